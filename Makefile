@@ -1,0 +1,39 @@
+# Everything runs in .venv, which is made on first use and left alone while the files that define it are unchanged.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: help setup demo test test-fast lint bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+
+setup: $(STAMP)  ## create .venv and install the package with its development tools
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo "setting up .venv (once; a few minutes) ..."
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed; set PYTHON=..."; exit 1; }
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+demo: setup  ## learn five tasks one after the other and show what is forgotten
+	@$(BIN)/protosteer demo
+
+test: lint  ## lint, type-check and run every test
+	@$(BIN)/python -m pytest -q
+
+test-fast: setup  ## run the unit tests alone
+	@$(BIN)/python -m pytest -q -m "not slow"
+
+lint: setup  ## check style and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: setup  ## measure speed as ratios within one run
+	@$(BIN)/python -m benchmarks
+
+clean:  ## remove everything that can be made again
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache build dist protosteer-demo
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
