@@ -1,0 +1,41 @@
+"""protosteer: teach a frozen Vision Transformer new image classes, task after task, without old images."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Where each public name lives. They are imported when first used, so that `import protosteer` and
+# `protosteer --help` do not wait for torch.
+_HOMES = {
+    "Backbone": "protosteer.backbones",
+    "Learner": "protosteer.learner",
+    "Prediction": "protosteer.inference",
+    "ProtosteerError": "protosteer.errors",
+    "ProtosteerWarning": "protosteer.errors",
+    "Settings": "protosteer.settings",
+    "merge": "protosteer.learner",
+}
+
+__all__ = ["__version__", *_HOMES]
+
+if TYPE_CHECKING:
+    from protosteer.backbones import Backbone as Backbone
+    from protosteer.errors import ProtosteerError as ProtosteerError
+    from protosteer.errors import ProtosteerWarning as ProtosteerWarning
+    from protosteer.inference import Prediction as Prediction
+    from protosteer.learner import Learner as Learner
+    from protosteer.learner import merge as merge
+    from protosteer.settings import Settings as Settings
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'protosteer' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,142 @@
+"""Evaluation preprocessing: from pixels of any size, or a PIL image of any mode, to what the weights expect.
+
+Resizing is done on uint8, never on floats: Pillow rounds and clips to 8 bits between its horizontal and
+its vertical pass, and so does torch on uint8 tensors. On floats the overshoot of the bicubic kernel
+survives the first pass, and sharp edges come out more than ten grey levels away from Pillow's. What is
+left is one level at times, and two in about one value of a million when 32 pixels become 224, because
+torch keeps fewer bits of the kernel's weights. (From Pillow 13 on the vertical pass comes first where the
+height shrinks much more than the width: only a random crop can ask for that, and there we do not follow.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from protosteer.errors import DataError
+
+INTERPOLATIONS = ("bicubic", "bilinear")
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What weights were trained to see. `crop`: share of the resized image that the centre crop keeps."""
+
+    image_size: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    crop: float = 1.0
+    interpolation: str = "bicubic"
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "std"):
+            values = tuple(float(value) for value in getattr(self, name))
+            if len(values) != 3:
+                raise DataError(f"preprocessing {name} has {len(values)} values; give three, for R, G, B")
+            object.__setattr__(self, name, values)
+        if min(self.std) <= 0:
+            raise DataError(f"preprocessing std is {self.std}; every value must be greater than 0")
+        if self.image_size < 1:
+            raise DataError(f"preprocessing image_size is {self.image_size}; it must be at least 1")
+        if not 0 < self.crop <= 1:
+            raise DataError(f"preprocessing crop is {self.crop}; it must lie in (0, 1]")
+        if self.interpolation not in INTERPOLATIONS:
+            choices = " or ".join(INTERPOLATIONS)
+            raise DataError(f"preprocessing interpolation is {self.interpolation!r}; choose {choices}")
+
+    @property
+    def canvas(self) -> int:
+        """Length that the shorter side is resized to before the centre crop."""
+        return round(self.image_size / self.crop)
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """uint8 [B, 3, h, w] -> normalised float32 [B, 3, s, s], on the same device."""
+        height, width = _scaled(pixels.shape[2], pixels.shape[3], self.canvas)
+        resized = resize(pixels, (height, width), self.interpolation)
+        return self.normalise(centre_crop(resized, self.image_size).float().div_(255))
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """Float images [B, 3, h, w] in 0..1 -> the scale of the weights."""
+        mean, std = (images.new_tensor(values).view(3, 1, 1) for values in (self.mean, self.std))
+        return (images - mean).div_(std)
+
+    def to_canvas(self, image: Image.Image) -> Tensor:
+        """A PIL image of any mode and size -> uint8 [3, canvas, canvas]."""
+        rgb = _middle(to_rgb(image))
+        height, width = _scaled(rgb.height, rgb.width, self.canvas)
+        resized = rgb.resize((width, height), Image.Resampling[self.interpolation.upper()])
+        pixels = torch.from_numpy(np.array(resized)).permute(2, 0, 1)
+        return centre_crop(pixels, self.canvas).contiguous()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
+        return cls(**values)
+
+
+def resize(pixels: Tensor, size: tuple[int, int], interpolation: str) -> Tensor:
+    """uint8 [B, 3, h, w] -> uint8 [B, 3, *size], as Pillow does; torch resizes uint8 on the CPU only."""
+    if tuple(pixels.shape[2:]) == size:
+        return pixels
+    resized = F.interpolate(pixels.cpu().contiguous(), size=size, mode=interpolation, antialias=True)
+    return resized.to(pixels.device)
+
+
+def centre_crop(pixels: Tensor, size: int) -> Tensor:
+    top, left = (pixels.shape[-2] - size) // 2, (pixels.shape[-1] - size) // 2
+    return pixels[..., top : top + size, left : left + size]
+
+
+def _scaled(height: int, width: int, shorter: int) -> tuple[int, int]:
+    """The size with the same proportions, up to rounding down, whose shorter side is `shorter`."""
+    if height <= width:
+        return shorter, shorter * width // height
+    return shorter * height // width, shorter
+
+
+def _middle(image: Image.Image) -> Image.Image:
+    """At most 16 times as long as wide: the ends are cropped anyway, and resizing them can take gigabytes."""
+    longest = 16 * min(image.size)
+    width, height = (min(side, longest) for side in image.size)
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    return image.crop((left, top, left + width, top + height))
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Upright RGB: orientation tag obeyed, transparency laid over white, 16 bits scaled to 8, not clipped."""
+    upright = ImageOps.exif_transpose(image)
+    if upright.mode.startswith("I"):
+        return _from_integers(upright)
+    if upright.mode == "F":
+        return _from_floats(upright)
+    try:
+        if not upright.has_transparency_data:
+            return upright.convert("RGB")
+        white = Image.new("RGBA", upright.size, "white")
+        return Image.alpha_composite(white, upright.convert("RGBA")).convert("RGB")
+    except ValueError as error:
+        raise DataError(f"an image has mode {upright.mode}; convert it to RGB first ({error})") from error
+
+
+def _from_integers(image: Image.Image) -> Image.Image:
+    """Mode I;16 has 16 bits; mode I, 32 bits wide, holds 16-bit values too, unless none exceeds 255."""
+    values = np.asarray(image).astype(np.int64)
+    if image.mode != "I" or values.max() > 255:
+        values = (values + 128) // 257  # 65535 -> 255, rounded
+    return Image.fromarray(values.clip(0, 255).astype(np.uint8)).convert("RGB")
+
+
+def _from_floats(image: Image.Image) -> Image.Image:
+    """Mode F has no agreed range: 0..1 if no value is greater than 1, else 0..255."""
+    values = np.nan_to_num(np.asarray(image, dtype=np.float32))
+    scale = 255 if values.max() <= 1 else 1
+    return Image.fromarray((values * scale).round().clip(0, 255).astype(np.uint8)).convert("RGB")

@@ -1,0 +1,1 @@
+"""Protocol, accuracy matrix, metrics and diagnosis of class-incremental learning."""

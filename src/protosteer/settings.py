@@ -1,0 +1,169 @@
+"""All settings of the method, each default stated once. The defaults are the paper's."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from protosteer.errors import SettingsError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "prompt_kind": ("deep", "shallow"),
+    "prompt_start": ("previous", "zero", "random"),
+    "loss": ("cpl", "supcon", "cross-entropy"),
+    "noise": ("cluster", "class", "none"),
+    "anchor_rows": ("images", "images+prototypes"),
+    "clustering": ("spectral", "kmeans"),
+    "assign_labels": ("discretize", "kmeans"),
+    "augmentation": ("paper", "no-flip", "crop", "none"),
+}
+
+_AT_LEAST: dict[str, float] = {
+    "prompt_length": 1,
+    "epochs": 1,
+    "batch_size": 2,
+    "learning_rate": 0.0,
+    "final_learning_rate": 0.0,
+    "warmup_epochs": 0,
+    "warmup_fraction": 0.0,
+    "weight_decay": 0.0,
+    "final_weight_decay": 0.0,
+    "neck_layers": 1,
+    "neck_hidden": 1,
+    "centroids": 1,
+    "neighbours": 1,
+    "embed_batch_size": 1,
+    "seed": 0,
+}
+
+_ABOVE_ZERO = ("temperature", "gradient_clip")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a learner learns and predicts. Frozen: a learner's settings never change under its feet."""
+
+    # Prompt: L_p, its kind, and where a new task's prompt starts.
+    prompts: bool = True  # False: the training-free baseline, Sec. 3.2
+    prompt_length: int = 1
+    prompt_kind: str = "deep"
+    prompt_start: str = "previous"
+
+    # Contrastive prototypical loss, Eq. 6.
+    loss: str = "cpl"
+    temperature: float = 0.6
+    uniformity: bool = False  # True: positives return to the denominator (ablation)
+    prototypes_per_step: int = -1  # -1: as many as the batch has images; 0: none (ablation)
+    noise: str = "cluster"  # m: deviation of the centroid's cluster | mean variance of the class | 0
+    anchor_rows: str = "images"
+
+    # Neck m_sigma; one layer is the linear neck of the ablation.
+    neck_layers: int = 3
+    neck_hidden: int = 2048
+
+    # Optimisation of one task.
+    epochs: int = 50
+    batch_size: int = 256
+    learning_rate: float = 1e-3
+    final_learning_rate: float = 1e-6
+    warmup_epochs: int = 5  # the shorter of the two warm-ups counts
+    warmup_fraction: float = 0.1
+    weight_decay: float = 5e-4
+    final_weight_decay: float = 1e-2
+    gradient_clip: float = 5.0
+    augmentation: str = "paper"
+
+    # Prototypes: C per class.
+    centroids: int = 5
+    clustering: str = "spectral"
+    assign_labels: str = "discretize"
+
+    # Inference: r nearest key centroids.
+    neighbours: int = 3
+    embed_batch_size: int = 64
+
+    # Every task a function of its own images alone: exact forgetting and merging.
+    independent: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, _typed(field, getattr(self, field.name)))
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise SettingsError(f"{name} = {getattr(self, name)!r}: choose one of {', '.join(choices)}")
+        for name, least in _AT_LEAST.items():
+            if getattr(self, name) < least:
+                raise SettingsError(f"{name} = {getattr(self, name)}: must be at least {least:g}")
+        for name in _ABOVE_ZERO:
+            if getattr(self, name) <= 0:
+                raise SettingsError(f"{name} = {getattr(self, name)}: must be greater than 0")
+        if self.prototypes_per_step < -1:
+            raise SettingsError(
+                f"prototypes_per_step = {self.prototypes_per_step}: give a count, 0 for none, or -1 for "
+                "as many as the batch has images"
+            )
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Settings:
+        known = [field.name for field in dataclasses.fields(cls)]
+        for key in values:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
+                hint = f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(known)}"
+                raise SettingsError(f"unknown setting '{key}'{hint}")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Settings:
+        """Read settings from a TOML file of `name = value` lines; absent names keep their defaults."""
+        try:
+            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise SettingsError(f"cannot read settings from {path}: {error.strerror}") from error
+        except tomllib.TOMLDecodeError as error:
+            raise SettingsError(f"{path} is not valid TOML: {error}") from error
+        try:
+            return cls.from_dict(values)
+        except SettingsError as error:
+            raise SettingsError(f"{path}: {error}") from error
+
+    def to_toml(self, path: str | Path) -> None:
+        lines = [f"{name} = {_toml_value(value)}" for name, value in self.to_dict().items()]
+        Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    def replace(self, **changes: Any) -> Settings:
+        return Settings.from_dict({**self.to_dict(), **changes})
+
+
+def _typed(field: dataclasses.Field[Any], value: Any) -> Any:
+    """The value in the field's own type: an int may stand for a float, nothing else is converted."""
+    wanted = {"bool": bool, "int": int, "float": float, "str": str}[str(field.type)]
+    if wanted is float and type(value) is int:
+        value = float(value)
+    if type(value) is not wanted:
+        raise SettingsError(
+            f"{field.name} = {value!r}: must be {wanted.__name__}, not {type(value).__name__}"
+        )
+    if isinstance(value, float) and not math.isfinite(value):
+        raise SettingsError(f"{field.name} = {value}: must be a finite number")
+    return value
+
+
+def _toml_value(value: bool | int | float | str) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else repr(value)

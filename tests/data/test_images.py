@@ -1,0 +1,325 @@
+"""Everything a user may hold in hand becomes pixels and labels, or one clear line."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from protosteer.data.images import ArrayImages, FileImages, as_images, as_labelled
+from protosteer.data.transforms import Preprocessing
+from protosteer.errors import DataError
+
+HALF = (0.5, 0.5, 0.5)
+SMALL = Preprocessing(8, HALF, HALF)
+RED, GREEN = (255, 0, 0), (0, 255, 0)
+
+
+def save(path, colour=RED, size=(12, 10)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(path)
+    return path
+
+
+class Pairs(Dataset):
+    """A map-style dataset that counts how often it is read."""
+
+    def __init__(self, items, **attributes):
+        self.items, self.reads = items, 0
+        self.__dict__.update(attributes)
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, row):
+        self.reads += 1
+        return self.items[row]
+
+
+def colours(images):
+    """Colour of each image's first pixel."""
+    return [tuple(pixels[:, 0, 0].tolist()) for pixels in images.pixels(range(len(images)))]
+
+
+# Arrays
+
+
+def test_uint8_batches_stay_as_they_are():
+    pixels = torch.randint(0, 256, (5, 3, 6, 6), dtype=torch.uint8)
+    images = as_images(pixels, SMALL)
+    assert len(images) == 5
+    assert torch.equal(images.pixels([4, 1]), pixels[[4, 1]])
+    assert torch.equal(as_images(pixels.numpy(), SMALL).pixels(range(5)), pixels)
+
+
+@pytest.mark.parametrize(
+    ("shape", "count"),
+    [((4, 3, 6, 7), 4), ((4, 6, 7, 3), 4), ((4, 6, 7), 4), ((6, 7, 3), 1), ((6, 7), 1), ((4, 1, 6, 7), 4)],
+)
+def test_numpy_layouts(shape, count):
+    array = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    pixels = as_images(array, SMALL).pixels(range(count))
+    assert pixels.shape == (count, 3, 6, 7)
+    chw = array if 3 not in shape or shape[1] == 3 else np.moveaxis(array, -1, -3)
+    assert torch.equal(pixels, torch.from_numpy(chw.copy()).reshape(count, -1, 6, 7).expand(-1, 3, -1, -1))
+
+
+def test_a_single_tensor_image():
+    image = torch.randint(0, 256, (3, 6, 7), dtype=torch.uint8)
+    assert torch.equal(as_images(image, SMALL).pixels([0])[0], image)
+
+
+def test_floats_are_rounded_to_levels():
+    pixels = torch.arange(192, dtype=torch.uint8).view(1, 3, 8, 8)
+    assert torch.equal(as_images(pixels / 255, SMALL).pixels([0]), pixels)
+    assert torch.equal(as_images((pixels / 255).numpy().astype(np.float64), SMALL).pixels([0]), pixels)
+    between = torch.full((1, 3, 2, 2), 100.7 / 255)
+    assert (as_images(between, SMALL).pixels([0]) == 101).all()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int64", ">i4"])
+def test_flipped_and_unusual_integer_arrays_are_read(dtype):
+    array = np.arange(192).astype(dtype).reshape(1, 8, 8, 3)[:, :, ::-1]
+    expected = torch.from_numpy(array.astype(np.uint8)).permute(0, 3, 1, 2)
+    assert torch.equal(as_images(array, SMALL).pixels([0]), expected)
+
+
+@pytest.mark.parametrize(
+    ("data", "word"),
+    [
+        (torch.randn(2, 3, 8, 8), "Backbone.embed"),
+        (torch.full((2, 3, 8, 8), float("nan")), "pixel values"),
+        (torch.full((2, 3, 8, 8), 300), "300"),
+        (torch.ones(2, 3, 8, 8, dtype=torch.bool), "bool"),
+        (np.full((2, 3, 8, 8), "a"), "dtype"),
+        (torch.zeros(5, 8, 8, dtype=torch.uint8), r"\[5, 8, 8\]"),
+        (np.zeros((3, 8, 8), np.uint8), "3 grey"),
+        (np.zeros((2, 5, 8, 8), np.uint8), "shape"),
+        (torch.zeros(0, 3, 8, 8), "no images"),
+        ([], "no images"),
+        (3.5, "float"),
+        ({"a": 1}, "dict"),
+    ],
+)
+def test_arrays_that_are_not_images_are_refused(data, word):
+    with pytest.raises(DataError, match=word) as caught:
+        as_images(data, SMALL)
+    assert "\n" not in str(caught.value)
+
+
+def test_array_images_wants_uint8():
+    with pytest.raises(DataError, match="uint8"):
+        ArrayImages(torch.zeros(2, 3, 8, 8))
+
+
+# PIL images and lists
+
+
+def test_pil_images_of_any_size_share_one_canvas():
+    images = as_images([Image.new("RGB", (20, 9), RED), Image.new("L", (3, 4), 7)], SMALL)
+    assert images.pixels([0, 1]).shape == (2, 3, 8, 8)
+    assert colours(images) == [RED, (7, 7, 7)]
+    assert colours(as_images(Image.new("RGB", (5, 5), GREEN), SMALL)) == [GREEN]
+
+
+def test_lists_of_arrays():
+    same = [torch.full((3, 5, 5), v, dtype=torch.uint8) for v in (1, 2)]
+    assert as_images(same, SMALL).pixels([1]).shape == (1, 3, 5, 5)
+    mixed = [np.full((5, 6, 3), 1, np.uint8), np.full((9, 4, 3), 2, np.uint8)]
+    assert colours(as_images(mixed, SMALL)) == [(1, 1, 1), (2, 2, 2)]
+
+
+def test_an_image_set_passes_through():
+    images = ArrayImages(torch.zeros(2, 3, 4, 4, dtype=torch.uint8))
+    assert as_images(images, SMALL) is images
+
+
+# Files
+
+
+def test_a_folder_is_read_recursively_in_sorted_order(tmp_path):
+    names = ["b.png", "a/z.JPG", "a/c.bmp", "a/deep/x.gif"]
+    for name in names:
+        save(tmp_path / name)
+    save(tmp_path / ".hidden.png")
+    save(tmp_path / ".thumbs" / "t.png")
+    (tmp_path / "notes.txt").write_text("not an image")
+    images = as_images(tmp_path, SMALL)
+    found = [images.name(row) for row in range(len(images))]
+    assert found == [str(tmp_path / n) for n in ("a/c.bmp", "a/deep/x.gif", "a/z.JPG", "b.png")]
+
+
+def test_files_keep_the_order_asked_for(tmp_path):
+    paths = [save(tmp_path / f"{i}.png", (i, 2 * i, 0)) for i in range(20)]
+    images = as_images([str(path) for path in paths], SMALL)
+    rows = [13, 2, 2, 19]
+    assert [tuple(p[:, 0, 0].tolist()) for p in images.pixels(rows)] == [(r, 2 * r, 0) for r in rows]
+    assert colours(as_images(paths[3], SMALL)) == [(3, 6, 0)]
+
+
+def test_files_are_decoded_only_when_asked_for(tmp_path):
+    good, bad = save(tmp_path / "a.png"), tmp_path / "b.png"
+    bad.write_bytes(b"nonsense")
+    images = as_images(tmp_path, SMALL)
+    assert images.pixels([0]).shape == (1, 3, 8, 8) and images.name(0) == str(good)
+    with pytest.raises(DataError, match="b.png cannot be read"):
+        images.pixels([0, 1])
+
+
+def test_a_truncated_file_is_named(tmp_path):
+    path = tmp_path / "cut.jpg"
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(path)
+    path.write_bytes(path.read_bytes()[:1500])
+    with pytest.raises(DataError, match="cut.jpg"):
+        as_images(path, SMALL).pixels([0])
+
+
+def test_a_decompression_bomb_is_named(tmp_path, monkeypatch):
+    path = save(tmp_path / "huge.png", size=(100, 100))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    with pytest.raises(DataError, match="huge.png has too many pixels"):
+        as_images(path, SMALL).pixels([0])
+
+
+def test_an_animation_gives_its_first_frame(tmp_path):
+    frames = [Image.new("RGB", (9, 9), colour) for colour in (RED, GREEN)]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    assert colours(as_images(tmp_path / "a.gif", SMALL)) == [RED]
+
+
+def test_paths_that_lead_nowhere(tmp_path):
+    with pytest.raises(DataError, match="does not exist"):
+        as_images(tmp_path / "absent", SMALL)
+    with pytest.raises(DataError, match="absent.png is not a file"):
+        as_images([save(tmp_path / "a.png"), tmp_path / "absent.png"], SMALL)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="no image files"):
+        as_images(tmp_path / "empty", SMALL)
+
+
+# Labelled folders
+
+
+def test_class_folders(tmp_path):
+    save(tmp_path / "pear" / "2.png", GREEN)
+    save(tmp_path / "pear" / "more" / "1.png", GREEN)
+    save(tmp_path / "apple" / "9.png", RED)
+    save(tmp_path / "apple" / ".DS_Store.png")
+    save(tmp_path / ".cache" / "x.png")
+    (tmp_path / "apple" / "list.csv").write_text("a,b")
+    (tmp_path / "README.md").write_text("about")
+    images, labels = as_labelled(str(tmp_path), SMALL)
+    assert isinstance(images, FileImages)
+    assert labels == ["apple", "pear", "pear"]
+    assert colours(images) == [RED, GREEN, GREEN]
+
+
+def test_folders_that_cannot_be_learned(tmp_path):
+    with pytest.raises(DataError, match="does not exist"):
+        as_labelled(tmp_path / "absent", SMALL)
+    with pytest.raises(DataError, match="no class folders"):
+        as_labelled(tmp_path, SMALL)
+    save(tmp_path / "cat" / "1.png")
+    (tmp_path / "dog").mkdir()
+    with pytest.raises(DataError, match="class folder .*dog holds no image"):
+        as_labelled(tmp_path, SMALL)
+    stray = save(tmp_path / "stray.png")
+    with pytest.raises(DataError, match="stray.png lies outside"):
+        as_labelled(tmp_path, SMALL)
+    with pytest.raises(DataError, match="is a file"):
+        as_labelled(stray, SMALL)
+
+
+# Labels
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [3, 1],
+        ["3", "1"],
+        np.array([3, 1]),
+        torch.tensor([3, 1]),
+        [np.int64(3), torch.tensor(1)],
+        (np.str_("3"), 1),
+    ],
+)
+def test_labels_become_strings(labels):
+    images, names = as_labelled((torch.zeros(2, 3, 4, 4, dtype=torch.uint8), labels), SMALL)
+    assert len(images) == 2
+    assert names == ["3", "1"] and all(type(name) is str for name in names)
+
+
+@pytest.mark.parametrize(
+    ("labels", "word"),
+    [
+        ([1], "2 images but 1 labels"),
+        ([1.5, 2], "label 0"),
+        ([1, ""], "label 1"),
+        ([1, None], "label 1"),
+        (torch.eye(2), "label 0"),
+        ("ab", "str"),
+        (7, "int"),
+    ],
+)
+def test_labels_that_are_not_labels(labels, word):
+    with pytest.raises(DataError, match=word):
+        as_labelled((torch.zeros(2, 3, 4, 4, dtype=torch.uint8), labels), SMALL)
+
+
+def test_labelled_pairs_of_files(tmp_path):
+    paths = [save(tmp_path / "a.png", RED), save(tmp_path / "b.png", GREEN)]
+    images, labels = as_labelled((paths, ["r", "g"]), SMALL)
+    assert colours(images) == [RED, GREEN] and labels == ["r", "g"]
+
+
+def test_data_that_cannot_be_learned():
+    with pytest.raises(DataError, match="list cannot be learned from"):
+        as_labelled([1, 2], SMALL)
+
+
+# Datasets
+
+
+def test_a_dataset_is_read_when_asked_for():
+    items = [(Image.new("RGB", (9, 7), RED), 4), (torch.full((3, 5, 5), 0.2), np.int64(0))]
+    dataset = Pairs(items)
+    images, labels = as_labelled(dataset, SMALL)
+    assert labels == ["4", "0"]
+    dataset.reads = 0
+    assert images.pixels([1]).shape == (1, 3, 8, 8) and dataset.reads == 1
+    assert colours(images) == [RED, (51, 51, 51)]
+
+
+def test_targets_spare_the_reading():
+    items = [(Image.new("RGB", (9, 7), RED), 9)] * 3
+    dataset = Pairs(items, targets=[1, 0, 1], classes=["cat", "dog"])
+    assert as_labelled(dataset, SMALL)[1] == ["dog", "cat", "dog"]
+    assert as_labelled(Pairs(items, targets=torch.tensor([1, 0, 1])), SMALL)[1] == ["1", "0", "1"]
+    assert as_labelled(Subset(dataset, [1, 2]), SMALL)[1] == ["cat", "dog"]
+    assert dataset.reads == 0
+
+
+def test_a_target_transform_is_obeyed():
+    items = [(Image.new("RGB", (9, 7), RED), 9)] * 2
+    dataset = Pairs(items, targets=[1, 0], classes=["cat", "dog"], target_transform=lambda label: 9)
+    assert as_labelled(dataset, SMALL)[1] == ["9", "9"]
+
+
+def test_a_tensor_dataset_is_an_array():
+    pixels = torch.randint(0, 256, (3, 3, 5, 5), dtype=torch.uint8)
+    images, labels = as_labelled(TensorDataset(pixels, torch.tensor([2, 0, 1])), SMALL)
+    assert torch.equal(images.pixels(range(3)), pixels) and labels == ["2", "0", "1"]
+
+
+def test_datasets_with_faults():
+    with pytest.raises(DataError, match="item 0"):
+        as_labelled(Pairs([Image.new("RGB", (4, 4))]), SMALL)
+    with pytest.raises(DataError, match="no images"):
+        as_labelled(Pairs([]), SMALL)
+    normalised = Pairs([(torch.zeros(3, 4, 4), 0), (torch.randn(3, 4, 4), 1)])
+    with pytest.raises(DataError, match="image 1 .*Backbone.embed"):
+        as_labelled(normalised, SMALL)[0].pixels([0, 1])

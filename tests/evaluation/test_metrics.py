@@ -1,0 +1,53 @@
+"""Metrics against hand-worked examples and a loop-by-loop twin."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from protosteer.evaluation import metrics
+
+HAND = [[90.0], [80.0, 70.0], [85.0, 60.0, 50.0]]
+
+
+def test_hand_worked_example():
+    figures = metrics.summary(HAND)
+    assert figures["last_accuracy"] == pytest.approx((85 + 60 + 50) / 3)
+    assert figures["avg_accuracy"] == pytest.approx((90 + 75 + 65) / 3)
+    # F_2 = 90 - 80; F_3 = mean(max(90 - 85, 80 - 85), 70 - 60)
+    assert metrics.forgetting(HAND, 1) == pytest.approx(10)
+    assert figures["last_forgetting"] == pytest.approx((5 + 10) / 2)
+    assert figures["avg_forgetting"] == pytest.approx((10 + 7.5) / 2)
+
+
+def test_forgetting_is_not_clipped():
+    assert metrics.forgetting([[50.0], [60.0, 70.0]], 1) == pytest.approx(-10)
+
+
+def test_one_task_has_nothing_to_forget():
+    assert metrics.summary([[40.0]]) == {
+        "last_accuracy": 40.0, "avg_accuracy": 40.0, "last_forgetting": 0.0, "avg_forgetting": 0.0,
+    }  # fmt: skip
+
+
+def test_mean_over_images_weighs_large_tasks_more():
+    assert metrics.image_accuracy(HAND, 1, [300, 100, 7]) == pytest.approx((80 * 300 + 70 * 100) / 400)
+
+
+def test_random_matrices_agree_with_a_twin():
+    rng = random.Random(0)
+    for tasks in range(2, 8):
+        matrix = [[rng.uniform(0, 100) for _ in range(i + 1)] for i in range(tasks)]
+        per_step = []
+        for i in range(1, tasks):
+            total = 0.0
+            for j in range(i):
+                best = -1000.0
+                for moment in range(j, i):
+                    best = max(best, matrix[moment][j] - matrix[i][j])
+                total += best
+            per_step.append(total / i)
+        figures = metrics.summary(matrix)
+        assert figures["last_forgetting"] == pytest.approx(per_step[-1])
+        assert figures["avg_forgetting"] == pytest.approx(sum(per_step) / len(per_step))

@@ -1,0 +1,113 @@
+"""Batched two-stage inference against a naive twin that treats one image at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from protosteer.inference import Index, Prediction, match
+from protosteer.memory import ClassRecord, Memory, TaskRecord
+from protosteer.prototypes import Centroids
+
+DIM, IMAGES = 6, 40
+
+
+def memory(tasks: int = 4, prompts: bool = True, seed: int = 0) -> Memory:
+    generator = torch.Generator().manual_seed(seed)
+
+    def record(name: str, count: int) -> ClassRecord:
+        means = torch.randn(count, DIM, generator=generator)
+        values = Centroids(means, torch.zeros(count, DIM), torch.ones(count, dtype=torch.int64))
+        return ClassRecord(name, torch.randn(count + 1, DIM, generator=generator), values)
+
+    return Memory(
+        TaskRecord(
+            f"t{t}",
+            tuple(record(f"c{t}{k}", 1 + (t + k) % 3) for k in range(1 + t % 3)),
+            torch.full((2, 1, DIM), float(t)) if prompts else None,
+        )
+        for t in range(tasks)
+    )
+
+
+def embedder(seed: int = 1):
+    """Stands for the backbone: fixed embeddings of every image under every prompt."""
+    table = torch.randn(8, IMAGES, DIM, generator=torch.Generator().manual_seed(seed))
+    return lambda rows, task: table[-1 if task is None else task][rows]
+
+
+def naive(mem: Memory, embed, row: int, neighbours: int) -> tuple[str, dict[str, float], set[str]]:
+    """METHOD's four steps for one image."""
+
+    def cosine(a, b):
+        return float(F.cosine_similarity(a, b, dim=0))
+
+    one = torch.tensor([row])
+    q = embed(one, None)[0]
+    keys = [(cosine(q, k), t) for t, task in enumerate(mem.tasks) for c in task.classes for k in c.keys]
+    nearest = sorted(keys, reverse=True)[:neighbours]
+    retrieved = {t for _, t in nearest}
+    scores = dict.fromkeys(mem.classes, -2.0)
+    for t in retrieved:
+        q_t = q if mem.tasks[t].prompt is None else embed(one, t)[0]
+        for task in mem.tasks:
+            for c in task.classes:
+                for value in c.values.means:
+                    scores[c.name] = max(scores[c.name], cosine(q_t, value))
+    return max(scores, key=scores.__getitem__), scores, {mem.tasks[t].name for t in retrieved}
+
+
+@pytest.mark.parametrize("prompts", [True, False])
+@pytest.mark.parametrize("neighbours", [1, 3, 100])
+def test_equals_a_naive_twin(prompts, neighbours):
+    mem, embed = memory(prompts=prompts), embedder()
+    index = Index.build(mem)
+    prediction = Prediction.build(index, match(index, embed, IMAGES, neighbours), 0.6)
+    for row in range(IMAGES):
+        label, scores, retrieved = naive(mem, embed, row, neighbours)
+        assert prediction.labels[row] == label
+        assert prediction.scores[row].tolist() == pytest.approx([scores[c] for c in mem.classes], abs=1e-5)
+        assert set(prediction.candidates[row]) == retrieved
+        assert label in mem.tasks[mem.task_names.index(prediction.tasks[row])].class_names
+
+
+def test_forward_passes_are_one_per_image_and_one_per_candidate():
+    mem = memory()
+    index = Index.build(mem)
+    matches = match(index, embedder(), IMAGES, 3)
+    assert matches.forward_passes == IMAGES + int(matches.candidates.sum())
+
+
+def test_without_prompts_only_the_coarse_pass_is_made():
+    index = Index.build(memory(prompts=False))
+    assert match(index, embedder(), IMAGES, 3).forward_passes == IMAGES
+
+
+def test_winner_is_the_prompt_of_the_best_match():
+    mem, embed = memory(), embedder()
+    index = Index.build(mem)
+    matches = match(index, embed, IMAGES, 5)
+    for row in range(IMAGES):
+        best = {}
+        for t in matches.candidates[row].nonzero()[:, 0].tolist():
+            q = F.normalize(embed(torch.tensor([row]), t), dim=1)
+            best[t] = float((q @ index.values.T).max())
+        assert int(matches.winners[row]) == max(best, key=best.__getitem__)
+
+
+def test_probabilities_and_energy():
+    index = Index.build(memory())
+    prediction = Prediction.build(index, match(index, embedder(), IMAGES, 3), 0.6)
+    expected = torch.exp(prediction.scores / 0.6)
+    torch.testing.assert_close(prediction.probabilities, expected / expected.sum(dim=1, keepdim=True))
+    torch.testing.assert_close(prediction.energy, -0.6 * expected.sum(dim=1).log())
+
+
+def test_a_prediction_does_not_depend_on_its_batch():
+    index, embed = Index.build(memory()), embedder()
+    together = match(index, embed, IMAGES, 3)
+    for row in (0, 7, 39):
+        alone = match(index, lambda rows, task, row=row: embed(rows + row, task), 1, 3)
+        torch.testing.assert_close(alone.scores[0], together.scores[row])
+        assert torch.equal(alone.candidates[0], together.candidates[row])

@@ -1,0 +1,282 @@
+"""The estimator: generic checks that any such estimator must pass, forgetting and merging."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from PIL import Image
+
+import protosteer
+from conftest import easy_task, tiny_backbone
+from protosteer.errors import DataError, LearnerError, ProtosteerWarning
+from protosteer.learner import Learner, merge, task_seed
+from protosteer.memory import TaskRecord
+from protosteer.settings import Settings
+
+QUICK = Settings(epochs=2, batch_size=8, neck_hidden=16, augmentation="crop", centroids=2)
+ALONE = QUICK.replace(independent=True)
+SPRING, SUMMER, AUTUMN = ["ant", "bee"], ["cat", "dog", "eel"], ["fox"]
+
+
+def taught(*tasks: list[str], settings: Settings = QUICK) -> Learner:
+    learner = Learner(tiny_backbone(), settings)
+    for classes in tasks:
+        learner.learn(easy_task(classes), name=classes[0])
+    return learner
+
+
+def bits(record: TaskRecord) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in record.tensors()}
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+# Generic checks
+
+
+def test_predict_before_learn_is_refused():
+    with pytest.raises(LearnerError, match="nothing has been learned yet"):
+        Learner(tiny_backbone()).predict(easy_task(["ant"])[0])
+    with pytest.raises(LearnerError, match="nothing has been learned yet"):
+        Learner(tiny_backbone()).save("never.protosteer")
+
+
+def test_learns_and_predicts_classes_over_several_tasks():
+    learner = taught(SPRING, SUMMER, AUTUMN)
+    assert learner.classes == [*SPRING, *SUMMER, *AUTUMN] and learner.tasks == ["ant", "cat", "fox"]
+    images, labels = easy_task(learner.classes, per_class=6, seed=50)
+    prediction = learner.predict(images)
+    hits = sum(a == b for a, b in zip(prediction.labels, labels, strict=True))
+    assert hits >= 0.9 * len(labels)
+    assert prediction.scores.shape == prediction.probabilities.shape == (36, 6)
+    torch.testing.assert_close(prediction.probabilities.sum(dim=1), torch.ones(36))
+
+
+def test_many_equal_one():
+    learner = taught(SPRING, SUMMER)
+    images, _ = easy_task([*SPRING, *SUMMER], per_class=3, seed=7)
+    together = learner.predict(images)
+    for i in range(len(images)):
+        alone = learner.predict(images[i : i + 1])
+        assert alone.labels[0] == together.labels[i] and alone.candidates[0] == together.candidates[i]
+        torch.testing.assert_close(alone.scores[0], together.scores[i], rtol=0, atol=1e-5)
+
+
+def test_predict_changes_nothing():
+    learner = taught(SPRING, SUMMER)
+    images, _ = easy_task(SPRING, seed=7)
+    records = [bits(task) for task in learner.memory.tasks]
+    first = learner.predict(images).scores
+    assert torch.equal(first, learner.predict(images).scores)
+    assert all(same(a, bits(b)) for a, b in zip(records, learner.memory.tasks, strict=True))
+
+
+def test_same_seed_same_result_and_another_seed_another():
+    one, two = taught(SPRING, SUMMER), taught(SPRING, SUMMER)
+    other = taught(SPRING, SUMMER, settings=QUICK.replace(seed=1))
+    assert all(same(bits(a), bits(b)) for a, b in zip(one.memory.tasks, two.memory.tasks, strict=True))
+    assert not same(bits(one.memory.tasks[0]), bits(other.memory.tasks[0]))
+
+
+def test_nothing_of_a_task_changes_when_the_next_is_learned():
+    learner = taught(SPRING)
+    before = bits(learner.memory.tasks[0])
+    learner.learn(easy_task(SUMMER))
+    assert same(before, bits(learner.memory.tasks[0]))
+
+
+def test_memory_grows_by_the_same_for_every_task():
+    learner = taught(["a", "b"], ["c", "d"], ["e", "f"])
+    assert len({task.bytes for task in learner.memory.tasks}) == 1
+
+
+def test_a_failed_task_leaves_the_learner_as_it_was():
+    learner = taught(SPRING)
+
+    def interrupt(stage):
+        if stage.doing == "values":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        learner.learn(easy_task(SUMMER), on_stage=interrupt)
+    assert learner.classes == SPRING
+
+
+def test_existing_class_or_task_is_refused_before_any_work():
+    learner = taught(SPRING)
+    called = []
+    with pytest.raises(LearnerError, match="class 'bee' was learned in task 'ant'"):
+        learner.learn(easy_task(["bee", "cat"]), on_stage=called.append)
+    with pytest.raises(LearnerError, match="task named 'ant' exists"):
+        learner.learn(easy_task(SUMMER), name="ant", on_stage=called.append)
+    assert not called
+
+
+def test_stages_are_told_in_order():
+    stages = []
+    Learner(tiny_backbone(), QUICK).learn(easy_task(SPRING), on_stage=stages.append)
+    order = [stage.doing for stage in stages]
+    assert sorted(set(order), key=order.index) == ["keys", "training", "values"]
+    assert all(stage.done <= stage.total for stage in stages) and stages[-1].done == stages[-1].total
+
+
+# Inputs
+
+
+def test_folder_of_class_folders_and_every_way_to_predict(tmp_path):
+    images, labels = easy_task(SPRING)
+    for i, (image, label) in enumerate(zip(images, labels, strict=True)):
+        (tmp_path / "photos" / label).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / "photos" / label / f"{i:02}.png")
+    learner = Learner(tiny_backbone(), QUICK)
+    record = learner.learn(tmp_path / "photos")
+    assert record.name == "task-1" and learner.classes == SPRING
+    files = sorted((tmp_path / "photos").rglob("*.png"))
+    expected = learner.predict(images).labels
+    assert learner.predict(tmp_path / "photos").labels == expected
+    assert learner.predict(files).labels == expected
+    assert learner.predict([Image.open(file) for file in files]).labels == expected
+    assert learner.predict(str(files[0])).labels == expected[:1]
+
+
+def test_one_class_and_one_image_can_be_learned():
+    learner = Learner(tiny_backbone(), QUICK)
+    learner.learn(easy_task(["only"], per_class=1))
+    learner.learn(easy_task(["other"], per_class=2))
+    assert learner.classes == ["only", "other"]
+    assert learner.predict(easy_task(["other"], seed=4)[0]).labels.count("other") >= 6
+
+
+def test_whole_numbers_become_names_and_empty_data_is_refused():
+    learner = Learner(tiny_backbone(), QUICK)
+    learner.learn((easy_task(SPRING)[0], [3] * 8 + [10] * 8))
+    assert learner.classes == ["10", "3"]
+    with pytest.raises(DataError):
+        learner.learn((torch.zeros(0, 3, 16, 16, dtype=torch.uint8), []))
+
+
+# Forgetting
+
+
+def test_a_forgotten_class_is_never_predicted_and_the_rest_is_untouched():
+    learner = taught(SPRING, SUMMER)
+    before = bits(learner.memory.tasks[0])
+    outcome = learner.forget("dog")
+    assert "dog" not in learner.classes and outcome.classes == ["dog"] and outcome.bytes > 0
+    assert "dog" not in learner.predict(easy_task(["dog"])[0]).labels
+    assert same(before, bits(learner.memory.tasks[0]))
+    assert not outcome.exact and "prompt of task 'cat' was trained with its images" in outcome.guarantee
+
+
+def test_forgetting_says_that_later_prompts_saw_the_anchors():
+    outcome = taught(SPRING, SUMMER).forget(task="ant")
+    assert not outcome.exact and "later tasks" in outcome.guarantee
+
+
+def test_forgetting_the_last_task_is_exact():
+    learner = taught(SPRING, SUMMER)
+    outcome = learner.forget(task="cat")
+    assert outcome.exact and same(bits(learner.memory.tasks[0]), bits(taught(SPRING).memory.tasks[0]))
+
+
+def test_forgetting_in_the_training_free_baseline_is_exact():
+    assert taught(SPRING, SUMMER, settings=QUICK.replace(prompts=False)).forget("dog").exact
+
+
+def test_forgetting_an_independent_task_equals_never_having_learned_it():
+    learner = taught(SPRING, SUMMER, AUTUMN, settings=ALONE)
+    assert learner.forget(task="cat").exact
+    never = taught(SPRING, AUTUMN, settings=ALONE)
+    assert learner.tasks == never.tasks
+    assert all(same(bits(a), bits(b)) for a, b in zip(learner.memory.tasks, never.memory.tasks, strict=True))
+    images, _ = easy_task([*SPRING, *SUMMER], seed=5)
+    assert torch.equal(learner.predict(images).scores, never.predict(images).scores)
+
+
+def test_forgetting_a_dependent_task_is_not_exact_indeed():
+    learner = taught(SPRING, SUMMER, AUTUMN)
+    learner.forget(task="cat")
+    never = taught(SPRING, AUTUMN)
+    assert not same(bits(learner.memory.tasks[1]), bits(never.memory.tasks[1]))
+
+
+def test_what_to_forget_must_be_said_and_exist():
+    learner = taught(SPRING)
+    with pytest.raises(LearnerError, match="say what to forget"):
+        learner.forget()
+    with pytest.raises(LearnerError, match="no class named 'yak'; there are: ant, bee"):
+        learner.forget("yak")
+
+
+# Merging
+
+
+def test_merging_independent_learners_equals_having_learned_both():
+    merged = merge(taught(SPRING, settings=ALONE), taught(SUMMER, AUTUMN, settings=ALONE))
+    both = taught(SPRING, SUMMER, AUTUMN, settings=ALONE)
+    assert merged.tasks == both.tasks
+    assert all(same(bits(a), bits(b)) for a, b in zip(merged.memory.tasks, both.memory.tasks, strict=True))
+    images, _ = easy_task([*SPRING, *AUTUMN], seed=5)
+    assert torch.equal(merged.predict(images).scores, both.predict(images).scores)
+
+
+def test_merging_leaves_its_parts_alone():
+    a, b = taught(SPRING), taught(SUMMER)
+    merge(a, b).forget("ant")
+    assert a.classes == SPRING and b.classes == SUMMER
+
+
+def test_what_cannot_be_merged_is_refused():
+    a = taught(SPRING)
+    with pytest.raises(LearnerError, match="task named 'ant' exists"):
+        merge(a, taught(SPRING))
+    with pytest.raises(LearnerError, match="neighbours is 3 and 1"):
+        merge(a, taught(SUMMER, settings=QUICK.replace(neighbours=1)))
+    with pytest.raises(LearnerError, match="different backbones"):
+        merge(a, Learner(tiny_backbone(seed=1), QUICK))
+    with pytest.raises(LearnerError, match="at least one"):
+        merge()
+
+
+# Warnings
+
+
+def test_weights_near_chance_are_reported_when_the_first_task_is_learned():
+    noise = torch.randint(0, 256, (40, 3, 16, 16), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    with pytest.warns(ProtosteerWarning, match="hardly tells these 4 classes apart"):
+        Learner(tiny_backbone(), QUICK.replace(prompts=False)).learn((noise, [i % 4 for i in range(40)]))
+
+
+def test_collapse_is_reported(monkeypatch):
+    learner = Learner(tiny_backbone(), QUICK)
+    plain = learner.backbone.embed_set
+
+    def collapsed(images, prompt=None, *rest, **named):
+        embeddings = plain(images, prompt, *rest, **named)
+        return embeddings if prompt is None else embeddings * 0.001 + 1
+
+    monkeypatch.setattr(learner.backbone, "embed_set", collapsed)
+    with pytest.warns(ProtosteerWarning, match="the prompt has collapsed"):
+        learner.learn(easy_task(SUMMER))
+
+
+def test_good_data_gives_no_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        taught(SPRING, SUMMER)
+
+
+def test_seed_belongs_to_the_classes_not_to_the_order():
+    assert task_seed(0, ["a", "b"]) == task_seed(0, ["b", "a"]) != task_seed(1, ["a", "b"])
+    assert task_seed(0, ["a"]) != task_seed(0, ["b"]) and 0 <= task_seed(0, ["a"]) < 2**63
+
+
+def test_public_names():
+    assert protosteer.Learner is Learner and protosteer.merge is merge
+    assert set(protosteer.__all__) <= set(dir(protosteer))
+    with pytest.raises(AttributeError, match="no attribute 'learner_of_things'"):
+        _ = protosteer.learner_of_things
