@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import pickle
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,20 @@ import torch
 from protosteer.errors import DataError
 
 # All that an array needs to be rebuilt; any other name in a pickle is refused.
-_ALLOWED = {
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
+_ALLOWED: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): np._core.multiarray._reconstruct,  # type: ignore[attr-defined]
+    ("numpy._core.multiarray", "_reconstruct"): np._core.multiarray._reconstruct,  # type: ignore[attr-defined]
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("_codecs", "encode"): codecs.encode,  # how Python 3 writes bytes for Python 2
 }
 
 
 class _ArraysOnly(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
-            raise DataError(f"the file asks for {module}.{name}, which no CIFAR file needs; do not trust it")
-        if name == "_reconstruct":
-            return np._core.multiarray._reconstruct  # type: ignore[attr-defined]
-        return getattr(np, name)
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR file needs; do not trust it")
+        return _ALLOWED[module, name]
 
 
 def read_cifar100(folder: str | Path, split: str) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
