@@ -12,6 +12,9 @@ from protosteer.backbones import Backbone
 from protosteer.data.transforms import Preprocessing
 from protosteer.vit import ViT, ViTConfig
 
+# Tests work on tiny tensors, for which a second thread costs more than it brings.
+torch.set_num_threads(1)
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,6 @@ from protosteer.checkpoints import load_vit, read_checkpoint
 from protosteer.vit import ViT, ViTConfig
 
 _OPERATORS: list[torch.library.Library] = []  # they exist only as long as the library does
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Such small tensors gain nothing from threads, and lose much when cores are shared."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def import_timm() -> Any:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import easy_task, tiny_backbone
 
+from conftest import easy_task, tiny_backbone
 from protosteer.data.images import ArrayImages
 from protosteer.evaluation.protocol import run_stream
 from protosteer.learner import Learner
@@ -24,7 +24,9 @@ def stream(tasks: int = 4) -> Stream:
         test, test_labels = easy_task(classes, per_class=5, seed=70)
         noise = torch.randint(-60, 60, test.shape, generator=torch.Generator().manual_seed(len(made)))
         test = (test.int() + noise).clamp(0, 255).to(torch.uint8)
-        made.append(Task(classes[0], classes, ArrayImages(train), train_labels, ArrayImages(test), test_labels))
+        made.append(
+            Task(classes[0], classes, ArrayImages(train), train_labels, ArrayImages(test), test_labels)
+        )
     return Stream("easy", made)
 
 

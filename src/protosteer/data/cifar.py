@@ -25,7 +25,9 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 class _ArraysOnly(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR file needs; do not trust it")
+            raise pickle.UnpicklingError(
+                f"it asks for {module}.{name}, which no CIFAR file needs; do not trust it"
+            )
         return _ALLOWED[module, name]
 
 
