@@ -43,7 +43,7 @@ def run(repeats: int = 5) -> dict[str, float]:
         (forward(images, prompt) @ readout).sum().backward()
         return time.perf_counter() - begin
 
-    sides = [lambda x, p: concatenating(vit, x, p), vit]
+    sides: list[Callable[[Tensor, Tensor], Tensor]] = [lambda x, p: concatenating(vit, x, p), vit]
     for side in sides:
         seconds(side)  # warm up
     times = [[seconds(side) for side in sides] for _ in range(repeats)]

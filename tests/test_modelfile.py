@@ -124,6 +124,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(learner, saved, mon
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "replace", fail)
+    learner.forget("cat")
     with pytest.raises(OSError, match="disk full"):
         learner.save(saved)
     assert saved.read_bytes() == old

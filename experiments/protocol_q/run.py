@@ -62,6 +62,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="another setting")
     parser.add_argument("--label", default="cpp", help="name of the variant in the result file")
     parser.add_argument("--out", type=Path, required=True, help="folder for the result")
+    parser.add_argument("--model", type=Path, help="also keep the learned model, in this file")
     return parser.parse_args()
 
 
@@ -96,6 +97,8 @@ def main() -> None:
         )
 
     run = run_stream(learner, protocol_q(args.cifar, args.tasks), on_task=on_task)
+    if args.model:
+        learner.save(args.model)
     assert run.diagnosis is not None
     print(json.dumps(run.diagnosis.mean(), indent=1))
     result = {
