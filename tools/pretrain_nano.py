@@ -37,7 +37,7 @@ from protosteer.data.images import ArrayImages
 from protosteer.streams.digits import split_digits
 from protosteer.vit import ViT, ViTConfig
 
-NANO = ViTConfig(image_size=32, patch_size=8, dim=192, depth=4, heads=6, mlp_dim=768, pool="mean")
+NANO = ViTConfig(image_size=32, patch_size=8, dim=128, depth=3, heads=4, mlp_dim=512, pool="mean")
 METADATA = {
     "name": "nano",
     "heads": NANO.heads,
@@ -51,7 +51,7 @@ METADATA = {
 CELL, BINS = 8, 12  # of the edge histogram: 4 x 4 cells, signed directions
 THUMBNAIL = 8
 # Dimensions of each part of the target, and its squared length in the targets of photographs and of glyphs.
-PARTS = {"edges": (72, 0.25, 0.6), "layout": (48, 0.15, 0.4), "teacher": (72, 0.6, 0.0)}
+PARTS = {"edges": (48, 0.25, 0.6), "layout": (32, 0.15, 0.4), "teacher": (48, 0.6, 0.0)}
 Split = tuple[Tensor, list[str], Tensor, list[str]]  # training images and labels, test images and labels
 
 
@@ -247,7 +247,7 @@ def vary(pixels: Tensor, gen: Generator) -> Tensor:
 
 
 class Lessons:
-    """Batches of pictures [N, 3, 32, 32] in 0..1 and the vectors [N, 192] that nano should give for them."""
+    """Batches of pictures [N, 3, 32, 32] in 0..1 and the vectors [N, D] that nano should give for them."""
 
     def __init__(self, args: argparse.Namespace, gen: Generator):
         self.gen = gen
@@ -339,11 +339,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--cache", type=Path, metavar="DIR", help="keep the teacher's embeddings here")
     parser.add_argument("--recipe", choices=["procedural", "distil", "both"], default="both")
     parser.add_argument("--images", type=int, default=20000, help="CIFAR training images to use")
-    parser.add_argument("--steps", type=int, default=1800)
+    parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument(
-        "--save-every", type=int, default=600, metavar="N", help="write weights every N steps"
+        "--save-every", type=int, default=1000, metavar="N", help="write weights every N steps"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
