@@ -19,7 +19,7 @@ from torch import Tensor
 from protosteer.checkpoints import METADATA_KEY, derive_config, load_vit, read_checkpoint
 from protosteer.errors import WeightsError
 from protosteer.vit import ViT, ViTConfig
-from test_vit import import_timm, one_thread, randomise, timm_embedding  # noqa: F401 (one_thread: a fixture)
+from test_vit import import_timm, randomise, timm_embedding
 
 SHAPE = {"image_size": 16, "patch_size": 4, "dim": 24, "depth": 2, "heads": 3, "mlp_dim": 40}
 State = dict[str, Tensor]
