@@ -23,7 +23,6 @@ from protosteer.data.images import ArrayImages
 from protosteer.errors import DataError, SettingsError, WeightsError
 from protosteer.vit import ViT, ViTConfig
 from test_checkpoints import to_flax
-from test_vit import one_thread  # noqa: F401 (a fixture)
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
