@@ -267,7 +267,7 @@ def test_collapse_is_reported(monkeypatch):
 def test_good_data_gives_no_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        taught(SPRING, SUMMER)
+        assert taught(SPRING, SUMMER).classes == [*SPRING, *SUMMER]
 
 
 def test_seed_belongs_to_the_classes_not_to_the_order():

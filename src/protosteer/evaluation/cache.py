@@ -10,6 +10,8 @@ from torch import Tensor
 
 from protosteer.backbones import Backbone
 from protosteer.data.images import ImageSet
+from protosteer.inference import Embed
+from protosteer.memory import Memory
 
 
 class EmbeddingCache:
@@ -32,3 +34,13 @@ class EmbeddingCache:
             known[new] = True
             self.forward_passes += len(new)
         return embeddings[rows]
+
+    def embedder(self, memory: Memory) -> Embed:
+        """`embed` as `inference.match` calls it, by the numbers of the memory's tasks."""
+
+        def embed(rows: Tensor, task: int | None) -> Tensor:
+            if task is None:
+                return self.embed(rows, None, None)
+            return self.embed(rows, memory.tasks[task].name, memory.tasks[task].prompt)
+
+        return embed

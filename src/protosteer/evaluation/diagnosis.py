@@ -54,14 +54,8 @@ def diagnose(learner: Learner, stream: Stream, caches: list[EmbeddingCache]) -> 
 
 
 def _task(learner: Learner, index: Index, cache: EmbeddingCache, j: int, labels: list[str]) -> TaskDiagnosis:
-    tasks = learner.memory.tasks
-    record = tasks[j]
-
-    def embed(rows: Tensor, task: int | None) -> Tensor:
-        if task is None:
-            return cache.embed(rows, None, None)
-        return cache.embed(rows, tasks[task].name, tasks[task].prompt)
-
+    record = learner.memory.tasks[j]
+    embed = cache.embedder(learner.memory)
     matches = match(index, embed, len(labels), learner.settings.neighbours)
     number = {name: i for i, name in enumerate(index.classes)}
     truth = torch.tensor([number[label] for label in labels])

@@ -94,14 +94,7 @@ def _evaluate(learner: Learner, stream: Stream, caches: list[EmbeddingCache], ru
 
 
 def match_cached(learner: Learner, index: Index, cache: EmbeddingCache) -> Matches:
-    tasks = learner.memory.tasks
-
-    def embed(rows: Tensor, task: int | None) -> Tensor:
-        if task is None:
-            return cache.embed(rows, None, None)
-        return cache.embed(rows, tasks[task].name, tasks[task].prompt)
-
-    return match(index, embed, len(cache.images), learner.settings.neighbours)
+    return match(index, cache.embedder(learner.memory), len(cache.images), learner.settings.neighbours)
 
 
 def accuracy(index: Index, matches: Matches, labels: list[str]) -> float:
