@@ -299,12 +299,10 @@ def train(args: argparse.Namespace) -> ViT:
         nn.utils.clip_grad_norm_(vit.parameters(), 1.0)
         optimiser.step()
         if (step + 1) % 100 == 0:
-            photos, glyphs = agreement.detach().split([lessons.photos, lessons.glyphs])
-            print(
-                f"step {step + 1}: cosine to target {photos.mean():.3f} for photographs, {glyphs.mean():.3f} for "
-                f"glyphs, {time.time() - began:.0f} s",
-                flush=True,
-            )
+            kinds = agreement.detach().split([lessons.photos, lessons.glyphs])
+            pairs = zip(("photographs", "glyphs"), kinds, strict=True)
+            reached = ", ".join(f"{part.mean():.3f} for {kind}" for kind, part in pairs if len(part))
+            print(f"step {step + 1}: cosine to target {reached}, {time.time() - began:.0f} s", flush=True)
         if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
             save(vit, args.out)
     return vit
