@@ -199,22 +199,32 @@ def test_digits_are_not_mirrored() -> None:
     assert DEMO.augmentation != "paper" and DEMO.prompts
 
 
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """The demo, once, as users run it."""
+    out = tmp_path_factory.mktemp("real")
+    command = [sys.executable, "-m", "protosteer", "demo", "--json", "--out", str(out)]
+    return subprocess.run(command, capture_output=True, text=True, check=False), out
+
+
 @pytest.mark.slow
-def test_the_demo_as_users_run_it(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "protosteer", "demo", "--json", "--out", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_the_demo_as_users_run_it(real: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    done, out = real
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     assert set(figures) == ABOUT and figures["stream"] == split_digits().name
     variants = figures["variants"]
     assert list(variants) == list(VARIANTS) and all(set(v) == FIGURES for v in variants.values())
-    check_files(tmp_path)
+    check_files(out)
     assert "equal to the last bit" in done.stderr and "warning" not in done.stderr
     full, base = variants["cpp"], variants["baseline"]
     assert full["last_accuracy"] >= 95.0
     assert full["last_accuracy"] >= base["last_accuracy"] + 3.0
     assert full["last_forgetting"] <= 2.0
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(reason="target not reached: CPP is 4.3 points above its baseline, not 5", strict=True)
+def test_the_demo_gains_five_points(real: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    variants = json.loads(real[0].stdout)["variants"]
+    assert variants["cpp"]["last_accuracy"] >= variants["baseline"]["last_accuracy"] + 5.0
