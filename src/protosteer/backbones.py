@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -23,6 +23,7 @@ from torch import Tensor
 from protosteer.checkpoints import fingerprint as weights_fingerprint
 from protosteer.checkpoints import load_vit, read_checkpoint, read_metadata
 from protosteer.data.images import ImageSet
+from protosteer.data.prefetch import prefetched
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError, SettingsError, WeightsError
 from protosteer.vit import ViT
@@ -153,7 +154,7 @@ class Backbone:
 
     def embed_pixels(self, pixels: Tensor, prompt: Tensor | None = None, batch_size: int = 64) -> Tensor:
         """uint8 [N, 3, h, w] -> float32 [N, D] on the CPU, by the evaluation transform, without a graph."""
-        return self._embed_batches(len(pixels), lambda rows: pixels[rows], prompt, batch_size, None)
+        return self._embed_batches(len(pixels), iter(pixels.split(batch_size)), prompt, None)
 
     def embed_set(
         self,
@@ -165,30 +166,29 @@ class Backbone:
     ) -> Tensor:
         """As `embed_pixels`, for all images of a set or some `rows`; `on_batch` hears how many are done."""
         order = range(len(images)) if rows is None else rows
-
-        def fetch(some: slice) -> Tensor:
-            return images.pixels(order[some])
-
-        return self._embed_batches(len(order), fetch, prompt, batch_size, on_batch)
+        batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+        fetched = prefetched(images, batches, device=self.device)
+        return self._embed_batches(len(order), fetched, prompt, on_batch)
 
     def _embed_batches(
         self,
         count: int,
-        fetch: Callable[[slice], Tensor],
+        batches: Iterator[Tensor],
         prompt: Tensor | None,
-        batch_size: int,
         on_batch: Callable[[int], None] | None,
     ) -> Tensor:
         if prompt is not None and prompt.ndim == 4 and len(prompt) != count:
             raise DataError(f"{len(prompt)} prompts for {count} images; give one per image, or one [S, L, D]")
         embeddings = torch.empty(count, self.dim)
+        done = 0
         with torch.no_grad():
-            for start in range(0, count, batch_size):
-                some = slice(start, min(start + batch_size, count))
+            for pixels in batches:
+                some = slice(done, done + len(pixels))
                 prompts = prompt[some] if prompt is not None and prompt.ndim == 4 else prompt
-                embeddings[some] = self.embed(self.preprocessing(fetch(some)), prompts).float().cpu()
+                embeddings[some] = self.embed(self.preprocessing(pixels), prompts).float().cpu()
+                done = some.stop
                 if on_batch:
-                    on_batch(some.stop)
+                    on_batch(done)
         return embeddings
 
     def transform(self, image: Image.Image) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from protosteer import health
 from protosteer.backbones import Backbone
+from protosteer.bookmark import Bookmark
 from protosteer.data.images import ImageSet, as_images, as_labelled
 from protosteer.errors import DataError, LearnerError, ProtosteerWarning
 from protosteer.inference import Index, Matches, Prediction, match
@@ -32,7 +33,7 @@ class Stage:
     """A message for whoever shows progress: what is being done, and how far it is."""
 
     task: str
-    doing: str  # "keys", "training", "values"
+    doing: str  # "keys", "training", "values"; an evaluation adds "testing"
     done: int
     total: int
     training: Progress | None = None
@@ -66,11 +67,16 @@ class Learner:
         return self.memory.task_names
 
     def learn(
-        self, data: Any, name: str | None = None, on_stage: Callable[[Stage], None] | None = None
+        self,
+        data: Any,
+        name: str | None = None,
+        on_stage: Callable[[Stage], None] | None = None,
+        bookmark: Bookmark | None = None,
     ) -> TaskRecord:
         """Learn the classes of a folder of class folders, of (images, labels), or of a torch Dataset.
 
         Nothing changes until the task is learned completely: an error or Ctrl-C leaves the learner as it was.
+        With a `bookmark` the same call goes on where an earlier one was interrupted, and ends in the same bits.
         """
         name = name or self._free_name()
         images, labels = as_labelled(data, self.backbone.preprocessing)
@@ -79,9 +85,8 @@ class Learner:
             raise DataError("there are no images to learn from")
         self.memory.check_new(name, classes)
         number = {label: i for i, label in enumerate(classes)}
-        record = self._learn(
-            name, classes, images, torch.tensor([number[label] for label in labels]), on_stage
-        )
+        numbers = torch.tensor([number[label] for label in labels])
+        record = self._learn(name, classes, images, numbers, on_stage, bookmark)
         self.memory.add(record)
         return record
 
@@ -92,6 +97,7 @@ class Learner:
         images: ImageSet,
         labels: Tensor,
         on_stage: Callable[[Stage], None] | None,
+        bookmark: Bookmark | None,
     ) -> TaskRecord:
         settings = self.settings
         seed = task_seed(settings.seed, classes)
@@ -120,6 +126,7 @@ class Learner:
                 anchors=None if settings.independent else self.memory.anchors(settings.noise),
                 seed=seed,
                 on_step=lambda p: tell("training", p.step, p.steps, p),
+                bookmark=bookmark,
             )
             values = embed("values", trained.prompt)
             _warn(health.collapse(keys, values, labels))

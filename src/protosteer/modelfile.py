@@ -6,23 +6,21 @@ tensors finds altered files; writing goes to a temporary name that is synced and
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 import protosteer
 from protosteer.backbones import Backbone, find_weights
 from protosteer.errors import ModelFileError, ProtosteerError, WeightsError
+from protosteer.files import write_atomically
 from protosteer.memory import ClassRecord, Memory, TaskRecord
 from protosteer.prototypes import Centroids
 from protosteer.settings import Settings
@@ -80,6 +78,11 @@ class Model:
 
 def write(path: Path, backbone: Backbone, settings: Settings, memory: Memory) -> None:
     """Write the model so that `path` holds either the old file or the whole new one, never a part."""
+    write_atomically(path, pack(backbone, settings, memory))
+
+
+def pack(backbone: Backbone, settings: Settings, memory: Memory) -> bytes:
+    """The contents of a model file; equal models give equal bytes."""
     tensors: dict[str, Tensor] = {}
     tasks = []
     for t, task in enumerate(memory.tasks):
@@ -102,12 +105,23 @@ def write(path: Path, backbone: Backbone, settings: Settings, memory: Memory) ->
     }
     # One metadata entry only: safetensors writes several in no fixed order, and equal models give equal files.
     sealed = json.dumps({"header": header, "sha256": _checksum(header, tensors)}, sort_keys=True)
-    write_atomically(path, save(tensors, metadata={_KEY: sealed}))
+    return save(tensors, metadata={_KEY: sealed})
 
 
 def read(path: Path) -> Model:
     """Read and check a model file."""
-    header, tensors = _read_parts(path)
+    if not path.is_file():
+        raise ModelFileError(f"there is no model file {path}; check the path")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read ({error.strerror})") from error
+    return unpack(data, path)
+
+
+def unpack(data: bytes, path: Path) -> Model:
+    """Check the contents of a model file; `path` is what messages call it."""
+    header, tensors = _parts(data, path)
     try:
         memory = Memory(_task(t, task, tensors) for t, task in enumerate(header["tasks"]))
         return Model(path, header["backbone"], Settings.from_dict(header["settings"]), memory)
@@ -117,37 +131,12 @@ def read(path: Path) -> Model:
         ) from error
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace `path` with `data`: temporary file beside it, synced, renamed, folder synced."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+def _parts(data: bytes, path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-    with contextlib.suppress(OSError):  # some file systems cannot sync a folder
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-def _read_parts(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    if not path.is_file():
-        raise ModelFileError(f"there is no model file {path}; check the path")
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
+        tensors = load(data)
+        length = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + length]).get("__metadata__") or {}
+    except (SafetensorError, ValueError) as error:
         raise ModelFileError(
             f"{path} is truncated or not a model file ({error}); use another copy"
         ) from error
@@ -197,9 +186,3 @@ def _hint(backbone: Backbone) -> str | None:
     if backbone.source is None or find_weights(backbone.name) == backbone.source:
         return None
     return str(backbone.source.resolve())
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current

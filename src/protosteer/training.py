@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +16,10 @@ from torch import Tensor, nn
 from protosteer import health, losses
 from protosteer.anchors import Anchors
 from protosteer.backbones import Backbone
+from protosteer.bookmark import Bookmark
 from protosteer.data.augment import Augmentation
 from protosteer.data.images import ImageSet
+from protosteer.data.prefetch import prefetched
 from protosteer.errors import TrainingError
 from protosteer.settings import Settings
 
@@ -60,15 +64,17 @@ def train_prompt(
     anchors: Anchors | None = None,
     seed: int = 0,
     on_step: Callable[[Progress], None] | None = None,
+    bookmark: Bookmark | None = None,
 ) -> Trained:
     """Learn the prompt P^t of one task.
 
     labels: [n], 0..K-1. start: prompt to start from (None: as `settings.prompt_start` says for a first
-    task). anchors: value prototypes of earlier tasks. The caller's random state is left as it was.
+    task). anchors: value prototypes of earlier tasks. bookmark: where to keep the training while it is under
+    way, and to look whether it had begun. The caller's random state is left as it was.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return _train(backbone, images, labels, settings, start, anchors, on_step)
+        return _train(backbone, images, labels, settings, start, anchors, seed, on_step, bookmark)
 
 
 def _train(
@@ -78,7 +84,9 @@ def _train(
     settings: Settings,
     start: Tensor | None,
     anchors: Anchors | None,
+    seed: int,
     on_step: Callable[[Progress], None] | None,
+    bookmark: Bookmark | None,
 ) -> Trained:
     device = backbone.device
     prompt = nn.Parameter(initial_prompt(backbone, settings, start).to(device))
@@ -86,22 +94,25 @@ def _train(
     augment = Augmentation(backbone.preprocessing, settings.augmentation)
     anchors = None if anchors is None else anchors.to(device)
     optimiser = torch.optim.AdamW([prompt, *head.parameters()], lr=settings.learning_rate)
+    state = State(prompt, head, optimiser)
+    which = {**settings.to_dict(), "seed": seed, "images": len(labels), "backbone": backbone.fingerprint}
+    if bookmark:
+        state.restore(bookmark, which)
 
     steps_per_epoch = max(1, len(labels) // settings.batch_size)
     steps = steps_per_epoch * settings.epochs
-    history: list[Epoch] = []
-    began = time.perf_counter()
-    for epoch in range(settings.epochs):
-        step_losses: list[float] = []
-        seen: list[Tensor] = []
-        order = list(batches(len(labels), settings.batch_size))
-        for rows in order:
-            step = epoch * steps_per_epoch + len(step_losses)
+    first = state.steps_done(steps_per_epoch)
+    earlier, began = state.seconds, time.perf_counter()
+    while len(state.history) < settings.epochs:
+        epoch = len(state.history)
+        state.order = state.order or list(batches(len(labels), settings.batch_size))
+        remaining = state.order[len(state.losses) :]
+        for rows, pixels in zip(remaining, prefetched(images, remaining, device=device), strict=True):
+            step = state.steps_done(steps_per_epoch)
             for group in optimiser.param_groups:
                 group["lr"] = learning_rate(step, steps, settings)
                 group["weight_decay"] = weight_decay(step, steps, settings)
-            pixels = images.pixels(rows.tolist()).to(device, non_blocking=True)
-            embeddings = backbone.embed(augment(pixels), prompt)
+            embeddings = backbone.embed(augment(pixels.to(device, non_blocking=True)), prompt)
             loss = head.loss(embeddings, labels[rows].to(device), anchors)
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
@@ -109,27 +120,80 @@ def _train(
                 nn.utils.clip_grad_norm_(parameters, settings.gradient_clip)
             optimiser.step()
 
-            step_losses.append(loss.item())
-            seen.append(embeddings.detach().float().cpu())
-            if not math.isfinite(step_losses[-1]):
+            state.losses.append(loss.item())
+            state.seen.append(embeddings.detach().float().cpu())
+            if not math.isfinite(state.losses[-1]):
                 raise TrainingError(
-                    f"the loss became {step_losses[-1]} in epoch {epoch + 1}, step {len(step_losses)}; lower "
+                    f"the loss became {state.losses[-1]} in epoch {epoch + 1}, step {len(state.losses)}; lower "
                     f"learning_rate (now {settings.learning_rate:g}) or raise temperature"
                 )
+            state.seconds = earlier + time.perf_counter() - began
+            if bookmark and bookmark.due():
+                state.keep(bookmark, which)
             if on_step:
-                rate = (step + 1) / (time.perf_counter() - began)
-                accuracy = history[-1].accuracy if history else None
-                mean_loss = sum(step_losses) / len(step_losses)
+                rate = (step + 1 - first) / (time.perf_counter() - began)
+                accuracy = state.history[-1].accuracy if state.history else None
+                mean_loss = sum(state.losses) / len(state.losses)
                 on_step(
                     Progress(
                         epoch + 1, settings.epochs, step + 1, steps, mean_loss, accuracy,
                         rate * len(rows), (steps - step - 1) / rate,
                     )
                 )  # fmt: skip
-        history.append(_epoch(step_losses, torch.cat(seen), labels[torch.cat(order)]))
-    seconds = time.perf_counter() - began
+        state.end_epoch(labels)
     trained = sum(p.numel() for p in (prompt, *head.parameters()))
-    return Trained(prompt.detach().cpu(), history, seconds, trained)
+    return Trained(prompt.detach().cpu(), state.history, state.seconds, trained)
+
+
+class State:
+    """All that changes while a prompt is trained, so that training can go on in another process."""
+
+    def __init__(self, prompt: nn.Parameter, head: Head, optimiser: torch.optim.AdamW):
+        self.parameters = {"prompt": prompt, **{f"head.{name}": p for name, p in head.named_parameters()}}
+        self.optimiser = optimiser
+        self.history: list[Epoch] = []
+        self.seconds = 0.0
+        self.order: list[Tensor] = []  # the epoch's batches; of those that are done:
+        self.losses: list[float] = []
+        self.seen: list[Tensor] = []
+
+    def steps_done(self, steps_per_epoch: int) -> int:
+        return len(self.history) * steps_per_epoch + len(self.losses)
+
+    def end_epoch(self, labels: Tensor) -> None:
+        self.history.append(_epoch(self.losses, torch.cat(self.seen), labels[torch.cat(self.order)]))
+        self.order, self.losses, self.seen = [], [], []
+
+    def keep(self, bookmark: Bookmark, which: dict[str, Any]) -> None:
+        """Between two steps of an epoch; `restore` gives the same state to the bit, if `which` is the same."""
+        tensors = {
+            "order": torch.stack(self.order),
+            "seen": torch.cat(self.seen),
+            "rng": torch.get_rng_state(),
+        }
+        for name, parameter in self.parameters.items():
+            tensors[name] = parameter.detach()
+            tensors |= {f"{name}/{key}": value for key, value in self.optimiser.state[parameter].items()}
+        history = [dataclasses.astuple(epoch) for epoch in self.history]
+        about = {"history": history, "losses": self.losses, "seconds": self.seconds, "which": which}
+        bookmark.save(tensors, about)
+
+    def restore(self, bookmark: Bookmark, which: dict[str, Any]) -> None:
+        kept = bookmark.load()
+        if kept is None or kept[1]["which"] != which:
+            return
+        tensors, about = kept
+        for name, parameter in self.parameters.items():
+            parameter.data.copy_(tensors[name])
+            moments = {key: tensors[f"{name}/{key}"] for key in ("step", "exp_avg", "exp_avg_sq")}
+            self.optimiser.state[parameter] = {
+                key: value if key == "step" else value.to(parameter.device) for key, value in moments.items()
+            }
+        self.history = [Epoch(*epoch) for epoch in about["history"]]
+        self.seconds, self.losses = about["seconds"], about["losses"]
+        self.order = list(tensors["order"])
+        self.seen = [tensors["seen"]]
+        torch.set_rng_state(tensors["rng"])
 
 
 class Head(nn.Module):

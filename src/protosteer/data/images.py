@@ -63,6 +63,46 @@ class ImageSet(ABC):
         return f"image {row}"
 
 
+class Chosen(ImageSet):
+    """Some rows of another set, in the order given; nothing is copied."""
+
+    def __init__(self, images: ImageSet, rows: Sequence[int]):
+        self.images = images
+        self.rows = [int(row) for row in rows]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def pixels(self, rows: Sequence[int]) -> Tensor:
+        return self.images.pixels([self.rows[int(row)] for row in rows])
+
+    def name(self, row: int) -> str:
+        return self.images.name(self.rows[row])
+
+
+class Joined(ImageSet):
+    """Several sets one after the other; their images must have one size."""
+
+    def __init__(self, parts: Sequence[ImageSet]):
+        self.parts = list(parts)
+        self.places = [(part, row) for part in range(len(self.parts)) for row in range(len(self.parts[part]))]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def pixels(self, rows: Sequence[int]) -> Tensor:
+        places = [self.places[int(row)] for row in rows]
+        found: dict[int, Tensor] = {}
+        for part in sorted({part for part, _ in places}):
+            here = [i for i, (owner, _) in enumerate(places) if owner == part]
+            found |= dict(zip(here, self.parts[part].pixels([places[i][1] for i in here]), strict=True))
+        return torch.stack([found[i] for i in range(len(places))])
+
+    def name(self, row: int) -> str:
+        part, own = self.places[row]
+        return self.parts[part].name(own)
+
+
 class ArrayImages(ImageSet):
     """uint8 [N, 3, h, w], in memory."""
 
@@ -130,7 +170,7 @@ def as_images(data: Any, preprocessing: Preprocessing) -> ImageSet:
 def as_labelled(data: Any, preprocessing: Preprocessing) -> tuple[ImageSet, list[str]]:
     """A folder of class folders, a pair (images, labels), or a torch Dataset of (image, label)."""
     if isinstance(data, (str, os.PathLike)):
-        paths, labels = _class_folders(Path(data))
+        paths, labels = class_folders(Path(data))
         return FileImages(paths, preprocessing), labels
     if isinstance(data, tuple) and len(data) == 2:
         images, labels = as_images(data[0], preprocessing), _labels(data[1])
@@ -215,8 +255,8 @@ def _is_image(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
 
 
-def _class_folders(folder: Path) -> tuple[list[Path], list[str]]:
-    """Paths and class names of a folder whose sub-folders are the classes."""
+def class_folders(folder: Path, wanted: Sequence[str] | None = None) -> tuple[list[Path], list[str]]:
+    """Paths and class names of a folder whose sub-folders are the classes, all or those wanted."""
     if not folder.is_dir():
         problem = "is a file" if folder.exists() else "does not exist"
         raise DataError(f"{folder} {problem}; give a folder that has one sub-folder per class")
@@ -227,6 +267,11 @@ def _class_folders(folder: Path) -> tuple[list[Path], list[str]]:
     classes = [entry for entry in entries if entry.is_dir()]
     if not classes:
         raise DataError(f"{folder} has no class folders; make one per class and put its images there")
+    if wanted is not None:
+        missing = next((name for name in wanted if folder / name not in classes), None)
+        if missing is not None:
+            raise DataError(f"{folder} has no class folder {missing}; put its images there")
+        classes = [folder / name for name in wanted]
     paths: list[Path] = []
     labels: list[str] = []
     for entry in classes:
