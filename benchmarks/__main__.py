@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from benchmarks import centroids, training_step
+from benchmarks import augmentation, centroids, training_step
 
 
 def main() -> None:
@@ -15,7 +15,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print figures as JSON")
     args = parser.parse_args()
     ratios = {}
-    for name, module in (("training_step", training_step), ("centroids", centroids)):
+    modules = {"training_step": training_step, "centroids": centroids, "augmentation": augmentation}
+    for name, module in modules.items():
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
         ratios[name] = module.run(args.repeats)
     if args.json:

@@ -1,6 +1,6 @@
 """Training augmentation: the list of the paper's appendix, in its order, drawn anew for every image.
 
-Three choices that the list leaves open:
+Four choices that the list leaves open:
 
 - The crop is resized as Pillow does it: uint8, antialiased, horizontally first; see transforms.py.
 - Colour jitter has torchvision's meaning, in which the paper's figures are stated: brightness multiplies,
@@ -9,13 +9,20 @@ Three choices that the list leaves open:
   hue step alone took longer than everything here together, hence the formulas below.
 - The blur radius is a standard deviation in pixels of a 224-pixel image. It shrinks along with smaller
   images: two pixels would wipe out an image of 32.
+- Solarization turns the values from 128 of 255 on upside down, Pillow's threshold.
 
-Images are treated one by one because one image stays in the processor's cache and a batch does not.
+All random choices of a batch are drawn first, on the CPU, so that one seed means one augmentation on every
+device. They are carried out in one of two ways, which differ by rounding alone. On a GPU all images go at once,
+because there every single operation has its price. On the CPU they go one by one: an image of 224 pixels stays
+in the processor's cache and a batch does not. (At 32 pixels a batch is quicker on the CPU too, but a seed should
+mean the same bits for all sizes; benchmarks/augmentation.py has the figures.)
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from kornia.augmentation import RandomResizedCrop
@@ -32,7 +39,8 @@ CROP_SCALE = (0.8, 1.0)
 CROP_RATIO = (3 / 4, 4 / 3)
 FLIP = 0.5
 JITTER = 0.8
-JITTER_RANGE = (0.4, 0.4, 0.2, 0.1)  # brightness, contrast, saturation around 1; hue around 0, in turns
+JITTER_RANGE = (0.4, 0.4, 0.2, 0.1)  # up and down from NEUTRAL
+NEUTRAL = (1.0, 1.0, 1.0, 0.0)  # brightness, contrast, saturation: factors; hue: turns
 GREY = 0.2
 BLUR = 0.1
 BLUR_RADIUS = (0.1, 2.0)
@@ -40,112 +48,238 @@ BLUR_IMAGE_SIZE = 224
 SOLARIZE = 0.2
 
 
+@dataclass(frozen=True)
+class Choices:
+    """What is to happen to each image of a batch, in the paper's order; all on the CPU."""
+
+    boxes: Tensor  # int64 [B, 4]: left, top, right, bottom; the last two lie just outside
+    mirrored: Tensor  # bool [B]
+    jittered: Tensor  # bool [B]
+    factors: Tensor  # float [B, 4], one for each of JITTER_STEPS
+    orders: Tensor  # int64 [B, 4], numbers of JITTER_STEPS
+    grey: Tensor  # bool [B]
+    blurred: Tensor  # bool [B]
+    radii: Tensor  # float [B], in pixels of the finished image
+    solarized: Tensor  # bool [B]
+
+
 class Augmentation:
-    """Pixels -> normalised training images; torch's global generator gives all randomness.
+    """Pixels -> normalised training images; torch's global CPU generator gives all randomness.
 
     kind: "paper"; "no-flip", for images that a mirror turns into something else, such as digits; "crop",
     the random crop alone; "none", the evaluation preprocessing.
+    batched: all images at once (True), one by one (False), or as suits the device of the pixels (None).
     """
 
-    def __init__(self, preprocessing: Preprocessing, kind: str = "paper"):
+    def __init__(self, preprocessing: Preprocessing, kind: str = "paper", batched: bool | None = None):
         if kind not in KINDS:
             raise SettingsError(f"augmentation {kind!r} is unknown; choose one of {', '.join(KINDS)}")
         self.preprocessing = preprocessing
         self.kind = kind
+        self.batched = batched
         size = preprocessing.image_size
         self.boxes = RandomResizedCrop((size, size), scale=CROP_SCALE, ratio=CROP_RATIO)
 
-    @torch.no_grad()
     def __call__(self, pixels: Tensor) -> Tensor:
-        """uint8 [B, 3, h, w] -> float32 [B, 3, s, s]."""
+        """uint8 [B, 3, h, w] -> float32 [B, 3, s, s], on the same device."""
+        return self.apply(pixels, self.draw(pixels.shape))
+
+    def draw(self, shape: Sequence[int]) -> Choices:
+        """Random choices for pixels of the given shape [B, 3, h, w]; steps of other kinds draw nothing."""
+        with torch.device("cpu"):  # whatever the default device is
+            choices = _nothing(shape)
+            if self.kind != "none":
+                corners = self.boxes.forward_parameters(torch.Size(shape))["src"].long()  # ends included
+                choices = replace(choices, boxes=torch.cat([corners[:, 0], corners[:, 2] + 1], dim=1))
+            if self.kind == "paper":
+                choices = replace(choices, mirrored=_happens(FLIP, shape[0]))
+            if self.kind in ("paper", "no-flip"):
+                choices = _draw_colours(choices, self.preprocessing.image_size)
+        return choices
+
+    @torch.no_grad()
+    def apply(self, pixels: Tensor, choices: Choices) -> Tensor:
+        """uint8 [B, 3, h, w] -> float32 [B, 3, s, s], without any randomness of its own."""
         if self.kind == "none":
             return self.preprocessing(pixels)
-        images = self._crop(pixels)
-        if self.kind == "paper":
-            mirrored = _happens(FLIP, len(images)).to(images.device)
-            images = torch.where(mirrored.view(-1, 1, 1, 1), images.flip(-1), images)
-        images = images.float().div_(255)
-        if self.kind in ("paper", "no-flip"):
-            self._recolour(images)
+        batched = pixels.device.type != "cpu" if self.batched is None else self.batched
+        images = (_batched if batched else _one_by_one)(pixels, choices, self.preprocessing.image_size)
         return self.preprocessing.normalise(images)
 
-    def _crop(self, pixels: Tensor) -> Tensor:
-        """A box of its own for every image, resized to uint8 [B, 3, s, s]."""
-        size = self.preprocessing.image_size
-        corners = self.boxes.forward_parameters(pixels.shape)["src"].long()  # [B, 4, (x, y)], ends included
-        crops = []
-        for image, ((left, top), _, (right, bottom), _) in zip(pixels, corners.tolist(), strict=True):
-            box = image[None, :, top : bottom + 1, left : right + 1]
-            crops.append(resize(box, (size, size), "bicubic"))
-        return torch.cat(crops)
 
-    def _recolour(self, images: Tensor) -> None:
-        """Jitter, grey, blur and solarization, in place, of floats [B, 3, s, s] in 0..1."""
-        count = len(images)
-        chosen = torch.stack([_happens(p, count) for p in (JITTER, GREY, BLUR, SOLARIZE)], dim=1).tolist()
-        spread = torch.tensor(JITTER_RANGE)
-        factors = torch.tensor([1.0, 1.0, 1.0, 0.0]) + spread * (2 * torch.rand(count, 4) - 1)
-        orders = torch.rand(count, 4).argsort(dim=1).tolist()
-        radii = torch.empty(count).uniform_(*BLUR_RADIUS) * (images.shape[-1] / BLUR_IMAGE_SIZE)
-        for i, (jitter, grey, blur, solarized) in enumerate(chosen):
-            image = images[i]
-            if jitter:
-                for step in orders[i]:
-                    JITTER_STEPS[step](image, factors[i, step].item())
-            if grey:
-                image.copy_(rgb_to_grayscale(image).expand(3, -1, -1))
-            if blur:
-                image.copy_(gaussian_blur(image, radii[i].item()))
-            if solarized:
-                solarize_(image)
+def _nothing(shape: Sequence[int]) -> Choices:
+    count, _, height, width = shape
+    boxes = torch.tensor([0, 0, width, height]).expand(count, 4)
+    factors, orders = torch.tensor(NEUTRAL).expand(count, 4), torch.arange(4).expand(count, 4)
+    never = torch.zeros(count, dtype=torch.bool)
+    return Choices(boxes, never, never, factors, orders, never, never, torch.zeros(count), never)
+
+
+def _draw_colours(choices: Choices, size: int) -> Choices:
+    """The order of the draws is part of what a seed means: keep it."""
+    count = len(choices.boxes)
+    jittered, grey, blurred, solarized = (_happens(p, count) for p in (JITTER, GREY, BLUR, SOLARIZE))
+    return replace(
+        choices,
+        jittered=jittered,
+        factors=torch.tensor(NEUTRAL) + torch.tensor(JITTER_RANGE) * (2 * torch.rand(count, 4) - 1),
+        orders=torch.rand(count, 4).argsort(dim=1),
+        grey=grey,
+        blurred=blurred,
+        radii=torch.empty(count).uniform_(*BLUR_RADIUS) * (size / BLUR_IMAGE_SIZE),
+        solarized=solarized,
+    )
 
 
 def _happens(probability: float, count: int) -> Tensor:
     return torch.rand(count) < probability
 
 
-def brightness_(image: Tensor, factor: float) -> None:
+# The two ways to carry out the choices: uint8 [B, 3, h, w] -> floats in 0..1, [B, 3, s, s]
+
+
+def _one_by_one(pixels: Tensor, choices: Choices, size: int) -> Tensor:
+    boxes = choices.boxes.tolist()
+    crops = [
+        resize(image[None, :, top:bottom, left:right], (size, size), "bicubic")
+        for image, (left, top, right, bottom) in zip(pixels, boxes, strict=True)
+    ]
+    images = torch.cat(crops)
+    mirrored = choices.mirrored.to(images.device)
+    images = torch.where(mirrored.view(-1, 1, 1, 1), images.flip(-1), images).float().div_(255)
+    orders, factors = choices.orders.tolist(), choices.factors.tolist()
+    radii, reaches = choices.radii.tolist(), _reaches(choices.radii).tolist()
+    chosen = torch.stack([choices.jittered, choices.grey, choices.blurred, choices.solarized], dim=1)
+    for i, (jittered, grey, blurred, solarized) in enumerate(chosen.tolist()):
+        image = images[i]
+        if jittered:
+            for step in orders[i]:
+                JITTER_STEPS[step](image, factors[i][step])
+        if grey:
+            grey_(image)
+        if blurred:
+            blur_(image[None], radii[i], reaches[i])
+        if solarized:
+            solarize_(image)
+    return images
+
+
+def _batched(pixels: Tensor, choices: Choices, size: int) -> Tensor:
+    """As `_one_by_one`, each operation for all images that it concerns at once."""
+    images = crop_and_resize(pixels, choices.boxes.to(pixels.device), size)
+
+    def change(concerned: Tensor, operation: Callable[..., None], *values: Any) -> None:
+        if concerned.any():
+            rows = concerned.nonzero().squeeze(1).to(images.device)
+            part = images[rows]
+            operation(part, *values)
+            images[rows] = part
+
+    change(choices.mirrored, mirror_)
+    for turn in choices.orders.unbind(1):
+        for step, operation in enumerate(JITTER_STEPS):
+            concerned = choices.jittered & (turn == step)
+            factors = choices.factors[concerned, step].view(-1, 1, 1, 1)
+            change(concerned, operation, factors.to(images.device))
+    change(choices.grey, grey_)
+    reaches = _reaches(choices.radii)
+    for reach in reaches[choices.blurred].unique().tolist():  # kornia's kernels have one length
+        concerned = choices.blurred & (reaches == reach)
+        change(concerned, blur_, choices.radii[concerned], reach)
+    change(choices.solarized, solarize_)
+    return images
+
+
+# The steps, in the paper's order. Each changes floats in 0..1 in place: one image [3, h, w] with its factor, or
+# a batch [b, 3, h, w] with factors [b, 1, 1, 1].
+
+
+def crop_and_resize(pixels: Tensor, boxes: Tensor, size: int) -> Tensor:
+    """A box [left, top, right, bottom] of its own for every image, as `resize` does it up to its rounding.
+
+    kornia's crop differs from Pillow's in three ways: another cubic, no antialiasing, and at the edge it sees
+    pixels outside the box. A matrix product for each direction has none of these faults.
+    """
+    left, top, right, bottom = boxes.float().unbind(1)
+    columns = _bicubic_weights(left, right, pixels.shape[3], size)
+    rows = _bicubic_weights(top, bottom, pixels.shape[2], size)
+    levels = torch.einsum("bchw,bsw->bchs", pixels.float(), columns).round_().clamp_(0, 255)
+    return torch.einsum("bchw,bsh->bcsw", levels, rows).round_().clamp_(0, 255).div_(255)
+
+
+def _bicubic_weights(start: Tensor, end: Tensor, length: int, size: int) -> Tensor:
+    """[B, size, length]: share of each input pixel in each output pixel, in Pillow's antialiased bicubic."""
+    places = torch.arange(max(length, size), device=start.device) + 0.5
+    start, end = start[:, None], end[:, None]
+    step = (end - start) / size
+    centres = start + step * places[:size]  # [B, size]
+    inputs = places[:length]
+    x = ((inputs - centres[..., None]) / step.clamp(min=1)[..., None]).abs_()
+    near, far = (1.5 * x - 2.5) * x * x + 1, ((2.5 - 0.5 * x) * x - 4) * x + 2
+    weights = torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
+    weights *= ((inputs > start) & (inputs < end))[:, None]
+    return weights / weights.sum(2, keepdim=True)
+
+
+def mirror_(image: Tensor) -> None:
+    image.copy_(image.flip(-1))
+
+
+def brightness_(image: Tensor, factor: float | Tensor) -> None:
     image.mul_(factor).clamp_(0, 1)
 
 
-def contrast_(image: Tensor, factor: float) -> None:
-    mean = rgb_to_grayscale(image).mean()
+def contrast_(image: Tensor, factor: float | Tensor) -> None:
+    mean = rgb_to_grayscale(image).mean((-3, -2, -1), keepdim=True)
     image.mul_(factor).add_(mean * (1 - factor)).clamp_(0, 1)
 
 
-def saturation_(image: Tensor, factor: float) -> None:
+def saturation_(image: Tensor, factor: float | Tensor) -> None:
     grey = rgb_to_grayscale(image)
-    image.mul_(factor).add_(grey, alpha=1 - factor).clamp_(0, 1)
+    image.mul_(factor)
+    if isinstance(factor, Tensor):
+        image.add_(grey.mul_(1 - factor))
+    else:
+        image.add_(grey, alpha=1 - factor)
+    image.clamp_(0, 1)
 
 
-def hue_(image: Tensor, turns: float) -> None:
+def hue_(image: Tensor, turns: float | Tensor) -> None:
     """Turns the HSV hue without going through HSV.
 
     Value and chroma stay, so each channel stays between the pixel's own minimum and maximum: with the hue
     h in 0..6 (red 0, green 2, blue 4), red stands at the share |h - 3| - 1 of the way up, green at
     2 - |h - 2|, blue at 2 - |h - 4|, each cut to 0..1.
     """
-    red, green, blue = image.unbind(0)
-    low, high = image.amin(0), image.amax(0)
+    red, green, blue = image.split(1, dim=-3)
+    low, high = image.amin(-3, keepdim=True), image.amax(-3, keepdim=True)
     chroma = high - low
     divisor = chroma.clamp(min=torch.finfo(image.dtype).tiny)  # grey pixels: 0 / tiny, any hue will do
     from_green = (blue - red).add_(chroma, alpha=2)
     from_blue = (red - green).add_(chroma, alpha=4)
     hue = torch.where(red == high, green - blue, torch.where(green == high, from_green, from_blue))
     hue = hue.div_(divisor).add_(6 * turns).remainder_(6)
-    shares = torch.stack([(hue - 3).abs_().sub_(1), 2 - (hue - 2).abs_(), 2 - (hue - 4).abs_()])
+    shares = torch.cat([(hue - 3).abs_().sub_(1), 2 - (hue - 2).abs_(), 2 - (hue - 4).abs_()], dim=-3)
     image.copy_(shares.clamp_(0, 1).mul_(chroma).add_(low))
 
 
-JITTER_STEPS = (brightness_, contrast_, saturation_, hue_)
+JITTER_STEPS: tuple[Callable[..., None], ...] = (brightness_, contrast_, saturation_, hue_)
 
 
-def gaussian_blur(image: Tensor, radius: float) -> Tensor:
-    """[3, h, w]; the kernel reaches three deviations, the image's edge is continued outwards as in Pillow."""
-    size = 2 * math.ceil(3 * radius) + 1
-    sigma = torch.full((1, 2), radius, device=image.device)
-    blurred: Tensor = gaussian_blur2d(image.unsqueeze(1), (size, size), sigma, border_type="replicate")
-    return blurred.squeeze(1)
+def grey_(image: Tensor) -> None:
+    image.copy_(rgb_to_grayscale(image).expand_as(image))
+
+
+def blur_(images: Tensor, radius: float | Tensor, reach: int) -> None:
+    """[b, 3, h, w]; the kernel ends `reach` pixels away, the image's edge is continued outwards as in Pillow."""
+    sigma = torch.as_tensor(radius).view(-1, 1).expand(-1, 2)  # kornia looks at it, so it stays on the CPU
+    size = (2 * reach + 1, 2 * reach + 1)
+    images.copy_(gaussian_blur2d(images, size, sigma, border_type="replicate"))
+
+
+def _reaches(radii: Tensor) -> Tensor:
+    """Three deviations, in whole pixels."""
+    return (3 * radii.double()).ceil().long()
 
 
 def solarize_(image: Tensor) -> None:
