@@ -1,0 +1,69 @@
+"""A labelled collection of images as streams use it: classes in their natural order, and two or more splits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from protosteer.data.images import ImageSet
+from protosteer.errors import DataError
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Images in file order, each with the number of its class."""
+
+    images: ImageSet
+    labels: Tensor  # int64 [N]
+
+    def __post_init__(self) -> None:
+        if len(self.images) != len(self.labels):
+            raise DataError(
+                f"{len(self.images)} images but {len(self.labels)} labels; the files do not match"
+            )
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """`classes[k]` is the name of the class whose label is k; names are unique."""
+
+    name: str
+    classes: list[str]
+    train: Labelled
+    test: Labelled
+    checksums: Mapping[str, str] = field(default_factory=dict)  # "md5:..." or "sha256:..." by file
+
+    def __post_init__(self) -> None:
+        if len(set(self.classes)) != len(self.classes):
+            twice = sorted({name for name in self.classes if self.classes.count(name) > 1})
+            raise DataError(f"{self.name}: class names {twice} occur more than once; they must differ")
+        for split, part in (("training", self.train), ("test", self.test)):
+            labels = part.labels
+            if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < len(self.classes)):
+                raise DataError(
+                    f"{self.name}: {split} labels run from {int(labels.min())} to {int(labels.max())}, "
+                    f"but there are {len(self.classes)} classes"
+                )
+
+
+def join(name: str, parts: Mapping[str, Dataset]) -> Dataset:
+    """One dataset of several, in the order given; a class is called `part/class`."""
+    from protosteer.data.images import Joined
+
+    classes = [f"{key}/{label}" for key, part in parts.items() for label in part.classes]
+    starts = torch.tensor([0, *(len(part.classes) for part in parts.values())]).cumsum(0).tolist()
+
+    def joined(splits: list[Labelled]) -> Labelled:
+        labels = [split.labels + start for split, start in zip(splits, starts, strict=False)]
+        return Labelled(Joined([split.images for split in splits]), torch.cat(labels))
+
+    return Dataset(
+        name,
+        classes,
+        joined([part.train for part in parts.values()]),
+        joined([part.test for part in parts.values()]),
+        {f"{key}/{file}": value for key, part in parts.items() for file, value in part.checksums.items()},
+    )

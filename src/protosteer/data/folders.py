@@ -1,0 +1,167 @@
+"""Labelled image files: class folders, list files, splits, and which files can be read at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from protosteer.data.images import class_folders
+from protosteer.errors import DataError
+
+SPLIT_SEED = 0  # part of a data set's definition where nobody has published a split
+
+
+@dataclass(frozen=True)
+class Files:
+    """Image files in order, each with the name of its class."""
+
+    paths: list[Path]
+    labels: list[str]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def rows(self, numbers: Iterable[int]) -> Files:
+        chosen = [int(number) for number in numbers]
+        return Files([self.paths[i] for i in chosen], [self.labels[i] for i in chosen])
+
+    def numbers(self, classes: Sequence[str]) -> Tensor:
+        """The place of each label in `classes`."""
+        places = {name: place for place, name in enumerate(classes)}
+        strange = next((i for i, label in enumerate(self.labels) if label not in places), None)
+        if strange is not None:
+            raise DataError(f"{self.paths[strange]} is of class {self.labels[strange]!r}, which is not known")
+        return torch.tensor([places[label] for label in self.labels], dtype=torch.long)
+
+
+def read_folder(folder: Path, classes: Sequence[str] | None = None) -> Files:
+    """Every image below a folder of class folders, class by class; `classes` chooses some, in that order."""
+    return Files(*class_folders(folder, classes))
+
+
+def read_list(path: Path) -> Files:
+    """A list file: in each line the path of an image and a label, which is a name or a number.
+
+    Paths are relative to the list's own folder, or to the one above it if the first image lies there. Blank
+    lines and lines that begin with # mean nothing.
+    """
+    base: Path | None = None
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read as a list of images ({error})") from error
+    files = Files([], [])
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        words = line.rsplit(maxsplit=1)
+        if len(words) != 2:
+            raise DataError(f'{path}, line {number}: {line.strip()!r} is not "relative/path label"')
+        if base is None:
+            base = path.parent if (path.parent / words[0].strip()).is_file() else path.parent.parent
+        image = base / words[0].strip()
+        if not image.is_file():
+            raise DataError(f"{path}, line {number}: {image} is not there; unpack the images beside the list")
+        files.paths.append(image)
+        files.labels.append(words[1])
+    if not files.paths:
+        raise DataError(f"{path} lists no images")
+    return files
+
+
+def name_classes(*lists: Files) -> tuple[list[str], list[Files]]:
+    """Class names in natural order, and the lists with these names as labels.
+
+    Labels that are all numbers keep their order, and each is called after the folder that its images lie in
+    where that is one folder per class, as in ImageNet; other labels are in alphabetical order.
+    """
+    labels = {label for files in lists for label in files.labels}
+    if not all(label.isdecimal() for label in labels):
+        return sorted(labels), list(lists)
+    folders: dict[str, set[str]] = {label: set() for label in labels}
+    for files in lists:
+        for path, label in zip(files.paths, files.labels, strict=True):
+            folders[label].add(path.parent.name)
+    alone = all(len(names) == 1 for names in folders.values())
+    names = {label: next(iter(found)) if alone else str(int(label)) for label, found in folders.items()}
+    if len(set(names.values())) < len({int(label) for label in labels}):
+        names = {label: str(int(label)) for label in labels}
+    classes = list(dict.fromkeys(names[label] for label in sorted(labels, key=int)))
+    return classes, [Files(files.paths, [names[label] for label in files.labels]) for files in lists]
+
+
+def stratified_split(
+    labels: Sequence[str], test_share: float, seed: int = SPLIT_SEED
+) -> tuple[list[int], list[int]]:
+    """Row numbers for training and for testing, each ascending, every class shared out alike."""
+    from sklearn.model_selection import train_test_split
+
+    rows = np.arange(len(labels))
+    try:
+        train, test = train_test_split(rows, test_size=test_share, stratify=labels, random_state=seed)
+    except ValueError as error:
+        raise DataError(
+            f"{len(labels)} images cannot be split into training and test images: {error}"
+        ) from error
+    return sorted(train.tolist()), sorted(test.tolist())
+
+
+def readable(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """The files that really decode, and those that do not; both in the order given."""
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        fine = list(pool.map(_decodes, paths))
+    good = [path for path, ok in zip(paths, fine, strict=True) if ok]
+    bad = [path for path, ok in zip(paths, fine, strict=True) if not ok]
+    return good, bad
+
+
+def _decodes(path: Path) -> bool:
+    try:
+        with Image.open(path) as image:
+            image.load()
+    except Exception:  # a damaged file makes decoders raise nearly anything
+        return False
+    return True
+
+
+def without(files: Files, bad: Iterable[Path]) -> Files:
+    left_out = set(bad)
+    return files.rows(i for i, path in enumerate(files.paths) if path not in left_out)
+
+
+def read_grey(files: Files) -> Tensor:
+    """Small grey images of one size, decoded at once into uint8 [N, h, w]."""
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        arrays = list(pool.map(_grey, files.paths))
+    odd = next((i for i, array in enumerate(arrays) if array.shape != arrays[0].shape), None)
+    if odd is not None:
+        raise DataError(f"{files.paths[odd]} is not as large as {files.paths[0]}; all must have one size")
+    return torch.from_numpy(np.stack(arrays))
+
+
+def _grey(path: Path) -> np.ndarray:
+    try:
+        with Image.open(path) as image:
+            return np.array(image.convert("L"))
+    except Exception as error:  # as above
+        raise DataError(f"{path} cannot be read as an image; replace or remove it ({error})") from error
+
+
+def tree_checksum(paths: Iterable[Path], base: Path) -> str:
+    """sha256 over sorted relative names and sizes: cheap, and notices files that were added, lost or replaced."""
+    try:
+        lines = sorted(
+            f"{os.path.relpath(path, base).replace(os.sep, '/')}\0{path.stat().st_size}\n" for path in paths
+        )
+    except FileNotFoundError as error:
+        raise DataError(f"{error.filename} is missing; unpack the images again") from error
+    return f"sha256:{hashlib.sha256(''.join(lines).encode('utf-8', 'surrogateescape')).hexdigest()}"

@@ -1,0 +1,297 @@
+"""Downloads from a local server that may be cut, dead, wrong or unable to resume; archives, also evil ones."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+import threading
+import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+
+from protosteer.data import downloads
+from protosteer.data.downloads import Remote, fetch, unpack
+from protosteer.errors import DataError
+
+CONTENT = np.random.default_rng(0).integers(0, 256, 1_000_000, dtype=np.uint8).tobytes()
+MD5 = hashlib.md5(CONTENT).hexdigest()
+
+
+class Server(ThreadingHTTPServer):
+    """`cuts`: after how many bytes each of the coming answers breaks off. `asked`: every (path, Range)."""
+
+    def __init__(self, resumes=True):
+        self.resumes, self.cuts, self.asked = resumes, [], []
+        self.files = {"/file.bin": CONTENT}
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self.server_address[1]}"
+        self.thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
+        self.thread.start()
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self):
+        asked = self.headers.get("Range")
+        self.server.asked.append((self.path, asked))
+        if self.path not in self.server.files:
+            return self.send_error(404)
+        body = self.server.files[self.path]
+        start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and self.server.resumes else 0
+        if start >= len(body):
+            self.send_response(416)
+            self.send_header("Content-Range", f"bytes */{len(body)}")
+            self.end_headers()
+            return None
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+        self.send_header("Content-Length", str(len(body) - start))
+        self.end_headers()
+        self.wfile.write(body[start:][: self.server.cuts.pop(0) if self.server.cuts else None])
+        return None
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def serve():
+    servers = []
+
+    def start(**options):
+        servers.append(Server(**options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+        server.thread.join()
+
+
+def remote(*servers, md5=MD5, name="file.bin"):
+    return Remote(name, len(CONTENT), tuple(f"{server.address}/{name}" for server in servers), md5)
+
+
+def dead():
+    """A server that has been shut down: nobody listens at its address."""
+    server = Server()
+    server.shutdown()
+    server.server_close()
+    server.thread.join()
+    return server
+
+
+def test_a_plain_download(serve, tmp_path, capsys):
+    said = []
+    path = fetch(remote(serve()), tmp_path / "new" / "folder", said.append)
+    assert path == tmp_path / "new" / "folder" / "file.bin" and path.read_bytes() == CONTENT
+    assert [entry.name for entry in path.parent.iterdir()] == ["file.bin"]
+    assert len(said) == 1 and "file.bin (1,000,000 bytes) from 127.0.0.1" in said[0]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_cut_connection_is_resumed_where_it_broke_off(serve, tmp_path):
+    server, said = serve(), []
+    server.cuts = [400_000, 300_000]
+    assert fetch(remote(server), tmp_path, said.append).read_bytes() == CONTENT
+    starts = [int(asked.removeprefix("bytes=").rstrip("-")) for _, asked in server.asked if asked]
+    assert len(server.asked) == 3 and 300_000 < starts[0] <= 400_000 < starts[1] <= 700_000
+    assert sum("was cut" in line for line in said) == 2
+
+
+def test_a_part_left_by_an_earlier_run_is_completed(serve, tmp_path):
+    server = serve()
+    (tmp_path / "file.bin.part").write_bytes(CONTENT[:777_777])
+    assert fetch(remote(server), tmp_path, print).read_bytes() == CONTENT
+    assert server.asked == [("/file.bin", "bytes=777777-")]
+    assert not (tmp_path / "file.bin.part").exists()
+
+
+def test_what_came_is_kept_when_all_mirrors_fail(serve, tmp_path):
+    server = serve()
+    server.cuts = [500_000, 0]
+    with pytest.raises(DataError, match="could not be fetched"):
+        fetch(remote(server), tmp_path, print)
+    kept = (tmp_path / "file.bin.part").read_bytes()
+    assert 400_000 < len(kept) <= 500_000 and CONTENT.startswith(kept)
+
+
+def test_a_part_that_is_already_complete(serve, tmp_path):
+    (tmp_path / "file.bin.part").write_bytes(CONTENT)
+    assert fetch(remote(serve()), tmp_path, print).read_bytes() == CONTENT
+
+
+def test_a_part_that_is_too_long_is_dropped(serve, tmp_path):
+    (tmp_path / "file.bin.part").write_bytes(CONTENT + b"more")
+    assert fetch(remote(serve()), tmp_path, print).read_bytes() == CONTENT
+
+
+def test_a_part_of_another_file_does_not_stand_in_the_way(serve, tmp_path):
+    server, said = serve(), []
+    (tmp_path / "file.bin.part").write_bytes(b"x" * 5000)
+    assert fetch(remote(server), tmp_path, said.append).read_bytes() == CONTENT
+    assert [asked for _, asked in server.asked] == ["bytes=5000-", None]
+    assert any("starting again" in line for line in said)
+
+
+def test_a_server_that_cannot_resume_is_asked_for_everything(serve, tmp_path):
+    server = serve(resumes=False)
+    (tmp_path / "file.bin.part").write_bytes(b"x" * 5000)
+    assert fetch(remote(server), tmp_path, print).read_bytes() == CONTENT
+    assert len(server.asked) == 1
+
+
+def test_a_server_that_cannot_resume_and_cuts_every_time_is_given_up(serve, tmp_path):
+    server = serve(resumes=False)
+    server.cuts = [300_000] * 20
+    with pytest.raises(DataError, match="could not be fetched"):
+        fetch(remote(server), tmp_path, print)
+    assert len(server.asked) == 2
+
+
+def test_an_answer_that_ends_early_without_an_error_is_not_taken_for_the_file(serve, tmp_path, monkeypatch):
+    """So do the answers of urllib3 before version 2."""
+    import requests
+
+    whole = requests.Response.iter_content
+    shortened = []
+
+    def iter_content(answer, size):
+        chunks = list(whole(answer, size))
+        shortened.append(len(shortened) == 0)
+        return iter(chunks[:5] if shortened[-1] else chunks)
+
+    monkeypatch.setattr(requests.Response, "iter_content", iter_content)
+    assert fetch(remote(serve()), tmp_path, print).read_bytes() == CONTENT
+    assert shortened == [True, False]
+
+
+def test_the_next_mirror_is_tried(serve, tmp_path):
+    first, second, last, said = dead(), serve(), serve(), []
+    second.files = {}
+    assert fetch(remote(first, second, last), tmp_path, said.append).read_bytes() == CONTENT
+    assert any("cannot be reached" in line for line in said) and any("HTTP 404" in line for line in said)
+
+
+def test_a_wrong_file_is_not_kept(serve, tmp_path):
+    wrong, right = serve(), serve()
+    wrong.files = {"/file.bin": b"an error page"}
+    with pytest.raises(DataError) as caught:
+        fetch(remote(wrong), tmp_path / "x", print)
+    found = hashlib.md5(b"an error page").hexdigest()
+    assert f"md5 {found}, not {MD5}" in str(caught.value) and "\n" not in str(caught.value)
+    assert not (tmp_path / "x").exists()
+    assert fetch(remote(wrong, right), tmp_path, print).read_bytes() == CONTENT
+
+
+def test_no_network_is_one_line(tmp_path):
+    with pytest.raises(DataError, match=r"file.bin could not be fetched: 127.0.0.1:\d+ cannot be reached$"):
+        fetch(remote(dead()), tmp_path / "x", print)
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(DataError, match="cannot be written to .*choose another folder"):
+        fetch(remote(), tmp_path / "file" / "x", print)
+
+
+def test_plain_lines_tell_of_progress_in_long_downloads(serve, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(downloads, "LINE_SIZE", 0)
+    fetch(remote(serve()), tmp_path)
+    out, lines = capsys.readouterr()
+    shares = [int(line.split(": ")[1].split("%")[0]) for line in lines.splitlines() if "%" in line]
+    assert not out and 7 <= len(shares) <= 9 and shares == sorted(shares)
+
+
+def test_a_terminal_shows_a_bar(serve, tmp_path, monkeypatch):
+    shown = io.StringIO()
+    shown.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stderr", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    fetch(remote(serve()), tmp_path)
+    assert "file.bin" in shown.getvalue() and "\x1b[" in shown.getvalue()
+
+
+# Archives
+
+
+def tar(path, names, mode="w:gz", change=lambda entry: entry):
+    with tarfile.open(path, mode) as bundle:
+        for name in names:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(name)
+            bundle.addfile(change(entry), io.BytesIO(name.encode()))
+    return path
+
+
+def zipped(path, names):
+    with zipfile.ZipFile(path, "w") as bundle:
+        for name in names:
+            bundle.writestr(name, name)
+    return path
+
+
+def tree(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("make", [tar, zipped])
+def test_only_the_folder_is_unpacked(tmp_path, make):
+    archive = make(tmp_path / "archive", ["set/a.txt", "./set/deep/b.txt", "other/c.txt", "readme.txt"])
+    folder = unpack(archive, "set", tmp_path / "out")
+    assert folder == tmp_path / "out" / "set"
+    assert tree(tmp_path / "out") == ["set/a.txt", "set/deep/b.txt"]
+    assert (folder / "a.txt").read_text() == "set/a.txt"
+
+
+@pytest.mark.parametrize("make", [tar, zipped])
+@pytest.mark.parametrize(
+    "name", ["../evil.txt", "set/../../evil.txt", "/evil.txt", "..\\evil.txt", "C:/evil.txt"]
+)
+def test_a_path_that_leads_out_is_refused(tmp_path, make, name):
+    archive = make(tmp_path / "archive", ["set/a.txt", name])
+    before = tree(tmp_path)
+    with pytest.raises(DataError, match="would lie outside the folder"):
+        unpack(archive, "set", tmp_path / "out")
+    assert tree(tmp_path) == before and not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
+def test_links_and_devices_are_refused(tmp_path, kind):
+    def change(entry):
+        entry.type, entry.linkname, entry.size = kind, "/etc/passwd", 0
+        return entry
+
+    with pytest.raises(DataError, match="is a link or a device"):
+        unpack(tar(tmp_path / "archive", ["set/a.txt"], change=change), "set", tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_nothing_is_half_there(tmp_path):
+    archive = tar(tmp_path / "archive", [f"set/{i}" for i in range(500)])
+    archive.write_bytes(archive.read_bytes()[:-500])
+    with pytest.raises(DataError, match="cannot be unpacked"):
+        unpack(archive, "set", tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
+    (tmp_path / "text").write_text("no archive")
+    with pytest.raises(DataError, match="cannot be unpacked"):
+        unpack(tmp_path / "text", "set", tmp_path / "out")
+
+
+def test_an_archive_of_something_else(tmp_path):
+    archive = zipped(tmp_path / "archive", ["other/a.txt"])
+    with pytest.raises(DataError, match="holds no folder set"):
+        unpack(archive, "set", tmp_path / "out")
+
+
+def test_what_is_there_is_not_overwritten(tmp_path):
+    (tmp_path / "set").mkdir()
+    with pytest.raises(DataError, match="is there but is not complete"):
+        unpack(zipped(tmp_path / "archive", ["set/a.txt"]), "set", tmp_path)
