@@ -1,0 +1,215 @@
+"""How the classes of a dataset are ordered and shared out over tasks, and how many images each may bring."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from protosteer.errors import DataError
+
+NATURAL = "natural"
+SEED = "seed:"
+_AT_LEAST = {"tasks": 1, "base": 0, "increment": 1, "train_per_class": 1, "test_per_class": 1}
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """What may be varied in any stream. The classes are shared out in one of three ways, at most one of
+    which is chosen: `tasks`, `increment` (with or without `base`), `task_file`; none means as many tasks as
+    the benchmark usually has.
+
+    class_order: "natural", the dataset's own; "seed:N", `numpy.random.RandomState(N).permutation`, by which
+    most of the literature shuffles (N is often 1993); or a file that names every class once, one per line.
+    tasks: as equal in size as possible, the larger ones first. base, increment: B50-Inc10 is a first task of
+    50 classes, then tasks of 10, the last one smaller where they do not divide; base 0 is increments only.
+    task_file: a JSON list of lists of class names, or one task per line, names separated by commas. Classes
+    that it does not name are left out. In both kinds of file, blank lines and lines that start with # do not
+    count (a JSON file has none).
+    train_per_class, test_per_class: no more than the first N images of each class, in file order.
+    validation: this share of each class's training images is held out and takes the place of the test
+    images, which are then not looked at. The training cap comes first; the test cap holds for whatever a
+    class is judged by.
+    """
+
+    class_order: str = NATURAL
+    tasks: int | None = None
+    base: int | None = None
+    increment: int | None = None
+    task_file: Path | None = None
+    train_per_class: int | None = None
+    test_per_class: int | None = None
+    validation: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, least in _AT_LEAST.items():
+            _check_count(name, getattr(self, name), least)
+        if isinstance(self.validation, bool) or not isinstance(self.validation, (int, float)):
+            raise DataError(
+                f"validation is {self.validation!r}; give a share of the training images, such as 0.1"
+            )
+        if not 0 <= self.validation < 1:
+            raise DataError(f"validation is {self.validation}; it must be at least 0 and less than 1")
+        self._check_ways()
+        self._check_order()
+        if self.task_file is not None:
+            object.__setattr__(self, "task_file", Path(self.task_file))
+            if not Path(self.task_file).is_file():
+                raise DataError(f"task file {self.task_file} does not exist; check the path")
+
+    def _check_ways(self) -> None:
+        if self.base is not None and self.increment is None:
+            raise DataError(
+                f"base = {self.base} without increment; give both, for instance base 50, increment 10"
+            )
+        ways = [name for name in ("tasks", "increment", "task_file") if getattr(self, name) is not None]
+        if len(ways) > 1:
+            raise DataError(f"{' and '.join(ways)} are given; choose one way to share out the classes")
+        if self.task_file is not None and self.class_order != NATURAL:
+            raise DataError(
+                f"class_order {self.class_order!r} with a task file, which has an order of its own; drop one of them"
+            )
+
+    def _check_order(self) -> None:
+        order = self.class_order
+        if order == NATURAL:
+            return
+        if order.startswith(SEED):
+            digits = order.removeprefix(SEED)
+            if not (digits.isascii() and digits.isdigit() and int(digits) < 2**32):
+                raise DataError(
+                    f"class order {order!r}: N in seed:N must be a whole number from 0 to 2^32 - 1"
+                )
+        elif not Path(order).is_file():
+            raise DataError(f"class order {order!r} is neither {NATURAL!r} nor 'seed:N' nor a file; check it")
+
+    @property
+    def judged_on(self) -> str:
+        return "validation" if self.validation else "test"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For manifests. Of a file the name alone is kept: a stream lists the classes that it read there."""
+        values = asdict(self)
+        if self.class_order != NATURAL and not self.class_order.startswith(SEED):
+            values["class_order"] = Path(self.class_order).name
+        if self.task_file is not None:
+            values["task_file"] = self.task_file.name
+        return values
+
+
+def group_classes(classes: Sequence[str], options: StreamOptions, default_tasks: int) -> list[list[str]]:
+    """The classes of each task. A dataset with fewer classes than `default_tasks` gets one task per class."""
+    if options.task_file is not None:
+        return _read_tasks(options.task_file, classes)
+    ordered = order_classes(classes, options.class_order)
+    if options.increment is not None:
+        sizes = _by_increments(len(classes), options.base or 0, options.increment)
+    else:
+        sizes = _evenly(len(classes), options.tasks or min(default_tasks, len(classes)))
+    ends = np.cumsum(sizes).tolist()
+    return [ordered[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+
+def order_classes(classes: Sequence[str], order: str) -> list[str]:
+    if order == NATURAL:
+        return list(classes)
+    if order.startswith(SEED):
+        permutation = np.random.RandomState(int(order.removeprefix(SEED))).permutation(len(classes))
+        return [classes[row] for row in permutation]
+    path = Path(order)
+    named = _lines(_read(path))
+    _check_names(path, named, classes)
+    missing = sorted(set(classes) - set(named))
+    if missing:
+        raise DataError(f"{path} leaves out {_listed(missing)}; a class order names every class once")
+    return named
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """`; did you mean ...?`, or nothing where no known word is near."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise DataError(f"{name} is {value!r}; give a whole number")
+    if value < least:
+        raise DataError(f"{name} is {value}; it must be at least {least}")
+
+
+def _evenly(classes: int, tasks: int) -> list[int]:
+    if tasks > classes:
+        raise DataError(f"{classes} classes cannot fill {tasks} tasks; ask for at most {classes}")
+    size, larger = divmod(classes, tasks)
+    return [size + 1] * larger + [size] * (tasks - larger)
+
+
+def _by_increments(classes: int, base: int, increment: int) -> list[int]:
+    if base > classes:
+        raise DataError(f"base is {base}, but there are {classes} classes; ask for at most {classes}")
+    full, rest = divmod(classes - base, increment)
+    return [size for size in (base, *[increment] * full, rest) if size]
+
+
+# Files
+
+
+def _read_tasks(path: Path, classes: Sequence[str]) -> list[list[str]]:
+    text = _read(path)
+    is_json = path.suffix.lower() == ".json" or text.lstrip().startswith("[")
+    tasks = _json_tasks(path, text) if is_json else [_names(line) for line in _lines(text)]
+    if not tasks or not all(tasks):
+        raise DataError(f"{path} has no task, or a task without classes; every task needs at least one class")
+    _check_names(path, [name for task in tasks for name in task], classes)
+    return tasks
+
+
+def _json_tasks(path: Path, text: str) -> list[list[str]]:
+    try:
+        tasks = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path} is not valid JSON: {error}") from error
+    lists = isinstance(tasks, list) and all(isinstance(task, list) for task in tasks)
+    if not lists or not all(isinstance(name, str) for task in tasks for name in task):
+        raise DataError(f'{path} must be a JSON list of lists of class names, such as [["a", "b"], ["c"]]')
+    return tasks
+
+
+def _names(line: str) -> list[str]:
+    return [name.strip() for name in line.split(",") if name.strip()]
+
+
+def _lines(text: str) -> list[str]:
+    lines = (line.strip() for line in text.splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read as UTF-8 text: {error}") from error
+
+
+def _check_names(path: Path, named: list[str], classes: Sequence[str]) -> None:
+    known = set(classes)
+    unknown = [name for name in named if name not in known]
+    if unknown:
+        hint = suggestion(unknown[0], classes) or f"; the dataset has {_listed(classes)}"
+        raise DataError(f"{path} names {_listed(unknown)}, unknown in the dataset{hint}")
+    twice = sorted({name for name in named if named.count(name) > 1})
+    if twice:
+        raise DataError(f"{path} names {_listed(twice)} more than once; a class belongs to one task")
+
+
+def _listed(names: Sequence[str], most: int = 5) -> str:
+    shown = ", ".join(repr(name) for name in names[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
