@@ -27,6 +27,7 @@ FIGURES = {
     "last_accuracy", "avg_accuracy", "last_forgetting", "avg_forgetting", "prompts_per_image",
     "retrieval_accuracy", "bytes_per_task", "bytes_per_class", "train_seconds", "eval_seconds",
     "forward_passes", "naive_forward_passes", "trained_parameters", "matrix", "diagnosis",
+    "last_image_accuracy", "avg_image_accuracy", "diagnosis_forward_passes",
 }  # fmt: skip
 ABOUT = {"variants", "seed", "stream", "backbone", "settings", "versions", "seconds"}
 FILES = ["digits.protosteer", "matrix.png", "curve.png", "tsne.png", "figures.json"]

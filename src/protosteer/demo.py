@@ -22,10 +22,11 @@ from protosteer.data.images import ArrayImages
 from protosteer.errors import ProtosteerError
 from protosteer.evaluation.cache import EmbeddingCache
 from protosteer.evaluation.metrics import Matrix
-from protosteer.evaluation.protocol import Run, match_cached, run_stream
+from protosteer.evaluation.protocol import Run, run_stream
+from protosteer.files import write_atomically
 from protosteer.inference import Index
 from protosteer.learner import Learner
-from protosteer.modelfile import write_atomically
+from protosteer.methods.cpp import CPP, match_images
 from protosteer.report import plots, tables
 from protosteer.report.progress import RunProgress
 from protosteer.settings import Settings
@@ -134,15 +135,13 @@ def _run_variants(
     log: Console, backbone: Backbone, stream: Stream, settings: Settings
 ) -> tuple[dict[str, Run], Learner]:
     """Every variant's run, and the learner of the full method."""
-    chosen = {name: settings.replace(**variant.changes) for name, variant in VARIANTS.items()}
+    methods = {name: CPP(backbone, settings.replace(**v.changes)) for name, v in VARIANTS.items()}
     runs: dict[str, Run] = {}
-    learners: dict[str, Learner] = {}
-    with RunProgress(log, stream, chosen) as progress:
-        for name, variant in VARIANTS.items():
-            progress.begin(name, variant.about)
-            learners[name] = Learner(backbone, chosen[name])
-            runs[name] = run_stream(learners[name], stream, progress.on_stage, progress.on_task)
-    return runs, learners[FULL]
+    with RunProgress(log, stream, {name: method.stage_costs for name, method in methods.items()}) as progress:
+        for name, method in methods.items():
+            progress.begin(name, VARIANTS[name].about)
+            runs[name] = run_stream(method, stream, progress.on_stage, progress.on_task)
+    return runs, methods[FULL].learner
 
 
 def _variant_figures(run: Run) -> dict[str, Any]:
@@ -191,7 +190,7 @@ def _some_test_images(stream: Stream) -> tuple[ArrayImages, list[str]]:
 def _before_and_after(learner: Learner, images: ArrayImages) -> tuple[Tensor, Tensor]:
     """Embeddings [N, D] without a prompt, and as prediction used them, without looking at the labels."""
     cache = EmbeddingCache(learner.backbone, images, learner.settings.embed_batch_size)
-    winners = match_cached(learner, Index.build(learner.memory), cache).winners
+    winners = match_images(learner, Index.build(learner.memory), cache).winners
     before = cache.embed(torch.arange(len(images)), None, None)
     after = torch.empty_like(before)
     for t, task in enumerate(learner.memory.tasks):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,11 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protosteer.evaluation.cache import EmbeddingCache
-from protosteer.inference import Index, match
-from protosteer.learner import Learner
-from protosteer.memory import TaskRecord
-from protosteer.streams.base import Stream
+from protosteer.inference import Embed, Index, match
+from protosteer.memory import Memory, TaskRecord
 
 
 @dataclass(frozen=True)
@@ -42,21 +40,25 @@ class Diagnosis:
         return {key: sum(r[key] for r in rows) / len(rows) for key in rows[0] if key != "task"}
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
         return {"mean": self.mean(), "tasks": [asdict(task) for task in self.tasks]}
 
 
-def diagnose(learner: Learner, stream: Stream, caches: list[EmbeddingCache]) -> Diagnosis:
-    """Measure every task of a stream that has been learned; uses extra embeddings, on cached images."""
-    index = Index.build(learner.memory)
+def diagnose(memory: Memory, tests: Sequence[tuple[Embed, list[str]]], neighbours: int) -> Diagnosis:
+    """Measure every task learned, given its test images, as something that embeds them, and their labels."""
+    index = Index.build(memory)
     return Diagnosis(
-        [_task(learner, index, cache, j, stream[j].test_labels) for j, cache in enumerate(caches)]
+        [
+            _task(index, record, j, embed, labels, neighbours)
+            for j, (record, (embed, labels)) in enumerate(zip(memory.tasks, tests, strict=True))
+        ]
     )
 
 
-def _task(learner: Learner, index: Index, cache: EmbeddingCache, j: int, labels: list[str]) -> TaskDiagnosis:
-    record = learner.memory.tasks[j]
-    embed = cache.embedder(learner.memory)
-    matches = match(index, embed, len(labels), learner.settings.neighbours)
+def _task(
+    index: Index, record: TaskRecord, j: int, embed: Embed, labels: list[str], neighbours: int
+) -> TaskDiagnosis:
+    matches = match(index, embed, len(labels), neighbours)
     number = {name: i for i, name in enumerate(index.classes)}
     truth = torch.tensor([number[label] for label in labels])
     wrong = matches.scores.argmax(dim=1) != truth

@@ -29,5 +29,9 @@ class TrainingError(ProtosteerError):
     """Training cannot go on, for instance because the loss is no longer finite."""
 
 
+class RunError(ProtosteerError):
+    """A run folder cannot be used as asked: it holds another run, or is in use."""
+
+
 class ProtosteerWarning(UserWarning):
     """Something works but is probably not what the user wants."""

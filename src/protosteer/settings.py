@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,9 +120,7 @@ class Settings:
         known = [field.name for field in dataclasses.fields(cls)]
         for key in values:
             if key not in known:
-                near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
-                hint = f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(known)}"
-                raise SettingsError(f"unknown setting '{key}'{hint}")
+                raise SettingsError(unknown_setting(key, known))
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
@@ -147,6 +146,12 @@ class Settings:
 
     def replace(self, **changes: Any) -> Settings:
         return Settings.from_dict({**self.to_dict(), **changes})
+
+
+def unknown_setting(key: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
+    hint = f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(known)}"
+    return f"unknown setting '{key}'{hint}"
 
 
 def _typed(field: dataclasses.Field[Any], value: Any) -> Any:

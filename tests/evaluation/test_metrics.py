@@ -51,3 +51,34 @@ def test_random_matrices_agree_with_a_twin():
         figures = metrics.summary(matrix)
         assert figures["last_forgetting"] == pytest.approx(per_step[-1])
         assert figures["avg_forgetting"] == pytest.approx(sum(per_step) / len(per_step))
+
+
+def test_both_averages_with_unequal_tasks():
+    figures = metrics.summary(HAND, [10, 30, 60])
+    assert figures["last_accuracy"] == pytest.approx(65)
+    assert figures["last_image_accuracy"] == pytest.approx((85 * 10 + 60 * 30 + 50 * 60) / 100)
+    second = (80 * 10 + 70 * 30) / 40
+    assert figures["avg_image_accuracy"] == pytest.approx((90 + second + 56.5) / 3)
+
+
+def test_over_seeds_by_hand():
+    seeds = [
+        {
+            "seed": 4,
+            "last_accuracy": 70.0,
+            "passes": 3,
+            "matrix": [[1.0]],
+            "retrieval": None,
+            "nan": float("nan"),
+        },
+        {"seed": 9, "last_accuracy": 74.0, "passes": 3, "matrix": [[2.0]], "retrieval": 5.0, "nan": 1.0},
+    ]
+    mean, std = metrics.over_seeds(seeds)
+    assert mean == {"last_accuracy": 72.0, "passes": 3.0}
+    assert std["last_accuracy"] == pytest.approx(8**0.5) and std["passes"] == 0.0
+    assert metrics.over_seeds(seeds[1:])[1] == {
+        "last_accuracy": 0.0,
+        "passes": 0.0,
+        "retrieval": 0.0,
+        "nan": 0.0,
+    }

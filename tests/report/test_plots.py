@@ -1,4 +1,4 @@
-"""Plots: real PNGs of a readable size, that depend on their figures alone; tables: the figures as text."""
+"""Plots: real PNGs of a readable size, that depend on their figures alone."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import sys
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from PIL import Image
-from rich.console import Console
 
-from protosteer.report import plots, tables
+from protosteer.report import plots
 
 FORGETS = [[100.0], [60.0, 90.0], [50.0, 40.0, 80.0]]
 KEEPS = [[100.0], [99.0, 98.0], [98.5, 97.0, 96.0]]
@@ -60,6 +60,79 @@ def test_curves_are_drawn_for_every_run() -> None:
     assert both.shape[1] > both.shape[0] > 300
 
 
+def colour_count(pixels: np.ndarray, colour: str) -> int:
+    wanted = [int(colour[k : k + 2], 16) for k in (1, 3, 5)]
+    return int((pixels == wanted).all(axis=-1).sum())
+
+
+def shade(colour: str) -> str:
+    """A band's colour on white: 20 % of the line's."""
+    parts = [round(255 - 0.2 * (255 - int(colour[k : k + 2], 16))) for k in (1, 3, 5)]
+    return "#{:02X}{:02X}{:02X}".format(*parts)
+
+
+def test_a_band_is_one_sample_deviation_to_each_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    draw = Axes.fill_between
+    monkeypatch.setattr(Axes, "fill_between", lambda self, *a, **k: (drawn.append(a), draw(self, *a, **k))[1])
+    seeds = [[[90.0], [80.0, 70.0]], [[92.0], [84.0, 78.0]]]  # means after task 2: 75 and 81
+    plots.accuracy_bands({"cpp": seeds, "one seed": [seeds[0]]})
+    ((tasks, low, high),) = drawn
+    assert tasks.tolist() == [1, 2]
+    root = 2**0.5
+    assert low == pytest.approx([91 - root, 78 - 3 * root])
+    assert high == pytest.approx([91 + root, 78 + 3 * root])
+
+
+def test_only_several_seeds_have_a_band_that_can_be_seen() -> None:
+    wide = [[[90.0], [70.0, 70.0]], [[80.0], [60.0, 60.0]]]
+    banded = picture(plots.accuracy_bands({"cpp": wide}))
+    single = picture(plots.accuracy_bands({"cpp": wide[:1]}))
+    assert colour_count(banded, shade(plots.LINE_COLOURS[0])) > 10_000
+    assert colour_count(single, shade(plots.LINE_COLOURS[0])) < 500
+
+
+def test_curves_are_bands_of_single_seeds() -> None:
+    assert plots.accuracy_curves({"a": KEEPS}) == plots.accuracy_bands({"a": [KEEPS]})
+
+
+def test_eight_rows_of_unequal_length_are_all_seen() -> None:
+    rows = {f"row {k}": [level(90.0 - 8 * k, 20 - k)] for k in range(8)}
+    pixels = picture(plots.accuracy_bands(rows))
+    assert all(colour_count(pixels, colour) > 300 for colour in plots.LINE_COLOURS)
+    assert pixels.shape[1] < 1300 and (pixels[:3] == 255).all() and (pixels[:, -3:] == 255).all()
+
+
+def level(height: float, tasks: int) -> list[list[float]]:
+    return [[height] * (i + 1) for i in range(tasks)]
+
+
+def test_labels_are_not_formulas_and_never_left_out() -> None:
+    assert plots._legend_text("a$x$", "1 %") == r"a\$x\$: 1 %"
+    assert not plots._legend_text("_private", "1 %").startswith("_")
+    plots.accuracy_bands({"$broken_{": [KEEPS]})
+    plots.accuracy_matrices({"$broken_{": KEEPS})
+
+
+def test_twenty_tasks_have_numbers_and_fifty_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[float] = []
+    draw = Axes.text
+    monkeypatch.setattr(
+        Axes, "text", lambda self, *a, **k: (sizes.append(k["fontsize"]), draw(self, *a, **k))[1]
+    )
+    plots.accuracy_matrices({"a": level(100.0, 20)})
+    assert len(sizes) == 210 and min(sizes) >= 7
+    sizes.clear()
+    plots.accuracy_matrices({"a": level(100.0, 50)})
+    assert not sizes
+
+
+def test_axes_name_tasks_without_crowding() -> None:
+    assert list(plots._task_numbers(20)) == list(range(1, 21))
+    assert len(plots._task_numbers(100)) <= plots.MOST_TICKS
+    assert list(plots._task_numbers(1)) == [1]
+
+
 def test_tsne_separates_what_is_apart() -> None:
     points, labels, _ = clusters()
     flat = plots.tsne_map(points)
@@ -95,26 +168,3 @@ def test_pyplot_is_not_touched() -> None:
     code = "import protosteer.report.plots as p, sys; p.accuracy_curves({'a': [[1.0]]}); print('matplotlib.pyplot' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
-
-
-def text(table: object) -> str:
-    file = io.StringIO()
-    Console(file=file, width=200).print(table)
-    return file.getvalue()
-
-
-def test_a_table_has_a_line_per_run() -> None:
-    row = {"last_accuracy": 95.254, "avg_accuracy": 97.0, "last_forgetting": -0.5, "prompts_per_image": 1.234,
-           "bytes_per_class": 13096.0}  # fmt: skip
-    lines = text(tables.figures_table({"baseline": row, "cpp": row})).splitlines()
-    assert (
-        sum("95.25 %" in line and "-0.50" in line and "1.23" in line and "13,096" in line for line in lines)
-        == 2
-    )
-    assert any(line.split()[:1] == ["cpp"] for line in lines)
-
-
-def test_a_matrix_has_a_line_per_moment() -> None:
-    lines = [line.split() for line in text(tables.matrix_table(FORGETS, "baseline")).splitlines()]
-    assert ["after", "task", "3", "50.0", "40.0", "80.0"] in lines
-    assert ["after", "task", "1", "100.0"] in lines

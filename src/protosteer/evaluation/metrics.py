@@ -6,7 +6,10 @@ by then; row i has i + 1 entries.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 Matrix = Sequence[Sequence[float]]
 
@@ -29,15 +32,39 @@ def forgetting(matrix: Matrix, i: int) -> float:
     return _mean([max(matrix[k][j] - matrix[i][j] for k in range(j, i)) for j in range(i)])
 
 
-def summary(matrix: Matrix) -> dict[str, float]:
-    """Last and average accuracy and forgetting, under the names used everywhere."""
+def summary(matrix: Matrix, test_images: Sequence[int] | None = None) -> dict[str, float]:
+    """Last and average accuracy and forgetting, under the names used everywhere.
+
+    The paper's figures are means over tasks; `..._image_accuracy` are means over images, which differ where
+    tasks have unequal numbers of test images, and need these numbers.
+    """
     tasks = range(len(matrix))
-    return {
+    figures = {
         "last_accuracy": average_accuracy(matrix, tasks[-1]),
         "avg_accuracy": _mean([average_accuracy(matrix, i) for i in tasks]),
         "last_forgetting": forgetting(matrix, tasks[-1]),
         "avg_forgetting": _mean([forgetting(matrix, i) for i in tasks[1:]]) if len(tasks) > 1 else 0.0,
     }
+    if test_images is not None:
+        over_images = [image_accuracy(matrix, i, test_images) for i in tasks]
+        figures |= {"last_image_accuracy": over_images[-1], "avg_image_accuracy": _mean(over_images)}
+    return figures
+
+
+def over_seeds(seeds: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], dict[str, float]]:
+    """Mean and sample standard deviation of every figure that all seeds have; of one seed the latter is 0."""
+    names = [name for name, value in seeds[0].items() if _is_figure(value) and name != "seed"]
+    columns: dict[str, list[Any]] = {name: [seed.get(name) for seed in seeds] for name in names}
+    whole = {
+        name: [float(v) for v in values] for name, values in columns.items() if all(map(_is_figure, values))
+    }
+    mean = {name: statistics.fmean(values) for name, values in whole.items()}
+    std = {name: statistics.stdev(values) if len(values) > 1 else 0.0 for name, values in whole.items()}
+    return mean, std
+
+
+def _is_figure(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -3,110 +3,196 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from protosteer.bookmark import Bookmark
+from protosteer.diagnosis import Diagnosis
 from protosteer.evaluation import metrics
 from protosteer.evaluation.cache import EmbeddingCache
-from protosteer.evaluation.diagnosis import Diagnosis, diagnose
-from protosteer.inference import Index, Matches, match
-from protosteer.learner import Learner, Stage
-from protosteer.memory import Memory
+from protosteer.learner import Stage
+from protosteer.methods.base import Method
 from protosteer.streams.base import Stream
+
+OnStage = Callable[[Stage], None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One moment of a run: everything measured when a task had just been learned."""
+
+    accuracy: list[float]  # percent on each task so far
+    prompts_per_image: float | None  # mean over all test images of this evaluation
+    retrieval_accuracy: float | None  # percent of them whose true task was among the candidates
+    train_seconds: float
+    eval_seconds: float
+    forward_passes: int
+    naive_forward_passes: int
+    bytes: int  # of the state
+    trained_parameters: int  # since the run began
 
 
 @dataclass
 class Run:
-    """The outcome of one stream. Row i of `matrix` was measured when task i had just been learned."""
+    """The outcome of one stream. Row i was measured when task i had just been learned."""
 
-    matrix: list[list[float]] = field(default_factory=list)
-    prompts_per_image: list[float] = field(default_factory=list)  # after each task
-    retrieval: list[float] = field(default_factory=list)  # percent whose true task was retrieved
-    train_seconds: float = 0.0
-    eval_seconds: float = 0.0
-    forward_passes: int = 0
-    naive_forward_passes: int = 0
-    bytes_per_task: float = 0.0
-    bytes_per_class: float = 0.0
-    trained_parameters: int = 0
+    test_images: list[int]  # of each task
+    classes: list[int]  # of each task
+    rows: list[Row] = field(default_factory=list)
     diagnosis: Diagnosis | None = None
+    diagnosis_passes: int = 0  # forward passes that the diagnosis needed beyond the matrix
 
-    def figures(self) -> dict[str, float]:
+    @property
+    def matrix(self) -> list[list[float]]:
+        return [row.accuracy for row in self.rows]
+
+    def figures(self) -> dict[str, Any]:
         """The run's figures under the names that every command uses."""
+        last, tasks = self.rows[-1], len(self.rows)
         return {
-            **metrics.summary(self.matrix),
-            "prompts_per_image": self.prompts_per_image[-1],
-            "retrieval_accuracy": self.retrieval[-1],
-            "bytes_per_task": self.bytes_per_task,
-            "bytes_per_class": self.bytes_per_class,
-            "train_seconds": self.train_seconds,
-            "eval_seconds": self.eval_seconds,
-            "forward_passes": self.forward_passes,
-            "naive_forward_passes": self.naive_forward_passes,
-            "trained_parameters": self.trained_parameters,
+            **metrics.summary(self.matrix, self.test_images),
+            "prompts_per_image": last.prompts_per_image,
+            "retrieval_accuracy": last.retrieval_accuracy,
+            "bytes_per_task": last.bytes / tasks,
+            "bytes_per_class": last.bytes / sum(self.classes[:tasks]),
+            "trained_parameters": last.trained_parameters,
+            "train_seconds": sum(row.train_seconds for row in self.rows),
+            "eval_seconds": sum(row.eval_seconds for row in self.rows),
+            "forward_passes": sum(row.forward_passes for row in self.rows),
+            "naive_forward_passes": sum(row.naive_forward_passes for row in self.rows),
+            "diagnosis_forward_passes": self.diagnosis_passes,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as plain data."""
+        return {
+            **self.figures(),
+            "matrix": self.matrix,
+            "after_each_task": [
+                {
+                    "accuracy_over_tasks": metrics.average_accuracy(self.matrix, i),
+                    "accuracy_over_images": metrics.image_accuracy(self.matrix, i, self.test_images),
+                    "forgetting": metrics.forgetting(self.matrix, i),
+                    **{key: value for key, value in asdict(row).items() if key != "accuracy"},
+                }
+                for i, row in enumerate(self.rows)
+            ],
+            "diagnosis": self.diagnosis.to_dict() if self.diagnosis else None,
         }
 
 
+class Store(Protocol):
+    """Where a run keeps what it would need to go on after having been killed."""
+
+    def rows(self) -> list[Row]: ...
+    def save_rows(self, rows: list[Row]) -> None: ...
+    def learned(self, task: int) -> tuple[bytes, float] | None: ...
+    def save_learned(self, task: int, state: bytes, seconds: float) -> None: ...
+    def embeddings(self) -> list[Mapping[str, Tensor]]: ...
+    def save_embeddings(self, task: int, embeddings: Mapping[str, Tensor]) -> None: ...
+    def bookmark(self, task: int) -> Bookmark: ...
+
+
 def run_stream(
-    learner: Learner,
+    method: Method,
     stream: Stream,
-    on_stage: Callable[[Stage], None] | None = None,
+    on_stage: OnStage | None = None,
     on_task: Callable[[int, Run], None] | None = None,
+    store: Store | None = None,
 ) -> Run:
-    """Learn the stream's tasks in order and evaluate after each."""
-    run = Run()
-    batch = learner.settings.embed_batch_size
-    caches = [EmbeddingCache(learner.backbone, task.test, batch) for task in stream]
-    for i, task in enumerate(stream):
-        began = time.perf_counter()
-        learner.learn((task.train, task.train_labels), name=task.name, on_stage=on_stage)
-        learned = time.perf_counter()
-        _evaluate(learner, stream, caches[: i + 1], run)
-        run.train_seconds += learned - began
-        run.eval_seconds += time.perf_counter() - learned
-        run.forward_passes = sum(cache.forward_passes for cache in caches)
-        _count(learner.memory, run)
+    """Learn the stream's tasks in order and evaluate after each; with a `store`, from where it was left."""
+    caches = [EmbeddingCache(method.backbone, task.test, method.embed_batch_size) for task in stream]
+    run = Run([len(task.test) for task in stream], [len(task.classes) for task in stream])
+    if store:
+        _restore(method, run, caches, store)
+    for i in range(len(run.rows), len(stream)):
+        seconds = _learn(method, stream, i, on_stage, store)
+        run.rows.append(_evaluate(method, stream, caches[: i + 1], seconds, on_stage))
+        if store:
+            fresh = {f"{j}/{key}": t for j, cache in enumerate(caches) for key, t in cache.take_new().items()}
+            store.save_embeddings(i, fresh)
+            store.save_rows(run.rows)
         if on_task:
             on_task(i, run)
-    run.diagnosis = diagnose(learner, stream, caches)
+    before = sum(cache.forward_passes for cache in caches)
+    run.diagnosis = method.diagnose(
+        [(cache, task.test_labels) for cache, task in zip(caches, stream, strict=True)]
+    )
+    run.diagnosis_passes = sum(cache.forward_passes for cache in caches) - before
     return run
 
 
-def _evaluate(learner: Learner, stream: Stream, caches: list[EmbeddingCache], run: Run) -> None:
+def _restore(method: Method, run: Run, caches: list[EmbeddingCache], store: Store) -> None:
+    run.rows = store.rows()
+    for saved in store.embeddings():
+        for j, cache in enumerate(caches):
+            own = {key.removeprefix(f"{j}/"): t for key, t in saved.items() if key.startswith(f"{j}/")}
+            cache.put(own)
+    if run.rows:
+        learned = store.learned(len(run.rows) - 1)
+        assert learned is not None, "a state is written before its row"
+        method.restore(learned[0])
+
+
+def _learn(method: Method, stream: Stream, i: int, on_stage: OnStage | None, store: Store | None) -> float:
+    """Seconds that learning task i took, those of interrupted training included."""
+    if store and (learned := store.learned(i)):  # killed while it was being evaluated
+        method.restore(learned[0])
+        return learned[1]
+    bookmark = store.bookmark(i) if store else None
+    earlier = bookmark.seconds_spent() if bookmark else 0.0
+    began = time.perf_counter()
+    method.learn(stream[i], on_stage, bookmark)
+    seconds = earlier + time.perf_counter() - began
+    if store:
+        store.save_learned(i, method.state(), seconds)
+    return seconds
+
+
+def _evaluate(
+    method: Method,
+    stream: Stream,
+    caches: list[EmbeddingCache],
+    train_seconds: float,
+    on_stage: OnStage | None,
+) -> Row:
     """One row of the matrix, with what is known now and nothing else."""
-    index = Index.build(learner.memory)
-    row: list[float] = []
+    began = time.perf_counter()
+    made, asked = (sum(getattr(c, name) for c in caches) for name in ("forward_passes", "asked"))
+    number = {name: k for k, name in enumerate(method.classes)}
+    accuracy: list[float] = []
     prompts: list[Tensor] = []
     retrieved: list[Tensor] = []
     for j, cache in enumerate(caches):
-        matches = match_cached(learner, index, cache)
-        row.append(accuracy(index, matches, stream[j].test_labels))
-        prompts.append((matches.candidates & index.prompted).sum(dim=1))
-        retrieved.append(matches.candidates[:, j])
-        run.naive_forward_passes += matches.forward_passes
-    run.matrix.append(row)
-    run.prompts_per_image.append(float(torch.cat(prompts).float().mean()))
-    run.retrieval.append(100.0 * float(torch.cat(retrieved).float().mean()))
+        answer = method.answer(cache)
+        truth = torch.tensor([number[label] for label in stream[j].test_labels])
+        accuracy.append(100.0 * int((answer.classes == truth).sum()) / len(truth))
+        if answer.prompts is not None:
+            prompts.append(answer.prompts)
+        if answer.candidates is not None:
+            retrieved.append(answer.candidates[:, j])
+        if on_stage:
+            on_stage(Stage(stream[len(caches) - 1].name, "testing", j + 1, len(caches)))
+    return Row(
+        accuracy=accuracy,
+        prompts_per_image=_mean(prompts),
+        retrieval_accuracy=None if not retrieved else 100.0 * (_mean(retrieved) or 0.0),
+        train_seconds=train_seconds,
+        eval_seconds=time.perf_counter() - began,
+        forward_passes=sum(cache.forward_passes for cache in caches) - made,
+        naive_forward_passes=sum(cache.asked for cache in caches) - asked,
+        bytes=sum(method.bytes_per_task()),
+        trained_parameters=method.trained_parameters(),
+    )
 
 
-def match_cached(learner: Learner, index: Index, cache: EmbeddingCache) -> Matches:
-    return match(index, cache.embedder(learner.memory), len(cache.images), learner.settings.neighbours)
-
-
-def accuracy(index: Index, matches: Matches, labels: list[str]) -> float:
-    """Percent of images whose best class is their own."""
-    number = {name: i for i, name in enumerate(index.classes)}
-    truth = torch.tensor([number[label] for label in labels])
-    return 100.0 * float((matches.scores.argmax(dim=1) == truth).float().mean())
-
-
-def _count(memory: Memory, run: Run) -> None:
-    total = sum(task.bytes for task in memory.tasks)
-    run.bytes_per_task = total / len(memory)
-    run.bytes_per_class = total / len(memory.classes)
-    about: list[dict[str, Any]] = [task.about for task in memory.tasks]
-    run.trained_parameters = sum(int(a.get("trained_parameters", 0)) for a in about)
+def _mean(parts: list[Tensor]) -> float | None:
+    """Exact: whole numbers summed, then one division."""
+    if not parts:
+        return None
+    values = torch.cat(parts)
+    return int(values.sum()) / len(values)

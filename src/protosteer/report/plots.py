@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,11 +28,17 @@ DPI = 110
 # Okabe and Ito's colours, for lines; Tol's "muted" set, for many classes. Both hold for colour-blind readers.
 LINE_COLOURS = ("#000000", "#56B4E9", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#999999")
 LINE_MARKERS = ("s", "^", "D", "o", "v", "P", "X", "*")
+LINE_STYLES = ("-", "--", ":")  # colours and markers come round again with another line
+LEGEND_WIDTH = 34
+ROWS_INSIDE = 4  # legends of more lines would hide some of them
 CLASS_COLOURS = (
     "#332288", "#DDCC77", "#117733", "#88CCEE", "#882255", "#44AA99", "#CC6677", "#999933", "#AA4499", "#777777",
 )  # fmt: skip
 CLASS_MARKERS = ("o", "^", "s", "v", "D", "P")  # the colours come round again with another marker
 HEAT = "cividis"
+NUMBER_WIDTH = 3.4  # of "100.0" with a little room, in multiples of its size
+LEAST_SIZE = 4.5  # of letters, in points
+MOST_TICKS = 20
 PERPLEXITY = 30
 
 
@@ -44,52 +51,96 @@ def accuracy_matrices(matrices: Mapping[str, Matrix]) -> bytes:
     figure = Figure(figsize=((side + 0.7) * len(matrices) + 1.0, side + 1.2), dpi=DPI, layout="compressed")
     panels = figure.subplots(1, len(matrices), squeeze=False)[0]
     for axes, (name, matrix) in zip(panels, matrices.items(), strict=True):
-        image = _heat_map(axes, matrix, scale)
+        image = _heat_map(axes, matrix, scale, side)
         end = metrics.summary(matrix)
         title = f"{name}\nLast {end['last_accuracy']:.1f} %, forgetting {end['last_forgetting']:.1f} points"
-        axes.set_title(title, fontsize=11)
+        axes.set_title(title, fontsize=11, parse_math=False)
     figure.colorbar(image, ax=list(panels), label="accuracy (%)", shrink=0.8)
     return _png(figure)
 
 
-def _heat_map(axes: Axes, matrix: Matrix, scale: Normalize) -> Any:
+def _heat_map(axes: Axes, matrix: Matrix, scale: Normalize, side: float) -> Any:
+    """`side` of the map, in inches. Numbers are as large as cells allow, and absent where nobody could read them."""
     tasks = len(matrix)
     cells = np.full((tasks, tasks), np.nan)
-    size = max(4.5, min(10.0, 75.0 / tasks))
+    size = min(10.0, 72.0 * side / tasks / NUMBER_WIDTH)
     for i, row in enumerate(matrix):
         for j, value in enumerate(row):
             cells[i, j] = value
+            if size < LEAST_SIZE:
+                continue
             red, green, blue, _ = colormaps[HEAT](scale(value))
             ink = "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "white"
             axes.text(j, i, f"{value:.1f}", ha="center", va="center", color=ink, fontsize=size)
     image = axes.imshow(np.ma.masked_invalid(cells), cmap=HEAT, norm=scale)
-    axes.set_xticks(range(tasks), [str(i + 1) for i in range(tasks)])
-    axes.set_yticks(range(tasks), [str(i + 1) for i in range(tasks)])
+    numbers = _task_numbers(tasks)
+    axes.set_xticks([number - 1 for number in numbers], [str(number) for number in numbers])
+    axes.set_yticks([number - 1 for number in numbers], [str(number) for number in numbers])
     axes.set_xlabel("accuracy on test images of task")
     axes.set_ylabel("after learning task")
     axes.spines[["top", "right"]].set_visible(False)
     return image
 
 
+def _task_numbers(tasks: int) -> range:
+    """Those that an axis has room for."""
+    return range(1, tasks + 1, math.ceil(tasks / MOST_TICKS))
+
+
 def accuracy_curves(matrices: Mapping[str, Matrix]) -> bytes:
     """Mean accuracy over the tasks learned so far, after each task, one line per matrix."""
-    figure = Figure(figsize=(7.2, 4.5), dpi=DPI, layout="constrained")
+    return accuracy_bands({name: [matrix] for name, matrix in matrices.items()})
+
+
+def accuracy_bands(rows: Mapping[str, Sequence[Matrix]]) -> bytes:
+    """The same for rows of several seeds: their mean, in a band of one standard deviation to each side.
+
+    A row's seeds are compared as far as all of them have come.
+    """
+    outside = len(rows) > ROWS_INSIDE
+    figure = Figure(
+        figsize=(10.4 if outside else 7.2, 5.2 if outside else 4.5), dpi=DPI, layout="constrained"
+    )
     axes = figure.subplots()
-    longest = max(len(matrix) for matrix in matrices.values())
-    for i, (name, matrix) in enumerate(matrices.items()):
-        heights = [metrics.average_accuracy(matrix, k) for k in range(len(matrix))]
-        axes.plot(
-            range(1, len(matrix) + 1), heights, label=f"{name}: {heights[-1]:.1f} %", linewidth=2,
-            color=LINE_COLOURS[i % len(LINE_COLOURS)], marker=LINE_MARKERS[i % len(LINE_MARKERS)],
-        )  # fmt: skip
+    for i, (name, matrices) in enumerate(rows.items()):
+        _band(axes, i, name, matrices)
     axes.set_title("Accuracy on all classes learned so far")
     axes.set_xlabel("tasks learned")
     axes.set_ylabel("mean accuracy over these tasks (%)")
-    axes.set_xticks(range(1, longest + 1))
+    axes.set_xticks(_task_numbers(max(len(matrix) for matrices in rows.values() for matrix in matrices)))
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower left", title="after the last task")
+    spread = any(len(matrices) > 1 for matrices in rows.values())
+    title = "after the last task" + (",\n± one standard deviation over seeds" if spread else "")
+    if outside:
+        figure.legend(loc="outside right center", frameon=False, title=title, alignment="left")
+    else:
+        axes.legend(loc="best", frameon=False, title=title, alignment="left")
     return _png(figure)
+
+
+def _band(axes: Axes, i: int, name: str, matrices: Sequence[Matrix]) -> None:
+    """Line number i, and its band if there is more than one matrix."""
+    heights = np.array(
+        [[metrics.average_accuracy(matrix, k) for k in range(min(map(len, matrices)))] for matrix in matrices]
+    )
+    tasks, mean = np.arange(1, heights.shape[1] + 1), heights.mean(axis=0)
+    turn, k = divmod(i, len(LINE_COLOURS))
+    end = f"{mean[-1]:.1f} %"
+    if len(matrices) > 1:
+        std = heights.std(axis=0, ddof=1)
+        end = f"{mean[-1]:.1f} ± {std[-1]:.1f} %"
+        axes.fill_between(tasks, mean - std, mean + std, color=LINE_COLOURS[k], alpha=0.2, linewidth=0)
+    axes.plot(
+        tasks, mean, label=_legend_text(name, end), linewidth=2, markersize=6 if len(tasks) <= 10 else 5,
+        color=LINE_COLOURS[k], marker=LINE_MARKERS[k], linestyle=LINE_STYLES[turn % len(LINE_STYLES)],
+    )  # fmt: skip
+
+
+def _legend_text(name: str, end: str) -> str:
+    """Dollars would be set as formulas, and labels that begin with an underscore left out."""
+    text = "\n".join(textwrap.wrap(f"{name}: {end}", LEGEND_WIDTH)).replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
 
 
 def tsne_before_after(

@@ -1,101 +1,260 @@
-"""Progress of runs through a stream: a live bar on a terminal, one plain line per task anywhere else."""
+"""Progress of runs through a stream: nested live bars on a terminal, a few plain lines anywhere else."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from types import TracebackType
+from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
+from rich.progress import Task as Row
+from rich.table import Column
+from rich.text import Text
 
 from protosteer.evaluation import metrics
-from protosteer.evaluation.protocol import Run
+from protosteer.evaluation.metrics import Matrix
 from protosteer.learner import Stage
-from protosteer.settings import Settings
 from protosteer.streams.base import Stream, Task
 
-# A training step costs about as much per image as so many plain forward passes.
-_TRAINING_COST = 4.0
-_ORDER = ("keys", "training", "values", "testing")
+Costs = Callable[[Task], Mapping[str, float]]  # of every stage of a task, in order; the unit does not matter
+
+_QUIET_SECONDS = 30.0  # between two plain lines about the same task
+_MOST_CLASSES = 10  # named in a line
+
+
+class Result(Protocol):
+    """What a run has measured so far."""
+
+    @property
+    def matrix(self) -> Matrix: ...
 
 
 class RunProgress:
-    """Shows several runs of a stream, by name, as one piece of work whose end can be foreseen."""
+    """Shows several runs of a stream (seeds or variants, by name) as one piece of work whose end can be foreseen.
 
-    def __init__(self, console: Console, stream: Stream, runs: Mapping[str, Settings]):
-        self.stream = stream
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeRemainingColumn(compact=True),
-            TextColumn("left"),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self.work = {name: [_work(settings, task) for task in stream] for name, settings in runs.items()}
-        total = sum(sum(stages.values()) for tasks in self.work.values() for stages in tasks)
-        self.row = self.bar.add_task("", total=total, note="")
-        self.done = 0.0
+    runs: what each costs. log: hears every plain line, whether the console shows bars or not.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        stream: Stream,
+        runs: Mapping[str, Costs],
+        log: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.console, self.stream, self.log, self.clock = console, stream, log, clock
+        self.live = console.is_terminal and not console.is_dumb_terminal
+        self.work = {name: [dict(costs(task)) for task in stream] for name, costs in runs.items()}
+        self.estimate = Estimate(sum(map(_total, self.work.values())))
         self.name = ""
-        self.tasks: list[dict[str, float]] = []
-        self.number = 0
+        self.number = 0  # of the task under way, from 0
+        self.reached = 0.0  # cost of what is done of this task
+        self.doing = ""
+        self.spoke = clock()
+        self.bars = _bars(console, self.live, self.time_left)
+        self.rows = [self.bars.add_task("", total=1.0, note="", first=i == 0) for i in range(3)]
 
     def __enter__(self) -> RunProgress:
-        self.bar.start()
+        self.estimate.start(self.clock())
+        self.bars.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.bar.stop()
+        self.bars.stop()
 
     def say(self, line: str, style: str | None = None) -> None:
-        """A line that stays, above the bar; class names in it may look like markup."""
-        self.bar.console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+        """A line that stays, above the bars; class names in it may look like markup."""
+        self.console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+        self._note_down(line)
 
-    def begin(self, name: str, about: str) -> None:
-        """A run starts: `about` says in a few words what is special about it."""
-        self.name, self.tasks, self.number = name, self.work[name], 0
+    def begin(self, name: str, about: str, done_tasks: int = 0) -> None:
+        """A run starts; `about` says in a few words what is special about it.
+
+        done_tasks: restored from an interrupted run. They took no time now, so they foretell none.
+        """
+        self.name, self.number, self.reached, self.doing = name, done_tasks, 0.0, ""
+        self.estimate.restored(_total(self.work[name][:done_tasks]))
+        self.estimate.look(self.clock())
         self.say(f"{name}: {about}", style="bold")
+        self._draw("", 0.0, "")
 
     def on_stage(self, stage: Stage) -> None:
-        work = self.tasks[self.number]
-        before = sum(work[earlier] for earlier in _ORDER[: _ORDER.index(stage.doing)])
-        note = ""
-        if stage.training:
-            note = f"loss {stage.training.loss:.2f}"
-            if stage.training.accuracy is not None:
-                note += f", {stage.training.accuracy:.1f} % right"
-        self.bar.update(
-            self.row,
-            completed=self.done + before + work[stage.doing] * stage.done / stage.total,
-            description=f"{self.name}, task {self.number + 1} of {len(self.stream)}, {stage.doing}",
-            note=note,
-        )
+        """Something is under way. A stage that no cost was given for is shown, but counts for nothing."""
+        work = self.work[self.name][self.number] if self.number < len(self.stream) else {}
+        share = stage.done / stage.total if stage.total else 1.0
+        if stage.doing in work:
+            before = sum(list(work.values())[: list(work).index(stage.doing)])
+            if stage.doing != self.doing:
+                # What lies between the last report and the first of a stage was done by an interrupted run.
+                skipped = (stage.training.step - 1) / stage.training.steps if stage.training else 0.0
+                self._reach(before + work[stage.doing] * skipped, restored=True)
+            self._reach(before + work[stage.doing] * share)
+        self.doing = stage.doing
+        self.estimate.look(self.clock())
+        self._draw(_stage_name(stage), share, _numbers(stage))
+        if _worth_a_line(stage) and self.clock() - self.spoke >= _QUIET_SECONDS:
+            self._tell(stage)
 
-    def on_task(self, i: int, run: Run) -> None:
-        classes = ", ".join(self.stream[i].classes)
-        line = f"  task {i + 1} of {len(self.stream)}: learned {classes}; "
-        line += f"accuracy {metrics.average_accuracy(run.matrix, i):.1f} %"
+    def on_task(self, i: int, result: Result) -> None:
+        """Task i is learned and tested."""
+        if self.number == i:
+            self._reach(_total([self.work[self.name][i]]))
+        self.number, self.reached, self.doing = i + 1, 0.0, ""
+        self.estimate.look(self.clock())
+        line = f"  task {i + 1} of {len(self.stream)}: learned {_names(self.stream[i].classes)}; "
+        line += f"accuracy {metrics.average_accuracy(result.matrix, i):.1f} %"
         if i:
-            line += f" over all tasks so far, {metrics.forgetting(run.matrix, i):.1f} points forgotten"
+            line += f" over all tasks so far, {metrics.forgetting(result.matrix, i):.1f} points forgotten"
         self.say(line)
-        self.done += sum(self.tasks[i].values())
-        self.number = i + 1
-        self.bar.update(self.row, completed=self.done)
+        self._draw("", 0.0, "")
+
+    def time_left(self) -> float | None:
+        """Seconds until all runs are done; None while nothing is known."""
+        return self.estimate.left(self.clock())
+
+    def _reach(self, cost: float, restored: bool = False) -> None:
+        step = max(0.0, cost - self.reached)
+        self.reached += step
+        (self.estimate.restored if restored else self.estimate.worked)(step)
+
+    def _draw(self, stage: str, share: float, note: str) -> None:
+        runs, tasks = list(self.work), self.work[self.name]
+        run = f"{runs.index(self.name) + 1} of {len(runs)}: {self.name}" if len(runs) > 1 else self.name
+        done = _total(tasks[: self.number]) + self.reached
+        task = f" task {min(self.number + 1, len(tasks))} of {len(tasks)}"
+        contents = (
+            (run, self.estimate.share, ""),
+            (task, done / (_total(tasks) or 1.0), ""),
+            (f"  {stage}", share, note),
+        )
+        for row, (description, completed, text) in zip(self.rows, contents, strict=True):
+            self.bars.update(
+                row,
+                description=description,
+                completed=completed,
+                note=text,
+                visible=bool(description.strip()),
+            )
+
+    def _tell(self, stage: Stage) -> None:
+        left = self.time_left()
+        parts = [_numbers(stage), f"{duration(left)} left" if left is not None else ""]
+        line = f"  task {self.number + 1} of {len(self.stream)}, {_stage_name(stage)}: "
+        line += ", ".join(part for part in parts if part)
+        if not self.live:
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._note_down(line)
+
+    def _note_down(self, line: str) -> None:
+        self.spoke = self.clock()
+        if self.log:
+            self.log(line)
 
 
-def _work(settings: Settings, task: Task) -> dict[str, float]:
-    """How much each stage of learning and testing a task costs, in forward passes of one image."""
-    images, trained = len(task.train), settings.prompts
-    batch = min(settings.batch_size, images)
-    steps = settings.epochs * max(1, images // settings.batch_size)
-    return {
-        "keys": images,
-        "training": _TRAINING_COST * steps * batch if trained else 0.0,
-        "values": images if trained else 0.0,
-        "testing": len(task.test) * (1 + trained),
-    }
+class Estimate:
+    """When work will be done, from the seconds that a unit of it has taken so far."""
+
+    def __init__(self, total: float):
+        self.total = total
+        self.done = 0.0  # restored work included
+        self.measured = 0.0  # work that was done since the start
+        self.began = self.seen = 0.0
+
+    @property
+    def share(self) -> float:
+        return self.done / self.total if self.total else 0.0
+
+    def start(self, now: float) -> None:
+        self.began = self.seen = now
+
+    def restored(self, cost: float) -> None:
+        self.done += cost
+
+    def worked(self, cost: float) -> None:
+        self.done += cost
+        self.measured += cost
+
+    def look(self, now: float) -> None:
+        """The work that is known now was done by now."""
+        self.seen = now
+
+    def left(self, now: float) -> float | None:
+        """Counts down between reports."""
+        if not self.measured:
+            return None
+        rate = (self.seen - self.began) / self.measured
+        return max(0.0, rate * (self.total - self.done) - (now - self.seen))
+
+
+class _TimeLeft(ProgressColumn):
+    """On the first row, time left; on the others, their note."""
+
+    max_refresh = 0.5
+
+    def __init__(self, time_left: Callable[[], float | None]):
+        super().__init__(Column(no_wrap=True, overflow="ellipsis"))
+        self.time_left = time_left
+
+    def render(self, row: Row) -> Text:
+        if not row.fields["first"]:
+            return Text(row.fields["note"])
+        left = self.time_left()
+        return Text("" if left is None else f"{duration(left)} left")
+
+
+def _bars(console: Console, live: bool, time_left: Callable[[], float | None]) -> Progress:
+    return Progress(
+        TextColumn(
+            "{task.description}",
+            markup=False,
+            table_column=Column(no_wrap=True, overflow="ellipsis", min_width=26, max_width=28),
+        ),
+        BarColumn(bar_width=16),
+        TextColumn("{task.percentage:>3.0f}%"),
+        _TimeLeft(time_left),
+        console=console,
+        transient=True,
+        disable=not live,
+    )
+
+
+def duration(seconds: float) -> str:
+    """As exact as a person wants to know it."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _stage_name(stage: Stage) -> str:
+    training = stage.training
+    return f"{stage.doing}, epoch {training.epoch} of {training.epochs}" if training else stage.doing
+
+
+def _numbers(stage: Stage) -> str:
+    training = stage.training
+    if not training:
+        return f"{stage.done:,} of {stage.total:,}"
+    right = "" if training.accuracy is None else f", {training.accuracy:.1f} % right"
+    return f"loss {training.loss:.2f}{right}, {training.images_per_second:,.0f} images/s"
+
+
+def _worth_a_line(stage: Stage) -> bool:
+    """Training speaks when an epoch is over, so that its loss is a whole epoch's."""
+    training = stage.training
+    return not training or training.step * training.epochs % training.steps == 0
+
+
+def _names(classes: list[str]) -> str:
+    if len(classes) <= _MOST_CLASSES:
+        return ", ".join(classes)
+    return f"{', '.join(classes[: _MOST_CLASSES - 2])} and {len(classes) - _MOST_CLASSES + 2} more"
+
+
+def _total(tasks: list[dict[str, float]]) -> float:
+    return sum(sum(stages.values()) for stages in tasks)

@@ -1,0 +1,252 @@
+"""An experiment from its description to its figures: stream, backbone, method, settings, seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from protosteer.backbones import NANO, Backbone
+from protosteer.bookmark import SECONDS
+from protosteer.errors import ProtosteerWarning, SettingsError
+from protosteer.evaluation import manifest
+from protosteer.evaluation.protocol import Run, run_stream
+from protosteer.evaluation.runs import RunFolder
+from protosteer.learner import Stage
+from protosteer.methods import Method, find_method
+from protosteer.methods.base import MethodSettings
+from protosteer.settings import unknown_setting
+from protosteer.streams import Stream, StreamOptions, Task, find_benchmark, open_stream
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_STREAM_OPTIONS = tuple(f.name for f in dataclasses.fields(StreamOptions))
+_PATHS = ("weights", "data_dir", "out", "task_file")
+
+
+class Reporter:
+    """Hears what a run is doing; this one says nothing."""
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+    def begin(self, name: str, about: str, done_tasks: int = 0) -> None: ...
+    def on_stage(self, stage: Stage) -> None: ...
+    def on_task(self, i: int, run: Run) -> None: ...
+    def say(self, line: str) -> None: ...
+
+
+Costs = Callable[[Task], Mapping[str, float]]
+# Makes a reporter for a stream, given the cost of every run by its name, and where lines are logged.
+MakeReporter = Callable[[Stream, Mapping[str, Costs], Callable[[str], None]], Any]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What `protosteer run` is told. `settings` belong to the method, `options` to the stream."""
+
+    stream: str
+    method: str = "cpp"
+    backbone: str = NANO
+    weights: Path | None = None
+    image_size: int | None = None
+    crop: float | None = None  # None: the stream's own, or else the weights'
+    seeds: tuple[int, ...] = (0,)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    options: StreamOptions = field(default_factory=StreamOptions)
+    data_dir: Path | None = None
+    skip_unreadable: bool = False
+    device: str = "auto"
+    threads: int | None = None
+    out: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("image_size", 1), ("threads", 1)):
+            value = getattr(self, name)
+            if value is not None and type(value) is not int:
+                raise SettingsError(f"{name} = {value!r}: must be int, not {type(value).__name__}")
+            if value is not None and value < least:
+                raise SettingsError(f"{name} = {value}: must be at least {least}")
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Experiment:
+        """From one flat table of names: those of a run, of a stream's options, and of the method's settings."""
+        own = {f.name for f in dataclasses.fields(cls)} - {"settings", "options"}
+        plain: dict[str, Any] = {
+            name: Path(v) if name in _PATHS and v is not None else v for name, v in values.items()
+        }
+        if "stream" not in plain:
+            raise SettingsError("say which stream to run, for instance split-cifar100 or folder:PATH")
+        if "seed" in plain:
+            raise SettingsError(
+                f"seed = {plain['seed']}: a run has seeds, for instance --seeds {plain['seed']}"
+            )
+        if "seeds" in plain:
+            plain["seeds"] = parse_seeds(plain["seeds"])
+        options = StreamOptions(**{name: v for name, v in plain.items() if name in _STREAM_OPTIONS})
+        made = cls(**{name: v for name, v in plain.items() if name in own}, options=options)
+        settings = {name: v for name, v in plain.items() if name not in own and name not in _STREAM_OPTIONS}
+        known = [*own, *_STREAM_OPTIONS, *made.settings_for(0).to_dict()]
+        for name in settings:
+            if name not in known:
+                raise SettingsError(unknown_setting(name, known))
+        made = dataclasses.replace(made, settings=settings)
+        made.settings_for(0)  # complains of what the method does not know
+        return made
+
+    def settings_for(self, seed: int) -> MethodSettings:
+        return find_method(self.method).settings_from({**self.settings, "seed": seed})
+
+    @property
+    def folder(self) -> Path:
+        """`out`, or a folder under runs/ that tells stream, method and backbone apart."""
+        if self.out is not None:
+            return self.out
+        stream = f"folder-{Path(self.stream).name}" if self.stream.startswith("folder:") else self.stream
+        name = "-".join([stream, self.method, self.backbone])
+        return Path("runs") / re.sub(r"[^\w.-]+", "-", name)
+
+    def load_backbone(self) -> Backbone:
+        crop = self.crop if self.crop is not None else find_benchmark(self.stream).crop
+        backbone = Backbone.load(self.backbone, weights=self.weights, image_size=self.image_size, crop=crop)
+        return backbone.to(choose_device(self.device))
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """An experiment as TOML: `stream = "split-cifar100"`, `seeds = [0, 1]`, `epochs = 15`, one name per line."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} is not valid TOML: {error}") from error
+    table = next((name for name, value in values.items() if isinstance(value, dict)), None)
+    if table is not None:
+        raise SettingsError(f"{path}: [{table}] is a table; an experiment is a plain list of name = value")
+    return values
+
+
+def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
+    """NAME=VALUE, where a value is JSON (5, 0.1, true) or else a bare word."""
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not name or not equals:
+            raise SettingsError(f"--set {pair}: write NAME=VALUE, for instance --set epochs=20")
+        try:
+            values[name.strip()] = json.loads(text)
+        except json.JSONDecodeError:
+            values[name.strip()] = text.strip()
+    return values
+
+
+def parse_seeds(given: Any) -> tuple[int, ...]:
+    """`0,1,2`, a number, or a list of numbers."""
+    words = (
+        given.split(",") if isinstance(given, str) else given if isinstance(given, (list, tuple)) else [given]
+    )
+    try:
+        seeds = tuple(int(word) for word in words)
+    except (TypeError, ValueError):
+        seeds = ()
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise SettingsError(f"seeds = {given!r}: give different whole numbers from 0 on, such as 0,1,2")
+    return seeds
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto`: a GPU if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch raises either, by device
+        raise SettingsError(f"device {name!r} cannot be used here; try cpu, cuda, mps or auto") from error
+    return device
+
+
+def run_experiment(
+    experiment: Experiment,
+    resume: bool = False,
+    overwrite: bool = False,
+    command: Sequence[str] = (),
+    make_reporter: MakeReporter | None = None,
+    on_message: Callable[[str], None] = lambda line: None,
+    bookmark_seconds: float = SECONDS,
+) -> dict[str, Any]:
+    """Run every seed that is not done yet; returns the figures as `run --json` prints them."""
+    if experiment.threads is not None:
+        torch.set_num_threads(experiment.threads)
+    method_class = find_method(experiment.method)
+    backbone = experiment.load_backbone()
+    stream = open_stream(
+        experiment.stream,
+        experiment.options,
+        backbone.preprocessing,
+        experiment.data_dir,
+        experiment.skip_unreadable,
+        on_message,
+    )
+    folder = RunFolder(experiment.folder)
+    with folder.locked():
+        configuration = manifest.configuration(method_class, experiment.settings_for(0), backbone, stream)
+        now = manifest.circumstances(backbone.device)
+        for line in folder.open(configuration, now, command, experiment.seeds, resume, overwrite):
+            on_message(line)
+        known = folder.manifest
+        assert known is not None
+        methods = {seed: method_class(backbone, experiment.settings_for(seed)) for seed in known["seeds"]}
+        folder.log(" ".join(command))
+        costs = {f"seed {seed}": method.stage_costs for seed, method in methods.items()}
+        reporter = make_reporter(stream, costs, folder.log) if make_reporter else Reporter()
+        with reporter, _warnings_to(reporter.say):
+            for seed, method in methods.items():
+                _run_seed(folder, seed, method, stream, reporter, bookmark_seconds)
+        return folder.finish()
+
+
+def _run_seed(
+    folder: RunFolder, seed: int, method: Method, stream: Stream, reporter: Any, bookmark_seconds: float
+) -> None:
+    store = folder.seed(seed, method.suffix, bookmark_seconds)
+    name = f"seed {seed}"
+    if store.figures() is not None:
+        store.clean()
+        reporter.begin(name, "done already", len(stream))
+        return
+    rows = store.rows()
+    again = f"{method.name}, goes on after task {len(rows)}" if rows else method.name
+    reporter.begin(name, f"{again}, {len(stream)} tasks, {len(stream.classes)} classes", len(rows))
+    run = run_stream(method, stream, reporter.on_stage, reporter.on_task, store)
+    store.finish(seed, run)
+
+
+@contextmanager
+def _warnings_to(say: Callable[[str], None]) -> Iterator[None]:
+    """Warnings on purpose become lines of the report and of the log."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def tell(message: Any, category: type[Warning], *rest: Any, **more: Any) -> None:
+            if issubclass(category, ProtosteerWarning):
+                say(f"warning: {message}")
+            else:
+                show(message, category, *rest, **more)
+
+        warnings.simplefilter("always", ProtosteerWarning)
+        warnings.showwarning = tell
+        yield

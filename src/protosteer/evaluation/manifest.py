@@ -1,0 +1,84 @@
+"""Where the figures of a run come from: what was run, on what data, with what weights, where."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+import torch
+
+import protosteer
+from protosteer.backbones import Backbone
+from protosteer.methods.base import Method, MethodSettings
+from protosteer.streams.base import Stream
+
+FORMAT = 1
+_PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "kornia", "pillow")
+
+
+def configuration(
+    method: type[Method], settings: MethodSettings, backbone: Backbone, stream: Stream
+) -> dict[str, Any]:
+    """All that decides the figures but the seed; runs with equal configurations are runs of one experiment."""
+    weights = {key: value for key, value in backbone.describe().items() if key != "source"}
+    chosen = {key: value for key, value in settings.to_dict().items() if key != "seed"}
+    return {"stream": stream.about, "method": method.name, "settings": chosen, "backbone": weights}
+
+
+def circumstances(device: torch.device) -> dict[str, Any]:
+    """What may change the last bits of a figure, and nothing else."""
+    return {
+        "versions": {
+            "protosteer": protosteer.__version__,
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in _PACKAGES},
+        },
+        "machine": {
+            "system": platform.system(),
+            "processor": _processor(),
+            "cores": os.cpu_count(),
+            "device": _device(device),
+        },
+        "threads": torch.get_num_threads(),
+    }
+
+
+def differences(old: Any, new: Any, path: str = "") -> list[str]:
+    """`settings.epochs: 50 -> 15` for every value that is not the same in two trees of plain data."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        found = []
+        for key in [*old, *(key for key in new if key not in old)]:
+            place = f"{path}.{key}" if path else str(key)
+            found += differences(old.get(key), new.get(key), place)
+        return found
+    return [] if old == new else [f"{path}: {_short(old)} -> {_short(new)}"]
+
+
+def command_line(arguments: Sequence[str] | None = None) -> list[str]:
+    given = sys.argv[1:] if arguments is None else arguments
+    return ["protosteer", *given]
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _processor() -> str:
+    """The processor's own name where the system tells it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _device(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

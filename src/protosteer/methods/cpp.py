@@ -1,0 +1,102 @@
+"""Contrastive Prototypical Prompt, the method of this library, as evaluation sees it: a `Learner` and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from protosteer import modelfile
+from protosteer.backbones import Backbone
+from protosteer.bookmark import Bookmark
+from protosteer.diagnosis import Diagnosis, diagnose
+from protosteer.inference import Embed, Index, Matches, match
+from protosteer.learner import Learner, Stage
+from protosteer.memory import Memory
+from protosteer.methods.base import Answer, Images, Method
+from protosteer.settings import Settings
+from protosteer.streams.base import Task
+
+# A training step costs about as much per image as so many plain forward passes.
+_TRAINING_COST = 4.0
+
+
+class CPP(Method):
+    name = "cpp"
+    about = "a prompt per task, trained with the contrastive prototypical loss; several centroids per class"
+    suffix = ".protosteer"
+
+    @staticmethod
+    def settings_from(values: Mapping[str, Any]) -> Settings:
+        return Settings.from_dict(dict(values))
+
+    def __init__(self, backbone: Backbone, settings: Settings):
+        self.learner = Learner(backbone, settings)
+        self.backbone = backbone
+        self.embed_batch_size = settings.embed_batch_size
+
+    @property
+    def classes(self) -> list[str]:
+        return self.learner.classes
+
+    def learn(
+        self,
+        task: Task,
+        on_stage: Callable[[Stage], None] | None = None,
+        bookmark: Bookmark | None = None,
+    ) -> None:
+        self.learner.learn((task.train, task.train_labels), task.name, on_stage, bookmark)
+
+    def answer(self, images: Images) -> Answer:
+        index = Index.build(self.learner.memory)
+        matches = match_images(self.learner, index, images)
+        prompts = (matches.candidates & index.prompted).sum(dim=1)
+        return Answer(matches.scores.argmax(dim=1), matches.candidates, prompts)
+
+    def state(self) -> bytes:
+        learner = self.learner
+        return modelfile.pack(learner.backbone, learner.settings, learner.memory)
+
+    def restore(self, state: bytes) -> None:
+        model = modelfile.unpack(state, Path("the saved state"))
+        model.backbone_for(self.learner.backbone)
+        self.learner.memory = model.memory
+
+    def bytes_per_task(self) -> list[int]:
+        return [task.bytes for task in self.learner.memory.tasks]
+
+    def trained_parameters(self) -> int:
+        return sum(int(task.about.get("trained_parameters", 0)) for task in self.learner.memory.tasks)
+
+    def diagnose(self, tests: Sequence[tuple[Images, list[str]]]) -> Diagnosis:
+        memory = self.learner.memory
+        views = [(embedder(memory, images), labels) for images, labels in tests]
+        return diagnose(memory, views, self.learner.settings.neighbours)
+
+    def stage_costs(self, task: Task) -> dict[str, float]:
+        settings, images = self.learner.settings, len(task.train)
+        steps = settings.epochs * max(1, images // settings.batch_size)
+        training = _TRAINING_COST * steps * min(settings.batch_size, images)
+        return {
+            "keys": images,
+            "training": training if settings.prompts else 0.0,
+            "values": images if settings.prompts else 0.0,
+            "testing": len(task.test) * (1 + settings.prompts),
+        }
+
+
+def match_images(learner: Learner, index: Index, images: Images) -> Matches:
+    return match(index, embedder(learner.memory, images), len(images), learner.settings.neighbours)
+
+
+def embedder(memory: Memory, images: Images) -> Embed:
+    """`images.embed` as inference calls it, by the numbers of the memory's tasks."""
+
+    def embed(rows: Tensor, task: int | None) -> Tensor:
+        if task is None:
+            return images.embed(rows, None, None)
+        return images.embed(rows, memory.tasks[task].name, memory.tasks[task].prompt)
+
+    return embed

@@ -1,0 +1,147 @@
+"""Comparison of runs: mean and spread over seeds, in three forms that agree."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from protosteer.report import compare
+from protosteer.report.tables import LABEL_WIDTH
+
+LONG = "runs/split-cifar100-cpp-vit_base_patch16_224.augreg_in21k-50-epochs [red]a|b"
+DIAGNOSIS = {
+    "accuracy": 90.0, "not_retrieved": 1.0, "wrong_prompt_won": 2.0, "wrong_class": 7.0,
+    "true_task_with_prompt": 97.0, "true_task_without_prompt": 96.0, "key_spread": 0.5, "value_spread": 0.4,
+}  # fmt: skip
+
+
+def seed(number: int, **changes: Any) -> dict[str, Any]:
+    """Accuracies 90, 92, 94 for seeds 0, 1, 2: mean 92, sample deviation 2."""
+    return {
+        "seed": number, "matrix": [[99.0], [98.0, 97.0]], "last_accuracy": 90.0 + 2 * number,
+        "avg_accuracy": 95.5, "last_forgetting": 3.0 - number, "avg_forgetting": 2.0,
+        "last_image_accuracy": 80.0 + 2 * number, "avg_image_accuracy": 85.5, "prompts_per_image": 1.5 + number,
+        "retrieval_accuracy": 97.0, "bytes_per_task": 35000.0, "bytes_per_class": 13096.0,
+        "trained_parameters": 1000, "train_seconds": 12345.0 + 10 * number, "eval_seconds": 12.5,
+        "forward_passes": 100, "naive_forward_passes": 500,
+        "diagnosis": {"mean": DIAGNOSIS | {"not_retrieved": 1.0 + number}, "tasks": []},
+    } | changes  # fmt: skip
+
+
+PLAIN = {"retrieval_accuracy": None, "prompts_per_image": None, "diagnosis": None}
+ROWS = {"ncm": [seed(0, **PLAIN)], "cpp": [seed(i) for i in range(3)], LONG: [seed(i) for i in range(3)]}
+
+
+def lines(part: object, width: int) -> list[str]:
+    file = io.StringIO()
+    Console(file=file, width=width).print(part)
+    return [line.rstrip() for line in file.getvalue().splitlines()]
+
+
+def test_means_and_sample_deviations() -> None:
+    ncm, cpp, _ = compare.compare_rows(ROWS)
+    assert (cpp.label, cpp.seeds) == ("cpp", 3)
+    assert cpp.mean["last_accuracy"] == pytest.approx(92.0) and cpp.std["last_accuracy"] == pytest.approx(2.0)
+    assert "seed" not in cpp.mean and "matrix" not in cpp.mean
+    assert ncm.std == {} and "retrieval_accuracy" not in ncm.mean
+    assert compare.compare_diagnoses(ROWS)[1].std["not_retrieved"] == pytest.approx(1.0)
+
+
+def test_a_figure_that_one_seed_lacks_is_nobodys() -> None:
+    rows = {"cpp": [seed(0), seed(1, retrieval_accuracy=None, diagnosis=None)]}
+    assert "retrieval_accuracy" not in compare.compare_rows(rows)[0].mean
+    assert compare.compare_diagnoses(rows)[0].mean == {}
+
+
+def test_the_table_in_a_hundred_columns() -> None:
+    found = [line.split() for line in lines(compare.comparison_table(ROWS), 100)]
+    assert ["ncm", "1", "90.00", "95.50", "80.00", "85.50", "3.00"] in found
+    pairs = ["92.00", "±2.00", "95.50", "±0.00", "82.00", "±2.00", "85.50", "±0.00", "2.00", "±1.00"]
+    assert ["cpp", "3", *pairs] in found
+    assert ["ncm", "–", "–", "13,096", "12,345", "12.5"] in found
+    assert ["cpp", "97.00", "±0.00", "2.50", "±1.00", "13,096", "12,355", "±10", "12.5", "±0.0"] in found
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+@pytest.mark.parametrize("table", [compare.comparison_table, compare.diagnosis_table])
+def test_no_label_breaks_a_table(table: Any, width: int) -> None:
+    found = lines(table(ROWS), width)
+    text = " ".join(found)
+    assert max(map(len, found)) <= width
+    assert "…" not in text
+    numbers = [word for word in text.split() if word[0] in "±0123456789" and "." in word]
+    assert all(len(word.split(".")[1]) in (1, 2, 3) for word in numbers)  # none is torn
+    whole = "".join(line[: LABEL_WIDTH + 1].strip() for line in found)
+    assert LONG.replace(" ", "") in whole.replace(" ", "")
+    assert "retrieved" in text  # the longest word of a heading
+
+
+def test_both_averages_have_names() -> None:
+    heading = " ".join(lines(compare.comparison_table(ROWS), 100)[:7])
+    assert heading.count("mean over") == 4 and heading.count("tasks") == heading.count("images") == 2
+    markdown = compare.comparison_markdown(ROWS).splitlines()[0]
+    for name in ("Last", "Avg"):
+        for what in ("tasks", "images"):
+            assert f"{name} accuracy (%), mean over {what}" in markdown
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.replace(r"\|", "/").strip("|").split("|")]
+
+
+@pytest.mark.parametrize("write", [compare.comparison_markdown, compare.diagnosis_markdown])
+def test_markdown_is_a_table(write: Any) -> None:
+    found = write(ROWS).splitlines()
+    assert len(found) == 2 + len(ROWS)
+    assert len({len(cells(line)) for line in found}) == 1
+    assert cells(found[1])[:2] == ["---", "---:"]
+    assert r"a\|b" in found[-1]
+
+
+def test_markdown_has_the_figures() -> None:
+    _, _, ncm, cpp, _ = map(cells, compare.comparison_markdown(ROWS).splitlines())
+    assert ncm == [
+        "ncm",
+        "1",
+        "90.00",
+        "95.50",
+        "80.00",
+        "85.50",
+        "3.00",
+        "–",
+        "–",
+        "13,096",
+        "12,345",
+        "12.5",
+    ]
+    assert cpp[2] == "92.00 ± 2.00" and cpp[10] == "12,355 ± 10"
+    _, _, ncm, cpp, _ = map(cells, compare.diagnosis_markdown(ROWS).splitlines())
+    assert set(ncm[2:]) == {"–"} and cpp[2:5] == ["90.00 ± 0.00", "2.00 ± 1.00", "2.00 ± 0.00"]
+
+
+def test_csv_has_every_figure_as_a_plain_number() -> None:
+    ncm, cpp, last = csv.DictReader(io.StringIO(compare.comparison_csv(ROWS)))
+    assert last["run"] == LONG
+    figures = set(seed(0)) - {"seed", "matrix", "diagnosis"}
+    columns = {f"{name}_{kind}" for name in figures for kind in ("mean", "std")}
+    causes = {f"diagnosis_{name}_{kind}" for name in DIAGNOSIS for kind in ("mean", "std")}
+    assert set(cpp) == {"run", "seeds"} | columns | causes
+    assert float(cpp["last_accuracy_mean"]) == 92.0 and float(cpp["last_accuracy_std"]) == 2.0
+    assert cpp["train_seconds_mean"] == "12355" and cpp["diagnosis_not_retrieved_std"] == "1"
+    assert cpp["seeds"] == "3" and ncm["seeds"] == "1"
+    assert ncm["last_accuracy_std"] == ncm["retrieval_accuracy_mean"] == ncm["diagnosis_accuracy_mean"] == ""
+
+
+def test_csv_keeps_figures_that_no_table_knows() -> None:
+    row = next(csv.DictReader(io.StringIO(compare.comparison_csv({"x": [seed(0, replayed_images=7)]}))))
+    assert row["replayed_images_mean"] == "7"
+
+
+def test_an_unknown_spread_is_no_number() -> None:
+    unknown = {"mean": DIAGNOSIS | {"value_spread": float("nan")}, "tasks": []}
+    rows = {"x": [seed(i, diagnosis=unknown) for i in range(2)]}
+    assert "nan" not in compare.diagnosis_markdown(rows) + compare.comparison_csv(rows)
