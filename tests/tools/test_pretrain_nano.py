@@ -62,6 +62,7 @@ def test_reducer_is_a_pca():
     torch.testing.assert_close(cosine, torch.ones(60), rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_three_steps_write_weights_that_the_package_loads(tmp_path, monkeypatch):
     rows = np.random.default_rng(0).integers(0, 256, (40, 3072), dtype=np.uint8)
     table = {"data": rows, "fine_labels": [i % 10 for i in range(40)]}
