@@ -96,3 +96,19 @@ def test_diagnosis_accounts_for_every_image(prompts):
     if not prompts:
         assert all(row.wrong_prompt_won == 0 for row in run.diagnosis.tasks)
         assert all(row.key_spread == row.value_spread for row in run.diagnosis.tasks)
+
+
+def test_retrieval_and_prompts_per_image_are_those_of_prediction():
+    tasks = stream()
+    run = run_stream(CPP(tiny_backbone(), QUICK.replace(neighbours=1)), tasks)
+    learner = Learner(tiny_backbone(), QUICK.replace(neighbours=1))
+    for i, task in enumerate(tasks):
+        learner.learn((task.train, task.train_labels), name=task.name)
+        tried, found = [], []
+        for earlier in tasks[: i + 1]:
+            for candidates in learner.predict(earlier.test).candidates:
+                tried.append(len(candidates))
+                found.append(earlier.name in candidates)
+        assert run.rows[i].prompts_per_image == sum(tried) / len(tried)
+        assert run.rows[i].retrieval_accuracy == pytest.approx(100 * sum(found) / len(found))
+    assert run.rows[-1].retrieval_accuracy < 100, "an easier stream would test nothing"
