@@ -61,6 +61,10 @@ def test_command_line_beats_config_file(tmp_path, capsys):
     known = json.loads((tmp_path / "r/manifest.json").read_text())["configuration"]
     assert known["settings"]["centroids"] == 3 and len(known["stream"]["tasks"]) == 2
     assert known["stream"]["options"]["test_per_class"] == 2
+    words = ["--base", 4, "--increment", 3, "--out", tmp_path / "b", "--json"]
+    assert run("--config", config, *words) == 0, "another way to share out the classes wins too"
+    known = json.loads((tmp_path / "b/manifest.json").read_text())["configuration"]
+    assert [len(task["classes"]) for task in known["stream"]["tasks"]] == [4, 3, 3]
 
 
 @pytest.mark.parametrize(

@@ -325,12 +325,18 @@ def run(
     for name in ("set_", "config", "resume", "overwrite", "as_json"):
         given.pop(name, None)
 
-    from protosteer.evaluation.experiment import Experiment, parse_settings, read_config, run_experiment
+    from protosteer.evaluation.experiment import (
+        Experiment,
+        overridden,
+        parse_settings,
+        read_config,
+        run_experiment,
+    )
     from protosteer.evaluation.manifest import command_line
     from protosteer.report.progress import RunProgress
     from protosteer.report.tables import run_report
 
-    values = (read_config(config) if config else {}) | given | parse_settings(set_ or [])
+    values = overridden(read_config(config) if config else {}, given | parse_settings(set_ or []))
     experiment = Experiment.from_values(values)
     log = _console(stderr=True)
     with _interruptible(experiment.folder):

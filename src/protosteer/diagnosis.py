@@ -72,7 +72,7 @@ def _task(
     prompted = plain if record.prompt is None else embed(every, j)
 
     def percent(mask: Tensor) -> float:
-        return 100.0 * float(mask.float().mean())
+        return 100.0 * int(mask.sum()) / len(mask)
 
     return TaskDiagnosis(
         task=record.name,
