@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from protosteer.errors import DataError, ProtosteerError, RunError, SettingsError
 from protosteer.evaluation import manifest
@@ -175,6 +176,21 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     assert not list((tmp_path / "r").rglob("*.tmp")) and not (tmp_path / "r/seed-0/unfinished").exists()
 
 
+def test_images_that_were_skipped_are_named_in_the_log(tmp_path):
+    for name in ("ant", "bee"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(5):
+            Image.new("RGB", (20, 20), (40 * i, 90, 200 if name == "ant" else 10)).save(
+                tmp_path / "photos" / name / f"{i}.png"
+            )
+    (tmp_path / "photos/bee/bad.jpg").write_text("not an image")
+    told = {"stream": f"folder:{tmp_path / 'photos'}", "tasks": 2, "method": "ncm", "device": "cpu"}
+    with pytest.raises(DataError, match="bad.jpg cannot be read as an image"):
+        run_experiment(Experiment.from_values({**told, "out": tmp_path / "a"}))
+    run_experiment(Experiment.from_values({**told, "out": tmp_path / "b", "skip_unreadable": True}))
+    assert "bad.jpg cannot be read as an image; skipped" in (tmp_path / "b/log.txt").read_text()
+
+
 # What a run is told
 
 
@@ -243,9 +259,10 @@ def test_differences_of_two_trees():
     old = {"a": 1, "b": {"c": [1, 2], "d": 5}, "gone": True}
     new = {"a": 1, "b": {"c": [1, 3], "d": 5}, "new": "x" * 100}
     found = manifest.differences(old, new)
-    assert found[:2] == ["b.c: [1, 2] -> [1, 3]", "gone: True -> None"]
+    assert found[:2] == ["b.c[1]: 2 -> 3", "gone: True -> None"]
     assert found[2].startswith("new: None -> xxx") and len(found[2]) < 80 and len(found) == 3
     assert manifest.differences(new, new) == []
+    assert manifest.differences({"a": [1]}, {"a": [1, 2]}) == ["a: [1] -> [1, 2]"]
 
 
 # Comparing

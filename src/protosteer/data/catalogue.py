@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -23,7 +22,7 @@ from torch import Tensor
 from protosteer.backbones import cache_dir
 from protosteer.data.cifar import cifar_files, read_cifar10, read_cifar100
 from protosteer.data.datasets import Dataset, Labelled
-from protosteer.data.downloads import Remote, fetch, unpack
+from protosteer.data.downloads import Remote, fetch, to_stderr, unpack
 from protosteer.data.folders import (
     Files,
     name_classes,
@@ -148,7 +147,7 @@ def open_dataset(
     """
     info = find_dataset(name)
     folder, checksums = get_dataset(info, data_root(data_dir), download, on_message)
-    dataset = info.load(folder, Reading(preprocessing, skip_unreadable, on_message or _to_stderr))
+    dataset = info.load(folder, Reading(preprocessing, skip_unreadable, on_message or to_stderr))
     if len(dataset.classes) != info.classes:
         raise DataError(f"{folder} holds {len(dataset.classes)} classes; {info.title} has {info.classes}")
     return replace(dataset, checksums={**dataset.checksums, **checksums})
@@ -197,10 +196,6 @@ def _digest(path: Path, algorithm: str) -> str:
         while chunk := file.read(1 << 20):
             state.update(chunk)
     return state.hexdigest()
-
-
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 # Getting what is absent

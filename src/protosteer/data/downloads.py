@@ -189,10 +189,10 @@ def _progress(remote: Remote, on_message: Say | None) -> Iterator[_Progress]:
         with _Bar(remote) as bar:
             yield bar
     else:
-        yield _Lines(remote, on_message or _to_stderr)
+        yield _Lines(remote, on_message or to_stderr)
 
 
-def _to_stderr(line: str) -> None:
+def to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

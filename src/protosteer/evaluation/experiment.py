@@ -198,6 +198,12 @@ def run_experiment(
     """Run every seed that is not done yet; returns the figures as `run --json` prints them."""
     if experiment.threads is not None:
         torch.set_num_threads(experiment.threads)
+    said: list[str] = []
+
+    def tell(line: str) -> None:
+        said.append(line)
+        on_message(line)
+
     method_class = find_method(experiment.method)
     backbone = experiment.load_backbone()
     stream = open_stream(
@@ -206,18 +212,19 @@ def run_experiment(
         backbone.preprocessing,
         experiment.data_dir,
         experiment.skip_unreadable,
-        on_message,
+        tell,
     )
     folder = RunFolder(experiment.folder)
     with folder.locked():
         configuration = manifest.configuration(method_class, experiment.settings_for(0), backbone, stream)
         now = manifest.circumstances(backbone.device)
         for line in folder.open(configuration, now, command, experiment.seeds, resume, overwrite):
-            on_message(line)
+            tell(line)
         known = folder.manifest
         assert known is not None
         methods = {seed: method_class(backbone, experiment.settings_for(seed)) for seed in known["seeds"]}
-        folder.log(" ".join(command))
+        for line in (" ".join(command), *said):
+            folder.log(line)
         costs = {f"seed {seed}": method.stage_costs for seed, method in methods.items()}
         reporter = make_reporter(stream, costs, folder.log) if make_reporter else Reporter()
         with reporter, _warnings_to(reporter.say):

@@ -55,6 +55,8 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
             place = f"{path}.{key}" if path else str(key)
             found += differences(old.get(key), new.get(key), place)
         return found
+    if isinstance(old, list) and isinstance(new, list) and old and len(old) == len(new):
+        return [line for i in range(len(old)) for line in differences(old[i], new[i], f"{path}[{i}]")]
     return [] if old == new else [f"{path}: {_short(old)} -> {_short(new)}"]
 
 
