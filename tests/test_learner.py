@@ -10,10 +10,14 @@ from PIL import Image
 
 import protosteer
 from conftest import easy_task, tiny_backbone
-from protosteer.errors import DataError, LearnerError, ProtosteerWarning
+from protosteer.backbones import Backbone
+from protosteer.data.transforms import Preprocessing
+from protosteer.errors import DataError, LearnerError, ProtosteerWarning, SettingsError
+from protosteer.inference import Index, match
 from protosteer.learner import Learner, merge, task_seed
 from protosteer.memory import TaskRecord
 from protosteer.settings import Settings
+from protosteer.vit import ViT, ViTConfig
 
 QUICK = Settings(epochs=2, batch_size=8, neck_hidden=16, augmentation="crop", centroids=2)
 ALONE = QUICK.replace(independent=True)
@@ -280,3 +284,53 @@ def test_public_names():
     assert set(protosteer.__all__) <= set(dir(protosteer))
     with pytest.raises(AttributeError, match="no attribute 'learner_of_things'"):
         _ = protosteer.learner_of_things
+
+
+def test_late_prompts_share_a_trunk_and_predict_the_same():
+    """Prediction runs the layers before the prompts once; embedding everything anew must give the same."""
+    learner = Learner(deep_backbone(), QUICK.replace(prompt_from_layer=3))
+    for classes in (["ant", "bee"], ["cat", "dog"]):
+        learner.learn(easy_task(classes), name=classes[0])
+    assert [tuple(task.prompt.shape) for task in learner.memory.tasks] == [(2, 1, 24)] * 2
+    assert learner.memory.shared_layers(4) == 2
+    pixels = easy_task(["ant", "dog"], seed=50)[0]
+    shared = learner.predict(pixels)
+
+    def embed(rows: torch.Tensor, task: int | None) -> torch.Tensor:
+        prompt = None if task is None else learner.memory.tasks[task].prompt
+        return learner.backbone.embed_pixels(pixels[rows], prompt)
+
+    plain = match(Index.build(learner.memory), embed, len(pixels), learner.settings.neighbours)
+    torch.testing.assert_close(shared.scores, plain.scores, atol=1e-6, rtol=0)
+    assert (shared.scores.argmax(1) == plain.scores.argmax(1)).all()
+
+
+def test_tasks_whose_prompts_begin_in_different_layers_live_together():
+    early, late = (Learner(deep_backbone(), QUICK.replace(prompt_from_layer=k)) for k in (2, 3))
+    early.learn(easy_task(["ant", "bee"]), name="early")
+    late.learn(easy_task(["cat", "dog"]), name="late")
+    both = merge(early, late)
+    assert both.memory.shared_layers(4) == 1
+    assert both.predict(easy_task(["ant", "dog"], seed=50)[0]).labels.count("ant") > 4
+    both.learn(easy_task(["eel"]), name="after")  # the last prompt has another shape: it starts at zero
+    assert tuple(both.memory.tasks[-1].prompt.shape) == (3, 1, 24)
+
+
+@pytest.mark.parametrize(("kind", "layer"), [("deep", 4), ("deep", 9), ("shallow", 2)])
+def test_a_prompt_that_begins_too_late_is_refused(kind, layer):
+    with pytest.raises(SettingsError, match=f"prompt_from_layer = {layer}"):
+        Learner(deep_backbone(), QUICK.replace(prompt_kind=kind, prompt_from_layer=layer)).learn(
+            easy_task(["ant"])
+        )
+
+
+def deep_backbone() -> Backbone:
+    """Four layers, so that prompts can begin in the middle."""
+    torch.manual_seed(3)
+    vit = ViT(ViTConfig(image_size=16, patch_size=8, dim=24, depth=4, heads=3, mlp_dim=48))
+    with torch.no_grad():
+        for name, parameter in vit.named_parameters():
+            if "norm" not in name:
+                parameter.normal_(0, 0.2)
+    half = (0.5, 0.5, 0.5)
+    return Backbone("four layers", vit, Preprocessing(16, half, half))

@@ -140,11 +140,12 @@ def naive_forward(vit: ViT, images: Tensor, prompt: Tensor) -> Tensor:
     x = torch.cat([first, *registers, tokens], dim=1)
     prompts = prompt if prompt.ndim == 4 else prompt.expand(batch, -1, -1, -1)  # [B, S, L, D]
     layers, length = prompts.shape[1:3]
+    entry = 0 if layers == 1 else config.depth - layers  # a deep prompt belongs to the last layers
     for i in range(config.depth):
-        if i < layers:
-            x = torch.cat([x[:, :1], prompts[:, i], x[:, 1:]], dim=1)
+        if 0 <= i - entry < layers:
+            x = torch.cat([x[:, :1], prompts[:, i - entry], x[:, 1:]], dim=1)
         x = naive_layer(w, f"blocks.{i}.", x, config.heads)
-        if layers > 1:
+        if layers > 1 and i >= entry:
             x = torch.cat([x[:, :1], x[:, 1 + length :]], dim=1)
     if config.pool == "token":
         return F.layer_norm(x, x.shape[-1:], w["norm.weight"], w["norm.bias"], 1e-6)[:, 0]
@@ -184,7 +185,7 @@ def random_vit(dtype: torch.dtype = torch.float32, **options: Any) -> ViT:
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 @pytest.mark.parametrize("length", [1, 5, 50])
-@pytest.mark.parametrize("layers", [1, 3], ids=["shallow", "deep"])
+@pytest.mark.parametrize("layers", [1, 2, 3], ids=["shallow", "late", "deep"])
 @pytest.mark.parametrize("each", [False, True], ids=["one prompt", "one per image"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_prompted_forward_equals_naive_concatenation(
@@ -224,6 +225,31 @@ def test_nothing_in_the_vit_receives_a_gradient_or_changes(variant: str) -> None
     assert all(torch.equal(before[name], tensor) for name, tensor in vit.state_dict().items())
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("done", [0, 1])
+def test_a_shared_trunk_changes_nothing(variant: str, done: int) -> None:
+    vit, images = random_vit(**VARIANTS[variant]), torch.randn(4, 3, 16, 16)
+    tokens = vit.trunk(images, done)
+    for prompt in (None, torch.randn(2, 5, 24), torch.randn(4, 2, 1, 24)):
+        assert torch.equal(vit.rest(tokens, done, prompt), vit(images, prompt))
+
+
+def test_a_trunk_that_goes_too_far_is_refused() -> None:
+    vit, images = random_vit(), torch.randn(4, 3, 16, 16)
+    for layers in (1, 3):
+        with pytest.raises(ValueError, match="enters before that"):
+            vit.rest(vit.trunk(images, 1), 1, torch.zeros(layers, 1, 24))
+
+
+def test_no_gradient_flows_through_the_layers_before_a_late_prompt() -> None:
+    vit, prompt = random_vit(), torch.randn(2, 1, 24, requires_grad=True)
+    seen: list[bool] = []
+    for block in vit.blocks:
+        block.register_forward_hook(lambda module, inputs, out: seen.append(out.requires_grad))
+    vit(torch.randn(2, 3, 16, 16), prompt)
+    assert seen == [False, True, True]
+
+
 def test_each_image_meets_its_own_prompt() -> None:
     vit, images = random_vit(), torch.randn(3, 3, 16, 16)
     prompts = torch.randn(3, 3, 2, 24)
@@ -232,7 +258,7 @@ def test_each_image_meets_its_own_prompt() -> None:
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("shape", [(2, 1, 24), (3, 0, 24), (3, 1, 23), (3, 24), (2, 3, 1, 24)])
+@pytest.mark.parametrize("shape", [(4, 1, 24), (3, 0, 24), (3, 1, 23), (3, 24), (2, 3, 1, 24)])
 def test_prompt_of_wrong_shape_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="prompt"):
         random_vit()(torch.randn(4, 3, 16, 16), torch.zeros(shape))

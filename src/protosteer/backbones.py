@@ -132,11 +132,16 @@ class Backbone:
         self.vit.to(device)
         return self
 
-    def prompt_shape(self, length: int, deep: bool = True) -> tuple[int, int, int]:
-        """[S, L, D] of a prompt with `length` tokens."""
+    def prompt_shape(self, length: int, deep: bool = True, from_layer: int = 1) -> tuple[int, int, int]:
+        """[S, L, D] of a prompt with `length` tokens, deep ones in the layers from `from_layer` on."""
         if length < 1:
             raise SettingsError(f"prompt length is {length}; it must be at least 1")
-        return (self.depth if deep else 1, length, self.dim)
+        if from_layer > 1 and not (deep and from_layer < self.depth):
+            raise SettingsError(
+                f"prompt_from_layer = {from_layer}: {self.name} has {self.depth} layers, so a deep prompt may begin "
+                f"in layers 1 to {max(1, self.depth - 1)}, a shallow one in layer 1"
+            )
+        return (self.depth - from_layer + 1 if deep else 1, length, self.dim)
 
     def embed(self, images: Tensor, prompt: Tensor | None = None) -> Tensor:
         """Normalised images [B, 3, H, W] -> [B, D]; `prompt` [S, L, D] for all, or [B, S, L, D], one each.
@@ -155,6 +160,21 @@ class Backbone:
     def embed_pixels(self, pixels: Tensor, prompt: Tensor | None = None, batch_size: int = 64) -> Tensor:
         """uint8 [N, 3, h, w] -> float32 [N, D] on the CPU, by the evaluation transform, without a graph."""
         return self._embed_batches(len(pixels), iter(pixels.split(batch_size)), prompt, None)
+
+    def trunk_pixels(self, pixels: Tensor, layers: int, batch_size: int = 64) -> Tensor:
+        """uint8 [N, 3, h, w] -> tokens [N, T, D] after the first `layers` layers, on the backbone's device."""
+        with torch.no_grad():
+            images = (self.preprocessing(some).to(self.device) for some in pixels.split(batch_size))
+            return torch.cat([self.vit.trunk(some, layers) for some in images])
+
+    def embed_tokens(
+        self, tokens: Tensor, layers: int, prompt: Tensor | None = None, batch_size: int = 64
+    ) -> Tensor:
+        """As `embed_pixels`, from what `trunk_pixels` gave for the same number of layers."""
+        place = None if prompt is None else prompt.to(tokens)
+        with torch.no_grad():
+            parts = [self.vit.rest(some, layers, place) for some in tokens.split(batch_size)]
+        return torch.cat(parts).float().cpu()
 
     def embed_set(
         self,

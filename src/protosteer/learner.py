@@ -170,11 +170,15 @@ class Learner:
         return Prediction.build(index, Matches.join(parts), self.settings.temperature)
 
     def _match(self, index: Index, images: ImageSet, rows: Tensor) -> Matches:
-        pixels = images.pixels(rows.tolist())
+        pixels, batch = images.pixels(rows.tolist()), self.settings.embed_batch_size
+        shared = self.memory.shared_layers(self.backbone.depth)
+        tokens = self.backbone.trunk_pixels(pixels, shared, batch) if shared else None
 
         def embed(some: Tensor, task: int | None) -> Tensor:
             prompt = None if task is None else self.memory.tasks[task].prompt
-            return self.backbone.embed_pixels(pixels[some], prompt, self.settings.embed_batch_size)
+            if tokens is None:
+                return self.backbone.embed_pixels(pixels[some], prompt, batch)
+            return self.backbone.embed_tokens(tokens[some], shared, prompt, batch)
 
         return match(index, embed, len(rows), self.settings.neighbours)
 

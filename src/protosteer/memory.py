@@ -16,6 +16,7 @@ from torch import Tensor
 from protosteer.anchors import Anchors
 from protosteer.errors import LearnerError
 from protosteer.prototypes import Centroids
+from protosteer.vit import shared_layers
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +122,10 @@ class Memory:
         smaller = dataclasses.replace(owner, classes=rest)
         self.tasks = tuple(smaller if task is owner else task for task in self.tasks)
         return owner
+
+    def shared_layers(self, depth: int) -> int:
+        """Layers that no task's prompt touches: one run of them serves the query and every prompt."""
+        return min((shared_layers(t.prompt, depth) for t in self.tasks if t.prompt is not None), default=0)
 
     def anchors(self, noise: str) -> Anchors | None:
         """Value centroids of all classes with their noise scale, for training the next task."""

@@ -31,6 +31,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 
 _AT_LEAST: dict[str, float] = {
     "prompt_length": 1,
+    "prompt_from_layer": 1,
     "epochs": 1,
     "batch_size": 2,
     "learning_rate": 0.0,
@@ -58,6 +59,7 @@ class Settings:
     prompts: bool = True  # False: the training-free baseline, Sec. 3.2
     prompt_length: int = 1
     prompt_kind: str = "deep"
+    prompt_from_layer: int = 1  # later: the layers before are one trunk for all prompts (not in the paper)
     prompt_start: str = "previous"
 
     # Contrastive prototypical loss, Eq. 6.
@@ -109,6 +111,11 @@ class Settings:
         for name in _ABOVE_ZERO:
             if getattr(self, name) <= 0:
                 raise SettingsError(f"{name} = {getattr(self, name)}: must be greater than 0")
+        if self.prompt_kind == "shallow" and self.prompt_from_layer > 1:
+            raise SettingsError(
+                f"prompt_from_layer = {self.prompt_from_layer}: a shallow prompt begins in layer 1; use "
+                "prompt_kind = 'deep'"
+            )
         if self.prototypes_per_step < -1:
             raise SettingsError(
                 f"prototypes_per_step = {self.prototypes_per_step}: give a count, 0 for none, or -1 for "

@@ -229,11 +229,12 @@ class Head(nn.Module):
 
 
 def initial_prompt(backbone: Backbone, settings: Settings, start: Tensor | None) -> Tensor:
-    """[S, L, D]: the previous task's prompt, zero, or small random numbers."""
-    shape = backbone.prompt_shape(settings.prompt_length, settings.prompt_kind == "deep")
+    """[S, L, D]: the previous task's prompt if it has this shape, zero, or small random numbers."""
+    deep = settings.prompt_kind == "deep"
+    shape = backbone.prompt_shape(settings.prompt_length, deep, settings.prompt_from_layer)
     if settings.prompt_start == "random":
         return nn.init.trunc_normal_(torch.empty(shape), std=0.02)
-    if start is None or settings.prompt_start == "zero":
+    if start is None or settings.prompt_start == "zero" or start.shape != shape:
         return torch.zeros(shape)
     return start.detach().clone()
 

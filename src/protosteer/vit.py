@@ -5,7 +5,8 @@ is where prompts enter:
 
 - A *deep* prompt [S, L, D] gives layer i the extra tokens p_i and throws away what comes out at
   their places. Such a token is never a query that matters: it acts only as L more keys and values
-  of layer i, and is computed as exactly that.
+  of layer i, and is computed as exactly that. One of fewer than all layers belongs to the last ones;
+  the layers before them are a *trunk* that no prompt changes, so that one run of it serves them all.
 - A *shallow* prompt [1, L, D] enters once, before layer 1, and is carried through as tokens.
 - Prompts come in after the position embeddings and carry none.
 - With class-token pooling only the class token leaves the last layer, so only it is computed there.
@@ -151,19 +152,30 @@ class ViT(nn.Module):
         self.requires_grad_(False)
 
     def forward(self, images: Tensor, prompt: Tensor | None = None) -> Tensor:
-        """prompt: [S, L, D] for all images or [B, S, L, D], one each; S is the depth, or 1: shallow."""
+        """prompt: [S, L, D] for all images or [B, S, L, D], one each, for the last S layers; S = 1: shallow."""
+        return self.rest(self.trunk(images, 0), 0, prompt)
+
+    def trunk(self, images: Tensor, layers: int) -> Tensor:
+        """Tokens [B, N, D] after the first `layers` layers, without a prompt; not the last layer."""
         x = self.embed_patches(images)
-        layers: list[Tensor | None] = [None] * self.config.depth
+        for block in self.blocks[:layers]:
+            x = block(x)
+        return x
+
+    def rest(self, x: Tensor, done: int, prompt: Tensor | None = None) -> Tensor:
+        """What `forward` gives, from the tokens that `trunk` gave after `done` layers."""
+        depth = self.config.depth
+        layers: list[Tensor | None] = [None] * depth
         if prompt is not None:
-            prompt = self._check_prompt(prompt, len(images))  # [B or 1, S, L, D]
+            prompt = self._check_prompt(prompt, len(x), done)  # [B or 1, S, L, D]
             if prompt.shape[1] == 1:
                 tokens = prompt[:, 0].expand(len(x), -1, -1)
                 x = torch.cat([x[:, :1], tokens, x[:, 1:]], dim=1)
             else:
-                layers = list(prompt.unbind(1))
+                layers[depth - prompt.shape[1] :] = prompt.unbind(1)
         last_queries = 1 if self.config.pool == "token" else None
-        for i, (block, tokens_i) in enumerate(zip(self.blocks, layers, strict=True)):
-            x = block(x, tokens_i, last_queries if i == self.config.depth - 1 else None)
+        for i in range(done, depth):
+            x = self.blocks[i](x, layers[i], last_queries if i == depth - 1 else None)
         return self.pool(x)
 
     def embed_patches(self, images: Tensor) -> Tensor:
@@ -188,19 +200,29 @@ class ViT(nn.Module):
             return self.norm(x[:, 0])
         return self.fc_norm(x[:, -self.config.patches :].mean(dim=1))
 
-    def _check_prompt(self, prompt: Tensor, batch: int) -> Tensor:
+    def _check_prompt(self, prompt: Tensor, batch: int, done: int) -> Tensor:
         depth, dim = self.config.depth, self.config.dim
         full = prompt if prompt.ndim == 4 else prompt.unsqueeze(0)
-        if full.ndim != 4 or full.shape[1] not in (1, depth) or full.shape[3] != dim or not full.shape[2]:
+        if full.ndim != 4 or not 1 <= full.shape[1] <= depth or full.shape[3] != dim or not full.shape[2]:
             raise ValueError(
-                f"prompt must be [S, L, {dim}] or [B, S, L, {dim}] with S = {depth} (deep) or 1 (shallow), "
+                f"prompt must be [S, L, {dim}] or [B, S, L, {dim}] with S up to {depth} (deep) or 1 (shallow), "
                 f"not {list(prompt.shape)}"
+            )
+        if done > shared_layers(full, depth):
+            raise ValueError(
+                f"{done} layers are done, but the prompt {list(prompt.shape)} enters before that"
             )
         if prompt.ndim == 4 and len(prompt) != batch:
             raise ValueError(
                 f"{len(prompt)} prompts for {batch} images; give one per image, or one [S, L, D]"
             )
         return full
+
+
+def shared_layers(prompt: Tensor, depth: int) -> int:
+    """How many layers a prompt [..., S, L, D] leaves as they are without it."""
+    layers = prompt.shape[-3]
+    return 0 if layers == 1 else depth - layers
 
 
 def resample_positions(pos_embed: Tensor, grid: int, has_class: bool) -> Tensor:
