@@ -110,6 +110,10 @@ def test_compare_prints_tables_and_draws(tmp_path, capsys):
     assert list(rows) == ["ncm, centroids 1", "two"] and set(rows["two"]) == {"mean", "std", "seeds"}
     assert main(["compare", str(tmp_path)]) == 2
     assert main(["compare", *folders, "--csv", "--json"]) == 2
+    assert main(["compare", *folders, "--plot", str(tmp_path / "p.pdf")]) == 2
+    capsys.readouterr()
+    assert main(["compare", *folders, "--plot", str(tmp_path / "p.png" / "q.png")]) == 2
+    assert "choose another place with --plot" in capsys.readouterr().err
 
 
 @pytest.mark.slow

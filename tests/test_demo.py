@@ -28,6 +28,7 @@ FIGURES = {
     "retrieval_accuracy", "bytes_per_task", "bytes_per_class", "train_seconds", "eval_seconds",
     "forward_passes", "naive_forward_passes", "trained_parameters", "matrix", "diagnosis",
     "last_image_accuracy", "avg_image_accuracy", "diagnosis_forward_passes",
+    "overall_prompts_per_image",
 }  # fmt: skip
 ABOUT = {"variants", "seed", "stream", "backbone", "settings", "versions", "seconds"}
 FILES = ["digits.protosteer", "matrix.png", "curve.png", "tsne.png", "figures.json"]
@@ -176,7 +177,7 @@ def test_a_full_disk_is_the_users_to_mend(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(demo, "write_atomically", full)
-    with pytest.raises(ProtosteerError, match="No space left on device; choose another folder with --out"):
+    with pytest.raises(ProtosteerError, match="No space left on device; choose another place with --out"):
         small_demo(tmp_path)
 
 

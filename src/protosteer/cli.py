@@ -391,12 +391,14 @@ def compare(
     """Compare finished runs: one row per configuration, mean and standard deviation over its seeds."""
     from protosteer.evaluation.comparison import gather
     from protosteer.evaluation.metrics import over_seeds
-    from protosteer.files import write_atomically
+    from protosteer.files import write_atomically, writing
     from protosteer.report import compare as report
     from protosteer.report.plots import accuracy_bands
 
     if markdown + as_csv + as_json > 1:
         raise typer.BadParameter("choose one of --markdown, --csv and --json")
+    if plot and plot.suffix.lower() != ".png":
+        raise typer.BadParameter(f"{plot} is not a .png file; the plot is one")
     rows = gather(runs)
     if as_json:
         summaries = {
@@ -413,9 +415,9 @@ def compare(
         console.print(report.comparison_table(rows))
         console.print(report.diagnosis_table(rows))
     if plot:
-        write_atomically(
-            plot, accuracy_bands({label: [s["matrix"] for s in seeds] for label, seeds in rows.items()})
-        )
+        picture = accuracy_bands({label: [s["matrix"] for s in seeds] for label, seeds in rows.items()})
+        with writing(plot, "--plot"):
+            write_atomically(plot, picture)
         _say(f"Written: {plot}")
 
 

@@ -6,8 +6,6 @@ import json
 import platform
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +17,10 @@ from torch import Tensor
 import protosteer
 from protosteer.backbones import NANO, Backbone
 from protosteer.data.images import ArrayImages
-from protosteer.errors import ProtosteerError
 from protosteer.evaluation.cache import EmbeddingCache
 from protosteer.evaluation.metrics import Matrix
 from protosteer.evaluation.protocol import Run, run_stream
-from protosteer.files import write_atomically
+from protosteer.files import write_atomically, writing
 from protosteer.inference import Index
 from protosteer.learner import Learner
 from protosteer.methods.cpp import CPP, match_images
@@ -87,7 +84,7 @@ def run_demo(
 ) -> Outcome:
     """Run all variants and write the files. `log` hears the story; the figures are returned."""
     began = time.perf_counter()
-    with _writing(out):
+    with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()  # better now than after a minute's work
     backbone = backbone or Backbone.load(NANO)
@@ -96,7 +93,7 @@ def run_demo(
     _introduce(log, backbone, stream)
     runs, learner = _run_variants(log, backbone, stream, settings)
 
-    with _writing(out):
+    with writing(out):
         reloaded = _save_and_reload(learner, stream, out / MODEL)
         pictures = _pictures({name: run.matrix for name, run in runs.items()}, learner, stream)
         figures = {
@@ -197,16 +194,6 @@ def _before_and_after(learner: Learner, images: ArrayImages) -> tuple[Tensor, Te
         own = (winners == t).nonzero()[:, 0]
         after[own] = cache.embed(own, task.name, task.prompt)
     return before, after
-
-
-@contextmanager
-def _writing(out: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ProtosteerError(
-            f"cannot write to {out}: {error.strerror or error}; choose another folder with --out"
-        ) from error
 
 
 def show(outcome: Outcome, console: Console) -> None:

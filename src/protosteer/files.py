@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+from protosteer.errors import ProtosteerError
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -31,9 +34,20 @@ def write_atomically(path: Path, data: bytes) -> None:
             os.close(folder)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Temporary files of `write_atomically` that a killed process left in a folder which is now ours alone."""
-    for path in folder.glob(".*.tmp"):
+@contextlib.contextmanager
+def writing(place: Path, option: str = "--out") -> Iterator[None]:
+    """What the system refuses to write becomes a line for the user."""
+    try:
+        yield
+    except OSError as error:
+        raise ProtosteerError(
+            f"cannot write to {place}: {error.strerror or error}; choose another place with {option}"
+        ) from error
+
+
+def remove_leftovers(folder: Path, name: str = "*") -> None:
+    """Temporary files of `write_atomically` for such a name, which a killed process left behind."""
+    for path in folder.glob(f".{name}.*.tmp"):
         path.unlink(missing_ok=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def test_a_folder_holds_everything(finished):
     models = {f"seed-{s}/task-{t:02}.protosteer" for s in (0, 1) for t in (1, 2, 3)}
     assert names == models | {
         "manifest.json", "metrics.json", "log.txt", "seed-0/matrix.csv", "seed-0/metrics.json",
-        "seed-1/matrix.csv", "seed-1/metrics.json",
+        "seed-1/matrix.csv", "seed-1/metrics.json", ".protosteer.lock",
     }  # fmt: skip
 
 
@@ -127,7 +128,10 @@ def test_overwrite_removes_the_run_and_nothing_else(tmp_path):
     said: list[str] = []
     run(tmp_path / "r", overwrite=True, centroids=2, said=said)
     assert not (tmp_path / "r/seed-1").exists() and (tmp_path / "r/notes.txt").read_text() == "mine"
-    assert said == [f"what {tmp_path / 'r'} held has been removed"]
+    assert said == [f"the run that {tmp_path / 'r'} held has been removed"]
+    with pytest.raises(SettingsError, match="choose one"):
+        run(tmp_path / "r", resume=True, overwrite=True, centroids=2)
+    assert (tmp_path / "r/seed-0/metrics.json").is_file()
 
 
 def test_seeds_are_added_by_resuming(tmp_path):
@@ -150,12 +154,55 @@ def test_other_circumstances_are_told(tmp_path):
 
 
 def test_a_folder_with_other_things_is_left_alone(tmp_path):
-    (tmp_path / "photo.jpg").write_text("x")
+    for name in ("photo.jpg", ".lock", ".notes.tmp", ".metrics.json.x.tmp"):
+        (tmp_path / name).write_text("mine")
+    before = contents(tmp_path)
     with pytest.raises(RunError, match="holds other things"):
         run(tmp_path)
     with pytest.raises(RunError, match="is a file"):
-        RunFolder(tmp_path / "photo.jpg").open({}, {}, [], [0], False, False)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["photo.jpg"]
+        run(tmp_path / "photo.jpg")
+    with pytest.raises(ProtosteerError, match="cannot write to .*photo.jpg/x: Not a directory"):
+        run(tmp_path / "photo.jpg" / "x")
+    assert contents(tmp_path) == before
+
+
+def test_resuming_without_seeds_means_the_folder_s_own(tmp_path):
+    run(tmp_path / "r", seeds="1,2")
+    assert [s["seed"] for s in run(tmp_path / "r", resume=True)["seeds"]] == [1, 2]
+    for seed in (1, 2):
+        shutil.rmtree(tmp_path / f"r/seed-{seed}")
+    assert [s["seed"] for s in run(tmp_path / "r", resume=True, seeds="2")["seeds"]] == [2]
+
+
+def test_nothing_to_resume_is_said(tmp_path):
+    said: list[str] = []
+    run(tmp_path / "r", resume=True, said=said)
+    assert said == [f"{tmp_path / 'r'} holds no run to go on with; a new one begins"]
+
+
+@pytest.mark.parametrize("text", ['{"format": 99}', '{"format": 1}', "[]", "{", "\udcff"])
+def test_a_damaged_manifest_is_named(tmp_path, text):
+    run(tmp_path / "r")
+    (tmp_path / "r/manifest.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    for action in (lambda: run(tmp_path / "r", resume=True), lambda: read_run(tmp_path / "r")):
+        with pytest.raises(RunError, match="manifest.json"):
+            action()
+
+
+def test_changed_images_are_another_configuration(tmp_path):
+    folder = tmp_path / "photos"
+    for name in ("ant", "bee"):
+        (folder / name).mkdir(parents=True)
+        for i in range(5):
+            Image.new("RGB", (8, 8), (40 * i, 90, 9)).save(folder / name / f"{i}.bmp")
+    told = {"stream": f"folder:{folder}", "tasks": 2}
+    run(tmp_path / "r", **told)
+    run(
+        tmp_path / "r", resume=True, seeds="1", **{**told, "stream": f"folder:{folder}/"}
+    )  # the same, as typed
+    (folder / "ant/0.bmp").write_bytes((folder / "ant/4.bmp").read_bytes())  # of the same size
+    with pytest.raises(RunError, match="stream.checksums"):
+        run(tmp_path / "r", resume=True, **told)
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path):
@@ -185,8 +232,9 @@ def test_images_that_were_skipped_are_named_in_the_log(tmp_path):
             )
     (tmp_path / "photos/bee/bad.jpg").write_text("not an image")
     told = {"stream": f"folder:{tmp_path / 'photos'}", "tasks": 2, "method": "ncm", "device": "cpu"}
-    with pytest.raises(DataError, match="bad.jpg cannot be read as an image"):
+    with pytest.raises(DataError, match="bad.jpg cannot be read as an image; .* --skip-unreadable"):
         run_experiment(Experiment.from_values({**told, "out": tmp_path / "a"}))
+    assert not (tmp_path / "a").exists(), "it is found before anything is learned"
     run_experiment(Experiment.from_values({**told, "out": tmp_path / "b", "skip_unreadable": True}))
     assert "bad.jpg cannot be read as an image; skipped" in (tmp_path / "b/log.txt").read_text()
 
@@ -200,6 +248,7 @@ def test_values_go_to_run_stream_and_method():
     assert made.settings_for(1).to_dict()["epochs"] == 1
     assert made.folder == Path("runs/split-digits-cpp-nano")
     assert Experiment.from_values({"stream": "folder:some/shop/"}).folder == Path("runs/folder-shop-cpp-nano")
+    assert Experiment.from_values(CHEAP).seeds is None
 
 
 @pytest.mark.parametrize(
@@ -217,6 +266,13 @@ def test_values_go_to_run_stream_and_method():
         ({"tasks": 0}, "tasks is 0"),
         ({"image_size": "big"}, "image_size = 'big': must be int"),
         ({"threads": 0}, "threads = 0: must be at least 1"),
+        ({"stream": 5}, "stream = 5: must be str"),
+        ({"weights": 3}, "weights = 3: must be str"),
+        ({"class_order": ["1"]}, "class_order = .*: must be str"),
+        ({"crop": "a"}, "crop = 'a': must be float"),
+        ({"skip_unreadable": "no"}, "skip_unreadable = 'no': must be bool"),
+        ({"seeds": [0.9]}, "give different whole numbers"),
+        ({"seeds": [True]}, "give different whole numbers"),
     ],
 )
 def test_mistakes_are_named(values, message):

@@ -157,11 +157,15 @@ def _grey(path: Path) -> np.ndarray:
 
 
 def tree_checksum(paths: Iterable[Path], base: Path) -> str:
-    """sha256 over sorted relative names and sizes: cheap, and notices files that were added, lost or replaced."""
+    """sha256 over relative names and contents, in sorted order: notices files added, lost or changed."""
+
+    def line(path: Path) -> str:
+        name = os.path.relpath(path, base).replace(os.sep, "/")
+        return f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n"
+
     try:
-        lines = sorted(
-            f"{os.path.relpath(path, base).replace(os.sep, '/')}\0{path.stat().st_size}\n" for path in paths
-        )
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            lines = sorted(pool.map(line, paths))
     except FileNotFoundError as error:
         raise DataError(f"{error.filename} is missing; unpack the images again") from error
     return f"sha256:{hashlib.sha256(''.join(lines).encode('utf-8', 'surrogateescape')).hexdigest()}"

@@ -25,7 +25,8 @@ def gather(given: Sequence[str]) -> Rows:
         for figures in seeds:
             if any(known["seed"] == figures["seed"] for known in same[2]):
                 raise RunError(
-                    f"{path} has seed {figures['seed']} of a configuration that another folder has too"
+                    f"{path} has seed {figures['seed']} of a configuration that another folder has too; leave one "
+                    "out, or give each a label of its own (LABEL=FOLDER)"
                 )
             same[2].append(figures)
     names = [name for name, _, _ in groups if name is not None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import sys
 import warnings
@@ -21,6 +22,7 @@ from protosteer.errors import ProtosteerWarning, SettingsError
 from protosteer.evaluation import manifest
 from protosteer.evaluation.protocol import Run, run_stream
 from protosteer.evaluation.runs import RunFolder
+from protosteer.files import writing
 from protosteer.learner import Stage
 from protosteer.methods import Method, find_method
 from protosteer.methods.base import MethodSettings
@@ -33,7 +35,12 @@ else:
     import tomli as tomllib
 
 _STREAM_OPTIONS = tuple(f.name for f in dataclasses.fields(StreamOptions))
-_PATHS = ("weights", "data_dir", "out", "task_file")
+# Of what may come from a file; the rest of a stream's options and a method's settings look after themselves.
+_TYPES: dict[str, tuple[type[Any], ...]] = {
+    "stream": (str,), "method": (str,), "backbone": (str,), "device": (str,), "class_order": (str,),
+    "weights": (str, Path), "data_dir": (str, Path), "out": (str, Path), "task_file": (str, Path),
+    "image_size": (int,), "threads": (int,), "crop": (float, int), "skip_unreadable": (bool,),
+}  # fmt: skip
 
 
 class Reporter:
@@ -64,7 +71,7 @@ class Experiment:
     weights: Path | None = None
     image_size: int | None = None
     crop: float | None = None  # None: the stream's own, or else the weights'
-    seeds: tuple[int, ...] = (0,)
+    seeds: tuple[int, ...] | None = None  # None: those of the run that is resumed, or else 0
     settings: Mapping[str, Any] = field(default_factory=dict)
     options: StreamOptions = field(default_factory=StreamOptions)
     data_dir: Path | None = None
@@ -73,29 +80,17 @@ class Experiment:
     threads: int | None = None
     out: Path | None = None
 
-    def __post_init__(self) -> None:
-        for name, least in (("image_size", 1), ("threads", 1)):
-            value = getattr(self, name)
-            if value is not None and type(value) is not int:
-                raise SettingsError(f"{name} = {value!r}: must be int, not {type(value).__name__}")
-            if value is not None and value < least:
-                raise SettingsError(f"{name} = {value}: must be at least {least}")
-
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Experiment:
         """From one flat table of names: those of a run, of a stream's options, and of the method's settings."""
         own = {f.name for f in dataclasses.fields(cls)} - {"settings", "options"}
-        plain: dict[str, Any] = {
-            name: Path(v) if name in _PATHS and v is not None else v for name, v in values.items()
-        }
+        plain: dict[str, Any] = {name: _typed(name, value) for name, value in values.items()}
         if "stream" not in plain:
             raise SettingsError("say which stream to run, for instance split-cifar100 or folder:PATH")
         if "seed" in plain:
             raise SettingsError(
                 f"seed = {plain['seed']}: a run has seeds, for instance --seeds {plain['seed']}"
             )
-        if "seeds" in plain:
-            plain["seeds"] = parse_seeds(plain["seeds"])
         options = StreamOptions(**{name: v for name, v in plain.items() if name in _STREAM_OPTIONS})
         made = cls(**{name: v for name, v in plain.items() if name in own}, options=options)
         settings = {name: v for name, v in plain.items() if name not in own and name not in _STREAM_OPTIONS}
@@ -115,14 +110,27 @@ class Experiment:
         """`out`, or a folder under runs/ that tells stream, method and backbone apart."""
         if self.out is not None:
             return self.out
-        stream = f"folder-{Path(self.stream).name}" if self.stream.startswith("folder:") else self.stream
-        name = "-".join([stream, self.method, self.backbone])
+        name = "-".join([find_benchmark(self.stream).name, self.method, self.backbone])
         return Path("runs") / re.sub(r"[^\w.-]+", "-", name)
 
     def load_backbone(self) -> Backbone:
         crop = self.crop if self.crop is not None else find_benchmark(self.stream).crop
         backbone = Backbone.load(self.backbone, weights=self.weights, image_size=self.image_size, crop=crop)
         return backbone.to(choose_device(self.device))
+
+
+def _typed(name: str, value: Any) -> Any:
+    """The value of a run's own option, refused if it is of a wrong kind."""
+    if name == "seeds":
+        return parse_seeds(value)
+    wanted = _TYPES.get(name)
+    if wanted is None or value is None:
+        return value
+    if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+        raise SettingsError(f"{name} = {value!r}: must be {wanted[0].__name__}, not {type(value).__name__}")
+    if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+        raise SettingsError(f"{name} = {value}: must be at least 1")
+    return Path(value) if isinstance(value, (str, Path)) and Path in wanted else value
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -162,16 +170,12 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
 
 def parse_seeds(given: Any) -> tuple[int, ...]:
     """`0,1,2`, a number, or a list of numbers."""
-    words = (
-        given.split(",") if isinstance(given, str) else given if isinstance(given, (list, tuple)) else [given]
-    )
-    try:
-        seeds = tuple(int(word) for word in words)
-    except (TypeError, ValueError):
-        seeds = ()
-    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+    words = given.split(",") if isinstance(given, str) else given
+    listed = list(words) if isinstance(words, (list, tuple)) else [words]
+    seeds = [int(w) if isinstance(w, str) and w.strip().isdecimal() else w for w in listed]
+    if not seeds or any(type(s) is not int or s < 0 for s in seeds) or len(set(seeds)) < len(seeds):
         raise SettingsError(f"seeds = {given!r}: give different whole numbers from 0 on, such as 0,1,2")
-    return seeds
+    return tuple(seeds)
 
 
 def choose_device(name: str) -> torch.device:
@@ -183,6 +187,9 @@ def choose_device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # torch raises either, by device
         raise SettingsError(f"device {name!r} cannot be used here; try cpu, cuda, mps or auto") from error
+    if device.type == "cuda":  # same seed, same bits: some kernels are not repeatable unless asked to be
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
     return device
 
 
@@ -196,6 +203,8 @@ def run_experiment(
     bookmark_seconds: float = SECONDS,
 ) -> dict[str, Any]:
     """Run every seed that is not done yet; returns the figures as `run --json` prints them."""
+    if resume and overwrite:
+        raise SettingsError("--resume goes on with the run in the folder, --overwrite removes it; choose one")
     if experiment.threads is not None:
         torch.set_num_threads(experiment.threads)
     said: list[str] = []
@@ -215,14 +224,13 @@ def run_experiment(
         tell,
     )
     folder = RunFolder(experiment.folder)
-    with folder.locked():
+    with writing(folder.path), folder.locked():
         configuration = manifest.configuration(method_class, experiment.settings_for(0), backbone, stream)
         now = manifest.circumstances(backbone.device)
-        for line in folder.open(configuration, now, command, experiment.seeds, resume, overwrite):
+        seeds, lines = folder.open(configuration, now, command, experiment.seeds, resume, overwrite)
+        for line in lines:
             tell(line)
-        known = folder.manifest
-        assert known is not None
-        methods = {seed: method_class(backbone, experiment.settings_for(seed)) for seed in known["seeds"]}
+        methods = {seed: method_class(backbone, experiment.settings_for(seed)) for seed in seeds}
         for line in (" ".join(command), *said):
             folder.log(line)
         costs = {f"seed {seed}": method.stage_costs for seed, method in methods.items()}

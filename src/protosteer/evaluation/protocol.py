@@ -12,6 +12,7 @@ from torch import Tensor
 
 from protosteer.bookmark import Bookmark
 from protosteer.diagnosis import Diagnosis
+from protosteer.errors import RunError
 from protosteer.evaluation import metrics
 from protosteer.evaluation.cache import EmbeddingCache
 from protosteer.learner import Stage
@@ -56,6 +57,7 @@ class Run:
         return {
             **metrics.summary(self.matrix, self.test_images),
             "prompts_per_image": last.prompts_per_image,
+            "overall_prompts_per_image": self._overall_prompts(),
             "retrieval_accuracy": last.retrieval_accuracy,
             "bytes_per_task": last.bytes / tasks,
             "bytes_per_class": last.bytes / sum(self.classes[:tasks]),
@@ -66,6 +68,14 @@ class Run:
             "naive_forward_passes": sum(row.naive_forward_passes for row in self.rows),
             "diagnosis_forward_passes": self.diagnosis_passes,
         }
+
+    def _overall_prompts(self) -> float | None:
+        """Mean over all images of all evaluations."""
+        seen = [sum(self.test_images[: i + 1]) for i in range(len(self.rows))]
+        counts = [row.prompts_per_image for row in self.rows]
+        if any(count is None for count in counts):
+            return None
+        return sum(c * n for c, n in zip(counts, seen, strict=True) if c is not None) / sum(seen)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain data."""
@@ -134,7 +144,10 @@ def _restore(method: Method, run: Run, caches: list[EmbeddingCache], store: Stor
             cache.put(own)
     if run.rows:
         learned = store.learned(len(run.rows) - 1)
-        assert learned is not None, "a state is written before its row"
+        if learned is None:
+            raise RunError(
+                f"the model after task {len(run.rows)} is missing, though it was tested; the folder was altered"
+            )
         method.restore(learned[0])
 
 

@@ -34,7 +34,8 @@ from protosteer.evaluation import manifest, metrics
 from protosteer.evaluation.protocol import Row, Run
 from protosteer.files import remove_leftovers, write_atomically
 
-MANIFEST, METRICS, LOG, LOCK = "manifest.json", "metrics.json", "log.txt", ".lock"
+MANIFEST, METRICS, LOG, LOCK = "manifest.json", "metrics.json", "log.txt", ".protosteer.lock"
+REMOVED = ".removed-"  # seeds on their way out
 
 
 class SeedFolder:
@@ -110,8 +111,19 @@ class RunFolder:
 
     @property
     def manifest(self) -> dict[str, Any] | None:
+        """What the folder says of itself; None if it is no run folder."""
         file = self.path / MANIFEST
-        return read_json(file) if file.is_file() else None
+        if not file.is_file():
+            return None
+        known = read_json(file)
+        if not isinstance(known, dict) or known.get("format") != manifest.FORMAT:
+            told = known.get("format") if isinstance(known, dict) else None
+            raise RunError(
+                f"{file} has run format {told}, this version knows {manifest.FORMAT}; choose another folder"
+            )
+        if not {"configuration", "seeds", "sessions"} <= known.keys() or not known["sessions"]:
+            raise RunError(f"{file} is incomplete: it was altered by hand; choose another folder")
+        return known
 
     def seed(self, seed: int, suffix: str, bookmark_seconds: float = SECONDS) -> SeedFolder:
         return SeedFolder(self.path / f"seed-{seed}", suffix, bookmark_seconds)
@@ -121,20 +133,24 @@ class RunFolder:
         configuration: dict[str, Any],
         circumstances: dict[str, Any],
         command: Sequence[str],
-        seeds: Sequence[int],
+        seeds: Sequence[int] | None,
         resume: bool,
         overwrite: bool,
-    ) -> list[str]:
-        """Make the folder ready for these seeds, or refuse; returns what the user should know."""
+    ) -> tuple[list[int], list[str]]:
+        """Make the folder ready, or refuse; returns the seeds to run and what the user should know.
+
+        seeds: None means those that the folder has, or else seed 0.
+        """
         old = self.manifest
         if old is None:
-            self._require_empty()
-            self._write_manifest(configuration, circumstances, command, seeds, [])
-            return []
+            first = list(seeds or [0])
+            self._write_manifest(configuration, circumstances, command, first, [])
+            return first, [f"{self.path} holds no run to go on with; a new one begins"] if resume else []
         if overwrite:
             self._remove(old)
-            self._write_manifest(configuration, circumstances, command, seeds, [])
-            return [f"what {self.path} held has been removed"]
+            first = list(seeds or [0])
+            self._write_manifest(configuration, circumstances, command, first, [])
+            return first, [f"the run that {self.path} held has been removed"]
         changed = manifest.differences(old["configuration"], configuration)
         if changed:
             shown = "; ".join(changed[:6]) + (f"; and {len(changed) - 6} more" if len(changed) > 6 else "")
@@ -151,35 +167,37 @@ class RunFolder:
                 f"{self.path} holds a {state} run of this configuration; {remedy}, --overwrite removes it, or "
                 "choose another --out"
             )
-        together = [*old["seeds"], *(seed for seed in seeds if seed not in old["seeds"])]
-        self._write_manifest(configuration, circumstances, command, together, old["sessions"])
+        wanted = list(seeds or old["seeds"])
+        together = [*old["seeds"], *(seed for seed in wanted if seed not in old["seeds"])]
         changed = manifest.differences(old["sessions"][-1]["circumstances"], circumstances)
-        if changed and not self._finished(together):
-            return [
+        if self._finished(wanted):
+            return wanted, []
+        self._write_manifest(configuration, circumstances, command, together, old["sessions"])
+        if changed:
+            return wanted, [
                 f"the run goes on under other circumstances ({'; '.join(changed[:4])}): figures may differ in "
                 "their last bits"
             ]
-        return []
+        return wanted, []
 
     def finish(self) -> dict[str, Any]:
         """Figures over all seeds that are done, as `run --json` prints them."""
-        known = self.manifest
-        assert known is not None
-        done = [read_json(self.path / f"seed-{seed}" / METRICS) for seed in known["seeds"]]
+        _, done = read_run(self.path)
         mean, std = metrics.over_seeds(done)
         figures = {"mean": mean, "std": std, "seeds": done}
         write_json(self.path / METRICS, figures)
         return figures
 
     def log(self, line: str) -> None:
-        with (self.path / LOG).open("a", encoding="utf-8") as file:
+        with (self.path / LOG).open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Two processes must not write to one folder; the system drops the lock of a process that dies."""
+        self._require_ours()
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / LOCK).open("w") as file:
+        with (self.path / LOCK).open("a") as file:
             try:
                 import fcntl
 
@@ -190,31 +208,44 @@ class RunFolder:
                 raise RunError(
                     f"another process is writing to {self.path}; wait for it, or choose another --out"
                 ) from error
-            try:
-                remove_leftovers(self.path)
-                yield
-            finally:
-                (self.path / LOCK).unlink(missing_ok=True)
+            self._tidy()
+            yield
 
     def _finished(self, seeds: Sequence[int]) -> bool:
         return all((self.path / f"seed-{seed}" / METRICS).is_file() for seed in seeds)
 
-    def _require_empty(self) -> None:
+    def _require_ours(self) -> None:
+        """Nothing is written to, or removed from, a folder that holds other things and no run."""
         if self.path.exists() and not self.path.is_dir():
             raise RunError(f"{self.path} is a file; choose a folder with --out")
-        strangers = [p.name for p in self.path.iterdir() if p.name != LOCK] if self.path.is_dir() else []
+        if not self.path.is_dir() or (self.path / MANIFEST).is_file():
+            return
+        begun = (LOCK, f".{MANIFEST}.")  # of a run that was killed before it had a manifest
+        strangers = sorted(p.name for p in self.path.iterdir() if not p.name.startswith(begun))
         if strangers:
             raise RunError(
-                f"{self.path} holds other things ({', '.join(sorted(strangers)[:3])}) and no run; choose "
-                "another --out"
+                f"{self.path} holds other things ({', '.join(strangers[:3])}) and no run; choose another --out"
             )
 
+    def _tidy(self) -> None:
+        """What killed processes left of files that were being written or seeds that were being removed."""
+        for name in (MANIFEST, METRICS):
+            remove_leftovers(self.path, name)
+        for path in self.path.glob(f"{REMOVED}seed-*"):
+            shutil.rmtree(path)
+
     def _remove(self, old: dict[str, Any]) -> None:
-        """What runs have written, and nothing else that a user may have put there."""
+        """What runs have written, and nothing else that a user may have put there.
+
+        A seed vanishes at once, by a change of its name, so that a kill leaves no half of it.
+        """
         for seed in old["seeds"]:
-            shutil.rmtree(self.path / f"seed-{seed}", ignore_errors=True)
+            path = self.path / f"seed-{seed}"
+            if path.is_dir():
+                path.rename(path.with_name(f"{REMOVED}{path.name}-{time.time_ns()}"))
         for name in (METRICS, LOG, MANIFEST):
             (self.path / name).unlink(missing_ok=True)
+        self._tidy()
 
     def _write_manifest(
         self,
@@ -246,8 +277,6 @@ def read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     known = folder.manifest
     if known is None:
         raise RunError(f"{path} is not a run folder: it has no {MANIFEST}; give a folder that `run` wrote")
-    if known.get("format") != manifest.FORMAT:
-        raise RunError(f"{path} has run format {known.get('format')}; this version reads {manifest.FORMAT}")
     files = [path / f"seed-{seed}" / METRICS for seed in known["seeds"]]
     done = [read_json(file) for file in files if file.is_file()]
     if not done:
@@ -268,7 +297,7 @@ def matrix_csv(matrix: metrics.Matrix) -> str:
 def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise RunError(f"{path} cannot be read ({error}); the folder was altered by hand") from error
 
 

@@ -48,7 +48,6 @@ class Answer:
 
 class Method(ABC):
     name: ClassVar[str]
-    about: ClassVar[str]  # a few words for listings
     suffix: ClassVar[str] = ".safetensors"  # of files that hold a state
     backbone: Backbone
     embed_batch_size: int = 64

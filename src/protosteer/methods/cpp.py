@@ -25,7 +25,6 @@ _TRAINING_COST = 4.0
 
 class CPP(Method):
     name = "cpp"
-    about = "a prompt per task, trained with the contrastive prototypical loss; several centroids per class"
     suffix = ".protosteer"
 
     @staticmethod

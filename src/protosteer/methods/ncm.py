@@ -15,7 +15,6 @@ KNOWN = ("centroids", "clustering", "assign_labels", "neighbours", "embed_batch_
 
 class NCM(CPP):
     name = "ncm"
-    about = "the training-free baseline: nearest class mean, or nearest of several centroids"
 
     @staticmethod
     def settings_from(values: Mapping[str, Any]) -> Settings:

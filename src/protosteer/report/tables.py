@@ -62,6 +62,7 @@ FIGURES = {
     "avg_forgetting": Figure("Avg forgetting"),
     "retrieval_accuracy": Figure("Task retrieved", "%"),
     "prompts_per_image": Figure("Prompts per image"),
+    "overall_prompts_per_image": Figure("Prompts per image, all tests"),
     "bytes_per_task": Figure("Bytes per task", decimals=0),
     "bytes_per_class": Figure("Bytes per class", decimals=0),
     "trained_parameters": Figure("Trained parameters", decimals=0),
@@ -73,7 +74,7 @@ FIGURES = {
 }
 USUAL = ("last_accuracy", "avg_accuracy", "last_forgetting", "prompts_per_image", "bytes_per_class")
 
-# The diagnosis by the names of `evaluation.diagnosis.TaskDiagnosis`.
+# The diagnosis by the names of `diagnosis.TaskDiagnosis`.
 DIAGNOSIS = {
     "accuracy": Figure("Right", "%"),
     "not_retrieved": Figure("Task not retrieved", "%"),

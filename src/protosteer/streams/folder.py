@@ -30,7 +30,9 @@ def benchmark(name: str) -> Benchmark:
     if name == PREFIX:
         raise DataError("folder: needs a path; write folder:PATH, with one sub-folder per class in PATH")
     path = Path(name.removeprefix(PREFIX)).expanduser()
-    return Benchmark(name, f"Classes of {path}", tasks=5, crop=None, load=partial(load, path))
+    # The folder's own name only: checksums tell the images, wherever the folder stands and however it is written.
+    called = f"{PREFIX}{path.resolve().name}"
+    return Benchmark(called, f"Classes of {path}", tasks=5, crop=None, load=partial(load, path))
 
 
 def load(path: Path, context: LoadContext) -> Dataset:
@@ -62,10 +64,15 @@ def _splits(path: Path, context: LoadContext) -> tuple[Files, Files]:
 
 
 def _files(folder: Path, context: LoadContext) -> Files:
+    """Every image is decoded once before the run: a damaged one is better found now than in the last task."""
     files = read_folder(folder)
-    if not context.skip_unreadable:
-        return files
     _, bad = readable(files.paths)
+    if bad and not context.skip_unreadable:
+        others = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
+        raise DataError(
+            f"{bad[0]} cannot be read as an image{others}; replace or remove it, or leave it out with "
+            "--skip-unreadable"
+        )
     for path in bad:
         context.say(f"{path} cannot be read as an image; skipped")
     left = without(files, bad)
