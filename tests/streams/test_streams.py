@@ -67,6 +67,16 @@ def test_five_datasets_in_the_authors_order(catalogue):
     assert stream.about["checksums"] == {f"{name}/toy.bin": "md5:0" for name in FIVE}
 
 
+def test_all_that_the_five_lack_is_reported_together(monkeypatch):
+    def absent(name: str, *_: object, **__: object) -> Dataset:
+        raise DataError(f"{name} is absent")
+
+    monkeypatch.setattr(base, "open_dataset", absent)
+    with pytest.raises(DataError) as error:
+        open_stream("five-datasets", StreamOptions(), PREPROCESSING)
+    assert str(error.value) == "; and ".join(f"{name} is absent" for name in FIVE)
+
+
 def test_tasks_that_mix_the_five(catalogue):
     """Each image stays with its class: a part's own row numbers are those of the part alone."""
     stream = open_stream("five-datasets", StreamOptions("seed:7", tasks=5), PREPROCESSING)
