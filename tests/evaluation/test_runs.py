@@ -333,6 +333,11 @@ def test_seeds_of_one_configuration_are_one_row(tmp_path):
         "ncm, centroids 1": [0, 1, 2],
         "ncm, centroids 2": [0],
     }
+    run(tmp_path / "d", **{**TRAINED, "test_per_class": 3})
+    rows = gather(
+        [str(tmp_path / name) for name in "ad"]
+    )  # settings tell runs of one method apart, no others
+    assert list(rows) == ["ncm, test_per_class 4", "cpp, test_per_class 3"]
     rows = gather([f"base={tmp_path / 'a'}", f"more={tmp_path / 'c'}"])
     assert list(rows) == ["base", "more"]
 

@@ -49,31 +49,27 @@ def _parse(word: str) -> tuple[str | None, Path]:
 
 
 def _labels(configurations: list[dict[str, Any]]) -> list[str]:
-    """The method, and all that is not the same in every configuration."""
-    flat = [_flat(configuration) for configuration in configurations]
-    names = [name for name in flat[0] if any(other.get(name) != flat[0][name] for other in flat)]
-    names += [name for other in flat for name in other if name not in flat[0] and name not in names]
+    """The method, and what tells a row from others: of the data and backbone, and within a method of its settings."""
+    shared = [_shared(configuration) for configuration in configurations]
     labels = []
-    for values in flat:
-        parts = [_part(name, values[name]) for name in names if name in values and name != "method"]
-        labels.append(", ".join([values["method"], *parts]))
-    for i, label in enumerate(labels):
-        if labels.count(label) > 1:
-            labels[i] = f"{label} ({i + 1})"
-    return labels
+    for mine, configuration in zip(shared, configurations, strict=True):
+        method, settings = configuration["method"], configuration["settings"]
+        others = [c["settings"] for c in configurations if c["method"] == method]
+        parts = [_part(n, v) for n, v in mine.items() if any(other.get(n) != v for other in shared)]
+        parts += [_part(n, v) for n, v in settings.items() if any(other.get(n) != v for other in others)]
+        labels.append(", ".join([method, *parts]))
+    return [f"{label} ({i + 1})" if labels.count(label) > 1 else label for i, label in enumerate(labels)]
 
 
-def _flat(configuration: dict[str, Any]) -> dict[str, Any]:
+def _shared(configuration: dict[str, Any]) -> dict[str, Any]:
     """What a reader would want to know apart; the rest of a stream follows from its options."""
     stream, backbone = configuration["stream"], configuration["backbone"]
     return {
-        "method": configuration["method"],
         "stream": stream["name"],
         **{name: value for name, value in stream["options"].items() if value is not None},
         "backbone": backbone["name"],
         "fingerprint": backbone["fingerprint"][:8],
         "image_size": backbone["image_size"],
-        **configuration["settings"],
     }
 
 
