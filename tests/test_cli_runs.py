@@ -128,6 +128,8 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path, number):
         env=environment,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell starts background jobs with SIGINT ignored, and children would inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 120
     while not (tmp_path / "my run" / "log.txt").is_file() and time.monotonic() < deadline:
