@@ -137,6 +137,7 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path, number):
     time.sleep(1.0)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
+    # A shell calls both 130: Python ends itself by the signal if it came amid an import that runs exec().
+    assert process.returncode in (130, -signal.SIGINT), errors
     assert "Go on with: protosteer run split-digits --set epochs=500 --out 'my run' --resume" in errors
     assert "Traceback" not in errors and not list(tmp_path.rglob("*.tmp"))
