@@ -40,7 +40,7 @@ def train(
     )
 
 
-@pytest.mark.parametrize("step", range(1, STEPS + 1))
+@pytest.mark.parametrize("step", [1, 3, 5, STEPS])  # within, and at the end of, an epoch of three
 def test_training_goes_on_from_any_step(tmp_path, step):
     whole = train(None)
     path = tmp_path / "training.safetensors"

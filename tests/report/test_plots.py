@@ -150,6 +150,7 @@ def test_tsne_compares_directions_not_lengths() -> None:
     assert np.allclose(plots.tsne_map(points), plots.tsne_map(stretched), atol=1.0)
 
 
+@pytest.mark.slow
 def test_tsne_picture_is_the_same_every_time_and_has_every_class() -> None:
     points, labels, prototypes = clusters()
     after = clusters(seed=1)[0]
@@ -164,6 +165,7 @@ def test_twelve_classes_look_different() -> None:
     assert len({plots._look(classes, name) for name in classes}) == 12
 
 
+@pytest.mark.slow
 def test_pyplot_is_not_touched() -> None:
     code = "import protosteer.report.plots as p, sys; p.accuracy_curves({'a': [[1.0]]}); print('matplotlib.pyplot' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
