@@ -277,14 +277,16 @@ def run(
         str | None, typer.Option(help="cpp (the default) or ncm, its training-free baseline.")
     ] = None,
     backbone: Annotated[
-        str | None, typer.Option(help="Short name, or a name of timm's (default: nano)")
+        str | None, typer.Option(help="Short name, or a name of timm's (default: nano).")
     ] = None,
     weights: Annotated[Path | None, typer.Option(help="File with the backbone's weights.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Image size to run the backbone at.")] = None,
     crop: Annotated[
         float | None, typer.Option(help="Share kept by the centre crop, if not the stream's own.")
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds, such as 0,1,2. (default: 0)")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Seeds, such as 0,1,2 (default: 0, or the resumed run's).")
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="A setting of the method; repeatable."),
@@ -312,7 +314,7 @@ def run(
     device: Annotated[str | None, typer.Option(help="auto (the default), cpu, cuda or mps.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of the processor.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Run folder. (default: runs/STREAM-METHOD-BACKBONE)")
+        Path | None, typer.Option(help="Run folder (default: runs/STREAM-METHOD-BACKBONE).")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     overwrite: Annotated[

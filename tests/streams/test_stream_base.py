@@ -150,7 +150,7 @@ def test_validation_never_decodes_a_test_image():
 
     dataset.test.images.pixels = locked
     for t in made(dataset, tasks=2, validation=0.2):
-        t.test.pixels(range(len(t.test)))
+        assert len(t.test.pixels(range(len(t.test)))) == len(t.test_labels) > 0
 
 
 def test_validation_comes_after_the_training_cap_and_before_the_test_cap():
