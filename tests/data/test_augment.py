@@ -193,7 +193,7 @@ def test_draws_and_bits_of_a_seed(kind, size, height, width):
     assert torch.equal(torch.rand(1), next_number)
     assert all(torch.equal(getattr(choices, name), value) for name, value in drawn.items())
     torch.manual_seed(5)
-    out = Augmentation(preprocessing, kind)(pixels)
+    out = Augmentation(preprocessing, kind, batched=False)(pixels)
     assert torch.equal(out, preprocessing.normalise(torch.stack(expected)))
 
 
@@ -261,7 +261,7 @@ def test_batched_does_not_depend_on_the_rest_of_the_batch():
         assert torch.allclose(alone[0], together[row], rtol=0, atol=1e-5)
 
 
-def test_device_decides_and_can_be_overruled(monkeypatch):
+def test_size_and_device_decide_and_can_be_overruled(monkeypatch):
     """The meta device stands for a GPU: tensors of two devices do not mix, and values cannot be looked at."""
     pixels = torch.empty(50, 3, 40, 40, dtype=torch.uint8, device="meta")
     out = Augmentation(LEVELS)(pixels)
@@ -270,9 +270,16 @@ def test_device_decides_and_can_be_overruled(monkeypatch):
     taken: list[str] = []
     for way in ("_one_by_one", "_batched"):
         monkeypatch.setattr(augment, way, lambda pixels, *_, way=way: taken.append(way) or pixels.float())
-    for device, batched in (("cpu", None), ("meta", None), ("cpu", True), ("meta", False)):
-        Augmentation(LEVELS, batched=batched)(torch.zeros(1, 3, 32, 32, dtype=torch.uint8, device=device))
-    assert taken == ["_one_by_one", "_batched", "_batched", "_one_by_one"]
+    for size, device, batched, way in (
+        (64, "cpu", None, "_batched"),
+        (65, "cpu", None, "_one_by_one"),
+        (65, "meta", None, "_batched"),
+        (65, "cpu", True, "_batched"),
+        (32, "meta", False, "_one_by_one"),
+    ):
+        pixels = torch.zeros(1, 3, 32, 32, dtype=torch.uint8, device=device)
+        Augmentation(Preprocessing(size, (0.5,) * 3, (0.5,) * 3), batched=batched)(pixels)
+        assert taken.pop() == way
 
 
 # Crop and flip

@@ -12,10 +12,9 @@ Four choices that the list leaves open:
 - Solarization turns the values from 128 of 255 on upside down, Pillow's threshold.
 
 All random choices of a batch are drawn first, on the CPU, so that one seed means one augmentation on every
-device. They are carried out in one of two ways, which differ by rounding alone. On a GPU all images go at once,
-because there every single operation has its price. On the CPU they go one by one: an image of 224 pixels stays
-in the processor's cache and a batch does not. (At 32 pixels a batch is quicker on the CPU too, but a seed should
-mean the same bits for all sizes; benchmarks/augmentation.py has the figures.)
+device. They are carried out in one of two ways, which differ by rounding alone: all images at once, on a GPU and
+for small images, because every single operation has its price; one by one on the CPU, because there an image of
+224 pixels stays in the processor's cache and a batch of them does not (`protosteer bench augmentation`).
 """
 
 from __future__ import annotations
@@ -47,6 +46,8 @@ BLUR_RADIUS = (0.1, 2.0)
 BLUR_IMAGE_SIZE = 224
 SOLARIZE = 0.2
 
+SMALL = 64  # up to this size a batch is quicker than single images, on the CPU too
+
 
 @dataclass(frozen=True)
 class Choices:
@@ -68,7 +69,7 @@ class Augmentation:
 
     kind: "paper"; "no-flip", for images that a mirror turns into something else, such as digits; "crop",
     the random crop alone; "none", the evaluation preprocessing.
-    batched: all images at once (True), one by one (False), or as suits the device of the pixels (None).
+    batched: all images at once (True), one by one (False), or as suits their size and device (None).
     """
 
     def __init__(self, preprocessing: Preprocessing, kind: str = "paper", batched: bool | None = None):
@@ -102,8 +103,10 @@ class Augmentation:
         """uint8 [B, 3, h, w] -> float32 [B, 3, s, s], without any randomness of its own."""
         if self.kind == "none":
             return self.preprocessing(pixels)
-        batched = pixels.device.type != "cpu" if self.batched is None else self.batched
-        images = (_batched if batched else _one_by_one)(pixels, choices, self.preprocessing.image_size)
+        size, batched = self.preprocessing.image_size, self.batched
+        if batched is None:
+            batched = size <= SMALL or pixels.device.type != "cpu"
+        images = (_batched if batched else _one_by_one)(pixels, choices, size)
         return self.preprocessing.normalise(images)
 
 
