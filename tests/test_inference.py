@@ -34,7 +34,7 @@ def memory(tasks: int = 4, prompts: bool = True, seed: int = 0) -> Memory:
 def embedder(seed: int = 1):
     """Stands for the backbone: fixed embeddings of every image under every prompt."""
     table = torch.randn(8, IMAGES, DIM, generator=torch.Generator().manual_seed(seed))
-    return lambda rows, task: table[-1 if task is None else task][rows]
+    return lambda rows, tasks: table[torch.full_like(rows, -1) if tasks is None else tasks, rows]
 
 
 def naive(mem: Memory, embed, row: int, neighbours: int) -> tuple[str, dict[str, float], set[str]]:
@@ -50,7 +50,7 @@ def naive(mem: Memory, embed, row: int, neighbours: int) -> tuple[str, dict[str,
     retrieved = {t for _, t in nearest}
     scores = dict.fromkeys(mem.classes, -2.0)
     for t in retrieved:
-        q_t = q if mem.tasks[t].prompt is None else embed(one, t)[0]
+        q_t = q if mem.tasks[t].prompt is None else embed(one, torch.tensor([t]))[0]
         for task in mem.tasks:
             for c in task.classes:
                 for value in c.values.means:
@@ -91,7 +91,7 @@ def test_winner_is_the_prompt_of_the_best_match():
     for row in range(IMAGES):
         best = {}
         for t in matches.candidates[row].nonzero()[:, 0].tolist():
-            q = F.normalize(embed(torch.tensor([row]), t), dim=1)
+            q = F.normalize(embed(torch.tensor([row]), torch.tensor([t])), dim=1)
             best[t] = float((q @ index.values.T).max())
         assert int(matches.winners[row]) == max(best, key=best.__getitem__)
 
@@ -108,6 +108,6 @@ def test_a_prediction_does_not_depend_on_its_batch():
     index, embed = Index.build(memory()), embedder()
     together = match(index, embed, IMAGES, 3)
     for row in (0, 7, 39):
-        alone = match(index, lambda rows, task, row=row: embed(rows + row, task), 1, 3)
+        alone = match(index, lambda rows, tasks, row=row: embed(rows + row, tasks), 1, 3)
         torch.testing.assert_close(alone.scores[0], together.scores[row])
         assert torch.equal(alone.candidates[0], together.candidates[row])

@@ -296,9 +296,11 @@ def test_late_prompts_share_a_trunk_and_predict_the_same():
     pixels = easy_task(["ant", "dog"], seed=50)[0]
     shared = learner.predict(pixels)
 
-    def embed(rows: torch.Tensor, task: int | None) -> torch.Tensor:
-        prompt = None if task is None else learner.memory.tasks[task].prompt
-        return learner.backbone.embed_pixels(pixels[rows], prompt)
+    def embed(rows: torch.Tensor, tasks: torch.Tensor | None) -> torch.Tensor:
+        numbers = [None] * len(rows) if tasks is None else tasks.tolist()
+        prompts = [None if t is None else learner.memory.tasks[t].prompt for t in numbers]
+        one_by_one = zip(pixels[rows].split(1), prompts, strict=True)
+        return torch.cat([learner.backbone.embed_pixels(one, prompt) for one, prompt in one_by_one])
 
     plain = match(Index.build(learner.memory), embed, len(pixels), learner.settings.neighbours)
     torch.testing.assert_close(shared.scores, plain.scores, atol=1e-6, rtol=0)

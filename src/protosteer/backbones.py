@@ -29,6 +29,7 @@ from protosteer.errors import DataError, SettingsError, WeightsError
 from protosteer.vit import ViT
 
 NANO = "nano"
+PRECISIONS = ("auto", "fp32", "bf16")
 _HUB_FILES = ("config.json", "model.safetensors")
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
@@ -74,12 +75,16 @@ class Backbone:
         preprocessing: Preprocessing,
         fingerprint: str | None = None,
         source: Path | None = None,
+        precision: str = "auto",
     ):
+        if precision not in PRECISIONS:
+            raise SettingsError(f"precision {precision!r} is unknown; choose one of {', '.join(PRECISIONS)}")
         self.name = name
         self.vit = vit
         self.preprocessing = preprocessing
         self.fingerprint = fingerprint or weights_fingerprint(vit.state_dict(), vit.config)
         self.source = source
+        self._precision = precision
 
     @classmethod
     def load(
@@ -92,8 +97,12 @@ class Backbone:
         crop: float | None = None,
         heads: int | None = None,
         device: str | torch.device = "cpu",
+        precision: str = "auto",
     ) -> Backbone:
-        """`name`: nano, vit, deit, dino, mae, or a model on timm's hub; beside `weights=FILE`, any name."""
+        """`name`: nano, vit, deit, dino, mae, or a model on timm's hub; beside `weights=FILE`, any name.
+
+        `precision`: fp32, bf16, or auto: bf16 on a CUDA device that has it, fp32 elsewhere.
+        """
         paper = _paper_weights(name)
         full = paper.name if paper else name.removeprefix("timm/")
         path = Path(weights) if weights is not None else find_weights(full) or _fetch(full, paper)
@@ -105,7 +114,7 @@ class Backbone:
         told = _family_statistics(full, path) | checkpoint.about
         told |= {key: value for key, value in asked.items() if value is not None}
         preprocessing = _preprocessing(full, vit.config.image_size, told)
-        return cls(full, vit, preprocessing, fingerprint, path).to(device)
+        return cls(full, vit, preprocessing, fingerprint, path, precision).to(device)
 
     @property
     def dim(self) -> int:
@@ -143,6 +152,13 @@ class Backbone:
             )
         return (self.depth - from_layer + 1 if deep else 1, length, self.dim)
 
+    @property
+    def precision(self) -> str:
+        """What the ViT computes in: "fp32", or "bf16" where rounding is coarser and the weights stay as they are."""
+        if self._precision != "auto":
+            return self._precision
+        return "bf16" if self.device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+
     def embed(self, images: Tensor, prompt: Tensor | None = None) -> Tensor:
         """Normalised images [B, 3, H, W] -> [B, D]; `prompt` [S, L, D] for all, or [B, S, L, D], one each.
 
@@ -150,12 +166,25 @@ class Backbone:
         """
         if not images.is_floating_point():
             raise DataError(f"embed takes normalised images, not {images.dtype}; use embed_pixels for uint8")
+        return self.rest(self.trunk(images, 0), 0, prompt)
+
+    def trunk(self, images: Tensor, layers: int) -> Tensor:
+        """Normalised images -> tokens [B, T, D] after the first `layers` layers, before any prompt."""
+        with torch.no_grad(), self._autocast():
+            tokens: Tensor = self.vit.trunk(images.to(self.vit.cls_token, non_blocking=True), layers)
+        return tokens
+
+    def rest(self, tokens: Tensor, layers: int, prompt: Tensor | None = None) -> Tensor:
+        """As `embed`, from what `trunk` gave for the same number of layers."""
         place = self.vit.cls_token
         wanted = prompt is not None and prompt.requires_grad and torch.is_grad_enabled()
-        with torch.set_grad_enabled(wanted):
+        with torch.set_grad_enabled(wanted), self._autocast():
             prompt = None if prompt is None else prompt.to(place)
-            embeddings: Tensor = self.vit(images.to(place), prompt)
-        return embeddings
+            embeddings = self.vit.rest(tokens.to(place, non_blocking=True), layers, prompt)
+        return embeddings.to(place.dtype)
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
     def embed_pixels(self, pixels: Tensor, prompt: Tensor | None = None, batch_size: int = 64) -> Tensor:
         """uint8 [N, 3, h, w] -> float32 [N, D] on the CPU, by the evaluation transform, without a graph."""
@@ -163,18 +192,8 @@ class Backbone:
 
     def trunk_pixels(self, pixels: Tensor, layers: int, batch_size: int = 64) -> Tensor:
         """uint8 [N, 3, h, w] -> tokens [N, T, D] after the first `layers` layers, on the backbone's device."""
-        with torch.no_grad():
-            images = (self.preprocessing(some).to(self.device) for some in pixels.split(batch_size))
-            return torch.cat([self.vit.trunk(some, layers) for some in images])
-
-    def embed_tokens(
-        self, tokens: Tensor, layers: int, prompt: Tensor | None = None, batch_size: int = 64
-    ) -> Tensor:
-        """As `embed_pixels`, from what `trunk_pixels` gave for the same number of layers."""
-        place = None if prompt is None else prompt.to(tokens)
-        with torch.no_grad():
-            parts = [self.vit.rest(some, layers, place) for some in tokens.split(batch_size)]
-        return torch.cat(parts).float().cpu()
+        images = (self.preprocessing(some, self.device) for some in pixels.split(batch_size))
+        return torch.cat([self.trunk(some, layers) for some in images])
 
     def embed_set(
         self,
@@ -205,7 +224,8 @@ class Backbone:
             for pixels in batches:
                 some = slice(done, done + len(pixels))
                 prompts = prompt[some] if prompt is not None and prompt.ndim == 4 else prompt
-                embeddings[some] = self.embed(self.preprocessing(pixels), prompts).float().cpu()
+                images = self.preprocessing(pixels, self.device)
+                embeddings[some] = self.embed(images, prompts).float().cpu()
                 done = some.stop
                 if on_batch:
                     on_batch(done)
@@ -226,6 +246,7 @@ class Backbone:
             "preprocessing": self.preprocessing.to_dict(),
             "pool": self.vit.config.pool,
             "parameters": self.parameters,
+            **({} if self.precision == "fp32" else {"precision": self.precision}),
         }
 
     def __repr__(self) -> str:

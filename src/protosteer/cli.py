@@ -6,6 +6,7 @@ Heavy modules are imported inside the commands, so that `--help` answers at once
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 import traceback
@@ -45,6 +46,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    _share_the_cores()
     debug = "--debug" in given
     # The option is accepted in any place, as one adds it to the end of a line that has just failed.
     wanted = [word for word in given if word != "--debug"] or ["--help"]
@@ -64,6 +66,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if code == INTERRUPTED:  # typer turns Ctrl-C into this code
         _say("interrupted; nothing half-written was left behind")
     return int(code or 0)
+
+
+def _share_the_cores() -> None:
+    """Threads that wait for one another sleep soon instead of spinning; read when torch is loaded.
+
+    By default GNU OpenMP's threads spin for milliseconds. On idle cores that gains nothing measurable here; beside
+    another busy process it takes the core from the very thread that is waited for: docs/performance.md.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 
 @app.callback()
@@ -287,6 +299,10 @@ def run(
     seeds: Annotated[
         str | None, typer.Option(help="Seeds, such as 0,1,2 (default: 0, or the resumed run's).")
     ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(metavar="paper|fast", help="Settings of the paper (the default), or quicker ones."),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="A setting of the method; repeatable."),
@@ -312,6 +328,12 @@ def run(
         bool | None, typer.Option("--skip-unreadable", help="Leave images out that cannot be read.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto (the default), cpu, cuda or mps.")] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|fp32|bf16", help="Of the backbone; auto is bf16 on CUDA and fp32 elsewhere."
+        ),
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of the processor.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Run folder (default: runs/STREAM-METHOD-BACKBONE).")

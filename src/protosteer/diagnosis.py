@@ -69,7 +69,7 @@ def _task(
     every = torch.arange(len(labels))
     own = torch.tensor([record.class_names.index(label) for label in labels])
     plain = embed(every, None)
-    prompted = plain if record.prompt is None else embed(every, j)
+    prompted = plain if record.prompt is None else embed(every, torch.full_like(every, j))
 
     def percent(mask: Tensor) -> float:
         return 100.0 * int(mask.sum()) / len(mask)

@@ -4,8 +4,9 @@
 2. q_j = f with prompt P^j, for each candidate j.
 3. The class of the value centroid that is most similar to any q_j, over all classes learned.
 
-Images are handled in batches: each candidate's prompt embeds all images that retrieved it at once.
-Every row of the result depends on its own image alone.
+Images are handled in batches: all pairs of an image and a candidate are embedded together, each under its own
+prompt, so that the cost does not depend on how many tasks there are. Every row of the result depends on its own
+image alone.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from torch import Tensor
 
 from protosteer.memory import Memory
 
-# Embeds some rows (int64) of the images at hand under a task's prompt, by the task's number; None: no prompt.
-Embed = Callable[[Tensor, int | None], Tensor]
+# Embeds some rows (int64 [m]) of the images at hand, each under the prompt of a task (int64 [m]); None: no prompt.
+Embed = Callable[[Tensor, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True)
@@ -75,27 +76,25 @@ class Matches:
 
 def match(index: Index, embed: Embed, count: int, neighbours: int) -> Matches:
     """Steps 1 to 3 for `count` images that `embed` knows by their rows."""
-    rows = torch.arange(count)
-    queries = embed(rows, None)
+    queries = embed(torch.arange(count), None)
     candidates = retrieve(index, queries, neighbours)
+    rows, tasks = (candidates & index.prompted).nonzero().T  # pairs, by image and then by task
+    embeddings = embed(rows, tasks) if len(rows) else queries[:0]
+
     scores = torch.full((count, len(index.classes)), -torch.inf)
     winners = candidates.int().argmax(dim=1)
-    passes = count
     # Tasks without a prompt share one embedding, the coarse query itself.
-    plain = (candidates & ~index.prompted).any(dim=1)
-    groups = [(None, plain)] + [(int(t), candidates[:, t]) for t in index.prompted.nonzero()[:, 0]]
-    for task, asked in groups:
-        some = asked.nonzero()[:, 0]
-        if not len(some):
-            continue
-        embeddings = queries[some] if task is None else embed(some, task)
-        passes += 0 if task is None else len(some)
-        new, old = class_scores(index, embeddings), scores[some]
-        if task is not None:
-            won = new.amax(dim=1) > old.amax(dim=1)
-            winners[some[won]] = task
-        scores[some] = torch.maximum(new, old)
-    return Matches(scores, candidates, winners, passes)
+    plain = (candidates & ~index.prompted).any(dim=1).nonzero()[:, 0]
+    if len(plain):
+        scores[plain] = class_scores(index, queries[plain])
+    places = torch.arange(len(rows)) - torch.searchsorted(rows, rows)  # which of its image's pairs a pair is
+    for place in range(int(places.max()) + 1 if len(places) else 0):
+        some = places == place
+        new, old = class_scores(index, embeddings[some]), scores[rows[some]]
+        won = new.amax(dim=1) > old.amax(dim=1)
+        winners[rows[some][won]] = tasks[some][won]
+        scores[rows[some]] = torch.maximum(new, old)
+    return Matches(scores, candidates, winners, count + len(rows))
 
 
 def retrieve(index: Index, queries: Tensor, neighbours: int) -> Tensor:

@@ -17,6 +17,7 @@ from protosteer import health
 from protosteer.backbones import Backbone
 from protosteer.bookmark import Bookmark
 from protosteer.data.images import ImageSet, as_images, as_labelled
+from protosteer.data.prefetch import prefetched
 from protosteer.errors import DataError, LearnerError, ProtosteerWarning
 from protosteer.inference import Index, Matches, Prediction, match
 from protosteer.memory import ClassRecord, Memory, TaskRecord
@@ -33,7 +34,7 @@ class Stage:
     """A message for whoever shows progress: what is being done, and how far it is."""
 
     task: str
-    doing: str  # "keys", "training", "values"; an evaluation adds "testing"
+    doing: str  # "keys", "views" if they are cached, "training", "values"; an evaluation adds "testing"
     done: int
     total: int
     training: Progress | None = None
@@ -127,6 +128,7 @@ class Learner:
                 seed=seed,
                 on_step=lambda p: tell("training", p.step, p.steps, p),
                 bookmark=bookmark,
+                on_views=lambda done: tell("views", done, len(images)),
             )
             values = embed("values", trained.prompt)
             _warn(health.collapse(keys, values, labels))
@@ -165,22 +167,26 @@ class Learner:
         self._require_knowledge()
         image_set = as_images(images, self.backbone.preprocessing)
         index = Index.build(self.memory)
-        rows = torch.arange(len(image_set))
-        parts = [self._match(index, image_set, some) for some in rows.split(_CHUNK)]
+        chunks = torch.arange(len(image_set)).split(_CHUNK)
+        fetched = prefetched(image_set, chunks, ahead=1, device=self.backbone.device)
+        parts = [self._match(index, pixels) for pixels in fetched]
         return Prediction.build(index, Matches.join(parts), self.settings.temperature)
 
-    def _match(self, index: Index, images: ImageSet, rows: Tensor) -> Matches:
-        pixels, batch = images.pixels(rows.tolist()), self.settings.embed_batch_size
-        shared = self.memory.shared_layers(self.backbone.depth)
-        tokens = self.backbone.trunk_pixels(pixels, shared, batch) if shared else None
+    def _match(self, index: Index, pixels: Tensor) -> Matches:
+        backbone, batch = self.backbone, self.settings.embed_batch_size
+        shared = self.memory.shared_layers(backbone.depth)
+        tokens = backbone.trunk_pixels(pixels, shared, batch)
 
-        def embed(some: Tensor, task: int | None) -> Tensor:
-            prompt = None if task is None else self.memory.tasks[task].prompt
-            if tokens is None:
-                return self.backbone.embed_pixels(pixels[some], prompt, batch)
-            return self.backbone.embed_tokens(tokens[some], shared, prompt, batch)
+        def embed(rows: Tensor, tasks: Tensor | None) -> Tensor:
+            embeddings = torch.empty(len(rows), backbone.dim)
+            groups = [torch.arange(len(rows))] if tasks is None else self.memory.alike(tasks)
+            for some in (places for group in groups for places in group.split(batch)):
+                prompts = None if tasks is None else self.memory.prompts(tasks[some])
+                with torch.no_grad():
+                    embeddings[some] = backbone.rest(tokens[rows[some]], shared, prompts).float().cpu()
+            return embeddings
 
-        return match(index, embed, len(rows), self.settings.neighbours)
+        return match(index, embed, len(pixels), self.settings.neighbours)
 
     def forget(self, name: str | None = None, *, task: str | None = None) -> Forgotten:
         """Remove a class, or a whole task with `task=`. The result says what that guarantees."""

@@ -127,6 +127,19 @@ class Memory:
         """Layers that no task's prompt touches: one run of them serves the query and every prompt."""
         return min((shared_layers(t.prompt, depth) for t in self.tasks if t.prompt is not None), default=0)
 
+    def prompts(self, tasks: Tensor) -> Tensor:
+        """[m, S, L, D]: the prompts of tasks by their numbers [m]; all of one shape."""
+        return torch.stack([self.tasks[t].prompt for t in tasks.tolist()])
+
+    def alike(self, tasks: Tensor) -> list[Tensor]:
+        """Places in a list of tasks by their numbers [m], grouped so that the prompts of a group have one shape."""
+        groups: dict[torch.Size, list[int]] = {}
+        for t in tasks.unique().tolist():
+            prompt = self.tasks[t].prompt
+            assert prompt is not None
+            groups.setdefault(prompt.shape, []).append(t)
+        return [torch.isin(tasks, torch.tensor(group)).nonzero()[:, 0] for group in groups.values()]
+
     def anchors(self, noise: str) -> Anchors | None:
         """Value centroids of all classes with their noise scale, for training the next task."""
         records = [record for task in self.tasks for record in task.classes]

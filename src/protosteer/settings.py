@@ -32,6 +32,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 _AT_LEAST: dict[str, float] = {
     "prompt_length": 1,
     "prompt_from_layer": 1,
+    "cached_views": 0,
     "epochs": 1,
     "batch_size": 2,
     "learning_rate": 0.0,
@@ -49,6 +50,8 @@ _AT_LEAST: dict[str, float] = {
 }
 
 _ABOVE_ZERO = ("temperature", "gradient_clip")
+
+PRESETS = ("paper", "fast")
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,9 @@ class Settings:
     final_weight_decay: float = 1e-2
     gradient_clip: float = 5.0
     augmentation: str = "paper"
+    cached_views: int = (
+        0  # n: n views of each image are kept and met in turn (not in the paper); 0: always new ones
+    )
 
     # Prototypes: C per class.
     centroids: int = 5
@@ -123,6 +129,11 @@ class Settings:
             )
 
     @classmethod
+    def preset(cls, name: str, depth: int, **changes: Any) -> Settings:
+        """Settings by the name of a preset, for a backbone of `depth` layers; what is given besides wins."""
+        return cls.from_dict({**preset(name, depth), **changes})
+
+    @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Settings:
         known = [field.name for field in dataclasses.fields(cls)]
         for key in values:
@@ -153,6 +164,15 @@ class Settings:
 
     def replace(self, **changes: Any) -> Settings:
         return Settings.from_dict({**self.to_dict(), **changes})
+
+
+def preset(name: str, depth: int) -> dict[str, Any]:
+    """What a preset changes: "paper" nothing; "fast" trades accuracy for time, see docs/performance.md."""
+    if name not in PRESETS:
+        raise SettingsError(f"preset {name!r} is unknown; choose one of {', '.join(PRESETS)}")
+    if name == "paper":
+        return {}
+    return {"prompt_from_layer": max(1, min(depth // 2 + 1, depth - 1)), "cached_views": 4}
 
 
 def unknown_setting(key: str, known: Sequence[str]) -> str:

@@ -19,9 +19,9 @@ from protosteer.backbones import Backbone
 from protosteer.bookmark import Bookmark
 from protosteer.data.augment import Augmentation
 from protosteer.data.images import ImageSet
-from protosteer.data.prefetch import prefetched
 from protosteer.errors import TrainingError
 from protosteer.settings import Settings
+from protosteer.views import CachedViews, FreshViews, Views
 
 
 @dataclass(frozen=True)
@@ -65,16 +65,18 @@ def train_prompt(
     seed: int = 0,
     on_step: Callable[[Progress], None] | None = None,
     bookmark: Bookmark | None = None,
+    on_views: Callable[[int], None] | None = None,
 ) -> Trained:
     """Learn the prompt P^t of one task.
 
     labels: [n], 0..K-1. start: prompt to start from (None: as `settings.prompt_start` says for a first
     task). anchors: value prototypes of earlier tasks. bookmark: where to keep the training while it is under
-    way, and to look whether it had begun. The caller's random state is left as it was.
+    way, and to look whether it had begun. on_views: hears of how many images the views have been cached.
+    The caller's random state is left as it was.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return _train(backbone, images, labels, settings, start, anchors, seed, on_step, bookmark)
+        return _train(backbone, images, labels, settings, start, anchors, seed, on_step, bookmark, on_views)
 
 
 def _train(
@@ -87,14 +89,21 @@ def _train(
     seed: int,
     on_step: Callable[[Progress], None] | None,
     bookmark: Bookmark | None,
+    on_views: Callable[[int], None] | None,
 ) -> Trained:
+    began = time.perf_counter()
     device = backbone.device
     prompt = nn.Parameter(initial_prompt(backbone, settings, start).to(device))
     head = Head(backbone.dim, int(labels.max()) + 1, settings).to(device)
-    augment = Augmentation(backbone.preprocessing, settings.augmentation)
     anchors = None if anchors is None else anchors.to(device)
     optimiser = torch.optim.AdamW([prompt, *head.parameters()], lr=settings.learning_rate)
     state = State(prompt, head, optimiser)
+    layers = settings.prompt_from_layer - 1
+    augment = Augmentation(backbone.preprocessing, settings.augmentation)
+    fresh = FreshViews(backbone, images, augment, layers)
+    views: Views = fresh
+    if settings.cached_views:
+        views = CachedViews(fresh, settings.cached_views, settings.embed_batch_size, on_views)
     which = {**settings.to_dict(), "seed": seed, "images": len(labels), "backbone": backbone.fingerprint}
     if bookmark:
         state.restore(bookmark, which)
@@ -102,17 +111,17 @@ def _train(
     steps_per_epoch = max(1, len(labels) // settings.batch_size)
     steps = steps_per_epoch * settings.epochs
     first = state.steps_done(steps_per_epoch)
-    earlier, began = state.seconds, time.perf_counter()
+    earlier, first_step = state.seconds, time.perf_counter()
     while len(state.history) < settings.epochs:
         epoch = len(state.history)
         state.order = state.order or list(batches(len(labels), settings.batch_size))
         remaining = state.order[len(state.losses) :]
-        for rows, pixels in zip(remaining, prefetched(images, remaining, device=device), strict=True):
+        for rows, tokens in zip(remaining, views.batches(epoch, remaining), strict=True):
             step = state.steps_done(steps_per_epoch)
             for group in optimiser.param_groups:
                 group["lr"] = learning_rate(step, steps, settings)
                 group["weight_decay"] = weight_decay(step, steps, settings)
-            embeddings = backbone.embed(augment(pixels.to(device, non_blocking=True)), prompt)
+            embeddings = backbone.rest(tokens, layers, prompt)
             loss = head.loss(embeddings, labels[rows].to(device), anchors)
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
@@ -131,7 +140,7 @@ def _train(
             if bookmark and bookmark.due():
                 state.keep(bookmark, which)
             if on_step:
-                rate = (step + 1 - first) / (time.perf_counter() - began)
+                rate = (step + 1 - first) / (time.perf_counter() - first_step)
                 accuracy = state.history[-1].accuracy if state.history else None
                 mean_loss = sum(state.losses) / len(state.losses)
                 on_step(

@@ -38,6 +38,7 @@ _STREAM_OPTIONS = tuple(f.name for f in dataclasses.fields(StreamOptions))
 # Of what may come from a file; the rest of a stream's options and a method's settings look after themselves.
 _TYPES: dict[str, tuple[type[Any], ...]] = {
     "stream": (str,), "method": (str,), "backbone": (str,), "device": (str,), "class_order": (str,),
+    "preset": (str,), "precision": (str,),
     "weights": (str, Path), "data_dir": (str, Path), "out": (str, Path), "task_file": (str, Path),
     "image_size": (int,), "threads": (int,), "crop": (float, int), "skip_unreadable": (bool,),
 }  # fmt: skip
@@ -63,7 +64,10 @@ MakeReporter = Callable[[Stream, Mapping[str, Costs], Callable[[str], None]], An
 
 @dataclass(frozen=True)
 class Experiment:
-    """What `protosteer run` is told. `settings` belong to the method, `options` to the stream."""
+    """What `protosteer run` is told. `settings` belong to the method, `options` to the stream.
+
+    A preset stands for settings that depend on the backbone's depth; settings that are given win over it.
+    """
 
     stream: str
     method: str = "cpp"
@@ -72,11 +76,13 @@ class Experiment:
     image_size: int | None = None
     crop: float | None = None  # None: the stream's own, or else the weights'
     seeds: tuple[int, ...] | None = None  # None: those of the run that is resumed, or else 0
+    preset: str = "paper"
     settings: Mapping[str, Any] = field(default_factory=dict)
     options: StreamOptions = field(default_factory=StreamOptions)
     data_dir: Path | None = None
     skip_unreadable: bool = False
     device: str = "auto"
+    precision: str = "auto"
     threads: int | None = None
     out: Path | None = None
 
@@ -102,8 +108,10 @@ class Experiment:
         made.settings_for(0)  # complains of what the method does not know
         return made
 
-    def settings_for(self, seed: int) -> MethodSettings:
-        return find_method(self.method).settings_from({**self.settings, "seed": seed})
+    def settings_for(self, seed: int, depth: int = 12) -> MethodSettings:
+        """Settings of the method, on a backbone of so many layers: a preset looks at it."""
+        method = find_method(self.method)
+        return method.settings_from({**method.preset(self.preset, depth), **self.settings, "seed": seed})
 
     @property
     def folder(self) -> Path:
@@ -115,8 +123,14 @@ class Experiment:
 
     def load_backbone(self) -> Backbone:
         crop = self.crop if self.crop is not None else find_benchmark(self.stream).crop
-        backbone = Backbone.load(self.backbone, weights=self.weights, image_size=self.image_size, crop=crop)
-        return backbone.to(choose_device(self.device))
+        return Backbone.load(
+            self.backbone,
+            weights=self.weights,
+            image_size=self.image_size,
+            crop=crop,
+            device=choose_device(self.device),
+            precision=self.precision,
+        )
 
 
 def _typed(name: str, value: Any) -> Any:
@@ -225,12 +239,15 @@ def run_experiment(
     )
     folder = RunFolder(experiment.folder)
     with writing(folder.path), folder.locked():
-        configuration = manifest.configuration(method_class, experiment.settings_for(0), backbone, stream)
+        settings = experiment.settings_for(0, backbone.depth)
+        configuration = manifest.configuration(method_class, settings, backbone, stream)
         now = manifest.circumstances(backbone.device)
         seeds, lines = folder.open(configuration, now, command, experiment.seeds, resume, overwrite)
         for line in lines:
             tell(line)
-        methods = {seed: method_class(backbone, experiment.settings_for(seed)) for seed in seeds}
+        methods = {
+            seed: method_class(backbone, experiment.settings_for(seed, backbone.depth)) for seed in seeds
+        }
         for line in (" ".join(command), *said):
             folder.log(line)
         costs = {f"seed {seed}": method.stage_costs for seed, method in methods.items()}

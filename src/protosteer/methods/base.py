@@ -15,6 +15,7 @@ from torch import Tensor
 from protosteer.backbones import Backbone
 from protosteer.bookmark import Bookmark
 from protosteer.diagnosis import Diagnosis
+from protosteer.errors import SettingsError
 from protosteer.learner import Stage
 from protosteer.streams.base import Task
 
@@ -56,6 +57,13 @@ class Method(ABC):
     @abstractmethod
     def settings_from(values: Mapping[str, Any]) -> MethodSettings:
         """Settings from names and values; names that mean nothing to the method are an error."""
+
+    @classmethod
+    def preset(cls, name: str, depth: int) -> dict[str, Any]:
+        """Settings that a preset stands for, on a backbone of `depth` layers; "paper" changes nothing."""
+        if name != "paper":
+            raise SettingsError(f"method {cls.name} has no preset {name!r}; leave it out")
+        return {}
 
     @abstractmethod
     def __init__(self, backbone: Backbone, settings: Any): ...

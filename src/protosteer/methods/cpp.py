@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from protosteer import modelfile
@@ -16,11 +17,11 @@ from protosteer.inference import Embed, Index, Matches, match
 from protosteer.learner import Learner, Stage
 from protosteer.memory import Memory
 from protosteer.methods.base import Answer, Images, Method
-from protosteer.settings import Settings
+from protosteer.settings import Settings, preset
 from protosteer.streams.base import Task
 
-# A training step costs about as much per image as so many plain forward passes.
-_TRAINING_COST = 4.0
+# Costs per image in plain forward passes: of augmenting it, and of training all layers on it.
+_AUGMENTING_COST, _TRAINING_COST = 1.0, 3.0
 
 
 class CPP(Method):
@@ -30,6 +31,10 @@ class CPP(Method):
     @staticmethod
     def settings_from(values: Mapping[str, Any]) -> Settings:
         return Settings.from_dict(dict(values))
+
+    @classmethod
+    def preset(cls, name: str, depth: int) -> dict[str, Any]:
+        return preset(name, depth)
 
     def __init__(self, backbone: Backbone, settings: Settings):
         self.learner = Learner(backbone, settings)
@@ -76,13 +81,22 @@ class CPP(Method):
 
     def stage_costs(self, task: Task) -> dict[str, float]:
         settings, images = self.learner.settings, len(task.train)
-        steps = settings.epochs * max(1, images // settings.batch_size)
-        training = _TRAINING_COST * steps * min(settings.batch_size, images)
+        if not settings.prompts:
+            return {"keys": images, "testing": len(task.test)}
+        trunk = (settings.prompt_from_layer - 1) / self.backbone.depth
+        seen = settings.epochs * max(1, images // settings.batch_size) * min(settings.batch_size, images)
+        drawn = settings.cached_views * images if settings.cached_views else seen
+        views = drawn * (_AUGMENTING_COST + trunk)
+        training = seen * _TRAINING_COST * (1 - trunk)
         return {
             "keys": images,
-            "training": training if settings.prompts else 0.0,
-            "values": images if settings.prompts else 0.0,
-            "testing": len(task.test) * (1 + settings.prompts),
+            **(
+                {"views": views, "training": training}
+                if settings.cached_views
+                else {"training": training + views}
+            ),
+            "values": images,
+            "testing": 2 * len(task.test),
         }
 
 
@@ -93,9 +107,13 @@ def match_images(learner: Learner, index: Index, images: Images) -> Matches:
 def embedder(memory: Memory, images: Images) -> Embed:
     """`images.embed` as inference calls it, by the numbers of the memory's tasks."""
 
-    def embed(rows: Tensor, task: int | None) -> Tensor:
-        if task is None:
+    def embed(rows: Tensor, tasks: Tensor | None) -> Tensor:
+        if tasks is None:
             return images.embed(rows, None, None)
-        return images.embed(rows, memory.tasks[task].name, memory.tasks[task].prompt)
+        embeddings = torch.empty(len(rows), memory.tasks[0].classes[0].keys.shape[1])
+        for number in tasks.unique().tolist():  # a cache knows embeddings by task
+            some, task = tasks == number, memory.tasks[number]
+            embeddings[some] = images.embed(rows[some], task.name, task.prompt)
+        return embeddings
 
     return embed

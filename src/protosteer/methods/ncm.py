@@ -22,3 +22,7 @@ class NCM(CPP):
             if key not in KNOWN:
                 raise SettingsError(f"method ncm trains nothing: {unknown_setting(key, KNOWN)}")
         return Settings.from_dict({"centroids": 1, **values, "prompts": False})
+
+    @classmethod
+    def preset(cls, name: str, depth: int) -> dict[str, Any]:
+        return super(CPP, cls).preset(name, depth)  # nothing is trained, so nothing to make quicker
