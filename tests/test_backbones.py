@@ -394,3 +394,25 @@ def test_a_moved_file_keeps_its_fingerprint(tmp_path: Path) -> None:
     first = Backbone.load("small", path)
     moved = shutil.move(path, tmp_path / "other.safetensors")
     assert Backbone.load("renamed", moved).fingerprint == first.fingerprint
+
+
+def test_precision_rounds_the_arithmetic_and_nothing_else(pixels: Tensor) -> None:
+    full, rounded = tiny_backbone(), tiny_backbone()
+    rounded._precision = "bf16"
+    images = full.preprocessing(pixels)
+    prompt = torch.randn(full.prompt_shape(1)).requires_grad_()
+    for given in (None, prompt):
+        one, other = full.embed(images, given), rounded.embed(images, given)
+        assert other.dtype == torch.float32 and not torch.equal(one, other)
+        torch.testing.assert_close(one, other, atol=0.1, rtol=0.05)
+    rounded.embed(images, prompt).sum().backward()
+    assert prompt.grad is not None and prompt.grad.dtype == torch.float32
+    assert all(parameter.dtype == torch.float32 for parameter in rounded.vit.parameters())
+    assert rounded.describe()["precision"] == "bf16" and "precision" not in full.describe()
+
+
+def test_precision_is_full_on_the_cpu_unless_asked_for() -> None:
+    assert Backbone.load("nano").precision == "fp32"
+    assert Backbone.load("nano", precision="bf16").precision == "bf16"
+    with pytest.raises(SettingsError, match="precision 'fp8' is unknown; choose one of auto, fp32, bf16"):
+        Backbone.load("nano", precision="fp8")

@@ -193,3 +193,14 @@ def test_a_closed_pipe_is_no_traceback(tmp_path: Path) -> None:
             stdout=closed, stderr=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
     assert done.returncode != 0 and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, "5000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)],
+)
+def test_threads_that_wait_sleep_soon_unless_the_user_has_said_how(given, expected):
+    environment = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    code = "import os; from protosteer.cli import main; main(['--version']); print(os.environ.get('GOMP_SPINCOUNT'))"
+    done = command("-c", code, env={**environment, **given})
+    assert done.stdout.split()[-1] == str(expected)

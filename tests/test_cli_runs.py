@@ -141,3 +141,19 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path, number):
     assert process.returncode in (130, -signal.SIGINT), errors
     assert "Go on with: protosteer run split-digits --set epochs=500 --out 'my run' --resume" in errors
     assert "Traceback" not in errors and not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_preset_stands_for_settings_and_what_is_given_wins(tmp_path, capsys):
+    words = ["split-digits", *SMALL, "--set", "epochs=1", "--set", "neck_hidden=8"]
+    assert run(*words, "--preset", "fast", "--set", "cached_views=2", "--out", tmp_path / "r") == 0
+    capsys.readouterr()
+    manifest = json.loads((tmp_path / "r" / "manifest.json").read_text())
+    settings = manifest["configuration"]["settings"]
+    assert settings["prompt_from_layer"] == 2 and settings["cached_views"] == 2  # nano has three layers
+    for given, message in (
+        (["--preset", "quick"], "preset 'quick' is unknown; choose one of paper, fast"),
+        (["--preset", "fast", "--method", "ncm"], "method ncm has no preset 'fast'; leave it out"),
+    ):
+        assert run("split-digits", *SMALL, *given, "--out", tmp_path / "s") == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "s").exists()

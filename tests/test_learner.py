@@ -15,7 +15,7 @@ from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError, LearnerError, ProtosteerWarning, SettingsError
 from protosteer.inference import Index, match
 from protosteer.learner import Learner, merge, task_seed
-from protosteer.memory import TaskRecord
+from protosteer.memory import Memory, TaskRecord
 from protosteer.settings import Settings
 from protosteer.vit import ViT, ViTConfig
 
@@ -336,3 +336,17 @@ def deep_backbone() -> Backbone:
                 parameter.normal_(0, 0.2)
     half = (0.5, 0.5, 0.5)
     return Backbone("four layers", vit, Preprocessing(16, half, half))
+
+
+def test_the_index_is_kept_until_what_is_remembered_changes():
+    learner = Learner(tiny_backbone(), QUICK.replace(prompts=False))
+    learner.learn(easy_task(["ant", "bee"]))
+    first = learner.index
+    learner.predict(easy_task(["ant"])[0])
+    assert learner.index is first
+    learner.learn(easy_task(["cat"]))
+    assert learner.index is not first and learner.index.classes == ["ant", "bee", "cat"]
+    learner.forget("ant")
+    assert learner.index.classes == ["bee", "cat"]
+    learner.memory = Memory(learner.memory.tasks[:1])
+    assert learner.index.classes == ["bee"]

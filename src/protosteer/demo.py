@@ -21,7 +21,6 @@ from protosteer.evaluation.cache import EmbeddingCache
 from protosteer.evaluation.metrics import Matrix
 from protosteer.evaluation.protocol import Run, run_stream
 from protosteer.files import write_atomically, writing
-from protosteer.inference import Index
 from protosteer.learner import Learner
 from protosteer.methods.cpp import CPP, match_images
 from protosteer.report import plots, tables
@@ -187,7 +186,7 @@ def _some_test_images(stream: Stream) -> tuple[ArrayImages, list[str]]:
 def _before_and_after(learner: Learner, images: ArrayImages) -> tuple[Tensor, Tensor]:
     """Embeddings [N, D] without a prompt, and as prediction used them, without looking at the labels."""
     cache = EmbeddingCache(learner.backbone, images, learner.settings.embed_batch_size)
-    winners = match_images(learner, Index.build(learner.memory), cache).winners
+    winners = match_images(learner, cache).winners
     before = cache.embed(torch.arange(len(images)), None, None)
     after = torch.empty_like(before)
     for t, task in enumerate(learner.memory.tasks):

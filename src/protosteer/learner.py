@@ -58,6 +58,7 @@ class Learner:
         self.backbone = backbone
         self.settings = settings or Settings()
         self.memory = Memory()
+        self._indexed: tuple[tuple[TaskRecord, ...], Index] | None = None
 
     @property
     def classes(self) -> list[str]:
@@ -66,6 +67,13 @@ class Learner:
     @property
     def tasks(self) -> list[str]:
         return self.memory.task_names
+
+    @property
+    def index(self) -> Index:
+        """All centroids as matrices; built anew only when what is remembered has changed."""
+        if self._indexed is None or self._indexed[0] is not self.memory.tasks:
+            self._indexed = self.memory.tasks, Index.build(self.memory)
+        return self._indexed[1]
 
     def learn(
         self,
@@ -166,13 +174,12 @@ class Learner:
         """Predict paths, a folder, PIL images, or a tensor of pixels."""
         self._require_knowledge()
         image_set = as_images(images, self.backbone.preprocessing)
-        index = Index.build(self.memory)
         chunks = torch.arange(len(image_set)).split(_CHUNK)
         fetched = prefetched(image_set, chunks, ahead=1, device=self.backbone.device)
-        parts = [self._match(index, pixels) for pixels in fetched]
-        return Prediction.build(index, Matches.join(parts), self.settings.temperature)
+        parts = [self._match(pixels) for pixels in fetched]
+        return Prediction.build(self.index, Matches.join(parts), self.settings.temperature)
 
-    def _match(self, index: Index, pixels: Tensor) -> Matches:
+    def _match(self, pixels: Tensor) -> Matches:
         backbone, batch = self.backbone, self.settings.embed_batch_size
         shared = self.memory.shared_layers(backbone.depth)
         tokens = backbone.trunk_pixels(pixels, shared, batch)
@@ -186,7 +193,7 @@ class Learner:
                     embeddings[some] = backbone.rest(tokens[rows[some]], shared, prompts).float().cpu()
             return embeddings
 
-        return match(index, embed, len(pixels), self.settings.neighbours)
+        return match(self.index, embed, len(pixels), self.settings.neighbours)
 
     def forget(self, name: str | None = None, *, task: str | None = None) -> Forgotten:
         """Remove a class, or a whole task with `task=`. The result says what that guarantees."""

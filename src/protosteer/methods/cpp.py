@@ -13,7 +13,7 @@ from protosteer import modelfile
 from protosteer.backbones import Backbone
 from protosteer.bookmark import Bookmark
 from protosteer.diagnosis import Diagnosis, diagnose
-from protosteer.inference import Embed, Index, Matches, match
+from protosteer.inference import Embed, Matches, match
 from protosteer.learner import Learner, Stage
 from protosteer.memory import Memory
 from protosteer.methods.base import Answer, Images, Method
@@ -54,9 +54,8 @@ class CPP(Method):
         self.learner.learn((task.train, task.train_labels), task.name, on_stage, bookmark)
 
     def answer(self, images: Images) -> Answer:
-        index = Index.build(self.learner.memory)
-        matches = match_images(self.learner, index, images)
-        prompts = (matches.candidates & index.prompted).sum(dim=1)
+        matches = match_images(self.learner, images)
+        prompts = (matches.candidates & self.learner.index.prompted).sum(dim=1)
         return Answer(matches.scores.argmax(dim=1), matches.candidates, prompts)
 
     def state(self) -> bytes:
@@ -100,8 +99,8 @@ class CPP(Method):
         }
 
 
-def match_images(learner: Learner, index: Index, images: Images) -> Matches:
-    return match(index, embedder(learner.memory, images), len(images), learner.settings.neighbours)
+def match_images(learner: Learner, images: Images) -> Matches:
+    return match(learner.index, embedder(learner.memory, images), len(images), learner.settings.neighbours)
 
 
 def embedder(memory: Memory, images: Images) -> Embed:
