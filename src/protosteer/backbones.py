@@ -10,6 +10,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -183,8 +184,10 @@ class Backbone:
             embeddings = self.vit.rest(tokens.to(place, non_blocking=True), layers, prompt)
         return embeddings.to(place.dtype)
 
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
 
     def embed_pixels(self, pixels: Tensor, prompt: Tensor | None = None, batch_size: int = 64) -> Tensor:
         """uint8 [N, 3, h, w] -> float32 [N, D] on the CPU, by the evaluation transform, without a graph."""

@@ -76,7 +76,8 @@ class CachedViews:
     def batches(self, epoch: int, order: Sequence[Tensor]) -> Iterator[Tensor]:
         tokens = self.tokens[epoch % len(self.tokens)]
         for rows in order:
-            yield tokens[rows].to(self.device, non_blocking=True).float()
+            some = tokens[rows].pin_memory() if self.device.type == "cuda" else tokens[rows]
+            yield some.to(self.device, non_blocking=True).float()
 
 
 def _rounded(tokens: Tensor) -> Tensor:
