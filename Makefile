@@ -32,7 +32,7 @@ lint: setup  ## check style and types
 	@$(BIN)/mypy
 
 bench: setup  ## measure speed as ratios within one run
-	@$(BIN)/python -m benchmarks
+	@$(BIN)/protosteer bench
 
 clean:  ## remove everything that can be made again
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache build dist protosteer-demo

@@ -381,6 +381,37 @@ def run(
     _say(f"Written: {experiment.folder}")
 
 
+@app.command()
+def bench(
+    subjects: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SUBJECT]...",
+            help="Of prediction, training, precision, matrix, centroids, augmentation, scaling, memory, startup.",
+            show_default=False,
+        ),
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Interleaved repeats; medians are reported.")] = 5,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the processor.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure speed, as ratios within one run: against the hardware's limit and the naive way. Some minutes."""
+    import torch
+
+    from protosteer.bench.report import as_json as figures
+    from protosteer.bench.report import run_all, table
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    ratios = run_all(subjects or None, repeats, _say)
+    if as_json:
+        print(json.dumps(figures(ratios), indent=1))
+        return
+    console = _console()
+    for part in table(ratios):
+        console.print(part)
+
+
 @contextmanager
 def _interruptible(folder: Path) -> Iterator[None]:
     """Ctrl-C and a polite kill end a run in the same way, and it can go on."""

@@ -72,9 +72,11 @@ class Memory:
     """An ordered list of task records whose class names and task names are unique."""
 
     def __init__(self, tasks: Iterable[TaskRecord] = ()):
-        self.tasks: tuple[TaskRecord, ...] = ()
-        for task in tasks:
-            self.add(task)
+        self.tasks: tuple[TaskRecord, ...] = tuple(tasks)
+        if len({*self.task_names}) < len(self.task_names) or len({*self.classes}) < len(self.classes):
+            listed, self.tasks = self.tasks, ()
+            for task in listed:
+                self.add(task)  # says which of them is there already
 
     def __len__(self) -> int:
         return len(self.tasks)

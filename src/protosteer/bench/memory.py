@@ -1,0 +1,186 @@
+"""Peak memory of `learn` and `predict`, beyond the weights, against that of one bare batch.
+
+Each figure is that of a process of its own: `python -m protosteer.bench.memory KIND IMAGES` prints the bytes by
+which its resident memory rose at most, counted from when the backbone had been loaded and the same thing had been
+done with a small ViT, so that code is loaded too. Images are made when asked for: the data set takes no memory.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from protosteer.backbones import Backbone
+from protosteer.bench.subjects import memory_of, pictures, small, vit_tiny
+from protosteer.bench.timing import Ratio
+from protosteer.data.images import LazyImages
+from protosteer.errors import ProtosteerError, ProtosteerWarning
+from protosteer.learner import Learner
+from protosteer.settings import Settings
+
+BATCH = 16  # in training, and in embedding for it
+PER_CLASS = 16
+LEARNED = 32  # images, two steps; and four times as many for the growth
+PREDICTED = 256  # a whole chunk of prediction, which is held whatever the batch
+MOST_REPEATS = 2  # peaks differ by less than a percent
+TARGET, GROWTH_TARGET = 0.5, 0.95
+# Further epochs use the same memory again, and so do further candidates of an image.
+LEARNING = Settings(epochs=1, batch_size=BATCH, embed_batch_size=BATCH)
+PREDICTING = Settings(neighbours=1)
+
+Action = Callable[[], object]
+
+
+def run(repeats: int) -> list[Ratio]:
+    if importlib.util.find_spec("resource") is None:
+        return []
+    repeats = min(repeats, MOST_REPEATS)
+
+    def peaks(kind: str, images: int) -> list[float]:
+        return [child_peak(kind, images) for _ in range(repeats)]
+
+    def compared(what: str, batch: int, images: int) -> Ratio:
+        bare, ours = peaks(f"bare-{what}", batch), peaks(what, images)
+        about = (
+            f"peak memory beyond the weights: one bare batch of {batch}, against {what} of {images} images"
+        )
+        plain = child_peak(what, images, exact=False)
+        notes = [
+            f"{_megabytes(ours)}, bare {_megabytes(bare)}; {_megabytes([plain])} as the allocator has it"
+        ]
+        return Ratio.of(f"memory_{what}", about, bare, ours, TARGET, notes)
+
+    few, many = ([beyond_embeddings(p, n) for p in peaks("learn-2", n)] for n in (LEARNED, 4 * LEARNED))
+    growth = Ratio.of(
+        "memory_learn_growth",
+        f"peak memory of learn: {LEARNED} images, against {4 * LEARNED}; embeddings left out",
+        few,
+        many,
+        GROWTH_TARGET,
+        [f"ViT-Ti/16 of 2 layers: {_megabytes(few)}, {_megabytes(many)}"],
+    )
+    predicting = compared("predict", PREDICTING.embed_batch_size, PREDICTED)
+    predicting.notes.append(
+        f"{PREDICTED} images are held whatever the batch: with smaller ones the ratio is less"
+    )
+    return [compared("learn", BATCH, LEARNED), predicting, growth]
+
+
+def beyond_embeddings(peak: float, images: int) -> float:
+    """Without the keys and values [images, 192], which `learn` keeps until they are clustered."""
+    return peak - 2 * images * 192 * 4
+
+
+def _megabytes(peaks: Sequence[float]) -> str:
+    return f"{median(peaks) / 1e6:.0f} MB"
+
+
+def child_peak(kind: str, images: int, exact: bool = True) -> float:
+    """What a process of its own measures, with as many threads as this one has.
+
+    exact: freed blocks go back to the system at once, so that the figure is what was in use. glibc otherwise keeps
+    the more of them the larger they were, and by chance.
+    """
+    command = [sys.executable, "-m", "protosteer.bench.memory", kind, str(images)]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    if exact:
+        environment["MALLOC_MMAP_THRESHOLD_"] = "131072"
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise ProtosteerError(f"measuring the memory of {kind} failed: {reason}; run {' '.join(command[1:])}")
+    return float(done.stdout)
+
+
+# In the child: what is prepared is not counted, what is done is.
+
+
+def learn(backbone: Backbone, images: int) -> Action:
+    return partial(Learner(backbone, LEARNING).learn, lazy_images(backbone, images))
+
+
+def bare_learn(backbone: Backbone, images: int) -> Action:
+    """One batch through the prompted ViT and back."""
+    prompt = torch.zeros(backbone.prompt_shape(1), requires_grad=True)
+    return lambda: backbone.embed(_ready(backbone, images), prompt).sum().backward()
+
+
+def predict(backbone: Backbone, images: int) -> Action:
+    learner = Learner(backbone, PREDICTING)
+    learner.memory = memory_of(backbone, tasks=10, classes_per_task=10, centroids=5)
+    return partial(learner.predict, lazy_images(backbone, images)[0])
+
+
+def bare_predict(backbone: Backbone, images: int) -> Action:
+    """One batch through the plain ViT."""
+    return lambda: backbone.embed(_ready(backbone, images))
+
+
+# With the depth of the ViT. Where no graph is kept, a layer's activations are gone before the next one's come.
+KINDS: dict[str, tuple[Callable[[Backbone, int], Action], int]] = {
+    "learn": (learn, 12),
+    "bare-learn": (bare_learn, 12),
+    "learn-2": (learn, 2),
+    "predict": (predict, 2),
+    "bare-predict": (bare_predict, 2),
+}
+
+
+def lazy_images(backbone: Backbone, count: int) -> tuple[LazyImages, list[str]]:
+    """Noisy copies of one picture per class, and their labels."""
+    classes = max(1, count // PER_CLASS)
+
+    def load(row: int) -> Tensor:
+        picture = pictures(backbone, 1, seed=row % classes)[0]
+        noise = torch.randint(0, 32, picture.shape, generator=torch.Generator().manual_seed(row))
+        return (picture // 2 + noise).to(torch.uint8)
+
+    labels = [f"class {row % classes}" for row in range(count)]
+    return LazyImages(count, load, backbone.preprocessing), labels
+
+
+def _ready(backbone: Backbone, images: int) -> Tensor:
+    return torch.rand(images, 3, backbone.image_size, backbone.image_size)
+
+
+def measured_peak(kind: str, images: int) -> int:
+    prepare, depth = KINDS[kind]
+    prepare(small(), BATCH)()
+    action = prepare(vit_tiny(depth), images)
+    before = _start()
+    action()
+    return _high_water() - before
+
+
+def _start() -> int:
+    """Bytes that are resident now; where Linux does not let us forget the past, the most there ever were."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark to what is resident
+    return _high_water()
+
+
+def _high_water() -> int:
+    """Most bytes that were resident. On Linux not by `getrusage`, where a child begins with its parent's figure."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+    except OSError:
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore", ProtosteerWarning)  # random images on a random ViT are no one's concern
+    print(measured_peak(sys.argv[1], int(sys.argv[2])))

@@ -1,0 +1,112 @@
+"""All measurements in one run: by name, as JSON, as text for terminals and pipes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from protosteer.bench.timing import Ratio
+from protosteer.errors import SettingsError
+from protosteer.report.tables import plain_table
+
+# Imported when measured: some need scikit-learn, some kornia, all need torch.
+SUBJECTS = {
+    name: f"protosteer.bench.{name}"
+    for name in (
+        "prediction",
+        "training",
+        "precision",
+        "matrix",
+        "centroids",
+        "augmentation",
+        "scaling",
+        "memory",
+        "startup",
+    )
+}
+
+
+def run_all(
+    names: Sequence[str] | None, repeats: int, on_message: Callable[[str], None] = lambda _: None
+) -> list[Ratio]:
+    """Measure the subjects of these names, None: all; always in the order of SUBJECTS."""
+    unknown = [name for name in names or () if name not in SUBJECTS]
+    if unknown:
+        raise SettingsError(f"nothing to measure is called {unknown[0]!r}; choose from {', '.join(SUBJECTS)}")
+    if repeats < 1:
+        raise SettingsError(f"repeats = {repeats}: must be at least 1")
+    ratios: list[Ratio] = []
+    for name, module in SUBJECTS.items():
+        if names and name not in names:
+            continue
+        on_message(f"measuring {name} ...")
+        found: list[Ratio] = importlib.import_module(module).run(repeats)
+        if not found:
+            on_message(f"{name}: nothing to measure on this processor")
+        ratios += found
+    return ratios
+
+
+def as_json(ratios: Sequence[Ratio]) -> dict[str, Any]:
+    return {
+        "ratios": {r.name: {"value": r.value, "target": r.target, "spread": r.spread} for r in ratios},
+        "notes": {r.name: list(r.notes) for r in ratios},
+        "machine": machine(),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What the absolute times depend on."""
+    import torch
+
+    return {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def _cpu_model() -> str:
+    """Linux has the name in a file; elsewhere Python's own answer has to do."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or "unknown")
+
+
+def table(ratios: Sequence[Ratio]) -> list[RenderableType]:
+    """The ratios; below them what each one compares, with absolute figures as information."""
+    overview = plain_table("Reference time / our time: larger is better")
+    overview.add_column("what", style="bold", no_wrap=True)
+    for heading in ("reference / ours", "target", "spread", "met"):
+        overview.add_column(heading, justify="right", no_wrap=True)
+    for ratio in ratios:
+        numbers = (f"{number:.2f}" for number in (ratio.value, ratio.target, ratio.spread))
+        overview.add_row(Text(ratio.name), *numbers, "yes" if ratio.met else "no")
+    about = machine()
+    where = (
+        f"Absolute figures hold for this machine: {about['cpu']}, cores: {about['cores']}, threads: {about['threads']}, "
+        f"torch {about['torch']}, Python {about['python']}, {about['platform']}"
+    )
+    return [overview, *(_details(ratio) for ratio in ratios), Text(where)]
+
+
+def _details(ratio: Ratio) -> RenderableType:
+    notes = Table.grid(padding=(0, 1, 0, 0))
+    for note in ratio.notes:
+        notes.add_row("  -", Text(note, style="dim"))
+    heading = Text.assemble((ratio.name, "bold"), f": {ratio.about}")
+    return Group(heading, notes) if ratio.notes else heading

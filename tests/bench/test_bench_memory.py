@@ -1,0 +1,86 @@
+"""Peaks of memory: the measuring itself, and that what is measured is what it says."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+
+import pytest
+import torch
+
+from protosteer.bench import memory
+from protosteer.bench.subjects import small
+from protosteer.errors import ProtosteerError
+
+measurable = pytest.mark.skipif(
+    importlib.util.find_spec("resource") is None, reason="no resource module here"
+)
+
+
+@measurable
+def test_the_high_water_mark_sees_what_is_freed_again():
+    before = memory._start()
+    block = torch.ones(25_000_000)
+    del block
+    assert 95e6 < memory._high_water() - before < 130e6
+
+
+@measurable
+def test_a_small_peak_is_seen_after_a_greater_one():
+    torch.ones(25_000_000)
+    before = memory._start()
+    block = torch.ones(10_000_000)
+    del block
+    risen = memory._high_water() - before
+    assert risen < 60e6
+    if memory.Path("/proc/self/clear_refs").exists():
+        assert risen > 35e6
+
+
+def test_images_are_made_when_asked_for_and_the_same_each_time():
+    images, labels = memory.lazy_images(small(), 64)
+    assert len(images) == len(labels) == 64 and len(set(labels)) == 64 // memory.PER_CLASS
+    assert torch.equal(images.pixels([3, 40]), images.pixels([3, 40]))
+    assert not torch.equal(images.pixels([3]), images.pixels([7]))  # one class, other noise
+
+
+@pytest.mark.parametrize("kind", memory.KINDS)
+@pytest.mark.filterwarnings("ignore::protosteer.errors.ProtosteerWarning")
+def test_every_kind_can_be_done(kind):
+    prepare, _ = memory.KINDS[kind]
+    prepare(small(), 32)()
+
+
+@measurable
+def test_a_child_prints_its_peak():
+    # One image of 224 px in float32, and at least as much again for what becomes of it.
+    assert 1e6 < memory.child_peak("bare-predict", 1) < 200e6
+
+
+def test_a_child_that_fails_says_why(monkeypatch):
+    failed = subprocess.CompletedProcess([], 1, stdout="", stderr="Traceback\n  ...\nMemoryError: no more\n")
+    monkeypatch.setattr(memory.subprocess, "run", lambda *_, **__: failed)
+    with pytest.raises(ProtosteerError, match="the memory of learn failed: MemoryError: no more; run -m"):
+        memory.child_peak("learn", 1)
+
+
+@measurable
+def test_ratios_are_of_peaks_with_the_embeddings_left_out(monkeypatch):
+    peaks = {"bare-learn": 50e6, "learn": 100e6, "bare-predict": 30e6, "predict": 40e6}
+
+    def peak(kind, images, exact=True):
+        return peaks[kind] if kind in peaks else 100e6 + 2 * images * 192 * 4
+
+    monkeypatch.setattr(memory, "child_peak", peak)
+    ratios = {ratio.name: ratio for ratio in memory.run(5)}
+    assert {name: ratio.value for name, ratio in ratios.items()} == {
+        "memory_learn": 0.5,
+        "memory_predict": 0.75,
+        "memory_learn_growth": 1.0,
+    }
+    assert ratios["memory_learn"].notes == ["100 MB, bare 50 MB; 100 MB as the allocator has it"]
+
+
+def test_nothing_is_measured_without_the_resource_module(monkeypatch):
+    monkeypatch.setattr(memory.importlib.util, "find_spec", lambda name: None)
+    assert memory.run(2) == []
