@@ -23,7 +23,7 @@ from protosteer.bench.subjects import vit_tiny
 from protosteer.bench.timing import Ratio, Side
 from protosteer.vit import ViT
 
-IMAGES, NANO_IMAGES = 16, 256
+IMAGES, NANO_IMAGES = 8, 256
 
 
 def forward(vit: ViT, images: Tensor) -> Tensor:

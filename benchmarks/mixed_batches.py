@@ -22,7 +22,7 @@ from protosteer.vit import ViT
 BATCH = 64
 LARGE = 16  # images in a group that `combined` keeps
 CANDIDATES = 2  # per image
-DEPTH = 3  # of the ViT-Ti, for time's sake: prompts cost the same in every layer
+DEPTH = 2  # layers of the ViT-Ti, for time's sake: prompts cost the same in each
 
 
 @dataclass(frozen=True)

@@ -73,10 +73,11 @@ def ratio(
 
 
 def shortened(vit: ViT, depth: int) -> ViT:
-    """The same ViT with fewer layers: what is the same in every layer need not be timed in all of them."""
+    """The first layers alone, for what costs the same in every layer. It pools the mean: all layers are whole."""
     short = copy.deepcopy(vit)
     short.blocks = short.blocks[:depth]
-    short.config = dataclasses.replace(vit.config, depth=depth)
+    short.fc_norm = short.norm if vit.config.pool == "token" else short.fc_norm
+    short.config = dataclasses.replace(vit.config, depth=depth, pool="mean")
     return short
 
 

@@ -6,7 +6,6 @@ holds up the very thread that is waited for. Only the second half means anything
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from statistics import median
@@ -14,9 +13,9 @@ from statistics import median
 import torch
 
 from benchmarks.tools import normalised, prompts, ratio, step
-from benchmarks.workers import Job, Worker, busy_core, together
+from benchmarks.workers import Job, Worker, busy_core, own_times, together
 from protosteer.backbones import Backbone
-from protosteer.bench.timing import Ratio, interleaved
+from protosteer.bench.timing import Ratio
 
 BATCH, STEPS, THREADS = 64, 4, 2
 DEFAULT = "default"
@@ -39,12 +38,10 @@ def steps() -> Job:
 def run(repeats: int) -> list[Ratio]:
     with ExitStack() as stack:
         workers = {policy: stack.enter_context(Worker(steps, env=env)) for policy, env in POLICIES.items()}
-        sides: dict[str, Callable[[], object]] = {
-            policy: partial(together, [worker]) for policy, worker in workers.items()
-        }
-        alone = interleaved(sides, repeats)
+        sides = {policy: partial(together, [worker]) for policy, worker in workers.items()}
+        alone = own_times(sides, repeats)
         with busy_core():
-            beside = interleaved(sides, repeats)
+            beside = own_times(sides, repeats)
     return [*_ratios("alone", alone, alone), *_ratios("busy", beside, alone)]
 
 

@@ -6,17 +6,21 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from multiprocessing import get_context
+from functools import partial
+from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
 from typing import Any
 
 import torch  # before protosteer in every worker: the OpenMP library reads the environment when it is loaded
 
-Job = Callable[[], object]
+from protosteer.bench.timing import interleaved
+
+Job = Callable[..., object]
 
 
 class Worker:
-    """A process that makes its job and runs it once before it is ready; then it waits without using a core."""
+    """A process that makes its job and then waits, without using a core, until it is told to run it."""
 
     def __init__(self, make: Callable[..., Job], *args: Any, env: Mapping[str, str | None] | None = None):
         context = get_context("spawn")
@@ -27,8 +31,8 @@ class Worker:
         theirs.close()  # so that a worker's death is seen as the end of the pipe
         self._pipe.recv()
 
-    def begin(self) -> None:
-        self._pipe.send(True)
+    def begin(self, *args: Any) -> None:
+        self._pipe.send(args)
 
     def seconds(self) -> float:
         """Of the run that was begun, as the worker itself saw them."""
@@ -42,19 +46,33 @@ class Worker:
         self._process.join()
 
 
-def together(workers: Sequence[Worker]) -> float:
-    """Seconds until all are done; all wait for the start."""
+def together(workers: Sequence[Worker], *args: Any) -> float:
+    """Seconds until all have run their job with these arguments; all wait for the start."""
     for worker in workers:
-        worker.begin()
+        worker.begin(*args)
     return max(worker.seconds() for worker in workers)
+
+
+def own_times(sides: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+    """As `interleaved`, with the seconds that each side says, which leave out how long the telling takes."""
+    said: dict[str, list[float]] = {name: [] for name in sides}
+
+    def run(name: str) -> None:
+        said[name].append(sides[name]())
+
+    interleaved({name: partial(run, name) for name in sides}, repeats)
+    return {name: seconds[1:] for name, seconds in said.items()}  # the first one was to warm up
 
 
 @contextmanager
 def busy_core() -> Iterator[None]:
     """One process that keeps one core busy meanwhile."""
-    process = get_context("spawn").Process(target=_spin, daemon=True)
+    context = get_context("spawn")
+    spinning = context.Event()
+    process = context.Process(target=_spin, args=(spinning,), daemon=True)
     process.start()
     try:
+        spinning.wait()
         yield
     finally:
         process.terminate()
@@ -82,20 +100,21 @@ def _set(values: Mapping[str, str | None]) -> None:
 
 def _work(pipe: Connection, make: Callable[..., Job], args: tuple[Any, ...]) -> None:
     job = make(*args)
-    job()
-    pipe.send(True)
+    pipe.send("ready")
     while True:
         try:
-            pipe.recv()
+            told = pipe.recv()
         except EOFError:
             return
         begin = time.perf_counter()
-        job()
+        job(*told)
         pipe.send(time.perf_counter() - begin)
 
 
-def _spin() -> None:
+def _spin(spinning: Event) -> None:
     torch.set_num_threads(1)
     matrix = torch.eye(256)
-    while True:
+    spinning.set()
+    parent = parent_process()
+    while parent is not None and parent.is_alive():  # a killed parent must not leave a busy core behind
         matrix = matrix @ matrix

@@ -20,6 +20,7 @@ from protosteer import backbones
 from protosteer.backbones import PAPER_WEIGHTS, Backbone, cache_dir, list_backbones
 from protosteer.checkpoints import METADATA_KEY
 from protosteer.data.images import ArrayImages
+from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError, SettingsError, WeightsError
 from protosteer.vit import ViT, ViTConfig
 from test_checkpoints import to_flax
@@ -416,3 +417,13 @@ def test_precision_is_full_on_the_cpu_unless_asked_for() -> None:
     assert Backbone.load("nano", precision="bf16").precision == "bf16"
     with pytest.raises(SettingsError, match="precision 'fp8' is unknown; choose one of auto, fp32, bf16"):
         Backbone.load("nano", precision="fp8")
+
+
+def test_a_batch_is_no_larger_than_is_good_for_a_processor() -> None:
+    def of(dim: int, size: int) -> Backbone:
+        config = ViTConfig(size, 16, dim, depth=1, heads=3, mlp_dim=4 * dim)
+        return Backbone("wide", ViT(config), Preprocessing(size, (0.5,) * 3, (0.5,) * 3))
+
+    assert of(192, 224).batch_size(64) == 17  # 197 tokens of 768 floats each, 10 MiB
+    assert of(192, 224).batch_size(5) == 5 and of(48, 32).batch_size(64) == 64
+    assert of(3072, 448).batch_size(64) == 1

@@ -26,7 +26,7 @@ from protosteer.settings import Settings
 from protosteer.training import Progress, Trained, train_prompt
 
 # Images whose pixels and embeddings are in memory at once while predicting.
-_CHUNK = 256
+_CHUNK = 128
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,8 @@ class Learner:
         return Prediction.build(self.index, Matches.join(parts), self.settings.temperature)
 
     def _match(self, pixels: Tensor) -> Matches:
-        backbone, batch = self.backbone, self.settings.embed_batch_size
+        backbone = self.backbone
+        batch = backbone.batch_size(self.settings.embed_batch_size)
         shared = self.memory.shared_layers(backbone.depth)
         tokens = backbone.trunk_pixels(pixels, shared, batch)
 

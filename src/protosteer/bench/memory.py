@@ -32,7 +32,7 @@ from protosteer.settings import Settings
 BATCH = 16  # in training, and in embedding for it
 PER_CLASS = 16
 LEARNED = 32  # images, two steps; and four times as many for the growth
-PREDICTED = 256  # a whole chunk of prediction, which is held whatever the batch
+PREDICTED = 256  # more than a chunk of prediction, which is held whatever the batch
 MOST_REPEATS = 2  # peaks differ by less than a percent
 TARGET, GROWTH_TARGET = 0.5, 0.95
 # Further epochs use the same memory again, and so do further candidates of an image.
@@ -72,7 +72,7 @@ def run(repeats: int) -> list[Ratio]:
     )
     predicting = compared("predict", PREDICTING.embed_batch_size, PREDICTED)
     predicting.notes.append(
-        f"{PREDICTED} images are held whatever the batch: with smaller ones the ratio is less"
+        "a chunk of images is held whatever the batch: with smaller ones the ratio is less"
     )
     return [compared("learn", BATCH, LEARNED), predicting, growth]
 

@@ -123,9 +123,7 @@ def random_memory(classes: int, tasks: int) -> Memory:
     keys, values = (torch.randn(POOL, CENTROIDS, DIM, generator=generator) for _ in range(2))
     pool = [class_record("", keys[k], values[k]) for k in range(POOL)]
     prompt = torch.zeros(1, 1, DIM)
-    memory = Memory()
-    # Not one by one through `add`, which looks at all earlier classes each time.
-    memory.tasks = tuple(
+    return Memory(
         TaskRecord(
             f"task-{t}",
             tuple(replace(pool[k % POOL], name=f"class-{k}") for k in range(t, classes, tasks)),
@@ -133,4 +131,3 @@ def random_memory(classes: int, tasks: int) -> Memory:
         )
         for t in range(tasks)
     )
-    return memory
