@@ -66,7 +66,7 @@ def own_times(sides: Mapping[str, Callable[[], float]], repeats: int) -> dict[st
 
 @contextmanager
 def busy_core() -> Iterator[None]:
-    """One process that keeps one core busy meanwhile."""
+    """One process that keeps one core busy meanwhile, as someone else's would: in a session of its own."""
     context = get_context("spawn")
     spinning = context.Event()
     process = context.Process(target=_spin, args=(spinning,), daemon=True)
@@ -112,6 +112,8 @@ def _work(pipe: Connection, make: Callable[..., Job], args: tuple[Any, ...]) -> 
 
 
 def _spin(spinning: Event) -> None:
+    if hasattr(os, "setsid"):
+        os.setsid()  # Linux shares the cores out among sessions first
     torch.set_num_threads(1)
     matrix = torch.eye(256)
     spinning.set()

@@ -51,7 +51,7 @@ def gather(runs: Sequence[Path], ratios: Ratios) -> list[Point]:
     for run in runs:
         configuration = json.loads((run / "manifest.json").read_text(encoding="utf-8"))["configuration"]
         settings, backbone = configuration["settings"], configuration["backbone"]["name"]
-        key = (backbone, settings["prompt_from_layer"], settings.get("cached_views", 0))
+        key = (backbone, settings.get("prompt_from_layer", 1), settings.get("cached_views", 0))
         for path in sorted(run.glob("seed-*/metrics.json")):
             seeds[key].append(json.loads(path.read_text(encoding="utf-8"))["last_accuracy"])
     return [

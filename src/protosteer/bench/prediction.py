@@ -24,7 +24,7 @@ TASKS, CLASSES, CENTROIDS = 10, 10, 5
 IMAGES, NANO_IMAGES = 64, 1024
 FEW_IMAGES, FEW_NANO_IMAGES = 16, 256  # where many ways are compared, each of them linear in the images
 BATCHES = (8, 16, 32, 64)
-LATE = (4, 7, 10)
+LATE, LATE_NANO = (4, 7, 10), (2,)  # layers that prompts begin in
 LIMIT_TARGET, TARGET = 0.95, 1.0
 
 
@@ -34,7 +34,7 @@ def run(repeats: int) -> list[Ratio]:
         against_limit("predict", tiny, IMAGES, repeats),
         against_limit("predict_nano", nano, NANO_IMAGES, repeats),
         *against_authors("predict_authors", tiny, FEW_IMAGES, repeats, LATE),
-        *against_authors("predict_authors_nano", nano, FEW_NANO_IMAGES, repeats),
+        *against_authors("predict_authors_nano", nano, FEW_NANO_IMAGES, repeats, LATE_NANO, "nano_"),
     ]
 
 
@@ -83,7 +83,7 @@ def best_batch(vit: ViT, ready: Tensor, sizes: Sequence[int] = BATCHES) -> int:
 
 
 def against_authors(
-    name: str, backbone: Backbone, count: int, repeats: int, late: Sequence[int] = ()
+    name: str, backbone: Backbone, count: int, repeats: int, late: Sequence[int] = (), which: str = ""
 ) -> list[Ratio]:
     """The authors' way against ours, and ours with prompts in all layers against prompts from layer k on."""
     pixels, learner = pictures(backbone, count), learner_for(backbone)
@@ -104,7 +104,7 @@ def against_authors(
     )
     return [first] + [
         Ratio.of(
-            f"late_predict_k{k}",
+            f"late_predict_{which}k{k}",
             f"{backbone.name}: predict with prompts from layer {k} on, against all layers",
             times["ours"],
             times[f"k{k}"],
