@@ -81,11 +81,11 @@ def draw(points: Sequence[Point], title: str) -> Figure:
             own = [point for point in points if point.views == views]
             _series(axes, own, [getattr(point, cost) for point in own], i, label)
         axes.set_xlabel(f"time of {cost}, relative to prompts in all layers")
-        axes.set_xlim(0, 1.09)
+        axes.set_xlim(0, 1.15)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("Last accuracy (%)")
-    panels[0].legend(loc="lower left", frameon=False)
+    panels[0].legend(loc="upper left", frameon=False)
     figure.suptitle(title, fontsize=12)
     return figure
 

@@ -172,7 +172,7 @@ def preset(name: str, depth: int) -> dict[str, Any]:
         raise SettingsError(f"preset {name!r} is unknown; choose one of {', '.join(PRESETS)}")
     if name == "paper":
         return {}
-    return {"prompt_from_layer": max(1, min(depth // 2 + 1, depth - 1)), "cached_views": 4}
+    return {"prompt_from_layer": max(1, min(depth // 2 + 1, depth - 1))}
 
 
 def unknown_setting(key: str, known: Sequence[str]) -> str:

@@ -116,6 +116,7 @@ def test_all_ratios_of_the_subject(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(before, torch.get_rng_state())
     assert [ratio.name for ratio in ratios] == [
         "training_step", "training_step_nano", "late_training_k2", "cached_training_k1", "cached_training_k2",
+        "late_training_nano_k2", "cached_training_nano_k1", "cached_training_nano_k2",
     ]  # fmt: skip
     assert "nano" in ratios[1].about
 
