@@ -37,7 +37,7 @@ def draw(points: Sequence[Point]) -> Figure:
     axes.grid(alpha=0.3)
     axes.margins(y=0.15)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="center left", frameon=False)
+    axes.legend(loc="lower right", frameon=False)
     return figure
 
 
