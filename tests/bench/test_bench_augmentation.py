@@ -13,6 +13,8 @@ from protosteer.bench.augmentation import PillowAugmentation, kornia_modules, me
 from protosteer.data.augment import Augmentation, Choices
 from protosteer.data.transforms import Preprocessing
 
+pytestmark = pytest.mark.slow
+
 LEVELS = Preprocessing(48, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 STEPS = ("mirrored", "jittered", "grey", "blurred", "solarized")
 

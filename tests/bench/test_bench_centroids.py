@@ -9,6 +9,8 @@ from protosteer import prototypes
 from protosteer.bench import centroids as bench
 from protosteer.prototypes import centroids
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_reference_finds_the_same_centroids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prototypes, "DENSE_LIMIT", 0)  # the factored path, as for a large class

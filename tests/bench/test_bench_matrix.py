@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from protosteer.bench import matrix
 from protosteer.bench.subjects import small
+
+pytestmark = pytest.mark.slow
 
 
 def subjects():

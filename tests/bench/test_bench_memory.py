@@ -12,6 +12,8 @@ from protosteer.bench import memory
 from protosteer.bench.subjects import small
 from protosteer.errors import ProtosteerError
 
+pytestmark = pytest.mark.slow
+
 measurable = pytest.mark.skipif(
     importlib.util.find_spec("resource") is None, reason="no resource module here"
 )

@@ -9,6 +9,8 @@ import pytest
 from protosteer.bench import precision
 from protosteer.bench.subjects import small
 
+pytestmark = pytest.mark.slow
+
 
 def cpuinfo(monkeypatch: pytest.MonkeyPatch, text: str | None, platform: str = "linux") -> None:
     def read(path: Path, encoding: str) -> str:

@@ -9,6 +9,8 @@ from protosteer.bench import prediction
 from protosteer.bench.subjects import concatenating, memory_of, pictures, small
 from protosteer.learner import Learner
 
+pytestmark = pytest.mark.slow
+
 IMAGES = 20
 
 

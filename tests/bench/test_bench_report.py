@@ -15,6 +15,8 @@ from protosteer.bench.report import as_json, run_all, table
 from protosteer.bench.timing import Ratio
 from protosteer.errors import SettingsError
 
+pytestmark = pytest.mark.slow
+
 LONG = "a sentence that goes on and on, as such sentences do, until no terminal is wide enough to hold it in one line"
 RATIOS = [
     Ratio("predict", "limit / ours", 0.97, 0.95, 0.031, ["[bold]12.3[/bold] images/s", LONG]),

@@ -10,6 +10,8 @@ from protosteer.bench import scaling
 from protosteer.bench.subjects import pictures, small
 from protosteer.inference import Index
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_random_memory_has_the_classes_and_tasks_asked_for():
     memory = scaling.random_memory(100, 7)

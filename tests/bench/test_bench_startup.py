@@ -6,6 +6,8 @@ import pytest
 
 from protosteer.bench import startup
 
+pytestmark = pytest.mark.slow
+
 
 def test_help_is_measured_and_seen_to_import_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup, "TORCH", ("-c", "import time; time.sleep(0.5)"))  # importing it takes longer

@@ -17,6 +17,8 @@ from protosteer.bench.training import Batch, Step, against_naive, late_prompts, 
 from protosteer.data.images import ArrayImages
 from protosteer.settings import Settings
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:

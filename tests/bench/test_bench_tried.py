@@ -30,6 +30,8 @@ from protosteer.bench.timing import Ratio
 from protosteer.settings import Settings
 from protosteer.training import Head
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", params=["token", "mean"])
 def backbone(request):
