@@ -30,8 +30,8 @@ from protosteer.errors import DataError, SettingsError, WeightsError
 from protosteer.vit import ViT
 
 NANO = "nano"
-# Bytes of a layer's widest result, for which a batch is best on a CPU. Above 32 MiB glibc takes fresh memory from the
-# system for every single result, which took a quarter of the time; much smaller batches have too little to do.
+# Bytes of a layer's widest result, for which a batch is best on a CPU. Above 32 MiB, from where on glibc takes fresh
+# memory from the system for every result, embedding was a quarter slower; much smaller batches have too little to do.
 _CPU_WIDEST = 10 * 2**20
 PRECISIONS = ("auto", "fp32", "bf16")
 _HUB_FILES = ("config.json", "model.safetensors")

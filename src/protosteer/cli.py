@@ -386,7 +386,7 @@ def bench(
     subjects: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[SUBJECT]...",
+            metavar="SUBJECT",
             help="Of prediction, training, precision, matrix, centroids, augmentation, scaling, memory, startup.",
             show_default=False,
         ),

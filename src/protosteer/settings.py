@@ -88,9 +88,7 @@ class Settings:
     final_weight_decay: float = 1e-2
     gradient_clip: float = 5.0
     augmentation: str = "paper"
-    cached_views: int = (
-        0  # n: n views of each image are kept and met in turn (not in the paper); 0: always new ones
-    )
+    cached_views: int = 0  # n: n views of each image are kept and met in turn (not in the paper); 0: new ones
 
     # Prototypes: C per class.
     centroids: int = 5

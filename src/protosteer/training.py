@@ -99,11 +99,7 @@ def _train(
     optimiser = torch.optim.AdamW([prompt, *head.parameters()], lr=settings.learning_rate)
     state = State(prompt, head, optimiser)
     layers = settings.prompt_from_layer - 1
-    augment = Augmentation(backbone.preprocessing, settings.augmentation)
-    fresh = FreshViews(backbone, images, augment, layers)
-    views: Views = fresh
-    if settings.cached_views:
-        views = CachedViews(fresh, settings.cached_views, settings.embed_batch_size, on_views)
+    views = _views(backbone, images, settings, on_views)
     which = {**settings.to_dict(), "seed": seed, "images": len(labels), "backbone": backbone.fingerprint}
     if bookmark:
         state.restore(bookmark, which)
@@ -123,12 +119,7 @@ def _train(
                 group["weight_decay"] = weight_decay(step, steps, settings)
             embeddings = backbone.rest(tokens, layers, prompt)
             loss = head.loss(embeddings, labels[rows].to(device), anchors)
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()
-            for parameters in ([prompt], head.parameters()):
-                nn.utils.clip_grad_norm_(parameters, settings.gradient_clip)
-            optimiser.step()
-
+            update(loss, prompt, head, optimiser, settings.gradient_clip)
             state.losses.append(loss.item())
             state.seen.append(embeddings.detach().float().cpu())
             if not math.isfinite(state.losses[-1]):
@@ -152,6 +143,25 @@ def _train(
         state.end_epoch(labels)
     trained = sum(p.numel() for p in (prompt, *head.parameters()))
     return Trained(prompt.detach().cpu(), state.history, state.seconds, trained)
+
+
+def _views(
+    backbone: Backbone, images: ImageSet, settings: Settings, on_views: Callable[[int], None] | None
+) -> Views:
+    augment = Augmentation(backbone.preprocessing, settings.augmentation)
+    fresh = FreshViews(backbone, images, augment, settings.prompt_from_layer - 1)
+    if not settings.cached_views:
+        return fresh
+    return CachedViews(fresh, settings.cached_views, settings.embed_batch_size, on_views)
+
+
+def update(loss: Tensor, prompt: Tensor, head: Head, optimiser: torch.optim.AdamW, clip: float) -> None:
+    """One step downhill; the gradients of prompt and head are clipped each by itself."""
+    optimiser.zero_grad(set_to_none=True)
+    loss.backward()
+    for parameters in ([prompt], head.parameters()):
+        nn.utils.clip_grad_norm_(parameters, clip)
+    optimiser.step()
 
 
 class State:

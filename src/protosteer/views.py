@@ -95,9 +95,8 @@ def _room(shape: tuple[int, ...], budget: int) -> Tensor:
     if size <= budget:
         return torch.empty(shape, dtype=KEPT)
     try:
-        with tempfile.TemporaryFile(
-            prefix="protosteer-views-"
-        ) as file:  # gone with the process, however it ends
+        # Without a name, so that it is gone with the process, however that ends.
+        with tempfile.TemporaryFile(prefix="protosteer-views-") as file:
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, size)  # a disk that is too small must say so now
             else:

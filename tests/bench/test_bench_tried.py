@@ -38,7 +38,7 @@ def backbone(request):
     return subjects.small(depth=3, pool=request.param)
 
 
-def close(one, other):
+def assert_close(one, other):
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
@@ -59,7 +59,7 @@ def test_mixed_batches_give_what_groups_give(backbone, length, monkeypatch):
     assert len(rows) == 14 and set(rows.tolist()) == set(range(7)) and sizes.min() < 3 <= sizes.max()
     mixed = mixed_batches.mixed(backbone.vit, tokens, prompts, rows, tasks)
     for form in (mixed_batches.grouped, mixed_batches.combined):
-        close(mixed, form(backbone.vit, tokens, prompts, rows, tasks))
+        assert_close(mixed, form(backbone.vit, tokens, prompts, rows, tasks))
     assert (mixed[0] - mixed[1]).abs().max() > 1e-2  # one image under two prompts
 
 
@@ -76,7 +76,7 @@ def test_shared_patches_and_layer_1_give_what_whole_passes_give(backbone, size):
         shared_start.from_layer1(backbone.vit, tokens, some),
     ):
         for one, another in zip(whole, other, strict=True):
-            close(one, another)
+            assert_close(one, another)
 
 
 def test_int8_is_near_float32_and_leaves_the_vit_as_it_was(backbone):
@@ -94,13 +94,15 @@ def test_other_patch_embeddings_give_the_same_tokens(backbone, kind):
     images = tools.normalised(backbone, 3) + torch.randn(3, 3, 16, 16)  # no two pixels of a patch alike
     other = patch_embedding.with_embedding(backbone.vit, kind)
     assert isinstance(other.patch_embed, kind)
-    close(patch_embedding.tokens(other, images), patch_embedding.tokens(backbone.vit, images))
+    assert_close(patch_embedding.tokens(other, images), patch_embedding.tokens(backbone.vit, images))
 
 
 def test_written_out_attention_is_the_fused_one():
     projected = torch.randn(2, 5, 3 * 4 * 6)
     for work in (attention.forward, attention.gradient):
-        close(work(attention.explicit, projected, 4), work(F.scaled_dot_product_attention, projected, 4))
+        assert_close(
+            work(attention.explicit, projected, 4), work(F.scaled_dot_product_attention, projected, 4)
+        )
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 5])
@@ -120,7 +122,7 @@ def test_a_shortened_vit_has_the_first_layers_of_the_long_one(backbone):
     assert (short.config.depth, backbone.vit.config.depth) == (2, 3)
     assert (short.config.pool, backbone.vit.config.pool) == ("mean", backbone.vit.config.pool)
     norm = backbone.vit.norm if backbone.vit.config.pool == "token" else backbone.vit.fc_norm
-    close(short(images), norm(backbone.vit.trunk(images, 2)[:, 1:].mean(dim=1)))
+    assert_close(short(images), norm(backbone.vit.trunk(images, 2)[:, 1:].mean(dim=1)))
     assert short(images, strong(short, 1)[0]).shape == (2, backbone.dim)
 
 

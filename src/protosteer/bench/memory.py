@@ -70,7 +70,7 @@ def run(repeats: int) -> list[Ratio]:
         GROWTH_TARGET,
         [f"ViT-Ti/16 of 2 layers: {_megabytes(few)}, {_megabytes(many)}"],
     )
-    predicting = compared("predict", PREDICTING.embed_batch_size, PREDICTED)
+    predicting = compared("predict", vit_tiny().batch_size(PREDICTING.embed_batch_size), PREDICTED)
     predicting.notes.append(
         "a chunk of images is held whatever the batch: with smaller ones the ratio is less"
     )
@@ -113,7 +113,11 @@ def learn(backbone: Backbone, images: int) -> Action:
 def bare_learn(backbone: Backbone, images: int) -> Action:
     """One batch through the prompted ViT and back."""
     prompt = torch.zeros(backbone.prompt_shape(1), requires_grad=True)
-    return lambda: backbone.embed(_ready(backbone, images), prompt).sum().backward()
+
+    def step() -> Tensor:
+        return torch.autograd.grad(backbone.embed(_ready(backbone, images), prompt).sum(), prompt)[0]
+
+    return step
 
 
 def predict(backbone: Backbone, images: int) -> Action:

@@ -89,6 +89,8 @@ def _cpu_model() -> str:
 
 def table(ratios: Sequence[Ratio]) -> list[RenderableType]:
     """The ratios; below them what each one compares, with absolute figures as information."""
+    if not ratios:
+        return []
     overview = plain_table("Reference time / our time: larger is better")
     overview.add_column("what", style="bold", no_wrap=True)
     for heading in ("reference / ours", "target", "spread", "met"):

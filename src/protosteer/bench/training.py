@@ -24,7 +24,7 @@ from protosteer.bench.timing import Ratio, Side, interleaved
 from protosteer.data.augment import Augmentation
 from protosteer.data.images import ArrayImages
 from protosteer.settings import Settings
-from protosteer.training import Head, initial_prompt
+from protosteer.training import Head, initial_prompt, update
 from protosteer.views import CachedViews, FreshViews, Views
 
 TARGET = 1.6
@@ -74,11 +74,7 @@ class Step:
 
     def __call__(self) -> None:
         loss = self.head.loss(self.embed(self.prompt), self.batch.labels, self.batch.anchors)
-        self.optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        for parameters in ([self.prompt], self.head.parameters()):
-            nn.utils.clip_grad_norm_(parameters, self.settings.gradient_clip)
-        self.optimiser.step()
+        update(loss, self.prompt, self.head, self.optimiser, self.settings.gradient_clip)
 
 
 def naive(batch: Batch) -> Step:

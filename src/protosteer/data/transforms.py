@@ -60,9 +60,8 @@ class Preprocessing:
         """uint8 [B, 3, h, w] -> normalised float32 [B, 3, s, s], on the device of the pixels or another one."""
         height, width = _scaled(pixels.shape[2], pixels.shape[3], self.canvas)
         cropped = centre_crop(resize(pixels, (height, width), self.interpolation), self.image_size)
-        moved = (
-            cropped if device is None else cropped.to(device, non_blocking=True)
-        )  # a quarter of the bytes yet
+        # As bytes it is a quarter of what has to be moved after normalising.
+        moved = cropped if device is None else cropped.to(device, non_blocking=True)
         return self.normalise(moved.float().div_(255))
 
     def normalise(self, images: Tensor) -> Tensor:
