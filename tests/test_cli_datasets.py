@@ -44,7 +44,7 @@ def test_the_list_names_all_and_says_where(root, capsys):
 def test_the_list_is_readable_in_100_columns(root, capsys, monkeypatch):
     from rich.console import Console
 
-    monkeypatch.setattr("protosteer.cli._console", lambda stderr=False: Console(width=100))
+    monkeypatch.setattr("protosteer.cli.lists.make_console", lambda stderr=False: Console(width=100))
     assert main(["datasets", "--data-dir", str(root)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100 and not any("…" in line for line in lines)

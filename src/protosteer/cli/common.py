@@ -1,0 +1,38 @@
+"""What every command uses: the application, its consoles, and options that mean the same everywhere."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer(
+    name="protosteer",
+    help="Teach a frozen Vision Transformer new image classes, task after task, without old images.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
+
+
+def make_console(stderr: bool = False) -> Console:
+    """A file or a pipe has no width, so tables need not be squeezed into 80 columns there."""
+    from rich.console import Console
+
+    console = Console(stderr=stderr)
+    if not console.is_terminal:
+        console.width = 240
+    return console
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
