@@ -322,7 +322,7 @@ def test_tasks_whose_prompts_begin_in_different_layers_live_together():
 def test_a_prompt_that_begins_too_late_is_refused(kind, layer):
     with pytest.raises(SettingsError, match=f"prompt_from_layer = {layer}"):
         Learner(deep_backbone(), QUICK.replace(prompt_kind=kind, prompt_from_layer=layer)).learn(
-            easy_task(["ant"])
+            easy_task(["ant", "bee"])
         )
 
 

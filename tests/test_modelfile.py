@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import struct
@@ -9,10 +10,11 @@ import torch
 
 from conftest import easy_task, tiny_backbone
 from protosteer import modelfile
-from protosteer.backbones import Backbone
+from protosteer.backbones import Backbone, find_weights
 from protosteer.data.transforms import Preprocessing
-from protosteer.errors import ModelFileError
+from protosteer.errors import LearnerError, ModelFileError, WeightsError
 from protosteer.learner import Learner
+from protosteer.memory import Memory
 from protosteer.settings import Settings
 
 QUICK = Settings(epochs=2, batch_size=8, neck_hidden=16, augmentation="none", centroids=2)
@@ -137,3 +139,141 @@ def test_header_is_readable_json_without_machine_paths_of_shipped_weights(saved)
     header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["protosteer"])["header"]
     assert header["backbone"]["name"] == "tiny" and header["backbone"]["weights"] is None
     assert [task["classes"] for task in header["tasks"]] == [["cat", "dog"], ["Fuß ☃", "eel"]]
+
+
+# Held-out similarities, few-shot tasks, files without a backbone
+
+
+@pytest.fixture
+def varied(learner) -> Learner:
+    """Two trained tasks, held-out similarities for some classes, a copy of a prompt, and a class without any."""
+    first = learner.memory.tasks[0]
+    held = dataclasses.replace(first.classes[0], held_out=torch.tensor([0.25, 0.5, -1.0]))
+    learner.memory.replace(first, dataclasses.replace(first, classes=(held, *first.classes[1:])))
+    learner.add_class("gnu", easy_task(["gnu"], per_class=3)[0])
+    return learner
+
+
+def test_held_out_similarities_and_few_shot_tasks_come_back(varied, tmp_path):
+    path = tmp_path / "varied.protosteer"
+    varied.save(path)
+    again = modelfile.read(path).memory
+    assert again.classes == varied.classes and [task.few_shot for task in again.tasks] == [False, False, True]
+    for old, new in zip(varied.memory.tasks, again.tasks, strict=True):
+        assert (old.name, old.independent, old.about) == (new.name, new.independent, new.about)
+        assert [name for name, _ in old.tensors()] == [name for name, _ in new.tensors()]
+        pairs = zip(old.tensors(), new.tensors(), strict=True)
+        assert all(torch.equal(a, b) and a.dtype == b.dtype for (_, a), (_, b) in pairs)
+    assert [c.held_out is None for task in again.tasks for c in task.classes] == [
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert again.prompt_owners().tolist() == varied.memory.prompt_owners().tolist() != [0, 1, 2]
+    images = easy_task(["cat", "gnu"], seed=9)[0]
+    loaded = Learner.load(path, backbone=tiny_backbone())
+    assert torch.equal(loaded.predict(images).embeddings, varied.predict(images).embeddings)
+
+
+def test_a_model_is_written_without_a_backbone_in_the_same_bytes(varied, tmp_path):
+    path = tmp_path / "varied.protosteer"
+    varied.save(path)
+    model = modelfile.read(path)
+    model.write(tmp_path / "sub" / "again.protosteer")
+    assert (tmp_path / "sub" / "again.protosteer").read_bytes() == path.read_bytes()
+    described = {key: value for key, value in model.backbone.items() if key != "weights"}
+    assert described == varied.backbone.describe() and model.backbone["dim"] == 24
+
+
+def test_a_model_that_knows_nothing_can_be_written_and_read(saved, tmp_path):
+    model = modelfile.read(saved)
+    for name in model.memory.task_names:
+        model.memory.forget_task(name)
+    model.write(tmp_path / "empty.protosteer")
+    assert modelfile.read(tmp_path / "empty.protosteer").memory.tasks == ()
+
+
+def test_a_write_that_fails_leaves_the_old_file(saved, monkeypatch):
+    old, model = saved.read_bytes(), modelfile.read(saved)
+    model.memory.forget_class("cat")
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        model.write(saved)
+    assert saved.read_bytes() == old and [path.name for path in saved.parent.iterdir()] == [saved.name]
+
+
+def test_merged_files_are_those_of_merged_learners(learner, tmp_path):
+    paths = []
+    for i, task in enumerate(learner.memory.tasks):
+        part = learner.copy()
+        part.memory = Memory([task])
+        paths.append(tmp_path / f"{i}.protosteer")
+        part.save(paths[-1])
+    before = [path.read_bytes() for path in paths]
+    models = [modelfile.read(path) for path in paths]
+    modelfile.merge(models).write(tmp_path / "both.protosteer")
+    learner.save(tmp_path / "expected.protosteer")
+    assert (tmp_path / "both.protosteer").read_bytes() == (tmp_path / "expected.protosteer").read_bytes()
+    assert [path.read_bytes() for path in paths] == before and models[0].memory.classes == ["cat", "dog"]
+    twice = modelfile.merge([models[0], models[0]], {"cat": "lynx", "dog": "wolf"}, {"first": "wild"})
+    assert twice.memory.classes == ["cat", "dog", "lynx", "wolf"] and twice.memory.task_names == [
+        "first",
+        "wild",
+    ]
+
+
+def test_files_with_other_backbones_cannot_be_merged(learner, saved, tmp_path):
+    other = Learner(tiny_backbone(seed=1), QUICK)
+    other.learn(easy_task(["yak"]), name="other")
+    other.save(tmp_path / "other.protosteer")
+    with pytest.raises(LearnerError, match="different backbones"):
+        modelfile.merge([modelfile.read(saved), modelfile.read(tmp_path / "other.protosteer")])
+    normalised = modelfile.read(saved)
+    changed = {**normalised.backbone["preprocessing"], "crop": 0.875}
+    normalised = dataclasses.replace(
+        normalised, backbone={**normalised.backbone, "preprocessing": changed}, memory=Memory()
+    )
+    with pytest.raises(LearnerError, match="preprocessing"):
+        modelfile.merge([modelfile.read(saved), normalised])
+
+
+# Where the backbone is found
+
+
+@pytest.fixture
+def weights_file(tmp_path):
+    """nano's weights in a place of the user's own."""
+    path = tmp_path / "mine.safetensors"
+    path.write_bytes(find_weights("nano").read_bytes())
+    return path
+
+
+def test_the_weights_are_found_where_they_were(weights_file, tmp_path):
+    learner = Learner(Backbone.load("my own", weights=weights_file, crop=0.9), QUICK.replace(prompts=False))
+    learner.learn(easy_task(["cat", "dog"]))
+    learner.save(tmp_path / "m.protosteer")
+    model = modelfile.read(tmp_path / "m.protosteer")
+    assert model.backbone["weights"] == str(weights_file.resolve())
+    for name in (None, "my own"):
+        found = model.backbone_for(model.load_backbone(name))
+        assert found.fingerprint == learner.backbone.fingerprint and found.preprocessing.crop == 0.9
+    moved = weights_file.rename(tmp_path / "moved.safetensors")
+    assert model.backbone_for(model.load_backbone(weights=moved)).source == moved
+    with pytest.raises(ModelFileError, match="needs backbone 'my own'"):
+        model.backbone_for(None)
+
+
+def test_another_backbone_that_is_asked_for_is_not_replaced_by_the_hint(weights_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("PROTOSTEER_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    learner = Learner(Backbone.load("my own", weights=weights_file), QUICK.replace(prompts=False))
+    learner.learn(easy_task(["cat", "dog"]))
+    learner.save(tmp_path / "m.protosteer")
+    with pytest.raises(WeightsError):
+        modelfile.read(tmp_path / "m.protosteer").load_backbone("dino")

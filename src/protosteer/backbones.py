@@ -108,7 +108,7 @@ class Backbone:
         `precision`: fp32, bf16, or auto: bf16 on a CUDA device that has it, fp32 elsewhere.
         """
         paper = _paper_weights(name)
-        full = paper.name if paper else name.removeprefix("timm/")
+        full = full_name(name)
         path = Path(weights) if weights is not None else find_weights(full) or _fetch(full, paper)
         checkpoint = read_checkpoint(path, _config_beside(path))
         vit, fingerprint = load_vit(checkpoint, heads, image_size)
@@ -258,6 +258,8 @@ class Backbone:
             "fingerprint": self.fingerprint,
             "source": self.source.name if self.source else None,
             "image_size": self.image_size,
+            "dim": self.dim,
+            "depth": self.depth,
             "heads": self.vit.config.heads,
             "preprocessing": self.preprocessing.to_dict(),
             "pool": self.vit.config.pool,
@@ -267,6 +269,21 @@ class Backbone:
 
     def __repr__(self) -> str:
         return f"Backbone({self.name!r}, dim={self.dim}, depth={self.depth}, image_size={self.image_size})"
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto`: a GPU if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch raises either, by device
+        raise SettingsError(f"device {name!r} cannot be used here; try cpu, cuda, mps or auto") from error
+    if device.type == "cuda":  # same seed, same bits: some kernels are not repeatable unless asked to be
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    return device
 
 
 @dataclass(frozen=True)
@@ -385,6 +402,12 @@ def _fetch_url(paper: PaperWeights) -> Path:
 
 def _short_names() -> str:
     return ", ".join([NANO, *(paper.alias for paper in PAPER_WEIGHTS)])
+
+
+def full_name(name: str) -> str:
+    """What a backbone is called once it is loaded: short names and the prefix timm/ are resolved."""
+    paper = _paper_weights(name)
+    return paper.name if paper else name.removeprefix("timm/")
 
 
 def _paper_weights(name: str) -> PaperWeights | None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from protosteer.errors import ProtosteerError
@@ -49,6 +50,21 @@ def remove_leftovers(folder: Path, name: str = "*") -> None:
     """Temporary files of `write_atomically` for such a name, which a killed process left behind."""
     for path in folder.glob(f".{name}.*.tmp"):
         path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Tells whether a file is still the one that was read."""
+
+    content: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, path: Path) -> Identity:
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            return cls(None)
+        return cls((status.st_ino, status.st_size, status.st_mtime_ns))
 
 
 def _umask() -> int:

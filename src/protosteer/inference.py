@@ -31,6 +31,7 @@ class Index:
     tasks: list[str]
     classes: list[str]
     prompted: Tensor  # bool [T]
+    prompt_owners: Tensor  # [T]: the first task that has the same prompt
     keys: Tensor  # [K, D]
     key_tasks: Tensor  # [K]
     values: Tensor  # [V, D]
@@ -47,6 +48,7 @@ class Index:
             tasks=memory.task_names,
             classes=memory.classes,
             prompted=torch.tensor([task.prompt is not None for task in memory.tasks]),
+            prompt_owners=memory.prompt_owners(),
             keys=F.normalize(torch.cat([record.keys for _, record in records]), dim=1),
             key_tasks=class_tasks.repeat_interleave(key_counts),
             values=F.normalize(torch.cat([record.values.means for _, record in records]), dim=1),
@@ -61,7 +63,8 @@ class Matches:
 
     scores: Tensor
     candidates: Tensor  # bool [B, T]: the retrieved tasks
-    winners: Tensor  # [B]: the task under whose prompt the best match was made
+    winners: Tensor  # [B]: the task under whose prompt the best match was made; of copies the first
+    embeddings: Tensor  # [B, D]: the image as that prompt makes it seen
     forward_passes: int
 
     @classmethod
@@ -70,6 +73,7 @@ class Matches:
             torch.cat([p.scores for p in parts]),
             torch.cat([p.candidates for p in parts]),
             torch.cat([p.winners for p in parts]),
+            torch.cat([p.embeddings for p in parts]),
             sum(p.forward_passes for p in parts),
         )
 
@@ -78,13 +82,14 @@ def match(index: Index, embed: Embed, count: int, neighbours: int) -> Matches:
     """Steps 1 to 3 for `count` images that `embed` knows by their rows."""
     queries = embed(torch.arange(count), None)
     candidates = retrieve(index, queries, neighbours)
-    rows, tasks = (candidates & index.prompted).nonzero().T  # pairs, by image and then by task
+    rows, tasks = _pairs(index, candidates)
     embeddings = embed(rows, tasks) if len(rows) else queries[:0]
 
     scores = torch.full((count, len(index.classes)), -torch.inf)
-    winners = candidates.int().argmax(dim=1)
     # Tasks without a prompt share one embedding, the coarse query itself.
-    plain = (candidates & ~index.prompted).any(dim=1).nonzero()[:, 0]
+    promptless = candidates & ~index.prompted
+    winners, winning = promptless.int().argmax(dim=1), queries.clone()
+    plain = promptless.any(dim=1).nonzero()[:, 0]
     if len(plain):
         scores[plain] = class_scores(index, queries[plain])
     places = torch.arange(len(rows)) - torch.searchsorted(rows, rows)  # which of its image's pairs a pair is
@@ -93,8 +98,18 @@ def match(index: Index, embed: Embed, count: int, neighbours: int) -> Matches:
         new, old = class_scores(index, embeddings[some]), scores[rows[some]]
         won = new.amax(dim=1) > old.amax(dim=1)
         winners[rows[some][won]] = tasks[some][won]
+        winning[rows[some][won]] = embeddings[some][won]
         scores[rows[some]] = torch.maximum(new, old)
-    return Matches(scores, candidates, winners, count + len(rows))
+    return Matches(scores, candidates, winners, winning, count + len(rows))
+
+
+def _pairs(index: Index, candidates: Tensor) -> tuple[Tensor, Tensor]:
+    """Images and the tasks whose prompts to try on them, [m] each, by image and then by task; no prompt twice."""
+    tried = torch.zeros_like(candidates)
+    rows, tasks = (candidates & index.prompted).nonzero().T
+    tried[rows, index.prompt_owners[tasks]] = True
+    rows, tasks = tried.nonzero().T
+    return rows, tasks
 
 
 def retrieve(index: Index, queries: Tensor, neighbours: int) -> Tensor:
@@ -103,6 +118,14 @@ def retrieve(index: Index, queries: Tensor, neighbours: int) -> Tensor:
     nearest = similarity.topk(min(neighbours, len(index.keys)), dim=1).indices
     candidates = torch.zeros(len(queries), len(index.tasks), dtype=torch.bool)
     return candidates.scatter_(1, index.key_tasks[nearest], True)
+
+
+def nearest_task(index: Index, queries: Tensor) -> int:
+    """The task to whose keys these images are most similar, on average over the images."""
+    similarity = F.normalize(queries, dim=1) @ index.keys.T
+    empty = torch.full((len(queries), len(index.tasks)), -torch.inf)
+    per_task = empty.scatter_reduce_(1, index.key_tasks.expand(len(queries), -1), similarity, "amax")
+    return int(per_task.mean(dim=0).argmax())
 
 
 def class_scores(index: Index, embeddings: Tensor) -> Tensor:
@@ -124,6 +147,7 @@ class Prediction:
     energy: Tensor  # [B]: low for images like those learned, high for unknown ones
     tasks: list[str]  # the task that the predicted class belongs to
     candidates: list[list[str]]  # the tasks whose prompts were tried
+    embeddings: Tensor  # [B, D]: the image under the prompt that won
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -140,4 +164,5 @@ class Prediction:
             energy=-temperature * (scores / temperature).logsumexp(dim=1),
             tasks=[index.tasks[i] for i in index.class_tasks[best].tolist()],
             candidates=[[index.tasks[t] for t in row.nonzero()[:, 0].tolist()] for row in matches.candidates],
+            embeddings=matches.embeddings,
         )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import itertools
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,12 +21,20 @@ from protosteer.bookmark import Bookmark
 from protosteer.data.images import ImageSet, as_images, as_labelled
 from protosteer.data.prefetch import prefetched
 from protosteer.errors import DataError, LearnerError, ProtosteerWarning
-from protosteer.inference import Index, Matches, Prediction, match
+from protosteer.forgetting import Forgotten, forget
+from protosteer.inference import Index, Matches, Prediction, match, nearest_task
 from protosteer.memory import ClassRecord, Memory, TaskRecord
+from protosteer.merging import Part, combine
 from protosteer.prototypes import Centroids, centroids
+from protosteer.rejection import left_out_similarity
 from protosteer.settings import Settings
-from protosteer.training import Progress, Trained, train_prompt
 
+if TYPE_CHECKING:
+    from protosteer.modelfile import Model
+    from protosteer.training import Progress, Trained
+
+# Few images give one centroid for so many of them.
+_IMAGES_PER_CENTROID = 5
 # Images whose pixels and embeddings are in memory at once while predicting.
 _CHUNK = 128
 
@@ -34,21 +44,10 @@ class Stage:
     """A message for whoever shows progress: what is being done, and how far it is."""
 
     task: str
-    doing: str  # "keys", "views" if they are cached, "training", "values"; an evaluation adds "testing"
+    doing: str  # "keys", "views" if they are cached, "training", "values"; others add what they do afterwards
     done: int
     total: int
     training: Progress | None = None
-
-
-@dataclass(frozen=True)
-class Forgotten:
-    """What was removed, and what the removal is worth."""
-
-    classes: list[str]
-    task: str
-    bytes: int
-    exact: bool
-    guarantee: str
 
 
 class Learner:
@@ -87,7 +86,7 @@ class Learner:
         Nothing changes until the task is learned completely: an error or Ctrl-C leaves the learner as it was.
         With a `bookmark` the same call goes on where an earlier one was interrupted, and ends in the same bits.
         """
-        name = name or self._free_name()
+        name = name or self._next_name()
         images, labels = as_labelled(data, self.backbone.preprocessing)
         classes = sorted(set(labels))
         if not classes:
@@ -108,6 +107,8 @@ class Learner:
         on_stage: Callable[[Stage], None] | None,
         bookmark: Bookmark | None,
     ) -> TaskRecord:
+        from protosteer.training import train_prompt  # with all of kornia, for which prediction need not wait
+
         settings = self.settings
         seed = task_seed(settings.seed, classes)
 
@@ -125,14 +126,16 @@ class Learner:
         _warn(health.near_chance(keys, labels))
         trained: Trained | None = None
         values = keys
-        if settings.prompts:
+        anchors = None if settings.independent else self.memory.anchors(settings.noise)
+        # One class and nothing to tell it from: training would only draw every image to one point.
+        if settings.prompts and (len(classes) > 1 or anchors is not None):
             trained = train_prompt(
                 self.backbone,
                 images,
                 labels,
                 settings,
                 start=None if settings.independent or not self.memory.tasks else self.memory.tasks[-1].prompt,
-                anchors=None if settings.independent else self.memory.anchors(settings.noise),
+                anchors=anchors,
                 seed=seed,
                 on_step=lambda p: tell("training", p.step, p.steps, p),
                 bookmark=bookmark,
@@ -141,16 +144,47 @@ class Learner:
             values = embed("values", trained.prompt)
             _warn(health.collapse(keys, values, labels))
         records = tuple(
-            self._class_record(label, keys[labels == i], values[labels == i], seed)
+            self._class_record(label, keys[labels == i], values[labels == i], settings.centroids, seed)
             for i, label in enumerate(classes)
         )
         prompt = trained.prompt if trained else None
         return TaskRecord(name, records, prompt, settings.independent, self._about(keys, values, trained))
 
-    def _class_record(self, name: str, keys: Tensor, values: Tensor, seed: int) -> ClassRecord:
+    def add_class(self, name: str, images: Any) -> TaskRecord:
+        """Learn one class from a handful of images, at once: prototypes alone, nothing is trained.
+
+        The class becomes a task of its own, under a copy of the prompt of the task whose keys are nearest. There is
+        one centroid per five images, since fewer make none that is better than their common mean.
+        """
+        if not name.strip():
+            raise DataError("the class has no name; give one")
+        task = self.memory.free_name(name)
+        self.memory.check_new(task, [name])
+        image_set = as_images(images, self.backbone.preprocessing)
+        keys = self.backbone.embed_set(image_set, None, self.settings.embed_batch_size)
+        nearest = self.memory.tasks[nearest_task(self.index, keys)] if len(self.memory) else None
+        prompt = nearest.prompt if nearest else None
+        values = keys
+        if prompt is not None:
+            values = self.backbone.embed_set(image_set, prompt, self.settings.embed_batch_size)
+        count = min(self.settings.centroids, max(1, len(keys) // _IMAGES_PER_CENTROID))
+        record = self._class_record(name, keys, values, count, task_seed(self.settings.seed, [name]))
+        record = dataclasses.replace(record, held_out=left_out_similarity(values))
+        learned = TaskRecord(
+            task,
+            (record,),
+            prompt,
+            nearest is None or prompt is None or nearest.independent,
+            {"images": len(keys), "settings": self.settings.to_dict()},
+            True,
+        )
+        self.memory.add(learned)
+        return learned
+
+    def _class_record(self, name: str, keys: Tensor, values: Tensor, count: int, seed: int) -> ClassRecord:
         def cluster(embeddings: Tensor) -> Centroids:
             s = self.settings
-            return centroids(embeddings, s.centroids, s.clustering, s.assign_labels, seed % 2**32)
+            return centroids(embeddings, count, s.clustering, s.assign_labels, seed % 2**32)
 
         return ClassRecord(name, cluster(keys).means, cluster(values))
 
@@ -172,12 +206,19 @@ class Learner:
 
     def predict(self, images: Any) -> Prediction:
         """Predict paths, a folder, PIL images, or a tensor of pixels."""
-        self._require_knowledge()
-        image_set = as_images(images, self.backbone.preprocessing)
-        chunks = torch.arange(len(image_set)).split(_CHUNK)
-        fetched = prefetched(image_set, chunks, ahead=1, device=self.backbone.device)
-        parts = [self._match(pixels) for pixels in fetched]
+        parts = list(self._matches(as_images(images, self.backbone.preprocessing), _CHUNK))
         return Prediction.build(self.index, Matches.join(parts), self.settings.temperature)
+
+    def stream(self, images: Any, chunk: int = _CHUNK) -> Iterator[Prediction]:
+        """The same, `chunk` images at a time, so that the first are known before the last are read."""
+        for part in self._matches(as_images(images, self.backbone.preprocessing), chunk):
+            yield Prediction.build(self.index, part, self.settings.temperature)
+
+    def _matches(self, images: ImageSet, chunk: int) -> Iterator[Matches]:
+        self._require_knowledge()
+        chunks = torch.arange(len(images)).split(chunk)
+        for pixels in prefetched(images, chunks, ahead=1, device=self.backbone.device):
+            yield self._match(pixels)
 
     def _match(self, pixels: Tensor) -> Matches:
         backbone = self.backbone
@@ -198,35 +239,26 @@ class Learner:
 
     def forget(self, name: str | None = None, *, task: str | None = None) -> Forgotten:
         """Remove a class, or a whole task with `task=`. The result says what that guarantees."""
-        if (name is None) == (task is None):
-            raise LearnerError("say what to forget: a class, forget('cat'), or a task, forget(task='spring')")
-        tasks = self.memory.tasks
-        if task is not None:
-            owner = self.memory.forget_task(task)
-            classes = owner.class_names
-        else:
-            assert name is not None
-            owner = self.memory.forget_class(name)
-            classes = [name]
-        removed = sum(t.bytes for t in tasks) - sum(t.bytes for t in self.memory.tasks)
-        later = tasks[tasks.index(owner) + 1 :]
-        influenced = any(t.prompt is not None and not t.independent for t in later)
-        exact, guarantee = _guarantee(owner, classes, influenced)
-        return Forgotten(classes, owner.name, removed, exact, guarantee)
+        return forget(self.memory, name, task=task)
 
     def save(self, path: str | Path) -> None:
         """Write the model to one file, atomically."""
         from protosteer import modelfile
 
         self._require_knowledge()
-        modelfile.write(Path(path), self.backbone, self.settings, self.memory)
+        header = modelfile.backbone_header(self.backbone)
+        modelfile.Model(Path(path), header, self.settings, self.memory).write(Path(path))
 
     @classmethod
     def load(cls, path: str | Path, backbone: Backbone | None = None) -> Learner:
         """Read a model file; without `backbone`, the one it was learned with is loaded by name."""
         from protosteer import modelfile
 
-        model = modelfile.read(Path(path))
+        return cls.of_model(modelfile.read(Path(path)), backbone)
+
+    @classmethod
+    def of_model(cls, model: Model, backbone: Backbone | None = None) -> Learner:
+        """A learner that knows what a model file says."""
         learner = cls(model.backbone_for(backbone), model.settings)
         learner.memory = model.memory
         return learner
@@ -235,33 +267,32 @@ class Learner:
         if not len(self.memory):
             raise LearnerError("nothing has been learned yet; call learn() first")
 
-    def _free_name(self) -> str:
-        number = len(self.memory) + 1
-        while f"task-{number}" in self.memory.task_names:
-            number += 1
-        return f"task-{number}"
+    def _next_name(self) -> str:
+        numbers = itertools.count(len(self.memory) + 1)
+        return next(name for name in map("task-{}".format, numbers) if name not in self.memory.task_names)
+
+    def copy(self) -> Learner:
+        """A learner that can change without this one: records are shared, the list of them is not."""
+        other = Learner(self.backbone, self.settings)
+        other.memory = Memory(self.memory.tasks)
+        return other
 
 
-def merge(*learners: Learner) -> Learner:
-    """One learner with the tasks of all, in the order given. Same backbone; no class or task name twice."""
+def merge(
+    *learners: Learner,
+    renames: Mapping[str, str] | None = None,
+    task_renames: Mapping[str, str] | None = None,
+) -> Learner:
+    """One learner with the tasks of all, in the order given. Same backbone; no class or task name twice.
+
+    Renames, old name to new, apply to every learner but the first.
+    """
     if not learners:
         raise LearnerError("merge needs at least one learner")
     first = learners[0]
+    parts = [Part(one.backbone.describe(), one.settings, one.memory) for one in learners]
     merged = Learner(first.backbone, first.settings)
-    for other in learners:
-        if other.backbone.fingerprint != first.backbone.fingerprint:
-            raise LearnerError(
-                f"learners have different backbones: {first.backbone.name} ({first.backbone.fingerprint[:12]}) "
-                f"and {other.backbone.name} ({other.backbone.fingerprint[:12]}); only equal ones can be merged"
-            )
-        for setting in ("neighbours", "temperature"):
-            mine, theirs = getattr(first.settings, setting), getattr(other.settings, setting)
-            if mine != theirs:
-                raise LearnerError(
-                    f"learners predict differently: {setting} is {mine} and {theirs}; make them equal"
-                )
-        for task in other.memory.tasks:
-            merged.memory.add(task)
+    merged.memory = combine(parts, renames, task_renames)
     return merged
 
 
@@ -269,24 +300,6 @@ def task_seed(seed: int, classes: Sequence[str]) -> int:
     """Randomness belongs to a task's own classes, not to its place in the order of tasks."""
     digest = hashlib.sha256(json.dumps([seed, sorted(classes)]).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
-
-
-def _guarantee(owner: TaskRecord, classes: list[str], influenced: bool) -> tuple[bool, str]:
-    whole = len(classes) == len(owner.classes)
-    remains = []
-    if not whole and owner.prompt is not None:
-        remains.append(f"the prompt of task '{owner.name}' was trained with its images")
-    if influenced:
-        remains.append(
-            "prompts of later tasks were trained against its prototypes and may start from its prompt"
-        )
-    if not remains:
-        return True, "exact: no prompt that remains was trained with it, as if it had never been learned"
-    return False, (
-        "its prototypes are gone and it can no longer be predicted, but influence remains: "
-        + " and ".join(remains)
-        + "; to remove that too, learn those tasks again without it"
-    )
 
 
 def _warn(message: str | None) -> None:

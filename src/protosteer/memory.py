@@ -6,6 +6,7 @@ No record refers to another task's numbers, so that resuming, merging and forget
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,7 @@ class ClassRecord:
     name: str
     keys: Tensor  # [c, D]
     values: Centroids
+    held_out: Tensor | None = None  # [h]: similarities of images that were not learned, see rejection.py
 
     @property
     def images(self) -> int:
@@ -47,8 +49,9 @@ class TaskRecord:
     name: str
     classes: tuple[ClassRecord, ...]
     prompt: Tensor | None
-    independent: bool = False  # a function of its own images alone
+    independent: bool = False  # no other task had a say in training its prompt, or there is none
     about: dict[str, Any] = field(default_factory=dict)  # provenance: settings, dates, training history
+    few_shot: bool = False  # nothing was trained: the prompt, if any, is a copy of the nearest task's
 
     @property
     def class_names(self) -> list[str]:
@@ -62,6 +65,8 @@ class TaskRecord:
             yield f"classes.{i}.keys", record.keys
             for part in dataclasses.fields(record.values):
                 yield f"classes.{i}.values.{part.name}", getattr(record.values, part.name)
+            if record.held_out is not None:
+                yield f"classes.{i}.held_out", record.held_out
 
     @property
     def bytes(self) -> int:
@@ -102,6 +107,13 @@ class Memory:
                     f"class '{name}' was learned in task '{known[name]}'; forget it first, or rename it"
                 )
 
+    def free_name(self, wish: str) -> str:
+        """A name for a task that no task has: the wish itself, or with a number."""
+        name, number = wish, 2
+        while name in self.task_names:
+            name, number = f"{wish}-{number}", number + 1
+        return name
+
     def add(self, task: TaskRecord) -> None:
         self.check_new(task.name, task.class_names)
         self.tasks = (*self.tasks, task)
@@ -125,6 +137,11 @@ class Memory:
         self.tasks = tuple(smaller if task is owner else task for task in self.tasks)
         return owner
 
+    def replace(self, old: TaskRecord, new: TaskRecord) -> None:
+        """Put a record in the place of another."""
+        changed = Memory(new if task is old else task for task in self.tasks)
+        self.tasks = changed.tasks
+
     def shared_layers(self, depth: int) -> int:
         """Layers that no task's prompt touches: one run of them serves the query and every prompt."""
         return min((shared_layers(t.prompt, depth) for t in self.tasks if t.prompt is not None), default=0)
@@ -141,6 +158,19 @@ class Memory:
             assert prompt is not None
             groups.setdefault(prompt.shape, []).append(t)
         return [torch.isin(tasks, torch.tensor(group)).nonzero()[:, 0] for group in groups.values()]
+
+    def prompt_owners(self) -> Tensor:
+        """[T]: for each task the first that has the very same prompt, so that copies are not run twice."""
+        owners = list(range(len(self.tasks)))
+        if any(task.few_shot for task in self.tasks):
+            first: dict[bytes, int] = {}
+            for t, task in enumerate(self.tasks):
+                if task.prompt is not None:
+                    content = (
+                        str(list(task.prompt.shape)).encode() + task.prompt.contiguous().numpy().tobytes()
+                    )
+                    owners[t] = first.setdefault(hashlib.sha256(content).digest(), t)
+        return torch.tensor(owners)
 
     def anchors(self, noise: str) -> Anchors | None:
         """Value centroids of all classes with their noise scale, for training the next task."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 import protosteer
-from protosteer.backbones import Backbone, find_weights
+from protosteer.backbones import Backbone, find_weights, full_name
 from protosteer.errors import ModelFileError, ProtosteerError, WeightsError
 from protosteer.files import write_atomically
 from protosteer.memory import ClassRecord, Memory, TaskRecord
+from protosteer.merging import Part, combine
 from protosteer.prototypes import Centroids
 from protosteer.settings import Settings
 
@@ -43,7 +45,7 @@ class Model:
         about = self.backbone
         if given is None:
             try:
-                given = self._load_backbone()
+                given = self.load_backbone()
             except WeightsError as error:
                 raise ModelFileError(
                     f"{self.path} needs backbone '{about['name']}', which cannot be loaded ({error}); "
@@ -61,51 +63,74 @@ class Model:
             )
         return given
 
-    def _load_backbone(self) -> Backbone:
-        """By name, from where the weights were when the model was written if they still are there."""
-        about, hint = self.backbone, self.backbone.get("weights")
+    def write(self, path: Path) -> None:
+        """Write the model so that `path` holds either the old file or the whole new one, never a part."""
+        write_atomically(path, pack(self.backbone, self.settings, self.memory))
+
+    def load_backbone(
+        self, name: str | None = None, weights: Path | None = None, device: str | torch.device = "cpu"
+    ) -> Backbone:
+        """The backbone of the model, with its preprocessing, unless told otherwise from where its weights were."""
+        about = self.backbone
+        hint = about.get("weights") if name is None or full_name(name) == about["name"] else None
         same = about["preprocessing"]
+        if weights is None and hint and Path(hint).is_file():
+            weights = Path(hint)
         return Backbone.load(
-            about["name"],
-            weights=hint if hint and Path(hint).is_file() else None,
+            name or about["name"],
+            weights=weights,
             image_size=about["image_size"],
             mean=same["mean"],
             std=same["std"],
             crop=same["crop"],
             heads=about["heads"],
+            device=device,
         )
 
 
-def write(path: Path, backbone: Backbone, settings: Settings, memory: Memory) -> None:
-    """Write the model so that `path` holds either the old file or the whole new one, never a part."""
-    write_atomically(path, pack(backbone, settings, memory))
-
-
-def pack(backbone: Backbone, settings: Settings, memory: Memory) -> bytes:
-    """The contents of a model file; equal models give equal bytes."""
+def pack(backbone: dict[str, Any], settings: Settings, memory: Memory) -> bytes:
+    """The contents of a model file; equal models give equal bytes. backbone: from `backbone_header`."""
     tensors: dict[str, Tensor] = {}
     tasks = []
     for t, task in enumerate(memory.tasks):
-        tensors |= {f"tasks.{t}.{name}": tensor.contiguous() for name, tensor in task.tensors()}
+        # Cloned, since safetensors refuses a tensor that is there twice, as a prompt and its copy may be.
+        tensors |= {f"tasks.{t}.{name}": tensor.contiguous().clone() for name, tensor in task.tensors()}
         tasks.append(
             {
                 "name": task.name,
                 "classes": task.class_names,
                 "prompt": task.prompt is not None,
                 "independent": task.independent,
+                **({"few_shot": True} if task.few_shot else {}),
                 "about": task.about,
             }
         )
     header = {
         "format": FORMAT,
         "protosteer": protosteer.__version__,
-        "backbone": {**backbone.describe(), "weights": _hint(backbone)},
+        "backbone": backbone,
         "settings": settings.to_dict(),
         "tasks": tasks,
     }
     # One metadata entry only: safetensors writes several in no fixed order, and equal models give equal files.
     sealed = json.dumps({"header": header, "sha256": _checksum(header, tensors)}, sort_keys=True)
     return save(tensors, metadata={_KEY: sealed})
+
+
+def backbone_header(backbone: Backbone) -> dict[str, Any]:
+    """All that a model file says of its backbone."""
+    return {**backbone.describe(), "weights": _hint(backbone)}
+
+
+def merge(
+    models: Sequence[Model],
+    renames: Mapping[str, str] | None = None,
+    task_renames: Mapping[str, str] | None = None,
+) -> Model:
+    """One model with the tasks of all; no backbone is needed. See `merging.combine`."""
+    first = models[0]
+    parts = [Part(m.backbone, m.settings, m.memory) for m in models]
+    return Model(first.path, first.backbone, first.settings, combine(parts, renames, task_renames))
 
 
 def read(path: Path) -> Model:
@@ -167,9 +192,13 @@ def _task(t: int, header: dict[str, Any], tensors: dict[str, Tensor]) -> TaskRec
     classes = []
     for i, name in enumerate(header["classes"]):
         prefix = f"tasks.{t}.classes.{i}"
-        classes.append(ClassRecord(name, tensors[f"{prefix}.keys"], centroids(f"{prefix}.values")))
+        held_out = tensors.get(f"{prefix}.held_out")
+        classes.append(ClassRecord(name, tensors[f"{prefix}.keys"], centroids(f"{prefix}.values"), held_out))
     prompt = tensors[f"tasks.{t}.prompt"] if header["prompt"] else None
-    return TaskRecord(header["name"], tuple(classes), prompt, header["independent"], header["about"])
+    few_shot = header.get("few_shot", False)
+    return TaskRecord(
+        header["name"], tuple(classes), prompt, header["independent"], header["about"], few_shot
+    )
 
 
 def _checksum(header: dict[str, Any], tensors: dict[str, Tensor]) -> str:

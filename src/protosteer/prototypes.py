@@ -6,6 +6,8 @@ clustering whose affinity is the pair-wise cosine similarity, or from k-means.
 scikit-learn does the spectral clustering of ordinary classes. Its n x n matrix and the factorisation
 of it grow as n² and n³, so large classes take `_factored_labels`, which only multiplies by the n x D
 embeddings: same eigenvectors, same label assignment, a time that grows with n.
+
+scikit-learn and scipy are imported where they are used: whoever only predicts or forgets need not wait for them.
 """
 
 from __future__ import annotations
@@ -16,9 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse.linalg import LinearOperator, eigsh
-from sklearn.cluster import KMeans, SpectralClustering
-from threadpoolctl import threadpool_limits
 
 from protosteer.errors import DataError, SettingsError
 
@@ -112,6 +111,8 @@ def _distinct(points: Floats, limit: int) -> Labels | None:
 
 
 def _kmeans_labels(points: Floats, count: int, seed: int | np.random.RandomState) -> Labels:
+    from sklearn.cluster import KMeans
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fewer groups than asked for is an answer, not an alarm
         labels: Labels = KMeans(count, n_init=10, random_state=seed).fit_predict(points)
@@ -126,6 +127,8 @@ def _directions(points: Floats) -> Floats:
 
 
 def _dense_labels(points: Floats, count: int, assign: str, seed: int) -> Labels:
+    from sklearn.cluster import SpectralClustering
+
     units = _directions(points)
     affinity = np.maximum(units @ units.T, SIMILARITY_FLOOR)
     clustering = SpectralClustering(count, affinity="precomputed", assign_labels=assign, random_state=seed)
@@ -180,6 +183,9 @@ def _leading_vectors(factor: Floats, diagonal: Floats, degrees: Floats, count: i
     size k x k would do, but images on the border of two groups would move. Lanczos keeps the term and
     needs just some dozens of products with B.
     """
+    from scipy.sparse.linalg import LinearOperator, eigsh
+    from threadpoolctl import threadpool_limits
+
     roots = np.sqrt(degrees)
 
     def multiply(vector: Floats) -> Floats:

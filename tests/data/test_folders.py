@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import collections
+import time
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from protosteer.data import folders
 from protosteer.data.folders import (
     Files,
     name_classes,
@@ -134,6 +136,28 @@ def test_unreadable_files_are_found_by_decoding(tmp_path):
     assert files.paths == good and files.labels == ["a", "d"]
     with pytest.raises(DataError, match=r"1\.png cannot be read as an image"):
         FileImages(paths, SMALL).pixels([0, 1])
+
+
+def test_progress_is_told_file_by_file_and_an_interruption_ends_it(tmp_path, monkeypatch):
+    paths = [save(tmp_path / f"{i:02}.png") for i in range(40)]
+    paths[7].write_bytes(b"")
+    heard = []
+    assert readable(paths, heard.append) == (paths[:7] + paths[8:], paths[7:8])
+    assert heard == list(range(1, 41)) and readable([], heard.append) == ([], []) and len(heard) == 40
+    begun = []
+
+    def slow(path):
+        begun.append(path)
+        time.sleep(0.02)
+        return True
+
+    def interrupt(done):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(folders, "_decodes", slow)
+    with pytest.raises(KeyboardInterrupt):
+        readable(paths, interrupt)
+    assert len(begun) < 40  # what was not begun is not read any more
 
 
 def test_small_grey_images_are_read_at_once(tmp_path):

@@ -8,7 +8,8 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from protosteer.data.images import ArrayImages, FileImages, as_images, as_labelled
+from protosteer.data.images import ArrayImages, FileImages, ForgivingFiles, as_images, as_labelled
+from protosteer.data.prefetch import prefetched
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError
 
@@ -198,6 +199,32 @@ def test_paths_that_lead_nowhere(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no image files"):
         as_images(tmp_path / "empty", SMALL)
+
+
+def test_forgiving_files_are_black_where_they_cannot_be_read(tmp_path):
+    paths = [save(tmp_path / f"{i}.png", (i, 9, 9)) for i in range(20)]
+    for i in (3, 11):
+        paths[i].write_bytes(b"nonsense")
+    paths[15].unlink()
+    images = ForgivingFiles(paths, SMALL)
+    assert as_images(images, SMALL) is images and images.errors == {}
+    assert images.pixels([0, 2]).shape == (2, 3, 8, 8) and images.errors == {}
+    pixels = images.pixels(range(20))
+    bad = {3, 11, 15}
+    assert colours(images) == [(0, 0, 0) if i in bad else (i, 9, 9) for i in range(20)]
+    assert all(not pixels[i].any() for i in bad)
+    assert images.errors.keys() == bad and all(f"{i}.png" in line for i, line in images.errors.items())
+    assert all("\n" not in line for line in images.errors.values())
+
+
+def test_forgiving_files_have_one_size_and_are_read_ahead(tmp_path):
+    cropped = Preprocessing(8, HALF, HALF, crop=0.8)
+    paths = [save(tmp_path / "a.png", size=(40, 11)), tmp_path / "b.png"]
+    paths[1].write_bytes(b"")
+    images = ForgivingFiles(paths, cropped)
+    parts = list(prefetched(images, [[0, 1], [1]]))
+    assert [tuple(part.shape) for part in parts] == [(2, 3, 10, 10), (1, 3, 10, 10)]
+    assert list(images.errors) == [1] and cropped(parts[0]).shape == (2, 3, 8, 8)
 
 
 # Labelled folders

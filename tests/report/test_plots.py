@@ -8,9 +8,11 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from matplotlib.axes import Axes
 from PIL import Image
 
+from protosteer.errors import DataError
 from protosteer.report import plots
 
 FORGETS = [[100.0], [60.0, 90.0], [50.0, 40.0, 80.0]]
@@ -163,6 +165,116 @@ def test_tsne_picture_is_the_same_every_time_and_has_every_class() -> None:
 def test_twelve_classes_look_different() -> None:
     classes = [str(i) for i in range(12)]
     assert len({plots._look(classes, name) for name in classes}) == 12
+
+
+def groups(count: int, seed: int = 0) -> np.ndarray:
+    """Similarities of `count` classes in two groups: every second class belongs to the other one."""
+    generator = np.random.default_rng(seed)
+    odd = np.arange(count) % 2
+    noise = generator.uniform(-0.05, 0.05, (count, count))
+    matrix = np.where(odd[:, None] == odd, 0.8, 0.2) + (noise + noise.T) / 2
+    np.fill_diagonal(matrix, 1.0)
+    return matrix
+
+
+@pytest.fixture
+def maps(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+    """What is drawn as maps of class similarity: names, cells, title."""
+    drawn: list[tuple] = []
+    monkeypatch.setattr(plots, "_similarity_figure", lambda *a: drawn.append(a))
+    monkeypatch.setattr(plots, "_png", lambda figure: b"")
+    return drawn
+
+
+@pytest.mark.parametrize("count", [1, 2, 10])
+def test_a_map_of_classes_is_a_whole_picture(count: int) -> None:
+    pixels = picture(plots.class_similarity([f"class {i}" for i in range(count)], groups(count)))
+    height, width, _ = pixels.shape
+    assert 300 < height < 1600 and 300 < width < 1800
+    for edge in (pixels[:2], pixels[-2:], pixels[:, :2], pixels[:, -2:]):
+        assert (edge == 255).all()
+
+
+def test_long_names_are_not_cut_off_at_the_edges() -> None:
+    names = [f"{i} of the long names WWWWWWWW" for i in range(plots.NUMBERED + 1)]
+    pixels = picture(plots.class_similarity(names, groups(len(names))))
+    assert (pixels[-2:] == 255).all() and (pixels[:, :2] == 255).all()
+    assert pixels.shape[0] < 1600 and pixels.shape[1] < 1800
+
+
+def test_classes_that_are_alike_stand_together(maps: list[tuple]) -> None:
+    matrix = groups(9)
+    plots.class_similarity([str(i) for i in range(9)], matrix)
+    ((names, cells, _),) = maps
+    order = [int(name) for name in names]
+    assert sorted(order) == list(range(9))
+    assert sum(a % 2 != b % 2 for a, b in zip(order, order[1:], strict=False)) == 1
+    assert np.isnan(np.diagonal(cells)).all()
+    off = ~np.eye(9, dtype=bool)
+    assert np.array_equal(cells[off], matrix[np.ix_(order, order)][off])
+
+
+def test_of_many_classes_those_with_the_closest_neighbours_are_shown(maps: list[tuple]) -> None:
+    generator = np.random.default_rng(3)
+    half = np.triu(generator.uniform(0, 0.9, (30, 30)), k=1)
+    matrix = half + half.T + np.eye(30)
+    plots.class_similarity([str(i) for i in range(30)], matrix, most=7)
+    ((names, cells, title),) = maps
+    nearest = [max(matrix[i][j] for j in range(30) if j != i) for i in range(30)]
+    assert {int(name) for name in names} == set(sorted(range(30), key=lambda i: -nearest[i])[:7])
+    assert cells.shape == (7, 7) and "7 of 30 classes" in title
+    plots.class_similarity([str(i) for i in range(30)], matrix, most=30)
+    assert "of 30" not in maps[-1][2]
+
+
+def test_the_colours_of_a_map_run_from_the_least_to_the_greatest_similarity() -> None:
+    cells = np.array([[np.nan, 0.62, 0.43], [0.62, np.nan, 0.51], [0.43, 0.51, np.nan]])
+    scale = plots._similarity_scale(cells)
+    assert (scale.vmin, scale.vmax) == pytest.approx((0.40, 0.65))
+    one = plots._similarity_scale(np.array([[np.nan, -0.31], [-0.31, np.nan]]))
+    assert (one.vmin, one.vmax) == pytest.approx((-0.35, 1.0))
+    none = plots._similarity_scale(np.array([[np.nan]]))
+    assert (none.vmin, none.vmax) == (0.0, 1.0)
+
+
+def test_the_diagonal_is_not_coloured() -> None:
+    pixels = picture(plots.class_similarity(["a", "b"], groups(2)))
+    assert colour_count(pixels, plots.SAME) > 0.1 * pixels.shape[0] * pixels.shape[1]
+
+
+def test_few_classes_have_numbers_and_many_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    draw = Axes.text
+    monkeypatch.setattr(Axes, "text", lambda self, *a, **k: (written.append(a[2]), draw(self, *a, **k))[1])
+    monkeypatch.setattr(plots, "_png", lambda figure: b"")
+    matrix = np.array([[1.0, -0.001, 0.5], [-0.001, 1.0, 0.25], [0.5, 0.25, 1.0]])
+    plots.class_similarity(["a", "b", "c"], matrix)
+    assert sorted(written) == ["0.00", "0.00", "0.25", "0.25", "0.50", "0.50"]
+    written.clear()
+    plots.class_similarity([str(i) for i in range(plots.NUMBERED + 1)], groups(plots.NUMBERED + 1))
+    assert not written
+
+
+def test_names_of_classes_may_be_odd(recwarn: pytest.WarningsRecorder) -> None:
+    odd = ["$broken_{", "two\nlines", "\x1b[31m", "_hidden", "", "熊", "\udcff"]
+    assert picture(plots.class_similarity(odd, groups(len(odd)))).size
+    assert not [w for w in recwarn if "Glyph" in str(w.message)]
+    assert plots._short_name("two\nlines") == "two?lines"
+    long = plots._short_name("begin " + 50 * "x" + " end")
+    assert len(long) == plots.NAME_LETTERS and long.startswith("begin") and long.endswith("end")
+
+
+def test_a_map_takes_a_tensor_leaves_it_alone_and_is_the_same_every_time() -> None:
+    matrix = torch.tensor(groups(6), dtype=torch.float32)
+    before = matrix.clone()
+    names = list("abcdef")
+    assert plots.class_similarity(names, matrix) == plots.class_similarity(names, matrix)
+    assert torch.equal(matrix, before)
+
+
+def test_no_class_no_map() -> None:
+    with pytest.raises(DataError, match="no classes to draw"):
+        plots.class_similarity([], np.zeros((0, 0)))
 
 
 @pytest.mark.slow

@@ -16,11 +16,12 @@ from typing import Annotated, TextIO
 import typer
 
 from protosteer import __version__
-from protosteer.cli import benchmarks, lists
+
+from protosteer.cli import learning, predicting, managing, benchmarks, lists  # isort: skip (the order of --help)
 from protosteer.cli.common import app, one_line, say
 from protosteer.errors import ProtosteerError, ProtosteerWarning
 
-__all__ = ["benchmarks", "lists", "main"]
+__all__ = ["benchmarks", "learning", "lists", "main", "managing", "predicting"]
 
 # typer has a click of its own, or in older versions uses the one installed; this name is right for both.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -49,6 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return USER_MISTAKE
         except (KeyboardInterrupt, typer.Abort):
             code = INTERRUPTED
+        except BrokenPipeError:  # whoever read the output has had enough of it
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
     if code == INTERRUPTED:  # typer turns Ctrl-C into this code
         say("interrupted; nothing half-written was left behind")
     return int(code or 0)

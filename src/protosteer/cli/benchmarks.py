@@ -14,8 +14,10 @@ import typer
 
 from protosteer.cli.common import Json, app, make_console, say
 
+PANEL = "Benchmarks"
 
-@app.command()
+
+@app.command(rich_help_panel=PANEL)
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the model, the plots and the figures.")] = Path(
         "protosteer-demo"
@@ -35,7 +37,7 @@ def demo(
     tell_files(outcome, log)
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def run(
     stream: Annotated[
         str | None,
@@ -110,13 +112,13 @@ def run(
     from protosteer.evaluation.experiment import (
         Experiment,
         overridden,
-        parse_settings,
         read_config,
         run_experiment,
     )
     from protosteer.evaluation.manifest import command_line
     from protosteer.report.progress import RunProgress
     from protosteer.report.tables import run_report
+    from protosteer.settings import parse_settings
 
     values = overridden(read_config(config) if config else {}, given | parse_settings(set_ or []))
     experiment = Experiment.from_values(values)
@@ -139,7 +141,7 @@ def run(
     say(f"Written: {experiment.folder}")
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def bench(
     subjects: Annotated[
         list[str] | None,
@@ -191,7 +193,7 @@ def _interruptible(folder: Path) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def compare(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders, or LABEL=FOLDER.")],
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from protosteer.backbones import BackboneInfo
     from protosteer.data.catalogue import DatasetStatus
 
+PANEL = "Lists"
 
-@app.command()
+
+@app.command(rich_help_panel=PANEL)
 def backbones(as_json: Json = False) -> None:
     """List the backbones that have a short name, and whether their weights are on this disk."""
     from protosteer.backbones import cache_dir, list_backbones
@@ -83,7 +85,7 @@ def _triple(values: Sequence[float]) -> str:
 
 
 datasets_app = typer.Typer(invoke_without_command=True)
-app.add_typer(datasets_app, name="datasets")
+app.add_typer(datasets_app, name="datasets", rich_help_panel=PANEL)
 
 DataDir = Annotated[
     Path | None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,10 +115,15 @@ def stratified_split(
     return sorted(train.tolist()), sorted(test.tolist())
 
 
-def readable(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """The files that really decode, and those that do not; both in the order given."""
+def readable(
+    paths: Sequence[Path], on_file: Callable[[int], None] = lambda done: None
+) -> tuple[list[Path], list[Path]]:
+    """The files that really decode, and those that do not; both in the order given. on_file: hears how many are done."""
+    fine = []
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        fine = list(pool.map(_decodes, paths))
+        for ok in pool.map(_decodes, paths):
+            fine.append(ok)
+            on_file(len(fine))
     good = [path for path, ok in zip(paths, fine, strict=True) if ok]
     bad = [path for path, ok in zip(paths, fine, strict=True) if not ok]
     return good, bad

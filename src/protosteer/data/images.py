@@ -159,6 +159,22 @@ class FileImages(LazyImages):
         return str(self.paths[row])
 
 
+class ForgivingFiles(FileImages):
+    """Image files of which some may be unreadable: those are seen as black, and `errors` says what is wrong."""
+
+    def __init__(self, paths: Iterable[str | os.PathLike[str]], preprocessing: Preprocessing):
+        super().__init__(paths, preprocessing)
+        self.errors: dict[int, str] = {}
+
+    def _decode(self, row: int) -> Tensor:
+        try:
+            return super()._decode(row)
+        except DataError as error:
+            self.errors[row] = str(error)
+            side = self.preprocessing.canvas
+            return torch.zeros(3, side, side, dtype=torch.uint8)
+
+
 def as_images(data: Any, preprocessing: Preprocessing) -> ImageSet:
     """Images without labels; a single image becomes a set of one."""
     images = _as_images(data, preprocessing)
@@ -190,7 +206,7 @@ def _as_images(data: Any, preprocessing: Preprocessing) -> ImageSet:
     if isinstance(data, ImageSet):
         return data
     if isinstance(data, (str, os.PathLike)):
-        return FileImages(_files(Path(data)), preprocessing)
+        return FileImages(image_files(Path(data)), preprocessing)
     if isinstance(data, (Tensor, np.ndarray)):
         return ArrayImages(_to_uint8(_batched(data, "the array"), "the array"))
     if isinstance(data, Image.Image):
@@ -230,7 +246,7 @@ def _decode_file(path: Path, preprocessing: Preprocessing) -> Tensor:
         raise DataError(f"{path} cannot be read as an image; replace or remove it ({error})") from error
 
 
-def _files(path: Path) -> list[Path]:
+def image_files(path: Path) -> list[Path]:
     """The file itself, or every image below a folder."""
     if path.is_file():
         return [path]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 import re
 import sys
 import warnings
@@ -16,7 +14,7 @@ from typing import Any
 
 import torch
 
-from protosteer.backbones import NANO, Backbone
+from protosteer.backbones import NANO, Backbone, choose_device
 from protosteer.bookmark import SECONDS
 from protosteer.errors import ProtosteerWarning, SettingsError
 from protosteer.evaluation import manifest
@@ -168,20 +166,6 @@ def overridden(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
     return {**{name: value for name, value in config.items() if name not in beaten}, **given}
 
 
-def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE, where a value is JSON (5, 0.1, true) or else a bare word."""
-    values: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not name or not equals:
-            raise SettingsError(f"--set {pair}: write NAME=VALUE, for instance --set epochs=20")
-        try:
-            values[name.strip()] = json.loads(text)
-        except json.JSONDecodeError:
-            values[name.strip()] = text.strip()
-    return values
-
-
 def parse_seeds(given: Any) -> tuple[int, ...]:
     """`0,1,2`, a number, or a list of numbers."""
     words = given.split(",") if isinstance(given, str) else given
@@ -190,21 +174,6 @@ def parse_seeds(given: Any) -> tuple[int, ...]:
     if not seeds or any(type(s) is not int or s < 0 for s in seeds) or len(set(seeds)) < len(seeds):
         raise SettingsError(f"seeds = {given!r}: give different whole numbers from 0 on, such as 0,1,2")
     return tuple(seeds)
-
-
-def choose_device(name: str) -> torch.device:
-    """`auto`: a GPU if there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # torch raises either, by device
-        raise SettingsError(f"device {name!r} cannot be used here; try cpu, cuda, mps or auto") from error
-    if device.type == "cuda":  # same seed, same bits: some kernels are not repeatable unless asked to be
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
-    return device
 
 
 def run_experiment(

@@ -12,6 +12,7 @@ from torch import Tensor
 from protosteer import modelfile
 from protosteer.backbones import Backbone
 from protosteer.bookmark import Bookmark
+from protosteer.costs import stage_costs
 from protosteer.diagnosis import Diagnosis, diagnose
 from protosteer.inference import Embed, Matches, match
 from protosteer.learner import Learner, Stage
@@ -19,9 +20,6 @@ from protosteer.memory import Memory
 from protosteer.methods.base import Answer, Images, Method
 from protosteer.settings import Settings, preset
 from protosteer.streams.base import Task
-
-# Costs per image in plain forward passes: of augmenting it, and of training all layers on it.
-_AUGMENTING_COST, _TRAINING_COST = 1.0, 3.0
 
 
 class CPP(Method):
@@ -60,7 +58,7 @@ class CPP(Method):
 
     def state(self) -> bytes:
         learner = self.learner
-        return modelfile.pack(learner.backbone, learner.settings, learner.memory)
+        return modelfile.pack(modelfile.backbone_header(learner.backbone), learner.settings, learner.memory)
 
     def restore(self, state: bytes) -> None:
         model = modelfile.unpack(state, Path("the saved state"))
@@ -79,24 +77,9 @@ class CPP(Method):
         return diagnose(memory, views, self.learner.settings.neighbours)
 
     def stage_costs(self, task: Task) -> dict[str, float]:
-        settings, images = self.learner.settings, len(task.train)
-        if not settings.prompts:
-            return {"keys": images, "testing": len(task.test)}
-        trunk = (settings.prompt_from_layer - 1) / self.backbone.depth
-        seen = settings.epochs * max(1, images // settings.batch_size) * min(settings.batch_size, images)
-        drawn = settings.cached_views * images if settings.cached_views else seen
-        views = drawn * (_AUGMENTING_COST + trunk)
-        training = seen * _TRAINING_COST * (1 - trunk)
-        return {
-            "keys": images,
-            **(
-                {"views": views, "training": training}
-                if settings.cached_views
-                else {"training": training + views}
-            ),
-            "values": images,
-            "testing": 2 * len(task.test),
-        }
+        settings = self.learner.settings
+        testing = len(task.test) * (2 if settings.prompts else 1)
+        return {**stage_costs(settings, self.backbone.depth, len(task.train)), "testing": testing}
 
 
 def match_images(learner: Learner, images: Images) -> Matches:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import textwrap
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,10 +18,13 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
+from scipy.cluster.hierarchy import leaves_list, linkage
 from sklearn.manifold import TSNE
 
+from protosteer.errors import DataError
 from protosteer.evaluation import metrics
 from protosteer.evaluation.metrics import Matrix
+from protosteer.report.inspection import one_line
 
 Floats = npt.NDArray[np.floating[Any]]
 
@@ -40,6 +44,12 @@ NUMBER_WIDTH = 3.4  # of "100.0" with a little room, in multiples of its size
 LEAST_SIZE = 4.5  # of letters, in points
 MOST_TICKS = 20
 PERPLEXITY = 30
+# Maps of class similarity.
+MAP_SIDE = 9.0  # inches, at most
+LINE_HEIGHT, LETTER_WIDTH = 1.25, 0.6  # in multiples of their size
+NUMBERED = 20  # classes up to which cells have numbers
+NAME_LETTERS = 31
+SAME = "#E4E4E4"  # a class and itself
 
 
 def accuracy_matrices(matrices: Mapping[str, Matrix]) -> bytes:
@@ -69,9 +79,7 @@ def _heat_map(axes: Axes, matrix: Matrix, scale: Normalize, side: float) -> Any:
             cells[i, j] = value
             if size < LEAST_SIZE:
                 continue
-            red, green, blue, _ = colormaps[HEAT](scale(value))
-            ink = "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "white"
-            axes.text(j, i, f"{value:.1f}", ha="center", va="center", color=ink, fontsize=size)
+            axes.text(j, i, f"{value:.1f}", ha="center", va="center", color=_ink(value, scale), fontsize=size)
     image = axes.imshow(np.ma.masked_invalid(cells), cmap=HEAT, norm=scale)
     numbers = _task_numbers(tasks)
     axes.set_xticks([number - 1 for number in numbers], [str(number) for number in numbers])
@@ -80,6 +88,12 @@ def _heat_map(axes: Axes, matrix: Matrix, scale: Normalize, side: float) -> Any:
     axes.set_ylabel("after learning task")
     axes.spines[["top", "right"]].set_visible(False)
     return image
+
+
+def _ink(value: float, scale: Normalize) -> str:
+    """The colour that can be read on a cell."""
+    red, green, blue, _ = colormaps[HEAT](scale(value))
+    return "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "white"
 
 
 def _task_numbers(tasks: int) -> range:
@@ -215,8 +229,85 @@ def _look(classes: list[str], name: str) -> tuple[str, str]:
     return CLASS_COLOURS[colour], CLASS_MARKERS[turn % len(CLASS_MARKERS)]
 
 
+def class_similarity(names: Sequence[str], matrix: npt.ArrayLike, most: int = 60) -> bytes:
+    """Heat map of how alike classes are, [C, C]; those that are alike stand together.
+
+    Of more than `most` classes those are shown that have the closest neighbours.
+    """
+    if not names:
+        raise DataError("there are no classes to draw; learn some first")
+    whole, title = np.asarray(matrix), "How alike classes are"
+    chosen = np.arange(len(names))
+    if len(names) > most:
+        title += f"\n{most:,} of {len(names):,} classes: those with the closest neighbours"
+        nearest = np.array([np.delete(row, i).max() for i, row in enumerate(whole)])
+        chosen = np.sort(np.argsort(-nearest, kind="stable")[:most])
+    order = chosen[_alike_together(whole[np.ix_(chosen, chosen)])]
+    cells = whole[np.ix_(order, order)].astype(float)
+    np.fill_diagonal(cells, np.nan)
+    return _png(_similarity_figure([names[i] for i in order], cells, title))
+
+
+def _similarity_figure(names: Sequence[str], cells: Floats, title: str) -> Figure:
+    side = min(MAP_SIDE, max(2.6, 0.45 * len(names)))
+    size = min(10.0, 72.0 * side / len(names) / LINE_HEIGHT)
+    labels = [_short_name(name) for name in names]
+    room = LETTER_WIDTH * size / 72.0 * max(map(len, labels))
+    figure = Figure(figsize=(side + room + 1.6, side + room + 0.8), dpi=DPI, layout="compressed")
+    axes = figure.subplots()
+    scale = _similarity_scale(cells)
+    image = axes.imshow(np.ma.masked_invalid(cells), cmap=HEAT, norm=scale)
+    axes.set_facecolor(SAME)
+    if len(names) <= NUMBERED:
+        _write_cells(axes, cells, scale)
+    axes.set_xticks(range(len(names)), labels, rotation=90, fontsize=size, parse_math=False)
+    axes.set_yticks(range(len(names)), labels, fontsize=size, parse_math=False)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_title(title, fontsize=11)
+    figure.colorbar(image, ax=axes, label="greatest cosine between centroids", shrink=0.8)
+    return figure
+
+
+def _write_cells(axes: Axes, cells: Floats, scale: Normalize) -> None:
+    for (i, j), cell in np.ndenumerate(cells):
+        value = round(float(cell), 2) + 0.0  # no "-0.00"
+        if i != j:
+            axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=_ink(value, scale), fontsize=9)
+
+
+def _alike_together(cells: Floats) -> list[int]:
+    """Classes in the order of the leaves of a tree that joins the most similar ones first."""
+    if len(cells) < 3:
+        return list(range(len(cells)))
+    distances = np.clip(1.0 - cells[np.triu_indices(len(cells), k=1)], 0.0, None)
+    tree = linkage(distances, method="average", optimal_ordering=True)
+    order: list[int] = leaves_list(tree).tolist()
+    return order
+
+
+def _similarity_scale(cells: Floats) -> Normalize:
+    """From the least to the greatest similarity of two classes, in steps of 0.05, so that structure shows."""
+    apart = cells[~np.isnan(cells)]
+    low, high = apart.min(initial=1.0), apart.max(initial=-1.0)
+    if high - low < 0.05:  # hardly more than one value: nothing to tell apart
+        low, high = min(0.0, low), 1.0
+    return Normalize(math.floor(20 * low) / 20, math.ceil(20 * high) / 20)
+
+
+def _short_name(name: str) -> str:
+    """A name in one line; both ends of a long one are kept, as either may tell it from others."""
+    plain = one_line(name)
+    half = (NAME_LETTERS - 1) // 2
+    return plain if len(plain) <= NAME_LETTERS else f"{plain[:half]}…{plain[-half:]}"
+
+
 def _png(figure: Figure) -> bytes:
     FigureCanvasAgg(figure)
     file = io.BytesIO()
-    figure.savefig(file, format="png", metadata={"Software": None})  # no version: same figures, same bytes
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # boxes in the picture say so themselves
+        figure.savefig(
+            file, format="png", metadata={"Software": None}
+        )  # no version: same figures, same bytes
     return file.getvalue()

@@ -1,11 +1,11 @@
-"""Progress of runs through a stream: nested live bars on a terminal, a few plain lines anywhere else."""
+"""Progress of learning and of runs through a stream: live bars on a terminal, a few plain lines anywhere else."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
@@ -17,6 +17,9 @@ from protosteer.evaluation import metrics
 from protosteer.evaluation.metrics import Matrix
 from protosteer.learner import Stage
 from protosteer.streams.base import Stream, Task
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Costs = Callable[[Task], Mapping[str, float]]  # of every stage of a task, in order; the unit does not matter
 
@@ -31,7 +34,62 @@ class Result(Protocol):
     def matrix(self) -> Matrix: ...
 
 
-class RunProgress:
+class _Progress:
+    """Bars, and how much of the foreseen work is done."""
+
+    def __init__(self, console: Console, total: float, rows: int, clock: Callable[[], float]):
+        self.console, self.clock = console, clock
+        self.live = console.is_terminal and not console.is_dumb_terminal
+        self.estimate = Estimate(total)
+        self.reached = 0.0  # cost of what is done of the task under way
+        self.doing = ""
+        self.spoke = clock()
+        self.bars = _bars(console, self.live, self.time_left)
+        self.rows = [self.bars.add_task("", total=1.0, note="", first=i == 0) for i in range(rows)]
+
+    def __enter__(self) -> Self:
+        self.estimate.start(self.clock())
+        self.bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bars.stop()
+
+    def time_left(self) -> float | None:
+        """Seconds until all is done; None while nothing is known."""
+        return self.estimate.left(self.clock())
+
+    def _account(self, stage: Stage, work: Mapping[str, float]) -> float:
+        """The share of the stage that is done; a stage that no cost was given for counts for nothing."""
+        share = stage.done / stage.total if stage.total else 1.0
+        if stage.doing in work:
+            before = sum(list(work.values())[: list(work).index(stage.doing)])
+            if stage.doing != self.doing:
+                # What lies between the last report and the first of a stage was done by an interrupted run.
+                skipped = (stage.training.step - 1) / stage.training.steps if stage.training else 0.0
+                self._reach(before + work[stage.doing] * skipped, restored=True)
+            self._reach(before + work[stage.doing] * share)
+        self.doing = stage.doing
+        self.estimate.look(self.clock())
+        return share
+
+    def _reach(self, cost: float, restored: bool = False) -> None:
+        step = max(0.0, cost - self.reached)
+        self.reached += step
+        (self.estimate.restored if restored else self.estimate.worked)(step)
+
+    def _line(self, stage: Stage) -> str:
+        left = self.time_left()
+        parts = [_numbers(stage), f"{duration(left)} left" if left is not None else ""]
+        return f"{_stage_name(stage)}: " + ", ".join(part for part in parts if part)
+
+    def _time_to_speak(self, stage: Stage) -> bool:
+        return _worth_a_line(stage) and self.clock() - self.spoke >= _QUIET_SECONDS
+
+
+class RunProgress(_Progress):
     """Shows several runs of a stream (seeds or variants, by name) as one piece of work whose end can be foreseen.
 
     runs: what each costs. log: hears every plain line, whether the console shows bars or not.
@@ -45,27 +103,11 @@ class RunProgress:
         log: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self.console, self.stream, self.log, self.clock = console, stream, log, clock
-        self.live = console.is_terminal and not console.is_dumb_terminal
         self.work = {name: [dict(costs(task)) for task in stream] for name, costs in runs.items()}
-        self.estimate = Estimate(sum(map(_total, self.work.values())))
+        super().__init__(console, sum(map(_total, self.work.values())), 3, clock)
+        self.stream, self.log = stream, log
         self.name = ""
         self.number = 0  # of the task under way, from 0
-        self.reached = 0.0  # cost of what is done of this task
-        self.doing = ""
-        self.spoke = clock()
-        self.bars = _bars(console, self.live, self.time_left)
-        self.rows = [self.bars.add_task("", total=1.0, note="", first=i == 0) for i in range(3)]
-
-    def __enter__(self) -> RunProgress:
-        self.estimate.start(self.clock())
-        self.bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.bars.stop()
 
     def say(self, line: str, style: str | None = None) -> None:
         """A line that stays, above the bars; class names in it may look like markup."""
@@ -86,18 +128,9 @@ class RunProgress:
     def on_stage(self, stage: Stage) -> None:
         """Something is under way. A stage that no cost was given for is shown, but counts for nothing."""
         work = self.work[self.name][self.number] if self.number < len(self.stream) else {}
-        share = stage.done / stage.total if stage.total else 1.0
-        if stage.doing in work:
-            before = sum(list(work.values())[: list(work).index(stage.doing)])
-            if stage.doing != self.doing:
-                # What lies between the last report and the first of a stage was done by an interrupted run.
-                skipped = (stage.training.step - 1) / stage.training.steps if stage.training else 0.0
-                self._reach(before + work[stage.doing] * skipped, restored=True)
-            self._reach(before + work[stage.doing] * share)
-        self.doing = stage.doing
-        self.estimate.look(self.clock())
+        share = self._account(stage, work)
         self._draw(_stage_name(stage), share, _numbers(stage))
-        if _worth_a_line(stage) and self.clock() - self.spoke >= _QUIET_SECONDS:
+        if self._time_to_speak(stage):
             self._tell(stage)
 
     def on_task(self, i: int, result: Result) -> None:
@@ -112,15 +145,6 @@ class RunProgress:
             line += f" over all tasks so far, {metrics.forgetting(result.matrix, i):.1f} points forgotten"
         self.say(line)
         self._draw("", 0.0, "")
-
-    def time_left(self) -> float | None:
-        """Seconds until all runs are done; None while nothing is known."""
-        return self.estimate.left(self.clock())
-
-    def _reach(self, cost: float, restored: bool = False) -> None:
-        step = max(0.0, cost - self.reached)
-        self.reached += step
-        (self.estimate.restored if restored else self.estimate.worked)(step)
 
     def _draw(self, stage: str, share: float, note: str) -> None:
         runs, tasks = list(self.work), self.work[self.name]
@@ -142,10 +166,7 @@ class RunProgress:
             )
 
     def _tell(self, stage: Stage) -> None:
-        left = self.time_left()
-        parts = [_numbers(stage), f"{duration(left)} left" if left is not None else ""]
-        line = f"  task {self.number + 1} of {len(self.stream)}, {_stage_name(stage)}: "
-        line += ", ".join(part for part in parts if part)
+        line = f"  task {self.number + 1} of {len(self.stream)}, {self._line(stage)}"
         if not self.live:
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
         self._note_down(line)
@@ -154,6 +175,26 @@ class RunProgress:
         self.spoke = self.clock()
         if self.log:
             self.log(line)
+
+
+class LearnProgress(_Progress):
+    """Shows how far the learning of one task is; `costs` are those of its stages, in order."""
+
+    def __init__(
+        self, console: Console, costs: Mapping[str, float], clock: Callable[[], float] = time.monotonic
+    ):
+        super().__init__(console, sum(costs.values()), 2, clock)
+        self.costs = dict(costs)
+
+    def on_stage(self, stage: Stage) -> None:
+        share = self._account(stage, self.costs)
+        self.bars.update(self.rows[0], description=f"learning {stage.task}", completed=self.estimate.share)
+        self.bars.update(
+            self.rows[1], description=f" {_stage_name(stage)}", completed=share, note=_numbers(stage)
+        )
+        if not self.live and self._time_to_speak(stage):
+            self.console.print(f"  {self._line(stage)}", markup=False, highlight=False, soft_wrap=True)
+            self.spoke = self.clock()
 
 
 class Estimate:

@@ -1,0 +1,248 @@
+"""`protosteer learn`: a folder of class folders becomes a task of a model file."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from protosteer.cli.common import Json, app, make_console, say
+from protosteer.cli.models import PANEL, Device, Threads, backbone_of, polite_kill, prepare
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from protosteer.learner import Learner
+    from protosteer.modelfile import Model
+    from protosteer.teaching import Survey, Taught
+
+NEW_BACKBONE = "nano"
+
+
+@app.command(rich_help_panel=PANEL)
+def learn(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="MODEL FOLDER",
+            help="Model file, which is made or extended, and a folder with one sub-folder of images per class.",
+            show_default=False,
+        ),
+    ],
+    model: Annotated[
+        Path | None, typer.Option("--model", help="The model file; then FOLDER alone is the argument.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the task (default: the folder's).")] = None,
+    backbone: Annotated[
+        str | None,
+        typer.Option(help="Short name, or a name of timm's (default: the model's; nano for a new one)."),
+    ] = None,
+    weights: Annotated[Path | None, typer.Option(help="File with the backbone's weights.")] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(metavar="paper|fast", help="Settings of the paper (the default), or quicker ones."),
+    ] = None,
+    independent: Annotated[
+        bool | None,
+        typer.Option(
+            "--independent/--dependent",
+            help="Learn this task by itself: forgetting it and merging it become exact.",
+            show_default=False,
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A setting of the method; repeatable."),
+    ] = None,
+    holdout: Annotated[
+        float, typer.Option(help="Share of each class's images that is not learned but checks the result.")
+    ] = 0.1,
+    skip_known: Annotated[
+        bool, typer.Option("--skip-known", help="Leave classes out that the model has already.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what is in the folder, and learn nothing.")
+    ] = False,
+    device: Device = "auto",
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Teach a model the classes of a folder: a new model, or one more task of an old one.
+
+    The model file stays as it was until everything is learned; Ctrl-C loses nothing, and the same command goes on.
+    """
+    from protosteer.data.images import class_folders
+    from protosteer.files import Identity
+
+    path, folder = _model_and_folder(paths, model)
+    class_folders(folder)  # complains before anything is loaded
+    identity = Identity.of(path)
+    old = _read(path)
+    found, console = _look(folder, old, skip_known), make_console()
+    if not as_json:
+        _tell_found(found, holdout, console, path, old)
+    if dry_run:
+        from protosteer.report.teaching import as_json as figures
+
+        if as_json:
+            print(json.dumps(figures(found, None), indent=1))
+        return
+    learner = _learner(
+        old, path, backbone, weights, _changes(preset, independent, set_ or []), device, threads
+    )
+    taught = _teach(learner, found, path, name, holdout)
+    _save(learner, taught, path, identity)
+    _tell_taught(found, taught, learner, path, console, as_json)
+
+
+def _model_and_folder(paths: list[Path], model: Path | None) -> tuple[Path, Path]:
+    if model is not None and len(paths) == 1:
+        return model, paths[0]
+    if model is None and len(paths) == 2:
+        return paths[0], paths[1]
+    raise typer.BadParameter(
+        "give a model file and one folder, such as: protosteer learn shop.protosteer photos/"
+    )
+
+
+def _read(path: Path) -> Model | None:
+    from protosteer import modelfile
+    from protosteer.errors import ModelFileError
+
+    if path.is_dir():
+        raise ModelFileError(f"{path} is a folder; the model file comes first, then the folder of images")
+    return modelfile.read(path) if path.exists() else None
+
+
+def _look(folder: Path, old: Model | None, skip_known: bool) -> Survey:
+    from rich.progress import Progress
+
+    from protosteer.teaching import survey
+
+    console = make_console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+        row = bars.add_task(f"reading {folder}", total=None)
+        found = survey(
+            folder, old.memory if old else None, lambda done, of: bars.update(row, completed=done, total=of)
+        )
+    return found.without_known() if skip_known and found.known else found
+
+
+def _tell_found(found: Survey, holdout: float, console: Console, path: Path, old: Model | None) -> None:
+    from protosteer.report.teaching import counted, found_line, found_table, unreadable_line
+    from protosteer.teaching import refuse_known, split
+
+    known = (
+        f"{counted(len(old.memory.classes), 'class')} in {counted(len(old.memory), 'task')}" if old else ""
+    )
+    say(f"{path}: {known}, to be extended" if old else f"{path}: a new model")
+    held = Counter(split(found.files, holdout, 0)[1].labels)
+    console.print(found_line(found), markup=False, highlight=False, soft_wrap=True)
+    console.print(found_table(found, held))
+    if found.unreadable:
+        say(f"warning: {unreadable_line(found)}")
+    refuse_known(found)
+
+
+def _changes(preset: str | None, independent: bool | None, words: list[str]) -> dict[str, Any]:
+    """Settings that were given; a preset's own follow when the backbone's depth is known."""
+    from protosteer.settings import parse_settings
+
+    changes = parse_settings(words)
+    if independent is not None:
+        changes["independent"] = independent
+    return {**({"preset": preset} if preset else {}), **changes}
+
+
+def _learner(
+    old: Model | None,
+    path: Path,
+    name: str | None,
+    weights: Path | None,
+    changes: dict[str, Any],
+    device: str,
+    threads: int | None,
+) -> Learner:
+    from protosteer.backbones import Backbone
+    from protosteer.learner import Learner
+    from protosteer.settings import Settings
+    from protosteer.settings import preset as settings_of
+
+    if old:
+        backbone = backbone_of(old, name, weights, device, threads)
+        learner = Learner.of_model(old, backbone)
+    else:
+        backbone = Backbone.load(name or NEW_BACKBONE, weights=weights, device=prepare(device, threads))
+        learner = Learner(backbone, Settings())
+        if name is None:
+            say(
+                f"backbone {NEW_BACKBONE}, for first tries; for photographs take a larger one: --backbone vit"
+            )
+    preset = changes.pop("preset", None)
+    learner.settings = learner.settings.replace(
+        **(settings_of(preset, backbone.depth) if preset else {}), **changes
+    )
+    return learner
+
+
+def _teach(learner: Learner, found: Survey, path: Path, name: str | None, holdout: float) -> Taught:
+    from protosteer.bookmark import Bookmark
+    from protosteer.costs import stage_costs
+    from protosteer.report.progress import LearnProgress
+    from protosteer.teaching import bookmark_path, split, teach
+
+    learned, held = split(found.files, holdout, learner.settings.seed)
+    costs = stage_costs(learner.settings, learner.backbone.depth, len(learned))
+    costs |= {"calibrating": 2.0 * len(held), "checking": 3.0 * len(held)} if len(held) else {}
+    bookmark = Bookmark(bookmark_path(path, found, learner, name, holdout))
+    try:
+        with polite_kill(), LearnProgress(make_console(stderr=True), costs) as progress:
+            return teach(learner, found, name, holdout, progress.on_stage, bookmark)
+    except KeyboardInterrupt:
+        goes_on = "; the same command goes on where it stopped" if bookmark.path.exists() else ""
+        say(f"stopped; {path} is as it was{goes_on}")
+        raise
+
+
+def _save(learner: Learner, taught: Taught, path: Path, identity: Any) -> None:
+    """Whoever has changed the file meanwhile loses nothing: the new task is then added to what is there now."""
+    from protosteer import modelfile
+    from protosteer.files import Identity, writing
+    from protosteer.learner import Learner
+
+    if Identity.of(path) != identity:
+        say(f"{path} was changed by someone else meanwhile; the new task is added to what is there now")
+        latest = Learner.of_model(modelfile.read(path), learner.backbone)
+        latest.memory.add(taught.record)
+        learner.memory = latest.memory
+    with writing(path, "another name"):
+        learner.save(path)
+    for kept in path.parent.glob(f".{path.name}.*.part"):
+        kept.unlink(missing_ok=True)
+
+
+def _tell_taught(
+    found: Survey, taught: Taught, learner: Learner, path: Path, console: Console, as_json: bool
+) -> None:
+    from protosteer.report.teaching import as_json as figures
+    from protosteer.report.teaching import check_report, counted
+
+    if as_json:
+        print(json.dumps(figures(found, taught), indent=1))
+    elif taught.check:
+        for part in check_report(taught.check):
+            console.print(part)
+    record = taught.record
+    if record.prompt is None and learner.settings.prompts:
+        say("one class and nothing to tell it from: prototypes alone were learned, no prompt")
+    if taught.check is None:
+        say(
+            "no image was held out: there is no self-check, and predict --reject knows nothing of these classes"
+        )
+    say(
+        f"Written: {path}: {counted(len(learner.classes), 'class')} in {counted(len(learner.tasks), 'task')}, "
+        f"{path.stat().st_size:,} bytes; task {record.name} is new"
+    )

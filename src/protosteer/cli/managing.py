@@ -1,0 +1,207 @@
+"""Commands on model files alone: forget, merge, inspect, export, serve."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from protosteer.cli.common import Json, app, make_console, say
+from protosteer.cli.models import (
+    PANEL,
+    BackboneName,
+    Device,
+    ModelFile,
+    Threads,
+    Weights,
+    open_learner,
+    parse_pairs,
+)
+from protosteer.errors import ProtosteerError
+
+if TYPE_CHECKING:
+    from protosteer.forgetting import Forgotten
+    from protosteer.modelfile import Model
+
+
+@app.command(rich_help_panel=PANEL)
+def forget(
+    model: ModelFile,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME...]", help="Classes.", show_default=False)
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="A task, with all its classes, instead.")] = None,
+    backup: Annotated[Path | None, typer.Option(help="Keep the model as it was in this file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Remove classes or a task from a model, and say what that guarantees. No backbone is needed."""
+    from protosteer import modelfile
+    from protosteer.files import write_atomically, writing
+    from protosteer.forgetting import forget as forget_one
+    from protosteer.forgetting import forget_all
+    from protosteer.memory import Memory
+
+    if bool(names) == (task is not None):
+        raise typer.BadParameter("name the classes to forget, or one task with --task")
+    old = modelfile.read(model)
+    memory = Memory(old.memory.tasks)
+    outcome = [forget_one(memory, task=task)] if task is not None else forget_all(memory, names or [])
+    before = _size(old)
+    if backup:
+        if backup.exists():
+            raise ProtosteerError(f"{backup} exists already; choose another file for --backup")
+        with writing(backup, "--backup"):
+            write_atomically(backup, model.read_bytes())
+    new = dataclasses.replace(old, memory=memory)
+    with writing(model, "another name"):
+        new.write(model)
+    after = _size(new)
+    if as_json:
+        removed = [dataclasses.asdict(one) for one in outcome]
+        kept = str(backup) if backup else None
+        print(json.dumps({"forgotten": removed, "before": before, "after": after, "backup": kept}, indent=1))
+    else:
+        _tell_forgotten(outcome, before, after)
+    say(f"Written: {model}" + (f"; as it was: {backup}" if backup else "; no copy of the old file was kept"))
+
+
+def _size(model: Model) -> dict[str, int]:
+    memory = model.memory
+    return {"classes": len(memory.classes), "tasks": len(memory), "bytes": sum(t.bytes for t in memory.tasks)}
+
+
+def _tell_forgotten(outcome: list[Forgotten], before: dict[str, int], after: dict[str, int]) -> None:
+    for one in outcome:
+        print(f"forgotten: {', '.join(one.classes)} (task {one.task}), {one.bytes:,} bytes")
+        print(f"  {one.guarantee}")
+    for when, size in (("before", before), ("after", after)):
+        print(f"{when}: {size['classes']} classes, {size['tasks']} tasks, {size['bytes']:,} bytes")
+
+
+@app.command(rich_help_panel=PANEL)
+def merge(
+    models: Annotated[
+        list[Path], typer.Argument(metavar="MODEL MODEL...", help="Model files.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", help="File for the merged model.", show_default=False)],
+    rename: Annotated[
+        list[str] | None,
+        typer.Option("--rename", metavar="OLD=NEW", help="Rename a class of the second and later models."),
+    ] = None,
+    rename_task: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rename-task", metavar="OLD=NEW", help="Rename a task of the second and later models."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Put the tasks of several models into one file. They must have the same backbone, which is not needed."""
+    from protosteer import modelfile
+    from protosteer.files import writing
+
+    if len(models) < 2:
+        raise typer.BadParameter("give at least two model files")
+    if out.exists():
+        raise ProtosteerError(f"{out} exists already; choose another file with --out")
+    merged = modelfile.merge(
+        [modelfile.read(path) for path in models],
+        parse_pairs(rename or [], "--rename"),
+        parse_pairs(rename_task or [], "--rename-task"),
+    )
+    with writing(out):
+        merged.write(out)
+    size = _size(merged)
+    if as_json:
+        print(json.dumps({**size, "path": str(out), "names": merged.memory.classes}, indent=1))
+    else:
+        print(f"{out}: {size['classes']} classes, {size['tasks']} tasks, {size['bytes']:,} bytes")
+
+
+@app.command(rich_help_panel=PANEL)
+def inspect(
+    model: ModelFile,
+    plot: Annotated[
+        Path | None, typer.Option(help="PNG file for a picture of which classes are alike.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="List every class, however many there are.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what a model file holds: tasks, classes, sizes, backbone, settings. No backbone is needed."""
+    from protosteer import modelfile
+    from protosteer.files import write_atomically, writing
+    from protosteer.inspection import describe, similarity
+
+    if plot and plot.suffix.lower() != ".png":
+        raise typer.BadParameter(f"{plot} is not a .png file; the picture is one")
+    read = modelfile.read(model)
+    about = describe(read)
+    if as_json:
+        print(json.dumps(about, indent=1))
+    else:
+        from protosteer.report.inspection import overview
+
+        console = make_console()
+        for part in overview(about, all_classes=every):
+            console.print(part)
+    if plot:
+        from protosteer.report.plots import class_similarity
+
+        with writing(plot, "--plot"):
+            write_atomically(plot, class_similarity(*similarity(read.memory)))
+        say(f"Written: {plot}")
+
+
+@app.command(rich_help_panel=PANEL)
+def export(
+    model: ModelFile,
+    onnx: Annotated[
+        Path, typer.Option("--onnx", metavar="DIR", help="Folder for the ONNX files.", show_default=False)
+    ],
+    backbone: BackboneName = None,
+    weights: Weights = None,
+    as_json: Json = False,
+) -> None:
+    """Write a model for onnxruntime: the network, its prototypes, and a program that predicts without protosteer."""
+    from protosteer.export import export_onnx
+
+    learner = open_learner(model, backbone, weights, "cpu", None)
+    files = export_onnx(learner, onnx, say)
+    if as_json:
+        print(json.dumps({"files": {str(path): path.stat().st_size for path in files}}, indent=1))
+    else:
+        for path in files:
+            print(f"{path}  {path.stat().st_size:,} bytes")
+
+
+@app.command(rich_help_panel=PANEL)
+def serve(
+    model: ModelFile,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every address.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    reject: Annotated[
+        float, typer.Option(help="Fraction of known images that may be called unknown.")
+    ] = 0.05,
+    allow_teach: Annotated[
+        bool, typer.Option("--allow-teach", help="Classes can be taught and forgotten, with the token.")
+    ] = False,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="PROTOSTEER_TOKEN", help="Bearer token for teaching (default: a new one)."),
+    ] = None,
+    backbone: BackboneName = None,
+    weights: Weights = None,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Serve a model over HTTP, with a page to try it in a browser. Stop with Ctrl-C."""
+    from protosteer.serve.app import create_app, run
+
+    learner = open_learner(model, backbone, weights, device, threads)
+    if token is not None and not allow_teach:
+        say("warning: a token without --allow-teach does nothing")
+    application = create_app(learner, model, allow_teach=allow_teach, token=token, reject=reject)
+    run(application, host, port)

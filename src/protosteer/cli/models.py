@@ -1,0 +1,93 @@
+"""Options and steps that the commands on model files share."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from protosteer.backbones import Backbone
+    from protosteer.learner import Learner
+    from protosteer.modelfile import Model
+
+PANEL = "Your own images"
+
+ModelFile = Annotated[Path, typer.Argument(metavar="MODEL", help="Model file.", show_default=False)]
+BackboneName = Annotated[
+    str | None, typer.Option("--backbone", help="Short name, or a name of timm's (default: the model's own).")
+]
+Weights = Annotated[
+    Path | None,
+    typer.Option("--weights", help="File with the backbone's weights, if they are not where they were."),
+]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads of the processor.")]
+
+
+def open_learner(
+    path: Path, name: str | None, weights: Path | None, device: str, threads: int | None
+) -> Learner:
+    """The model with its backbone, which it knows by name, fingerprint, and where the weights were."""
+    from protosteer import modelfile
+    from protosteer.learner import Learner
+
+    model = modelfile.read(path)
+    return Learner.of_model(model, backbone_of(model, name, weights, device, threads))
+
+
+def backbone_of(
+    model: Model, name: str | None, weights: Path | None, device: str, threads: int | None
+) -> Backbone:
+    from protosteer.errors import ModelFileError, WeightsError
+
+    place = prepare(device, threads)
+    try:
+        return model.backbone_for(model.load_backbone(name, weights, place))
+    except WeightsError as error:
+        if name or weights:
+            raise
+        raise ModelFileError(
+            f"{model.path} needs backbone '{model.backbone['name']}', which cannot be loaded ({error}); say where its "
+            "weights are with --weights FILE"
+        ) from error
+
+
+def prepare(device: str, threads: int | None) -> str:
+    """Set the threads; returns the device, checked."""
+    import torch
+
+    from protosteer.backbones import choose_device
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return str(choose_device(device))
+
+
+def parse_pairs(words: list[str], option: str) -> dict[str, str]:
+    """old=new, several times."""
+    pairs: dict[str, str] = {}
+    for word in words:
+        old, equals, new = word.partition("=")
+        if not (equals and old and new):
+            raise typer.BadParameter(f"{word!r} is not old=new", param_hint=option)
+        pairs[old] = new
+    return pairs
+
+
+@contextmanager
+def polite_kill() -> Iterator[None]:
+    """A polite kill ends in the same way as Ctrl-C."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,23 @@
+"""What the stages of learning cost, so that their end can be foreseen. The unit is a plain forward pass."""
+
+from __future__ import annotations
+
+from protosteer.settings import Settings
+
+# Per image: of augmenting it, and of training all layers on it.
+_AUGMENTING, _TRAINING = 1.0, 3.0
+
+
+def stage_costs(settings: Settings, depth: int, images: int) -> dict[str, float]:
+    """Of every stage that `Learner.learn` reports for so many images, in order; `depth` is the backbone's."""
+    if not settings.prompts:
+        return {"keys": images}
+    trunk = (settings.prompt_from_layer - 1) / depth
+    seen = settings.epochs * max(1, images // settings.batch_size) * min(settings.batch_size, images)
+    drawn = settings.cached_views * images if settings.cached_views else seen
+    views = drawn * (_AUGMENTING + trunk)
+    training = seen * _TRAINING * (1 - trunk)
+    learning = (
+        {"views": views, "training": training} if settings.cached_views else {"training": training + views}
+    )
+    return {"keys": images, **learning, "values": images}

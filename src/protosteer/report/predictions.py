@@ -1,0 +1,121 @@
+"""Predictions for a person, as lines of JSON, and as CSV: one image at a time, so that results can be streamed."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch.nn.functional as F
+
+from protosteer.inference import Index, Prediction
+
+
+@dataclass(frozen=True)
+class Line:
+    """What is said of one image. `explained` holds what --explain asks for."""
+
+    path: str
+    label: str
+    probability: float
+    similarity: float
+    energy: float
+    unknown: bool
+    task: str
+    top: list[dict[str, Any]]
+    explained: dict[str, Any] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        plain = {name: value for name, value in vars(self).items() if name != "explained"}
+        return plain | (self.explained or {})
+
+    def as_csv(self) -> str:
+        row: list[Any] = [self.path, self.label, f"{self.probability:.6f}", f"{self.similarity:.6f}"]
+        row += [f"{self.energy:.6f}", str(self.unknown).lower(), self.task]
+        for other in self.top[1:]:
+            row += [other["label"], f"{other['probability']:.6f}"]
+        if self.explained:
+            row += [";".join(self.explained["candidates"]), self.explained["runner_up"] or ""]
+        return csv_row(row)
+
+    def as_text(self) -> str:
+        """Similarities, not probabilities: at the temperature of training these are nearly flat."""
+        others = ", ".join(f"{other['label']} {other['similarity']:.3f}" for other in self.top[1:])
+        best = f"{self.label} {self.similarity:.3f}"
+        if self.unknown:
+            best = f"unknown, nearest to {best}"
+        text = f"{self.path}: {best}" + (f"  ({others})" if others else "")
+        if self.explained:
+            text += f"\n    {_reasons(self.explained)}"
+        return text
+
+
+def lines(
+    paths: list[str], prediction: Prediction, index: Index, top: int, threshold: float | None, explain: bool
+) -> Iterator[Line]:
+    """One line per image. threshold: similarity below which an image is unknown; None: nothing is."""
+    most = min(top, len(prediction.classes))
+    best, places = prediction.scores.topk(most, dim=1)
+    tasks = [index.tasks[t] for t in index.class_tasks.tolist()]
+    for row, path in enumerate(paths):
+        ranking = [
+            {
+                "label": prediction.classes[place],
+                "probability": float(prediction.probabilities[row, place]),
+                "similarity": float(similarity),
+            }
+            for similarity, place in zip(best[row], places[row].tolist(), strict=True)
+        ]
+        similarity = float(best[row, 0])
+        yield Line(
+            path=path,
+            label=prediction.labels[row],
+            probability=float(prediction.probabilities[row].max()),
+            similarity=similarity,
+            energy=float(prediction.energy[row]),
+            unknown=threshold is not None and similarity < threshold,
+            task=tasks[prediction.classes.index(prediction.labels[row])],
+            top=ranking,
+            explained=_explain(prediction, index, row) if explain else None,
+        )
+
+
+def csv_header(top: int, explain: bool) -> str:
+    names = ["path", "label", "probability", "similarity", "energy", "unknown", "task"]
+    for place in range(2, top + 1):
+        names += [f"label_{place}", f"probability_{place}"]
+    return csv_row(names + (["candidates", "runner_up"] if explain else []))
+
+
+def csv_row(values: list[Any]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(values)
+    return text.getvalue()
+
+
+def _explain(prediction: Prediction, index: Index, row: int) -> dict[str, Any]:
+    """The tasks that were retrieved, which centroid of the class won, and the class that came second."""
+    scores = prediction.scores[row]
+    winner = int(scores.argmax())
+    own = (index.value_classes == winner).nonzero()[:, 0]
+    similarity = F.normalize(prediction.embeddings[row], dim=0) @ index.values[own].T
+    second = int(scores.topk(2).indices[1]) if len(scores) > 1 else None
+    return {
+        "candidates": prediction.candidates[row],
+        "centroid": int(similarity.argmax()) + 1,
+        "centroids": len(own),
+        "centroid_similarity": float(similarity.max()),
+        "runner_up": None if second is None else prediction.classes[second],
+        "runner_up_similarity": None if second is None else float(scores[second]),
+        "margin": None if second is None else float(scores[winner] - scores[second]),
+    }
+
+
+def _reasons(explained: dict[str, Any]) -> str:
+    words = f"retrieved: {', '.join(explained['candidates'])}; won by centroid {explained['centroid']} of "
+    words += f"{explained['centroids']}, similarity {explained['centroid_similarity']:.3f}"
+    if explained["runner_up"] is None:
+        return f"{words}; no other class is known"
+    return f"{words}; runner-up: {explained['runner_up']}, {explained['runner_up_similarity']:.3f}"
