@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import hashlib
 import itertools
 import json
@@ -170,14 +171,14 @@ class Learner:
         count = min(self.settings.centroids, max(1, len(keys) // _IMAGES_PER_CENTROID))
         record = self._class_record(name, keys, values, count, task_seed(self.settings.seed, [name]))
         record = dataclasses.replace(record, held_out=left_out_similarity(values))
-        learned = TaskRecord(
-            task,
-            (record,),
-            prompt,
-            nearest is None or prompt is None or nearest.independent,
-            {"images": len(keys), "settings": self.settings.to_dict()},
-            True,
-        )
+        about = {
+            "settings": self.settings.to_dict(),
+            "images": len(keys),
+            "learned": datetime.date.today().isoformat(),
+        }
+        # What a copy of a prompt was trained with is what the prompt was trained with.
+        independent = nearest is None or prompt is None or nearest.independent
+        learned = TaskRecord(task, (record,), prompt, independent, about, few_shot=True)
         self.memory.add(learned)
         return learned
 

@@ -26,7 +26,7 @@ def calibrated(memory: Memory) -> bool:
 
 
 def threshold(memory: Memory, fraction: float) -> float:
-    """The similarity below which an image counts as unknown, so that this fraction of the known ones does."""
+    """The similarity below which an image counts as unknown, so that at most this fraction of the known ones does."""
     if not 0.0 <= fraction < 1.0:
         raise SettingsError(f"reject = {fraction}: give a fraction from 0 to below 1, such as 0.05")
     if not calibrated(memory):
@@ -34,7 +34,13 @@ def threshold(memory: Memory, fraction: float) -> float:
             "this model has no held-out images to tell how similar known images are; learn with a share held "
             "out (protosteer learn --holdout 0.1), or predict without rejection"
         )
-    return float(torch.cat(_held_out(memory)).quantile(fraction)) if fraction else -torch.inf
+    if not fraction:
+        return -torch.inf
+    ordered = torch.cat(_held_out(memory)).sort().values
+    # Of n held-out similarities and a new one, each is the k-th smallest with the same chance, 1 / (n + 1): below the
+    # k-th, the new one is with k / (n + 1). So few held-out images make rejection careful, not rash.
+    rank = int(fraction * (len(ordered) + 1) + 1e-9)
+    return float(ordered[max(rank, 1) - 1])
 
 
 def left_out_similarity(embeddings: Tensor) -> Tensor | None:

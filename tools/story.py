@@ -1,0 +1,202 @@
+"""Plays the story of docs/your-images.md: runs every command in it, and compares or replaces what it prints.
+
+    python tools/story.py docs/your-images.md            # do the commands still print what the page says?
+    python tools/story.py docs/your-images.md --write    # put what they print into the page
+
+The page is the script: in its ```console blocks, lines that begin with "$ " are commands, the lines below them their
+output. They run one after the other in bash, in a folder with pictures of handwritten digits; `protosteer` is this
+checkout's. What depends on the moment is left out (how far training is) or may differ (dates; figures by a little, since
+processors round differently). A command that ends in " &" goes on until the page ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from sklearn.datasets import load_digits
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+BATCHES = {
+    "january": ("zero", "one", "two"),
+    "february": ("three", "four"),
+    "march": ("five", "six"),
+    "april": ("seven", "eight"),
+}
+PER_CLASS, NEW_PER_CLASS = 30, 10
+PORT = "8000"  # in the page; a free one is taken instead
+PASSING = re.compile(r"^  \w+(, epoch \d+ of \d+)?: .* left$")  # progress, for whoever waits
+DATE = re.compile(r"\d{4}-\d\d-\d\d")
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+SLACK = 0.02  # by which a figure may differ, as a share of it and at least absolutely
+
+
+@dataclass
+class Step:
+    """A command and what the page says that it prints."""
+
+    command: str
+    output: str
+    first: int  # lines of the page that are the output: [first, last)
+    last: int
+
+
+def steps(page: str) -> list[Step]:
+    """The commands of all console blocks, in order."""
+    found: list[Step] = []
+    inside = False
+    for i, line in enumerate(page.splitlines()):
+        if line.startswith("```"):
+            inside = not inside and line.strip() == "```console"
+        elif inside and line.startswith("$ "):
+            found.append(Step(line[2:], "", i + 1, i + 1))
+        elif inside and found:
+            found[-1].output += line + "\n"
+            found[-1].last = i + 1
+    return found
+
+
+def write_photos(folder: Path) -> None:
+    """Folders of scikit-learn's digits: four batches to learn from, and new pictures of all ten, nine included."""
+    digits = load_digits()
+    for batch, names in BATCHES.items():
+        for name in names:
+            _write(digits, NAMES.index(name), 0, PER_CLASS, folder / "photos" / batch / name)
+    for number, name in enumerate(NAMES):
+        _write(digits, number, PER_CLASS, NEW_PER_CLASS, folder / "new" / name)
+
+
+def _write(digits: object, number: int, skip: int, count: int, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    images = digits.images[digits.target == number][skip : skip + count]  # type: ignore[attr-defined]
+    for i, image in enumerate(images, 1):
+        pixels = Image.fromarray((255 - 15.9 * image).astype(np.uint8))
+        pixels.resize((64, 64), Image.Resampling.BICUBIC).save(folder / f"{i:02}.png")
+
+
+def play(page: str, folder: Path) -> Iterator[tuple[Step, str]]:
+    """Runs the commands in `folder`; yields each with what it printed."""
+    port = _free_port()
+    with _shell(folder) as environment:
+        running: list[subprocess.Popen[str]] = []
+        try:
+            for step in steps(page):
+                command = step.command.replace(PORT, port)
+                if command.endswith(" &"):
+                    running.append(_start(command.removesuffix(" &"), folder, environment, port))
+                    yield step, step.output
+                    continue
+                done = subprocess.run(
+                    ["bash", "-c", f"{command} 2>&1"],
+                    cwd=folder,
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                )
+                yield step, shown(done.stdout.replace(port, PORT))
+        finally:
+            for process in running:
+                process.terminate()
+                process.wait(30)
+
+
+def shown(text: str) -> str:
+    """Output as the page has it: no progress, no blank lines around tables, no spaces at the ends of lines."""
+    lines = [line.rstrip() for line in text.splitlines() if not PASSING.match(line)]
+    return "".join(f"{line}\n" for line in lines if line)
+
+
+def differences(expected: str, actual: str) -> list[str]:
+    """Lines that differ in more than rounding; empty if the page is still true."""
+    old, new = expected.splitlines(), actual.splitlines()
+    if len(old) != len(new):
+        return [f"{len(old)} lines, now {len(new)}:", *new]
+    return [f"- {a}\n+ {b}" for a, b in zip(old, new, strict=True) if not _alike(a, b)]
+
+
+def _alike(a: str, b: str) -> bool:
+    a, b = DATE.sub("DATE", a), DATE.sub("DATE", b)
+    words = [" ".join(NUMBER.sub("#", line).split()) for line in (a, b)]
+    if words[0] != words[1]:
+        return False
+    numbers = [[float(n.replace(",", "")) for n in NUMBER.findall(line)] for line in (a, b)]
+    return all(abs(x - y) <= SLACK * max(1.0, abs(x)) for x, y in zip(*numbers, strict=True))
+
+
+@contextmanager
+def _shell(folder: Path) -> Iterator[dict[str, str]]:
+    """An environment in which `protosteer` is this checkout, one thread wide so that figures repeat."""
+    with tempfile.TemporaryDirectory() as place:
+        command = Path(place) / "protosteer"
+        command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m protosteer "$@"\n')
+        command.chmod(0o755)
+        path = [str(ROOT / "src"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        yield os.environ | {
+            "PATH": f"{place}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": os.pathsep.join(filter(None, path)),
+            "PYTHONUNBUFFERED": "1",
+            "OMP_NUM_THREADS": "1",
+            "COLUMNS": "100",
+        }
+
+
+def _start(command: str, folder: Path, environment: dict[str, str], port: str) -> subprocess.Popen[str]:
+    """A server, once it listens."""
+    process = subprocess.Popen(
+        ["bash", "-c", f"exec {command}"], cwd=folder, env=environment, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        with socket.socket() as attempt:
+            if attempt.connect_ex(("127.0.0.1", int(port))) == 0:
+                return process
+        time.sleep(0.1)
+    raise RuntimeError(f"{command} does not answer")
+
+
+def _free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return str(listener.getsockname()[1])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("page", type=Path)
+    parser.add_argument("--write", action="store_true", help="put what the commands print into the page")
+    parser.add_argument("--keep", type=Path, help="folder to play in, which is kept")
+    chosen = parser.parse_args(arguments)
+    page = chosen.page.read_text(encoding="utf-8")
+    lines, moved, wrong = page.splitlines(), 0, 0
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = chosen.keep or Path(temporary)
+        write_photos(folder)
+        for step, printed in play(page, folder):
+            print(f"$ {step.command}\n{printed}", end="", flush=True)
+            found = differences(step.output, printed)
+            wrong += bool(found)
+            lines[step.first + moved : step.last + moved] = printed.splitlines()
+            moved += len(printed.splitlines()) - (step.last - step.first)
+    if chosen.write:
+        chosen.page.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return 0
+    print(f"{wrong} commands print something else than {chosen.page} says" if wrong else "the page is true")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
