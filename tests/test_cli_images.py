@@ -6,10 +6,12 @@ import csv
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -429,3 +431,41 @@ def test_commands_on_files_alone_need_no_backbone(taught, tmp_path, command):
     )
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and done.stderr.splitlines()[-1] == "[]"
+
+
+# export and serve
+
+
+def test_export_writes_the_files(taught, tmp_path, capsys):
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    assert main(["export", str(taught), "--onnx", str(tmp_path / "exported"), "--json"]) == 0
+    files = json.loads(capsys.readouterr().out)["files"]
+    assert {Path(name).name for name in files} >= {"embedding.onnx", "predict.py", "model.json"}
+    assert all(Path(name).stat().st_size == size for name, size in files.items())
+
+
+@pytest.mark.slow
+def test_serve_answers_and_stops_politely(photos, model):
+    pytest.importorskip("fastapi", reason="the service's packages are not installed")
+    words = [sys.executable, "-m", "protosteer", "serve", str(model), "--port", "0", "--allow-teach"]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    try:
+        said = process.stderr.readline()
+        address = re.search(r"http://127\.0\.0\.1:\d+/", said)[0]
+        token = re.fullmatch(r"token for teaching: (\S+)\n", process.stderr.readline())[1]
+        with urllib.request.urlopen(f"{address}classes") as answer:
+            assert len(json.load(answer)["classes"]) == 5
+        asked = urllib.request.Request(f"{address}classes/one", method="DELETE")
+        asked.add_header("Authorization", f"Bearer {token}")
+        with urllib.request.urlopen(asked) as answer:
+            assert json.load(answer)["classes"] == ["one"]
+        assert "one" not in modelfile.read(model).memory.classes
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0 and process.stderr.read() == "stopped\n"
+    finally:
+        process.kill()
+
+
+def test_a_token_without_teaching_is_a_mistake(taught, capsys):
+    pytest.importorskip("fastapi", reason="the service's packages are not installed")
+    assert "--allow-teach" in fails(capsys, "serve", taught, "--token", "secret")

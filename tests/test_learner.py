@@ -236,7 +236,7 @@ def test_merging_leaves_its_parts_alone():
 
 def test_what_cannot_be_merged_is_refused():
     a = taught(SPRING)
-    with pytest.raises(LearnerError, match="task named 'ant' exists"):
+    with pytest.raises(LearnerError, match="two tasks are named 'ant'"):
         merge(a, taught(SPRING))
     with pytest.raises(LearnerError, match="neighbours is 3 and 1"):
         merge(a, taught(SUMMER, settings=QUICK.replace(neighbours=1)))

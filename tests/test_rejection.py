@@ -11,14 +11,15 @@ from photos import photos, taught
 from protosteer.errors import LearnerError, SettingsError
 from protosteer.memory import ClassRecord, Memory, TaskRecord
 from protosteer.prototypes import centroids
-from protosteer.rejection import calibrated, left_out_similarity, threshold
+from protosteer.rejection import Rejection, calibrated, left_out_similarity, own_thresholds, threshold
+
+VALUES = centroids(torch.eye(4), 2)
 
 
 def memory(*held_out: torch.Tensor | None) -> Memory:
     """One task per class."""
-    values = centroids(torch.eye(4), 2)
     return Memory(
-        TaskRecord(f"t{i}", (ClassRecord(f"c{i}", torch.eye(4), values, held),), None)
+        TaskRecord(f"t{i}", (ClassRecord(f"c{i}", torch.eye(4), VALUES, held),), None)
         for i, held in enumerate(held_out)
     )
 
@@ -94,3 +95,20 @@ def test_the_threshold_goes_with_the_classes_that_it_came_from(known):
     smaller.forget(task="summer")
     left = torch.cat([c.held_out for c in known.memory.tasks[0].classes])
     assert threshold(smaller.memory, 0.25) == float(left.sort().values[int(0.25 * (len(left) + 1)) - 1])
+
+
+def test_a_class_of_few_images_lowers_the_threshold_for_itself_alone(known):
+    images, _ = easy_task(["yak"], per_class=5, seed=3)
+    learner = known.copy()
+    own = float(learner.add_class("yak", images).classes[0].held_out.min())
+    before = threshold(known.memory, 0.2)
+    assert threshold(learner.memory, 0.2) == before and own_thresholds(learner.memory) == {"yak": own}
+    rejection = Rejection(learner.memory, 0.2)
+    least = min(own, before)
+    assert rejection.unknown("yak", least - 1e-4) and not rejection.unknown("yak", least + 1e-4)
+    assert rejection.unknown("ant", before - 1e-4) and not rejection.unknown("ant", before + 1e-4)
+
+
+def test_a_model_of_few_shot_classes_alone_has_a_common_threshold():
+    alone = memory(torch.tensor([0.9, 0.8]), torch.tensor([0.7, 0.95]))
+    assert own_thresholds(alone) == {} and threshold(alone, 0.4) == pytest.approx(0.8)

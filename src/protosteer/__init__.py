@@ -17,6 +17,8 @@ _HOMES = {
     "ProtosteerWarning": "protosteer.errors",
     "Settings": "protosteer.settings",
     "merge": "protosteer.learner",
+    "survey": "protosteer.teaching",
+    "teach": "protosteer.teaching",
 }
 
 __all__ = ["__version__", *_HOMES]
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from protosteer.learner import Learner as Learner
     from protosteer.learner import merge as merge
     from protosteer.settings import Settings as Settings
+    from protosteer.teaching import survey as survey
+    from protosteer.teaching import teach as teach
 
 
 def __getattr__(name: str) -> Any:

@@ -141,6 +141,7 @@ def _about(learner: Learner) -> dict[str, Any]:
         "neighbours": learner.settings.neighbours,
         "temperature": learner.settings.temperature,
         "thresholds": thresholds,
+        "own_thresholds": rejection.own_thresholds(memory),
         "tasks": learner.tasks,
         "labels": learner.classes,
     }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,10 +48,16 @@ def writing(place: Path, option: str = "--out") -> Iterator[None]:
         ) from error
 
 
-def remove_leftovers(folder: Path, name: str = "*") -> None:
-    """Temporary files of `write_atomically` for such a name, which a killed process left behind."""
-    for path in folder.glob(f".{name}.*.tmp"):
-        path.unlink(missing_ok=True)
+def remove_leftovers(folder: Path, name: str | None = None, older_than: float = 0.0) -> None:
+    """What a killed process left behind for a file of that name, or for any: temporary files and bookmarks.
+
+    older_than: seconds that such a file must not have been written to.
+    """
+    stem = "*" if name is None else glob.escape(name)
+    for path in [*folder.glob(f".{stem}.*.tmp"), *folder.glob(f".{stem}.*.part")]:
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime >= older_than:
+                path.unlink()
 
 
 @dataclass(frozen=True)
@@ -62,7 +70,7 @@ class Identity:
     def of(cls, path: Path) -> Identity:
         try:
             status = path.stat()
-        except FileNotFoundError:
+        except OSError:  # it is not there, or out of reach
             return cls(None)
         return cls((status.st_ino, status.st_size, status.st_mtime_ns))
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from protosteer.modelfile import Model
     from protosteer.training import Progress, Trained
 
-# Few images give one centroid for so many of them.
+# A class of few images gets one centroid per so many of them.
 _IMAGES_PER_CENTROID = 5
 # Images whose pixels and embeddings are in memory at once while predicting.
 _CHUNK = 128
@@ -99,6 +99,14 @@ class Learner:
         self.memory.add(record)
         return record
 
+    def trains_prompt(self, classes: int) -> bool:
+        """Whether a task of so many classes gets a prompt.
+
+        One class that has nothing to be told from does not: training would only draw every image to one point.
+        """
+        alone = classes == 1 and (self.settings.independent or not self.memory.classes)
+        return self.settings.prompts and not alone
+
     def _learn(
         self,
         name: str,
@@ -127,16 +135,14 @@ class Learner:
         _warn(health.near_chance(keys, labels))
         trained: Trained | None = None
         values = keys
-        anchors = None if settings.independent else self.memory.anchors(settings.noise)
-        # One class and nothing to tell it from: training would only draw every image to one point.
-        if settings.prompts and (len(classes) > 1 or anchors is not None):
+        if self.trains_prompt(len(classes)):
             trained = train_prompt(
                 self.backbone,
                 images,
                 labels,
                 settings,
                 start=None if settings.independent or not self.memory.tasks else self.memory.tasks[-1].prompt,
-                anchors=anchors,
+                anchors=None if settings.independent else self.memory.anchors(settings.noise),
                 seed=seed,
                 on_step=lambda p: tell("training", p.step, p.steps, p),
                 bookmark=bookmark,
@@ -255,7 +261,7 @@ class Learner:
         """Read a model file; without `backbone`, the one it was learned with is loaded by name."""
         from protosteer import modelfile
 
-        return cls.of_model(modelfile.read(Path(path)), backbone)
+        return cls.of_model(modelfile.read(path), backbone)
 
     @classmethod
     def of_model(cls, model: Model, backbone: Backbone | None = None) -> Learner:

@@ -65,12 +65,12 @@ def _check_alike(first: Part, other: Part) -> None:
 def _check_new(merged: Memory, task: TaskRecord) -> None:
     if task.name in merged.task_names:
         raise LearnerError(
-            f"two tasks are named '{task.name}'; give the later one another name: --rename-task '{task.name}=NEW'"
+            f"two tasks are named '{task.name}'; give the later one another name (task_renames=, --rename-task '{task.name}=NEW')"
         )
     for name in task.class_names:
         if name in merged.classes:
             raise LearnerError(
-                f"class '{name}' is in more than one model; give the later one another name: --rename '{name}=NEW'"
+                f"class '{name}' is in more than one model; give the later one another name (renames=, --rename '{name}=NEW')"
             )
 
 

@@ -63,9 +63,9 @@ class Model:
             )
         return given
 
-    def write(self, path: Path) -> None:
+    def write(self, path: str | Path) -> None:
         """Write the model so that `path` holds either the old file or the whole new one, never a part."""
-        write_atomically(path, pack(self.backbone, self.settings, self.memory))
+        write_atomically(Path(path), pack(self.backbone, self.settings, self.memory))
 
     def load_backbone(
         self, name: str | None = None, weights: Path | None = None, device: str | torch.device = "cpu"
@@ -128,13 +128,16 @@ def merge(
     task_renames: Mapping[str, str] | None = None,
 ) -> Model:
     """One model with the tasks of all; no backbone is needed. See `merging.combine`."""
+    if not models:
+        raise ModelFileError("merge needs at least one model")
     first = models[0]
     parts = [Part(m.backbone, m.settings, m.memory) for m in models]
     return Model(first.path, first.backbone, first.settings, combine(parts, renames, task_renames))
 
 
-def read(path: Path) -> Model:
+def read(path: str | Path) -> Model:
     """Read and check a model file."""
+    path = Path(path)
     if not path.is_file():
         raise ModelFileError(f"there is no model file {path}; check the path")
     try:

@@ -7,7 +7,8 @@ E(x) -> -max_y s_y. docs/unknown.md has the measurements. The limit also does no
 image is unlike, so that a threshold stays right while the model grows.
 
 Each class carries the greatest similarities of images that were held out when it was learned: scalars, no images. They
-depend on its own task alone, so that they come and go with it.
+depend on its own task alone, so that they come and go with it. A class from a handful of images has none to hold out: it
+carries the similarity of each image to the mean of the others, which lowers the threshold for this class alone.
 """
 
 from __future__ import annotations
@@ -17,16 +18,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.errors import LearnerError, SettingsError
-from protosteer.memory import Memory
+from protosteer.memory import ClassRecord, Memory
 
 
 def calibrated(memory: Memory) -> bool:
     """Whether any class knows how similar images of its own are that it has not learned."""
-    return any(len(similarities) for similarities in _held_out(memory))
+    return any(record.held_out is not None and len(record.held_out) for record in _records(memory))
 
 
 def threshold(memory: Memory, fraction: float) -> float:
-    """The similarity below which an image counts as unknown, so that at most this fraction of the known ones does."""
+    """The similarity below which an image counts as unknown, so that at most this fraction of the known ones does.
+
+    Fewer than one of n + 1 cannot be asked for where n images were held out: then it is that one.
+    """
     if not 0.0 <= fraction < 1.0:
         raise SettingsError(f"reject = {fraction}: give a fraction from 0 to below 1, such as 0.05")
     if not calibrated(memory):
@@ -36,11 +40,29 @@ def threshold(memory: Memory, fraction: float) -> float:
         )
     if not fraction:
         return -torch.inf
-    ordered = torch.cat(_held_out(memory)).sort().values
+    few = {id(record) for record in _few(memory)}
+    ordered = torch.cat([_similarities(r) for r in _records(memory) if id(r) not in few]).sort().values
     # Of n held-out similarities and a new one, each is the k-th smallest with the same chance, 1 / (n + 1): below the
-    # k-th, the new one is with k / (n + 1). So few held-out images make rejection careful, not rash.
+    # k-th, the new one is with k / (n + 1).
     rank = int(fraction * (len(ordered) + 1) + 1e-9)
     return float(ordered[max(rank, 1) - 1])
+
+
+def own_thresholds(memory: Memory) -> dict[str, float]:
+    """Classes of a handful of images, and the similarity below which images taken for them may be unknown."""
+    return {record.name: float(_similarities(record).min()) for record in _few(memory)}
+
+
+class Rejection:
+    """Tells unknown images of a model, given the fraction of known ones that may be called so."""
+
+    def __init__(self, memory: Memory, fraction: float):
+        self.threshold = threshold(memory, fraction)
+        self._own = own_thresholds(memory)
+
+    def unknown(self, label: str, similarity: float) -> bool:
+        """Of an image that was taken for this class, at this similarity."""
+        return similarity < min(self.threshold, self._own.get(label, self.threshold))
 
 
 def left_out_similarity(embeddings: Tensor) -> Tensor | None:
@@ -50,6 +72,16 @@ def left_out_similarity(embeddings: Tensor) -> Tensor | None:
     return F.cosine_similarity(embeddings, embeddings.sum(dim=0) - embeddings, dim=1)
 
 
-def _held_out(memory: Memory) -> list[Tensor]:
-    records = [record for task in memory.tasks for record in task.classes]
-    return [record.held_out for record in records if record.held_out is not None]
+def _records(memory: Memory) -> list[ClassRecord]:
+    return [record for task in memory.tasks for record in task.classes]
+
+
+def _few(memory: Memory) -> list[ClassRecord]:
+    """Classes that had no images to hold out; none of them if no other class has a threshold to offer."""
+    tasks = [task for task in memory.tasks if not task.about.get("held_out")]
+    few = [r for task in tasks for r in task.classes if len(_similarities(r))]
+    return few if len(few) < sum(len(_similarities(r)) > 0 for r in _records(memory)) else []
+
+
+def _similarities(record: ClassRecord) -> Tensor:
+    return torch.empty(0) if record.held_out is None else record.held_out

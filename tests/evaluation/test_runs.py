@@ -17,13 +17,13 @@ from protosteer.evaluation.comparison import gather
 from protosteer.evaluation.experiment import (
     Experiment,
     parse_seeds,
-    parse_settings,
     read_config,
     run_experiment,
 )
 from protosteer.evaluation.metrics import over_seeds, summary
 from protosteer.evaluation.runs import RunFolder, matrix_csv, read_run
 from protosteer.learner import Learner
+from protosteer.settings import parse_settings
 
 CHEAP = {
     "stream": "split-digits", "method": "ncm", "tasks": 3, "train_per_class": 5, "test_per_class": 4, "device": "cpu",

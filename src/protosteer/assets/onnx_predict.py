@@ -118,7 +118,7 @@ def main(paths: list[str]) -> None:
     if not paths:
         sys.exit("usage: python predict.py IMAGE...")
     model = Model()
-    threshold = model.about["thresholds"].get(REJECT, -1.0)
+    threshold, own = model.about["thresholds"].get(REJECT, -1.0), model.about["own_thresholds"]
     for start in range(0, len(paths), BATCH):
         some = paths[start : start + BATCH]
         try:
@@ -126,7 +126,7 @@ def main(paths: list[str]) -> None:
         except ValueError as error:
             sys.exit(str(error))
         for path, (label, probability, similarity) in zip(some, results, strict=True):
-            unknown = "\tunknown" if similarity < threshold else ""
+            unknown = "\tunknown" if similarity < min(threshold, own.get(label, threshold)) else ""
             print(f"{path}\t{label}\t{probability:.4f}\t{similarity:.4f}{unknown}", flush=True)
 
 

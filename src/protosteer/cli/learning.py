@@ -15,11 +15,14 @@ from protosteer.cli.models import PANEL, Device, Threads, backbone_of, polite_ki
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from protosteer.bookmark import Bookmark
     from protosteer.learner import Learner
     from protosteer.modelfile import Model
     from protosteer.teaching import Survey, Taught
 
 NEW_BACKBONE = "nano"
+# Seconds after which what a killed learning left behind is of no use: one that runs writes much more often.
+STALE = 3600.0
 
 
 @app.command(rich_help_panel=PANEL)
@@ -75,7 +78,7 @@ def learn(
     The model file stays as it was until everything is learned; Ctrl-C loses nothing, and the same command goes on.
     """
     from protosteer.data.images import class_folders
-    from protosteer.files import Identity
+    from protosteer.files import Identity, remove_leftovers
 
     path, folder = _model_and_folder(paths, model)
     class_folders(folder)  # complains before anything is loaded
@@ -93,8 +96,10 @@ def learn(
     learner = _learner(
         old, path, backbone, weights, _changes(preset, independent, set_ or []), device, threads
     )
-    taught = _teach(learner, found, path, name, holdout)
+    taught, bookmark = _teach(learner, found, path, name, holdout)
     _save(learner, taught, path, identity)
+    bookmark.clear()
+    remove_leftovers(path.parent, path.name, older_than=STALE)
     _tell_taught(found, taught, learner, path, console, as_json)
 
 
@@ -188,23 +193,27 @@ def _learner(
     return learner
 
 
-def _teach(learner: Learner, found: Survey, path: Path, name: str | None, holdout: float) -> Taught:
+def _teach(
+    learner: Learner, found: Survey, path: Path, name: str | None, holdout: float
+) -> tuple[Taught, Bookmark]:
     from protosteer.bookmark import Bookmark
     from protosteer.costs import stage_costs
     from protosteer.report.progress import LearnProgress
     from protosteer.teaching import bookmark_path, split, teach
 
     learned, held = split(found.files, holdout, learner.settings.seed)
-    costs = stage_costs(learner.settings, learner.backbone.depth, len(learned))
+    trains = learner.trains_prompt(len(found.counts))
+    costs = stage_costs(learner.settings.replace(prompts=trains), learner.backbone.depth, len(learned))
     costs |= {"calibrating": 2.0 * len(held), "checking": 3.0 * len(held)} if len(held) else {}
     bookmark = Bookmark(bookmark_path(path, found, learner, name, holdout))
     try:
         with polite_kill(), LearnProgress(make_console(stderr=True), costs) as progress:
-            return teach(learner, found, name, holdout, progress.on_stage, bookmark)
+            taught = teach(learner, found, name, holdout, progress.on_stage, bookmark)
     except KeyboardInterrupt:
         goes_on = "; the same command goes on where it stopped" if bookmark.path.exists() else ""
         say(f"stopped; {path} is as it was{goes_on}")
         raise
+    return taught, bookmark
 
 
 def _save(learner: Learner, taught: Taught, path: Path, identity: Any) -> None:
@@ -220,8 +229,6 @@ def _save(learner: Learner, taught: Taught, path: Path, identity: Any) -> None:
         learner.memory = latest.memory
     with writing(path, "another name"):
         learner.save(path)
-    for kept in path.parent.glob(f".{path.name}.*.part"):
-        kept.unlink(missing_ok=True)
 
 
 def _tell_taught(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -190,8 +192,11 @@ def serve(
     ] = False,
     token: Annotated[
         str | None,
-        typer.Option(envvar="PROTOSTEER_TOKEN", help="Bearer token for teaching (default: a new one)."),
+        typer.Option(
+            help="Bearer token for teaching (default: PROTOSTEER_TOKEN, or a new one, which is printed)."
+        ),
     ] = None,
+    access_log: Annotated[bool, typer.Option("--access-log", help="Print a line for every request.")] = False,
     backbone: BackboneName = None,
     weights: Weights = None,
     device: Device = "auto",
@@ -202,6 +207,15 @@ def serve(
 
     learner = open_learner(model, backbone, weights, device, threads)
     if token is not None and not allow_teach:
-        say("warning: a token without --allow-teach does nothing")
-    application = create_app(learner, model, allow_teach=allow_teach, token=token, reject=reject)
-    run(application, host, port)
+        raise typer.BadParameter("a token is for teaching; add --allow-teach, or leave it out")
+    token = token or (os.environ.get("PROTOSTEER_TOKEN") if allow_teach else None)
+    made = secrets.token_urlsafe(18) if allow_teach and token is None else None
+    application = create_app(learner, model, allow_teach=allow_teach, token=token or made, reject=reject)
+
+    def ready(address: str) -> None:
+        say(f"serving {model}, {len(learner.classes)} classes, at {address} (Ctrl-C stops)")
+        if made:
+            say(f"token for teaching: {made}")
+
+    run(application, host, port, access_log=access_log, on_ready=ready)
+    say("stopped")

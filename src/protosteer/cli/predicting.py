@@ -62,14 +62,14 @@ def predict(
 ) -> None:
     """Say what is on images. Files that cannot be read are named, and the others are predicted all the same."""
     from protosteer.data.images import ForgivingFiles
-    from protosteer.rejection import threshold
+    from protosteer.rejection import Rejection
     from protosteer.report.predictions import csv_header, lines
 
     if as_json and as_csv:
         raise typer.BadParameter("choose one of --json and --csv")
     files = find_files(paths)
     learner = open_learner(model, backbone, weights, device, threads)
-    least = threshold(learner.memory, reject) if reject is not None else None
+    rejection = Rejection(learner.memory, reject) if reject is not None else None
     show = _writer(as_json, as_csv)
     if as_csv:
         print(csv_header(min(top, len(learner.classes)), explain))
@@ -79,7 +79,9 @@ def predict(
     with polite_kill():
         for prediction in learner.stream(images, chunk):
             names = [str(path) for path in files[done : done + len(prediction)]]
-            for row, line in enumerate(lines(names, prediction, learner.index, top, least, explain), done):
+            for row, line in enumerate(
+                lines(names, prediction, learner.index, top, rejection, explain), done
+            ):
                 if row in images.errors:
                     say(f"warning: {images.errors[row]}")
                 else:

@@ -11,6 +11,7 @@ from typing import Any
 import torch.nn.functional as F
 
 from protosteer.inference import Index, Prediction
+from protosteer.rejection import Rejection
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,14 @@ class Line:
 
 
 def lines(
-    paths: list[str], prediction: Prediction, index: Index, top: int, threshold: float | None, explain: bool
+    paths: list[str],
+    prediction: Prediction,
+    index: Index,
+    top: int,
+    rejection: Rejection | None,
+    explain: bool,
 ) -> Iterator[Line]:
-    """One line per image. threshold: similarity below which an image is unknown; None: nothing is."""
+    """One line per image. rejection: tells unknown ones; None: nothing is unknown."""
     most = min(top, len(prediction.classes))
     best, places = prediction.scores.topk(most, dim=1)
     tasks = [index.tasks[t] for t in index.class_tasks.tolist()]
@@ -75,7 +81,7 @@ def lines(
             probability=float(prediction.probabilities[row].max()),
             similarity=similarity,
             energy=float(prediction.energy[row]),
-            unknown=threshold is not None and similarity < threshold,
+            unknown=rejection is not None and rejection.unknown(prediction.labels[row], similarity),
             task=tasks[prediction.classes.index(prediction.labels[row])],
             top=ranking,
             explained=_explain(prediction, index, row) if explain else None,

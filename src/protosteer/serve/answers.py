@@ -1,0 +1,133 @@
+"""The shapes of the answers, as /openapi.json describes them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from protosteer.serve.uploads import FIELD
+
+
+class Error(BaseModel):
+    detail: str = Field(description="One line: what was wrong, where, what to do.")
+
+
+class Health(BaseModel):
+    status: Literal["ok"] = "ok"
+
+
+class Candidate(BaseModel):
+    label: str
+    task: str
+    probability: float
+    similarity: float = Field(description="Greatest cosine to a prototype of this class.")
+
+
+class Prediction(BaseModel):
+    name: str = Field(description="The file's name, as it was sent.")
+    label: str
+    probability: float
+    similarity: float = Field(description="Greatest cosine to any prototype.")
+    energy: float
+    unknown: bool | None = Field(description="Whether it is like no class; null if the model cannot tell.")
+    task: str = Field(description="The task that the label was learned in.")
+    candidates: list[str] = Field(description="Tasks whose prompts were tried.")
+    top: list[Candidate]
+    position: tuple[float, float] = Field(description="Where it lies on /map.")
+
+
+class Predictions(BaseModel):
+    predictions: list[Prediction]
+
+
+class Class(BaseModel):
+    name: str
+    task: str
+    images: int
+    centroids: int
+
+
+class Classes(BaseModel):
+    classes: list[Class]
+
+
+class Model(BaseModel):
+    """What `protosteer inspect --json` prints, and how the service is set up."""
+
+    model_config = ConfigDict(extra="allow")
+
+    teaching: bool
+    reject: float
+    calibrated: bool = Field(description="Whether unknown images can be told.")
+
+
+class Place(BaseModel):
+    name: str
+    task: str
+    x: float
+    y: float
+
+
+class Map(BaseModel):
+    method: Literal["pca"] = "pca"
+    classes: list[Place]
+    tasks: list[str]
+
+
+class Taught(BaseModel):
+    class_: str = Field(alias="class")
+    task: str
+    images: int
+    job: str | None = Field(description="Ask for it at /jobs/{id}.")
+
+
+class JobStatus(BaseModel):
+    id: str
+    class_: str = Field(alias="class")
+    state: Literal["waiting", "training", "done", "failed"]
+    done: int = Field(description="Steps of the training.")
+    total: int = Field(description="0 until it is known.")
+    seconds_left: float | None
+    message: str
+
+
+class Forgotten(BaseModel):
+    classes: list[str]
+    task: str
+    bytes: int
+    exact: bool
+    guarantee: str
+
+
+IMAGES: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": [FIELD],
+                    "properties": {FIELD: {"type": "array", "items": {"type": "string", "format": "binary"}}},
+                }
+            }
+        },
+    }
+}
+"""The body of the routes that take images; it is read by `uploads`, so that the framework does not know it."""
+
+_MEANINGS = {
+    401: "No token, or a wrong one",
+    403: "Teaching is not allowed",
+    404: "No such class or job",
+    408: "The images took too long to arrive",
+    409: "The class exists, is the only one, or the file changed on disk",
+    413: "Too many images, bytes or pixels",
+    422: "A bad image, which is named, or a bad option",
+    503: "Too much to do; Retry-After says when to try again",
+    507: "No space to write the model",
+}
+
+
+def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": Error, "description": _MEANINGS[status]} for status in statuses}

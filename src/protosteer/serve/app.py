@@ -1,0 +1,271 @@
+"""The routes of the service, and the server that runs them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+import uvicorn
+from fastapi import Depends, FastAPI, Query
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+
+import protosteer
+from protosteer.errors import DataError, LearnerError, ProtosteerError
+from protosteer.learner import Learner
+from protosteer.serve import answers, metrics
+from protosteer.serve.jobs import Status
+from protosteer.serve.limits import Limits, Refused
+from protosteer.serve.middleware import Observed
+from protosteer.serve.service import Service
+
+_NOBODY = 499  # what a log calls a request whose client has gone
+_STOP_SECONDS = 15  # after which uvicorn cuts connections
+
+Top = Annotated[int, Query(ge=1, le=100, description="How many classes to name.")]
+Reject = Annotated[float, Query(ge=0, lt=1, description="Share of known images that may count as unknown.")]
+Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
+
+
+def create_app(
+    learner: Learner,
+    path: str | Path,
+    *,
+    allow_teach: bool = False,
+    token: str | None = None,
+    reject: float = 0.05,
+    limits: Limits | None = None,
+) -> FastAPI:
+    """The service for a model that was loaded from `path`, to which changes are written.
+
+    reject: the share of known images that may count as unknown, where a request names no other.
+    """
+    service = Service(learner, Path(path), allow_teach, token, reject, limits or Limits())
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.stop()
+        await service.join()
+
+    app = FastAPI(
+        title="protosteer",
+        version=protosteer.__version__,
+        summary="Recognise images, and teach new classes.",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    app.state.service = service
+    app.add_middleware(Observed, metrics=service.metrics)
+    _add_error_handlers(app)
+    _add_predict(app, service)  # first, since routes are tried in this order
+    _add_reports(app, service)
+    _add_teaching(app, service)
+    _add_pages(app)
+    return app
+
+
+def run(
+    app: FastAPI,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    *,
+    access_log: bool = False,
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
+    """Serve until Ctrl-C or a signal to end. on_ready: hears the address; port 0 takes a free one."""
+    listener = _listen(host, port)
+    if access_log:
+        logging.getLogger("protosteer.serve").setLevel(logging.INFO)
+        logging.basicConfig(format="%(asctime)s %(message)s")
+    if on_ready:
+        shown = f"[{host}]" if ":" in host else host
+        on_ready(f"http://{shown}:{listener.getsockname()[1]}/")
+    config = uvicorn.Config(
+        app,
+        lifespan="on",
+        ws="none",
+        proxy_headers=False,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=_STOP_SECONDS,
+    )
+    try:
+        _Server(config).run(sockets=[listener])
+    except KeyboardInterrupt:  # uvicorn raises the signal again when all has ended well
+        pass
+    finally:
+        listener.close()
+
+
+class _Server(uvicorn.Server):
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """The service hears of its end before uvicorn begins to wait for open requests."""
+        self.config.app.state.service.stop()  # type: ignore[union-attr]
+        await super().shutdown(sockets)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048
+        )
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ProtosteerError(
+            f"cannot listen on {host}, port {port}: {reason}; choose another with --host or --port"
+        ) from error
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    """Every error is {"detail": one line}."""
+
+    @app.exception_handler(Refused)
+    async def refused(request: Request, error: Refused) -> Response:
+        return JSONResponse({"detail": error.detail}, error.status, error.headers)
+
+    @app.exception_handler(ProtosteerError)
+    async def ours(request: Request, error: ProtosteerError) -> Response:
+        status = 422 if isinstance(error, DataError) else 409 if isinstance(error, LearnerError) else 500
+        return JSONResponse({"detail": str(error)}, status)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        option = first["loc"][-1]
+        return JSONResponse({"detail": f"option {option} = {first.get('input')!r}: {first['msg']}"}, 422)
+
+    @app.exception_handler(HTTPException)
+    async def framework(request: Request, error: HTTPException) -> Response:
+        detail = f"{request.method} {request.url.path}: {error.detail}; /docs lists what there is"
+        return JSONResponse({"detail": detail}, error.status_code, error.headers)
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=_NOBODY)
+
+
+def _add_pages(app: FastAPI) -> None:
+    @app.get("/", include_in_schema=False)
+    def page() -> HTMLResponse:
+        return _html("page.html")
+
+    @app.get("/docs", include_in_schema=False)
+    def docs() -> HTMLResponse:
+        return _html("docs.html")
+
+
+def _html(name: str) -> HTMLResponse:
+    return HTMLResponse(resources.files("protosteer.serve").joinpath(name).read_text(encoding="utf-8"))
+
+
+def _add_reports(app: FastAPI, service: Service) -> None:
+    @app.get("/healthz", response_model=answers.Health)
+    async def health() -> Any:
+        """Whether the service runs."""
+        return {"status": "ok"}
+
+    @app.get("/classes", response_model=answers.Classes)
+    def classes() -> Any:
+        """All classes, in the order in which they were learned."""
+        return {"classes": service.store.current.classes()}
+
+    @app.get("/model", response_model=answers.Model)
+    def model() -> Any:
+        """What the model holds: tasks, classes, bytes, settings, backbone."""
+        current = service.store.current
+        setup = {"teaching": service.teaching, "reject": service.reject, "calibrated": current.calibrated}
+        return {**_without_places(current.description), **setup}
+
+    @app.get("/map", response_model=answers.Map)
+    def map_of_classes() -> Any:
+        """Where the classes lie in two dimensions, coordinates in [-1, 1]."""
+        current = service.store.current
+        places = [{"name": n, "task": t, "x": x, "y": y} for n, t, x, y in current.projection.classes]
+        return {"classes": places, "tasks": current.memory.task_names}
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    def prometheus() -> Any:
+        """Counters in Prometheus' text format."""
+        gauges = {
+            "protosteer_queue_images": ("Images that wait for the model.", service.batcher.length),
+            "protosteer_jobs": ("Trainings that wait or run.", service.jobs.open),
+            "protosteer_classes": ("Classes of the model.", len(service.store.current.memory.classes)),
+        }
+        return Response(service.metrics.text(gauges), media_type=metrics.CONTENT_TYPE)
+
+
+def _without_places(description: dict[str, Any]) -> dict[str, Any]:
+    """Where files lie on the server is nobody else's business."""
+    file, backbone = description["file"], description["backbone"]
+    return {
+        **description,
+        "file": {**file, "path": Path(file["path"]).name},
+        "backbone": {**backbone, "weights": None},
+    }
+
+
+def _add_predict(app: FastAPI, service: Service) -> None:
+    @app.post(
+        "/predict",
+        response_model=answers.Predictions,
+        openapi_extra=answers.IMAGES,
+        responses=answers.errors(408, 413, 422, 503),
+    )
+    async def predict(request: Request, top: Top = 5, reject: Reject = service.reject) -> Any:
+        """What is on each image: send one or several."""
+        rows = await service.predict(request, top, reject)
+        # As it is: checking every answer against its model would take longer than all the rest here.
+        body = json.dumps({"predictions": rows}, ensure_ascii=False, separators=(",", ":"))
+        return Response(body.encode("utf-8", "replace"), media_type="application/json")
+
+
+def _add_teaching(app: FastAPI, service: Service) -> None:
+    async def authorised(bearer: Bearer) -> None:
+        service.authorise(bearer.credentials if bearer else None)
+
+    allowed = [Depends(authorised)]
+
+    @app.post(
+        "/classes/{name:path}",
+        status_code=201,
+        response_model=answers.Taught,
+        openapi_extra=answers.IMAGES,
+        responses=answers.errors(401, 403, 408, 409, 413, 422, 503, 507),
+        dependencies=allowed,
+    )
+    async def teach(request: Request, name: str, train: bool = False) -> Any:
+        """Teach a class from a few images: it is known at once. train: give it a prompt of its own, later."""
+        record, job = await service.teach(request, name, train)
+        return {"class": name, "task": record.name, "images": record.classes[0].images, "job": job}
+
+    @app.get("/jobs/{id}", response_model=answers.JobStatus, responses=answers.errors(404, 422))
+    async def job(id: str) -> Any:
+        """How far a training is."""
+        return _job_answer(service.jobs.get(id))
+
+    @app.delete(
+        "/classes/{name:path}",
+        response_model=answers.Forgotten,
+        responses=answers.errors(401, 403, 404, 409, 422, 507),
+        dependencies=allowed,
+    )
+    def forget(name: str) -> Any:
+        """Forget a class; the answer says what that guarantees."""
+        return dataclasses.asdict(service.store.forget(name))
+
+
+def _job_answer(status: Status) -> dict[str, Any]:
+    told = dataclasses.asdict(status)
+    return {"class": told.pop("class_name"), **told}

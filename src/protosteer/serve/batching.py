@@ -1,0 +1,216 @@
+"""Images of many requests go through the model together, because one pass over many is cheaper than many over one.
+
+There is one bounded queue and one thread that empties it. A request first reserves room for its images, so that a full
+queue is noticed before anything is decoded. It then hands over all its images at once and gets one future. Cancelling
+the future takes the images out again if the model has not begun with them.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from protosteer.serve.limits import Refused
+
+# Seconds that a small batch waits for images that are being decoded at this moment.
+_PATIENCE = 0.003
+# A batch that is so full is not worth a wait.
+_FULL_ENOUGH = 0.25
+_LONGEST_RETRY = 60
+
+Row = TypeVar("Row")
+
+
+@dataclass(eq=False)
+class Ticket(Generic[Row]):
+    """The images of one request, and where their rows will be found."""
+
+    canvases: Sequence[Tensor]
+    top: int
+    answer: Future[list[Row]] = field(default_factory=Future)
+
+
+class Batcher(Generic[Row]):
+    """`predict(pixels [n, 3, h, w], top)` gives n rows; `on_batch(n)` hears of each call."""
+
+    def __init__(
+        self,
+        predict: Callable[[Tensor, int], Sequence[Row]],
+        capacity: int,
+        batch: int,
+        on_batch: Callable[[int], None],
+    ):
+        self._predict = predict
+        self._capacity = capacity
+        self._batch = batch
+        self._on_batch = on_batch
+        self._changed = threading.Condition()
+        self._tickets: deque[Ticket[Row]] = deque()
+        self._queued = 0  # images in the queue
+        self._coming = 0  # images with a reservation that are not yet in the queue
+        self._seconds_per_image = 0.0
+        self._thread: threading.Thread | None = None
+        self._deadline = math.inf  # when to give up; finite from `stop` on
+        self._ended = False
+
+    @property
+    def length(self) -> int:
+        """Images in the queue."""
+        return self._queued
+
+    @property
+    def _stopping(self) -> bool:
+        return self._deadline < math.inf
+
+    def check_room(self, count: int = 1) -> None:
+        if self._stopping:
+            raise _stopped()
+        waiting = self._queued + self._coming
+        if waiting + count > self._capacity:
+            seconds = math.ceil(waiting * self._seconds_per_image)
+            raise Refused(
+                503,
+                f"{waiting} images are waiting and {self._capacity} may; try again later",
+                retry_after=min(max(1, seconds), _LONGEST_RETRY),
+            )
+
+    def reserve(self, count: int) -> Reservation[Row]:
+        with self._changed:
+            self.check_room(count)
+            self._coming += count
+        return Reservation(self, count)
+
+    def release(self, count: int) -> None:
+        with self._changed:
+            self._coming -= count
+            self._changed.notify()
+
+    def submit(self, ticket: Ticket[Row]) -> None:
+        """Enter images that have a reservation."""
+        with self._changed:
+            self._tickets.append(ticket)
+            self._queued += len(ticket.canvases)
+            if self._ended:
+                self._refuse_all()
+            elif self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="predict", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def stop(self, within: float) -> None:
+        """Take nothing more, answer what has a reservation for so many seconds, then refuse it. Returns at once."""
+        with self._changed:
+            self._deadline = min(self._deadline, time.monotonic() + within)
+            self._changed.notify()
+
+    def join(self, timeout: float) -> None:
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while self._step():
+            pass
+
+    def _step(self) -> bool:
+        """One batch; nothing refers to its images any longer when this returns."""
+        tickets = self._take()
+        if not tickets:
+            return False
+        began = time.monotonic()
+        self._answer(tickets)
+        latest = (time.monotonic() - began) / sum(len(ticket.canvases) for ticket in tickets)
+        self._seconds_per_image = 0.8 * self._seconds_per_image + 0.2 * latest
+        return True
+
+    def _take(self) -> list[Ticket[Row]]:
+        """Whole tickets, up to a batch of images; none when the service has stopped."""
+        with self._changed:
+            while True:
+                late = time.monotonic() >= self._deadline
+                if late:
+                    self._refuse_all()
+                if late or (self._stopping and not self._tickets and not self._coming):
+                    self._ended = True
+                    return []
+                if not self._tickets:
+                    self._changed.wait(self._deadline - time.monotonic() if self._stopping else None)
+                    continue
+                if self._coming and self._queued < _FULL_ENOUGH * self._batch:
+                    self._changed.wait_for(self._nothing_to_wait_for, _PATIENCE)
+                taken = self._taken()
+                if taken:
+                    return taken
+
+    def _nothing_to_wait_for(self) -> bool:
+        return not self._coming or self._queued >= self._batch
+
+    def _taken(self) -> list[Ticket[Row]]:
+        taken: list[Ticket[Row]] = []
+        images = 0
+        while self._tickets and (not taken or images + len(self._tickets[0].canvases) <= self._batch):
+            ticket = self._tickets.popleft()
+            self._queued -= len(ticket.canvases)
+            if ticket.answer.set_running_or_notify_cancel():
+                taken.append(ticket)
+                images += len(ticket.canvases)
+        return taken
+
+    def _refuse_all(self) -> None:
+        while self._tickets:
+            ticket = self._tickets.popleft()
+            self._queued -= len(ticket.canvases)
+            if ticket.answer.set_running_or_notify_cancel():
+                ticket.answer.set_exception(_stopped())
+
+    def _answer(self, tickets: Sequence[Ticket[Row]]) -> None:
+        try:
+            pixels = torch.stack([canvas for ticket in tickets for canvas in ticket.canvases])
+            rows = self._predict(pixels, max(ticket.top for ticket in tickets))
+            self._on_batch(len(pixels))
+        except Exception as error:
+            if len(tickets) == 1:
+                tickets[0].answer.set_exception(error)
+                return
+            for ticket in tickets:  # whatever it was, it must not fail requests that have no part in it
+                self._answer([ticket])
+            return
+        start = 0
+        for ticket in tickets:
+            stop = start + len(ticket.canvases)
+            ticket.answer.set_result(list(rows[start:stop]))
+            start = stop
+
+
+class Reservation(Generic[Row]):
+    """Room in the queue for images to come, until the end of the `with` block: by then they are in it, or bad."""
+
+    def __init__(self, batcher: Batcher[Row], count: int):
+        self._batcher = batcher
+        self._count = count
+
+    def submit(self, canvases: Sequence[Tensor], top: int) -> Future[list[Row]]:
+        ticket: Ticket[Row] = Ticket(canvases, top)
+        self._batcher.submit(ticket)
+        return ticket.answer
+
+    def __enter__(self) -> Reservation[Row]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._batcher.release(self._count)
+
+
+def _stopped() -> Refused:
+    return Refused(503, "the service is stopping; try again later", retry_after=5)

@@ -1,0 +1,47 @@
+"""How much a service takes on: every buffer, queue and upload has a limit, and a request beyond it is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from protosteer.errors import SettingsError
+
+
+@dataclass(frozen=True)
+class Limits:
+    # One request
+    images: int = 64
+    file_bytes: int = 20 * 2**20
+    request_bytes: int = 64 * 2**20
+    pixels: int = 50_000_000  # of one image, before it is resized
+    upload_seconds: float = 60.0
+
+    # All requests together
+    uploads: int = 256  # requests that are sending their images
+    queue: int = 1024  # images that wait for the model
+    batch: int = 64  # images that the model is given at once
+    jobs: int = 4  # trainings that wait or run
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if getattr(self, field.name) <= 0:
+                raise SettingsError(
+                    f"limit {field.name} = {getattr(self, field.name)}: must be greater than 0"
+                )
+        if self.queue < self.images:
+            raise SettingsError(
+                f"limit queue = {self.queue}: must hold at least the {self.images} images of one request"
+            )
+
+
+class Refused(Exception):
+    """A request that is not carried out: its HTTP status, and one line that says why and what to do."""
+
+    def __init__(self, status: int, detail: str, retry_after: int | None = None):
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
+        if status == 401:
+            self.headers["WWW-Authenticate"] = "Bearer"

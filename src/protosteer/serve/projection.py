@@ -1,0 +1,94 @@
+"""The map of the page: classes and pictures in two dimensions, by a principal component analysis.
+
+A class is the direction of the mean of its value centroids, each of length 1 and weighted by its images. The two axes
+along which these directions vary most span the map, both on one scale, which the farthest class fills to [-1, 1].
+Which way an axis points is settled by its largest component, so that the same model always gives the same map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protosteer.errors import LearnerError
+from protosteer.memory import ClassRecord, Memory
+
+EDGE = 1.15  # where a picture is drawn that lies farther out than any class
+NOTHING = (
+    1e-6  # lengths of unit vectors' differences that are rounding, since records are in single precision
+)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Two axes, their origin and scale, and where the classes lie."""
+
+    classes: list[tuple[str, str, float, float]]  # name, task, x, y
+    origin: Tensor  # [D], the mean of the classes' directions
+    axes: Tensor  # [2, D], each already divided by the scale; 0 where there is no such axis
+
+    @classmethod
+    def fit(cls, memory: Memory) -> Projection:
+        names = [(record.name, task.name) for task in memory.tasks for record in task.classes]
+        if not names:
+            raise LearnerError("a model without classes has no map; learn a class first")
+        directions = _directions([record for task in memory.tasks for record in task.classes])
+        origin = directions.mean(dim=0)
+        axes = _axes(directions - origin, origin)
+        extent = float(((directions - origin) @ axes.T).abs().max())
+        axes = axes / extent if extent > NOTHING else axes
+        spots = _clip((directions - origin) @ axes.T, 1.0)
+        classes = [(name, task, x, y) for (name, task), (x, y) in zip(names, spots, strict=True)]
+        return cls(classes, origin, axes)
+
+    def place(self, embeddings: Tensor) -> list[tuple[float, float]]:
+        """Where pictures lie, from their embeddings [B, D]; nothing is drawn beyond the edge."""
+        directions = F.normalize(embeddings.detach().cpu().double(), dim=1)
+        return _clip((directions - self.origin) @ self.axes.T, EDGE)
+
+
+def _directions(records: Sequence[ClassRecord]) -> Tensor:
+    """[C, D] of length 1: an image of a class's own mean embedding is then drawn where the class is."""
+    sizes = torch.tensor([len(record.values.means) for record in records])
+    owners = torch.arange(len(records)).repeat_interleave(sizes)
+    centroids = F.normalize(torch.cat([record.values.means for record in records]).double(), dim=1)
+    weights = torch.cat([record.values.counts for record in records]).double()
+    sums = centroids.new_zeros(len(records), centroids.shape[1])
+    return F.normalize(sums.index_add_(0, owners, centroids * weights[:, None]), dim=1)
+
+
+def _axes(centred: Tensor, origin: Tensor) -> Tensor:
+    """[2, D]: the principal axes of the rows [C, D].
+
+    Two classes vary along one axis and a single one along none. The origin's own direction then takes the free place:
+    along it a picture moves away as it becomes unlike all the classes together.
+    """
+    axes = centred.new_zeros(2, centred.shape[1])
+    found = [axis for axis, length in _principal(centred) if length > NOTHING]
+    for axis in [*found, origin]:
+        free = axis - axes.T @ (axes @ axis)
+        place = int(axes.any(dim=1).sum())
+        if place < 2 and float(free.norm()) > NOTHING:
+            axes[place] = F.normalize(free, dim=0)
+    # of components that are equal up to rounding, the first
+    decisive = (axes.abs() >= (1 - NOTHING) * axes.abs().amax(dim=1, keepdim=True)).int().argmax(dim=1)
+    return axes * torch.where(axes.gather(1, decisive[:, None]) < 0, -1.0, 1.0)
+
+
+def _principal(centred: Tensor) -> list[tuple[Tensor, float]]:
+    """The two longest axes with their lengths, from whichever matrix of inner products is the smaller."""
+    count, dim = centred.shape
+    if count <= dim:
+        _, lengths, axes = torch.linalg.svd(centred, full_matrices=False)
+    else:
+        squares, columns = torch.linalg.eigh(centred.T @ centred)
+        lengths, axes = squares.clamp(min=0).sqrt().flip(0), columns.T.flip(0)
+    return list(zip(axes[:2], lengths[:2].tolist(), strict=True))
+
+
+def _clip(spots: Tensor, edge: float) -> list[tuple[float, float]]:
+    return [(x, y) for x, y in spots.clamp(-edge, edge).tolist()]

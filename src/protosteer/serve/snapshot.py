@@ -1,0 +1,88 @@
+"""What is served at one moment. It never changes: a change to the model is another snapshot."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from protosteer.inspection import describe
+from protosteer.learner import Learner
+from protosteer.modelfile import Model, backbone_header
+from protosteer.rejection import Rejection, calibrated
+from protosteer.serve.projection import Projection
+
+_FRACTIONS = 64  # whose thresholds are remembered
+
+
+class Snapshot:
+    def __init__(self, learner: Learner, path: Path):
+        self.learner = learner
+        self.memory = learner.memory
+        self.path = path
+        self.projection = Projection.fit(self.memory)
+        self.calibrated = calibrated(self.memory)
+        self._tasks = {name: task.name for task in self.memory.tasks for name in task.class_names}
+        self._rejections: dict[float, Rejection] = {}
+        _ = learner.index  # built here, by whoever makes the change, not by the next prediction
+
+    def rejection(self, fraction: float) -> Rejection | None:
+        """Tells unknown images; None if the model cannot."""
+        if not self.calibrated:
+            return None
+        if fraction not in self._rejections:
+            if len(self._rejections) >= _FRACTIONS:
+                self._rejections.clear()
+            self._rejections[fraction] = Rejection(self.memory, fraction)
+        return self._rejections[fraction]
+
+    def predict(self, pixels: Tensor, top: int) -> list[dict[str, Any]]:
+        """One answer per image, but for its name and whether it is unknown, which its request decides."""
+        prediction = self.learner.predict(pixels)
+        scores, names = prediction.scores, prediction.classes
+        # the label comes first also where another class is exactly as similar
+        ranked = scores.scatter(1, scores.argmax(dim=1, keepdim=True), math.inf)
+        places = ranked.topk(min(top, len(names)), dim=1).indices
+        columns = zip(
+            prediction.labels,
+            prediction.tasks,
+            prediction.energy.tolist(),
+            prediction.candidates,
+            self.projection.place(prediction.embeddings),
+            places.tolist(),
+            prediction.probabilities.gather(1, places).tolist(),
+            scores.gather(1, places).tolist(),
+            strict=True,
+        )
+        return [
+            {
+                "label": label,
+                "probability": probabilities[0],
+                "similarity": similarities[0],
+                "energy": energy,
+                "task": task,
+                "candidates": candidates,
+                "top": [
+                    {"label": names[c], "task": self._tasks[names[c]], "probability": p, "similarity": s}
+                    for c, p, s in zip(best, probabilities, similarities, strict=True)
+                ],
+                "position": position,
+            }
+            for label, task, energy, candidates, position, best, probabilities, similarities in columns
+        ]
+
+    def classes(self) -> list[dict[str, Any]]:
+        return [
+            {"name": c.name, "task": task.name, "images": c.images, "centroids": len(c.values.means)}
+            for task in self.memory.tasks
+            for c in task.classes
+        ]
+
+    @cached_property
+    def description(self) -> dict[str, Any]:
+        """As `protosteer inspect` describes the model."""
+        header = backbone_header(self.learner.backbone)
+        return describe(Model(self.path, header, self.learner.settings, self.memory))

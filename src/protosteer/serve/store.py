@@ -1,0 +1,120 @@
+"""The model that is served, and its file. A change is written before anybody sees it, or it does not happen.
+
+Predictions take the current snapshot and never wait for a change; changes wait for each other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import threading
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from protosteer import modelfile
+from protosteer.errors import LearnerError, ModelFileError
+from protosteer.files import Identity
+from protosteer.forgetting import Forgotten, forget
+from protosteer.learner import Learner
+from protosteer.memory import Memory, TaskRecord
+from protosteer.serve.limits import Refused
+from protosteer.serve.snapshot import Snapshot
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Store:
+    def __init__(self, learner: Learner, path: Path, writable: bool):
+        self.path = path.resolve()  # so that a link to the file stays one
+        self._identity = Identity.of(self.path)
+        if writable:
+            _check_same(learner.memory, self.path)
+        self.current = Snapshot(learner.copy(), self.path)
+        self.lock = threading.Lock()
+
+    def check_new(self, name: str) -> None:
+        try:
+            self.current.memory.check_new("", [name])
+        except LearnerError as error:
+            raise Refused(409, str(error)) from None
+
+    def check_trainable(self) -> None:
+        """A prompt sets a class apart from those that stand before it; without any there is nothing to train."""
+        settings = self.current.learner.settings
+        if not settings.prompts:
+            raise Refused(
+                422, "this model has no prompts, so that there is nothing to train; leave out train"
+            )
+        if settings.independent:
+            raise Refused(
+                422,
+                "tasks of this model are independent, so that a class has none to be set apart from; leave out train",
+            )
+
+    def add(self, name: str, pixels: Tensor, image_bytes: int) -> TaskRecord:
+        """A new class from a few images [n, 3, h, w]."""
+        with self.lock:
+            self.check_new(name)
+            learner = self.current.learner.copy()
+            record = learner.add_class(name, pixels)
+            record = dataclasses.replace(record, about={**record.about, "image_bytes": image_bytes})
+            self._change(Memory([*self.current.memory.tasks, record]))
+            return record
+
+    def forget(self, name: str) -> Forgotten:
+        with self.lock:
+            if name not in self.current.memory.classes:
+                raise Refused(404, f"no class is named '{name}'; GET /classes lists them")
+            if len(self.current.memory.classes) == 1:
+                raise Refused(409, f"'{name}' is the only class, and a model needs one; add another first")
+            memory = Memory(self.current.memory.tasks)
+            forgotten = forget(memory, name)
+            self._change(memory)
+            return forgotten
+
+    def replace(self, old: TaskRecord, new: TaskRecord) -> None:
+        """In place, since a record's place tells which others its prompt was trained against: those before it."""
+        with self.lock:
+            self.before(old)
+            memory = Memory(self.current.memory.tasks)
+            memory.replace(old, new)
+            self._change(memory)
+
+    def before(self, record: TaskRecord) -> tuple[TaskRecord, ...]:
+        """The records that stand before this one, which must still be there."""
+        tasks = self.current.memory.tasks
+        if record not in tasks:
+            raise Refused(404, f"class '{record.class_names[0]}' was deleted meanwhile")
+        return tasks[: tasks.index(record)]
+
+    def _change(self, memory: Memory) -> None:
+        if Identity.of(self.path) != self._identity:
+            raise Refused(409, f"the model file {self.path.name} changed on disk; restart the service")
+        learner = self.current.learner.copy()
+        learner.memory = memory
+        following = Snapshot(learner, self.path)
+        try:
+            learner.save(self.path)
+        except OSError as error:
+            status = 507 if error.errno in _NO_SPACE else 500
+            raise Refused(
+                status, f"{self.path.name} cannot be written ({error.strerror or error}); nothing was changed"
+            ) from error
+        self._identity = Identity.of(self.path)
+        self.current = following
+
+
+def _check_same(memory: Memory, path: Path) -> None:
+    """The file may have changed after it was loaded: reading weights takes a while."""
+    tasks, on_disk = memory.tasks, modelfile.read(path).memory.tasks
+    same = len(tasks) == len(on_disk) and all(map(_equal, tasks, on_disk))
+    if not same:
+        raise ModelFileError(f"{path} does not hold the model that is to be served; load it again")
+
+
+def _equal(a: TaskRecord, b: TaskRecord) -> bool:
+    ours, theirs = dict(a.tensors()), dict(b.tensors())
+    named = (a.name, a.class_names, ours.keys()) == (b.name, b.class_names, theirs.keys())
+    return named and all(torch.equal(ours[key], theirs[key]) for key in ours)

@@ -1,0 +1,59 @@
+"""A service that costs nothing: a tiny model, its file, and pictures to send."""
+
+from __future__ import annotations
+
+import functools
+import io
+from pathlib import Path
+from typing import Any
+
+import torch
+from fastapi import FastAPI
+from PIL import Image
+
+from conftest import easy_task, tiny_backbone
+from protosteer.learner import Learner
+from protosteer.serve.app import create_app
+from protosteer.settings import Settings
+
+QUICK = Settings(epochs=2, batch_size=8, neck_hidden=16, augmentation="crop", centroids=2)
+TOKEN = "open sesame"
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+SPRING, SUMMER = ["ant", "bee"], ["cat", "dog"]
+
+
+def taught(settings: Settings = QUICK) -> Learner:
+    """Two tasks of two classes each."""
+    return _taught(settings).copy()
+
+
+@functools.cache
+def _taught(settings: Settings) -> Learner:
+    learner = Learner(tiny_backbone(), settings)
+    for classes in (SPRING, SUMMER):
+        learner.learn(easy_task(classes), name=f"{classes[0]} task")
+    return learner
+
+
+def service(folder: Path, learner: Learner | None = None, teach: bool = True, **options: Any) -> FastAPI:
+    """The app of a model that lies in `folder`; teaching is allowed unless told otherwise."""
+    learner = learner or taught()
+    learner.save(folder / "toy.protosteer")
+    given = {"allow_teach": True, "token": TOKEN} if teach else {}
+    return create_app(learner, folder / "toy.protosteer", **{**given, **options})
+
+
+def pictures(name: str, count: int = 8, seed: int = 50) -> torch.Tensor:
+    """New images of a class, uint8 [count, 3, 16, 16]."""
+    return easy_task([name], count, seed)[0]
+
+
+def encoded(pixels: torch.Tensor, kind: str = "PNG") -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def form(pixels: torch.Tensor, stem: str = "picture") -> list[tuple[str, tuple[str, bytes]]]:
+    """Images [n, 3, h, w] as a client sends them."""
+    return [("images", (f"{stem} {i}.png", encoded(image))) for i, image in enumerate(pixels)]

@@ -1,0 +1,514 @@
+"""The page in a headless Chromium, against the real service."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
+
+from PIL import Image
+from playwright.sync_api import Browser, Page, Route, expect
+
+from protosteer.learner import Learner
+from protosteer.memory import ClassRecord, TaskRecord
+from protosteer.prototypes import Centroids
+from protosteer.rejection import threshold
+from protosteer.serve.app import create_app
+from protosteer.settings import Settings
+from screenshot_page import SIZE, browsing, draw_digits, find_browser, learn_digits, photograph, serving
+
+pytestmark = pytest.mark.slow
+
+TOKEN = "let me in"
+CLASSES = ["zero", "one", "two", "three", "four", "five", "six"]
+NASTY = "<img src=x onerror=alert(1)> / <b>bold</b>"
+PHONE = {"width": 360, "height": 740}
+# Every text that is seen, with the contrast to what is behind it (WCAG 2.1, relative luminance).
+CONTRASTS = """() => {
+  const channel = (v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+  const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+  const behind = (node) => {
+    for (; node; node = node.parentElement) {
+      const colour = parts(getComputedStyle(node).backgroundColor);
+      if (colour.length === 3 || colour[3] === 1) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const found = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode.parentElement, svg = node.closest("svg");
+    if (!walker.currentNode.data.trim() || !node.checkVisibility() || node.closest(".unseen, script, noscript")) continue;
+    const style = getComputedStyle(node), ink = light(parts(svg ? style.fill : style.color)), paper = light(behind(svg ?? node));
+    found.push([walker.currentNode.data.trim(), (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05)]);
+  }
+  return found;
+}"""
+GIVE = """(kind, target, files) => {
+  const data = new DataTransfer();
+  for (const [name, bytes] of files) data.items.add(new File([new Uint8Array(bytes)], name, { type: "image/png" }));
+  const options = { bubbles: true, cancelable: true };
+  document.querySelector(target).dispatchEvent(kind === "paste"
+    ? new ClipboardEvent(kind, { ...options, clipboardData: data }) : new DragEvent(kind, { ...options, dataTransfer: data }));
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    executable = find_browser()
+    if executable is None:
+        pytest.skip("no Chromium is installed")
+    with browsing(executable) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("page")
+
+
+@pytest.fixture(scope="module")
+def learner(folder: Path) -> Learner:
+    """Taught without prompts, which takes a second, but set up as a model whose prompts can be trained."""
+    learner = learn_digits(folder, Settings(prompts=False), per_class=40)
+    learner.settings = dataclasses.replace(learner.settings, prompts=True, epochs=1, batch_size=8)
+    learner.save(folder / "digits.protosteer")
+    return learner
+
+
+@pytest.fixture(scope="module")
+def address(learner: Learner, folder: Path) -> Iterator[str]:
+    with serving(create_app(learner, folder / "digits.protosteer", allow_teach=True, token=TOKEN)) as found:
+        yield found
+
+
+Open = Callable[..., Page]
+
+
+@pytest.fixture
+def visit(browser: Browser) -> Iterator[Open]:
+    """Opens pages that may reach their own service only and may complain about nothing but `refusals`."""
+    refusals, complaints, asked, pages = [], [], [], []
+
+    def open_page(address: str, *expected: str, **options: object) -> Page:
+        refusals.extend(expected)
+        page = browser.new_page(**options)
+        pages.append(page)
+        page.set_default_timeout(15_000)
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on(
+            "request",
+            lambda request: asked.append((re.match(r"http://[^/]+/", f"{address}/")[0], request.url)),
+        )
+        page.goto(address)
+        expect(page.locator(".dot, .panel").first).to_be_visible()
+        return page
+
+    yield open_page
+    for page in pages:
+        page.close()
+    # a browser notes each failed request by itself
+    noted = re.compile(rf"Failed to load resource: .*({'|'.join(refusals)})" if refusals else "(?!)")
+    assert [text for text in complaints if not noted.match(text)] == []
+    assert asked
+    assert [url for at, url in asked if not url.startswith((at, "blob:", "data:"))] == []
+
+
+def new(folder: Path, name: str, count: int = 1) -> list[Path]:
+    return draw_digits(folder / "new", name, count, new=True)
+
+
+def choose(page: Page, paths: list[Path]) -> None:
+    page.locator("#files").set_input_files(paths)
+    expect(page.locator(".card.stale, .waiting")).to_have_count(0)
+
+
+def titles(page: Page) -> list[str]:
+    return page.locator(".card h3").all_inner_texts()
+
+
+def give(page: Page, kind: str, target: str, paths: list[Path]) -> None:
+    """Drop or paste files, as the browser would tell the page of it."""
+    files = [[path.name, list(path.read_bytes())] for path in paths]
+    page.evaluate(f"([kind, target, files]) => ({GIVE})(kind, target, files)", [kind, target, files])
+
+
+def test_the_header_says_what_the_model_is(visit, address):
+    page = visit(address)
+    expect(page.get_by_role("heading", level=1)).to_have_text("digits.protosteer")
+    expect(page.locator("#facts")).to_contain_text("7 classes")
+    expect(page.locator("#facts")).to_contain_text("3 tasks")
+    expect(page.locator("#facts")).to_contain_text("backbone nano")
+    assert page.title() == "digits.protosteer · protosteer"
+
+
+def test_chosen_pictures_get_the_answers_of_the_model(visit, address, folder, learner):
+    paths = [path for name in ("five", "zero", "six", "two") for path in new(folder, name)]
+    page = visit(address)
+    choose(page, paths)
+    expected = learner.predict(paths)
+    limit = threshold(learner.memory, 0.05)
+    assert expected.labels == ["five", "zero", "six", "two"]
+    for card, label, scores, shares, tried in zip(
+        page.locator(".card").all(),
+        expected.labels,
+        expected.scores,
+        expected.probabilities,
+        expected.candidates,
+        strict=True,
+    ):
+        expect(card.locator("h3 .label")).to_have_text(label)
+        expect(card.locator("h3 .badge")).to_have_count(int(scores.max() < limit))
+        best = scores.argsort(descending=True)[:3].tolist()
+        rows = card.locator("tbody tr")
+        assert rows.locator("th").all_inner_texts() == [learner.classes[i] for i in best]
+        assert rows.locator(".number").all_inner_texts() == [
+            text for i in best for text in (f"{scores[i]:.2f}", f"{100 * shares[i]:.0f} %")
+        ]
+        widths = [box["width"] for box in (bar.bounding_box() for bar in rows.locator(".track i").all())]
+        track = rows.locator(".track").first.bounding_box()["width"]
+        assert [w / track for w in widths] == pytest.approx(scores[best].tolist(), abs=0.03)
+        expect(card.locator(".tried")).to_have_text(f"tried: {', '.join(tried)}")
+    expect(page.get_by_role("status").first).to_contain_text("4 pictures.")
+
+
+@pytest.mark.parametrize("kind", ["drop", "paste"])
+def test_pictures_can_be_dropped_and_pasted(visit, address, folder, kind):
+    page = visit(address)
+    give(page, kind, "body", new(folder, "five") + new(folder, "zero"))
+    expect(page.locator(".card .scores")).to_have_count(2)
+    assert titles(page) == ["five", "zero"]
+    give(page, kind, "body", new(folder, "six"))
+    expect(page.locator(".card .scores")).to_have_count(3)
+    assert titles(page) == ["six", "five", "zero"]  # the newest first
+    page.get_by_role("button", name="Remove five-").click()
+    assert titles(page) == ["six", "zero"]
+    page.get_by_role("button", name="Remove all").click()
+    expect(page.locator(".card, .shot")).to_have_count(0)
+
+
+def test_a_bad_file_is_named_and_the_others_are_answered(visit, address, folder):
+    bad = folder / "notes.txt"
+    bad.write_text("this is no picture")
+    page = visit(address, "422")
+    choose(page, [*new(folder, "five"), bad, *new(folder, "zero"), *new(folder, "six")])
+    assert titles(page) == ["five", "No answer", "zero", "six"]
+    failed = page.locator(".card.failed")
+    expect(failed).to_have_count(1)
+    expect(failed.locator(".problem")).to_contain_text("notes.txt")
+
+
+def test_the_map_has_every_class_and_the_pictures_tied_to_their_cards(visit, address, folder):
+    page = visit(address)
+    assert sorted(page.locator(".plot text[data-of]").all_text_contents()) == sorted(CLASSES)
+    assert [dot.get_attribute("aria-label") for dot in page.locator(".dot").all()][:2] == [
+        "one, task January",
+        "two, task January",
+    ]
+    assert page.locator(".legend li").all_inner_texts() == ["January", "February", "March"]
+    choose(page, new(folder, "zero") + new(folder, "six"))
+    expect(page.locator(".plot svg > .shot")).to_have_count(2)
+    card = page.locator(".card").nth(1)
+    card.hover()
+    expect(page.locator(".over text")).to_have_text("six")
+    tie = page.locator(".over line")
+    point = page.locator(".plot svg > .shot").first.get_attribute("transform")  # the newest is drawn last
+    assert [float(tie.get_attribute(k)) for k in ("x2", "y2")] == pytest.approx(
+        [float(x) for x in re.findall(r"[\d.]+", point)], abs=0.1
+    )
+    page.locator(".plot svg > .shot").last.hover(force=True)
+    expect(page.locator(".card").first).to_have_class(re.compile("linked"))
+    expect(card).not_to_have_class(re.compile("linked"))
+    page.get_by_text("The map as a table").click()
+    rows = page.locator("#map-table tbody tr")
+    expect(rows).to_have_count(len(CLASSES) + 2)
+    expect(rows.first).to_contain_text("answer zero")
+
+
+def test_unknown_pictures_have_a_badge(visit, address, folder, learner):
+    paths = new(folder, "nine", 12)
+    unknown = (learner.predict(paths).scores.amax(1) < threshold(learner.memory, 0.05)).tolist()
+    assert any(unknown)
+    page = visit(address)
+    choose(page, paths)
+    page.get_by_role("button", name="Show all 12 pictures").click()
+    assert [card.locator(".badge").count() for card in page.locator(".card").all()] == unknown
+    expect(page.locator(".plot svg > .shot.unknown")).to_have_count(sum(unknown))
+    first = page.locator(".card:has(.badge) h3").first
+    assert re.fullmatch(r"unknown\s+closest:\s+\w+", first.inner_text())
+
+
+def examples(page: Page, name: str, token: str, paths: list[Path]) -> None:
+    page.get_by_label("Token").fill(token)
+    page.get_by_label("Name of the class").fill(name)
+    page.locator("#example-files").set_input_files(paths)
+    page.get_by_role("button", name="Teach", exact=True).click()
+
+
+def delete(page: Page, name: str) -> None:
+    page.get_by_role("button", name=f"Delete {name}", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+
+
+def test_a_class_is_taught_recognised_at_once_and_deleted_again(visit, address, folder):
+    page = visit(address, "401", "409")
+    shown = new(folder, "nine", 3)
+    choose(page, shown)
+    assert not any("nine" in title for title in titles(page))
+    taught = draw_digits(folder / "nines", "nine", 5)
+    examples(page, "nine", "wrong", taught)
+    expect(page.locator("#teach-answer")).to_contain_text("This is not the service's token")
+    expect(page.locator("#examples li")).to_have_count(5)  # nothing that was chosen is lost
+    page.get_by_label("Token").fill(TOKEN)
+    page.get_by_role("button", name="Teach", exact=True).click()
+    expect(page.locator("#teach-answer")).to_contain_text("“nine” was learned from 5 pictures")
+    assert ["nine" in title for title in titles(page)] == [True] * 3
+    expect(page.locator(".plot .dot")).to_have_count(8)
+    expect(page.locator(".rows li.new")).to_contain_text("nine · 5 images")
+    assert page.evaluate("[sessionStorage.token, localStorage.length]") == [TOKEN, 0]
+
+    examples(page, "nine", TOKEN, taught)
+    expect(page.locator("#teach-answer")).to_contain_text("'nine' was learned in task 'nine'")
+    page.get_by_label("Token").fill("wrong")
+    delete(page, "nine")
+    expect(page.get_by_role("dialog")).to_contain_text("This is not the service's token")
+    page.keyboard.press("Escape")
+    page.get_by_label("Token").fill(TOKEN)
+    delete(page, "nine")
+    expect(page.get_by_role("dialog")).to_contain_text("“nine” is deleted")
+    expect(page.get_by_role("dialog")).to_contain_text("as if it had never been learned")
+    page.get_by_role("dialog").get_by_role("button", name="Close").click()
+    expect(page.locator(".plot .dot")).to_have_count(7)
+    expect(page.get_by_role("button", name="Delete nine")).to_have_count(0)
+    expect(page.locator(".card h3", has_text="nine")).to_have_count(0)
+
+
+def test_training_in_the_background_is_followed_to_its_end(visit, address, folder):
+    page = visit(address)
+    page.get_by_label("Also train a prompt").check()
+    examples(page, "eight", TOKEN, draw_digits(folder / "eights", "eight", 5))
+    expect(page.locator(".jobs .good")).to_have_text("“eight” now has a prompt of its own.", timeout=60_000)
+    delete(page, "eight")
+    expect(page.get_by_role("dialog")).to_contain_text("“eight” is deleted")
+
+
+def test_progress_and_failure_of_a_training_are_told(visit, address, folder):
+    page = visit(address)
+    training = {
+        "id": "1",
+        "class": "eight",
+        "done": 3,
+        "total": 9,
+        "seconds_left": 5.0,
+        "message": "training",
+    }
+    steps = iter(
+        [
+            training | {"state": "training"},
+            training | {"state": "failed", "message": "the loss is not finite"},
+        ]
+    )
+    page.route(
+        "**/classes/*",
+        lambda route: route.fulfill(
+            status=201, json={"class": "eight", "task": "eight", "images": 5, "job": "1"}
+        ),
+    )
+    page.route("**/jobs/1", lambda route: route.fulfill(json=next(steps)))
+    examples(page, "eight", TOKEN, draw_digits(folder / "eights", "eight", 5))
+    expect(page.locator(".jobs")).to_contain_text("about 5 seconds left")
+    assert page.locator(".jobs progress").evaluate("bar => [bar.value, bar.max]") == [3, 9]
+    expect(page.locator(".jobs .problem")).to_contain_text("the loss is not finite")
+
+
+def test_names_are_text_whatever_they_look_like(visit, address, folder):
+    page = visit(address)
+    give(page, "paste", "body", [])  # nothing to take
+    page.get_by_label("Name of the class").focus()
+    give(page, "paste", "#class-name", draw_digits(folder / "nines", "nine", 3))  # examples, not questions
+    expect(page.locator("#examples li")).to_have_count(3)
+    give(page, "drop", "#teach .drop", draw_digits(folder / "nines", "nine", 5)[3:])
+    examples(page, NASTY, TOKEN, [])
+    expect(page.locator("#teach-answer")).to_contain_text("was learned from 5 pictures")
+    choose(page, new(folder, "nine"))
+    expect(page.locator(".card h3 .label")).to_have_text(NASTY)
+    assert page.locator("img[src=x], main b:has-text('bold')").count() == 0
+    delete(page, NASTY)
+    expect(page.get_by_role("dialog")).to_contain_text("is deleted")
+
+
+def test_all_of_it_works_from_the_keyboard(visit, address, folder):
+    page = visit(address)
+
+    def tab_to(name: str) -> None:
+        for _ in range(60):
+            page.keyboard.press("Tab")
+            if (
+                page.evaluate(
+                    "document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent"
+                )
+                == name
+            ):
+                return
+        raise AssertionError(f"Tab does not reach {name}")
+
+    page.on("filechooser", lambda chooser: chooser.set_files(new(folder, "five")))
+    tab_to("Choose pictures")
+    page.keyboard.press("Enter")
+    expect(page.locator(".card .scores")).to_have_count(1)
+    tab_to("one, task January")  # one stop for the whole map; arrows go on from there
+    expect(page.locator(".over text")).to_have_text("one")
+    page.keyboard.press("Tab")
+    assert not page.evaluate("document.getElementById('plot').contains(document.activeElement)")
+    page.keyboard.press("Shift+Tab")
+    expect(page.locator(".over text")).to_have_text("one")
+    for key in ("ArrowUp", "ArrowLeft", "ArrowDown"):
+        page.keyboard.press(key)
+    assert page.evaluate("document.activeElement.classList[0]") in ("dot", "shot")
+    expect(page.locator(".over text")).not_to_have_text("one")
+    tab_to("Delete zero")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    assert page.evaluate("document.activeElement.textContent") == "Cancel"  # the harmless one
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Delete zero"
+
+
+def test_every_control_has_a_name(visit, address, folder):
+    page = visit(address)
+    choose(page, new(folder, "five"))
+    page.locator("#example-files").set_input_files(new(folder, "nine"))
+    for role in ("button", "textbox", "searchbox", "checkbox", "link", "region", "navigation", "img"):
+        for node in page.get_by_role(role).all():
+            assert re.match(rf"- '?{role} \"", node.aria_snapshot()), (role, node.aria_snapshot())
+
+
+def test_a_busy_service_is_asked_again(visit, address, folder):
+    page = visit(address, "503")
+    answers = iter([True, True, False])
+
+    def busy(route: Route) -> None:
+        if next(answers):
+            route.fulfill(status=503, headers={"Retry-After": "1"}, json={"detail": "the queue is full"})
+        else:
+            route.continue_()
+
+    page.route("**/predict?*", busy)
+    page.locator("#files").set_input_files(new(folder, "five"))
+    expect(page.locator(".card")).to_contain_text("asking again in 1 second")
+    expect(page.locator(".card .label")).to_have_text("five")
+
+
+def test_a_service_that_is_gone_is_said_to_be_so_and_can_be_tried_again(visit, address, folder):
+    page = visit(address, "500", "ERR_FAILED")
+    page.route("**/predict?*", lambda route: route.fulfill(status=500, body="<html>a proxy's page</html>"))
+    choose(page, new(folder, "five"))
+    expect(page.locator(".card .problem")).to_have_text("The service answered with error 500.")
+    page.unroute("**/predict?*")
+    page.route("**/predict?*", lambda route: route.abort())
+    choose(page, new(folder, "six"))
+    expect(page.locator(".card .problem").first).to_have_text(
+        "The service does not answer. Is it still running?"
+    )
+    page.unroute("**/predict?*")
+    page.get_by_role("button", name="Try again").click()
+    expect(page.locator(".card .label")).to_have_text("six")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_text_is_legible_and_fits_a_phone(visit, address, folder, scheme, path, tmp_path):
+    bad = folder / "notes.txt"
+    bad.write_text("this is no picture")
+    page = visit(address + path, "422", viewport=PHONE, color_scheme=scheme, reduced_motion="reduce")
+    if path == "/":
+        choose(page, [*new(folder, "five"), bad, *new(folder, "nine", 3)])
+        page.get_by_text("How to read an answer").click()
+        page.get_by_text("The map as a table").click()
+        page.get_by_role("button", name="Teach", exact=True).click()
+    contrasts = page.evaluate(CONTRASTS)
+    assert len(contrasts) > 40
+    assert {text: round(ratio, 2) for text, ratio in contrasts if ratio < 4.5} == {}
+    assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    picture = page.screenshot(path=tmp_path / "page.png", full_page=True)
+    assert picture[:4] == b"\x89PNG"
+
+
+def test_without_teaching_classes_are_listed_and_nothing_else(visit, learner, folder):
+    bare = Learner(learner.backbone, learner.settings)
+    tasks = [
+        dataclasses.replace(task, classes=tuple(dataclasses.replace(c, held_out=None) for c in task.classes))
+        for task in learner.memory.tasks
+    ]
+    bare.memory = type(learner.memory)(tasks)
+    bare.save(folder / "bare.protosteer")
+    with serving(create_app(bare, folder / "bare.protosteer")) as address:
+        page = visit(address)
+        expect(page.locator(".rows li")).to_have_count(7)
+        expect(page.get_by_text("protosteer serve MODEL --allow-teach")).to_be_visible()
+        expect(page.locator("#teach")).to_be_hidden()
+        assert page.get_by_role("button", name="Delete").count() == 0
+        expect(page.get_by_text("is never said here")).to_be_visible()
+        choose(page, new(folder, "nine", 3))
+        expect(page.locator(".badge")).to_have_count(0)
+        page.close()
+
+
+def test_a_large_model_shows_names_on_request(visit, learner, folder):
+    large = Learner(learner.backbone, learner.settings)
+    means = torch.randn(300, 1, learner.backbone.dim, generator=torch.Generator().manual_seed(0))
+    nothing, one = torch.zeros_like(means[0]), torch.ones(1, dtype=torch.int64)
+    records = [
+        ClassRecord(f"species {i:03d}", mean.clone(), Centroids(mean.clone(), nothing.clone(), one.clone()))
+        for i, mean in enumerate(means)
+    ]
+    for first in range(0, 300, 10):
+        large.memory.add(TaskRecord(f"month {first // 10}", tuple(records[first : first + 10]), None))
+    large.save(folder / "large.protosteer")
+    with serving(create_app(large, folder / "large.protosteer")) as address:
+        page = visit(address)
+        expect(page.locator(".dot")).to_have_count(300)
+        expect(page.locator(".plot text")).to_have_count(0)
+        page.locator(".dot").nth(17).focus()
+        expect(page.locator(".over text")).to_have_text("species 017")
+        expect(page.locator(".rows li")).to_have_count(201)
+        page.get_by_label("Filter the classes").fill("month 12")
+        expect(page.locator(".rows li")).to_have_count(10)
+        expect(page.locator("#class-count")).to_have_text("10 of 300 classes")
+        looks = page.locator(".legend path").evaluate_all("paths => paths.map((p) => p.outerHTML)")
+        assert len(set(looks)) == len(looks) == 30  # no two tasks look the same
+        page.close()
+
+
+def test_the_docs_page_shows_every_route(visit, address):
+    page = visit(address + "/docs")
+    with page.expect_response("**/openapi.json") as answer:
+        page.reload()
+    paths = json.loads(answer.value.body())["paths"]
+    routes = sorted(f"{method.upper()} {path}" for path, methods in paths.items() for method in methods)
+    expect(page.locator("section")).to_have_count(len(routes))
+    assert sorted(page.locator(".contents a").all_inner_texts()) == routes
+    teach = page.locator("section", has=page.get_by_role("heading", name="POST /classes/{name}"))
+    expect(teach.locator("pre")).to_contain_text(f'curl -X POST "{address}/classes/red%20fox"')
+    expect(teach.locator("pre")).to_contain_text('-H "Authorization: Bearer $TOKEN"')
+    expect(teach.locator("pre")).to_contain_text("-F images=@one.jpg")
+    predict = page.locator("section", has=page.get_by_role("heading", name="POST /predict"))
+    expect(predict).to_contain_text("candidates, top (label, task, probability, similarity), position")
+    page.get_by_role("link", name="Try it with pictures").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("digits.protosteer")
+
+
+def test_the_picture_for_the_docs_can_be_taken(browser, address, folder, tmp_path):
+    photograph(browser, address, new(folder, "five") + new(folder, "nine"), tmp_path / "page.png")
+    with Image.open(tmp_path / "page.png") as picture:
+        assert picture.size == (SIZE["width"], SIZE["height"])

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+import torch
+
+pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
+
+from protosteer.errors import LearnerError
+from protosteer.memory import ClassRecord, Memory, TaskRecord
+from protosteer.prototypes import Centroids
+from protosteer.serve.projection import EDGE, Projection
+
+
+def record(name: str, *means: list[float], counts: list[int] | None = None) -> ClassRecord:
+    values = torch.tensor(means)
+    weights = torch.tensor(counts or [1] * len(means))
+    return ClassRecord(name, values, Centroids(values, torch.zeros_like(values), weights))
+
+
+def memory(*records: ClassRecord) -> Memory:
+    return Memory([TaskRecord(f"task of {r.name}", (r,), None) for r in records])
+
+
+def spots(projection: Projection) -> dict[str, tuple[float, float]]:
+    return {name: (x, y) for name, _, x, y in projection.classes}
+
+
+def test_three_classes_lie_as_their_directions_do():
+    # An isosceles triangle on the unit sphere: A and B differ most, along x; C lies off their middle, along y.
+    angle = 0.5
+    a, b = [math.cos(1.0), math.sin(1.0), 0.0], [math.cos(1.0), -math.sin(1.0), 0.0]
+    c = [math.cos(1.0) * math.cos(angle), 0.0, math.sin(angle)]
+    found = spots(Projection.fit(memory(record("A", a), record("B", b), record("C", c))))
+    assert found["A"] == pytest.approx((1.0, found["B"][1])) and found["B"][0] == pytest.approx(-1.0)
+    assert found["C"][0] == pytest.approx(0.0, abs=1e-6)
+    # one scale for both axes: distances keep their proportions
+    unit = torch.nn.functional.normalize(torch.tensor([a, b, c]), dim=1)
+    expected = (unit[0] - unit[2]).norm() / (unit[0] - unit[1]).norm()
+    assert math.dist(found["A"], found["C"]) / math.dist(found["A"], found["B"]) == pytest.approx(
+        float(expected), rel=1e-5
+    )
+
+
+def test_lengths_of_centroids_do_not_count_but_their_images_do():
+    rows = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.2], [0.0, 0.0, 1.0]]
+    once = Projection.fit(memory(*(record(name, row) for name, row in zip("ABC", rows, strict=True))))
+    longer = [[size * x for x in row] for size, row in zip((9.0, 0.1, 5.0), rows, strict=True)]
+    scaled = Projection.fit(memory(*(record(name, row) for name, row in zip("ABC", longer, strict=True))))
+    for name, spot in spots(once).items():
+        assert spots(scaled)[name] == pytest.approx(spot, abs=1e-6)
+    many = record("A", [3.0, 0, 0], [0, 0, 1.0], counts=[99, 1])
+    few = record("A", [3.0, 0, 0], [0, 0, 1.0], counts=[1, 1])
+    others = record("B", [0, 1.0, 0]), record("C", [0, 0, 1.0])
+    near, far = spots(Projection.fit(memory(few, *others))), spots(Projection.fit(memory(many, *others)))
+    assert math.dist(near["A"], near["C"]) < math.dist(far["A"], far["C"])
+
+
+def test_one_class_is_in_the_middle_and_unlike_pictures_move_off():
+    projection = Projection.fit(memory(record("A", [0.0, 2.0])))
+    assert projection.classes == [("A", "task of A", 0.0, 0.0)]
+    (same, across, opposite) = projection.place(torch.tensor([[0.0, 7.0], [1.0, 0.0], [0.0, -1.0]]))
+    assert same == (0.0, 0.0) and across == pytest.approx((-1.0, 0.0)) and opposite == (-EDGE, 0.0)
+
+
+def test_two_classes_face_each_other_and_the_second_axis_is_likeness_to_both():
+    projection = Projection.fit(memory(record("A", [1.0, 0, 0]), record("B", [0, 1.0, 0])))
+    assert spots(projection) == {
+        "A": pytest.approx((1.0, 0.0), abs=1e-9),
+        "B": pytest.approx((-1.0, 0.0), abs=1e-9),
+    }
+    (between, stranger) = projection.place(torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]]))
+    assert between[0] == pytest.approx(0.0, abs=1e-9) and stranger[0] == pytest.approx(0.0, abs=1e-9)
+    assert between[1] > 0 > stranger[1]
+
+
+def test_opposite_classes_have_no_second_axis():
+    projection = Projection.fit(memory(record("A", [1.0, 0.0]), record("B", [-1.0, 0.0])))
+    assert spots(projection) == {"A": (1.0, 0.0), "B": (-1.0, 0.0)}
+    assert projection.place(torch.tensor([[0.0, 1.0]])) == [(0.0, 0.0)]
+
+
+def test_equal_classes_share_one_spot():
+    projection = Projection.fit(memory(*(record(name, [1.0, 2.0, 3.0]) for name in "ABC")))
+    assert [(x, y) for _, _, x, y in projection.classes] == [pytest.approx((0.0, 0.0), abs=1e-6)] * 3
+
+
+def test_a_class_mean_is_placed_on_its_own_dot_and_names_keep_their_tasks():
+    numbers = torch.randn(12, 5, 16, generator=torch.Generator().manual_seed(0)).tolist()
+    records = [record(f"class {i}", *means, counts=[1, 2, 3, 4, 5]) for i, means in enumerate(numbers)]
+    tasks = [TaskRecord("first", tuple(records[:7]), None), TaskRecord("second", tuple(records[7:]), None)]
+    projection = Projection.fit(Memory(tasks))
+    assert [(name, task) for name, task, _, _ in projection.classes] == [
+        (f"class {i}", "first" if i < 7 else "second") for i in range(12)
+    ]
+    weights = torch.tensor([1.0, 2, 3, 4, 5])[:, None]
+    means = [(torch.nn.functional.normalize(r.values.means, dim=1) * weights).sum(dim=0) for r in records]
+    for (x, y), (_, _, class_x, class_y) in zip(
+        projection.place(torch.stack(means)), projection.classes, strict=True
+    ):
+        assert (x, y) == pytest.approx((class_x, class_y), abs=1e-5)
+
+
+def test_axes_do_not_depend_on_the_order_of_classes_or_on_which_side_was_factored():
+    numbers = torch.randn(30, 8, generator=torch.Generator().manual_seed(1))
+    numbers[:, 0] *= 3  # so that the two leading axes are far from equal
+    numbers[:, 1] *= 2
+    wide = torch.cat([numbers, torch.zeros(30, 40)], dim=1)  # same points, more dimensions than classes
+    records = [record(str(i), row) for i, row in enumerate(numbers.tolist())]
+    straight, backwards = Projection.fit(memory(*records)), Projection.fit(memory(*records[::-1]))
+    padded = Projection.fit(memory(*(record(str(i), row) for i, row in enumerate(wide.tolist()))))
+    for name, spot in spots(straight).items():
+        assert spots(backwards)[name] == pytest.approx(spot, abs=1e-6)
+        assert spots(padded)[name] == pytest.approx(spot, abs=1e-6)
+
+
+def test_thousands_of_classes_fill_the_map_quickly():
+    numbers = torch.randn(3000, 192, generator=torch.Generator().manual_seed(2))
+    records = [
+        ClassRecord(str(i), row, Centroids(row, torch.zeros_like(row), torch.ones(1, dtype=torch.int64)))
+        for i, row in enumerate(numbers[:, None])
+    ]
+    start = time.perf_counter()
+    projection = Projection.fit(Memory([TaskRecord("t", tuple(records), None)]))
+    assert time.perf_counter() - start < 5
+    farthest = max(max(abs(x), abs(y)) for _, _, x, y in projection.classes)
+    assert len(projection.classes) == 3000 and farthest == pytest.approx(1.0)
+    placed = projection.place(100 * torch.randn(50, 192))
+    assert all(abs(x) <= EDGE and abs(y) <= EDGE for x, y in placed)
+
+
+def test_an_empty_model_has_no_map():
+    with pytest.raises(LearnerError, match="learn a class first"):
+        Projection.fit(Memory())

@@ -1,0 +1,332 @@
+"""The routes over HTTP: what is answered, and what is refused with which words."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import logging
+import sys
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
+
+from fastapi.testclient import TestClient
+from serve_toys import BEARER, encoded, form, pictures, service, taught
+
+import protosteer.serve
+from conftest import easy_task
+from protosteer.data.transforms import Preprocessing
+from protosteer.errors import SettingsError
+from protosteer.learner import Learner
+from protosteer.rejection import threshold
+from protosteer.serve import answers
+from protosteer.serve.app import create_app
+from protosteer.serve.limits import Limits
+
+
+@pytest.fixture(scope="module")
+def learner() -> Learner:
+    """With one class of a few images, whose left-out similarities calibrate the model."""
+    learner = taught()
+    learner.add_class("few", pictures("few", 6))
+    return learner
+
+
+@pytest.fixture
+def client(tmp_path, learner):
+    with TestClient(service(tmp_path, learner)) as client:
+        yield client
+
+
+# Prediction
+
+
+def test_predictions_equal_those_of_the_learner(client, learner):
+    pixels = torch.cat([pictures(name, 3) for name in ("ant", "dog", "few")])
+    expected = learner.predict(pixels)
+    served = client.post("/predict?top=3&reject=0.2", files=form(pixels)).json()["predictions"]
+    assert [p["name"] for p in served] == [f"picture {i}.png" for i in range(9)]
+    assert [p["label"] for p in served] == expected.labels
+    assert [p["task"] for p in served] == expected.tasks
+    assert [p["candidates"] for p in served] == expected.candidates
+    best = expected.scores.amax(dim=1)
+    torch.testing.assert_close(torch.tensor([p["similarity"] for p in served]), best)
+    torch.testing.assert_close(torch.tensor([p["energy"] for p in served]), expected.energy)
+    limit = threshold(learner.memory, 0.2)
+    assert [p["unknown"] for p in served] == (best < limit).tolist()
+    for row, prediction in enumerate(served):
+        ranked = expected.scores[row].argsort(descending=True)[:3].tolist()
+        assert [t["label"] for t in prediction["top"]] == [expected.classes[c] for c in ranked]
+        assert [t["probability"] for t in prediction["top"]] == pytest.approx(
+            expected.probabilities[row, ranked].tolist()
+        )
+        assert prediction["top"][0]["similarity"] == prediction["similarity"]
+        assert prediction["top"][0]["task"] == prediction["task"]
+
+
+def test_answers_have_the_shapes_that_openapi_tells(client):
+    body = client.post("/predict", files=form(pictures("ant", 2))).json()
+    shape = answers.Predictions.model_validate(body, extra="forbid")
+    assert shape.model_dump(mode="json") == {"predictions": [dict(p) for p in body["predictions"]]}
+    openapi = client.get("/openapi.json").json()
+    assert "HTTPValidationError" not in openapi["components"]["schemas"]  # every error has our own shape
+    paths = openapi["paths"]
+    assert set(paths) >= {"/predict", "/classes", "/classes/{name}", "/model", "/map", "/jobs/{id}"}
+    assert "multipart/form-data" in paths["/predict"]["post"]["requestBody"]["content"]
+    assert paths["/classes/{name}"]["delete"]["security"] == [{"HTTPBearer": []}]
+    refusal = paths["/predict"]["post"]["responses"]["422"]["content"]["application/json"]["schema"]
+    assert refusal == {"$ref": "#/components/schemas/Error"}
+
+
+def test_a_label_comes_first_even_if_another_class_is_exactly_as_similar(tmp_path):
+    learner = taught()
+    twin = pictures("twin", 5)
+    learner.add_class("one", twin)
+    learner.add_class("two", twin)
+    with TestClient(service(tmp_path, learner)) as client:
+        for top in (1, 2, 6):
+            (answer,) = client.post(f"/predict?top={top}", files=form(twin[:1])).json()["predictions"]
+            assert answer["label"] == answer["top"][0]["label"] == learner.predict(twin[:1]).labels[0]
+            assert len(answer["top"]) == top
+
+
+def test_a_position_lies_on_the_map_near_its_class(client):
+    (answer,) = client.post("/predict", files=form(pictures("ant", 1))).json()["predictions"]
+    places = {c["name"]: (c["x"], c["y"]) for c in client.get("/map").json()["classes"]}
+
+    def distance(name: str) -> float:
+        return sum((a - b) ** 2 for a, b in zip(answer["position"], places[name], strict=True))
+
+    assert min(places, key=distance) == "ant"
+
+
+def test_whether_an_image_is_unknown_is_null_where_the_model_cannot_tell(tmp_path):
+    with TestClient(service(tmp_path, taught(), teach=False)) as client:
+        (answer,) = client.post("/predict", files=form(pictures("ant", 1))).json()["predictions"]
+        assert answer["unknown"] is None and client.get("/model").json()["calibrated"] is False
+
+
+def test_every_client_gets_the_answers_for_its_own_images(client, learner):
+    names = learner.classes
+    pixels, labels = easy_task(names, per_class=24, seed=90)
+    expected = dict(zip(range(len(labels)), learner.predict(pixels).labels, strict=True))
+
+    def ask(worker: int) -> bool:
+        rows = list(range(worker, len(labels), 12))
+        right = True
+        while rows:
+            some, rows = rows[: 1 + worker % 3], rows[1 + worker % 3 :]
+            files = [("images", (str(row), encoded(pixels[row]))) for row in some]
+            served = client.post("/predict", files=files).json()["predictions"]
+            right &= [(p["name"], p["label"]) for p in served] == [(str(r), expected[r]) for r in some]
+        return right
+
+    with ThreadPoolExecutor(12) as pool:
+        assert all(pool.map(ask, range(12)))
+    assert metric(client, "protosteer_images_total") == len(labels)
+
+
+def test_nothing_keeps_images_after_the_answer(client, monkeypatch):
+    references, to_canvas = [], Preprocessing.to_canvas
+
+    def noted(self, image):
+        canvas = to_canvas(self, image)
+        references.append(weakref.ref(canvas))
+        return canvas
+
+    monkeypatch.setattr(Preprocessing, "to_canvas", noted)
+    assert client.post("/predict", files=form(pictures("ant", 3))).status_code == 200
+    assert client.post("/classes/new", files=form(pictures("new", 3)), headers=BEARER).status_code == 201
+    assert len(references) == 6
+    gc.collect()
+    assert all(reference() is None for reference in references)
+
+
+# Reports
+
+
+def test_reports(client, learner):
+    assert client.get("/healthz").json() == {"status": "ok"}
+    classes = client.get("/classes").json()["classes"]
+    assert [c["name"] for c in classes] == learner.classes
+    assert classes[0] == {"name": "ant", "task": "ant task", "images": 8, "centroids": 2}
+    model = client.get("/model").json()
+    assert (model["teaching"], model["reject"], model["calibrated"]) == (True, 0.05, True)
+    assert [task["name"] for task in model["tasks"]] == learner.tasks
+    drawn = client.get("/map").json()
+    assert drawn["method"] == "pca" and drawn["tasks"] == learner.tasks
+    assert [c["name"] for c in drawn["classes"]] == learner.classes
+    assert all(-1 <= value <= 1 for c in drawn["classes"] for value in (c["x"], c["y"]))
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_pages_load_nothing_from_elsewhere(client, path):
+    answer = client.get(path)
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/html")
+    assert "default-src 'self'" in answer.headers["content-security-policy"]
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "access-control-allow-origin" not in answer.headers
+    assert '"https://' not in answer.text and "cdn" not in answer.text.lower()
+
+
+def test_metrics_count_by_route_and_not_by_path(client):
+    client.post("/predict", files=form(pictures("ant", 3)))
+    for number in range(5):
+        client.get(f"/nowhere/{number}")
+        client.get(f"/jobs/{number}")
+    client.request("BREW", "/")
+    lines = client.get("/metrics").text.splitlines()
+    samples = [line for line in lines if not line.startswith("#")]
+    values = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in samples)}
+    assert len(values) == len(samples)
+    assert values['protosteer_requests_total{method="GET",route="none",status="404"}'] == 5
+    assert values['protosteer_requests_total{method="GET",route="/jobs/{id}",status="404"}'] == 5
+    assert values['protosteer_requests_total{method="other",route="/",status="405"}'] == 1
+    assert values["protosteer_images_total"] == 3
+    assert values['protosteer_batch_images_bucket{le="2"}'] == 0
+    assert values['protosteer_batch_images_bucket{le="4"}'] == 1
+    assert values['protosteer_request_seconds_bucket{route="/predict",le="+Inf"}'] == 1
+    assert values['protosteer_request_seconds_sum{route="/predict"}'] > 0
+    assert values["protosteer_classes"] == 5 and values["protosteer_queue_images"] == 0
+    typed = {line.split()[2] for line in lines if line.startswith("# TYPE")}
+    assert all(any(name.startswith(kind) for kind in typed) for name in values)
+
+
+def metric(client: TestClient, name: str) -> float:
+    lines = client.get("/metrics").text.splitlines()
+    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name} "))
+
+
+def test_requests_are_logged_only_if_asked_for(client, caplog):
+    client.get("/healthz")
+    assert not caplog.records
+    with caplog.at_level(logging.INFO, "protosteer.serve"):
+        client.get("/jobs/a%0Ab")
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "protosteer.serve"]
+    assert line.startswith("GET /jobs/a%0Ab 404 ") and line.endswith(" ms")
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [("top=0", "option top = '0'"), ("top=x", "option top = 'x'"), ("reject=1", "option reject = '1'")],
+)
+def test_bad_options_are_named(client, query, words):
+    answer = client.post(f"/predict?{query}", files=form(pictures("ant", 1)))
+    assert answer.status_code == 422 and answer.json()["detail"].startswith(words)
+
+
+def test_a_request_without_images_is_told_how_to_send_them(client):
+    for options in ({}, {"data": {"images": "text"}}, {"files": [("other", ("a.png", b"x"))]}):
+        answer = client.post("/predict", **options)
+        assert answer.status_code == 422 and "'images'" in answer.json()["detail"]
+
+
+def test_a_bad_image_is_named_and_only_its_own_request_fails(client):
+    files = form(pictures("ant", 3))
+    files[1] = ("images", ("holiday.jpg", b"not an image"))
+    answer = client.post("/predict", files=files)
+    assert answer.status_code == 422
+    assert answer.json()["detail"].startswith("holiday.jpg cannot be read as an image")
+    assert client.post("/predict", files=form(pictures("ant", 3))).status_code == 200
+
+
+def test_unknown_routes_and_methods(client):
+    for method, path, status in (("GET", "/nowhere", 404), ("GET", "/predict", 405)):
+        answer = client.request(method, path)
+        assert answer.status_code == status and "/docs lists what there is" in answer.json()["detail"]
+
+
+def test_a_full_queue_refuses_before_anything_is_decoded(tmp_path, learner, monkeypatch):
+    decoded = []
+    app = service(tmp_path, learner, limits=Limits(images=2, queue=2, batch=2))
+    state = app.state.service
+    entered, go_on = threading.Event(), threading.Event()
+    predict = state.store.current.predict
+
+    def slow(pixels, top):
+        entered.set()
+        assert go_on.wait(10)
+        return predict(pixels, top)
+
+    monkeypatch.setattr(state.store.current, "predict", slow)
+    monkeypatch.setattr("protosteer.serve.uploads.canvas", _noting(decoded))
+    with TestClient(app) as client, ThreadPoolExecutor(3) as pool:
+
+        def ask():
+            return client.post("/predict", files=form(pictures("ant", 2)))
+
+        first = pool.submit(ask)
+        assert entered.wait(10)
+        second = pool.submit(ask)
+        while state.batcher.length < 2:
+            assert not second.done()
+        refused = ask()
+        assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["detail"] == "2 images are waiting and 2 may; try again later"
+        go_on.set()
+        assert first.result().status_code == second.result().status_code == 200
+        assert len(decoded) == 4
+        assert ask().status_code == 200
+
+
+def _noting(decoded: list[str]):
+    from protosteer.serve import uploads
+
+    canvas = uploads.canvas
+
+    def noted(upload, *rest):
+        decoded.append(upload.name)
+        return canvas(upload, *rest)
+
+    return noted
+
+
+def test_an_error_inside_gives_one_line_and_is_logged(client, monkeypatch, caplog):
+    state = client.app.state.service
+    monkeypatch.setattr(state.store.current, "predict", lambda pixels, top: 1 / 0)
+    answer = client.post("/predict", files=form(pictures("ant", 1)))
+    assert answer.status_code == 500
+    assert answer.json() == {"detail": "the service failed (ZeroDivisionError); its log says more"}
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "POST /predict failed" in caplog.text
+
+
+def test_bad_setups_are_refused(tmp_path, learner):
+    learner.save(tmp_path / "m.protosteer")
+    for options, words in (
+        ({"allow_teach": True}, "needs a token"),
+        ({"allow_teach": True, "token": ""}, "needs a token"),
+        ({"reject": 1.0}, "reject = 1.0"),
+    ):
+        with pytest.raises(SettingsError, match=words):
+            create_app(learner, tmp_path / "m.protosteer", **options)
+    with pytest.raises(SettingsError, match="queue = 5"):
+        Limits(images=6, queue=5)
+    with pytest.raises(SettingsError, match="pixels = 0"):
+        Limits(pixels=0)
+
+
+def test_without_the_extra_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(ImportError, match=r"needs uvicorn: pip install 'protosteer\[serve\]'"):
+        importlib.reload(protosteer.serve)
+    monkeypatch.undo()
+    importlib.reload(protosteer.serve)
+
+
+def test_when_the_service_has_stopped_requests_are_refused(tmp_path, learner):
+    app = service(tmp_path, learner)
+    with TestClient(app) as client:
+        app.state.service.stop()
+        answer = client.post("/predict", files=form(pictures("ant", 1)))
+        assert answer.status_code == 503 and "stopping" in answer.json()["detail"]
+        answer = client.post("/classes/new?train=true", files=form(pictures("new")), headers=BEARER)
+        assert answer.status_code == 503

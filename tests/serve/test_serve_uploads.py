@@ -1,0 +1,163 @@
+"""Uploads: bounded while they arrive, checked before they are decoded, decoded as files are."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+
+import pytest
+import torch
+
+pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
+
+import anyio
+from fastapi.testclient import TestClient
+from PIL import Image
+from serve_toys import encoded, form, pictures, service
+
+from conftest import tiny_backbone
+from protosteer.data.transforms import Preprocessing
+from protosteer.serve.limits import Limits, Refused
+from protosteer.serve.uploads import Upload, canvas
+
+PREPROCESSING = tiny_backbone().preprocessing
+SMALL = Limits(
+    images=3, file_bytes=20_000, request_bytes=50_000, pixels=10_000, upload_seconds=0.3, uploads=2
+)
+
+
+@pytest.fixture
+def client(tmp_path):
+    with TestClient(service(tmp_path, teach=False, limits=SMALL)) as client:
+        yield client
+
+
+def decoded(data: bytes, limits: Limits = SMALL) -> torch.Tensor:
+    return canvas(Upload("photo.png", len(data), io.BytesIO(data)), PREPROCESSING, limits)
+
+
+def test_an_upload_is_decoded_as_a_file_is():
+    photo = Image.effect_noise((40, 60), 80).convert("RGB")
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees
+    buffer = io.BytesIO()
+    photo.save(buffer, "JPEG", exif=exif)
+    assert torch.equal(
+        decoded(buffer.getvalue()), PREPROCESSING.to_canvas(Image.open(io.BytesIO(buffer.getvalue())))
+    )
+    assert not torch.equal(decoded(buffer.getvalue()), PREPROCESSING.to_canvas(photo))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM"])
+def test_common_formats_are_read(kind):
+    assert decoded(encoded(pictures("ant", 1)[0], kind)).shape == (3, 16, 16)
+
+
+def test_a_format_that_needs_another_program_is_not_opened():
+    with pytest.raises(Refused, match="photo.png cannot be read as an image") as refused:
+        decoded(encoded(pictures("ant", 1)[0], "EPS"))
+    assert refused.value.status == 422
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"junk", encoded(pictures("ant", 1)[0])[:100]], ids=["empty", "junk", "cut"]
+)
+def test_damaged_images_are_refused(data):
+    with pytest.raises(Refused, match="photo.png cannot be read as an image") as refused:
+        decoded(data)
+    assert refused.value.status == 422
+
+
+@pytest.mark.parametrize("size", [(200, 51), (30_000, 30_000)])
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_an_image_with_too_many_pixels_is_refused_by_its_header(size, monkeypatch):
+    """The data that would follow the header is not even there."""
+    monkeypatch.setattr(Preprocessing, "to_canvas", lambda *_: pytest.fail("decoded"))
+    buffer = io.BytesIO()
+    Image.new("RGB", (1, 1)).save(buffer, "BMP")
+    data = bytearray(buffer.getvalue())
+    data[18:26] = size[0].to_bytes(4, "little") + size[1].to_bytes(4, "little")
+    with pytest.raises(Refused, match=r"photo.png has .*more than 10,000.*; make it smaller") as refused:
+        decoded(bytes(data))
+    assert refused.value.status == 413
+
+
+def test_a_nasty_name_stays_on_one_line():
+    with pytest.raises(Refused) as refused:
+        canvas(Upload("a\nb\x1b[31m" + "x" * 500, 0, io.BytesIO()), PREPROCESSING, SMALL)
+    assert refused.value.detail.startswith("a?b?[31mxxx") and len(refused.value.detail) < 200
+
+
+def test_too_many_images_and_too_large_files(client):
+    answer = client.post("/predict", files=form(pictures("ant", 4)))
+    assert answer.status_code == 413 and "more than 3 images" in answer.json()["detail"]
+    answer = client.post("/predict", files=[("images", ("big.png", bytes(20_001)))])
+    assert answer.status_code == 413 and answer.json()["detail"].startswith("big.png is larger than 20,000")
+
+
+def test_a_large_request_is_refused_by_its_length(client):
+    answer = client.post("/predict", files=[("images", ("big.png", bytes(60_000)))])
+    assert answer.status_code == 413 and "larger than 50,000 bytes" in answer.json()["detail"]
+
+
+def test_a_large_request_of_unknown_length_is_refused_while_it_arrives(client):
+    received = 0
+
+    async def receive():
+        nonlocal received
+        received += 10_000
+        head = b'--b\r\nContent-Disposition: form-data; name="images"; filename="a"\r\n\r\n'
+        return {"type": "http.request", "body": head.ljust(10_000), "more_body": True}
+
+    assert anyio.run(status_of, client.app, receive) == 413
+    assert received == 60_000
+
+
+async def status_of(app, receive) -> int:
+    """The status of a request for prediction whose body comes from `receive` and has no length."""
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": "/predict",
+        "query_string": b"",
+        "headers": [(b"content-type", b"multipart/form-data; boundary=b")],
+    }
+    statuses = []
+
+    async def send(message):
+        statuses.append(message.get("status"))
+
+    await app(scope, receive, send)
+    return statuses[0]
+
+
+def test_a_broken_form_is_refused(client):
+    for kind in ("multipart/form-data; boundary=b", "multipart/form-data"):
+        answer = client.post("/predict", content=b"--x\r\njunk", headers={"Content-Type": kind})
+        assert answer.status_code == 422 and "form" in answer.json()["detail"]
+
+
+def test_slow_uploads_end_and_do_not_keep_others_out(client):
+    """Two clients that never send their images take both places, but only for a while."""
+    app, statuses = client.app, []
+
+    async def two_stalled() -> None:
+        async def one() -> None:
+            statuses.append(await status_of(app, anyio.sleep_forever))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(one)
+            tasks.start_soon(one)
+
+    waiting = threading.Thread(target=anyio.run, args=(two_stalled,))
+    waiting.start()
+    while app.state.service._uploads < 2:
+        time.sleep(0.001)
+    answer = client.post("/predict", files=form(pictures("ant", 1)))
+    assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
+    waiting.join(10)
+    assert statuses == [408, 408]
+    assert client.post("/predict", files=form(pictures("ant", 1))).status_code == 200

@@ -1,0 +1,342 @@
+"""The pages say what is true: their Python runs, their links lead somewhere, their tables list everything."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import re
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import typer
+from PIL import Image
+from sklearn.datasets import load_digits
+
+import protosteer
+from conftest import REPOSITORY
+from protosteer import errors
+from protosteer.backbones import Backbone
+from protosteer.cli import app as command_line
+from protosteer.inference import Prediction
+from protosteer.inspection import describe
+from protosteer.learner import Learner
+from protosteer.modelfile import read
+from protosteer.settings import _CHOICES, Settings
+
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+README, API, SERVICE = (REPOSITORY / name for name in ("README.md", "docs/api.md", "docs/service.md"))
+
+# A comment before a block says that it is not run, and why; weights other than nano's need a download in any case.
+NOT_RUN = re.compile(r"<!-- not run: (.+) -->\s*\Z")
+OTHER_WEIGHTS = re.compile(r'Backbone\.load\((?!"nano"\))')
+# The README learns with the paper's settings. Fifty epochs would take a test too long, so here nothing is trained.
+QUICKER = {"ps.Learner(backbone)": "ps.Learner(backbone, ps.Settings(prompts=False))"}
+
+TRAINED = Settings(epochs=1, batch_size=16, neck_hidden=16, augmentation="crop")
+TOKEN = "open-sesame"
+# Class folders that the pages speak of, and the digit that each shows.
+FOLDERS = {
+    "photos/january": {"zero": 0, "one": 1, "two": 2},
+    "photos/february": {"three": 3, "four": 4},
+    "photos/spring": {"cat": 0, "dog": 1},
+    "photos/summer": {"fox": 2, "hen": 3},
+    "more": {"nine": 9},
+    "new": {"zero": 0, "four": 4, "nine": 9},
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    code: str
+    line: int  # of the page, from 1, where the code begins
+    before: str  # text of the page up to the block
+
+    @property
+    def not_run(self) -> str | None:
+        found = NOT_RUN.search(self.before)
+        if found:
+            return found[1]
+        return "needs a download" if OTHER_WEIGHTS.search(self.code) else None
+
+
+def blocks(page: Path, language: str) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    fences = re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    found = [Block(f[1], f[2], text[: f.start(2)].count("\n") + 1, text[: f.start()]) for f in fences]
+    return [block for block in found if block.language == language]
+
+
+def rows(page: Path, heading: str) -> list[list[str]]:
+    """Cells of the table whose first heading is this one."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(f"| {heading} |")) + 2
+    table = []
+    for line in lines[start:]:
+        if not line.startswith("|"):
+            break
+        table.append([cell.strip() for cell in line.strip("|").split("|")])
+    return table
+
+
+def unquoted(cell: str) -> str:
+    assert cell.startswith("`") and cell.endswith("`"), cell
+    return cell.strip("`")
+
+
+@pytest.fixture
+def pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder, which the test works in, with six images of each class in FOLDERS."""
+    digits = load_digits()
+    for folder, classes in FOLDERS.items():
+        for name, digit in classes.items():
+            place = tmp_path / folder / name
+            place.mkdir(parents=True)
+            skip = 6 if folder == "new" else 0
+            for i, image in enumerate(digits.images[digits.target == digit][skip : skip + 6], 1):
+                Image.fromarray((255 - 15 * image).astype("uint8")).save(place / f"{i:02}.png")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def play(page: Path, replacing: dict[str, str] | None = None) -> dict[str, object]:
+    """Runs the Python blocks of a page one after the other; returns the names that they leave."""
+    names: dict[str, object] = {"__name__": page.stem}
+    runnable = [block for block in blocks(page, "python") if not block.not_run]
+    assert runnable
+    whole = "".join(block.code for block in runnable)
+    for old in replacing or {}:
+        assert whole.count(old) == 1
+    for block in runnable:
+        code = block.code
+        for old, new in (replacing or {}).items():
+            code = code.replace(old, new)
+        # Moved down, so that an error names the line of the page.
+        exec(compile("\n" * (block.line - 1) + code, str(page), "exec", dont_inherit=True), names)
+    return names
+
+
+# Python
+
+
+def test_python_of_the_readme_runs(pictures):
+    names = play(README, QUICKER)
+    assert {"photos/spring", "photos/summer"} <= FOLDERS.keys()
+    assert names["learner"].classes == ["dog", "fox", "hen"]
+    assert len(names["prediction"]) == 18
+
+
+def test_python_of_the_api_page_runs_and_gives_what_its_comments_say(pictures, capsys):
+    for package in ("fastapi", "uvicorn", "python_multipart", "onnx", "onnxruntime"):
+        pytest.importorskip(package)
+    names = play(API)
+    page = API.read_text(encoding="utf-8")
+    assert f"found.counts  # {json_like(dict.fromkeys(['one', 'two', 'zero'], 6))}:" in page
+    assert f"both.tasks  # {json_like(names['both'].tasks)}" in page
+    assert "print(error)  # no class named 'cat'; there are: ..." in page
+    assert "no class named 'cat'; there are: one, two, zero" in capsys.readouterr().out
+    assert names["intact"] is True
+    assert names["classes"] == ["one", "two", "zero", "four", "three"] == names["learner"].classes
+    assert read(Path("both.protosteer")).memory.classes == ["zero", "four", "three", "one", "two", "nil"]
+    assert names["taught"].check is not None and len(names["unknown"]) == 18
+    assert Path("alike.png").read_bytes().startswith(b"\x89PNG")
+    assert {path.name for path in Path("exported").iterdir()} == {path.name for path in names["files"]}
+
+
+def json_like(value: object) -> str:
+    return repr(value).replace("'", '"')
+
+
+def test_every_public_name_resolves_and_is_on_the_api_page():
+    page = API.read_text(encoding="utf-8")
+    for name in protosteer.__all__:
+        assert getattr(protosteer, name) is not None
+        assert name == "__version__" or re.search(rf"^has.*?`{name}`", page, re.MULTILINE | re.DOTALL), name
+    from protosteer import teaching
+
+    assert protosteer.survey is teaching.survey and protosteer.teach is teaching.teach
+
+
+def test_python_that_is_not_run_compiles_and_imports_what_exists():
+    skipped = [block for page in (README, API) for block in blocks(page, "python") if block.not_run]
+    assert skipped
+    for block in skipped:
+        compile(block.code, "skipped", "exec")
+        for module, names in re.findall(r"^from (protosteer\S*) import ([\w, ]+)", block.code, re.MULTILINE):
+            for name in names.strip().split(", "):
+                assert hasattr(importlib.import_module(module), name), name
+
+
+# Tables
+
+
+def test_every_command_is_on_the_api_page():
+    page = API.read_text(encoding="utf-8")
+    commands = typer.main.get_command(command_line).commands
+    assert {"learn", "predict", "serve", "datasets"} <= commands.keys()
+    headings = " ".join(re.findall(r"^### (.+)$", page, re.MULTILINE)).replace(",", "").split()
+    for name in commands:
+        assert f"protosteer {name}" in page and name in headings, name
+
+
+def test_the_table_of_settings_lists_all_with_their_true_defaults():
+    listed = {
+        unquoted(name): ast.literal_eval(unquoted(default)) for name, default, _ in rows(API, "setting")
+    }
+    assert list(listed.items()) == list(Settings().to_dict().items())
+    for name, _, meaning in rows(API, "setting"):
+        for choice in _CHOICES.get(unquoted(name), ()):
+            assert f"`{choice}`" in meaning, name
+
+
+def test_learner_prediction_and_errors_are_listed_whole():
+    page = API.read_text(encoding="utf-8")
+    members = [
+        n for n, m in inspect.getmembers(Learner) if not n.startswith("_") and n not in ("of_model", "index")
+    ]
+    learner = page.partition("\n## Learner\n")[2].partition("\n## ")[0]
+    for name in members:
+        assert re.search(rf"`(Learner\.)?{name}[`(]", learner), name
+    fields = [re.match(r"`(\w+)`", row[0])[1] for row in rows(API, "field")]
+    assert set(fields) == {field.name for field in dataclasses.fields(Prediction)}
+    kinds = {
+        n for n, e in inspect.getmembers(errors, inspect.isclass) if errors.ProtosteerError in e.__bases__
+    }
+    assert {re.match(r"`(\w+)`", row[0])[1] for row in rows(API, "error")} == kinds
+
+
+def test_the_table_of_limits_has_the_true_ones():
+    pytest.importorskip("fastapi")
+    from protosteer.serve.limits import Limits
+
+    listed = {unquoted(name): float(value) for name, value, _ in rows(SERVICE, "limit")}
+    assert list(listed.items()) == list(dataclasses.asdict(Limits()).items())
+
+
+def test_every_option_of_serve_is_on_the_service_page():
+    page = SERVICE.read_text(encoding="utf-8")
+    options = typer.main.get_command(command_line).commands["serve"].params
+    names = [name for option in options for name in option.opts if name.startswith("--")]
+    assert "--allow-teach" in names
+    for name in names:
+        assert re.search(rf"^\|[^|]*`{name}[` ]", page, re.MULTILINE), name
+
+
+# Links
+
+
+def anchors(page: Path) -> set[str]:
+    """Headings as GitHub makes addresses of them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_lead_to_files_and_headings(page):
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", text)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+# The service
+
+
+@pytest.fixture(scope="module")
+def learner() -> Learner:
+    """What the service page speaks of: january and february, learned in no time."""
+    digits = load_digits()
+    learner = Learner(Backbone.load("nano"), TRAINED)
+    for name in ("january", "february"):
+        classes = FOLDERS[f"photos/{name}"]
+        images = [Image.fromarray((255 - 15 * digits.images[i]).astype("uint8")) for i in range(100)]
+        labels = {digit: label for label, digit in classes.items()}
+        chosen = [i for i in range(100) if digits.target[i] in labels]
+        learner.learn(([images[i] for i in chosen], [labels[digits.target[i]] for i in chosen]), name)
+    return learner
+
+
+@pytest.fixture
+def service(learner, tmp_path):
+    for package in ("fastapi", "uvicorn", "python_multipart"):
+        pytest.importorskip(package)
+    from protosteer.serve.app import create_app
+
+    learner.save(tmp_path / "shop.protosteer")
+    return create_app(learner.copy(), tmp_path / "shop.protosteer", allow_teach=True, token=TOKEN)
+
+
+@pytest.fixture
+def port(service) -> Iterator[int]:
+    """Where the service really listens."""
+    import uvicorn
+
+    server = uvicorn.Server(uvicorn.Config(service, port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    thread.join()
+
+
+def test_every_route_is_on_the_service_page_with_an_example(service):
+    page = SERVICE.read_text(encoding="utf-8")
+    routes = [(method.upper(), path) for path, way in service.openapi()["paths"].items() for method in way]
+    assert ("POST", "/predict") in routes and ("DELETE", "/classes/{name}") in routes
+    for method, path in routes:
+        assert f"| `{method} {path}` |" in page
+        section = page.partition(f"\n### {method} {path}\n")[2].partition("\n##")[0]
+        assert f"http://127.0.0.1:8000{path.partition('{')[0]}" in section and "curl -s" in section, path
+    for path in ("/", "/docs", "/openapi.json"):
+        assert f"`GET {path}`" in page
+
+
+def test_answers_on_the_service_page_have_fields_that_exist(service, learner, tmp_path):
+    schemas = service.openapi()["components"]["schemas"].values()
+    known = {name for schema in schemas for name in schema["properties"]}
+    known |= set(keys(describe(read(tmp_path / "shop.protosteer"))))
+    shown = {name for block in blocks(SERVICE, "json") for name in re.findall(r'"(\w+)":', block.code)}
+    assert {"predictions", "unknown", "guarantee", "seconds_left", "totals"} <= shown
+    assert shown <= known
+
+
+def keys(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from keys(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from keys(inner)
+
+
+def test_metrics_on_the_service_page_exist(service):
+    from fastapi.testclient import TestClient
+
+    with TestClient(service) as client:
+        client.get("/healthz")
+        text = client.get("/metrics").text
+    (shown,) = [block.code for block in blocks(SERVICE, "text") if block.code.startswith("protosteer_")]
+    for name in re.findall(r"^\w+", shown, re.MULTILINE):
+        assert re.search(rf"^{name}\b", text, re.MULTILINE), name
+
+
+def test_the_client_of_the_service_page_works(pictures, port, capsys):
+    play(SERVICE, {"http://127.0.0.1:8000": f"http://127.0.0.1:{port}"})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:2]] == ["01.png", "01.png"]
+    assert lines[2].startswith("done the class has a prompt of its own now")
+    assert lines[3].startswith("exact: ")

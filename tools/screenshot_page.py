@@ -1,0 +1,147 @@
+"""A picture of the service's page, taken by a headless Chromium from the real service on a model of digits.
+
+    python tools/screenshot_page.py --out docs/images/page.png
+
+The model knows seven of scikit-learn's ten digits, in three tasks. The page is shown pictures of some of them, and of
+a digit that it does not know. Needs `pip install 'protosteer[serve]' playwright` and a Chromium that is installed; none
+is downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import uvicorn
+from fastapi import FastAPI
+from PIL import Image
+from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
+from sklearn.datasets import load_digits
+
+from protosteer.backbones import Backbone
+from protosteer.learner import Learner
+from protosteer.serve.app import create_app
+from protosteer.settings import Settings
+from protosteer.teaching import survey, teach
+
+NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+TASKS = {"January": ("zero", "one", "two"), "February": ("three", "four"), "March": ("five", "six")}
+LEARNED = 1000  # images from which the model may learn; the others are new to it
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+# Nothing but the page may use the network.
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+SIZE: ViewportSize = {"width": 1240, "height": 1240}
+
+
+def find_browser() -> str | None:
+    """The Chromium on this machine."""
+    return next((path for path in map(shutil.which, BROWSERS) if path), None)
+
+
+def draw_digits(folder: Path, name: str, count: int, new: bool = False) -> list[Path]:
+    """Pictures of one digit as PNG files, 8 x 8 pixels each; `new` ones are never learned."""
+    digits = load_digits()
+    rows = np.flatnonzero(digits.target == NAMES.index(name))
+    chosen = rows[rows >= LEARNED][:count] if new else rows[rows < LEARNED][:count]
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}-{row}.png" for row in chosen]
+    for row, path in zip(chosen, paths, strict=True):
+        Image.fromarray((digits.images[row] * 255 / 16).astype(np.uint8)).save(path)
+    return paths
+
+
+def learn_digits(
+    folder: Path, settings: Settings, per_class: int = 80, tasks: Mapping[str, Sequence[str]] = TASKS
+) -> Learner:
+    """A learner of some digits, saved as digits.protosteer in `folder`."""
+    learner = Learner(Backbone.load("nano"), settings)
+    for task, classes in tasks.items():
+        for name in classes:
+            draw_digits(folder / task / name, name, per_class)
+        teach(learner, survey(folder / task))
+    learner.save(folder / "digits.protosteer")
+    return learner
+
+
+@contextmanager
+def serving(app: FastAPI) -> Iterator[str]:
+    """Address of the app on a free port of this machine, until the block ends."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        listener.close()
+
+
+@contextmanager
+def browsing(executable: str) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+def show(page: Page, address: str, pictures: Sequence[Path]) -> None:
+    """Open the page and hand it the pictures; done when each has its answer."""
+    page.goto(address)
+    page.locator(".dot").first.wait_for()
+    page.locator("#files").set_input_files(pictures)
+    page.locator(f".cards:has(> .card:nth-child({min(len(pictures), 6)}) .scores)").wait_for()
+
+
+def photograph(browser: Browser, address: str, pictures: Sequence[Path], out: Path) -> None:
+    page = browser.new_page(viewport=SIZE, color_scheme="light", reduced_motion="reduce")
+    show(page, address, pictures)
+    page.locator(".card").nth(1).hover()
+    page.screenshot(path=out)
+    page.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="PNG file to write")
+    parser.add_argument("--epochs", type=int, default=3, help="epochs for the prompt of each task")
+    options = parser.parse_args(arguments)
+    executable = find_browser()
+    if executable is None:
+        raise SystemExit(f"no browser is installed; install one of: {', '.join(BROWSERS)}")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        learner = learn_digits(folder, Settings(epochs=options.epochs, batch_size=64))
+        shown = ("five", "zero", "nine", "six")
+        pictures = [path for digit in shown for path in draw_digits(folder / "new", digit, 1, new=True)]
+        app = create_app(learner, folder / "digits.protosteer", allow_teach=True, token="token")
+        with serving(app) as address, browsing(executable) as browser:
+            photograph(browser, address, pictures, options.out)
+    with Image.open(options.out) as picture:
+        picture.convert("RGB").quantize(256).save(options.out, optimize=True)
+    print(f"wrote {options.out}: {options.out.stat().st_size / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()
