@@ -279,7 +279,7 @@ def test_reject_without_held_out_images_is_refused(photos, tmp_path, capsys):
 def test_a_backbone_is_found_again_and_others_are_refused(photos, taught, tmp_path, capsys):
     assert "cannot be loaded" not in fails(capsys, "predict", taught, photos / "none")
     said = fails(capsys, "predict", taught, photos / "new", "--weights", tmp_path / "none.safetensors")
-    assert "none.safetensors" in said
+    assert "none.safetensors" in said and "was learned with backbone 'nano'" in said
     other = tmp_path / "other.protosteer"
     model = modelfile.read(taught)
     modelfile.Model(other, model.backbone | {"fingerprint": "0" * 64}, model.settings, model.memory).write(

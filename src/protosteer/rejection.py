@@ -4,7 +4,8 @@ Appendix B of the paper takes CPP as an energy-based model, E(x) = -tau log sum_
 learned. At the temperature of training the sum runs over every class alike and says little; "given an appropriate
 temperature", as the paper has it, the greatest similarity dominates. Rejection therefore uses the cold limit,
 E(x) -> -max_y s_y. docs/unknown.md has the measurements. The limit also does not change when classes are added that an
-image is unlike, so that a threshold stays right while the model grows.
+image is unlike, so that a threshold stays roughly right while the model grows: other tasks can only make an image more
+similar to something, and rejection more careful.
 
 Each class carries the greatest similarities of images that were held out when it was learned: scalars, no images. They
 depend on its own task alone, so that they come and go with it. A class from a handful of images has none to hold out: it
@@ -29,7 +30,7 @@ def calibrated(memory: Memory) -> bool:
 def threshold(memory: Memory, fraction: float) -> float:
     """The similarity below which an image counts as unknown, so that at most this fraction of the known ones does.
 
-    Fewer than one of n + 1 cannot be asked for where n images were held out: then it is that one.
+    That is so on average over the choice of held-out images; one choice may give more or less. Fewer than one of n + 1 cannot be asked for where n images were held out: then it is that one.
     """
     if not 0.0 <= fraction < 1.0:
         raise SettingsError(f"reject = {fraction}: give a fraction from 0 to below 1, such as 0.05")

@@ -160,7 +160,7 @@ def _ready(backbone: Backbone, images: int) -> Tensor:
 
 def measured_peak(kind: str, images: int) -> int:
     prepare, depth = KINDS[kind]
-    prepare(small(), BATCH)()
+    prepare(small(), LEARNED)()
     action = prepare(vit_tiny(depth), images)
     before = _start()
     action()

@@ -50,7 +50,10 @@ def backbone_of(
         return model.backbone_for(model.load_backbone(name, weights, place))
     except WeightsError as error:
         if name or weights:
-            raise
+            raise ModelFileError(
+                f"{model.path} was learned with backbone '{model.backbone['name']}', and {weights or name} cannot be "
+                f"it ({error})"
+            ) from error
         raise ModelFileError(
             f"{model.path} needs backbone '{model.backbone['name']}', which cannot be loaded ({error}); say where its "
             "weights are with --weights FILE"

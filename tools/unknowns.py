@@ -1,0 +1,319 @@
+"""How well images of known classes are told from images of classes never taught, and whether `--reject` keeps its word.
+
+    python tools/unknowns.py measure cifar-100-python --tasks 3 --classes-per-task 10 --train 20 --known 10 --unseen 5 \
+        --set epochs=15 --set batch_size=50 --out deit.json
+    python tools/unknowns.py table experiments/unknown/*.json
+
+The first classes of a data set are written as image files and taught as `protosteer learn` does it, task after task, with
+a share held out for calibration. Test images of these classes are known; those of the set's other classes, and of the
+sets that --unknown names, are not. Images are the first of each class in file order, classes follow their numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+from protosteer.backbones import Backbone
+from protosteer.data.cifar import cifar_files, read_cifar100
+from protosteer.data.folders import Files
+from protosteer.data.idx import idx_files, read_images
+from protosteer.errors import DataError, SettingsError
+from protosteer.evaluation.manifest import circumstances
+from protosteer.inference import Prediction
+from protosteer.learner import Learner
+from protosteer.memory import Memory, TaskRecord
+from protosteer.rejection import threshold
+from protosteer.settings import Settings, parse_settings
+from protosteer.teaching import HOLDOUT, survey, teach
+
+TEMPERATURES = (1.0, 0.3, 0.1, 0.05, 0.02)
+FRACTIONS = (0.01, 0.05, 0.1, 0.2)
+OTHERS = "other classes"  # of the data set whose first classes are taught
+
+
+@dataclass(frozen=True)
+class Images:
+    pixels: Tensor  # uint8 [N, 3, h, w]
+    labels: list[str]
+    classes: list[str]  # in the order of their numbers
+
+
+def read(folder: Path, split: str) -> Images:
+    """The training or test images of a folder with CIFAR-100, or with idx files as MNIST has them."""
+    if cifar_files(folder, 100):
+        pixels, numbers, names = read_cifar100(folder, split)
+    else:
+        files = idx_files(folder, ({"train": "train", "test": "t10k"}[split],))
+        if files is None:
+            raise DataError(
+                f"{folder} holds neither CIFAR-100 nor idx files of the {split} images; unpack them there"
+            )
+        pixels, numbers = read_images(*files)
+        names = [str(number) for number in range(int(numbers.max()) + 1)]
+    return Images(pixels, [names[number] for number in numbers.tolist()], names)
+
+
+def write(images: Images, classes: Sequence[str], per_class: int, folder: Path) -> Files:
+    """The first images of each of these classes as files in class folders."""
+    files = Files([], [])
+    for name in classes:
+        rows = [row for row, label in enumerate(images.labels) if label == name][:per_class]
+        if len(rows) < per_class:
+            raise DataError(f"class '{name}' has {len(rows)} images, not {per_class}; ask for fewer")
+        (folder / name).mkdir(parents=True)
+        for row in rows:
+            path = folder / name / f"{row:05d}.png"
+            Image.fromarray(images.pixels[row].permute(1, 2, 0).numpy()).save(path)
+            files.paths.append(path)
+            files.labels.append(name)
+    return files
+
+
+def teach_all(learner: Learner, folders: Mapping[str, Path], holdout: float, model: Path | None) -> None:
+    """Teach each folder as a task, by name; what the learner knows already is left as it is."""
+    for name, folder in folders.items():
+        if name not in learner.tasks:
+            taught = teach(learner, survey(folder, learner.memory), name, holdout)
+            check = (
+                ""
+                if taught.check is None
+                else f", {taught.check.accuracy:.1f} % of the held-out images right"
+            )
+            print(f"{name}: {', '.join(taught.record.class_names)}{check}", file=sys.stderr, flush=True)
+            if model:
+                learner.save(model)
+
+
+def look(learner: Learner, tasks: Sequence[TaskRecord], files: Files) -> Prediction:
+    """What the learner would say if it had learned these tasks alone."""
+    then = learner.copy()
+    then.memory = Memory(tasks)
+    return then.predict(files.paths)
+
+
+def areas(known: Tensor, unknown: Tensor, temperature: float) -> dict[str, Any]:
+    """AUROC of several measures of strangeness, from similarities to the classes, [n, C] and [m, C]."""
+    truth = [0] * len(known) + [1] * len(unknown)
+
+    def area(strangeness: Callable[[Tensor], Tensor]) -> float:
+        return round(float(roc_auc_score(truth, strangeness(torch.cat([known, unknown]).double()))), 4)
+
+    def energy(t: float) -> float:
+        return area(lambda scores: -t * (scores / t).logsumexp(dim=1))
+
+    return {
+        "energy": {f"{t:g}": energy(t) for t in (temperature, *TEMPERATURES)},
+        "similarity": area(lambda scores: -scores.amax(dim=1)),
+        "probability": area(lambda scores: -(scores / temperature).softmax(dim=1).amax(dim=1)),
+    }
+
+
+def percent(flags: Tensor) -> float | None:
+    """Of a bool tensor; None where there is nothing to count."""
+    return round(100.0 * float(flags.double().mean()), 2) if len(flags) else None
+
+
+def shown(share: float | None) -> str:
+    return "–" if share is None else f"{share:.1f}"
+
+
+def rejected(prediction: Prediction, limit: float) -> Tensor:
+    return prediction.scores.amax(dim=1) < limit
+
+
+def growth(learner: Learner, known: Mapping[str, Files], final: Mapping[str, Prediction]) -> dict[str, Any]:
+    """Percent of each task's known images that are rejected: by a model of that task alone, and after each task.
+
+    `final`: what the whole model says of them. The thresholds are those that the model had at the time.
+    """
+    tasks = learner.memory.tasks
+
+    def shares(
+        some: Sequence[TaskRecord], seen: Mapping[str, Prediction]
+    ) -> dict[str, dict[str, float | None]]:
+        limits = {f"{fraction:g}": threshold(Memory(some), fraction) for fraction in FRACTIONS}
+        return {f: {t: percent(rejected(p, limit)) for t, p in seen.items()} for f, limit in limits.items()}
+
+    alone: dict[str, dict[str, float | None]] = {f"{fraction:g}": {} for fraction in FRACTIONS}
+    for task in tasks:
+        own = shares([task], {task.name: look(learner, [task], known[task.name])})
+        for fraction, share in own.items():
+            alone[fraction] |= share
+    after = []
+    for count in range(1, len(tasks) + 1):
+        names = learner.tasks[:count]
+        seen = final if count == len(tasks) else {t: look(learner, tasks[:count], known[t]) for t in names}
+        after.append(shares(tasks[:count], seen))
+    return {"alone": alone, "after": after}
+
+
+def report(learner: Learner, known: Mapping[str, Files], unknown: Mapping[str, Files]) -> dict[str, Any]:
+    """All figures of one model; `known` by task, `unknown` by data set."""
+    seen = {task: look(learner, learner.memory.tasks, files) for task, files in known.items()}
+    strange = {name: look(learner, learner.memory.tasks, files) for name, files in unknown.items()}
+    scores = torch.cat([prediction.scores for prediction in seen.values()])
+    right = torch.tensor(
+        [a == b for t, p in seen.items() for a, b in zip(p.labels, known[t].labels, strict=True)]
+    )
+    retrieved = torch.tensor([t in candidates for t, p in seen.items() for candidates in p.candidates])
+    choices = []
+    for fraction in FRACTIONS:
+        limit = threshold(learner.memory, fraction)
+        out = scores.amax(dim=1) < limit
+        choices.append({
+            "reject": fraction,
+            "threshold": round(limit, 4),
+            "known_rejected": percent(out),
+            "known_rejected_task_retrieved": percent(out[retrieved]),
+            "known_rejected_task_missed": percent(out[~retrieved]),
+            "unknown_rejected": {name: percent(rejected(p, limit)) for name, p in strange.items()},
+            "accuracy_of_kept": percent(right[~out]),
+            "right_rejected": percent(out[right]),
+            "wrong_rejected": percent(out[~right]),
+        })  # fmt: skip
+    temperature = learner.settings.temperature
+    return {
+        "accuracy": percent(right),
+        "retrieval_accuracy": percent(retrieved),
+        "auroc": {name: areas(scores, p.scores, temperature) for name, p in strange.items()},
+        "rejection": choices,
+        "rejected_by_task": growth(learner, known, seen),
+    }
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    backbone = Backbone.load(
+        options.backbone, weights=options.weights, image_size=options.image_size, crop=options.crop
+    )
+    settings = Settings.from_dict(parse_settings(options.set) | {"seed": options.seed})
+    train, test = read(options.data, "train"), read(options.data, "test")
+    size = options.classes_per_task
+    tasks = {f"task-{i + 1}": train.classes[i * size : (i + 1) * size] for i in range(options.tasks)}
+    others = train.classes[options.tasks * size :]
+    learner = begin(options.model, backbone, settings, tasks)
+    with tempfile.TemporaryDirectory() as temporary:
+        base = Path(temporary)
+        for name, classes in tasks.items():
+            write(train, classes, options.train, base / "learn" / name)
+        known = {t: write(test, classes, options.known, base / "known" / t) for t, classes in tasks.items()}
+        unknown = {OTHERS: write(test, others, options.unseen, base / "unknown" / OTHERS)} if others else {}
+        for folder in options.unknown:
+            images = read(folder, "test")
+            unknown[folder.name] = write(
+                images, images.classes, options.unseen, base / "unknown" / folder.name
+            )
+        teach_all(learner, {name: base / "learn" / name for name in tasks}, options.holdout, options.model)
+        figures = report(learner, known, unknown)
+    held = [c.held_out for task in learner.memory.tasks for c in task.classes if c.held_out is not None]
+    return figures | {
+        "data": {
+            "set": options.data.name,
+            "tasks": tasks,
+            "train_per_class": options.train,
+            "holdout": options.holdout,
+            "held_out_images": sum(len(similarities) for similarities in held),
+            "known_images": sum(len(files) for files in known.values()),
+            "unknown_images": {name: len(files) for name, files in unknown.items()},
+            "unseen_per_class": options.unseen,
+        },
+        "settings": settings.to_dict(),
+        "backbone": {key: value for key, value in backbone.describe().items() if key != "source"},
+        **circumstances(backbone.device),
+    }
+
+
+def begin(
+    model: Path | None, backbone: Backbone, settings: Settings, tasks: Mapping[str, Sequence[str]]
+) -> Learner:
+    """A new learner, or the one in the model file if that was taught the same way."""
+    if model is None or not model.is_file():
+        return Learner(backbone, settings)
+    learner = Learner.load(model, backbone)
+    strange = any(sorted(tasks.get(t.name, [])) != sorted(t.class_names) for t in learner.memory.tasks)
+    if learner.settings != settings or strange:
+        raise SettingsError(f"{model} was taught other tasks or with other settings; name another file")
+    return learner
+
+
+def table(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """Markdown: how well the measures tell unknown images, then what each choice of --reject does."""
+    first = next(iter(results.values()))
+    temperatures = list(next(iter(first["auroc"].values()))["energy"])
+    head = [*(f"energy, τ = {t}" for t in temperatures), "greatest similarity", "greatest probability"]
+    lines = ["| AUROC | unknown | " + " | ".join(head) + " |", "|---|---|" + "---|" * len(head)]
+    for name, result in results.items():
+        for unknown, area in result["auroc"].items():
+            values = [*area["energy"].values(), area["similarity"], area["probability"]]
+            lines.append(f"| {name} | {unknown} | " + " | ".join(f"{value:.3f}" for value in values) + " |")
+    lines += [
+        "",
+        "| percent | `--reject` | known rejected | by task | unknown rejected | accuracy, all | of those kept |",
+    ]
+    lines += ["|---|---|---|---|---|---|---|"]
+    for name, result in results.items():
+        for choice in result["rejection"]:
+            by_task = result["rejected_by_task"]["after"][-1][f"{choice['reject']:g}"].values()
+            lines.append(
+                f"| {name} | {choice['reject']:g} | {shown(choice['known_rejected'])} | "
+                + f"{', '.join(map(shown, by_task))} | "
+                + f"{', '.join(f'{shown(share)} ({set_})' for set_, share in choice['unknown_rejected'].items())} | "
+                + f"{shown(result['accuracy'])} | {shown(choice['accuracy_of_kept'])} |"
+            )
+    return "\n".join(lines)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    options = parser().parse_args(words)
+    if options.command == "table":
+        print(table({path.stem: json.loads(path.read_text(encoding="utf-8")) for path in options.results}))
+        return
+    result = measure(options)
+    options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(table({options.out.stem: result}))
+
+
+def parser() -> argparse.ArgumentParser:
+    whole = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = whole.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("measure", help="teach, predict, write the figures")
+    one.add_argument(
+        "data", type=Path, help="folder with CIFAR-100 (cifar-100-python) or with MNIST's idx files"
+    )
+    one.add_argument(
+        "--unknown", type=Path, action="append", default=[], help="folder of another set; repeatable"
+    )
+    one.add_argument("--tasks", type=int, default=3)
+    one.add_argument("--classes-per-task", type=int, default=10)
+    one.add_argument(
+        "--train", type=int, default=20, help="training images per class, held-out ones included"
+    )
+    one.add_argument("--known", type=int, default=10, help="test images per class taught")
+    one.add_argument("--unseen", type=int, default=5, help="test images per class not taught")
+    one.add_argument("--holdout", type=float, default=HOLDOUT)
+    one.add_argument("--backbone", default="nano")
+    one.add_argument("--weights", type=Path)
+    one.add_argument("--image-size", type=int)
+    one.add_argument("--crop", type=float)
+    one.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting; repeatable")
+    one.add_argument("--seed", type=int, default=0)
+    one.add_argument("--model", type=Path, help="keep the model here after each task, and go on from there")
+    one.add_argument("--out", type=Path, required=True, help="JSON file for the figures")
+    several = commands.add_parser("table", help="figures of several runs as Markdown")
+    several.add_argument("results", type=Path, nargs="+")
+    return whole
+
+
+if __name__ == "__main__":
+    main()
