@@ -4,14 +4,15 @@
     python tools/story.py docs/your-images.md --write    # put what they print into the page
 
 The page is the script: in its ```console blocks, lines that begin with "$ " are commands, the lines below them their
-output. They run one after the other in bash, in a folder with pictures of handwritten digits; `protosteer` is this
-checkout's. What depends on the moment is left out (how far training is) or may differ (dates; figures by a little, since
+output. They run one after the other, in a folder with pictures of handwritten digits; `protosteer` is this checkout's. What depends on the moment is left out (how far training is) or may differ (dates; figures by a little, since
 processors round differently). A command that ends in " &" goes on until the page ends.
 """
 
 from __future__ import annotations
 
 import argparse
+import glob
+import io
 import os
 import re
 import shlex
@@ -22,13 +23,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 from sklearn.datasets import load_digits
+
+from protosteer.cli import main as protosteer
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -40,11 +44,14 @@ BATCHES = {
 }
 PER_CLASS, NEW_PER_CLASS = 20, 10
 PORT = "8000"  # in the page; a free one is taken instead
+SHELL = re.compile(r"[|<>;&$`]")  # what only a shell can do
 PASSING = re.compile(r"^  \w+(, epoch \d+ of \d+)?: .* left$")  # progress, for whoever waits
 PICTURE = re.compile(r"]\(([^)]*\.png)\)")  # those that a command writes are copied to the page
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+BAR = re.compile(r"[━╸]+")
 SLACK = 0.02  # by which a figure may differ, as a share of it and at least absolutely
+COUNT_SLACK = 0.2  # the same for a line that is a count and no more
 
 
 @dataclass
@@ -93,7 +100,7 @@ def _write(digits: object, number: int, skip: int, count: int, folder: Path) -> 
 def play(page: str, folder: Path) -> Iterator[tuple[Step, str]]:
     """Runs the commands in `folder`; yields each with what it printed."""
     port = _free_port()
-    with _shell(folder) as environment:
+    with _shell() as environment:
         running: list[subprocess.Popen[str]] = []
         try:
             for step in steps(page):
@@ -101,19 +108,33 @@ def play(page: str, folder: Path) -> Iterator[tuple[Step, str]]:
                 if command.endswith(" &"):
                     running.append(_start(command.removesuffix(" &"), folder, environment, port))
                     yield step, step.output
-                    continue
-                done = subprocess.run(
-                    ["bash", "-c", f"{command} 2>&1"],
-                    cwd=folder,
-                    env=environment,
-                    capture_output=True,
-                    text=True,
-                )
-                yield step, shown(done.stdout.replace(port, PORT))
+                else:
+                    yield step, shown(_run(command, folder, environment).replace(port, PORT))
         finally:
             for process in running:
                 process.terminate()
                 process.wait(30)
+
+
+def _run(command: str, folder: Path, environment: dict[str, str]) -> str:
+    """Everything printed. A plain protosteer command runs in this process, since importing torch takes a while."""
+    if command.startswith("protosteer ") and not SHELL.search(command):
+        words = [match for word in shlex.split(command)[1:] for match in _expanded(word, folder)]
+        printed, place = io.StringIO(), os.getcwd()
+        os.chdir(folder)
+        try:
+            with redirect_stdout(printed), redirect_stderr(printed):
+                protosteer(words)
+        finally:
+            os.chdir(place)
+        return printed.getvalue()
+    words = ["bash", "-c", f"{command} 2>&1"]
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True).stdout
+
+
+def _expanded(word: str, folder: Path) -> list[str]:
+    """As the shell does with a pattern."""
+    return sorted(glob.glob(word, root_dir=folder)) or [word]
 
 
 def shown(text: str) -> str:
@@ -123,24 +144,32 @@ def shown(text: str) -> str:
 
 
 def differences(expected: str, actual: str) -> list[str]:
-    """Lines that differ in more than rounding; empty if the page is still true."""
+    """Lines that differ in more than rounding; empty if the page is still true.
+
+    Rounding may also change the order of lines that say the same of different things.
+    """
     old, new = expected.splitlines(), actual.splitlines()
     if len(old) != len(new):
         return [f"{len(old)} lines, now {len(new)}:", *new]
-    return [f"- {a}\n+ {b}" for a, b in zip(old, new, strict=True) if not _alike(a, b)]
+    pairs = zip(sorted(old, key=_words), sorted(new, key=_words), strict=True)
+    return [f"- {a}\n+ {b}" for a, b in pairs if not _alike(a, b)]
+
+
+def _words(line: str) -> str:
+    """What a line says, but for figures, dates and bars."""
+    return " ".join(NUMBER.sub("#", BAR.sub("", DATE.sub("DATE", line))).split())
 
 
 def _alike(a: str, b: str) -> bool:
-    a, b = DATE.sub("DATE", a), DATE.sub("DATE", b)
-    words = [" ".join(NUMBER.sub("#", line).split()) for line in (a, b)]
-    if words[0] != words[1]:
+    if _words(a) != _words(b):
         return False
-    numbers = [[float(n.replace(",", "")) for n in NUMBER.findall(line)] for line in (a, b)]
-    return all(abs(x - y) <= SLACK * max(1.0, abs(x)) for x, y in zip(*numbers, strict=True))
+    slack = COUNT_SLACK if _words(a) == "#" else SLACK
+    numbers = [[float(n.replace(",", "")) for n in NUMBER.findall(DATE.sub("", line))] for line in (a, b)]
+    return all(abs(x - y) <= slack * max(1.0, abs(x)) for x, y in zip(*numbers, strict=True))
 
 
 @contextmanager
-def _shell(folder: Path) -> Iterator[dict[str, str]]:
+def _shell() -> Iterator[dict[str, str]]:
     """An environment in which `protosteer` is this checkout, one thread wide so that figures repeat."""
     with tempfile.TemporaryDirectory() as place:
         command = Path(place) / "protosteer"
@@ -182,6 +211,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="put what the commands print into the page")
     parser.add_argument("--keep", type=Path, help="folder to play in, which is kept")
     chosen = parser.parse_args(arguments)
+    torch.set_num_threads(1)  # so that figures repeat
     page = chosen.page.read_text(encoding="utf-8")
     lines, moved, wrong = page.splitlines(), 0, 0
     with tempfile.TemporaryDirectory() as temporary:

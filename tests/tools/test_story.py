@@ -67,6 +67,9 @@ def test_writing_puts_the_output_below_each_command(tmp_path, capsys):
         ("58,732 bytes", "5,873 bytes", False),
         ("3 of 9 right", "4 of 9 right", False),
         ("a", "a\nb", False),
+        ("two eight 0.892  ━━━╸\none eight 0.890  ━━━", "one eight 0.891  ━━━\ntwo eight 0.890  ━━━", True),
+        ("5", "6", True),
+        ("5", "9", False),
     ],
 )
 def test_only_rounding_and_dates_may_differ(page, printed, same):
