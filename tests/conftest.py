@@ -15,7 +15,27 @@ from protosteer.vit import ViT, ViTConfig
 # Tests work on tiny tensors, for which a second thread costs more than it brings.
 torch.set_num_threads(1)
 
+# These play whole commands and pages; `make test-fast` leaves them to `make test`.
+END_TO_END = {
+    "test_bookmark",
+    "test_cli_images",
+    "test_cli_runs",
+    "test_contact_sheet",
+    "test_demo",
+    "test_docs",
+    "test_export",
+    "test_runs",
+    "test_serve_teaching",
+    "test_unknowns",
+}
+
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.stem in END_TO_END:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
