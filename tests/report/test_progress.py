@@ -11,7 +11,7 @@ from rich.console import Console
 from conftest import easy_task
 from protosteer.data.images import ArrayImages
 from protosteer.learner import Stage
-from protosteer.report.progress import Costs, RunProgress, duration
+from protosteer.report.progress import Costs, LearnProgress, RunProgress, duration
 from protosteer.streams.base import Stream, Task
 from protosteer.training import Progress
 
@@ -269,6 +269,47 @@ def test_many_classes_are_counted() -> None:
         progress.begin("cpp", "x")
         watched.task(0)
     assert "[b]c07 and 4 more; accuracy" in watched.lines()[1] and "[b]c08" not in watched.lines()[1]
+
+
+# One task, as `protosteer learn` shows it
+
+
+class Learning(Watched):
+    """The same for a LearnProgress."""
+
+    def __init__(self, terminal: bool = False):
+        self.now = 1000.0
+        self.file = io.StringIO()
+        console = Console(file=self.file, width=100, force_terminal=terminal, color_system=None)
+        self.progress = LearnProgress(console, COSTS, lambda: self.now)
+
+
+def test_learning_has_two_bars_and_foresees_its_end() -> None:
+    watched = Learning(terminal=True)
+    assert watched.bars() == ["getting ready 0%"]
+    watched.progress.estimate.start(watched.now)
+    watched.after(10, embed("keys", 100))
+    assert watched.bars() == ["learning task 7% 2 min left", "keys 100% 100 of 100"]
+    watched.train(1, 20, seconds=100)
+    assert watched.bars()[0] == "learning task 73% 40 s left" and "epoch 4 of 4 100%" in watched.bars()[1]
+
+
+def test_learning_that_goes_on_foretells_by_what_it_did_itself() -> None:
+    watched = Learning()
+    watched.progress.estimate.start(watched.now)
+    watched.after(10, embed("keys", 100))
+    watched.after(5, train(16))  # the fifteen steps before were made by an interrupted learning
+    assert watched.progress.time_left() == pytest.approx(60)
+
+
+def test_learning_speaks_seldom_where_there_is_no_terminal() -> None:
+    watched = Learning()
+    with watched.progress:
+        watched.after(1, embed("keys", 100))
+        watched.train(1, 20, seconds=100)
+    lines = watched.lines()
+    assert len(lines) == 2 and lines[0].startswith("  training, epoch 2 of 4: loss 1.23")
+    assert lines[0].endswith(" left") and not any(line.startswith("\x1b") for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -185,12 +185,18 @@ class LearnProgress(_Progress):
     ):
         super().__init__(console, sum(costs.values()), 2, clock)
         self.costs = dict(costs)
+        self.bars.update(self.rows[0], description="getting ready")
+        self.bars.update(self.rows[1], visible=False)
 
     def on_stage(self, stage: Stage) -> None:
         share = self._account(stage, self.costs)
         self.bars.update(self.rows[0], description=f"learning {stage.task}", completed=self.estimate.share)
         self.bars.update(
-            self.rows[1], description=f" {_stage_name(stage)}", completed=share, note=_numbers(stage)
+            self.rows[1],
+            description=f" {_stage_name(stage)}",
+            completed=share,
+            note=_numbers(stage),
+            visible=True,
         )
         if not self.live and self._time_to_speak(stage):
             self.console.print(f"  {self._line(stage)}", markup=False, highlight=False, soft_wrap=True)
