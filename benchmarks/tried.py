@@ -18,6 +18,7 @@ from benchmarks import (
     chunked_step,
     compiled,
     int8,
+    kept_memory,
     mixed_batches,
     patch_embedding,
     processes,
@@ -36,6 +37,7 @@ IDEAS: dict[str, Callable[[int], list[Ratio]]] = {
     "channels_last": patch_embedding.run,
     "processes": processes.run,
     "wait_policy": wait_policy.run,
+    "kept_memory": kept_memory.run,
     "attention": attention.run,
     "chunked_step": chunked_step.run,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import os
@@ -21,6 +22,7 @@ from sklearn.datasets import load_digits
 from protosteer import modelfile
 from protosteer.cli import main
 from protosteer.learner import Learner
+from protosteer.memory import Memory
 from protosteer.rejection import threshold
 
 QUICK = ["--set", "prompts=false"]
@@ -128,6 +130,30 @@ def test_known_classes_are_refused_or_left_out(photos, model, tmp_path, capsys):
     assert main(["learn", str(model), str(mixed), "--skip-known"]) == 0
     assert modelfile.read(model).memory.tasks[-1].class_names == ["seven"]
     assert "every class of" in fails(capsys, "learn", model, mixed, "--skip-known")
+    for form in ([], ["--json"]):  # a dry run only says so
+        assert main(["learn", str(model), str(mixed), "--dry-run", *form]) == 0
+        shown = capsys.readouterr().out
+        assert "seven" in shown and "mixed" in shown
+
+
+def test_a_private_model_stays_private(model):
+    model.chmod(0o600)
+    assert main(["forget", str(model), "one"]) == 0
+    assert model.stat().st_mode & 0o777 == 0o600
+
+
+def test_forgetting_in_a_file_that_changes_meanwhile_is_refused(model, monkeypatch, capsys):
+    from protosteer import modelfile as files
+
+    real = files.read
+
+    def read(path):
+        found = real(path)
+        model.write_bytes(model.read_bytes() + b" ")
+        return found
+
+    monkeypatch.setattr(files, "read", read)
+    assert "changed by someone else meanwhile" in fails(capsys, "forget", model, "one")
 
 
 def test_wrong_folders_models_and_settings_get_one_line(photos, model, tmp_path, capsys):
@@ -166,6 +192,50 @@ def test_a_model_that_changed_meanwhile_loses_nothing(photos, model, monkeypatch
     more = write_digits(model.parent / "autumn", [5, 6], count=6)
     assert main(["learn", str(model), str(more)]) == 0
     assert sorted(modelfile.read(model).memory.classes) == ["five", "four", "one", "six", "three", "two"]
+
+
+def test_a_class_forgotten_meanwhile_and_a_task_name_taken_meanwhile(photos, model, monkeypatch, capsys):
+    from protosteer import teaching
+
+    real = teaching.teach
+
+    def slow(learner, *arguments):
+        other = Learner.load(model)
+        other.forget("zero")
+        other.add_class("nine", photos / "new" / "eight")
+        other.memory.replace(
+            other.memory.tasks[-1], dataclasses.replace(other.memory.tasks[-1], name="autumn")
+        )
+        other.save(model)
+        return real(learner, *arguments)
+
+    monkeypatch.setattr(teaching, "teach", slow)
+    more = write_digits(model.parent / "autumn", [5, 6], count=6)
+    assert main(["learn", str(model), str(more), *TRAINED, "--set", "prompts=true"]) == 0
+    assert modelfile.read(model).memory.task_names == ["spring", "summer", "autumn", "autumn-2"]
+    said = capsys.readouterr().err
+    assert "warning: 'zero' was forgotten meanwhile, but the prompt of task 'autumn-2' was trained" in said
+    assert "task autumn-2 is new" in said
+
+
+def test_a_model_that_is_gone_meanwhile_is_written_whole(model, monkeypatch):
+    from protosteer import teaching
+
+    real = teaching.teach
+
+    def slow(learner, *arguments):
+        model.unlink()
+        return real(learner, *arguments)
+
+    monkeypatch.setattr(teaching, "teach", slow)
+    more = write_digits(model.parent / "autumn", [5, 6], count=6)
+    assert main(["learn", str(model), str(more)]) == 0
+    assert modelfile.read(model).memory.task_names == ["spring", "summer", "autumn"]
+
+
+def test_a_place_that_cannot_be_written_is_noticed_before_learning(photos, model, capsys, monkeypatch):
+    monkeypatch.setattr("protosteer.teaching.teach", lambda *arguments: pytest.fail("it learned"))
+    assert "cannot write to" in fails(capsys, "learn", model / "m.protosteer", photos / "spring")
 
 
 @pytest.mark.slow
@@ -290,10 +360,34 @@ def test_a_backbone_is_found_again_and_others_are_refused(photos, taught, tmp_pa
 
 def test_the_reader_of_a_pipe_may_leave(photos, taught):
     words = [sys.executable, "-m", "protosteer", "predict", str(taught), str(photos / "new"), "--json"]
-    done = subprocess.run(
-        f"{' '.join(words)} | head -1", shell=True, capture_output=True, text=True, timeout=120
-    )
-    assert done.stdout.count("\n") == 1 and "Traceback" not in done.stderr
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()  # as head does when it has had enough
+        said = process.stderr.read()
+    assert process.returncode == 1 and said == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device to write to")
+def test_output_that_finds_no_room_is_one_line(taught):
+    words = [sys.executable, "-m", "protosteer", "inspect", str(taught)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+
+
+def test_names_that_are_no_text_or_move_the_cursor(photos, taught, tmp_path):
+    odd = os.fsencode(tmp_path) + b"/caf\xe9.png"
+    try:
+        Path(os.fsdecode(odd)).write_bytes((photos / "new" / "one" / "0.png").read_bytes())
+        (tmp_path / "a\x1b[31m\nb.png").write_bytes((photos / "new" / "one" / "0.png").read_bytes())
+    except OSError:
+        pytest.skip("this file system does not take such names")
+    words = [sys.executable, "-m", "protosteer", "predict", str(taught), "--top", "1"]
+    strict = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}  # as in most terminals
+    given = {"env": strict, "capture_output": True, "timeout": 120}
+    listed = subprocess.run([*words, "--csv", "-"], input=odd + b"\n", **given)
+    assert listed.returncode == 0 and odd in listed.stdout and b"Traceback" not in listed.stderr
+    found = subprocess.run([*words, str(tmp_path)], **given)
+    assert found.returncode == 0 and found.stdout.count(b"\n") == 2 and b"\x1b" not in found.stdout
 
 
 # forget
@@ -306,6 +400,17 @@ def test_forget_removes_says_before_and_after_and_keeps_no_backup(model, capsys)
     assert "before: 5 classes, 2 tasks" in shown.out and "after: 3 classes, 2 tasks" in shown.out
     assert sorted(modelfile.read(model).memory.classes) == ["three", "two", "zero"]
     assert list(model.parent.iterdir()) == [model]
+    assert main(["forget", str(model), "zero", "two"]) == 0
+    assert "after: 1 class, 1 task, " in capsys.readouterr().out
+
+
+def test_forget_removes_what_a_killed_process_left_behind_long_ago(model):
+    old, young = (model.with_name(f".shop.protosteer.{name}.tmp") for name in ("old", "young"))
+    for path in (old, young):
+        path.write_bytes(model.read_bytes())
+    os.utime(old, (0, 0))
+    assert main(["forget", str(model), "one"]) == 0
+    assert not old.exists() and young.exists()
 
 
 def test_forget_a_task_with_a_backup(model, capsys):
@@ -389,6 +494,23 @@ def test_clashing_names_need_a_rename(parts, tmp_path, capsys):
     )
     assert "is not old=new" in fails(capsys, "merge", one, two, "-o", tmp_path / "c", "--rename", "yak")
     assert "at least two" in fails(capsys, "merge", one, "-o", tmp_path / "c")
+
+
+def test_renames_of_several_kinds(taught, tmp_path, capsys):
+    other, out = tmp_path / "other.protosteer", tmp_path / "out.protosteer"
+    model = modelfile.read(taught)
+    odd = [dataclasses.replace(model.memory.tasks[0], name="odd")]
+    names = ["a", "a=b", "c"]
+    classes = tuple(dataclasses.replace(c, name=n) for c, n in zip(odd[0].classes, names, strict=True))
+    dataclasses.replace(model, memory=Memory([dataclasses.replace(odd[0], classes=classes)])).write(other)
+    merge = ["merge", taught, other, "-o", out]
+    assert "is given two names" in fails(capsys, *merge, "--rename", "c=x", "--rename", "c=y")
+    assert "is not old=new" in fails(capsys, *merge, "--rename", "c=")
+    assert "control characters" in fails(capsys, *merge, "--rename", "c=\x1b[1m")
+    assert "would be named 'x'" in fails(capsys, *merge, "--rename", "a=x", "--rename", "c=x")
+    assert not out.exists()
+    assert main([*map(str, merge), "--rename", "c=d=e"]) == 0
+    assert modelfile.read(out).memory.tasks[-1].class_names == ["a", "a=b", "d=e"]
 
 
 def test_models_of_other_backbones_are_not_merged(parts, tmp_path, capsys):

@@ -94,6 +94,11 @@ def test_renames_that_lead_nowhere_are_refused(renames, task_renames, words):
     assert "\n" not in str(caught.value)
 
 
+def test_two_classes_of_a_task_cannot_get_one_name():
+    with pytest.raises(LearnerError, match="two classes of task 'u' would be named 'gnu'"):
+        merge(plain(t=["ant"]), plain(u=["cat", "dog"]), renames={"cat": "gnu", "dog": "gnu"})
+
+
 def test_other_backbones_preprocessings_and_ways_to_predict_are_refused():
     a = plain(t=["ant"])
     other = Learner(tiny_backbone(seed=1), BASELINE)

@@ -7,6 +7,7 @@ import struct
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from conftest import easy_task, tiny_backbone
 from protosteer import modelfile
@@ -111,6 +112,53 @@ def test_other_safetensors_and_missing_files_are_named(tmp_path):
         modelfile.read(tmp_path / "x.safetensors")
     with pytest.raises(ModelFileError, match="no model file .*none"):
         modelfile.read(tmp_path / "none")
+
+
+def forged(path, change) -> bytes:
+    """The file after someone who knows the format has changed its header and tensors, and sealed it again."""
+    header, tensors = modelfile._parts(path.read_bytes(), path)
+    change(header, tensors)
+    sealed = {"header": header, "sha256": modelfile._checksum(header, tensors)}
+    return save(tensors, metadata={"protosteer": json.dumps(sealed)})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header, tensors: header.update(backbone=[]),
+        lambda header, tensors: header["backbone"].update(fingerprint=None),
+        lambda header, tensors: header["backbone"].pop("preprocessing"),
+        lambda header, tensors: header["backbone"].update(depth=1),
+        lambda header, tensors: header["tasks"][0].update(name=7),
+        lambda header, tensors: header["tasks"][0].update(about=[]),
+        lambda header, tensors: header["tasks"][0].update(classes=["cat", "cat"]),
+        lambda header, tensors: header["tasks"][0]["about"].update(image_bytes="many"),
+        lambda header, tensors: tensors.update(
+            {"tasks.0.prompt": tensors["tasks.0.prompt"][..., :3].clone()}
+        ),
+        lambda header, tensors: tensors.update({"tasks.0.classes.0.keys": torch.tensor(1.0)}),
+        lambda header, tensors: tensors.update({"tasks.0.classes.1.values.counts": torch.ones(2)}),
+        lambda header, tensors: tensors.update({"tasks.0.classes.1.values.means": torch.empty(0, 16)}),
+    ],
+)
+def test_forged_files_are_refused_in_one_line(saved, change):
+    with pytest.raises(ModelFileError, match="inconsistent header") as caught:
+        modelfile.unpack(forged(saved, change), saved)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_sealed_header_that_is_none_is_refused(saved):
+    sealed = {"header": None, "sha256": modelfile._checksum(None, {})}
+    with pytest.raises(ModelFileError, match="altered or damaged"):
+        modelfile.unpack(save({}, metadata={"protosteer": json.dumps(sealed)}), saved)
+
+
+def test_a_link_stays_one_and_the_file_behind_it_changes(learner, saved):
+    link = saved.with_name("link.protosteer")
+    link.symlink_to(saved.name)
+    learner.forget("cat")
+    learner.save(link)
+    assert link.is_symlink() and "cat" not in modelfile.read(saved).memory.classes
 
 
 def test_a_newer_format_is_refused_with_the_version_that_wrote_it(saved, monkeypatch):

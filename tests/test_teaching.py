@@ -64,6 +64,18 @@ def test_a_class_without_any_readable_image_is_refused(tmp_path):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["two\nlines", "\x1b[31mred", "caf\udce9"])
+def test_class_folders_whose_name_cannot_be_printed_are_refused(tmp_path, name):
+    photos(tmp_path / "odd", ["ant"])
+    try:
+        (tmp_path / "odd" / "ant").rename(tmp_path / "odd" / name)
+    except (OSError, UnicodeEncodeError):
+        pytest.skip("this file system does not take such names")
+    with pytest.raises(DataError, match="rename it") as caught:
+        survey(tmp_path / "odd")
+    assert str(caught.value).isprintable()
+
+
 def test_known_classes_can_be_left_out_with_their_bad_files(tmp_path, before):
     folder = photos(tmp_path / "new", ["bee", "cat"], per_class=3)
     for name in ("bee", "cat"):

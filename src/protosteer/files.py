@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ def write_atomically(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
+        os.chmod(temporary, _mode(path))
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
@@ -38,14 +39,13 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def writing(place: Path, option: str = "--out") -> Iterator[None]:
-    """What the system refuses to write becomes a line for the user."""
+def writing(place: Path, option: str | None = "--out") -> Iterator[None]:
+    """What the system refuses to write becomes a line for the user. option: names another place, if one does."""
     try:
         yield
     except OSError as error:
-        raise ProtosteerError(
-            f"cannot write to {place}: {error.strerror or error}; choose another place with {option}"
-        ) from error
+        remedy = f"choose another place with {option}" if option else "make room, or see to its permissions"
+        raise ProtosteerError(f"cannot write to {place}: {error.strerror or error}; {remedy}") from error
 
 
 def remove_leftovers(folder: Path, name: str | None = None, older_than: float = 0.0) -> None:
@@ -73,6 +73,14 @@ class Identity:
         except OSError:  # it is not there, or out of reach
             return cls(None)
         return cls((status.st_ino, status.st_size, status.st_mtime_ns))
+
+
+def _mode(path: Path) -> int:
+    """Permissions: those that the file has, so that a private one stays private, or the usual ones."""
+    try:
+        return stat.S_IMODE(path.stat().st_mode)
+    except OSError:
+        return 0o666 & ~_umask()
 
 
 def _umask() -> int:

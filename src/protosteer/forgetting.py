@@ -54,7 +54,7 @@ def forget_all(memory: Memory, names: Sequence[str]) -> list[Forgotten]:
         if len(here) == len(task.classes):
             outcome.append(forget(after, task=task.name))
         else:
-            outcome += [forget(after, name) for name in here]
+            outcome += [forget(after, name) for name in reversed(here)]
     memory.tasks = after.tasks
     return outcome[::-1]
 

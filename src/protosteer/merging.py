@@ -67,7 +67,11 @@ def _check_new(merged: Memory, task: TaskRecord) -> None:
         raise LearnerError(
             f"two tasks are named '{task.name}'; give the later one another name (task_renames=, --rename-task '{task.name}=NEW')"
         )
-    for name in task.class_names:
+    for i, name in enumerate(task.class_names):
+        if name in task.class_names[:i]:
+            raise LearnerError(
+                f"two classes of task '{task.name}' would be named '{name}'; rename one of them"
+            )
         if name in merged.classes:
             raise LearnerError(
                 f"class '{name}' is in more than one model; give the later one another name (renames=, --rename '{name}=NEW')"

@@ -64,8 +64,11 @@ class Model:
         return given
 
     def write(self, path: str | Path) -> None:
-        """Write the model so that `path` holds either the old file or the whole new one, never a part."""
-        write_atomically(Path(path), pack(self.backbone, self.settings, self.memory))
+        """Write the model so that `path` holds either the old file or the whole new one, never a part.
+
+        A link stays one: it is the file behind it that changes, so that nothing forgotten is left there.
+        """
+        write_atomically(Path(path).resolve(), pack(self.backbone, self.settings, self.memory))
 
     def load_backbone(
         self, name: str | None = None, weights: Path | None = None, device: str | torch.device = "cpu"
@@ -151,7 +154,9 @@ def unpack(data: bytes, path: Path) -> Model:
     """Check the contents of a model file; `path` is what messages call it."""
     header, tensors = _parts(data, path)
     try:
+        _check_backbone(header["backbone"])
         memory = Memory(_task(t, task, tensors) for t, task in enumerate(header["tasks"]))
+        _check_shapes(memory, header["backbone"])
         return Model(path, header["backbone"], Settings.from_dict(header["settings"]), memory)
     except (KeyError, TypeError, ProtosteerError) as error:
         raise ModelFileError(
@@ -175,8 +180,8 @@ def _parts(data: bytes, path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         sealed = json.loads(metadata[_KEY])
         header: dict[str, Any] = sealed["header"]
-        intact = sealed["sha256"] == _checksum(header, tensors)
-    except (json.JSONDecodeError, KeyError, TypeError):
+        intact = isinstance(header, dict) and sealed["sha256"] == _checksum(header, tensors)
+    except (json.JSONDecodeError, KeyError, TypeError, RecursionError):
         intact = False
     if not intact:
         raise ModelFileError(f"{path} was altered or damaged after it was written; use another copy")
@@ -189,6 +194,8 @@ def _parts(data: bytes, path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _task(t: int, header: dict[str, Any], tensors: dict[str, Tensor]) -> TaskRecord:
+    _check_task(header)
+
     def centroids(prefix: str) -> Centroids:
         return Centroids(*(tensors[f"{prefix}.{part}"] for part in ("means", "deviations", "counts")))
 
@@ -204,12 +211,69 @@ def _task(t: int, header: dict[str, Any], tensors: dict[str, Tensor]) -> TaskRec
     )
 
 
+# A file from someone else may be sealed and say anything: whatever reads a model can rely on what is checked here.
+
+
+def _check_backbone(about: dict[str, Any]) -> None:
+    for key, kind in {"name": str, "fingerprint": str, "image_size": int, "preprocessing": dict}.items():
+        _check(about[key], kind, f"backbone {key}")
+    for key in ("dim", "depth"):
+        _check(about.get(key), (int, type(None)), f"backbone {key}")
+
+
+def _check_task(header: dict[str, Any]) -> None:
+    kinds = {"name": str, "classes": list, "prompt": bool, "independent": bool, "about": dict}
+    for key, kind in kinds.items():
+        _check(header[key], kind, f"task {key}")
+    for name in header["classes"]:
+        _check(name, str, "class name")
+    if len(set(header["classes"])) < len(header["classes"]):
+        raise TypeError(f"task {header['name']} has a class twice")
+    _check(header.get("few_shot", False), bool, "task few_shot")
+    about = header["about"]
+    _check(about.get("learned"), (str, type(None)), "task learned")
+    _check(about.get("image_bytes"), (int, type(None)), "task image_bytes")
+
+
+def _check(value: Any, kind: type | tuple[type, ...], what: str) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{what} is {value!r}")
+
+
+def _check_shapes(memory: Memory, backbone: dict[str, Any]) -> None:
+    """Every tensor as docs/api.md describes it."""
+    dim, depth = backbone.get("dim"), backbone.get("depth")
+    for task in memory.tasks:
+        if task.prompt is not None:
+            dim = dim or task.prompt.shape[-1]
+            _check_tensor(task.prompt, 3, dim, f"prompt of {task.name}")
+            if depth is not None and len(task.prompt) > depth:
+                raise TypeError(f"prompt of {task.name} has {len(task.prompt)} layers, the backbone {depth}")
+        for record in task.classes:
+            dim, values = dim or record.keys.shape[-1], record.values
+            for tensor in (record.keys, values.means, values.deviations):
+                _check_tensor(tensor, 2, dim, f"centroids of {record.name}")
+            if not len(values.means) == len(values.deviations) == values.counts.numel():
+                raise TypeError(f"centroids of {record.name} are not as many as their counts")
+            if values.counts.ndim != 1 or values.counts.dtype != torch.int64:
+                raise TypeError(f"counts of {record.name} are not whole numbers")
+            if record.held_out is not None and (
+                record.held_out.ndim != 1 or not record.held_out.dtype.is_floating_point
+            ):
+                raise TypeError(f"held-out similarities of {record.name} are not a list of numbers")
+
+
+def _check_tensor(tensor: Tensor, axes: int, dim: int, what: str) -> None:
+    if tensor.dtype != torch.float32 or tensor.ndim != axes or tensor.shape[-1] != dim or not tensor.numel():
+        raise TypeError(f"{what} have shape {list(tensor.shape)}, {tensor.dtype}")
+
+
 def _checksum(header: dict[str, Any], tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
     return digest.hexdigest()
 
 

@@ -30,7 +30,8 @@ def calibrated(memory: Memory) -> bool:
 def threshold(memory: Memory, fraction: float) -> float:
     """The similarity below which an image counts as unknown, so that at most this fraction of the known ones does.
 
-    That is so on average over the choice of held-out images; one choice may give more or less. Fewer than one of n + 1 cannot be asked for where n images were held out: then it is that one.
+    That is so on average over the choice of held-out images; one choice may give more or less. Fewer than one of n + 1
+    cannot be asked for where n images were held out: then it is that one.
     """
     if not 0.0 <= fraction < 1.0:
         raise SettingsError(f"reject = {fraction}: give a fraction from 0 to below 1, such as 0.05")

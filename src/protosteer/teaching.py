@@ -10,6 +10,7 @@ import dataclasses
 import datetime
 import hashlib
 import os
+import unicodedata
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -97,6 +98,11 @@ def survey(
     """Read every image of a folder of class folders once, to know what can be learned from it."""
     folder = Path(folder)
     files = read_folder(folder)
+    for name in dict.fromkeys(files.labels):
+        if not speakable(name):
+            raise DataError(
+                f"class folder {name!r} of {folder} has control characters or broken letters in its name; rename it"
+            )
     _, unreadable = readable(files.paths, lambda done: on_file(done, len(files)))
     left = without(files, unreadable)
     kept = set(left.labels)
@@ -108,6 +114,11 @@ def survey(
     owners = {name: task.name for task in memory.tasks for name in task.class_names} if memory else {}
     known = {name: owners[name] for name in dict.fromkeys(files.labels) if name in owners}
     return Survey(folder, left, unreadable, known)
+
+
+def speakable(name: str) -> bool:
+    """Whether a class's name can be printed in one line, and encoded for others."""
+    return not any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in name)
 
 
 def teach(

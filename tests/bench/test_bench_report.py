@@ -45,7 +45,7 @@ def test_all_subjects_run_in_order(subjects: None) -> None:
     assert messages == [
         "measuring first ...",
         "measuring second ...",
-        "second: nothing to measure on this processor",
+        "second: nothing to measure on this machine",
         "measuring third ...",
     ]
 
@@ -70,7 +70,7 @@ def test_repeats_must_be_positive(subjects: None) -> None:
 
 
 def test_the_subjects_of_the_command() -> None:
-    wanted = "prediction training precision matrix centroids augmentation scaling memory startup"
+    wanted = "prediction training precision matrix centroids augmentation scaling memory startup service"
     assert list(report.SUBJECTS) == wanted.split()
     assert set(report.SUBJECTS.values()) == {f"protosteer.bench.{name}" for name in wanted.split()}
 

@@ -15,6 +15,7 @@ from benchmarks import (
     chunked_step,
     compiled,
     int8,
+    kept_memory,
     mixed_batches,
     patch_embedding,
     processes,
@@ -251,3 +252,15 @@ def test_mistakes_end_in_one_line(arguments, capsys):
         tried.main(arguments)
     assert end.value.code == 2
     assert arguments[-1] in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("make", [kept_memory.prediction, kept_memory.training])
+def test_keeping_memory_changes_no_result(make, monkeypatch):
+    for name, value in {"IMAGES": 3, "BATCH": 2, "vit_tiny": lambda: subjects.small()}.items():
+        monkeypatch.setattr(kept_memory, name, value)
+    monkeypatch.setattr(kept_memory, "keep_freed_memory", lambda: told.append(True))
+    told: list[bool] = []
+    results = [make(kept)() for kept in (False, True)]
+    assert told == [True]
+    if make is kept_memory.prediction:
+        assert torch.equal(results[0].scores, results[1].scores)

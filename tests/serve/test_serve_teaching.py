@@ -290,6 +290,19 @@ def test_predictions_and_changes_go_on_during_a_training(client, held):
     assert [task.few_shot for task in on_disk(client).memory.tasks] == [False, False, False, True]
 
 
+def test_a_training_forgets_what_is_deleted_meanwhile(client, held):
+    """Deleting gnu is said to be exact: no prompt that is trained at that moment may have met it."""
+    reached, go_on = held
+    assert teach(client, "gnu").status_code == 201
+    job = teach(client, query="?train=true", count=8).json()["job"]
+    assert reached.wait(20)
+    assert client.delete("/classes/gnu", headers=BEARER).json()["exact"]
+    go_on.set()
+    assert ended(client, job)["state"] == "done"
+    never = taught().learn((pictures("fox", 8), ["fox"] * 8), name="fox", on_stage=lambda stage: None)
+    assert torch.equal(on_disk(client).memory.tasks[-1].prompt, never.prompt)
+
+
 def test_a_class_that_is_deleted_ends_its_training(client, held):
     reached, go_on = held
     job = teach(client, query="?train=true").json()["job"]

@@ -17,7 +17,7 @@ from protosteer.bench.timing import Ratio
 from protosteer.errors import SettingsError
 from protosteer.report.tables import plain_table
 
-# Imported when measured: some need scikit-learn, some kornia, all need torch.
+# Imported when measured: some need scikit-learn, some kornia, one the service's extra, all need torch.
 SUBJECTS = {
     name: f"protosteer.bench.{name}"
     for name in (
@@ -30,6 +30,7 @@ SUBJECTS = {
         "scaling",
         "memory",
         "startup",
+        "service",
     )
 }
 
@@ -50,7 +51,7 @@ def run_all(
         on_message(f"measuring {name} ...")
         found: list[Ratio] = importlib.import_module(module).run(repeats)
         if not found:
-            on_message(f"{name}: nothing to measure on this processor")
+            on_message(f"{name}: nothing to measure on this machine")
         ratios += found
     return ratios
 

@@ -6,6 +6,7 @@ one's own images, benchmarks, lists.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -16,6 +17,7 @@ from typing import Annotated, TextIO
 import typer
 
 from protosteer import __version__
+from protosteer.allocator import keep_freed_memory
 
 from protosteer.cli import learning, predicting, managing, benchmarks, lists  # isort: skip (the order of --help)
 from protosteer.cli.common import app, one_line, say
@@ -34,13 +36,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     _share_the_cores()
+    keep_freed_memory()
+    _print_any_name()
     debug = "--debug" in given
     # The option is accepted in any place, as one adds it to the end of a line that has just failed.
     wanted = [word for word in given if word != "--debug"] or ["--help"]
     with warnings.catch_warnings():
         warnings.simplefilter("default", ProtosteerWarning)
+        warnings.filterwarnings("ignore", module=r"PIL\.")  # of images that can be read all the same
         warnings.showwarning = _show_warning
         try:
+            # Where the reader of the output has gone, typer ends the process with code 1.
             code = app(args=wanted, prog_name="protosteer", standalone_mode=False)
         except (ProtosteerError, UsageError) as error:
             if debug:
@@ -48,11 +54,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             else:
                 say(f"error: {one_line(_message(error))}")
             return USER_MISTAKE
+        except OSError as error:  # a full disk under the output, a folder that may not be read
+            if debug:
+                traceback.print_exc()
+            else:
+                say(f"error: {one_line(str(error))}; --debug shows where")
+            _give_up_output()
+            return USER_MISTAKE
         except (KeyboardInterrupt, typer.Abort):
             code = INTERRUPTED
-        except BrokenPipeError:  # whoever read the output has had enough of it
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
     if code == INTERRUPTED:  # typer turns Ctrl-C into this code
         say("interrupted; nothing half-written was left behind")
     return int(code or 0)
@@ -66,6 +76,21 @@ def _share_the_cores() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+
+
+def _print_any_name() -> None:
+    """A file's name need not be text in the terminal's encoding: its bytes are printed as they are, or escaped."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        unicode = sys.stdout.encoding.lower().replace("-", "") == "utf8"
+        sys.stdout.reconfigure(errors="surrogateescape" if unicode else "backslashreplace")
+
+
+def _give_up_output() -> None:
+    """What cannot be printed must not fail once more, with a traceback, when the process ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @app.callback()

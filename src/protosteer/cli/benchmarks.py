@@ -147,7 +147,10 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="SUBJECT",
-            help="Of prediction, training, precision, matrix, centroids, augmentation, scaling, memory, startup.",
+            help=(
+                "Of prediction, training, precision, matrix, centroids, augmentation, scaling, memory, startup, "
+                "service."
+            ),
             show_default=False,
         ),
     ] = None,

@@ -30,8 +30,12 @@ def make_console(stderr: bool = False) -> Console:
     return console
 
 
+# Characters that would move the cursor or colour the screen; names come from folders and other people's files.
+_CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "?")
+
+
 def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(line.translate(_CONTROL), file=sys.stderr, flush=True)
 
 
 def one_line(text: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from protosteer.cli.common import Json, app, make_console, say
-from protosteer.cli.models import PANEL, Device, Threads, backbone_of, polite_kill, prepare
+from protosteer.cli.models import PANEL, Device, Threads, backbone_of, clear_up, polite_kill, prepare
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     from protosteer.teaching import Survey, Taught
 
 NEW_BACKBONE = "nano"
-# Seconds after which what a killed learning left behind is of no use: one that runs writes much more often.
-STALE = 3600.0
 
 
 @app.command(rich_help_panel=PANEL)
@@ -75,10 +75,12 @@ def learn(
 ) -> None:
     """Teach a model the classes of a folder: a new model, or one more task of an old one.
 
-    The model file stays as it was until everything is learned; Ctrl-C loses nothing, and the same command goes on.
+    The model file stays as it was until everything is learned. After Ctrl-C or a crash the same command goes on with
+    the training, at most half a minute before where it was.
     """
     from protosteer.data.images import class_folders
-    from protosteer.files import Identity, remove_leftovers
+    from protosteer.files import Identity
+    from protosteer.teaching import refuse_known
 
     path, folder = _model_and_folder(paths, model)
     class_folders(folder)  # complains before anything is loaded
@@ -93,13 +95,15 @@ def learn(
         if as_json:
             print(json.dumps(figures(found, None), indent=1))
         return
+    refuse_known(found)
+    _check_place(path)
     learner = _learner(
         old, path, backbone, weights, _changes(preset, independent, set_ or []), device, threads
     )
     taught, bookmark = _teach(learner, found, path, name, holdout)
-    _save(learner, taught, path, identity)
+    taught = _save(learner, taught, path, identity, name)
     bookmark.clear()
-    remove_leftovers(path.parent, path.name, older_than=STALE)
+    clear_up(path)
     _tell_taught(found, taught, learner, path, console, as_json)
 
 
@@ -122,14 +126,26 @@ def _read(path: Path) -> Model | None:
     return modelfile.read(path) if path.exists() else None
 
 
+def _check_place(path: Path) -> None:
+    """Where nothing can be written is better known now than when everything is learned."""
+    from protosteer.files import writing
+
+    folder = path.resolve().parent
+    with writing(path, "another MODEL"):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+
+
 def _look(folder: Path, old: Model | None, skip_known: bool) -> Survey:
+    from rich.markup import escape
     from rich.progress import Progress
 
     from protosteer.teaching import survey
 
     console = make_console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        row = bars.add_task(f"reading {folder}", total=None)
+        row = bars.add_task(escape(f"reading {folder}"), total=None)
         found = survey(
             folder, old.memory if old else None, lambda done, of: bars.update(row, completed=done, total=of)
         )
@@ -138,7 +154,7 @@ def _look(folder: Path, old: Model | None, skip_known: bool) -> Survey:
 
 def _tell_found(found: Survey, holdout: float, console: Console, path: Path, old: Model | None) -> None:
     from protosteer.report.teaching import counted, found_line, found_table, unreadable_line
-    from protosteer.teaching import refuse_known, split
+    from protosteer.teaching import split
 
     known = (
         f"{counted(len(old.memory.classes), 'class')} in {counted(len(old.memory), 'task')}" if old else ""
@@ -149,7 +165,6 @@ def _tell_found(found: Survey, holdout: float, console: Console, path: Path, old
     console.print(found_table(found, held))
     if found.unreadable:
         say(f"warning: {unreadable_line(found)}")
-    refuse_known(found)
 
 
 def _changes(preset: str | None, independent: bool | None, words: list[str]) -> dict[str, Any]:
@@ -198,6 +213,7 @@ def _teach(
 ) -> tuple[Taught, Bookmark]:
     from protosteer.bookmark import Bookmark
     from protosteer.costs import stage_costs
+    from protosteer.files import writing
     from protosteer.report.progress import LearnProgress
     from protosteer.teaching import bookmark_path, split, teach
 
@@ -205,9 +221,14 @@ def _teach(
     trains = learner.trains_prompt(len(found.counts))
     costs = stage_costs(learner.settings.replace(prompts=trains), learner.backbone.depth, len(learned))
     costs |= {"calibrating": 2.0 * len(held), "checking": 3.0 * len(held)} if len(held) else {}
-    bookmark = Bookmark(bookmark_path(path, found, learner, name, holdout))
+    bookmark = Bookmark(bookmark_path(path.resolve(), found, learner, name, holdout))
     try:
-        with polite_kill(), LearnProgress(make_console(stderr=True), costs) as progress:
+        console = make_console(stderr=True)
+        with (
+            polite_kill(),
+            writing(bookmark.path, "another MODEL"),
+            LearnProgress(console, costs) as progress,
+        ):
             taught = teach(learner, found, name, holdout, progress.on_stage, bookmark)
     except KeyboardInterrupt:
         goes_on = "; the same command goes on where it stopped" if bookmark.path.exists() else ""
@@ -216,19 +237,35 @@ def _teach(
     return taught, bookmark
 
 
-def _save(learner: Learner, taught: Taught, path: Path, identity: Any) -> None:
+def _save(learner: Learner, taught: Taught, path: Path, identity: Any, name: str | None) -> Taught:
     """Whoever has changed the file meanwhile loses nothing: the new task is then added to what is there now."""
-    from protosteer import modelfile
     from protosteer.files import Identity, writing
+
+    if Identity.of(path) != identity and path.exists():
+        say(f"{path} was changed by someone else meanwhile; the new task is added to what is there now")
+        taught = _add_to_latest(learner, taught, path, name)
+    with writing(path, "another MODEL"):
+        learner.save(path)
+    return taught
+
+
+def _add_to_latest(learner: Learner, taught: Taught, path: Path, name: str | None) -> Taught:
+    from protosteer import modelfile
     from protosteer.learner import Learner
 
-    if Identity.of(path) != identity:
-        say(f"{path} was changed by someone else meanwhile; the new task is added to what is there now")
-        latest = Learner.of_model(modelfile.read(path), learner.backbone)
-        latest.memory.add(taught.record)
-        learner.memory = latest.memory
-    with writing(path, "another name"):
-        learner.save(path)
+    latest = Learner.of_model(modelfile.read(path), learner.backbone)
+    record = taught.record
+    if name is None:  # the folder's name was free when learning began
+        record = dataclasses.replace(record, name=latest.memory.free_name(record.name))
+    gone = [c for c in learner.classes if c not in latest.classes and c not in record.class_names]
+    if gone and record.prompt is not None and not record.independent:
+        say(
+            f"warning: '{gone[0]}' was forgotten meanwhile, but the prompt of task '{record.name}' was trained against "
+            "it; to remove that too, forget this task and learn it again"
+        )
+    latest.memory.add(record)
+    learner.memory = latest.memory
+    return dataclasses.replace(taught, record=record)
 
 
 def _tell_taught(

@@ -19,6 +19,7 @@ from protosteer.cli.models import (
     ModelFile,
     Threads,
     Weights,
+    clear_up,
     open_learner,
     parse_pairs,
 )
@@ -33,7 +34,10 @@ if TYPE_CHECKING:
 def forget(
     model: ModelFile,
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME...]", help="Classes.", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME", help="Classes; after -- if one begins with a dash.", show_default=False
+        ),
     ] = None,
     task: Annotated[str | None, typer.Option(help="A task, with all its classes, instead.")] = None,
     backup: Annotated[Path | None, typer.Option(help="Keep the model as it was in this file.")] = None,
@@ -41,13 +45,14 @@ def forget(
 ) -> None:
     """Remove classes or a task from a model, and say what that guarantees. No backbone is needed."""
     from protosteer import modelfile
-    from protosteer.files import write_atomically, writing
+    from protosteer.files import Identity, write_atomically, writing
     from protosteer.forgetting import forget as forget_one
     from protosteer.forgetting import forget_all
     from protosteer.memory import Memory
 
     if bool(names) == (task is not None):
         raise typer.BadParameter("name the classes to forget, or one task with --task")
+    identity = Identity.of(model)
     old = modelfile.read(model)
     memory = Memory(old.memory.tasks)
     outcome = [forget_one(memory, task=task)] if task is not None else forget_all(memory, names or [])
@@ -58,8 +63,11 @@ def forget(
         with writing(backup, "--backup"):
             write_atomically(backup, model.read_bytes())
     new = dataclasses.replace(old, memory=memory)
-    with writing(model, "another name"):
+    if Identity.of(model) != identity:
+        raise ProtosteerError(f"{model} was changed by someone else meanwhile; run the same command again")
+    with writing(model, None):
         new.write(model)
+    clear_up(model)
     after = _size(new)
     if as_json:
         removed = [dataclasses.asdict(one) for one in outcome]
@@ -76,11 +84,19 @@ def _size(model: Model) -> dict[str, int]:
 
 
 def _tell_forgotten(outcome: list[Forgotten], before: dict[str, int], after: dict[str, int]) -> None:
+    from protosteer.report.inspection import one_line
+
     for one in outcome:
-        print(f"forgotten: {', '.join(one.classes)} (task {one.task}), {one.bytes:,} bytes")
-        print(f"  {one.guarantee}")
+        print(one_line(f"forgotten: {', '.join(one.classes)} (task {one.task}), {one.bytes:,} bytes"))
+        print(one_line(f"  {one.guarantee}"))
     for when, size in (("before", before), ("after", after)):
-        print(f"{when}: {size['classes']} classes, {size['tasks']} tasks, {size['bytes']:,} bytes")
+        print(f"{when}: {_counted(size)}")
+
+
+def _counted(size: dict[str, int]) -> str:
+    from protosteer.report.teaching import counted
+
+    return f"{counted(size['classes'], 'class')}, {counted(size['tasks'], 'task')}, {size['bytes']:,} bytes"
 
 
 @app.command(rich_help_panel=PANEL)
@@ -109,10 +125,13 @@ def merge(
         raise typer.BadParameter("give at least two model files")
     if out.exists():
         raise ProtosteerError(f"{out} exists already; choose another file with --out")
+    parts = [modelfile.read(path) for path in models]
+    classes = {name for part in parts[1:] for name in part.memory.classes}
+    tasks = {name for part in parts[1:] for name in part.memory.task_names}
     merged = modelfile.merge(
-        [modelfile.read(path) for path in models],
-        parse_pairs(rename or [], "--rename"),
-        parse_pairs(rename_task or [], "--rename-task"),
+        parts,
+        parse_pairs(rename or [], "--rename", classes),
+        parse_pairs(rename_task or [], "--rename-task", tasks),
     )
     with writing(out):
         merged.write(out)
@@ -120,7 +139,7 @@ def merge(
     if as_json:
         print(json.dumps({**size, "path": str(out), "names": merged.memory.classes}, indent=1))
     else:
-        print(f"{out}: {size['classes']} classes, {size['tasks']} tasks, {size['bytes']:,} bytes")
+        print(f"{out}: {_counted(size)}")
 
 
 @app.command(rich_help_panel=PANEL)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from protosteer.modelfile import Model
 
 PANEL = "Your own images"
+# Seconds after which what a killed learning left behind is of no use: one that runs writes much more often.
+STALE = 3600.0
 
 ModelFile = Annotated[Path, typer.Argument(metavar="MODEL", help="Model file.", show_default=False)]
 BackboneName = Annotated[
@@ -71,13 +73,29 @@ def prepare(device: str, threads: int | None) -> str:
     return str(choose_device(device))
 
 
-def parse_pairs(words: list[str], option: str) -> dict[str, str]:
-    """old=new, several times."""
+def clear_up(path: Path) -> None:
+    """Remove what killed processes left beside a model file; it may hold what has been forgotten since."""
+    from protosteer.files import remove_leftovers
+
+    real = path.resolve()
+    remove_leftovers(real.parent, real.name, older_than=STALE)
+
+
+def parse_pairs(words: list[str], option: str, known: Collection[str]) -> dict[str, str]:
+    """old=new, several times. Where a word has several signs, old ends before the first that gives a known name."""
+    from protosteer.teaching import speakable
+
     pairs: dict[str, str] = {}
     for word in words:
-        old, equals, new = word.partition("=")
-        if not (equals and old and new):
+        places = [i for i, character in enumerate(word) if character == "=" and 0 < i < len(word) - 1]
+        if not places:
             raise typer.BadParameter(f"{word!r} is not old=new", param_hint=option)
+        place = next((i for i in places if word[:i] in known), places[0])
+        old, new = word[:place], word[place + 1 :]
+        if old in pairs:
+            raise typer.BadParameter(f"{old!r} is given two names", param_hint=option)
+        if not speakable(new):
+            raise typer.BadParameter(f"{new!r} has control characters or broken letters", param_hint=option)
         pairs[old] = new
     return pairs
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import glob
+import io
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,7 +37,7 @@ def predict(
     paths: Annotated[
         list[str],
         typer.Argument(
-            metavar="PATH...",
+            metavar="PATH",
             help="Image files, folders, patterns such as 'new/*.jpg', or - for a list on standard input.",
             show_default=False,
         ),
@@ -100,7 +101,7 @@ def find_files(words: list[str]) -> list[Path]:
     found: list[Path] = []
     for word in words:
         if word == STANDARD_INPUT:
-            found += [Path(line.rstrip("\r\n")) for line in sys.stdin if line.strip()]
+            found += [Path(line) for line in _listed()]
             continue
         matches = [word] if Path(word).exists() else sorted(glob.glob(word, recursive=True))
         if not matches:
@@ -110,6 +111,15 @@ def find_files(words: list[str]) -> list[Path]:
     if not found:
         raise DataError("no image file was named; give files, folders, patterns or a list on standard input")
     return found
+
+
+def _listed() -> Iterator[str]:
+    """Lines of standard input; a file's name need not be text."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
+    for line in sys.stdin:
+        if line.strip():
+            yield line.rstrip("\r\n")
 
 
 def _writer(as_json: bool, as_csv: bool) -> Callable[[Line], None]:

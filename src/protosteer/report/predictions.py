@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from protosteer.inference import Index, Prediction
 from protosteer.rejection import Rejection
+from protosteer.report.inspection import one_line
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,9 @@ class Line:
         best = f"{self.label} {self.similarity:.3f}"
         if self.unknown:
             best = f"unknown, nearest to {best}"
-        text = f"{self.path}: {best}" + (f"  ({others})" if others else "")
+        text = one_line(f"{self.path}: {best}" + (f"  ({others})" if others else ""))
         if self.explained:
-            text += f"\n    {_reasons(self.explained)}"
+            text += f"\n    {one_line(_reasons(self.explained))}"
         return text
 
 

@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from protosteer.report.inspection import one_line
 from protosteer.report.tables import plain_table
 from protosteer.teaching import Check, Survey, Taught
 
@@ -24,8 +25,8 @@ def found_table(found: Survey, held: Mapping[str, int]) -> Table:
     if found.known:
         table.add_column("Known already, from task")
     for name, count in found.counts.items():
-        note = [Text(found.known.get(name, ""))] if found.known else []
-        table.add_row(Text(name), f"{count:,}", f"{held.get(name, 0):,}", *note)
+        note = [Text(one_line(found.known.get(name, "")))] if found.known else []
+        table.add_row(Text(one_line(name)), f"{count:,}", f"{held.get(name, 0):,}", *note)
     return table
 
 
@@ -52,11 +53,11 @@ def check_report(check: Check) -> list[RenderableType]:
     for heading in ("Held out", "Right", "Accuracy"):
         table.add_column(heading, justify="right")
     for name, (shown, good) in check.per_class().items():
-        table.add_row(Text(name), str(shown), str(good), f"{100 * good / shown:.1f} %")
+        table.add_row(Text(one_line(name)), str(shown), str(good), f"{100 * good / shown:.1f} %")
     confused = check.confused()
     if not confused:
         return [Text(summary), table]
-    lines = [f"  {a} taken for {b}: {counted(times, 'time')}" for a, b, times in confused]
+    lines = [one_line(f"  {a} taken for {b}: {counted(times, 'time')}") for a, b, times in confused]
     return [Text(summary), table, Text("\n".join(["Most confused:", *lines]))]
 
 

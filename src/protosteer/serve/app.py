@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
 import protosteer
+from protosteer.allocator import keep_freed_memory
 from protosteer.errors import DataError, LearnerError, ProtosteerError
 from protosteer.learner import Learner
 from protosteer.serve import answers, metrics
@@ -86,6 +87,7 @@ def run(
 ) -> None:
     """Serve until Ctrl-C or a signal to end. on_ready: hears the address; port 0 takes a free one."""
     listener = _listen(host, port)
+    keep_freed_memory()
     if access_log:
         logging.getLogger("protosteer.serve").setLevel(logging.INFO)
         logging.basicConfig(format="%(asctime)s %(message)s")
@@ -118,9 +120,12 @@ class _Server(uvicorn.Server):
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server(
+        listener = socket.create_server(
             (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048
         )
+        # Small answers go out at once; connections take the option over from here.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ProtosteerError(

@@ -2,7 +2,8 @@
 
 A class is trained as if it had been learned in its turn: against the classes that stand before it in the model, in its
 own place. What a later forgetting promises rests on this order. Classes that are added meanwhile stay as they are; a
-class that is deleted meanwhile ends its training. Images are kept in memory until the training has ended, never longer.
+class that is deleted meanwhile ends its own training, and begins that of others anew: what deleting promised must not
+be broken by a prompt that still knew the class. Images are kept in memory until the training has ended, never longer.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -23,7 +25,7 @@ from protosteer.errors import ProtosteerError, ProtosteerWarning
 from protosteer.learner import Learner, Stage
 from protosteer.memory import Memory, TaskRecord
 from protosteer.serve.limits import Refused
-from protosteer.serve.store import Store
+from protosteer.serve.store import Outdated, Store
 
 logger = logging.getLogger("protosteer.serve")
 
@@ -144,28 +146,35 @@ class Jobs:
             job.tell(state="done", done=job.status.total, seconds_left=0.0, message=message)
 
     def _train(self, job: Job) -> None:
+        """Train until the result may be stored; whenever a class that it is set apart from is deleted, begin again."""
         record, pixels = job.record, job.pixels
         assert record is not None and pixels is not None
-        before = self._store.before(record)
-        if not before:
-            raise Refused(422, "no class is left that this one could be set apart from")
         served = self._store.current.learner
-        learner = Learner(served.backbone, served.settings)
-        learner.memory = Memory(before)
-
-        def on_stage(stage: Stage) -> None:
-            if self._stopping:
-                raise Refused(503, "the service is stopping; the class stays as it was added")
-            self._store.before(record)
-            if stage.training is None:
-                job.tell(message=_DOING.get(stage.doing, stage.doing))
-            else:
-                left = stage.training.seconds_left
-                job.tell(done=stage.done, total=stage.total, seconds_left=left, message=_DOING["training"])
-
         name = record.class_names[0]
-        trained = learner.learn((pixels, [name] * len(pixels)), name=record.name, on_stage=on_stage)
-        self._store.replace(record, _completed(trained, record))
+        while True:
+            before = self._store.before(record)
+            if not before:
+                raise Refused(422, "no class is left that this one could be set apart from")
+            learner = Learner(served.backbone, served.settings)
+            learner.memory = Memory(before)
+            try:
+                trained = learner.learn(
+                    (pixels, [name] * len(pixels)), record.name, partial(self._on_stage, job, record, before)
+                )
+                self._store.replace(record, _completed(trained, record), before)
+                return
+            except Outdated:
+                job.tell(done=0, total=0, seconds_left=None, message="beginning again: a class was deleted")
+
+    def _on_stage(self, job: Job, record: TaskRecord, before: tuple[TaskRecord, ...], stage: Stage) -> None:
+        if self._stopping:
+            raise Refused(503, "the service is stopping; the class stays as it was added")
+        self._store.check_before(record, before)
+        if stage.training is None:
+            job.tell(message=_DOING.get(stage.doing, stage.doing))
+        else:
+            left = stage.training.seconds_left
+            job.tell(done=stage.done, total=stage.total, seconds_left=left, message=_DOING["training"])
 
 
 def _completed(trained: TaskRecord, added: TaskRecord) -> TaskRecord:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import os
-import unicodedata
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -24,6 +23,7 @@ from protosteer.serve.limits import Limits, Refused
 from protosteer.serve.metrics import Metrics
 from protosteer.serve.store import Store
 from protosteer.serve.uploads import Upload, decode, receive
+from protosteer.teaching import speakable
 
 _NAME_LENGTH = 200
 _DRAIN_SECONDS = 3.0  # for what is in the queue when the service stops
@@ -156,5 +156,5 @@ def _check_name(name: str) -> None:
         raise Refused(422, "the class has no name; POST to /classes/NAME")
     if len(name) > _NAME_LENGTH:
         raise Refused(422, f"the class's name has {len(name)} characters; use at most {_NAME_LENGTH}")
-    if any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in name):
+    if not speakable(name):
         raise Refused(422, "the class's name has control characters; leave them out")

@@ -25,6 +25,10 @@ from protosteer.serve.snapshot import Snapshot
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
+class Outdated(Exception):
+    """What a training began with is not what is there now."""
+
+
 class Store:
     def __init__(self, learner: Learner, path: Path, writable: bool):
         self.path = path.resolve()  # so that a link to the file stays one
@@ -74,10 +78,10 @@ class Store:
             self._change(memory)
             return forgotten
 
-    def replace(self, old: TaskRecord, new: TaskRecord) -> None:
+    def replace(self, old: TaskRecord, new: TaskRecord, before: tuple[TaskRecord, ...]) -> None:
         """In place, since a record's place tells which others its prompt was trained against: those before it."""
         with self.lock:
-            self.before(old)
+            self.check_before(old, before)
             memory = Memory(self.current.memory.tasks)
             memory.replace(old, new)
             self._change(memory)
@@ -88,6 +92,10 @@ class Store:
         if record not in tasks:
             raise Refused(404, f"class '{record.class_names[0]}' was deleted meanwhile")
         return tasks[: tasks.index(record)]
+
+    def check_before(self, record: TaskRecord, before: tuple[TaskRecord, ...]) -> None:
+        if self.before(record) != before:
+            raise Outdated
 
     def _change(self, memory: Memory) -> None:
         if Identity.of(self.path) != self._identity:
