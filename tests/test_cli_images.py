@@ -175,6 +175,9 @@ def test_presets_and_independence_reach_the_settings(photos, tmp_path):
     assert main(words) == 0
     task = modelfile.read(path).memory.tasks[0]
     assert task.independent and task.prompt.shape[0] == 2  # of nano's three layers
+    path.unlink()
+    assert main([*words, "--set", "prompt_from_layer=1"]) == 0  # what is given wins over a preset
+    assert modelfile.read(path).memory.tasks[0].prompt.shape[0] == 3
 
 
 def test_a_model_that_changed_meanwhile_loses_nothing(photos, model, monkeypatch):
@@ -263,7 +266,7 @@ def test_a_killed_learning_leaves_the_old_model_and_goes_on(model, tmp_path, how
     assert process.returncode == (130 if how == signal.SIGTERM else -how)
     assert model.read_bytes() == before and list(tmp_path.glob(".shop.protosteer.*.part"))
     if how == signal.SIGTERM:
-        assert "is as it was; the same command goes on where it stopped" in said
+        assert "is as it was; the same command goes on with the training" in said
 
 
 # predict

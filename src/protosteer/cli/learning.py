@@ -97,9 +97,7 @@ def learn(
         return
     refuse_known(found)
     _check_place(path)
-    learner = _learner(
-        old, path, backbone, weights, _changes(preset, independent, set_ or []), device, threads
-    )
+    learner = _learner(old, backbone, weights, _changes(preset, independent, set_ or []), device, threads)
     taught, bookmark = _teach(learner, found, path, name, holdout)
     taught = _save(learner, taught, path, identity, name)
     bookmark.clear()
@@ -179,7 +177,6 @@ def _changes(preset: str | None, independent: bool | None, words: list[str]) -> 
 
 def _learner(
     old: Model | None,
-    path: Path,
     name: str | None,
     weights: Path | None,
     changes: dict[str, Any],
@@ -202,9 +199,8 @@ def _learner(
                 f"backbone {NEW_BACKBONE}, for first tries; for photographs take a larger one: --backbone vit"
             )
     preset = changes.pop("preset", None)
-    learner.settings = learner.settings.replace(
-        **(settings_of(preset, backbone.depth) if preset else {}), **changes
-    )
+    given = settings_of(preset, backbone.depth) if preset else {}
+    learner.settings = learner.settings.replace(**{**given, **changes})
     return learner
 
 
@@ -231,7 +227,7 @@ def _teach(
         ):
             taught = teach(learner, found, name, holdout, progress.on_stage, bookmark)
     except KeyboardInterrupt:
-        goes_on = "; the same command goes on where it stopped" if bookmark.path.exists() else ""
+        goes_on = "; the same command goes on with the training" if bookmark.path.exists() else ""
         say(f"stopped; {path} is as it was{goes_on}")
         raise
     return taught, bookmark
