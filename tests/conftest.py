@@ -10,20 +10,20 @@ import torch
 
 from protosteer.backbones import Backbone
 from protosteer.data.transforms import Preprocessing
-from protosteer.vit import ViT, ViTConfig
+from protosteer.method.vit import ViT, ViTConfig
 
 # Tests work on tiny tensors, for which a second thread costs more than it brings.
 torch.set_num_threads(1)
 
 # These play whole commands and pages; `make test-fast` leaves them to `make test`.
 END_TO_END = {
-    "test_bookmark",
+    "test_resume_training",
     "test_cli_images",
     "test_cli_runs",
     "test_contact_sheet",
     "test_demo",
     "test_docs",
-    "test_export",
+    "test_onnx",
     "test_runs",
     "test_serve_teaching",
     "test_unknowns",

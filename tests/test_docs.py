@@ -23,10 +23,10 @@ from conftest import REPOSITORY
 from protosteer import errors
 from protosteer.backbones import Backbone
 from protosteer.cli import app as command_line
-from protosteer.inference import Prediction
-from protosteer.inspection import describe
 from protosteer.learner import Learner
+from protosteer.method.inference import Prediction
 from protosteer.modelfile import read
+from protosteer.photos.inspection import describe
 from protosteer.settings import _CHOICES, Settings
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
@@ -158,7 +158,7 @@ def test_every_public_name_resolves_and_is_on_the_api_page():
     for name in protosteer.__all__:
         assert getattr(protosteer, name) is not None
         assert name == "__version__" or re.search(rf"^has.*?`{name}`", page, re.MULTILINE | re.DOTALL), name
-    from protosteer import teaching
+    from protosteer.photos import teaching
 
     assert protosteer.survey is teaching.survey and protosteer.teach is teaching.teach
 

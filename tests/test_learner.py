@@ -13,11 +13,11 @@ from conftest import easy_task, tiny_backbone
 from protosteer.backbones import Backbone
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError, LearnerError, ProtosteerWarning, SettingsError
-from protosteer.inference import Index, match
 from protosteer.learner import Learner, merge, task_seed
-from protosteer.memory import Memory, TaskRecord
+from protosteer.method.inference import Index, match
+from protosteer.method.memory import Memory, TaskRecord
+from protosteer.method.vit import ViT, ViTConfig
 from protosteer.settings import Settings
-from protosteer.vit import ViT, ViTConfig
 
 QUICK = Settings(epochs=2, batch_size=8, neck_hidden=16, augmentation="crop", centroids=2)
 ALONE = QUICK.replace(independent=True)

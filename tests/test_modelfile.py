@@ -15,7 +15,7 @@ from protosteer.backbones import Backbone, find_weights
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import LearnerError, ModelFileError
 from protosteer.learner import Learner
-from protosteer.memory import Memory
+from protosteer.method.memory import Memory
 from protosteer.settings import Settings
 
 QUICK = Settings(epochs=2, batch_size=8, neck_hidden=16, augmentation="none", centroids=2)

@@ -28,9 +28,9 @@ from sklearn.datasets import load_digits
 
 from protosteer.backbones import Backbone
 from protosteer.learner import Learner
+from protosteer.photos.teaching import survey, teach
 from protosteer.serve.app import create_app
 from protosteer.settings import Settings
-from protosteer.teaching import survey, teach
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 TASKS = {"January": ("zero", "one", "two"), "February": ("three", "four"), "March": ("five", "six")}

@@ -26,17 +26,17 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from protosteer.backbones import Backbone
-from protosteer.data.cifar import cifar_files, read_cifar100
 from protosteer.data.folders import Files
-from protosteer.data.idx import idx_files, read_images
+from protosteer.data.sets.cifar import cifar_files, read_cifar100
+from protosteer.data.sets.idx import idx_files, read_images
 from protosteer.errors import DataError, SettingsError
 from protosteer.evaluation.manifest import circumstances
-from protosteer.inference import Prediction
 from protosteer.learner import Learner
-from protosteer.memory import Memory, TaskRecord
-from protosteer.rejection import threshold
+from protosteer.method.inference import Prediction
+from protosteer.method.memory import Memory, TaskRecord
+from protosteer.photos.rejection import threshold
+from protosteer.photos.teaching import HOLDOUT, survey, teach
 from protosteer.settings import Settings, parse_settings
-from protosteer.teaching import HOLDOUT, survey, teach
 
 TEMPERATURES = (1.0, 0.3, 0.1, 0.05, 0.02)
 FRACTIONS = (0.01, 0.05, 0.1, 0.2)

@@ -12,13 +12,13 @@ __version__ = "0.1.0"
 _HOMES = {
     "Backbone": "protosteer.backbones",
     "Learner": "protosteer.learner",
-    "Prediction": "protosteer.inference",
+    "Prediction": "protosteer.method.inference",
     "ProtosteerError": "protosteer.errors",
     "ProtosteerWarning": "protosteer.errors",
     "Settings": "protosteer.settings",
     "merge": "protosteer.learner",
-    "survey": "protosteer.teaching",
-    "teach": "protosteer.teaching",
+    "survey": "protosteer.photos.teaching",
+    "teach": "protosteer.photos.teaching",
 }
 
 __all__ = ["__version__", *_HOMES]
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from protosteer.backbones import Backbone as Backbone
     from protosteer.errors import ProtosteerError as ProtosteerError
     from protosteer.errors import ProtosteerWarning as ProtosteerWarning
-    from protosteer.inference import Prediction as Prediction
     from protosteer.learner import Learner as Learner
     from protosteer.learner import merge as merge
+    from protosteer.method.inference import Prediction as Prediction
+    from protosteer.photos.teaching import survey as survey
+    from protosteer.photos.teaching import teach as teach
     from protosteer.settings import Settings as Settings
-    from protosteer.teaching import survey as survey
-    from protosteer.teaching import teach as teach
 
 
 def __getattr__(name: str) -> Any:

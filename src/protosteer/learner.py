@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from protosteer import health
 from protosteer.backbones import Backbone
-from protosteer.bookmark import Bookmark
 from protosteer.data.images import ImageSet, as_images, as_labelled
 from protosteer.data.prefetch import prefetched
 from protosteer.errors import DataError, LearnerError, ProtosteerWarning
-from protosteer.forgetting import Forgotten, forget
-from protosteer.inference import Index, Matches, Prediction, match, nearest_task
-from protosteer.memory import ClassRecord, Memory, TaskRecord
-from protosteer.merging import Part, combine
-from protosteer.prototypes import Centroids, centroids
-from protosteer.rejection import left_out_similarity
+from protosteer.method import health
+from protosteer.method.forgetting import Forgotten, forget
+from protosteer.method.inference import Index, Matches, Prediction, match, nearest_task
+from protosteer.method.memory import ClassRecord, Memory, TaskRecord
+from protosteer.method.merging import Part, combine
+from protosteer.method.prototypes import Centroids, centroids
+from protosteer.photos.rejection import left_out_similarity
+from protosteer.running.resume import Bookmark
 from protosteer.settings import Settings
 
 if TYPE_CHECKING:
+    from protosteer.method.training import Progress, Trained
     from protosteer.modelfile import Model
-    from protosteer.training import Progress, Trained
 
 # A class of few images gets one centroid per so many of them.
 _IMAGES_PER_CENTROID = 5
@@ -116,7 +116,9 @@ class Learner:
         on_stage: Callable[[Stage], None] | None,
         bookmark: Bookmark | None,
     ) -> TaskRecord:
-        from protosteer.training import train_prompt  # with all of kornia, for which prediction need not wait
+        from protosteer.method.training import (
+            train_prompt,  # with all of kornia, for which prediction need not wait
+        )
 
         settings = self.settings
         seed = task_seed(settings.seed, classes)

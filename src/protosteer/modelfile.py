@@ -21,11 +21,11 @@ from torch import Tensor
 import protosteer
 from protosteer.backbones import Backbone, find_weights, full_name
 from protosteer.errors import ModelFileError, ProtosteerError, WeightsError
-from protosteer.files import write_atomically
-from protosteer.memory import ClassRecord, Memory, TaskRecord
-from protosteer.merging import Part, combine
-from protosteer.prototypes import Centroids
+from protosteer.method.memory import ClassRecord, Memory, TaskRecord
+from protosteer.method.merging import Part, combine
+from protosteer.method.prototypes import Centroids
 from protosteer.settings import Settings
+from protosteer.util.files import write_atomically
 
 FORMAT = 1
 _KEY = "protosteer"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from protosteer import prototypes
 from protosteer.bench import centroids as bench
-from protosteer.prototypes import centroids
+from protosteer.method import prototypes
+from protosteer.method.prototypes import centroids
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from protosteer.bench import scaling
 from protosteer.bench.subjects import pictures, small
-from protosteer.inference import Index
+from protosteer.method.inference import Index
 
 pytestmark = pytest.mark.slow
 

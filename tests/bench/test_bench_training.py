@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from protosteer import training as product
 from protosteer.bench import training
 from protosteer.bench.subjects import small
 from protosteer.bench.training import Batch, Step, against_naive, late_prompts, naive, ours
 from protosteer.data.images import ArrayImages
+from protosteer.method import training as product
 from protosteer.settings import Settings
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ import torch
 
 from conftest import easy_task, tiny_backbone
 from protosteer.learner import Learner
-from protosteer.rejection import Rejection
+from protosteer.photos.rejection import Rejection
 from protosteer.report.predictions import csv_header, lines
 from protosteer.settings import Settings
 

@@ -11,9 +11,9 @@ from rich.console import Console
 from conftest import easy_task
 from protosteer.data.images import ArrayImages
 from protosteer.learner import Stage
+from protosteer.method.training import Progress
 from protosteer.report.progress import Costs, LearnProgress, RunProgress, duration
 from protosteer.streams.base import Stream, Task
-from protosteer.training import Progress
 
 MATRIX = [[97.0], [90.0, 92.0]]
 COSTS = {"keys": 10.0, "training": 100.0, "values": 10.0, "testing": 30.0}  # 150 a task, 300 a run

@@ -18,9 +18,9 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, Route, expect
 
 from protosteer.learner import Learner
-from protosteer.memory import ClassRecord, TaskRecord
-from protosteer.prototypes import Centroids
-from protosteer.rejection import threshold
+from protosteer.method.memory import ClassRecord, TaskRecord
+from protosteer.method.prototypes import Centroids
+from protosteer.photos.rejection import threshold
 from protosteer.serve.app import create_app
 from protosteer.settings import Settings
 from screenshot_page import SIZE, browsing, draw_digits, find_browser, learn_digits, photograph, serving

@@ -9,8 +9,8 @@ import torch
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 
 from protosteer.errors import LearnerError
-from protosteer.memory import ClassRecord, Memory, TaskRecord
-from protosteer.prototypes import Centroids
+from protosteer.method.memory import ClassRecord, Memory, TaskRecord
+from protosteer.method.prototypes import Centroids
 from protosteer.serve.projection import EDGE, Projection
 
 

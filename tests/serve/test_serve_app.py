@@ -23,7 +23,7 @@ from conftest import easy_task
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import SettingsError
 from protosteer.learner import Learner
-from protosteer.rejection import threshold
+from protosteer.photos.rejection import threshold
 from protosteer.serve import answers
 from protosteer.serve.app import create_app
 from protosteer.serve.limits import Limits

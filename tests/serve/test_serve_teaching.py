@@ -18,11 +18,11 @@ from fastapi.testclient import TestClient
 from serve_toys import BEARER, QUICK, form, pictures, service, taught
 
 from conftest import easy_task, tiny_backbone
-from protosteer import health
 from protosteer.errors import ModelFileError, ProtosteerWarning
-from protosteer.forgetting import forget
 from protosteer.learner import Learner
-from protosteer.memory import Memory
+from protosteer.method import health
+from protosteer.method.forgetting import forget
+from protosteer.method.memory import Memory
 from protosteer.serve.app import create_app
 from protosteer.serve.jobs import Jobs
 from protosteer.serve.limits import Limits

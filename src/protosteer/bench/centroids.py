@@ -18,7 +18,7 @@ from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
 from protosteer.bench.timing import Ratio, Side, interleaved
-from protosteer.prototypes import _factored_labels, centroids
+from protosteer.method.prototypes import _factored_labels, centroids
 
 TARGET = 20.0
 IMAGES, GROUPS = 5000, 5

@@ -16,13 +16,13 @@ from torch import Tensor
 from protosteer.backbones import Backbone
 from protosteer.bench.subjects import memory_of, pictures, vit_tiny
 from protosteer.bench.timing import Ratio, interleaved
-from protosteer.bookmark import Bookmark
 from protosteer.data.images import ArrayImages
 from protosteer.evaluation.protocol import Run, run_stream
 from protosteer.learner import Learner, Stage
-from protosteer.memory import Memory, TaskRecord
+from protosteer.method.memory import Memory, TaskRecord
 from protosteer.methods.base import Images
 from protosteer.methods.cpp import CPP
+from protosteer.running.resume import Bookmark
 from protosteer.settings import Settings
 from protosteer.streams.base import Stream, Task
 

@@ -18,7 +18,7 @@ from protosteer.backbones import Backbone
 from protosteer.bench.subjects import concatenating, memory_of, pictures, vit_tiny
 from protosteer.bench.timing import Ratio, Side, interleaved
 from protosteer.learner import Learner
-from protosteer.vit import ViT
+from protosteer.method.vit import ViT
 
 TASKS, CLASSES, CENTROIDS = 10, 10, 5
 IMAGES, NANO_IMAGES = 64, 1024

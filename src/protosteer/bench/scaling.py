@@ -17,10 +17,10 @@ from torch import Tensor
 from protosteer.bench.prediction import best_batch, plain_passes
 from protosteer.bench.subjects import class_record, pictures, vit_tiny
 from protosteer.bench.timing import Ratio, interleaved
-from protosteer.inference import Index, Matches, Prediction, match
-from protosteer.memory import Memory, TaskRecord
+from protosteer.method.inference import Index, Matches, Prediction, match
+from protosteer.method.memory import Memory, TaskRecord
+from protosteer.method.vit import ViT
 from protosteer.settings import Settings
-from protosteer.vit import ViT
 
 CLASSES = (100, 1_000, 10_000, 100_000)
 JUDGED = 10_000  # the number of classes at which the target holds

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from protosteer.backbones import IMAGENET, Backbone
 from protosteer.data.transforms import Preprocessing
-from protosteer.memory import ClassRecord, Memory, TaskRecord
-from protosteer.prototypes import Centroids
-from protosteer.vit import ViT, ViTConfig
+from protosteer.method.memory import ClassRecord, Memory, TaskRecord
+from protosteer.method.prototypes import Centroids
+from protosteer.method.vit import ViT, ViTConfig
 
 _PROBES = 16  # images that tell what a backbone's embeddings look like
 _COARSE = 4  # colour fields along one side of an image

@@ -16,16 +16,16 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from protosteer.anchors import Anchors
 from protosteer.backbones import Backbone
 from protosteer.bench.augmentation import PillowAugmentation
 from protosteer.bench.subjects import concatenating, pictures, vit_tiny
 from protosteer.bench.timing import Ratio, Side, interleaved
 from protosteer.data.augment import Augmentation
 from protosteer.data.images import ArrayImages
+from protosteer.method.anchors import Anchors
+from protosteer.method.training import Head, initial_prompt, update
+from protosteer.method.views import CachedViews, FreshViews, Views
 from protosteer.settings import Settings
-from protosteer.training import Head, initial_prompt, update
-from protosteer.views import CachedViews, FreshViews, Views
 
 TARGET = 1.6
 TARGET_LATE = 1.0

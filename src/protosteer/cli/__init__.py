@@ -17,7 +17,7 @@ from typing import Annotated, TextIO
 import typer
 
 from protosteer import __version__
-from protosteer.allocator import keep_freed_memory
+from protosteer.util.system import keep_freed_memory
 
 from protosteer.cli import learning, predicting, managing, benchmarks, lists  # isort: skip (the order of --help)
 from protosteer.cli.common import app, one_line, say

@@ -26,7 +26,7 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Learn the ten digits two at a time, in four variants, and show what is forgotten. About a minute."""
-    from protosteer.demo import run_demo, show, tell_files
+    from protosteer.cli.demo import run_demo, show, tell_files
 
     log = make_console(stderr=True)
     outcome = run_demo(out, seed, log)
@@ -209,9 +209,9 @@ def compare(
     """Compare finished runs: one row per configuration, mean and standard deviation over its seeds."""
     from protosteer.evaluation.comparison import gather
     from protosteer.evaluation.metrics import over_seeds
-    from protosteer.files import write_atomically, writing
     from protosteer.report import compare as report
     from protosteer.report.plots import accuracy_bands
+    from protosteer.util.files import write_atomically, writing
 
     if markdown + as_csv + as_json > 1:
         raise typer.BadParameter("choose one of --markdown, --csv and --json")

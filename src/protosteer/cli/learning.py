@@ -17,10 +17,10 @@ from protosteer.cli.models import PANEL, Device, Threads, backbone_of, clear_up,
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from protosteer.bookmark import Bookmark
     from protosteer.learner import Learner
     from protosteer.modelfile import Model
-    from protosteer.teaching import Survey, Taught
+    from protosteer.photos.teaching import Survey, Taught
+    from protosteer.running.resume import Bookmark
 
 NEW_BACKBONE = "nano"
 
@@ -79,8 +79,8 @@ def learn(
     the training, at most half a minute before where it was.
     """
     from protosteer.data.images import class_folders
-    from protosteer.files import Identity
-    from protosteer.teaching import refuse_known
+    from protosteer.photos.teaching import refuse_known
+    from protosteer.util.files import Identity
 
     path, folder = _model_and_folder(paths, model)
     class_folders(folder)  # complains before anything is loaded
@@ -126,7 +126,7 @@ def _read(path: Path) -> Model | None:
 
 def _check_place(path: Path) -> None:
     """Where nothing can be written is better known now than when everything is learned."""
-    from protosteer.files import writing
+    from protosteer.util.files import writing
 
     folder = path.resolve().parent
     with writing(path, "another MODEL"):
@@ -139,7 +139,7 @@ def _look(folder: Path, old: Model | None, skip_known: bool) -> Survey:
     from rich.markup import escape
     from rich.progress import Progress
 
-    from protosteer.teaching import survey
+    from protosteer.photos.teaching import survey
 
     console = make_console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
@@ -151,8 +151,8 @@ def _look(folder: Path, old: Model | None, skip_known: bool) -> Survey:
 
 
 def _tell_found(found: Survey, holdout: float, console: Console, path: Path, old: Model | None) -> None:
+    from protosteer.photos.teaching import split
     from protosteer.report.teaching import counted, found_line, found_table, unreadable_line
-    from protosteer.teaching import split
 
     known = (
         f"{counted(len(old.memory.classes), 'class')} in {counted(len(old.memory), 'task')}" if old else ""
@@ -207,11 +207,11 @@ def _learner(
 def _teach(
     learner: Learner, found: Survey, path: Path, name: str | None, holdout: float
 ) -> tuple[Taught, Bookmark]:
-    from protosteer.bookmark import Bookmark
     from protosteer.costs import stage_costs
-    from protosteer.files import writing
+    from protosteer.photos.teaching import bookmark_path, split, teach
     from protosteer.report.progress import LearnProgress
-    from protosteer.teaching import bookmark_path, split, teach
+    from protosteer.running.resume import Bookmark
+    from protosteer.util.files import writing
 
     learned, held = split(found.files, holdout, learner.settings.seed)
     trains = learner.trains_prompt(len(found.counts))
@@ -235,7 +235,7 @@ def _teach(
 
 def _save(learner: Learner, taught: Taught, path: Path, identity: Any, name: str | None) -> Taught:
     """Whoever has changed the file meanwhile loses nothing: the new task is then added to what is there now."""
-    from protosteer.files import Identity, writing
+    from protosteer.util.files import Identity, writing
 
     if Identity.of(path) != identity and path.exists():
         say(f"{path} was changed by someone else meanwhile; the new task is added to what is there now")

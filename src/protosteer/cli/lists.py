@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from protosteer.backbones import BackboneInfo
-    from protosteer.data.catalogue import DatasetStatus
+    from protosteer.data.sets.catalogue import DatasetStatus
 
 PANEL = "Lists"
 
@@ -99,7 +99,7 @@ def datasets(context: typer.Context, data_dir: DataDir = None, as_json: Json = F
     context.obj = data_dir
     if context.invoked_subcommand:
         return
-    from protosteer.data.catalogue import data_root, list_datasets
+    from protosteer.data.sets.catalogue import data_root, list_datasets
 
     root, rows = data_root(data_dir), list_datasets(data_dir)
     if as_json:
@@ -121,7 +121,7 @@ def get_datasets(
     data_dir: DataDir = None,
 ) -> None:
     """Download data sets that are not there yet, and check their files."""
-    from protosteer.data.catalogue import data_root, find_dataset, get_dataset
+    from protosteer.data.sets.catalogue import data_root, find_dataset, get_dataset
 
     root = data_root(data_dir or context.obj)
     for info in [find_dataset(name) for name in names]:

@@ -26,7 +26,7 @@ from protosteer.cli.models import (
 from protosteer.errors import ProtosteerError
 
 if TYPE_CHECKING:
-    from protosteer.forgetting import Forgotten
+    from protosteer.method.forgetting import Forgotten
     from protosteer.modelfile import Model
 
 
@@ -45,10 +45,10 @@ def forget(
 ) -> None:
     """Remove classes or a task from a model, and say what that guarantees. No backbone is needed."""
     from protosteer import modelfile
-    from protosteer.files import Identity, write_atomically, writing
-    from protosteer.forgetting import forget as forget_one
-    from protosteer.forgetting import forget_all
-    from protosteer.memory import Memory
+    from protosteer.method.forgetting import forget as forget_one
+    from protosteer.method.forgetting import forget_all
+    from protosteer.method.memory import Memory
+    from protosteer.util.files import Identity, write_atomically, writing
 
     if bool(names) == (task is not None):
         raise typer.BadParameter("name the classes to forget, or one task with --task")
@@ -119,7 +119,7 @@ def merge(
 ) -> None:
     """Put the tasks of several models into one file. They must have the same backbone, which is not needed."""
     from protosteer import modelfile
-    from protosteer.files import writing
+    from protosteer.util.files import writing
 
     if len(models) < 2:
         raise typer.BadParameter("give at least two model files")
@@ -153,8 +153,8 @@ def inspect(
 ) -> None:
     """Show what a model file holds: tasks, classes, sizes, backbone, settings. No backbone is needed."""
     from protosteer import modelfile
-    from protosteer.files import write_atomically, writing
-    from protosteer.inspection import describe, similarity
+    from protosteer.photos.inspection import describe, similarity
+    from protosteer.util.files import write_atomically, writing
 
     if plot and plot.suffix.lower() != ".png":
         raise typer.BadParameter(f"{plot} is not a .png file; the picture is one")
@@ -187,7 +187,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a model for onnxruntime: the network, its prototypes, and a program that predicts without protosteer."""
-    from protosteer.export import export_onnx
+    from protosteer.photos.onnx import export_onnx
 
     learner = open_learner(model, backbone, weights, "cpu", None)
     files = export_onnx(learner, onnx, say)

@@ -75,7 +75,7 @@ def prepare(device: str, threads: int | None) -> str:
 
 def clear_up(path: Path) -> None:
     """Remove what killed processes left beside a model file; it may hold what has been forgotten since."""
-    from protosteer.files import remove_leftovers
+    from protosteer.util.files import remove_leftovers
 
     real = path.resolve()
     remove_leftovers(real.parent, real.name, older_than=STALE)
@@ -83,7 +83,7 @@ def clear_up(path: Path) -> None:
 
 def parse_pairs(words: list[str], option: str, known: Collection[str]) -> dict[str, str]:
     """old=new, several times. Where a word has several signs, old ends before the first that gives a known name."""
-    from protosteer.teaching import speakable
+    from protosteer.photos.teaching import speakable
 
     pairs: dict[str, str] = {}
     for word in words:

@@ -63,7 +63,7 @@ def predict(
 ) -> None:
     """Say what is on images. Files that cannot be read are named, and the others are predicted all the same."""
     from protosteer.data.images import ForgivingFiles
-    from protosteer.rejection import Rejection
+    from protosteer.photos.rejection import Rejection
     from protosteer.report.predictions import csv_header, lines
 
     if as_json and as_csv:

@@ -15,17 +15,17 @@ from typing import Any
 import torch
 
 from protosteer.backbones import NANO, Backbone, choose_device
-from protosteer.bookmark import SECONDS
 from protosteer.errors import ProtosteerWarning, SettingsError
 from protosteer.evaluation import manifest
 from protosteer.evaluation.protocol import Run, run_stream
 from protosteer.evaluation.runs import RunFolder
-from protosteer.files import writing
 from protosteer.learner import Stage
 from protosteer.methods import Method, find_method
 from protosteer.methods.base import MethodSettings
+from protosteer.running.resume import SECONDS
 from protosteer.settings import unknown_setting
 from protosteer.streams import Stream, StreamOptions, Task, find_benchmark, open_stream
+from protosteer.util.files import writing
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -10,13 +10,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from protosteer.bookmark import Bookmark
-from protosteer.diagnosis import Diagnosis
 from protosteer.errors import RunError
 from protosteer.evaluation import metrics
 from protosteer.evaluation.cache import EmbeddingCache
+from protosteer.evaluation.diagnosis import Diagnosis
 from protosteer.learner import Stage
 from protosteer.methods.base import Method
+from protosteer.running.resume import Bookmark
 from protosteer.streams.base import Stream
 
 OnStage = Callable[[Stage], None]

@@ -28,11 +28,11 @@ from typing import Any
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from protosteer.bookmark import SECONDS, Bookmark
 from protosteer.errors import RunError
 from protosteer.evaluation import manifest, metrics
 from protosteer.evaluation.protocol import Row, Run
-from protosteer.files import remove_leftovers, write_atomically
+from protosteer.running.resume import SECONDS, Bookmark
+from protosteer.util.files import remove_leftovers, write_atomically
 
 MANIFEST, METRICS, LOG, LOCK = "manifest.json", "metrics.json", "log.txt", ".protosteer.lock"
 REMOVED = ".removed-"  # seeds on their way out

@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor
 
 from protosteer.backbones import Backbone
-from protosteer.bookmark import Bookmark
-from protosteer.diagnosis import Diagnosis
 from protosteer.errors import SettingsError
+from protosteer.evaluation.diagnosis import Diagnosis
 from protosteer.learner import Stage
+from protosteer.running.resume import Bookmark
 from protosteer.streams.base import Task
 
 

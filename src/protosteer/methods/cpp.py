@@ -11,13 +11,13 @@ from torch import Tensor
 
 from protosteer import modelfile
 from protosteer.backbones import Backbone
-from protosteer.bookmark import Bookmark
 from protosteer.costs import stage_costs
-from protosteer.diagnosis import Diagnosis, diagnose
-from protosteer.inference import Embed, Matches, match
+from protosteer.evaluation.diagnosis import Diagnosis, diagnose
 from protosteer.learner import Learner, Stage
-from protosteer.memory import Memory
+from protosteer.method.inference import Embed, Matches, match
+from protosteer.method.memory import Memory
 from protosteer.methods.base import Answer, Images, Method
+from protosteer.running.resume import Bookmark
 from protosteer.settings import Settings, preset
 from protosteer.streams.base import Task
 

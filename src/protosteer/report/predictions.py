@@ -10,8 +10,8 @@ from typing import Any
 
 import torch.nn.functional as F
 
-from protosteer.inference import Index, Prediction
-from protosteer.rejection import Rejection
+from protosteer.method.inference import Index, Prediction
+from protosteer.photos.rejection import Rejection
 from protosteer.report.inspection import one_line
 
 

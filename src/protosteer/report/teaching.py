@@ -9,9 +9,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from protosteer.photos.teaching import Check, Survey, Taught
 from protosteer.report.inspection import one_line
 from protosteer.report.tables import plain_table
-from protosteer.teaching import Check, Survey, Taught
 
 MOST_NAMED = 5  # unreadable files in a line
 

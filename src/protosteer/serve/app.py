@@ -21,7 +21,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
 import protosteer
-from protosteer.allocator import keep_freed_memory
 from protosteer.errors import DataError, LearnerError, ProtosteerError
 from protosteer.learner import Learner
 from protosteer.serve import answers, metrics
@@ -29,6 +28,7 @@ from protosteer.serve.jobs import Status
 from protosteer.serve.limits import Limits, Refused
 from protosteer.serve.middleware import Observed
 from protosteer.serve.service import Service
+from protosteer.util.system import keep_freed_memory
 
 _NOBODY = 499  # what a log calls a request whose client has gone
 _STOP_SECONDS = 15  # after which uvicorn cuts connections

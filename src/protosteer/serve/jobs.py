@@ -23,7 +23,7 @@ from torch import Tensor
 
 from protosteer.errors import ProtosteerError, ProtosteerWarning
 from protosteer.learner import Learner, Stage
-from protosteer.memory import Memory, TaskRecord
+from protosteer.method.memory import Memory, TaskRecord
 from protosteer.serve.limits import Refused
 from protosteer.serve.store import Outdated, Store
 

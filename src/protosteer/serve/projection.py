@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.errors import LearnerError
-from protosteer.memory import ClassRecord, Memory
+from protosteer.method.memory import ClassRecord, Memory
 
 EDGE = 1.15  # where a picture is drawn that lies farther out than any class
 NOTHING = (

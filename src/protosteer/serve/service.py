@@ -16,14 +16,14 @@ from starlette.requests import ClientDisconnect, Request
 
 from protosteer.errors import SettingsError
 from protosteer.learner import Learner
-from protosteer.memory import TaskRecord
+from protosteer.method.memory import TaskRecord
+from protosteer.photos.teaching import speakable
 from protosteer.serve.batching import Batcher
 from protosteer.serve.jobs import Jobs
 from protosteer.serve.limits import Limits, Refused
 from protosteer.serve.metrics import Metrics
 from protosteer.serve.store import Store
 from protosteer.serve.uploads import Upload, decode, receive
-from protosteer.teaching import speakable
 
 _NAME_LENGTH = 200
 _DRAIN_SECONDS = 3.0  # for what is in the queue when the service stops

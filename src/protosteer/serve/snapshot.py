@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from protosteer.inspection import describe
 from protosteer.learner import Learner
 from protosteer.modelfile import Model, backbone_header
-from protosteer.rejection import Rejection, calibrated
+from protosteer.photos.inspection import describe
+from protosteer.photos.rejection import Rejection, calibrated
 from protosteer.serve.projection import Projection
 
 _FRACTIONS = 64  # whose thresholds are remembered

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from protosteer import modelfile
 from protosteer.errors import LearnerError, ModelFileError
-from protosteer.files import Identity
-from protosteer.forgetting import Forgotten, forget
 from protosteer.learner import Learner
-from protosteer.memory import Memory, TaskRecord
+from protosteer.method.forgetting import Forgotten, forget
+from protosteer.method.memory import Memory, TaskRecord
 from protosteer.serve.limits import Refused
 from protosteer.serve.snapshot import Snapshot
+from protosteer.util.files import Identity
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 

@@ -14,9 +14,9 @@ from typing import Any, overload
 
 import numpy as np
 
-from protosteer.data.catalogue import open_dataset
 from protosteer.data.datasets import Dataset, Labelled
 from protosteer.data.images import Chosen, ImageSet
+from protosteer.data.sets.catalogue import open_dataset
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError
 from protosteer.streams.options import StreamOptions, group_classes

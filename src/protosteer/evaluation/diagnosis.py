@@ -1,0 +1,98 @@
+"""Why a run has the accuracy that it has: the end figure hides the cause."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protosteer.method.inference import Embed, Index, match
+from protosteer.method.memory import Memory, TaskRecord
+
+
+@dataclass(frozen=True)
+class TaskDiagnosis:
+    """All in percent of the task's test images, at the end of the stream. The three error bins and
+    `accuracy` add up to 100."""
+
+    task: str
+    accuracy: float
+    true_task_with_prompt: float  # accuracy among the task's own classes, values and prompt
+    true_task_without_prompt: float  # the same with keys and no prompt: did the prompt help?
+    not_retrieved: float  # wrong, and the true task was not among the candidates
+    wrong_prompt_won: float  # wrong, the true task was a candidate, but another prompt made the best match
+    wrong_class: float  # wrong under the right prompt
+    key_spread: float  # mean cosine of the task's training embeddings to their common mean
+    value_spread: float
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    tasks: list[TaskDiagnosis]
+
+    def mean(self) -> dict[str, float]:
+        """Means over tasks."""
+        rows = [asdict(task) for task in self.tasks]
+        return {key: sum(r[key] for r in rows) / len(rows) for key in rows[0] if key != "task"}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"mean": self.mean(), "tasks": [asdict(task) for task in self.tasks]}
+
+
+def diagnose(memory: Memory, tests: Sequence[tuple[Embed, list[str]]], neighbours: int) -> Diagnosis:
+    """Measure every task learned, given its test images, as something that embeds them, and their labels."""
+    index = Index.build(memory)
+    return Diagnosis(
+        [
+            _task(index, record, j, embed, labels, neighbours)
+            for j, (record, (embed, labels)) in enumerate(zip(memory.tasks, tests, strict=True))
+        ]
+    )
+
+
+def _task(
+    index: Index, record: TaskRecord, j: int, embed: Embed, labels: list[str], neighbours: int
+) -> TaskDiagnosis:
+    matches = match(index, embed, len(labels), neighbours)
+    number = {name: i for i, name in enumerate(index.classes)}
+    truth = torch.tensor([number[label] for label in labels])
+    wrong = matches.scores.argmax(dim=1) != truth
+    retrieved = matches.candidates[:, j]
+    # Without prompts there is one embedding, and no match can be another prompt's.
+    right_prompt = (matches.winners == j) | ~index.prompted[j]
+
+    every = torch.arange(len(labels))
+    own = torch.tensor([record.class_names.index(label) for label in labels])
+    plain = embed(every, None)
+    prompted = plain if record.prompt is None else embed(every, torch.full_like(every, j))
+
+    def percent(mask: Tensor) -> float:
+        return 100.0 * int(mask.sum()) / len(mask)
+
+    return TaskDiagnosis(
+        task=record.name,
+        accuracy=percent(~wrong),
+        true_task_with_prompt=percent(_nearest(prompted, [c.values.means for c in record.classes]) == own),
+        true_task_without_prompt=percent(_nearest(plain, [c.keys for c in record.classes]) == own),
+        not_retrieved=percent(wrong & ~retrieved),
+        wrong_prompt_won=percent(wrong & retrieved & ~right_prompt),
+        wrong_class=percent(wrong & retrieved & right_prompt),
+        key_spread=_about(record, "key_spread"),
+        value_spread=_about(record, "value_spread"),
+    )
+
+
+def _nearest(embeddings: Tensor, groups: list[Tensor]) -> Tensor:
+    """Number of the group that holds the centroid most similar to each embedding."""
+    owners = torch.arange(len(groups)).repeat_interleave(torch.tensor([len(g) for g in groups]))
+    similarity = F.normalize(embeddings, dim=1) @ F.normalize(torch.cat(groups), dim=1).T
+    return owners[similarity.argmax(dim=1)]
+
+
+def _about(record: TaskRecord, name: str) -> float:
+    return float(record.about.get(name, float("nan")))

@@ -1,0 +1,1 @@
+"""The method and nothing else: a frozen ViT, prompts, prototypes, training, inference."""

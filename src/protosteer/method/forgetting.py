@@ -1,0 +1,93 @@
+"""Forgetting is removal of records, exact and cheap; what it guarantees depends on what was trained with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from protosteer.errors import LearnerError
+from protosteer.method.memory import Memory, TaskRecord
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """What was removed, and what the removal is worth."""
+
+    classes: list[str]
+    task: str
+    bytes: int
+    exact: bool
+    guarantee: str
+
+
+def forget(memory: Memory, name: str | None = None, *, task: str | None = None) -> Forgotten:
+    """Remove a class, or a whole task with `task=`. The result says what that guarantees."""
+    if (name is None) == (task is None):
+        raise LearnerError("say what to forget: a class, forget('cat'), or a task, forget(task='spring')")
+    before = memory.tasks
+    if task is not None:
+        owner = memory.forget_task(task)
+        classes = owner.class_names
+    else:
+        assert name is not None
+        owner = memory.forget_class(name)
+        classes = [name]
+    removed = sum(t.bytes for t in before) - sum(t.bytes for t in memory.tasks)
+    remains = _influence(owner, classes, before)
+    return Forgotten(classes, owner.name, removed, not remains, _guarantee(remains))
+
+
+def forget_all(memory: Memory, names: Sequence[str]) -> list[Forgotten]:
+    """Remove several classes, or none if one of them does not exist. Whole tasks go as tasks, the latest first.
+
+    So each sentence tells of what remains when all are gone.
+    """
+    after = Memory(memory.tasks)
+    wanted = set(names)
+    for name in names:
+        Memory(memory.tasks).forget_class(name)  # says that it does not exist
+    outcome = []
+    for task in reversed(memory.tasks):
+        here = [name for name in task.class_names if name in wanted]
+        if len(here) == len(task.classes):
+            outcome.append(forget(after, task=task.name))
+        else:
+            outcome += [forget(after, name) for name in reversed(here)]
+    memory.tasks = after.tasks
+    return outcome[::-1]
+
+
+def _influence(owner: TaskRecord, classes: list[str], tasks: Sequence[TaskRecord]) -> list[str]:
+    """Where the removed images still have a say: prompts that were trained with them or with what was made of them."""
+    remains = []
+    place = tasks.index(owner)
+    earlier, later = tasks[:place], tasks[place + 1 :]
+    if owner.prompt is not None and not owner.few_shot:
+        if len(classes) < len(owner.classes):
+            remains.append(f"the prompt of task '{owner.name}' was trained with its images")
+        copies = [t.name for t in (*earlier, *later) if t.few_shot and _same_prompt(t, owner)]
+        if copies:
+            remains.append(f"task '{copies[0]}' uses a copy of the prompt that was trained with its images")
+    # A copied prompt was trained when its original was, which may stand before the owner.
+    dependent = [t for t in later if t.prompt is not None and not t.independent]
+    if any(not any(_same_prompt(t, e) for e in (*earlier, owner)) for t in dependent):
+        remains.append(
+            "prompts of later tasks were trained against its prototypes and may start from its prompt"
+        )
+    return remains
+
+
+def _same_prompt(a: TaskRecord, b: TaskRecord) -> bool:
+    return a.prompt is not None and b.prompt is not None and torch.equal(a.prompt, b.prompt)
+
+
+def _guarantee(remains: list[str]) -> str:
+    if not remains:
+        return "exact: no prompt that remains was trained with it, as if it had never been learned"
+    return (
+        "its prototypes are gone and it can no longer be predicted, but influence remains: "
+        + " and ".join(remains)
+        + "; to remove that too, learn those tasks again without it"
+    )

@@ -1,0 +1,168 @@
+"""Prediction: coarse retrieval of candidate prompts by key centroids, fine matching of value centroids.
+
+1. q = f(x); the r key centroids most similar to q name their tasks, the candidates.
+2. q_j = f with prompt P^j, for each candidate j.
+3. The class of the value centroid that is most similar to any q_j, over all classes learned.
+
+Images are handled in batches: all pairs of an image and a candidate are embedded together, each under its own
+prompt, so that the cost does not depend on how many tasks there are. Every row of the result depends on its own
+image alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protosteer.method.memory import Memory
+
+# Embeds some rows (int64 [m]) of the images at hand, each under the prompt of a task (int64 [m]); None: no prompt.
+Embed = Callable[[Tensor, Tensor | None], Tensor]
+
+
+@dataclass(frozen=True)
+class Index:
+    """All centroids as normalised matrices, and which task or class each belongs to."""
+
+    tasks: list[str]
+    classes: list[str]
+    prompted: Tensor  # bool [T]
+    prompt_owners: Tensor  # [T]: the first task that has the same prompt
+    keys: Tensor  # [K, D]
+    key_tasks: Tensor  # [K]
+    values: Tensor  # [V, D]
+    value_classes: Tensor  # [V]
+    class_tasks: Tensor  # [C]
+
+    @classmethod
+    def build(cls, memory: Memory) -> Index:
+        records = [(t, record) for t, task in enumerate(memory.tasks) for record in task.classes]
+        class_tasks = torch.tensor([t for t, _ in records])
+        key_counts = torch.tensor([len(record.keys) for _, record in records])
+        value_counts = torch.tensor([len(record.values.means) for _, record in records])
+        return cls(
+            tasks=memory.task_names,
+            classes=memory.classes,
+            prompted=torch.tensor([task.prompt is not None for task in memory.tasks]),
+            prompt_owners=memory.prompt_owners(),
+            keys=F.normalize(torch.cat([record.keys for _, record in records]), dim=1),
+            key_tasks=class_tasks.repeat_interleave(key_counts),
+            values=F.normalize(torch.cat([record.values.means for _, record in records]), dim=1),
+            value_classes=torch.arange(len(records)).repeat_interleave(value_counts),
+            class_tasks=class_tasks,
+        )
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Outcome for B images, in numbers. `scores` [B, C]: best cosine over a class's centroids and all q_j."""
+
+    scores: Tensor
+    candidates: Tensor  # bool [B, T]: the retrieved tasks
+    winners: Tensor  # [B]: the task under whose prompt the best match was made; of copies the first
+    embeddings: Tensor  # [B, D]: the image as that prompt makes it seen
+    forward_passes: int
+
+    @classmethod
+    def join(cls, parts: Sequence[Matches]) -> Matches:
+        return cls(
+            torch.cat([p.scores for p in parts]),
+            torch.cat([p.candidates for p in parts]),
+            torch.cat([p.winners for p in parts]),
+            torch.cat([p.embeddings for p in parts]),
+            sum(p.forward_passes for p in parts),
+        )
+
+
+def match(index: Index, embed: Embed, count: int, neighbours: int) -> Matches:
+    """Steps 1 to 3 for `count` images that `embed` knows by their rows."""
+    queries = embed(torch.arange(count), None)
+    candidates = retrieve(index, queries, neighbours)
+    rows, tasks = _pairs(index, candidates)
+    embeddings = embed(rows, tasks) if len(rows) else queries[:0]
+
+    scores = torch.full((count, len(index.classes)), -torch.inf)
+    # Tasks without a prompt share one embedding, the coarse query itself.
+    promptless = candidates & ~index.prompted
+    winners, winning = promptless.int().argmax(dim=1), queries.clone()
+    plain = promptless.any(dim=1).nonzero()[:, 0]
+    if len(plain):
+        scores[plain] = class_scores(index, queries[plain])
+    places = torch.arange(len(rows)) - torch.searchsorted(rows, rows)  # which of its image's pairs a pair is
+    for place in range(int(places.max()) + 1 if len(places) else 0):
+        some = places == place
+        new, old = class_scores(index, embeddings[some]), scores[rows[some]]
+        won = new.amax(dim=1) > old.amax(dim=1)
+        winners[rows[some][won]] = tasks[some][won]
+        winning[rows[some][won]] = embeddings[some][won]
+        scores[rows[some]] = torch.maximum(new, old)
+    return Matches(scores, candidates, winners, winning, count + len(rows))
+
+
+def _pairs(index: Index, candidates: Tensor) -> tuple[Tensor, Tensor]:
+    """Images and the tasks whose prompts to try on them, [m] each, by image and then by task; no prompt twice."""
+    tried = torch.zeros_like(candidates)
+    rows, tasks = (candidates & index.prompted).nonzero().T
+    tried[rows, index.prompt_owners[tasks]] = True
+    rows, tasks = tried.nonzero().T
+    return rows, tasks
+
+
+def retrieve(index: Index, queries: Tensor, neighbours: int) -> Tensor:
+    """bool [B, T]: tasks of the r key centroids that are most similar to each query."""
+    similarity = F.normalize(queries, dim=1) @ index.keys.T
+    nearest = similarity.topk(min(neighbours, len(index.keys)), dim=1).indices
+    candidates = torch.zeros(len(queries), len(index.tasks), dtype=torch.bool)
+    return candidates.scatter_(1, index.key_tasks[nearest], True)
+
+
+def nearest_task(index: Index, queries: Tensor) -> int:
+    """The task to whose keys these images are most similar, on average over the images."""
+    similarity = F.normalize(queries, dim=1) @ index.keys.T
+    empty = torch.full((len(queries), len(index.tasks)), -torch.inf)
+    per_task = empty.scatter_reduce_(1, index.key_tasks.expand(len(queries), -1), similarity, "amax")
+    return int(per_task.mean(dim=0).argmax())
+
+
+def class_scores(index: Index, embeddings: Tensor) -> Tensor:
+    """[B, C]: greatest cosine similarity to any value centroid of each class."""
+    similarity = F.normalize(embeddings, dim=1) @ index.values.T
+    empty = torch.full((len(embeddings), len(index.classes)), -torch.inf)
+    owners = index.value_classes.expand(len(embeddings), -1)
+    return empty.scatter_reduce_(1, owners, similarity, "amax")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What `Learner.predict` returns: one row per image; columns of scores follow `classes`."""
+
+    classes: list[str]
+    labels: list[str]
+    scores: Tensor  # [B, C]: cosine similarity
+    probabilities: Tensor  # [B, C]: softmax of scores / temperature
+    energy: Tensor  # [B]: low for images like those learned, high for unknown ones
+    tasks: list[str]  # the task that the predicted class belongs to
+    candidates: list[list[str]]  # the tasks whose prompts were tried
+    embeddings: Tensor  # [B, D]: the image under the prompt that won
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @classmethod
+    def build(cls, index: Index, matches: Matches, temperature: float) -> Prediction:
+        scores = matches.scores
+        best = scores.argmax(dim=1)
+        return cls(
+            classes=list(index.classes),
+            labels=[index.classes[i] for i in best.tolist()],
+            scores=scores,
+            probabilities=(scores / temperature).softmax(dim=1),
+            energy=-temperature * (scores / temperature).logsumexp(dim=1),
+            tasks=[index.tasks[i] for i in index.class_tasks[best].tolist()],
+            candidates=[[index.tasks[t] for t in row.nonzero()[:, 0].tolist()] for row in matches.candidates],
+            embeddings=matches.embeddings,
+        )

@@ -1,0 +1,1 @@
+"""A user's own images: teaching, rejection, inspection, export."""

@@ -1,0 +1,89 @@
+"""Unknown images: those that are less similar to every prototype than known images are.
+
+Appendix B of the paper takes CPP as an energy-based model, E(x) = -tau log sum_y exp(s_y / tau), low for images like those
+learned. At the temperature of training the sum runs over every class alike and says little; "given an appropriate
+temperature", as the paper has it, the greatest similarity dominates. Rejection therefore uses the cold limit,
+E(x) -> -max_y s_y. docs/unknown.md has the measurements. The limit also does not change when classes are added that an
+image is unlike, so that a threshold stays roughly right while the model grows: other tasks can only make an image more
+similar to something, and rejection more careful.
+
+Each class carries the greatest similarities of images that were held out when it was learned: scalars, no images. They
+depend on its own task alone, so that they come and go with it. A class from a handful of images has none to hold out: it
+carries the similarity of each image to the mean of the others, which lowers the threshold for this class alone.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protosteer.errors import LearnerError, SettingsError
+from protosteer.method.memory import ClassRecord, Memory
+
+
+def calibrated(memory: Memory) -> bool:
+    """Whether any class knows how similar images of its own are that it has not learned."""
+    return any(record.held_out is not None and len(record.held_out) for record in _records(memory))
+
+
+def threshold(memory: Memory, fraction: float) -> float:
+    """The similarity below which an image counts as unknown, so that at most this fraction of the known ones does.
+
+    That is so on average over the choice of held-out images; one choice may give more or less. Fewer than one of n + 1
+    cannot be asked for where n images were held out: then it is that one.
+    """
+    if not 0.0 <= fraction < 1.0:
+        raise SettingsError(f"reject = {fraction}: give a fraction from 0 to below 1, such as 0.05")
+    if not calibrated(memory):
+        raise LearnerError(
+            "this model has no held-out images to tell how similar known images are; learn with a share held "
+            "out (protosteer learn --holdout 0.1), or predict without rejection"
+        )
+    if not fraction:
+        return -torch.inf
+    few = {id(record) for record in _few(memory)}
+    ordered = torch.cat([_similarities(r) for r in _records(memory) if id(r) not in few]).sort().values
+    # Of n held-out similarities and a new one, each is the k-th smallest with the same chance, 1 / (n + 1): below the
+    # k-th, the new one is with k / (n + 1).
+    rank = int(fraction * (len(ordered) + 1) + 1e-9)
+    return float(ordered[max(rank, 1) - 1])
+
+
+def own_thresholds(memory: Memory) -> dict[str, float]:
+    """Classes of a handful of images, and the similarity below which images taken for them may be unknown."""
+    return {record.name: float(_similarities(record).min()) for record in _few(memory)}
+
+
+class Rejection:
+    """Tells unknown images of a model, given the fraction of known ones that may be called so."""
+
+    def __init__(self, memory: Memory, fraction: float):
+        self.threshold = threshold(memory, fraction)
+        self._own = own_thresholds(memory)
+
+    def unknown(self, label: str, similarity: float) -> bool:
+        """Of an image that was taken for this class, at this similarity."""
+        return similarity < min(self.threshold, self._own.get(label, self.threshold))
+
+
+def left_out_similarity(embeddings: Tensor) -> Tensor | None:
+    """[n]: cosine of each embedding [n, D] of a class to the mean of the others; None if there are no others."""
+    if len(embeddings) < 2:
+        return None
+    return F.cosine_similarity(embeddings, embeddings.sum(dim=0) - embeddings, dim=1)
+
+
+def _records(memory: Memory) -> list[ClassRecord]:
+    return [record for task in memory.tasks for record in task.classes]
+
+
+def _few(memory: Memory) -> list[ClassRecord]:
+    """Classes that had no images to hold out; none of them if no other class has a threshold to offer."""
+    tasks = [task for task in memory.tasks if not task.about.get("held_out")]
+    few = [r for task in tasks for r in task.classes if len(_similarities(r))]
+    return few if len(few) < sum(len(_similarities(r)) > 0 for r in _records(memory)) else []
+
+
+def _similarities(record: ClassRecord) -> Tensor:
+    return torch.empty(0) if record.held_out is None else record.held_out

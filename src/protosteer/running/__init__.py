@@ -1,0 +1,1 @@
+"""What a long run needs, whoever runs it: resuming and progress."""

@@ -1,0 +1,190 @@
+"""The command line: quick help, exit codes, one-line errors, figures on standard output alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import protosteer
+import protosteer.cli.demo
+from protosteer.cli import main
+from protosteer.errors import DataError, ProtosteerWarning
+
+
+def command(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, **options)
+
+
+@pytest.fixture
+def demo_does(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
+    """Put something else in the place of the demo's work."""
+
+    def put(work: Callable[[], None]) -> None:
+        monkeypatch.setattr(protosteer.cli.demo, "run_demo", lambda *_: work())
+
+    return put
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    def work() -> None:
+        raise error
+
+    return work
+
+
+QUICK = [["--help"], ["demo", "--help"], ["backbones", "--help"], ["--version"], []]
+
+
+@pytest.mark.parametrize("words", QUICK)
+def test_help_does_not_wait_for_torch(words: list[str]) -> None:
+    done = command("-X", "importtime", "-m", "protosteer", *words)
+    assert done.returncode == 0 and done.stdout.strip()
+    lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
+    imported = {line.split("|")[-1].strip() for line in lines}
+    assert "typer" in imported
+    assert not imported & {"torch", "numpy", "sklearn", "matplotlib", "kornia"}
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"protosteer {protosteer.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "hints"),
+    [
+        (["dmeo"], ["'dmeo'", "'demo'", "protosteer --help"]),
+        (["demo", "--sead", "1"], ["--sead", "--seed", "protosteer demo --help"]),
+        (["demo", "--seed", "-1"], ["--seed", "protosteer demo --help"]),
+        (["demo", "--seed", "x"], ["--seed", "protosteer demo --help"]),
+        (["demo", "--out", "/dev/null/x"], ["/dev/null/x", "--out"]),
+        (["backbones", "nano"], ["nano", "protosteer backbones --help"]),
+    ],
+)
+def test_a_mistake_gets_one_line_and_code_2(
+    words: list[str], hints: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: ") and said.err.count("\n") == 1
+    assert all(hint in said.err for hint in hints)
+
+
+@pytest.mark.slow
+def test_the_shell_sees_the_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    done = command("-m", "protosteer", "demo", "--out", str(tmp_path / "file"))
+    assert done.returncode == 2
+    assert done.stdout == "" and done.stderr.count("\n") == 1
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+@pytest.mark.parametrize("words", [["--debug", "demo"], ["demo", "--debug"]])
+def test_debug_shows_the_traceback(
+    words: list[str], demo_does: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo_does(raising(DataError("bad image x.png; remove it")))
+    assert main(words) == 2
+    assert "Traceback" in (said := capsys.readouterr().err) and "bad image x.png; remove it" in said
+
+
+def test_an_error_of_several_lines_is_told_in_one(demo_does: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    demo_does(raising(DataError("bad image:\n  x.png")))
+    assert main(["demo"]) == 2
+    assert capsys.readouterr().err == "error: bad image: x.png\n"
+
+
+def test_a_defect_is_not_passed_off_as_a_users_mistake(demo_does: Any) -> None:
+    demo_does(raising(ZeroDivisionError("a defect")))
+    with pytest.raises(ZeroDivisionError):
+        main(["demo"])
+
+
+def test_ctrl_c_ends_with_one_line(demo_does: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    demo_does(raising(KeyboardInterrupt()))
+    assert main(["demo"]) == 130
+    said = capsys.readouterr()
+    assert said.err.startswith("interrupted") and said.err.count("\n") == 1 and said.out == ""
+
+
+def test_warnings_are_one_clean_line_each(demo_does: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def work() -> None:
+        for _ in range(2):
+            warnings.warn("the prompt has collapsed.\nUse a larger batch", ProtosteerWarning, stacklevel=1)
+        raise DataError("and then it failed")
+
+    demo_does(work)
+    before = warnings.showwarning
+    assert main(["demo"]) == 2
+    said = capsys.readouterr().err
+    assert said == "warning: the prompt has collapsed. Use a larger batch\nerror: and then it failed\n"
+    assert warnings.showwarning is before
+
+
+def test_backbones_as_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PROTOSTEER_CACHE", str(tmp_path))
+    weights = tmp_path / "weights" / "vit_base_patch16_224.dino.safetensors"
+    weights.parent.mkdir()
+    weights.write_bytes(b"")
+    assert main(["backbones", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    rows = {row["alias"]: row for row in printed["backbones"]}
+    assert {"nano", "vit", "deit", "dino", "mae"} == set(rows)
+    assert rows["dino"]["on_disk"] and rows["dino"]["path"] == str(weights)
+    assert not rows["vit"]["on_disk"] and rows["vit"]["path"] is None
+    assert rows["vit"]["mean"] == [0.5, 0.5, 0.5] and rows["mae"]["pool"] == "mean"
+    assert rows["nano"]["on_disk"] and 0 < rows["nano"]["parameters"] < 10_000_000
+    assert printed["folder"] == str(weights.parent)
+
+
+def test_backbones_as_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PROTOSTEER_CACHE", str(tmp_path))
+    assert main(["backbones"]) == 0
+    said = capsys.readouterr()
+    line = next(line for line in said.out.splitlines() if line.split()[:1] == ["vit"])
+    for part in (
+        "vit_base_patch16_224.augreg_in21k_ft_in1k",
+        "85.8 M",
+        "224 px",
+        "class token",
+        "Apache-2.0",
+        "no",
+    ):
+        assert part in line
+    assert str(tmp_path / "weights") in said.err and said.err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_closed_pipe_is_no_traceback(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        done = subprocess.run(
+            [sys.executable, "-m", "protosteer", "backbones", "--json"],
+            stdout=closed, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode != 0 and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, "5000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)],
+)
+def test_threads_that_wait_sleep_soon_unless_the_user_has_said_how(given, expected):
+    environment = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    code = "import os; from protosteer.cli import main; main(['--version']); print(os.environ.get('GOMP_SPINCOUNT'))"
+    done = command("-c", code, env={**environment, **given})
+    assert done.stdout.split()[-1] == str(expected)

@@ -1,0 +1,596 @@
+"""The commands for one's own images, as a person types them: learn, predict, forget, merge, inspect."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from protosteer import modelfile
+from protosteer.cli import main
+from protosteer.learner import Learner
+from protosteer.method.memory import Memory
+from protosteer.photos.rejection import threshold
+
+QUICK = ["--set", "prompts=false"]
+TRAINED = ["--set", "epochs=1", "--set", "batch_size=16", "--set", "neck_hidden=16"]
+NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+
+
+def write_digits(folder: Path, digits: list[int], count: int = 10, skip: int = 0) -> Path:
+    """Class folders of handwritten digits as PNG files."""
+    data = load_digits()
+    for digit in digits:
+        place = folder / NAMES[digit]
+        place.mkdir(parents=True)
+        for i, image in enumerate(data.images[data.target == digit][skip : skip + count]):
+            Image.fromarray((255 - 15 * image).astype("uint8")).resize((32, 32)).save(place / f"{i}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("photos")
+    write_digits(root / "spring", [0, 1, 2])
+    write_digits(root / "summer", [3, 4])
+    write_digits(root / "new", [0, 1, 2, 3, 4, 8], count=5, skip=30)
+    return root
+
+
+@pytest.fixture(scope="module")
+def taught(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of two tasks, learned once."""
+    path = tmp_path_factory.mktemp("taught") / "shop.protosteer"
+    for task in ("spring", "summer"):
+        assert main(["learn", str(path), str(photos / task), *QUICK]) == 0
+    return path
+
+
+@pytest.fixture
+def model(taught: Path, tmp_path: Path) -> Path:
+    """A copy that may be changed."""
+    copy = tmp_path / "shop.protosteer"
+    copy.write_bytes(taught.read_bytes())
+    return copy
+
+
+def fails(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """Runs a command that must fail with one line; returns it."""
+    capsys.readouterr()
+    assert main([str(word) for word in words]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+# learn
+
+
+def test_learn_says_what_it_found_checks_itself_and_writes_the_model(photos, tmp_path, capsys):
+    path = tmp_path / "new.protosteer"
+    assert main(["learn", str(path), str(photos / "spring"), *TRAINED]) == 0
+    shown = capsys.readouterr()
+    assert "3 classes, 30 images" in shown.out and "Self-check: " in shown.out and "Accuracy" in shown.out
+    assert "a new model" in shown.err and "3 classes in 1 task" in shown.err
+    learner = Learner.load(path)
+    assert learner.tasks == ["spring"] and sorted(learner.classes) == ["one", "two", "zero"]
+    record = learner.memory.tasks[0]
+    assert record.prompt is not None and record.about["held_out"] == 3
+    assert {c.images for c in record.classes} == {9} and all(len(c.held_out) == 1 for c in record.classes)
+    assert record.about["image_bytes"] > 0
+    assert list(tmp_path.iterdir()) == [path]  # no bookmark, no temporary file
+
+
+def test_learn_extends_a_model_and_json_has_the_figures(photos, model, capsys):
+    more = write_digits(model.parent / "autumn", [5, 6], count=6)
+    assert main(["learn", str(more), "--model", str(model), "--name", "fall", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["task"]["name"] == "fall" and figures["task"]["trained"] is False
+    assert figures["found"]["classes"] == {"five": 6, "six": 6}
+    assert figures["check"]["images"] == 2 and 0 <= figures["check"]["accuracy"] <= 100
+    assert modelfile.read(model).memory.task_names == ["spring", "summer", "fall"]
+
+
+def test_dry_run_learns_nothing(photos, tmp_path, capsys):
+    assert main(["learn", str(tmp_path / "x.protosteer"), str(photos / "spring"), "--dry-run"]) == 0
+    assert "3 classes, 30 images" in capsys.readouterr().out and not list(tmp_path.iterdir())
+    assert main(["learn", str(tmp_path / "x.protosteer"), str(photos / "spring"), "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["found"]["classes"]["one"] == 10
+
+
+def test_unreadable_files_are_named_and_left_out(tmp_path, capsys):
+    folder = write_digits(tmp_path / "photos", [0, 1], count=4)
+    (folder / "one" / "broken.png").write_bytes(b"no picture")
+    assert main(["learn", str(tmp_path / "m.protosteer"), str(folder), *QUICK]) == 0
+    shown = capsys.readouterr()
+    assert "1 file cannot be read" in shown.err and "broken.png" in shown.err
+    assert "no image was held out" in shown.err  # classes of four images are learned whole
+    assert {c.images for c in modelfile.read(tmp_path / "m.protosteer").memory.tasks[0].classes} == {4}
+
+
+def test_known_classes_are_refused_or_left_out(photos, model, tmp_path, capsys):
+    before = model.read_bytes()
+    mixed = write_digits(tmp_path / "mixed", [1, 7], count=5)
+    said = fails(capsys, "learn", model, mixed)
+    assert "class 'one' was learned in task 'spring'" in said and "--skip-known" in said
+    assert model.read_bytes() == before
+    assert main(["learn", str(model), str(mixed), "--skip-known"]) == 0
+    assert modelfile.read(model).memory.tasks[-1].class_names == ["seven"]
+    assert "every class of" in fails(capsys, "learn", model, mixed, "--skip-known")
+    for form in ([], ["--json"]):  # a dry run only says so
+        assert main(["learn", str(model), str(mixed), "--dry-run", *form]) == 0
+        shown = capsys.readouterr().out
+        assert "seven" in shown and "mixed" in shown
+
+
+def test_a_private_model_stays_private(model):
+    model.chmod(0o600)
+    assert main(["forget", str(model), "one"]) == 0
+    assert model.stat().st_mode & 0o777 == 0o600
+
+
+def test_forgetting_in_a_file_that_changes_meanwhile_is_refused(model, monkeypatch, capsys):
+    from protosteer import modelfile as files
+
+    real = files.read
+
+    def read(path):
+        found = real(path)
+        model.write_bytes(model.read_bytes() + b" ")
+        return found
+
+    monkeypatch.setattr(files, "read", read)
+    assert "changed by someone else meanwhile" in fails(capsys, "forget", model, "one")
+
+
+def test_wrong_folders_models_and_settings_get_one_line(photos, model, tmp_path, capsys):
+    assert "does not exist" in fails(capsys, "learn", model, tmp_path / "none")
+    assert "give a model file and one folder" in fails(capsys, "learn", photos / "spring")
+    assert "is a folder" in fails(capsys, "learn", photos / "spring", photos / "summer")
+    assert "unknown setting" in fails(capsys, "learn", tmp_path / "m", photos / "spring", "--set", "epoch=3")
+    assert "holdout = 0.9" in fails(capsys, "learn", tmp_path / "m", photos / "spring", "--holdout", "0.9")
+    assert "preset 'slow' is unknown" in fails(
+        capsys, "learn", tmp_path / "m", photos / "spring", "--preset", "slow"
+    )
+    (tmp_path / "text").write_text("not a model")
+    assert "not a model file" in fails(capsys, "learn", tmp_path / "text", photos / "spring")
+
+
+def test_presets_and_independence_reach_the_settings(photos, tmp_path):
+    path = tmp_path / "m.protosteer"
+    words = ["learn", str(path), str(photos / "summer"), *TRAINED, "--preset", "fast", "--independent"]
+    assert main(words) == 0
+    task = modelfile.read(path).memory.tasks[0]
+    assert task.independent and task.prompt.shape[0] == 2  # of nano's three layers
+    path.unlink()
+    assert main([*words, "--set", "prompt_from_layer=1"]) == 0  # what is given wins over a preset
+    assert modelfile.read(path).memory.tasks[0].prompt.shape[0] == 3
+
+
+def test_a_model_that_changed_meanwhile_loses_nothing(photos, model, monkeypatch):
+    from protosteer.photos import teaching
+
+    real = teaching.teach
+
+    def slow(learner, *arguments):
+        other = Learner.load(model)
+        other.forget("zero")
+        other.save(model)
+        return real(learner, *arguments)
+
+    monkeypatch.setattr(teaching, "teach", slow)
+    more = write_digits(model.parent / "autumn", [5, 6], count=6)
+    assert main(["learn", str(model), str(more)]) == 0
+    assert sorted(modelfile.read(model).memory.classes) == ["five", "four", "one", "six", "three", "two"]
+
+
+def test_a_class_forgotten_meanwhile_and_a_task_name_taken_meanwhile(photos, model, monkeypatch, capsys):
+    from protosteer.photos import teaching
+
+    real = teaching.teach
+
+    def slow(learner, *arguments):
+        other = Learner.load(model)
+        other.forget("zero")
+        other.add_class("nine", photos / "new" / "eight")
+        other.memory.replace(
+            other.memory.tasks[-1], dataclasses.replace(other.memory.tasks[-1], name="autumn")
+        )
+        other.save(model)
+        return real(learner, *arguments)
+
+    monkeypatch.setattr(teaching, "teach", slow)
+    more = write_digits(model.parent / "autumn", [5, 6], count=6)
+    assert main(["learn", str(model), str(more), *TRAINED, "--set", "prompts=true"]) == 0
+    assert modelfile.read(model).memory.task_names == ["spring", "summer", "autumn", "autumn-2"]
+    said = capsys.readouterr().err
+    assert "warning: 'zero' was forgotten meanwhile, but the prompt of task 'autumn-2' was trained" in said
+    assert "task autumn-2 is new" in said
+
+
+def test_a_model_that_is_gone_meanwhile_is_written_whole(model, monkeypatch):
+    from protosteer.photos import teaching
+
+    real = teaching.teach
+
+    def slow(learner, *arguments):
+        model.unlink()
+        return real(learner, *arguments)
+
+    monkeypatch.setattr(teaching, "teach", slow)
+    more = write_digits(model.parent / "autumn", [5, 6], count=6)
+    assert main(["learn", str(model), str(more)]) == 0
+    assert modelfile.read(model).memory.task_names == ["spring", "summer", "autumn"]
+
+
+def test_a_place_that_cannot_be_written_is_noticed_before_learning(photos, model, capsys, monkeypatch):
+    monkeypatch.setattr("protosteer.photos.teaching.teach", lambda *arguments: pytest.fail("it learned"))
+    assert "cannot write to" in fails(capsys, "learn", model / "m.protosteer", photos / "spring")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_learning_leaves_the_old_model_and_goes_on(model, tmp_path, how):
+    before = model.read_bytes()
+    more = write_digits(tmp_path / "autumn", [5, 6, 7], count=8)
+    code = (
+        "import sys, protosteer.running.resume as b; from protosteer.cli import main;"
+        "b.Bookmark.__init__.__defaults__ = (0.0,); sys.exit(main(sys.argv[1:]))"
+    )
+    words = [sys.executable, "-c", code, "learn", str(model), str(more), *TRAINED]
+    words += ["--set", "prompts=true", "--set", "epochs=3000"]
+    process = subprocess.Popen(
+        words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob(".shop.protosteer.*.part")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(how)
+        said = process.communicate(timeout=60)[1].decode()
+    finally:
+        process.kill()
+    assert process.returncode == (130 if how == signal.SIGTERM else -how)
+    assert model.read_bytes() == before and list(tmp_path.glob(".shop.protosteer.*.part"))
+    if how == signal.SIGTERM:
+        assert "is as it was; the same command goes on with the training" in said
+
+
+# predict
+
+
+def test_predict_prints_a_line_per_image(photos, taught, capsys):
+    assert (
+        main(["predict", str(taught), str(photos / "new" / "one"), str(photos / "new" / "four" / "0.png")])
+        == 0
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 6 and lines[0].startswith(str(photos / "new" / "one" / "0.png"))
+    assert sum("/one/" in line and ": one 0." in line for line in lines) >= 4
+
+
+def test_predict_json_agrees_with_the_learner(photos, taught, capsys):
+    assert main(["predict", str(taught), str(photos / "new"), "--json", "--top", "2", "--explain"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    learner = Learner.load(taught)
+    prediction = learner.predict(photos / "new")
+    assert [row["label"] for row in rows] == prediction.labels
+    for i, row in enumerate(rows):
+        assert row["probability"] == pytest.approx(float(prediction.probabilities[i].max()), abs=1e-5)
+        assert row["energy"] == pytest.approx(float(prediction.energy[i]), abs=1e-5)
+        assert row["similarity"] == pytest.approx(float(prediction.scores[i].max()), abs=1e-5)
+        assert row["centroid_similarity"] == pytest.approx(row["similarity"], abs=1e-5)
+        assert row["candidates"] == prediction.candidates[i] and row["unknown"] is False
+        assert [other["label"] for other in row["top"]] == [
+            learner.classes[j] for j in prediction.scores[i].topk(2).indices
+        ]
+        assert row["runner_up"] == row["top"][1]["label"]
+
+
+def test_predict_csv_can_be_read_back(photos, taught, capsys):
+    assert main(["predict", str(taught), str(photos / "new" / "two"), "--csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert len(rows) == 5 and rows[0]["label"] == "two" and rows[0]["unknown"] == "false"
+    assert rows[0]["label_3"] and float(rows[0]["probability"]) >= float(rows[0]["probability_2"])
+    assert "choose one of --json and --csv" in fails(capsys, "predict", taught, photos, "--csv", "--json")
+
+
+def test_patterns_and_lists_on_standard_input(photos, taught, capsys, monkeypatch):
+    assert main(["predict", str(taught), str(photos / "new" / "*" / "0.png")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 6
+    listed = f"{photos / 'new' / 'one' / '1.png'}\n\n{photos / 'new' / 'none.png'}\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(listed))
+    assert main(["predict", str(taught), "-"]) == 2
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 1 and "none.png" in shown.err
+    assert "1 of 2 files could not be read" in shown.err
+    assert "matches no file" in fails(capsys, "predict", taught, photos / "*.jpg")
+    assert "does not exist" in fails(capsys, "predict", taught, photos / "none.jpg")
+
+
+def test_an_unreadable_file_does_not_stop_the_others(photos, taught, tmp_path, capsys):
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"no picture")
+    good = photos / "new" / "one" / "0.png"
+    assert main(["predict", str(taught), str(good), str(bad), str(good)]) == 2
+    shown = capsys.readouterr()
+    assert [line.split(":")[0] for line in shown.out.splitlines()] == [str(good)] * 2
+    assert "bad.png cannot be read" in shown.err
+
+
+def test_reject_marks_the_least_similar(photos, taught, capsys):
+    learner = Learner.load(taught)
+    limit = threshold(learner.memory, 0.5)
+    assert main(["predict", str(taught), str(photos / "new"), "--json", "--reject", "0.5"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["unknown"] for row in rows] == [row["similarity"] < limit for row in rows]
+    assert any(row["unknown"] for row in rows)
+    assert main(["predict", str(taught), str(photos / "new"), "--reject", "0.5"]) == 0
+    assert ": unknown, nearest to " in capsys.readouterr().out
+    assert "reject = 1.5" in fails(capsys, "predict", taught, photos / "new", "--reject", "1.5")
+
+
+def test_reject_without_held_out_images_is_refused(photos, tmp_path, capsys):
+    path = tmp_path / "m.protosteer"
+    assert main(["learn", str(path), str(photos / "spring"), *QUICK, "--holdout", "0"]) == 0
+    assert "no held-out images" in fails(capsys, "predict", path, photos / "new", "--reject", "0.05")
+
+
+def test_a_backbone_is_found_again_and_others_are_refused(photos, taught, tmp_path, capsys):
+    assert "cannot be loaded" not in fails(capsys, "predict", taught, photos / "none")
+    said = fails(capsys, "predict", taught, photos / "new", "--weights", tmp_path / "none.safetensors")
+    assert "none.safetensors" in said and "was learned with backbone 'nano'" in said
+    other = tmp_path / "other.protosteer"
+    model = modelfile.read(taught)
+    modelfile.Model(other, model.backbone | {"fingerprint": "0" * 64}, model.settings, model.memory).write(
+        other
+    )
+    assert "was learned with backbone 'nano'" in fails(capsys, "predict", other, photos / "new")
+
+
+def test_the_reader_of_a_pipe_may_leave(photos, taught):
+    words = [sys.executable, "-m", "protosteer", "predict", str(taught), str(photos / "new"), "--json"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()  # as head does when it has had enough
+        said = process.stderr.read()
+    assert process.returncode == 1 and said == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device to write to")
+def test_output_that_finds_no_room_is_one_line(taught):
+    words = [sys.executable, "-m", "protosteer", "inspect", str(taught)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+
+
+def test_names_that_are_no_text_or_move_the_cursor(photos, taught, tmp_path):
+    odd = os.fsencode(tmp_path) + b"/caf\xe9.png"
+    try:
+        Path(os.fsdecode(odd)).write_bytes((photos / "new" / "one" / "0.png").read_bytes())
+        (tmp_path / "a\x1b[31m\nb.png").write_bytes((photos / "new" / "one" / "0.png").read_bytes())
+    except OSError:
+        pytest.skip("this file system does not take such names")
+    words = [sys.executable, "-m", "protosteer", "predict", str(taught), "--top", "1"]
+    strict = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}  # as in most terminals
+    given = {"env": strict, "capture_output": True, "timeout": 120}
+    listed = subprocess.run([*words, "--csv", "-"], input=odd + b"\n", **given)
+    assert listed.returncode == 0 and odd in listed.stdout and b"Traceback" not in listed.stderr
+    found = subprocess.run([*words, str(tmp_path)], **given)
+    assert found.returncode == 0 and found.stdout.count(b"\n") == 2 and b"\x1b" not in found.stdout
+
+
+# forget
+
+
+def test_forget_removes_says_before_and_after_and_keeps_no_backup(model, capsys):
+    assert main(["forget", str(model), "one", "four"]) == 0
+    shown = capsys.readouterr()
+    assert "forgotten: one (task spring)" in shown.out and "exact" in shown.out
+    assert "before: 5 classes, 2 tasks" in shown.out and "after: 3 classes, 2 tasks" in shown.out
+    assert sorted(modelfile.read(model).memory.classes) == ["three", "two", "zero"]
+    assert list(model.parent.iterdir()) == [model]
+    assert main(["forget", str(model), "zero", "two"]) == 0
+    assert "after: 1 class, 1 task, " in capsys.readouterr().out
+
+
+def test_forget_removes_what_a_killed_process_left_behind_long_ago(model):
+    old, young = (model.with_name(f".shop.protosteer.{name}.tmp") for name in ("old", "young"))
+    for path in (old, young):
+        path.write_bytes(model.read_bytes())
+    os.utime(old, (0, 0))
+    assert main(["forget", str(model), "one"]) == 0
+    assert not old.exists() and young.exists()
+
+
+def test_forget_a_task_with_a_backup(model, capsys):
+    before = model.read_bytes()
+    backup = model.parent / "old.protosteer"
+    assert main(["forget", str(model), "--task", "spring", "--backup", str(backup), "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["before"]["tasks"] == 2 and figures["after"]["tasks"] == 1
+    assert figures["forgotten"][0]["exact"] is True and backup.read_bytes() == before
+    assert figures["before"]["bytes"] - figures["after"]["bytes"] == figures["forgotten"][0]["bytes"]
+    assert "exists already" in fails(capsys, "forget", model, "three", "--backup", backup)
+
+
+def test_forget_refuses_what_does_not_exist_and_changes_nothing(model, capsys):
+    before = model.read_bytes()
+    assert "no class named 'yak'" in fails(capsys, "forget", model, "one", "yak")
+    assert "no task named 'winter'" in fails(capsys, "forget", model, "--task", "winter")
+    assert "name the classes to forget" in fails(capsys, "forget", model)
+    assert "name the classes to forget" in fails(capsys, "forget", model, "one", "--task", "spring")
+    assert model.read_bytes() == before
+
+
+def test_everything_can_be_forgotten_and_learned_anew(photos, model, capsys):
+    assert main(["forget", str(model), *modelfile.read(model).memory.classes]) == 0
+    assert modelfile.read(model).memory.classes == []
+    assert "nothing has been learned" in fails(capsys, "predict", model, photos / "new")
+    assert main(["inspect", str(model)]) == 0
+    assert main(["learn", str(model), str(photos / "spring")]) == 0
+    assert len(modelfile.read(model).memory.classes) == 3
+
+
+# merge
+
+
+@pytest.fixture(scope="module")
+def parts(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """Two independent models of a task each, and one that was taught both."""
+    root = tmp_path_factory.mktemp("parts")
+    one, two, both = (root / f"{name}.protosteer" for name in ("one", "two", "both"))
+    for path, task in ((one, "spring"), (two, "summer"), (both, "spring"), (both, "summer")):
+        assert main(["learn", str(path), str(photos / task), *TRAINED, "--independent"]) == 0
+    return one, two, both
+
+
+def test_merged_independent_models_equal_one_that_was_taught_both(parts, tmp_path):
+    one, two, both = parts
+    assert main(["merge", str(one), str(two), "-o", str(tmp_path / "merged.protosteer")]) == 0
+    assert (tmp_path / "merged.protosteer").read_bytes() == both.read_bytes()
+
+
+def test_forgetting_an_independent_task_equals_never_having_learned_it(parts, tmp_path):
+    one, _, both = parts
+    copy = tmp_path / "both.protosteer"
+    copy.write_bytes(both.read_bytes())
+    assert main(["forget", str(copy), "--task", "summer"]) == 0
+    assert copy.read_bytes() == one.read_bytes()
+
+
+def test_clashing_names_need_a_rename(parts, tmp_path, capsys):
+    one, two, _ = parts
+    out = tmp_path / "merged.protosteer"
+    assert "--rename-task" in fails(capsys, "merge", one, one, "-o", out)
+    assert "--rename 'one=NEW'" in fails(
+        capsys, "merge", one, one, "-o", out, "--rename-task", "spring=later"
+    )
+    words = ["merge", str(one), str(one), "-o", str(out), "--rename-task", "spring=later"]
+    for name in ("one", "two", "zero"):
+        words += ["--rename", f"{name}={name}-b"]
+    assert main([*words, "--json"]) == 0
+    assert sorted(json.loads(capsys.readouterr().out)["names"]) == [
+        "one",
+        "one-b",
+        "two",
+        "two-b",
+        "zero",
+        "zero-b",
+    ]
+    assert "exists already" in fails(capsys, "merge", one, two, "-o", out)
+    assert "no class named 'yak'" in fails(
+        capsys, "merge", one, two, "-o", tmp_path / "c", "--rename", "yak=x"
+    )
+    assert "is not old=new" in fails(capsys, "merge", one, two, "-o", tmp_path / "c", "--rename", "yak")
+    assert "at least two" in fails(capsys, "merge", one, "-o", tmp_path / "c")
+
+
+def test_renames_of_several_kinds(taught, tmp_path, capsys):
+    other, out = tmp_path / "other.protosteer", tmp_path / "out.protosteer"
+    model = modelfile.read(taught)
+    odd = [dataclasses.replace(model.memory.tasks[0], name="odd")]
+    names = ["a", "a=b", "c"]
+    classes = tuple(dataclasses.replace(c, name=n) for c, n in zip(odd[0].classes, names, strict=True))
+    dataclasses.replace(model, memory=Memory([dataclasses.replace(odd[0], classes=classes)])).write(other)
+    merge = ["merge", taught, other, "-o", out]
+    assert "is given two names" in fails(capsys, *merge, "--rename", "c=x", "--rename", "c=y")
+    assert "is not old=new" in fails(capsys, *merge, "--rename", "c=")
+    assert "control characters" in fails(capsys, *merge, "--rename", "c=\x1b[1m")
+    assert "would be named 'x'" in fails(capsys, *merge, "--rename", "a=x", "--rename", "c=x")
+    assert not out.exists()
+    assert main([*map(str, merge), "--rename", "c=d=e"]) == 0
+    assert modelfile.read(out).memory.tasks[-1].class_names == ["a", "a=b", "d=e"]
+
+
+def test_models_of_other_backbones_are_not_merged(parts, tmp_path, capsys):
+    one, two, _ = parts
+    model = modelfile.read(two)
+    other = tmp_path / "other.protosteer"
+    modelfile.Model(other, model.backbone | {"fingerprint": "0" * 64}, model.settings, model.memory).write(
+        other
+    )
+    assert "different backbones" in fails(capsys, "merge", one, other, "-o", tmp_path / "merged.protosteer")
+    assert not (tmp_path / "merged.protosteer").exists()
+
+
+# inspect
+
+
+def test_inspect_shows_tasks_classes_and_a_picture(taught, tmp_path, capsys):
+    picture = tmp_path / "alike.png"
+    assert main(["inspect", str(taught), "--plot", str(picture)]) == 0
+    shown = capsys.readouterr().out
+    assert "spring" in shown and "three" in shown and "nano" in shown
+    assert Image.open(picture).format == "PNG"
+    assert main(["inspect", str(taught), "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert [task["name"] for task in figures["tasks"]] == ["spring", "summer"]
+    assert "not a .png" in fails(capsys, "inspect", taught, "--plot", tmp_path / "x.pdf")
+    assert "there is no model file" in fails(capsys, "inspect", tmp_path / "none.protosteer")
+
+
+@pytest.mark.parametrize("command", [["inspect"], ["forget", "--task", "spring"]])
+def test_commands_on_files_alone_need_no_backbone(taught, tmp_path, command):
+    """Nor anything that is slow to load but torch itself."""
+    model = modelfile.read(taught)
+    lost = tmp_path / "lost.protosteer"
+    modelfile.Model(lost, model.backbone | {"name": "nowhere"}, model.settings, model.memory).write(lost)
+    words = [command[0], str(lost), *command[1:]]
+    code = (
+        "import sys; from protosteer.cli import main; code = main(sys.argv[1:]);"
+        "print(sorted({'kornia', 'sklearn', 'scipy', 'matplotlib'} & set(sys.modules)), file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stderr.splitlines()[-1] == "[]"
+
+
+# export and serve
+
+
+def test_export_writes_the_files(taught, tmp_path, capsys):
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    assert main(["export", str(taught), "--onnx", str(tmp_path / "exported"), "--json"]) == 0
+    files = json.loads(capsys.readouterr().out)["files"]
+    assert {Path(name).name for name in files} >= {"embedding.onnx", "predict.py", "model.json"}
+    assert all(Path(name).stat().st_size == size for name, size in files.items())
+
+
+@pytest.mark.slow
+def test_serve_answers_and_stops_politely(photos, model):
+    pytest.importorskip("fastapi", reason="the service's packages are not installed")
+    words = [sys.executable, "-m", "protosteer", "serve", str(model), "--port", "0", "--allow-teach"]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    try:
+        said = process.stderr.readline()
+        address = re.search(r"http://127\.0\.0\.1:\d+/", said)[0]
+        token = re.fullmatch(r"token for teaching: (\S+)\n", process.stderr.readline())[1]
+        with urllib.request.urlopen(f"{address}classes") as answer:
+            assert len(json.load(answer)["classes"]) == 5
+        asked = urllib.request.Request(f"{address}classes/one", method="DELETE")
+        asked.add_header("Authorization", f"Bearer {token}")
+        with urllib.request.urlopen(asked) as answer:
+            assert json.load(answer)["classes"] == ["one"]
+        assert "one" not in modelfile.read(model).memory.classes
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0 and process.stderr.read() == "stopped\n"
+    finally:
+        process.kill()
+
+
+def test_a_token_without_teaching_is_a_mistake(taught, capsys):
+    pytest.importorskip("fastapi", reason="the service's packages are not installed")
+    assert "--allow-teach" in fails(capsys, "serve", taught, "--token", "secret")

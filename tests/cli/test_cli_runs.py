@@ -1,0 +1,159 @@
+"""`protosteer run` and `protosteer compare`, as typed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from protosteer.cli import main
+
+SMALL = ["--tasks", "3", "--train-per-class", "5", "--test-per-class", "4", "--device", "cpu"]
+FIGURES = {
+    "last_accuracy", "avg_accuracy", "last_forgetting", "avg_forgetting", "prompts_per_image", "retrieval_accuracy",
+    "bytes_per_task", "bytes_per_class", "train_seconds", "eval_seconds", "forward_passes", "naive_forward_passes",
+}  # fmt: skip
+
+
+def run(*words: object) -> int:
+    return main(["run", *map(str, words)])
+
+
+def test_json_has_the_contract_s_names(tmp_path, capsys):
+    assert (
+        run("split-digits", "--method", "ncm", *SMALL, "--seeds", "0,1", "--out", tmp_path / "r", "--json")
+        == 0
+    )
+    figures = json.loads(capsys.readouterr().out)
+    assert set(figures) == {"mean", "std", "seeds"} and set(figures["mean"]) >= FIGURES
+    assert [seed["seed"] for seed in figures["seeds"]] == [0, 1]
+    assert all(len(row) == i + 1 for i, row in enumerate(figures["seeds"][0]["matrix"]))
+
+
+def test_the_report_is_for_people_and_progress_goes_elsewhere(tmp_path, capsys):
+    assert run("split-digits", "--method", "ncm", *SMALL, "--out", tmp_path / "r") == 0
+    heard = capsys.readouterr()
+    assert (
+        "after task 3" in heard.out
+        and "task 1 of 3" in heard.err
+        and f"Written: {tmp_path / 'r'}" in heard.err
+    )
+    log = (tmp_path / "r" / "log.txt").read_text()
+    assert "task 3 of 3" in log and log[:2] == "20"
+
+
+def test_command_line_beats_config_file(tmp_path, capsys):
+    config = tmp_path / "x.toml"
+    config.write_text(
+        'stream = "split-digits"\nmethod = "ncm"\ntasks = 5\ntrain_per_class = 5\ntest_per_class = 2\ncentroids = 2\n'
+    )
+    assert (
+        run("--config", config, "--tasks", 2, "--set", "centroids=3", "--out", tmp_path / "r", "--json") == 0
+    )
+    known = json.loads((tmp_path / "r/manifest.json").read_text())["configuration"]
+    assert known["settings"]["centroids"] == 3 and len(known["stream"]["tasks"]) == 2
+    assert known["stream"]["options"]["test_per_class"] == 2
+    words = ["--base", 4, "--increment", 3, "--out", tmp_path / "b", "--json"]
+    assert run("--config", config, *words) == 0, "another way to share out the classes wins too"
+    known = json.loads((tmp_path / "b/manifest.json").read_text())["configuration"]
+    assert [len(task["classes"]) for task in known["stream"]["tasks"]] == [4, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "say which stream"),
+        (["split-digit"], "did you mean 'split-digits'"),
+        (["split-digits", "--set", "epohcs=3"], "did you mean 'epochs'"),
+        (["split-digits", "--set", "epochs"], "write NAME=VALUE"),
+        (["split-digits", "--base", "2"], "base = 2 without increment"),
+        (["split-digits", "--tasks", "11"], "10 classes cannot fill 11 tasks"),
+        (["split-digits", "--class-order", "nonsense"], "neither 'natural' nor"),
+        (["split-digits", "--method", "ncm", "--set", "epochs=3"], "trains nothing"),
+        (["folder:nowhere"], "nowhere"),
+    ],
+)
+def test_mistakes_end_with_one_line_and_code_2(words, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(*words) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and message in lines[0] and lines[0].startswith("error: ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_compare_prints_tables_and_draws(tmp_path, capsys):
+    for centroids in (1, 2):
+        out = tmp_path / f"c{centroids}"
+        assert (
+            run("split-digits", "--method", "ncm", *SMALL, "--set", f"centroids={centroids}", "--out", out)
+            == 0
+        )
+    folders = [str(tmp_path / "c1"), f"two={tmp_path / 'c2'}"]
+    capsys.readouterr()
+    assert main(["compare", *folders, "--plot", str(tmp_path / "p.png")]) == 0
+    assert "two" in capsys.readouterr().out and (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"
+    assert main(["compare", *folders, "--markdown"]) == 0
+    assert "| two |" in capsys.readouterr().out
+    assert main(["compare", *folders, "--csv"]) == 0
+    table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert len(table) == 2 and float(table[0]["last_accuracy_mean"]) > 0
+    assert main(["compare", *folders, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert list(rows) == ["ncm, centroids 1", "two"] and set(rows["two"]) == {"mean", "std", "seeds"}
+    assert main(["compare", str(tmp_path)]) == 2
+    assert main(["compare", *folders, "--csv", "--json"]) == 2
+    assert main(["compare", *folders, "--plot", str(tmp_path / "p.pdf")]) == 2
+    capsys.readouterr()
+    assert main(["compare", *folders, "--plot", str(tmp_path / "p.png" / "q.png")]) == 2
+    assert "choose another place with --plot" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="signals as on POSIX")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path, number):
+    words = ["run", "split-digits", "--set", "epochs=500", "--out", "my run"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "protosteer", *words],
+        cwd=tmp_path,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell starts background jobs with SIGINT ignored, and children would inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "my run" / "log.txt").is_file() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(1.0)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    # A shell calls both 130: Python ends itself by the signal if it came amid an import that runs exec().
+    assert process.returncode in (130, -signal.SIGINT), errors
+    assert "Go on with: protosteer run split-digits --set epochs=500 --out 'my run' --resume" in errors
+    assert "Traceback" not in errors and not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_preset_stands_for_settings_and_what_is_given_wins(tmp_path, capsys):
+    words = ["split-digits", *SMALL, "--set", "epochs=1", "--set", "neck_hidden=8"]
+    assert run(*words, "--preset", "fast", "--set", "cached_views=2", "--out", tmp_path / "r") == 0
+    capsys.readouterr()
+    manifest = json.loads((tmp_path / "r" / "manifest.json").read_text())
+    settings = manifest["configuration"]["settings"]
+    assert settings["prompt_from_layer"] == 2 and settings["cached_views"] == 2  # nano has three layers
+    for given, message in (
+        (["--preset", "quick"], "preset 'quick' is unknown; choose one of paper, fast"),
+        (["--preset", "fast", "--method", "ncm"], "method ncm has no preset 'fast'; leave it out"),
+    ):
+        assert run("split-digits", *SMALL, *given, "--out", tmp_path / "s") == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "s").exists()

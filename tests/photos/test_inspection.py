@@ -1,0 +1,245 @@
+"""What `inspect` tells of a model: every figure against the plainest way to find it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from conftest import easy_task, tiny_backbone
+from protosteer import modelfile
+from protosteer.learner import Learner
+from protosteer.method.memory import ClassRecord, Memory, TaskRecord
+from protosteer.method.prototypes import Centroids
+from protosteer.modelfile import Model
+from protosteer.photos import inspection
+from protosteer.settings import Settings
+
+QUICK = Settings(epochs=2, batch_size=8, neck_hidden=16, augmentation="none", centroids=2)
+BACKBONE = {"name": "tiny", "fingerprint": "ab" * 32, "dim": 24, "depth": 2, "image_size": 16, "heads": 3,
+            "preprocessing": {"crop": 1.0}, "weights": None}  # fmt: skip
+
+
+def some_class(name: str, values: torch.Tensor, held_out: int = 0) -> ClassRecord:
+    counts = torch.arange(1, len(values) + 1)
+    similarities = torch.rand(held_out) if held_out else None
+    return ClassRecord(
+        name, torch.randn(3, values.shape[1]), Centroids(values, values.abs(), counts), similarities
+    )
+
+
+def some_memory(classes: int, dim: int = 24, most: int = 4, seed: int = 0, within: float = 0.5) -> Memory:
+    """Classes with 1 to `most` centroids each, two to a task; embeddings have a few strong directions, as real ones."""
+    generator = torch.Generator().manual_seed(seed)
+    strength = torch.arange(1, dim + 1) ** -0.7
+    records = []
+    for i in range(classes):
+        count = int(torch.randint(1, most + 1, (), generator=generator))
+        middle = torch.randn(1, dim, generator=generator)
+        group = (middle + within * torch.randn(count, dim, generator=generator)) * strength
+        records.append(some_class(f"c{i}", group * (i + 1)))
+    return Memory(TaskRecord(f"t{i}", tuple(records[i : i + 2]), None) for i in range(0, classes, 2))
+
+
+def plainly(memory: Memory) -> torch.Tensor:
+    records = [record for task in memory.tasks for record in task.classes]
+    rows = [
+        [max(float(F.cosine_similarity(x, y, dim=0)) for x in a.values.means for y in b.values.means) for b in records]
+        for a in records
+    ]  # fmt: skip
+    return torch.tensor(rows).fill_diagonal_(1.0)
+
+
+def plainly_closest(memory: Memory, most: int) -> list[tuple[str, str, float]]:
+    names, matrix = memory.classes, inspection.similarity(memory)[1].tolist()
+    pairs = [(matrix[i][j], names[i], names[j]) for i, j in itertools.combinations(range(len(names)), 2)]
+    return [(a, b, s) for s, a, b in sorted(pairs, key=lambda pair: -pair[0])[:most]]
+
+
+@pytest.mark.parametrize("cells", [1, 300, 2**23])
+def test_similarity_is_that_of_the_two_nearest_centroids(monkeypatch: pytest.MonkeyPatch, cells: int) -> None:
+    monkeypatch.setattr(inspection, "_CELLS", cells)
+    memory = some_memory(9)
+    names, matrix = inspection.similarity(memory)
+    assert names == memory.classes
+    assert torch.allclose(matrix, plainly(memory), atol=1e-6)
+    assert torch.equal(matrix, matrix.T) and torch.equal(matrix.diagonal(), torch.ones(9))
+
+
+def check_closest(memory: Memory, most: int) -> None:
+    found, wanted = inspection.closest(memory, most), plainly_closest(memory, most)
+    assert [(pair.a, pair.b) for pair in found] == [(a, b) for a, b, _ in wanted]
+    assert [pair.similarity for pair in found] == pytest.approx([s for *_, s in wanted], abs=1e-6)
+
+
+@pytest.mark.parametrize("within", [0.0, 0.3, 3.0])
+@pytest.mark.parametrize("cells", [1, 50_000, 2**23])
+def test_the_closest_pairs_are_those_of_the_whole_matrix(
+    monkeypatch: pytest.MonkeyPatch, cells: int, within: float
+) -> None:
+    """Whether bounds leave out much, little or nothing, and for any size of the blocks."""
+    monkeypatch.setattr(inspection, "_CELLS", cells)
+    monkeypatch.setattr(inspection, "_DIRECTIONS", 8)
+    for seed in range(3):
+        memory = some_memory(70, seed=seed, within=within)
+        check_closest(memory, 10)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_all_pairs_or_hopeful_ones_alone_give_the_same(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+    monkeypatch.setattr(inspection, "_CELLS", 10_000)
+    monkeypatch.setattr(inspection, "_DIRECTIONS", 8)
+    monkeypatch.setattr(inspection, "_DENSE", share)
+    check_closest(some_memory(70), 10)
+
+
+def test_a_bound_is_never_too_low_and_leaves_out_most_pairs() -> None:
+    units = inspection._units(some_memory(80, dim=192))
+    short = inspection._shortened(units)
+    bounds, exact = inspection._greatest(short, short), inspection._greatest(units, units)
+    assert short.shape[2] == inspection._DIRECTIONS + 1
+    assert (bounds >= exact).all()
+    apart = ~torch.eye(80, dtype=torch.bool)
+    floor = exact[apart].topk(20).values[-1]  # each pair is there twice
+    assert (bounds[apart] > floor).float().mean() < 0.2
+
+
+def test_few_pairs_are_compared_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What makes thousands of classes quick, beside the bounds: the first block finds pairs that rule out others."""
+    compared = []
+    pick = inspection._greatest_of_pairs
+    monkeypatch.setattr(
+        inspection, "_greatest_of_pairs", lambda units, a, b: (compared.append(len(a)), pick(units, a, b))[1]
+    )
+    monkeypatch.setattr(inspection, "_CELLS", 30_000)
+    check_closest(some_memory(200, dim=192, within=0.2), 10)
+    assert 0 < sum(compared) < 0.05 * 200 * 199 / 2
+
+
+@pytest.mark.parametrize("classes", [0, 1, 2])
+def test_few_classes(classes: int) -> None:
+    memory = some_memory(classes)
+    names, matrix = inspection.similarity(memory)
+    assert matrix.shape == (classes, classes) and names == memory.classes
+    assert len(inspection.closest(memory)) == (classes == 2)
+    assert not inspection.closest(memory, most=0)
+
+
+def test_equal_classes_are_alike_and_a_zero_centroid_is_like_nothing() -> None:
+    same = torch.randn(2, 24)
+    records = (some_class("a", same), some_class("b", 5 * same), some_class("none", torch.zeros(1, 24)))
+    first, *others = inspection.closest(Memory([TaskRecord("t", records, None)]))
+    assert first[:2] == ("a", "b") and first.similarity == pytest.approx(1.0) and first.similarity <= 1.0
+    assert [pair.similarity for pair in others] == [0.0, 0.0]
+
+
+def model(tmp_path: Path, tasks: list[TaskRecord], **settings: object) -> Model:
+    path = tmp_path / "m.protosteer"
+    path.write_bytes(b"x" * 1000)
+    return Model(path, dict(BACKBONE), Settings(**settings), Memory(tasks))
+
+
+def two_tasks(**changes: object) -> list[TaskRecord]:
+    """A trained task of two classes with 3 and 6 images, and a few-shot one of one class with one image."""
+    prompt = torch.zeros(2, 1, 24)
+    first = (
+        some_class("cat", torch.randn(2, 24), held_out=4),
+        some_class("dog", torch.randn(3, 24), held_out=1),
+    )
+    about = {"images": 9, "learned": "2026-11-16", "image_bytes": 50_000, "loss": 1.5, "accuracy": 90.0}
+    later = {"images": 1, "learned": "2026-12-01", "image_bytes": 10_000}
+    return [
+        TaskRecord("spring", first, prompt, True, about | changes),
+        TaskRecord("owl", (some_class("owl", torch.randn(1, 24)),), prompt, False, later, few_shot=True),
+    ]
+
+
+def test_every_figure_of_a_model(tmp_path: Path) -> None:
+    told = inspection.describe(model(tmp_path, two_tasks(), epochs=3, independent=True))
+    assert told["file"] == {"path": str(tmp_path / "m.protosteer"), "bytes": 1000}
+    assert told["backbone"] == {k: v for k, v in BACKBONE.items() if k != "heads"}
+    assert told["settings"]["all"] == Settings(epochs=3, independent=True).to_dict()
+    assert told["settings"]["changed"] == [
+        {"name": "epochs", "value": 3, "default": 50},
+        {"name": "independent", "value": True, "default": False},
+    ]
+    cat = (3 + 2 + 2) * 24 * 4 + 2 * 8 + 4 * 4
+    dog = (3 + 3 + 3) * 24 * 4 + 3 * 8 + 1 * 4
+    owl = (3 + 1 + 1) * 24 * 4 + 1 * 8
+    prompt = {"layers": 2, "length": 1, "bytes": 2 * 24 * 4}
+    spring, few_shot = told["tasks"]
+    assert spring["classes"] == [
+        {"name": "cat", "images": 3, "keys": 3, "values": 2, "bytes": cat, "held_out": 4},
+        {"name": "dog", "images": 6, "keys": 3, "values": 3, "bytes": dog, "held_out": 1},
+    ]
+    assert {k: v for k, v in spring.items() if k != "classes"} == {
+        "name": "spring", "learned": "2026-11-16", "images": 9, "image_bytes": 50_000,
+        "bytes": cat + dog + 192, "prompt": prompt, "trained": True, "few_shot": False, "independent": True,
+        "loss": 1.5, "accuracy": 90.0,
+    }  # fmt: skip
+    assert few_shot["few_shot"] and not few_shot["trained"] and few_shot["loss"] is None
+    total = cat + dog + owl + 2 * 192
+    assert told["totals"] == {
+        "classes": 3, "tasks": 2, "images": 10, "centroids": 3 * 3 + 2 + 3 + 1, "bytes": total,
+        "bytes_per_class": total / 3, "bytes_per_task": total / 2, "image_bytes": 60_000, "times_smaller": 60.0,
+        "first_learned": "2026-11-16", "last_learned": "2026-12-01",
+    }  # fmt: skip
+    assert told["rejection"] == {"calibrated": True, "held_out": 5}
+    assert len(told["confusable"]) == 3 and set(told["confusable"][0]) == {"a", "b", "similarity"}
+    assert json.loads(json.dumps(told)) == told
+
+
+def test_bytes_are_those_of_the_records(tmp_path: Path) -> None:
+    tasks = two_tasks()
+    told = inspection.describe(model(tmp_path, tasks))
+    for task, record in zip(told["tasks"], tasks, strict=True):
+        assert task["bytes"] == record.bytes
+        assert task["bytes"] == task["prompt"]["bytes"] + sum(c["bytes"] for c in task["classes"])
+
+
+def test_what_is_not_known_is_none(tmp_path: Path) -> None:
+    bare = TaskRecord("t", (some_class("a", torch.randn(2, 24)),), None)
+    told = inspection.describe(model(tmp_path, [*two_tasks(), bare]))
+    assert told["tasks"][2]["prompt"] is None and not told["tasks"][2]["trained"]
+    assert told["tasks"][2]["learned"] is None and told["tasks"][2]["accuracy"] is None
+    assert told["totals"]["image_bytes"] is None and told["totals"]["times_smaller"] is None
+    assert told["totals"]["last_learned"] == "2026-12-01"
+
+
+def test_bytes_of_images_are_not_known_after_a_class_was_forgotten(tmp_path: Path) -> None:
+    read = model(tmp_path, two_tasks())
+    read.memory.forget_class("dog")
+    told = inspection.describe(read)
+    assert told["tasks"][0]["images"] == 3 and told["tasks"][0]["image_bytes"] is None
+    assert told["totals"]["image_bytes"] is None
+
+
+def test_a_model_that_was_not_written_and_one_without_tasks(tmp_path: Path) -> None:
+    told = inspection.describe(Model(tmp_path / "none", dict(BACKBONE), Settings(), Memory()))
+    assert told["file"]["bytes"] is None and told["totals"]["bytes_per_class"] is None
+    assert told["confusable"] == [] and not told["rejection"]["calibrated"]
+
+
+def test_an_older_file_says_less_of_its_backbone(tmp_path: Path) -> None:
+    read = model(tmp_path, two_tasks())
+    del read.backbone["dim"], read.backbone["depth"]
+    told = inspection.describe(read)
+    assert told["backbone"]["dim"] is None and told["backbone"]["name"] == "tiny"
+
+
+def test_a_real_file(tmp_path: Path) -> None:
+    learner = Learner(tiny_backbone(), QUICK)
+    learner.learn(easy_task(["cat", "dog"]), name="first")
+    learner.add_class("owl", easy_task(["owl"])[0])
+    learner.save(tmp_path / "m.protosteer")
+    told = inspection.describe(modelfile.read(tmp_path / "m.protosteer"))
+    assert told["file"]["bytes"] == (tmp_path / "m.protosteer").stat().st_size
+    assert (told["backbone"]["dim"], told["backbone"]["depth"]) == (24, 2)
+    assert [task["images"] for task in told["tasks"]] == [16, 8]
+    assert [task["few_shot"] for task in told["tasks"]] == [False, True]
+    assert told["totals"]["bytes"] == sum(task.bytes for task in learner.memory.tasks)
+    assert json.dumps(told)

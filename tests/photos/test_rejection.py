@@ -1,0 +1,114 @@
+"""Unknown images: the threshold comes from what held-out images gave, and rejects at most the share asked for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from conftest import easy_task
+from photo_toys import photos, taught
+from protosteer.errors import LearnerError, SettingsError
+from protosteer.method.memory import ClassRecord, Memory, TaskRecord
+from protosteer.method.prototypes import centroids
+from protosteer.photos.rejection import Rejection, calibrated, left_out_similarity, own_thresholds, threshold
+
+VALUES = centroids(torch.eye(4), 2)
+
+
+def memory(*held_out: torch.Tensor | None) -> Memory:
+    """One task per class."""
+    return Memory(
+        TaskRecord(f"t{i}", (ClassRecord(f"c{i}", torch.eye(4), VALUES, held),), None)
+        for i, held in enumerate(held_out)
+    )
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory):
+    place = tmp_path_factory.mktemp("rejection")
+    folders = [photos(place / "spring", ["ant", "bee"], 20), photos(place / "summer", ["cat", "dog"], 20)]
+    return taught(*folders)
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.05, 0.3, 0.5, 0.99])
+def test_the_threshold_is_a_rank_over_all_classes(fraction):
+    similarities = torch.rand(199, generator=torch.Generator().manual_seed(0))
+    parts = memory(similarities[:3], None, similarities[3:150], similarities[150:])
+    limit = threshold(parts, fraction)
+    assert limit == sorted(similarities.tolist())[round(fraction * 200) - 1]
+
+
+@pytest.mark.parametrize(("held", "fraction"), [(9, 0.1), (19, 0.05), (21, 0.05), (40, 0.2)])
+def test_a_new_known_image_is_rejected_with_at_most_that_chance(held, fraction):
+    """Over many draws of held-out and new images; the plain quantile would reject more."""
+    draw = torch.Generator().manual_seed(0)
+    rejected = sum(
+        float(torch.rand(1, generator=draw)) < threshold(memory(torch.rand(held, generator=draw)), fraction)
+        for _ in range(2000)
+    )
+    assert 0.6 * fraction <= rejected / 2000 <= 1.15 * fraction
+
+
+def test_a_fraction_of_zero_rejects_nothing():
+    assert threshold(memory(torch.tensor([0.3, -0.9])), 0.0) == -torch.inf
+
+
+@pytest.mark.parametrize("fraction", [-0.01, 1.0, 5.0, float("nan")])
+def test_fractions_that_are_none_are_refused(fraction):
+    with pytest.raises(SettingsError, match="reject = .*0.05"):
+        threshold(memory(torch.ones(3)), fraction)
+
+
+@pytest.mark.parametrize("held_out", [(), (None, None), (None, torch.empty(0))])
+def test_a_model_without_held_out_images_is_not_calibrated(held_out):
+    assert not calibrated(memory(*held_out))
+    for fraction in (0.0, 0.05):
+        with pytest.raises(LearnerError, match="no held-out images.*--holdout"):
+            threshold(memory(*held_out), fraction)
+
+
+def test_one_class_with_held_out_images_is_enough():
+    assert (
+        calibrated(memory(None, torch.tensor([0.5]))) and threshold(memory(torch.tensor([0.5])), 0.05) == 0.5
+    )
+
+
+def test_left_out_similarity_by_hand():
+    embeddings = torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
+    for i, similarity in enumerate(left_out_similarity(embeddings).tolist()):
+        others = torch.cat([embeddings[:i], embeddings[i + 1 :]]).mean(dim=0)
+        assert similarity == pytest.approx(float(F.cosine_similarity(embeddings[i], others, dim=0)), abs=1e-5)
+    assert left_out_similarity(embeddings[:1]) is None
+
+
+def test_about_that_share_of_new_known_images_is_rejected_and_more_of_others(known):
+    limit = threshold(known.memory, 0.2)
+    new = known.predict(easy_task(known.classes, per_class=30, seed=900)[0]).scores.amax(dim=1)
+    strange = known.predict(easy_task(["yak", "gnu", "emu"], per_class=30, seed=900)[0]).scores.amax(dim=1)
+    assert float((new < limit).float().mean()) <= 0.3
+    assert float((strange < limit).float().mean()) >= 0.6
+
+
+def test_the_threshold_goes_with_the_classes_that_it_came_from(known):
+    smaller = known.copy()
+    smaller.forget(task="summer")
+    left = torch.cat([c.held_out for c in known.memory.tasks[0].classes])
+    assert threshold(smaller.memory, 0.25) == float(left.sort().values[int(0.25 * (len(left) + 1)) - 1])
+
+
+def test_a_class_of_few_images_lowers_the_threshold_for_itself_alone(known):
+    images, _ = easy_task(["yak"], per_class=5, seed=3)
+    learner = known.copy()
+    own = float(learner.add_class("yak", images).classes[0].held_out.min())
+    before = threshold(known.memory, 0.2)
+    assert threshold(learner.memory, 0.2) == before and own_thresholds(learner.memory) == {"yak": own}
+    rejection = Rejection(learner.memory, 0.2)
+    least = min(own, before)
+    assert rejection.unknown("yak", least - 1e-4) and not rejection.unknown("yak", least + 1e-4)
+    assert rejection.unknown("ant", before - 1e-4) and not rejection.unknown("ant", before + 1e-4)
+
+
+def test_a_model_of_few_shot_classes_alone_has_a_common_threshold():
+    alone = memory(torch.tensor([0.9, 0.8]), torch.tensor([0.7, 0.95]))
+    assert own_thresholds(alone) == {} and threshold(alone, 0.4) == pytest.approx(0.8)

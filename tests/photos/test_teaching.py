@@ -1,0 +1,366 @@
+"""A folder of pictures becomes a task: what is found, what is held out, and that all happens or nothing."""
+
+from __future__ import annotations
+
+import collections
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from conftest import tiny_backbone
+from photo_toys import ALONE, QUICK, file_bytes, photos, taught
+from protosteer.data.folders import Files
+from protosteer.data.images import FileImages
+from protosteer.data.transforms import Preprocessing
+from protosteer.errors import DataError, LearnerError, SettingsError
+from protosteer.learner import Learner
+from protosteer.photos.teaching import Check, bookmark_path, split, survey, teach
+from protosteer.running.resume import Bookmark
+
+STAGES = ["keys", "training", "values", "calibrating", "checking"]
+
+
+@pytest.fixture(scope="module")
+def spring(tmp_path_factory) -> Path:
+    return photos(tmp_path_factory.mktemp("a") / "spring", ["ant", "bee"])
+
+
+@pytest.fixture(scope="module")
+def summer(tmp_path_factory) -> Path:
+    return photos(tmp_path_factory.mktemp("b") / "summer", ["cat", "dog", "eel"])
+
+
+@pytest.fixture(scope="module")
+def before(spring) -> Learner:
+    """Knows spring; never changed by a test."""
+    return taught(spring)
+
+
+# Surveys
+
+
+def test_a_survey_names_what_it_found(tmp_path, before):
+    folder = photos(tmp_path / "new", ["bee", "cat"], per_class=3)
+    bad = [folder / "bee" / "01.png", folder / "cat" / "02.png"]
+    bad[0].write_bytes(b"")
+    bad[1].write_bytes(bad[1].read_bytes()[:300])
+    heard = []
+    found = survey(folder, before.memory, lambda done, of: heard.append((done, of)))
+    assert found.counts == {"bee": 2, "cat": 2} and found.unreadable == bad
+    assert found.known == {"bee": "spring"} and not set(bad) & set(found.files.paths)
+    assert heard == [(n, 6) for n in range(1, 7)]
+    assert survey(folder).known == {}
+
+
+def test_a_class_without_any_readable_image_is_refused(tmp_path):
+    folder = photos(tmp_path / "new", ["ant", "bee"], per_class=2)
+    for path in (folder / "bee").iterdir():
+        path.write_bytes(b"no image")
+    with pytest.raises(DataError, match="class folder .*bee has no image that can be read") as caught:
+        survey(folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "\x1b[31mred", "caf\udce9"])
+def test_class_folders_whose_name_cannot_be_printed_are_refused(tmp_path, name):
+    photos(tmp_path / "odd", ["ant"])
+    try:
+        (tmp_path / "odd" / "ant").rename(tmp_path / "odd" / name)
+    except (OSError, UnicodeEncodeError):
+        pytest.skip("this file system does not take such names")
+    with pytest.raises(DataError, match="rename it") as caught:
+        survey(tmp_path / "odd")
+    assert str(caught.value).isprintable()
+
+
+def test_known_classes_can_be_left_out_with_their_bad_files(tmp_path, before):
+    folder = photos(tmp_path / "new", ["bee", "cat"], per_class=3)
+    for name in ("bee", "cat"):
+        (folder / name / "00.png").write_bytes(b"")
+    left = survey(folder, before.memory).without_known()
+    assert left.counts == {"cat": 2} and left.known == {} and left.unreadable == [folder / "cat" / "00.png"]
+    with pytest.raises(LearnerError, match="every class of .* is known already"):
+        survey(photos(tmp_path / "old", ["ant"]), before.memory).without_known()
+
+
+def test_however_a_folder_is_written_it_is_the_same(tmp_path, monkeypatch):
+    folder = photos(tmp_path / "walk", ["ant", "bee"], per_class=2)
+    expected = [path.resolve() for path in survey(folder).files.paths]
+    (tmp_path / "stroll").symlink_to(folder, target_is_directory=True)
+    monkeypatch.chdir(folder)
+    baseline = QUICK.replace(prompts=False)
+    names = {".": "walk", "../walk/": "walk", "../stroll": "stroll", "ant/..": "walk", f"{folder}/": "walk"}
+    for written, name in names.items():
+        found = survey(written)
+        assert [path.resolve() for path in found.files.paths] == expected
+        assert teach(Learner(tiny_backbone(), baseline), found, holdout=0).record.name == name
+
+
+def test_links_are_followed_and_dead_ones_are_not_images(tmp_path):
+    real = photos(tmp_path / "store", ["ant"], per_class=3) / "ant"
+    (tmp_path / "new" / "bee").mkdir(parents=True)
+    (tmp_path / "new" / "cat").symlink_to(real, target_is_directory=True)
+    (tmp_path / "new" / "bee" / "1.png").symlink_to(real / "01.png")
+    (tmp_path / "new" / "bee" / "2.png").symlink_to(tmp_path / "nowhere.png")
+    assert survey(tmp_path / "new").counts == {"bee": 1, "cat": 3}
+
+
+# Splits
+
+
+def listed(**counts: int) -> Files:
+    pairs = [(Path(name) / f"{i}.png", name) for name, count in counts.items() for i in range(count)]
+    return Files([path for path, _ in pairs], [label for _, label in pairs])
+
+
+@pytest.mark.parametrize("holdout", [0.01, 0.1, 0.25, 0.5])
+def test_a_split_is_per_class_disjoint_and_complete(holdout):
+    files = listed(one=1, four=4, five=5, twelve=12, hundred=100)
+    learned, held = split(files, holdout, 0)
+    assert not set(learned.paths) & set(held.paths)
+    assert sorted([*learned.paths, *held.paths]) == sorted(files.paths)
+    for part in (learned, held):
+        assert part.labels == [path.parent.name for path in part.paths]
+        assert part.paths == [path for path in files.paths if path in set(part.paths)]  # order is kept
+    expected = {
+        name: max(1, round(holdout * n)) for name, n in (("five", 5), ("twelve", 12), ("hundred", 100))
+    }
+    assert collections.Counter(held.labels) == expected
+
+
+def test_a_split_depends_on_the_class_and_the_seed_alone():
+    alone, among = split(listed(b=40), 0.25, 0)[1], split(listed(a=7, b=40, c=3), 0.25, 0)[1]
+    assert alone.paths == [path for path in among.paths if path.parent.name == "b"]
+    assert alone.paths == split(listed(b=40), 0.25, 0)[1].paths != split(listed(b=40), 0.25, 1)[1].paths
+    assert [p.name for p in alone.paths] != [p.name for p in split(listed(a=40), 0.25, 0)[1].paths]
+
+
+def test_five_images_are_enough_for_one_to_be_held_out_and_four_are_not():
+    assert [len(part) for part in split(listed(a=5), 0.1, 0)] == [4, 1]
+    assert [len(part) for part in split(listed(a=4), 0.5, 0)] == [4, 0]
+    assert [len(part) for part in split(listed(a=100), 0.0, 0)] == [100, 0]
+
+
+@pytest.mark.parametrize("holdout", [-0.1, 0.51, float("nan")])
+def test_shares_that_cannot_be_held_out_are_refused(holdout):
+    with pytest.raises(SettingsError, match="holdout = .*0.5"):
+        split(listed(a=5), holdout, 0)
+
+
+# Teaching
+
+
+def test_what_a_taught_task_says_of_itself(before, summer, monkeypatch):
+    learner, found = before.copy(), survey(summer)
+    reached = []
+    plain = Learner.learn
+
+    def learn(self, data, *rest):
+        reached.extend(data[0].paths)
+        return plain(self, data, *rest)
+
+    monkeypatch.setattr(Learner, "learn", learn)
+    outcome = teach(learner, found, holdout=0.25)
+    record, check = outcome.record, outcome.check
+    learned, held = split(found.files, 0.25, 0)
+    assert reached == learned.paths and not set(reached) & set(held.paths)
+    assert learner.memory.tasks[-1] is record and learner.tasks == ["spring", "summer"]
+    assert [c.images for c in record.classes] == [6, 6, 6] and record.about["images"] == 18
+    assert [len(c.held_out) for c in record.classes] == [2, 2, 2] and record.about["held_out"] == 6
+    assert record.about["image_bytes"] == sum(path.stat().st_size for path in learned.paths)
+    assert len(record.about["learned"]) == 10
+    assert check.labels == held.labels and check.predicted == learner.predict(held.paths).labels
+
+
+def test_held_out_similarities_equal_a_computation_by_hand(before, summer):
+    learner, found = before.copy(), survey(summer)
+    record = teach(learner, found, holdout=0.25).record
+    _, held = split(found.files, 0.25, 0)
+    pixels = FileImages(held.paths, learner.backbone.preprocessing).pixels(range(len(held)))
+    seen = F.normalize(learner.backbone.embed_pixels(pixels, record.prompt), dim=1)
+    values = F.normalize(torch.cat([c.values.means for c in record.classes]), dim=1)
+    greatest = (seen @ values.T).amax(dim=1)
+    for c in record.classes:
+        own = torch.tensor([label == c.name for label in held.labels])
+        torch.testing.assert_close(c.held_out, greatest[own], rtol=0, atol=1e-5)
+
+
+def test_held_out_similarities_of_an_independent_task_do_not_depend_on_others(tmp_path, summer):
+    """Not even where another task has the same pictures, to which those held out are more similar."""
+    twins = photos(tmp_path / "twins", ["cat", "dog", "eel"])
+    for path in list(twins.iterdir()):
+        path.rename(twins / f"other {path.name}")
+    among, alone = taught(twins, summer, settings=ALONE), taught(summer, settings=ALONE)
+    pairs = zip(among.memory.tasks[1].classes, alone.memory.tasks[0].classes, strict=True)
+    assert all(torch.equal(a.held_out, b.held_out) for a, b in pairs)
+
+
+def test_nothing_held_out_means_no_check(spring):
+    learner = Learner(tiny_backbone(), QUICK)
+    outcome = teach(learner, survey(spring), holdout=0)
+    assert outcome.check is None and outcome.record.about["held_out"] == 0
+    assert learner.memory.tasks == (outcome.record,)
+    assert all(c.held_out is None and c.images == 8 for c in outcome.record.classes)
+
+
+def test_small_classes_are_learned_whole_beside_large_ones(tmp_path):
+    folder = photos(tmp_path / "new", ["ant", "bee"], per_class=4)
+    photos(folder, ["cat"], per_class=5)
+    outcome = teach(Learner(tiny_backbone(), QUICK), survey(folder))
+    assert {c.name: c.images for c in outcome.record.classes} == {"ant": 4, "bee": 4, "cat": 4}
+    assert [c.held_out is None for c in outcome.record.classes] == [True, True, False]
+    assert outcome.check.labels == ["cat"]
+
+
+@pytest.mark.parametrize("stage", [*STAGES, "views"])
+def test_the_learner_changes_when_all_is_done_or_not_at_all(before, summer, stage):
+    learner = before.copy()
+    if stage == "views":
+        learner.settings = QUICK.replace(cached_views=1)
+    tasks, reached = learner.memory.tasks, []
+
+    def interrupt(message):
+        reached.append(message.doing)
+        if message.doing == stage and message.done == message.total:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        teach(learner, survey(summer), on_stage=interrupt, holdout=0.25)
+    assert reached[-1] == stage and learner.memory.tasks is tasks
+
+
+def test_stages_are_told_in_order_and_to_their_ends(before, summer):
+    stages = []
+    teach(before.copy(), survey(summer), on_stage=stages.append, holdout=0.25)
+    assert list(dict.fromkeys(stage.doing for stage in stages)) == STAGES
+    last = {stage.doing: stage for stage in stages}
+    assert all(stage.done == stage.total and stage.task == "summer" for stage in last.values())
+    assert last["keys"].total == 18 and last["calibrating"].total == last["checking"].total == 6
+
+
+def test_known_classes_are_refused_before_any_work(tmp_path, before):
+    found = survey(photos(tmp_path / "new", ["ant", "bee", "cat"], per_class=2), before.memory)
+    heard = []
+    with pytest.raises(
+        LearnerError, match=r"class 'ant' \(and 1 more\) was learned in task 'spring'.*--skip-known"
+    ):
+        teach(before.copy(), found, on_stage=heard.append)
+    learner = before.copy()
+    assert teach(learner, found.without_known(), holdout=0).record.class_names == ["cat"] and not heard
+
+
+def test_task_names_come_from_the_folder_and_do_not_clash(tmp_path, before):
+    learner = before.copy()
+    learner.settings = QUICK.replace(prompts=False)
+    for place, classes in (
+        ("x", ["cat"]),
+        ("y", ["spring"]),
+        ("z", ["dog"]),
+    ):  # a class may be called as a task
+        teach(learner, survey(photos(tmp_path / place / "spring", classes, per_class=2)))
+    assert learner.tasks == ["spring", "spring-2", "spring-3", "spring-4"]
+    assert learner.classes == ["ant", "bee", "cat", "spring", "dog"]
+    with pytest.raises(LearnerError, match="task named 'spring' exists"):
+        teach(learner, survey(photos(tmp_path / "w", ["eel"], per_class=2)), name="spring")
+
+
+def test_a_file_that_goes_away_after_the_survey_is_named(tmp_path):
+    folder = photos(tmp_path / "new", ["ant", "bee"], per_class=2)
+    found = survey(folder)
+    (folder / "bee" / "01.png").unlink()
+    learner = Learner(tiny_backbone(), QUICK)
+    with pytest.raises(DataError, match="01.png has gone"):
+        teach(learner, found)
+    with pytest.raises(DataError, match="01.png has gone"):
+        bookmark_path(tmp_path / "m", found, learner, None, 0.1)
+
+
+# Bookmarks
+
+
+def test_a_bookmark_belongs_to_these_files_this_model_and_these_settings(tmp_path, before):
+    folder = photos(tmp_path / "new", ["cat", "dog"], per_class=5)
+    model = tmp_path / "pets.protosteer"
+
+    def path(learner=before, name="new", holdout=0.1):
+        return bookmark_path(model, survey(folder), learner, name, holdout)
+
+    first = path()
+    assert first == path() == path(before.copy()) and first.parent == tmp_path
+    assert first.name.startswith(".pets.protosteer.") and first.suffix == ".part"
+    others = [path(name="other"), path(holdout=0.2), path(Learner(tiny_backbone(), QUICK))]
+    changed = before.copy()
+    changed.settings = QUICK.replace(epochs=3)
+    elsewhere = Learner(tiny_backbone(seed=1), QUICK)
+    elsewhere.memory = before.memory
+    normalised = Learner(tiny_backbone(), QUICK)
+    normalised.memory = before.memory
+    normalised.backbone.preprocessing = Preprocessing(16, (0.4, 0.4, 0.4), (0.5, 0.5, 0.5))
+    others += [path(changed), path(elsewhere), path(normalised)]
+    forgetful = before.copy()
+    forgetful.forget("ant")
+    others.append(path(forgetful))
+    file = folder / "cat" / "00.png"
+    os.utime(file, ns=(0, 0))
+    others.append(path())
+    file.rename(folder / "cat" / "09.png")
+    others.append(path())
+    (folder / "cat").rename(tmp_path / "real")
+    for label in ("cat", "cow"):  # two names for one folder
+        link = folder / label
+        link.symlink_to(tmp_path / "real", target_is_directory=True)
+        others.append(path())
+        link.unlink()
+    assert len({first, *others}) == 1 + len(others)
+
+
+@pytest.mark.parametrize("stage", ["training", "checking"])
+def test_the_same_call_goes_on_and_ends_in_the_same_bits(tmp_path, before, summer, stage):
+    whole = before.copy()
+    teach(whole, survey(summer), holdout=0.25)
+    learner = before.copy()
+    path = bookmark_path(tmp_path / "m.protosteer", survey(summer), learner, None, 0.25)
+    steps = []
+
+    def interrupt(message):
+        if message.doing == stage and (stage != "training" or message.done == 3):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        teach(learner, survey(summer), None, 0.25, interrupt, Bookmark(path, seconds=0))
+    assert (
+        path.exists()
+        and bookmark_path(tmp_path / "m.protosteer", survey(summer), learner, None, 0.25) == path
+    )
+    torch.randn(3)  # another process has another random state
+
+    def on_stage(message):
+        steps.extend([message.done] if message.doing == "training" else [])
+
+    teach(learner, survey(summer), None, 0.25, on_stage, Bookmark(path, seconds=0))
+    assert (steps[:1] == [4]) if stage == "training" else not steps
+    assert file_bytes(learner, tmp_path) == file_bytes(whole, tmp_path)
+
+
+# Checks
+
+
+def test_a_check_counts_by_class_and_ranks_what_was_confused():
+    truth = ["a", "a", "a", "b", "b", "c", "c", "c"]
+    said = ["a", "b", "b", "b", "z", "a", "z", "a"]
+    check = Check(truth, said)
+    assert check.accuracy == pytest.approx(25.0)
+    assert check.per_class() == {"a": (3, 1), "b": (2, 1), "c": (3, 0)}
+    assert check.confused() == [("a", "b", 2), ("c", "a", 2), ("b", "z", 1), ("c", "z", 1)]
+    assert check.confused(1) == [("a", "b", 2)] and Check(["a"], ["a"]).confused() == []
+
+
+def test_a_check_is_made_among_all_classes_the_model_knows(tmp_path, before):
+    """A new class whose images are like those of an older one is taken for it at times."""
+    folder = photos(tmp_path / "new", ["cat"])
+    (photos(tmp_path / "copies", ["ant"]) / "ant").rename(folder / "wasp")
+    check = teach(before.copy(), survey(folder), holdout=0.5).check
+    assert "ant" in check.predicted and set(check.labels) == {"cat", "wasp"}
