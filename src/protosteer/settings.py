@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from protosteer.errors import SettingsError
+from protosteer.util.text import suggestion
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -189,9 +189,7 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def unknown_setting(key: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
-    hint = f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(known)}"
-    return f"unknown setting '{key}'{hint}"
+    return f"unknown setting '{key}'; {suggestion(key, known)}"
 
 
 def _typed(field: dataclasses.Field[Any], value: Any) -> Any:

@@ -89,7 +89,7 @@ def test_mistakes_are_one_line(root, capsys, monkeypatch):
 
     monkeypatch.setattr(catalogue, "fetch", offline)
     for words, told in (
-        (["get", "svnh"], "no data set is called 'svnh'; did you mean svhn?"),
+        (["get", "svnh"], "no data set is called 'svnh'; did you mean 'svhn'?"),
         (
             ["get", "svhn"],
             f"test_32x32.mat (64,275,384 bytes) from http://ufldl.stanford.edu/housenumbers into {root}/svhn",

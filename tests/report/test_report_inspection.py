@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from protosteer.report import inspection
-from protosteer.report.inspection import human_bytes, one_line, overview
+from protosteer.report.inspection import human_bytes, overview
 
 
 def printed(description: dict[str, Any], width: int = 160, **options: Any) -> str:
@@ -198,8 +198,3 @@ def test_ascii_terminals_get_ascii_bars_and_lines() -> None:
 )  # fmt: skip
 def test_bytes_in_the_units_of_people(size: float, text: str) -> None:
     assert human_bytes(size) == text
-
-
-def test_one_line_keeps_what_can_be_read() -> None:
-    assert one_line("Fuß ☃ 熊") == "Fuß ☃ 熊"
-    assert one_line("a\tb\u2028c") == "a?b?c"

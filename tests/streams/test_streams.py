@@ -101,15 +101,13 @@ def test_every_benchmark_is_found_by_its_name():
 
 
 def test_a_name_that_nobody_knows():
-    with pytest.raises(DataError) as error:
+    with pytest.raises(
+        DataError, match="^no stream is called 'split-cifar10'; did you mean 'split-cifar100'\\?$"
+    ):
         find_benchmark("split-cifar10")
-    line = str(error.value)
-    assert (
-        line.startswith("stream 'split-cifar10' is unknown; did you mean 'split-cifar100'?")
-        and "\n" not in line
-    )
-    assert all(name in line for name in [*BENCHMARKS, "folder:PATH"])
-    with pytest.raises(DataError, match="stream 'zzz' is unknown \\(known: split-cifar100, "):
+    with pytest.raises(
+        DataError, match="no stream is called 'zzz'; there are: split-cifar100, .*folder:PATH$"
+    ):
         open_stream("zzz", StreamOptions(), PREPROCESSING)
 
 

@@ -6,7 +6,6 @@ import importlib
 import os
 import platform
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -16,6 +15,7 @@ from rich.text import Text
 from protosteer.bench.timing import Ratio
 from protosteer.errors import SettingsError
 from protosteer.report.tables import plain_table
+from protosteer.util.system import processor_name
 
 # Imported when measured: some need scikit-learn, some kornia, one the service's extra, all need torch.
 SUBJECTS = {
@@ -69,23 +69,13 @@ def machine() -> dict[str, Any]:
     import torch
 
     return {
-        "cpu": _cpu_model(),
+        "cpu": processor_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
     }
-
-
-def _cpu_model() -> str:
-    """Linux has the name in a file; elsewhere Python's own answer has to do."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or "unknown")
 
 
 def table(ratios: Sequence[Ratio]) -> list[RenderableType]:

@@ -20,8 +20,9 @@ from protosteer import __version__
 from protosteer.util.system import keep_freed_memory
 
 from protosteer.cli import learning, predicting, managing, benchmarks, lists  # isort: skip (the order of --help)
-from protosteer.cli.common import app, one_line, say
+from protosteer.cli.common import app, say
 from protosteer.errors import ProtosteerError, ProtosteerWarning
+from protosteer.util.text import one_line
 
 __all__ = ["benchmarks", "learning", "lists", "main", "managing", "predicting"]
 

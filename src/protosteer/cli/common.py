@@ -36,7 +36,3 @@ _CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "?")
 
 def say(line: str) -> None:
     print(line.translate(_CONTROL), file=sys.stderr, flush=True)
-
-
-def one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -152,7 +152,8 @@ def _look(folder: Path, old: Model | None, skip_known: bool) -> Survey:
 
 def _tell_found(found: Survey, holdout: float, console: Console, path: Path, old: Model | None) -> None:
     from protosteer.photos.teaching import split
-    from protosteer.report.teaching import counted, found_line, found_table, unreadable_line
+    from protosteer.report.teaching import found_line, found_table, unreadable_line
+    from protosteer.util.text import counted
 
     known = (
         f"{counted(len(old.memory.classes), 'class')} in {counted(len(old.memory), 'task')}" if old else ""
@@ -268,7 +269,8 @@ def _tell_taught(
     found: Survey, taught: Taught, learner: Learner, path: Path, console: Console, as_json: bool
 ) -> None:
     from protosteer.report.teaching import as_json as figures
-    from protosteer.report.teaching import check_report, counted
+    from protosteer.report.teaching import check_report
+    from protosteer.util.text import counted
 
     if as_json:
         print(json.dumps(figures(found, taught), indent=1))

@@ -84,17 +84,17 @@ def _size(model: Model) -> dict[str, int]:
 
 
 def _tell_forgotten(outcome: list[Forgotten], before: dict[str, int], after: dict[str, int]) -> None:
-    from protosteer.report.inspection import one_line
+    from protosteer.util.text import printable
 
     for one in outcome:
-        print(one_line(f"forgotten: {', '.join(one.classes)} (task {one.task}), {one.bytes:,} bytes"))
-        print(one_line(f"  {one.guarantee}"))
+        print(printable(f"forgotten: {', '.join(one.classes)} (task {one.task}), {one.bytes:,} bytes"))
+        print(printable(f"  {one.guarantee}"))
     for when, size in (("before", before), ("after", after)):
         print(f"{when}: {_counted(size)}")
 
 
 def _counted(size: dict[str, int]) -> str:
-    from protosteer.report.teaching import counted
+    from protosteer.util.text import counted
 
     return f"{counted(size['classes'], 'class')}, {counted(size['tasks'], 'task')}, {size['bytes']:,} bytes"
 

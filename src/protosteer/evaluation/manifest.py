@@ -15,6 +15,7 @@ import protosteer
 from protosteer.backbones import Backbone
 from protosteer.methods.base import Method, MethodSettings
 from protosteer.streams.base import Stream
+from protosteer.util.system import processor_name
 
 FORMAT = 1
 _PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "kornia", "pillow")
@@ -39,7 +40,7 @@ def circumstances(device: torch.device) -> dict[str, Any]:
         },
         "machine": {
             "system": platform.system(),
-            "processor": _processor(),
+            "processor": processor_name(),
             "cores": os.cpu_count(),
             "device": _device(device),
         },
@@ -68,18 +69,6 @@ def command_line(arguments: Sequence[str] | None = None) -> list[str]:
 def _short(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _processor() -> str:
-    """The processor's own name where the system tells it."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _device(device: torch.device) -> str:

@@ -18,6 +18,7 @@ from protosteer.errors import LearnerError
 from protosteer.method.anchors import Anchors
 from protosteer.method.prototypes import Centroids
 from protosteer.method.vit import shared_layers
+from protosteer.util.text import listed
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +121,7 @@ class Memory:
 
     def forget_task(self, name: str) -> TaskRecord:
         if name not in self.task_names:
-            raise LearnerError(f"no task named '{name}'; there are: {_listing(self.task_names)}")
+            raise LearnerError(f"no task named '{name}'; there are: {listed(self.task_names)}")
         removed = self.tasks[self.task_names.index(name)]
         self.tasks = tuple(task for task in self.tasks if task is not removed)
         return removed
@@ -128,7 +129,7 @@ class Memory:
     def forget_class(self, name: str) -> TaskRecord:
         """Remove a class; a task that has no other goes with it. Returns the task as it was."""
         if name not in self.classes:
-            raise LearnerError(f"no class named '{name}'; there are: {_listing(self.classes)}")
+            raise LearnerError(f"no class named '{name}'; there are: {listed(self.classes)}")
         owner = next(task for task in self.tasks if name in task.class_names)
         if len(owner.classes) == 1:
             return self.forget_task(owner.name)
@@ -185,8 +186,3 @@ class Memory:
             per_class = [record.variance if noise == "class" else 0.0 for record in records]
             scales = torch.tensor(per_class).repeat_interleave(sizes)[:, None]
         return Anchors(means, scales, torch.arange(len(records)).repeat_interleave(sizes))
-
-
-def _listing(names: list[str], most: int = 10) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return (", ".join(names[:most]) + more) or "none"

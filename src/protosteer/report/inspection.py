@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from protosteer.report.tables import NOTHING, plain_table
+from protosteer.util.text import counted, printable
 
 MOST_ROWS = 60  # that are listed unless all are asked for
 NAME_WIDTH = 28  # of a class or a task; longer ones go on in the next line
@@ -35,7 +36,7 @@ def overview(description: Told, all_classes: bool = False) -> list[RenderableTyp
 
 
 def _left_out(number: int, things: str) -> list[RenderableType]:
-    return [Text(f" … and {_count(number, things)}\n")] if number > 0 else []
+    return [Text(f" … and {counted(number, things)}\n")] if number > 0 else []
 
 
 def _header(description: Told) -> Table:
@@ -48,7 +49,7 @@ def _header(description: Told) -> Table:
         "Independent": _independent_line(description["tasks"]),
         "Size": _size_line(totals),
         "Unknown images": _rejection_line(description["rejection"]),
-        "Backbone": _backbone_line(description["backbone"]),
+        "Backbone": _backbprintable(description["backbone"]),
         "Settings": _settings_line(description["settings"]["changed"]),
     }
     table = Table.grid(padding=(0, 2, 0, 0))
@@ -67,8 +68,8 @@ def _model_line(file: Told) -> str:
 
 def _knows_line(totals: Told) -> str:
     return (
-        f"{_count(totals['classes'], 'class')} from {_count(totals['images'], 'image')}, in "
-        f"{_count(totals['tasks'], 'task')}, as {_count(totals['centroids'], 'centroid')}"
+        f"{counted(totals['classes'], 'class')} from {counted(totals['images'], 'image')}, in "
+        f"{counted(totals['tasks'], 'task')}, as {counted(totals['centroids'], 'centroid')}"
     )
 
 
@@ -81,7 +82,7 @@ def _learned_line(totals: Told) -> str:
 
 def _independent_line(tasks: Sequence[Told]) -> str:
     alone = sum(task["independent"] for task in tasks)
-    return f"{alone:,} of {_count(len(tasks), 'task')} (learned from their own images alone)"
+    return f"{alone:,} of {counted(len(tasks), 'task')} (learned from their own images alone)"
 
 
 def _size_line(totals: Told) -> str:
@@ -102,15 +103,15 @@ def _times(ratio: float) -> str:
 def _rejection_line(rejection: Told) -> str:
     if not rejection["calibrated"]:
         return "cannot be rejected, as no images were held out"
-    return f"can be rejected, with thresholds from {_count(rejection['held_out'], 'held-out image')}"
+    return f"can be rejected, with thresholds from {counted(rejection['held_out'], 'held-out image')}"
 
 
-def _backbone_line(backbone: Told) -> str:
+def _backbprintable(backbone: Told) -> str:
     facts = [f"{backbone['name']} ({backbone['fingerprint'][:12]})", f"{backbone['image_size']}-pixel images"]
     if backbone["depth"] is not None:
-        facts.append(_count(backbone["depth"], "layer"))
+        facts.append(counted(backbone["depth"], "layer"))
     if backbone["dim"] is not None:
-        facts.append(_count(backbone["dim"], "dimension"))
+        facts.append(counted(backbone["dim"], "dimension"))
     if backbone["weights"]:
         facts.append(f"weights from {backbone['weights']}")
     return ", ".join(facts)
@@ -192,7 +193,7 @@ def _add_figures(table: Table, *headings: str) -> None:
 
 
 def _name(name: str) -> Text:
-    return Text(one_line(name))  # a file from someone else may hold any text: never markup
+    return Text(printable(name))  # a file from someone else may hold any text: never markup
 
 
 def human_bytes(size: float) -> str:
@@ -204,13 +205,3 @@ def human_bytes(size: float) -> str:
         power += 1
     number = size / 1000**power
     return f"{number:,.{0 if number >= 99.95 else 1}f} {UNITS[power - 1]}"
-
-
-def one_line(name: str) -> str:
-    """A name as others may have chosen it: nothing in it moves the cursor or begins a new line."""
-    return "".join(c if c.isprintable() else "?" for c in name)
-
-
-def _count(number: int, thing: str) -> str:
-    plural = f"{thing}es" if thing.endswith("s") else f"{thing}s"
-    return f"{number:,} {thing if number == 1 else plural}"

@@ -24,7 +24,7 @@ from sklearn.manifold import TSNE
 from protosteer.errors import DataError
 from protosteer.evaluation import metrics
 from protosteer.evaluation.metrics import Matrix
-from protosteer.report.inspection import one_line
+from protosteer.util.text import printable
 
 Floats = npt.NDArray[np.floating[Any]]
 
@@ -297,7 +297,7 @@ def _similarity_scale(cells: Floats) -> Normalize:
 
 def _short_name(name: str) -> str:
     """A name in one line; both ends of a long one are kept, as either may tell it from others."""
-    plain = one_line(name)
+    plain = printable(name)
     half = (NAME_LETTERS - 1) // 2
     return plain if len(plain) <= NAME_LETTERS else f"{plain[:half]}…{plain[-half:]}"
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from protosteer.method.inference import Index, Prediction
 from protosteer.photos.rejection import Rejection
-from protosteer.report.inspection import one_line
+from protosteer.util.text import printable
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Line:
         best = f"{self.label} {self.similarity:.3f}"
         if self.unknown:
             best = f"unknown, nearest to {best}"
-        text = one_line(f"{self.path}: {best}" + (f"  ({others})" if others else ""))
+        text = printable(f"{self.path}: {best}" + (f"  ({others})" if others else ""))
         if self.explained:
-            text += f"\n    {one_line(_reasons(self.explained))}"
+            text += f"\n    {printable(_reasons(self.explained))}"
         return text
 
 

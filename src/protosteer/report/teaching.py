@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from protosteer.photos.teaching import Check, Survey, Taught
-from protosteer.report.inspection import one_line
 from protosteer.report.tables import plain_table
+from protosteer.util.text import counted, printable
 
 MOST_NAMED = 5  # unreadable files in a line
 
@@ -25,8 +25,8 @@ def found_table(found: Survey, held: Mapping[str, int]) -> Table:
     if found.known:
         table.add_column("Known already, from task")
     for name, count in found.counts.items():
-        note = [Text(one_line(found.known.get(name, "")))] if found.known else []
-        table.add_row(Text(one_line(name)), f"{count:,}", f"{held.get(name, 0):,}", *note)
+        note = [Text(printable(found.known.get(name, "")))] if found.known else []
+        table.add_row(Text(printable(name)), f"{count:,}", f"{held.get(name, 0):,}", *note)
     return table
 
 
@@ -53,11 +53,11 @@ def check_report(check: Check) -> list[RenderableType]:
     for heading in ("Held out", "Right", "Accuracy"):
         table.add_column(heading, justify="right")
     for name, (shown, good) in check.per_class().items():
-        table.add_row(Text(one_line(name)), str(shown), str(good), f"{100 * good / shown:.1f} %")
+        table.add_row(Text(printable(name)), str(shown), str(good), f"{100 * good / shown:.1f} %")
     confused = check.confused()
     if not confused:
         return [Text(summary), table]
-    lines = [one_line(f"  {a} taken for {b}: {counted(times, 'time')}") for a, b, times in confused]
+    lines = [printable(f"  {a} taken for {b}: {counted(times, 'time')}") for a, b, times in confused]
     return [Text(summary), table, Text("\n".join(["Most confused:", *lines]))]
 
 
@@ -92,10 +92,3 @@ def _check(check: Check) -> dict[str, Any]:
         },
         "confused": [{"class": a, "taken_for": b, "times": times} for a, b, times in check.confused()],
     }
-
-
-def counted(number: int, thing: str) -> str:
-    """Such as 1 image, 2 classes."""
-    if number == 1:
-        return f"1 {thing}"
-    return f"{number:,} {thing}{'es' if thing.endswith('s') else 's'}"

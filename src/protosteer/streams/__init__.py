@@ -10,7 +10,8 @@ from protosteer.errors import DataError
 from protosteer.streams import cifar100, cub, digits, five, folder, imagenet_r, imagenet_subset
 from protosteer.streams.base import Benchmark, LoadContext, Stream, Task, build
 from protosteer.streams.digits import split_digits
-from protosteer.streams.options import StreamOptions, suggestion
+from protosteer.streams.options import StreamOptions
+from protosteer.util.text import suggestion
 
 __all__ = [
     "BENCHMARKS",
@@ -35,8 +36,8 @@ def find_benchmark(name: str) -> Benchmark:
     if name.startswith(folder.PREFIX):
         return folder.benchmark(name)
     if name not in BENCHMARKS:
-        known = ", ".join([*BENCHMARKS, f"{folder.PREFIX}PATH"])
-        raise DataError(f"stream {name!r} is unknown{suggestion(name, BENCHMARKS)} (known: {known})")
+        known = [*BENCHMARKS, f"{folder.PREFIX}PATH"]
+        raise DataError(f"no stream is called '{name}'; {suggestion(name, known)}")
     return BENCHMARKS[name]
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from protosteer.errors import DataError
+from protosteer.util.text import listed, suggestion
 
 NATURAL = "natural"
 SEED = "seed:"
@@ -126,14 +126,8 @@ def order_classes(classes: Sequence[str], order: str) -> list[str]:
     _check_names(path, named, classes)
     missing = sorted(set(classes) - set(named))
     if missing:
-        raise DataError(f"{path} leaves out {_listed(missing)}; a class order names every class once")
+        raise DataError(f"{path} leaves out {_quoted(missing)}; a class order names every class once")
     return named
-
-
-def suggestion(word: str, known: Iterable[str]) -> str:
-    """`; did you mean ...?`, or nothing where no known word is near."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _check_count(name: str, value: Any, least: int) -> None:
@@ -203,13 +197,12 @@ def _check_names(path: Path, named: list[str], classes: Sequence[str]) -> None:
     known = set(classes)
     unknown = [name for name in named if name not in known]
     if unknown:
-        hint = suggestion(unknown[0], classes) or f"; the dataset has {_listed(classes)}"
-        raise DataError(f"{path} names {_listed(unknown)}, unknown in the dataset{hint}")
+        near = suggestion(unknown[0], classes)
+        raise DataError(f"{path} names {_quoted(unknown)}, unknown in the dataset; {near}")
     twice = sorted({name for name in named if named.count(name) > 1})
     if twice:
-        raise DataError(f"{path} names {_listed(twice)} more than once; a class belongs to one task")
+        raise DataError(f"{path} names {_quoted(twice)} more than once; a class belongs to one task")
 
 
-def _listed(names: Sequence[str], most: int = 5) -> str:
-    shown = ", ".join(repr(name) for name in names[:most])
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+def _quoted(names: Sequence[str]) -> str:
+    return listed([repr(name) for name in names], most=5)

@@ -1,12 +1,9 @@
-"""Keeps freed memory for the next batch, instead of asking the system for fresh, cleared pages again and again.
-
-glibc gives the upper end of its memory back as soon as much of it is free, and large blocks at once. A ViT that is run over
-batch after batch frees and takes the same memory all the time. docs/performance.md has what keeping it is worth.
-"""
+"""What is asked of the machine: its processor's name, and its allocator to keep freed memory."""
 
 from __future__ import annotations
 
 import ctypes
+import platform
 import sys
 from contextlib import suppress
 
@@ -17,7 +14,12 @@ _KEPT = 256 * 2**20
 
 
 def keep_freed_memory() -> bool:
-    """Whether the system's allocator could be told so; only glibc knows how."""
+    """Keep it for the next batch, instead of asking the system for fresh, cleared pages again and again.
+
+    glibc gives the upper end of its memory back as soon as much of it is free, and large blocks at once. A ViT that
+    is run over batch after batch frees and takes the same memory all the time: docs/performance.md. Returns whether
+    the allocator could be told so; only glibc knows how.
+    """
     if not sys.platform.startswith("linux"):
         return False
     with suppress(OSError, AttributeError):
@@ -25,3 +27,12 @@ def keep_freed_memory() -> bool:
         mapped = mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD)
         return bool(mapped and mallopt(_M_TRIM_THRESHOLD, _KEPT))
     return False
+
+
+def processor_name() -> str:
+    """As the processor calls itself, where the system tells it."""
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

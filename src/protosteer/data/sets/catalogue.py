@@ -6,7 +6,6 @@ checksum must match it; the checksums of everything that was read go into `Datas
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +38,7 @@ from protosteer.data.sets.idx import as_small_images, content, idx_files, read_i
 from protosteer.data.sets.svhn import read_svhn, svhn_files
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError
+from protosteer.util.text import suggestion
 
 Say = Callable[[str], None]
 
@@ -121,9 +121,8 @@ def data_root(data_dir: Path | None = None) -> Path:
 def find_dataset(name: str) -> DatasetInfo:
     if name in DATASETS:
         return DATASETS[name]
-    close = difflib.get_close_matches(name.lower().replace("_", "-"), DATASETS, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(DATASETS)}"
-    raise DataError(f"no data set is called {name!r}; {hint}")
+    near = suggestion(name.lower().replace("_", "-"), DATASETS)
+    raise DataError(f"no data set is called '{name}'; {near}")
 
 
 def list_datasets(data_dir: Path | None = None) -> list[DatasetStatus]:

@@ -1,0 +1,36 @@
+"""Words for people: plurals, short lists, suggestions, and names that others have chosen."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+def counted(number: int, thing: str) -> str:
+    """Such as 1 image, 2 classes."""
+    if number == 1:
+        return f"1 {thing}"
+    return f"{number:,} {thing}{'es' if thing.endswith('s') else 's'}"
+
+
+def listed(names: Sequence[str], most: int = 10) -> str:
+    """The first names, and how many more there are; "none" of none."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return (", ".join(names[:most]) + more) or "none"
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """What may have been meant by a word that is not known: the nearest that is, or else all of them."""
+    names = list(known)
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    return f"did you mean '{near[0]}'?" if near else f"there are: {listed(names, most=50)}"
+
+
+def printable(name: str) -> str:
+    """A name as others may have chosen it: nothing in it moves the cursor or begins a new line."""
+    return "".join(c if c.isprintable() else "?" for c in name)
+
+
+def one_line(text: str) -> str:
+    """A message without the line breaks that it may have brought along."""
+    return " ".join(text.split())
