@@ -9,7 +9,6 @@ import itertools
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,28 +26,18 @@ from protosteer.method.memory import ClassRecord, Memory, TaskRecord
 from protosteer.method.merging import Part, combine
 from protosteer.method.prototypes import Centroids, centroids
 from protosteer.photos.rejection import left_out_similarity
+from protosteer.running.progress import Progress, Stage
 from protosteer.running.resume import Bookmark
 from protosteer.settings import Settings
 
 if TYPE_CHECKING:
-    from protosteer.method.training import Progress, Trained
+    from protosteer.method.training import Trained
     from protosteer.modelfile import Model
 
 # A class of few images gets one centroid per so many of them.
 _IMAGES_PER_CENTROID = 5
 # Images whose pixels and embeddings are in memory at once while predicting.
 _CHUNK = 128
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A message for whoever shows progress: what is being done, and how far it is."""
-
-    task: str
-    doing: str  # "keys", "views" if they are cached, "training", "values"; others add what they do afterwards
-    done: int
-    total: int
-    training: Progress | None = None
 
 
 class Learner:

@@ -10,9 +10,8 @@ from rich.console import Console
 
 from conftest import easy_task
 from protosteer.data.images import ArrayImages
-from protosteer.learner import Stage
-from protosteer.method.training import Progress
 from protosteer.report.progress import Costs, LearnProgress, RunProgress, duration
+from protosteer.running.progress import Progress, Stage
 from protosteer.streams.base import Stream, Task
 
 MATRIX = [[97.0], [90.0, 92.0]]

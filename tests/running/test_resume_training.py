@@ -11,7 +11,8 @@ from conftest import easy_task, tiny_backbone
 from protosteer.data.images import ArrayImages
 from protosteer.learner import Learner
 from protosteer.method.anchors import Anchors
-from protosteer.method.training import Progress, Trained, train_prompt
+from protosteer.method.training import Trained, train_prompt
+from protosteer.running.progress import Progress
 from protosteer.running.resume import Bookmark
 from protosteer.settings import Settings
 

@@ -18,10 +18,11 @@ from protosteer.bench.subjects import memory_of, pictures, vit_tiny
 from protosteer.bench.timing import Ratio, interleaved
 from protosteer.data.images import ArrayImages
 from protosteer.evaluation.protocol import Run, run_stream
-from protosteer.learner import Learner, Stage
+from protosteer.learner import Learner
 from protosteer.method.memory import Memory, TaskRecord
 from protosteer.methods.base import Images
 from protosteer.methods.cpp import CPP
+from protosteer.running.progress import Stage
 from protosteer.running.resume import Bookmark
 from protosteer.settings import Settings
 from protosteer.streams.base import Stream, Task

@@ -19,9 +19,9 @@ from protosteer.errors import ProtosteerWarning, SettingsError
 from protosteer.evaluation import manifest
 from protosteer.evaluation.protocol import Run, run_stream
 from protosteer.evaluation.runs import RunFolder
-from protosteer.learner import Stage
 from protosteer.methods import Method, find_method
 from protosteer.methods.base import MethodSettings
+from protosteer.running.progress import Stage
 from protosteer.running.resume import SECONDS
 from protosteer.settings import unknown_setting
 from protosteer.streams import Stream, StreamOptions, Task, find_benchmark, open_stream

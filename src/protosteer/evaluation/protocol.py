@@ -14,8 +14,8 @@ from protosteer.errors import RunError
 from protosteer.evaluation import metrics
 from protosteer.evaluation.cache import EmbeddingCache
 from protosteer.evaluation.diagnosis import Diagnosis
-from protosteer.learner import Stage
 from protosteer.methods.base import Method
+from protosteer.running.progress import Stage
 from protosteer.running.resume import Bookmark
 from protosteer.streams.base import Stream
 

@@ -20,22 +20,9 @@ from protosteer.errors import TrainingError
 from protosteer.method import health, losses
 from protosteer.method.anchors import Anchors
 from protosteer.method.views import CachedViews, FreshViews, Views
+from protosteer.running.progress import Progress
 from protosteer.running.resume import Bookmark
 from protosteer.settings import Settings
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where training stands. Loss and accuracy are means over the epoch named."""
-
-    epoch: int
-    epochs: int
-    step: int  # counted over the whole task
-    steps: int
-    loss: float
-    accuracy: float | None  # percent of the last whole epoch's images nearest to their own class mean
-    images_per_second: float
-    seconds_left: float
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from protosteer.backbones import Backbone
 from protosteer.errors import SettingsError
 from protosteer.evaluation.diagnosis import Diagnosis
-from protosteer.learner import Stage
+from protosteer.running.progress import Stage
 from protosteer.running.resume import Bookmark
 from protosteer.streams.base import Task
 

@@ -13,10 +13,11 @@ from protosteer import modelfile
 from protosteer.backbones import Backbone
 from protosteer.costs import stage_costs
 from protosteer.evaluation.diagnosis import Diagnosis, diagnose
-from protosteer.learner import Learner, Stage
+from protosteer.learner import Learner
 from protosteer.method.inference import Embed, Matches, match
 from protosteer.method.memory import Memory
 from protosteer.methods.base import Answer, Images, Method
+from protosteer.running.progress import Stage
 from protosteer.running.resume import Bookmark
 from protosteer.settings import Settings, preset
 from protosteer.streams.base import Task

@@ -22,8 +22,9 @@ from torch import Tensor
 from protosteer.data.folders import Files, read_folder, readable, without
 from protosteer.data.images import FileImages
 from protosteer.errors import DataError, LearnerError, SettingsError
-from protosteer.learner import Learner, Stage, task_seed
+from protosteer.learner import Learner, task_seed
 from protosteer.method.memory import Memory, TaskRecord
+from protosteer.running.progress import Stage
 from protosteer.running.resume import Bookmark
 
 HOLDOUT = 0.1

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from protosteer.evaluation import metrics
 from protosteer.evaluation.metrics import Matrix
-from protosteer.learner import Stage
+from protosteer.running.progress import Stage
 from protosteer.streams.base import Stream, Task
 
 if TYPE_CHECKING:

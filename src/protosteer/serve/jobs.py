@@ -22,8 +22,9 @@ from functools import partial
 from torch import Tensor
 
 from protosteer.errors import ProtosteerError, ProtosteerWarning
-from protosteer.learner import Learner, Stage
+from protosteer.learner import Learner
 from protosteer.method.memory import Memory, TaskRecord
+from protosteer.running.progress import Stage
 from protosteer.serve.limits import Refused
 from protosteer.serve.store import Outdated, Store
 

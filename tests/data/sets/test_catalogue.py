@@ -66,7 +66,7 @@ def test_names_and_suggestions():
     assert find_dataset("cifar100").classes == 100
     with pytest.raises(DataError, match="'CIFAR_10'; did you mean 'cifar10"):
         find_dataset("CIFAR_10")
-    with pytest.raises(DataError, match="'xyz'; choose one of cifar100, cifar10, mnist"):
+    with pytest.raises(DataError, match="'xyz'; there are: cifar100, cifar10, mnist"):
         find_dataset("xyz")
 
 

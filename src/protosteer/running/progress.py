@@ -1,0 +1,34 @@
+"""Messages for whoever shows progress: what is being done, and how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where training stands. Loss and accuracy are means over the epoch named."""
+
+    epoch: int
+    epochs: int
+    step: int  # counted over the whole task
+    steps: int
+    loss: float
+    accuracy: float | None  # percent of the last whole epoch's images nearest to their own class mean
+    images_per_second: float
+    seconds_left: float
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One of the things that are done for a task, and how much of it is done."""
+
+    task: str
+    doing: str  # such as "keys", "training", "values", "testing"
+    done: int
+    total: int
+    training: Progress | None = None
+
+
+OnStage = Callable[[Stage], None]
