@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from protosteer.backbones import Backbone
+from protosteer.data.images import ArrayImages
 from protosteer.data.transforms import Preprocessing
+from protosteer.learner import SeenImages
+from protosteer.method.training import State, Trained, train_prompt
 from protosteer.method.vit import ViT, ViTConfig
+from protosteer.settings import Settings
 
 # Tests work on tiny tensors, for which a second thread costs more than it brings.
 torch.set_num_threads(1)
@@ -71,3 +77,24 @@ def easy_task(classes: list[str], per_class: int = 8, seed: int = 0) -> tuple[to
         images.append(copies.to(torch.uint8))
         labels += [name] * per_class
     return torch.cat(images), labels
+
+
+def train(
+    backbone: Backbone, pixels: torch.Tensor, labels: torch.Tensor, settings: Settings, **more: Any
+) -> Trained:
+    """`train_prompt` on images as a learner sees them."""
+    images = SeenImages(ArrayImages(pixels), backbone, settings, "task")
+    return train_prompt(backbone, images.views, labels, settings, **more)
+
+
+class OnStep:
+    """A listener that calls a function after every step."""
+
+    def __init__(self, call: Callable[[State], None]):
+        self.call = call
+
+    def begin(self, state: State) -> None:
+        pass
+
+    def step(self, state: State) -> None:
+        self.call(state)

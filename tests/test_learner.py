@@ -13,9 +13,10 @@ from conftest import easy_task, tiny_backbone
 from protosteer.backbones import Backbone
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError, LearnerError, ProtosteerWarning, SettingsError
-from protosteer.learner import Learner, merge, task_seed
+from protosteer.learner import Learner, merge
 from protosteer.method.inference import Index, match
 from protosteer.method.memory import Memory, TaskRecord
+from protosteer.method.task import task_seed
 from protosteer.method.vit import ViT, ViTConfig
 from protosteer.settings import Settings
 
@@ -292,7 +293,7 @@ def test_late_prompts_share_a_trunk_and_predict_the_same():
     for classes in (["ant", "bee"], ["cat", "dog"]):
         learner.learn(easy_task(classes), name=classes[0])
     assert [tuple(task.prompt.shape) for task in learner.memory.tasks] == [(2, 1, 24)] * 2
-    assert learner.memory.shared_layers(4) == 2
+    assert learner.index.shared_layers(4) == 2
     pixels = easy_task(["ant", "dog"], seed=50)[0]
     shared = learner.predict(pixels)
 
@@ -312,7 +313,7 @@ def test_tasks_whose_prompts_begin_in_different_layers_live_together():
     early.learn(easy_task(["ant", "bee"]), name="early")
     late.learn(easy_task(["cat", "dog"]), name="late")
     both = merge(early, late)
-    assert both.memory.shared_layers(4) == 1
+    assert both.index.shared_layers(4) == 1
     assert both.predict(easy_task(["ant", "dog"], seed=50)[0]).labels.count("ant") > 4
     both.learn(easy_task(["eel"]), name="after")  # the last prompt has another shape: it starts at zero
     assert tuple(both.memory.tasks[-1].prompt.shape) == (3, 1, 24)

@@ -15,6 +15,7 @@ from protosteer.backbones import Backbone, find_weights
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import LearnerError, ModelFileError
 from protosteer.learner import Learner
+from protosteer.method.inference import Index
 from protosteer.method.memory import Memory
 from protosteer.settings import Settings
 
@@ -196,7 +197,7 @@ def test_header_is_readable_json_without_machine_paths_of_shipped_weights(saved)
 def varied(learner) -> Learner:
     """Two trained tasks, held-out similarities for some classes, a copy of a prompt, and a class without any."""
     first = learner.memory.tasks[0]
-    held = dataclasses.replace(first.classes[0], held_out=torch.tensor([0.25, 0.5, -1.0]))
+    held = dataclasses.replace(first.classes[0], similarities=torch.tensor([0.25, 0.5, -1.0]))
     learner.memory.replace(first, dataclasses.replace(first, classes=(held, *first.classes[1:])))
     learner.add_class("gnu", easy_task(["gnu"], per_class=3)[0])
     return learner
@@ -212,14 +213,14 @@ def test_held_out_similarities_and_few_shot_tasks_come_back(varied, tmp_path):
         assert [name for name, _ in old.tensors()] == [name for name, _ in new.tensors()]
         pairs = zip(old.tensors(), new.tensors(), strict=True)
         assert all(torch.equal(a, b) and a.dtype == b.dtype for (_, a), (_, b) in pairs)
-    assert [c.held_out is None for task in again.tasks for c in task.classes] == [
+    assert [c.similarities is None for task in again.tasks for c in task.classes] == [
         False,
         True,
         True,
         True,
         False,
     ]
-    assert again.prompt_owners().tolist() == varied.memory.prompt_owners().tolist() != [0, 1, 2]
+    assert Index.build(again).prompt_owners.tolist() == varied.index.prompt_owners.tolist() != [0, 1, 2]
     images = easy_task(["cat", "gnu"], seed=9)[0]
     loaded = Learner.load(path, backbone=tiny_backbone())
     assert torch.equal(loaded.predict(images).embeddings, varied.predict(images).embeddings)

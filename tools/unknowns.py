@@ -216,7 +216,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             )
         teach_all(learner, {name: base / "learn" / name for name in tasks}, options.holdout, options.model)
         figures = report(learner, known, unknown)
-    held = [c.held_out for task in learner.memory.tasks for c in task.classes if c.held_out is not None]
+    held = [c.similarities for c in learner.memory.records if c.similarities is not None]
     return figures | {
         "data": {
             "set": options.data.name,

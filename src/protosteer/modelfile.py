@@ -6,9 +6,10 @@ tensors finds altered files; writing goes to a temporary name that is synced and
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,9 @@ from torch import Tensor
 
 import protosteer
 from protosteer.backbones import Backbone, find_weights, full_name
-from protosteer.errors import ModelFileError, ProtosteerError, WeightsError
-from protosteer.method.memory import ClassRecord, Memory, TaskRecord
-from protosteer.method.merging import Part, combine
+from protosteer.errors import LearnerError, ModelFileError, ProtosteerError, WeightsError
+from protosteer.method.memory import About, ClassRecord, Memory, TaskRecord
+from protosteer.method.merging import Renames, concatenate
 from protosteer.method.prototypes import Centroids
 from protosteer.settings import Settings
 from protosteer.util.files import write_atomically
@@ -105,7 +106,7 @@ def pack(backbone: dict[str, Any], settings: Settings, memory: Memory) -> bytes:
                 "prompt": task.prompt is not None,
                 "independent": task.independent,
                 **({"few_shot": True} if task.few_shot else {}),
-                "about": task.about,
+                "about": task.about.to_dict(),
             }
         )
     header = {
@@ -126,16 +127,36 @@ def backbone_header(backbone: Backbone) -> dict[str, Any]:
 
 
 def merge(
-    models: Sequence[Model],
-    renames: Mapping[str, str] | None = None,
-    task_renames: Mapping[str, str] | None = None,
+    models: Sequence[Model], renames: Renames | None = None, task_renames: Renames | None = None
 ) -> Model:
-    """One model with the tasks of all; no backbone is needed. See `merging.combine`."""
+    """One model with the tasks of all, in the order given; no backbone is needed. See `method.merging`."""
     if not models:
         raise ModelFileError("merge needs at least one model")
     first = models[0]
-    parts = [Part(m.backbone, m.settings, m.memory) for m in models]
-    return Model(first.path, first.backbone, first.settings, combine(parts, renames, task_renames))
+    for other in models[1:]:
+        _check_alike(first, other)
+    memory = concatenate([model.memory for model in models], renames, task_renames)
+    return dataclasses.replace(first, memory=memory)
+
+
+def _check_alike(first: Model, other: Model) -> None:
+    mine, theirs = first.backbone, other.backbone
+    if mine["fingerprint"] != theirs["fingerprint"]:
+        raise LearnerError(
+            f"learners have different backbones: {mine['name']} ({mine['fingerprint'][:12]}) "
+            f"and {theirs['name']} ({theirs['fingerprint'][:12]}); only equal ones can be merged"
+        )
+    if mine["preprocessing"] != theirs["preprocessing"]:
+        raise LearnerError(
+            f"learners see images differently: preprocessing is {mine['preprocessing']} and "
+            f"{theirs['preprocessing']}; teach one of them again with that of the other"
+        )
+    for setting in ("neighbours", "temperature"):
+        here, there = getattr(first.settings, setting), getattr(other.settings, setting)
+        if here != there:
+            raise LearnerError(
+                f"learners predict differently: {setting} is {here} and {there}; make them equal"
+            )
 
 
 def read(path: str | Path) -> Model:
@@ -202,13 +223,12 @@ def _task(t: int, header: dict[str, Any], tensors: dict[str, Tensor]) -> TaskRec
     classes = []
     for i, name in enumerate(header["classes"]):
         prefix = f"tasks.{t}.classes.{i}"
-        held_out = tensors.get(f"{prefix}.held_out")
-        classes.append(ClassRecord(name, tensors[f"{prefix}.keys"], centroids(f"{prefix}.values"), held_out))
+        similarities = tensors.get(f"{prefix}.held_out")
+        values = centroids(f"{prefix}.values")
+        classes.append(ClassRecord(name, tensors[f"{prefix}.keys"], values, similarities))
     prompt = tensors[f"tasks.{t}.prompt"] if header["prompt"] else None
-    few_shot = header.get("few_shot", False)
-    return TaskRecord(
-        header["name"], tuple(classes), prompt, header["independent"], header["about"], few_shot
-    )
+    about, few_shot = About.from_dict(header["about"]), header.get("few_shot", False)
+    return TaskRecord(header["name"], tuple(classes), prompt, header["independent"], about, few_shot)
 
 
 # A file from someone else may be sealed and say anything: whatever reads a model can rely on what is checked here.
@@ -230,9 +250,6 @@ def _check_task(header: dict[str, Any]) -> None:
     if len(set(header["classes"])) < len(header["classes"]):
         raise TypeError(f"task {header['name']} has a class twice")
     _check(header.get("few_shot", False), bool, "task few_shot")
-    about = header["about"]
-    _check(about.get("learned"), (str, type(None)), "task learned")
-    _check(about.get("image_bytes"), (int, type(None)), "task image_bytes")
 
 
 def _check(value: Any, kind: type | tuple[type, ...], what: str) -> None:
@@ -257,9 +274,8 @@ def _check_shapes(memory: Memory, backbone: dict[str, Any]) -> None:
                 raise TypeError(f"centroids of {record.name} are not as many as their counts")
             if values.counts.ndim != 1 or values.counts.dtype != torch.int64:
                 raise TypeError(f"counts of {record.name} are not whole numbers")
-            if record.held_out is not None and (
-                record.held_out.ndim != 1 or not record.held_out.dtype.is_floating_point
-            ):
+            held_out = record.similarities
+            if held_out is not None and (held_out.ndim != 1 or not held_out.dtype.is_floating_point):
                 raise TypeError(f"held-out similarities of {record.name} are not a list of numbers")
 
 

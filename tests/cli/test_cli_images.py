@@ -88,9 +88,9 @@ def test_learn_says_what_it_found_checks_itself_and_writes_the_model(photos, tmp
     learner = Learner.load(path)
     assert learner.tasks == ["spring"] and sorted(learner.classes) == ["one", "two", "zero"]
     record = learner.memory.tasks[0]
-    assert record.prompt is not None and record.about["held_out"] == 3
-    assert {c.images for c in record.classes} == {9} and all(len(c.held_out) == 1 for c in record.classes)
-    assert record.about["image_bytes"] > 0
+    assert record.prompt is not None and record.about.held_out == 3
+    assert {c.images for c in record.classes} == {9} and all(len(c.similarities) == 1 for c in record.classes)
+    assert record.about.image_bytes > 0
     assert list(tmp_path.iterdir()) == [path]  # no bookmark, no temporary file
 
 

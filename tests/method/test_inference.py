@@ -145,7 +145,7 @@ def test_one_prompt_is_tried_once_however_many_have_it():
 def test_two_tasks_that_happen_to_be_equal_are_no_copies_unless_something_is_few_shot():
     """Looking for copies costs a checksum of every prompt, which most models need not pay."""
     plain = Memory(dataclasses.replace(task, few_shot=False) for task in mixed().tasks)
-    assert plain.prompt_owners().tolist() == list(range(7))
+    assert Index.build(plain).prompt_owners.tolist() == list(range(7))
 
 
 def test_joined_matches_are_those_of_the_parts():

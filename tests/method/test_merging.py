@@ -12,7 +12,8 @@ from photo_toys import ALONE, QUICK, file_bytes, photos, taught
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import LearnerError
 from protosteer.learner import Learner, merge
-from protosteer.method.merging import Part, combine
+from protosteer.method.inference import Index
+from protosteer.method.merging import concatenate
 
 BASELINE = QUICK.replace(prompts=False)
 
@@ -23,10 +24,6 @@ def plain(**tasks: list[str]) -> Learner:
     for name, classes in tasks.items():
         learner.learn(easy_task(classes, per_class=3), name=name)
     return learner
-
-
-def part(learner: Learner) -> Part:
-    return Part(learner.backbone.describe(), learner.settings, learner.memory)
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +52,14 @@ def test_dependent_models_taught_apart_do_not(folders):
 
 def test_one_part_alone_stays_as_it_is():
     one = plain(a=["ant"])
-    assert combine([part(one)]).tasks == one.memory.tasks
+    assert concatenate([one.memory]).tasks == one.memory.tasks
 
 
 def test_names_that_clash_are_refused_and_can_be_given_anew():
     a, b = plain(t=["ant", "bee"]), plain(t=["bee", "cat"])
-    with pytest.raises(LearnerError, match="'t'"):
+    with pytest.raises(LearnerError, match="two tasks are named 't'; .*task_renames="):
         merge(a, b)
-    with pytest.raises(LearnerError, match="'bee'"):
+    with pytest.raises(LearnerError, match="class 'bee' is in more than one model; .*renames="):
         merge(a, b, task_renames={"t": "u"})
     merged = merge(a, b, renames={"bee": "bumblebee"}, task_renames={"t": "u"})
     assert merged.classes == ["ant", "bee", "bumblebee", "cat"] and merged.tasks == ["t", "u"]
@@ -117,5 +114,5 @@ def test_copies_of_a_prompt_stay_copies():
     a.learn(easy_task(["ant", "bee"]), name="t")
     a.add_class("wasp", easy_task(["bee"], per_class=3, seed=9)[0])
     merged = merge(plain(u=["cat"]), a)
-    assert merged.memory.prompt_owners().tolist() == [0, 1, 1]
+    assert Index.build(merged.memory).prompt_owners.tolist() == [0, 1, 1]
     assert merged.memory.tasks[2].few_shot and merged.classes == ["cat", "ant", "bee", "wasp"]

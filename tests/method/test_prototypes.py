@@ -10,9 +10,9 @@ from sklearn.cluster import KMeans, SpectralClustering
 from sklearn.metrics import adjusted_rand_score
 from torch.overrides import TorchFunctionMode
 
-from protosteer.errors import DataError, SettingsError
-from protosteer.method import prototypes
-from protosteer.method.prototypes import Centroids, centroids, class_mean
+from protosteer.errors import DataError
+from protosteer.method import clustering
+from protosteer.method.prototypes import Centroids, centroids
 
 
 def cone(images: int, dim: int, groups: int = 5, noise: float = 0.5, seed: int = 0) -> torch.Tensor:
@@ -62,9 +62,8 @@ def assert_same(a: Centroids, b: Centroids) -> None:
 
 def test_class_mean_is_equation_1():
     x = cone(40, 12)
-    assert_groups(class_mean(x), x, np.zeros(40))
-    assert_same(centroids(x, 1), class_mean(x))
-    assert_same(centroids(x, 1, method="kmeans"), class_mean(x))
+    assert_groups(centroids(x, 1), x, np.zeros(40))
+    assert_same(centroids(x, 1, method="kmeans"), centroids(x, 1))
 
 
 @pytest.mark.parametrize("assign", ["discretize", "kmeans"])
@@ -91,7 +90,7 @@ def test_kmeans_is_scikit_learns_on_raw_embeddings():
 def test_large_class_agrees_with_scikit_learn(assign, noise):
     x = cone(2000, 192, noise=noise)
     wanted = reference_labels(x, 5, assign)
-    found = prototypes._factored_labels(x.double().numpy(), 5, assign, seed=0)
+    found = clustering.factored_labels(x.double().numpy(), 5, assign, seed=0)
     assert len(set(wanted.tolist())) == 5
     assert adjusted_rand_score(wanted, found) >= 0.97
     if assign == "discretize":
@@ -103,7 +102,7 @@ def test_large_class_with_some_negative_similarities_agrees_with_scikit_learn():
     units = torch.nn.functional.normalize(x)
     assert 0 < (units @ units.T < 0).float().mean() < 0.01
     wanted = reference_labels(x, 5, "kmeans")
-    found = prototypes._factored_labels(x.double().numpy(), 5, "kmeans", seed=0)
+    found = clustering.factored_labels(x.double().numpy(), 5, "kmeans", seed=0)
     assert adjusted_rand_score(wanted, found) >= 0.97
 
 
@@ -113,26 +112,26 @@ def test_both_paths_give_the_same_centroids_when_nothing_is_clipped(monkeypatch,
     units = torch.nn.functional.normalize(x)
     assert (units @ units.T).min() > 0
     dense = centroids(x, 5, seed=seed)
-    monkeypatch.setattr(prototypes, "DENSE_LIMIT", 0)
+    monkeypatch.setattr(clustering, "DENSE_LIMIT", 0)
     factored = centroids(x, 5, seed=seed)
     assert torch.equal(dense.counts, factored.counts)
     torch.testing.assert_close(dense.means, factored.means)
 
 
 def test_eigenvectors_are_those_of_the_affinity_without_its_diagonal():
-    units = prototypes._directions(cone(30, 12).double().numpy())
+    units = clustering._directions(cone(30, 12).double().numpy())
     affinity = units @ units.T
     np.fill_diagonal(affinity, 0)
     roots = np.sqrt(affinity.sum(axis=1))
     wanted = np.linalg.eigh(affinity / np.outer(roots, roots))[1][:, -4:]
-    found = prototypes._leading_vectors(*prototypes._factor(units), 4, np.linspace(-1, 1, 30))
+    found = clustering._leading_vectors(*clustering._factor(units), 4, np.linspace(-1, 1, 30))
     found = found * roots[:, None]
     np.testing.assert_allclose(found @ found.T, wanted @ wanted.T, atol=1e-9)
 
 
 def test_degrees_stay_positive_for_an_image_against_all_others():
     units = np.array([[1.0]] * 11 + [[-1.0]])
-    assert prototypes._factor(units)[2].min() >= prototypes.DEGREE_FLOOR
+    assert clustering._factor(units)[2].min() >= clustering.DEGREE_FLOOR
 
 
 class _LargestTensor(TorchFunctionMode):
@@ -165,7 +164,7 @@ def test_large_class_never_builds_the_square_matrix(assign):
 @pytest.mark.parametrize("limit", [1500, 0])
 @pytest.mark.parametrize("method", ["spectral", "kmeans"])
 def test_fewer_distinct_images_than_centroids(monkeypatch, method, limit):
-    monkeypatch.setattr(prototypes, "DENSE_LIMIT", limit)
+    monkeypatch.setattr(clustering, "DENSE_LIMIT", limit)
     x = cone(5, 8)[[2, 0, 2, 1, 0, 2]]
     found = centroids(x, 5, method=method)
     assert found.counts.tolist() == [3, 2, 1]
@@ -198,7 +197,7 @@ def test_group_of_one_image_has_zero_deviation_among_larger_groups():
 
 def test_groups_left_empty_are_dropped(monkeypatch):
     x = cone(10, 4)
-    monkeypatch.setattr(prototypes, "_dense_labels", lambda *_: np.array([4, 4, 4, 1, 1, 1, 4, 4, 1, 4]))
+    monkeypatch.setattr(clustering, "dense_labels", lambda *_: np.array([4, 4, 4, 1, 1, 1, 4, 4, 1, 4]))
     assert_groups(centroids(x, 5), x, np.array([0, 0, 0, 1, 1, 1, 0, 0, 1, 0]))
 
 
@@ -207,7 +206,7 @@ def test_groups_left_empty_are_dropped(monkeypatch):
     "method, assign", [("spectral", "discretize"), ("spectral", "kmeans"), ("kmeans", "kmeans")]
 )
 def test_same_seed_same_centroids_and_global_generators_untouched(monkeypatch, method, assign, limit):
-    monkeypatch.setattr(prototypes, "DENSE_LIMIT", limit)
+    monkeypatch.setattr(clustering, "DENSE_LIMIT", limit)
     x = cone(200, 16, noise=1.5)
     torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()
     first = centroids(x, 6, method, assign, seed=5)
@@ -220,7 +219,7 @@ def test_same_seed_same_centroids_and_global_generators_untouched(monkeypatch, m
 @pytest.mark.parametrize("limit", [1500, 0])
 @pytest.mark.parametrize("method", ["spectral", "kmeans"])
 def test_order_of_images_does_not_change_separated_centroids(monkeypatch, method, limit):
-    monkeypatch.setattr(prototypes, "DENSE_LIMIT", limit)
+    monkeypatch.setattr(clustering, "DENSE_LIMIT", limit)
     x = cone(100, 32, groups=4, noise=0.05)
     order = torch.randperm(100, generator=_generator(1))
     first, second = centroids(x, 4, method), centroids(x[order], 4, method)
@@ -249,7 +248,7 @@ AWKWARD = {
 @pytest.mark.parametrize("assign", ["discretize", "kmeans"])
 @pytest.mark.parametrize("x", AWKWARD.values(), ids=AWKWARD.keys())
 def test_awkward_embeddings_give_finite_centroids_quietly(monkeypatch, capfd, x, assign, limit):
-    monkeypatch.setattr(prototypes, "DENSE_LIMIT", limit)
+    monkeypatch.setattr(clustering, "DENSE_LIMIT", limit)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = centroids(x, 5, assign=assign)
@@ -277,7 +276,7 @@ def test_scikit_learns_warnings_do_not_reach_the_user(monkeypatch, method):
 def test_non_finite_embeddings_are_refused_and_located(value):
     x = cone(10, 4)
     x[6, 2] = x[8, 0] = value
-    for call in (class_mean, lambda e: centroids(e, 3)):
+    for call in (lambda e: centroids(e, 1), lambda e: centroids(e, 3)):
         with pytest.raises(DataError, match="2 of 10 embeddings are not finite, the first in row 6"):
             call(x)
 
@@ -286,12 +285,6 @@ def test_non_finite_embeddings_are_refused_and_located(value):
 def test_wrong_shapes_are_refused(shape):
     with pytest.raises(DataError, match="shape"):
         centroids(torch.ones(shape), 2)
-
-
-@pytest.mark.parametrize("change", [{"count": 0}, {"method": "spectrum"}, {"assign": "cluster_qr"}])
-def test_impossible_settings_are_refused_even_for_one_image(change):
-    with pytest.raises(SettingsError):
-        centroids(torch.ones(1, 2), **{"count": 2, **change})
 
 
 def test_embeddings_may_carry_gradients_and_half_precision():

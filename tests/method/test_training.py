@@ -1,50 +1,131 @@
+"""Algorithm 1 against a loop written out by hand, its schedules, its head, and what it leaves alone."""
+
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from conftest import easy_task, tiny_backbone
-from protosteer.data.images import ArrayImages
+from conftest import OnStep, easy_task, tiny_backbone, train
+from protosteer.data.augment import Augmentation
 from protosteer.errors import TrainingError
 from protosteer.method import losses
-from protosteer.method.anchors import Anchors
+from protosteer.method.prototypes import Prototypes
 from protosteer.method.training import (
     Head,
     batches,
     initial_prompt,
     learning_rate,
-    train_prompt,
+    update,
     weight_decay,
 )
+from protosteer.running.progress import TrainingProgress
 from protosteer.settings import Settings
 
 QUICK = Settings(epochs=4, batch_size=8, neck_hidden=16, augmentation="crop")
 
 
-def task(classes: int = 2, per_class: int = 8) -> tuple[ArrayImages, torch.Tensor]:
+def task(classes: int = 2, per_class: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
     names = [f"class {i}" for i in range(classes)]
-    images, labels = easy_task(names, per_class)
-    return ArrayImages(images), torch.tensor([names.index(label) for label in labels])
+    pixels, labels = easy_task(names, per_class)
+    return pixels, torch.tensor([names.index(label) for label in labels])
 
 
-def anchors(count: int = 6) -> Anchors:
+def prototypes(count: int = 6) -> Prototypes:
     means = torch.randn(count, 24, generator=torch.Generator().manual_seed(5))
-    return Anchors(means, torch.full((count, 24), 0.1), torch.arange(count))
+    return Prototypes(means, torch.full((count, 24), 0.1), torch.arange(count))
+
+
+@pytest.mark.parametrize("clip", [5.0, 0.05])
+def test_training_equals_a_loop_written_out(clip):
+    """Batches, views, loss, clipping, rates and decay of every step, in the order in which they draw at random.
+
+    Both kinds of gradient are far above the small bound, so that it decides every step.
+    """
+    settings = QUICK.replace(epochs=3, gradient_clip=clip, weight_decay=0.1, final_weight_decay=0.9)
+    backbone, (pixels, labels) = tiny_backbone(), task()
+    start = torch.full((2, 1, 24), 0.1)
+    found = train(backbone, pixels, labels, settings, start=start, prototypes=prototypes(), seed=5)
+
+    torch.manual_seed(5)
+    prompt = torch.nn.Parameter(start.clone())
+    head = Head(backbone.dim, 2, settings)
+    augment = Augmentation(backbone.preprocessing, "crop")
+    moments = {p: (torch.zeros_like(p), torch.zeros_like(p)) for p in (prompt, *head.parameters())}
+    for epoch in range(3):
+        order = torch.randperm(16)
+        for half in (0, 1):
+            step = 2 * epoch + half
+            rows = order[8 * half : 8 * half + 8]
+            out = head.neck(backbone.embed(augment(pixels[rows]), prompt))
+            drawn = torch.randint(6, (8,))
+            noisy = F.normalize(prototypes().means[drawn] + 0.1 * torch.randn(8, 24), dim=1)
+            loss = losses.cpl(F.normalize(out, dim=1), labels[rows], 0.6, noisy)
+            loss.backward()
+            rate = 1e-6 + (1e-3 - 1e-6) * 0.5 * (
+                1 + math.cos(math.pi * step / 5)
+            )  # a tenth of 6 steps is no warm-up
+            decay = 0.9 + (0.1 - 0.9) * 0.5 * (1 + math.cos(math.pi * step / 5))
+            with torch.no_grad():
+                for group in ([prompt], list(head.parameters())):
+                    norm = torch.cat([p.grad.flatten() for p in group]).norm()
+                    for p in group:
+                        gradient = p.grad * min(1.0, clip / float(norm))
+                        first, second = moments[p]
+                        first.mul_(0.9).add_(0.1 * gradient)
+                        second.mul_(0.999).add_(0.001 * gradient**2)
+                        p.mul_(1 - rate * decay)
+                        correction = math.sqrt(1 - 0.999 ** (step + 1)) / (1 - 0.9 ** (step + 1))
+                        p.sub_(
+                            rate
+                            * correction
+                            * first
+                            / (second.sqrt() + 1e-8 * math.sqrt(1 - 0.999 ** (step + 1)))
+                        )
+                        p.grad = None
+    torch.testing.assert_close(found.prompt, prompt.detach(), atol=2e-6, rtol=0)
+
+
+def test_gradients_are_clipped_group_by_group():
+    """A step of plain descent moves each group by its own clipped gradient: a large one does not shrink the other."""
+    small, large = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(4))
+    optimiser = torch.optim.SGD([small, large], lr=1.0)
+    loss = small.sum() * 0.1 + large.sum() * 100.0
+    update(loss, [[small], [large]], optimiser, clip=2.0)
+    torch.testing.assert_close(small.detach(), torch.full((3,), -0.1))
+    torch.testing.assert_close(large.detach(), torch.full((4,), -1.0))  # length 2, by the bound
+
+
+def test_rates_and_decay_follow_their_schedule_in_the_loop():
+    seen: list[tuple[float, float]] = []
+    settings = QUICK.replace(epochs=10, warmup_epochs=5, warmup_fraction=0.2)
+
+    def look(state):
+        seen.append((state.optimiser.param_groups[0]["lr"], state.optimiser.param_groups[0]["weight_decay"]))
+
+    train(tiny_backbone(), *task(), settings, listeners=[OnStep(look)])
+    assert len(seen) == 20
+    rates, decays = zip(*seen, strict=True)
+    assert rates[:4] == pytest.approx([2.5e-4, 5e-4, 7.5e-4, 1e-3])  # linear over a fifth of the steps
+    assert rates[11] == pytest.approx(1e-6 + (1e-3 - 1e-6) * 0.5 * (1 + math.cos(math.pi * 7 / 15)))
+    assert rates[-1] == pytest.approx(1e-6)
+    assert decays[7] == pytest.approx(1e-2 + (5e-4 - 1e-2) * 0.5 * (1 + math.cos(math.pi * 7 / 19)))
 
 
 def test_training_changes_the_prompt_and_nothing_else():
     backbone = tiny_backbone()
     before = {name: tensor.clone() for name, tensor in backbone.vit.state_dict().items()}
-    trained = train_prompt(backbone, *task(), QUICK)
-    assert trained.prompt.shape == (2, 1, 24) and trained.prompt.abs().max() > 1e-4
+    trained = train(backbone, *task(), QUICK)
+    assert trained.prompt.shape == (2, 1, 24) and trained.prompt.any()
     assert all(torch.equal(before[name], tensor) for name, tensor in backbone.vit.state_dict().items())
     assert all(parameter.grad is None for parameter in backbone.vit.parameters())
 
 
-def test_training_lowers_the_loss_and_pulls_classes_apart():
+def test_training_lowers_the_loss():
     settings = QUICK.replace(epochs=25, batch_size=16, augmentation="none", learning_rate=5e-3)
-    trained = train_prompt(tiny_backbone(), *task(3), settings)
+    trained = train(tiny_backbone(), *task(3), settings)
     assert trained.epochs[-1].loss < trained.epochs[0].loss - 0.1
     assert len(trained.epochs) == 25
 
@@ -53,63 +134,100 @@ def test_same_seed_same_bits_and_the_callers_random_state_is_kept():
     backbone, data = tiny_backbone(), task()
     torch.manual_seed(123)
     state = torch.get_rng_state()
-    first = train_prompt(backbone, *data, QUICK, anchors=anchors(), seed=1)
+    first = train(backbone, *data, QUICK, prototypes=prototypes(), seed=1)
     assert torch.equal(torch.get_rng_state(), state)
     torch.rand(3)
-    again = train_prompt(backbone, *data, QUICK, anchors=anchors(), seed=1)
-    other = train_prompt(backbone, *data, QUICK, anchors=anchors(), seed=2)
+    again = train(backbone, *data, QUICK, prototypes=prototypes(), seed=1)
+    other = train(backbone, *data, QUICK, prototypes=prototypes(), seed=2)
     assert torch.equal(first.prompt, again.prompt)
     assert not torch.equal(first.prompt, other.prompt)
 
 
+def loss_of(z, labels, earlier, **given):
+    """The loss that a setting stands for, of one batch with given prototypes."""
+    sampled, sampled_labels = earlier
+    kinds = {
+        "supcon": lambda: losses.supcon(z, labels, 0.6),
+        "uniformity": lambda: losses.cpl(z, labels, 0.6, sampled, uniformity=True),
+        "none": lambda: losses.cpl(z, labels, 0.6),
+        "rows": lambda: losses.cpl(
+            z, labels, 0.6, sampled, sampled_labels + labels.max() + 1, prototype_rows=True
+        ),
+        "cpl": lambda: losses.cpl(z, labels, 0.6, sampled),
+    }
+    return kinds[given["kind"]]()
+
+
 @pytest.mark.parametrize(
-    "change",
+    ("change", "kind"),
     [
-        {"loss": "supcon"},
-        {"loss": "cross-entropy"},
-        {"uniformity": True},
-        {"prototypes_per_step": 0},
-        {"prototypes_per_step": 3},
-        {"anchor_rows": "images+prototypes"},
-        {"neck_layers": 1},
-        {"prompt_kind": "shallow"},
-        {"prompt_length": 4},
-        {"prompt_start": "random"},
-        {"prompt_start": "zero"},
+        ({}, "cpl"),
+        ({"loss": "supcon"}, "supcon"),
+        ({"uniformity": True}, "uniformity"),
+        ({"prototypes_per_step": 0}, "none"),
+        ({"anchor_rows": "images+prototypes"}, "rows"),
     ],
     ids=str,
 )
-def test_every_alternative_trains_and_makes_a_difference(change):
-    start = torch.full((2, 1, 24), 0.3)
-    backbone, data = tiny_backbone(), task()
-    settings = QUICK.replace(**change)
-    kind = settings.prompt_kind, settings.prompt_length
-    default = train_prompt(backbone, *data, QUICK, start=start, anchors=anchors())
-    other = train_prompt(
-        backbone, *data, settings, start=start if kind == ("deep", 1) else None, anchors=anchors()
+def test_the_head_takes_the_loss_that_is_asked_for(change, kind):
+    torch.manual_seed(2)
+    head, embeddings, labels = Head(24, 2, QUICK.replace(**change)), torch.randn(8, 24), torch.arange(8) % 2
+    torch.manual_seed(7)
+    found = head.loss(embeddings, labels, prototypes())
+    torch.manual_seed(7)
+    z = F.normalize(head.neck(embeddings), dim=1)
+    torch.testing.assert_close(found, loss_of(z, labels, prototypes().sample(8), kind=kind))
+
+
+def test_cross_entropy_has_a_classifier_behind_the_neck():
+    head, embeddings, labels = (
+        Head(24, 3, QUICK.replace(loss="cross-entropy")),
+        torch.randn(6, 24),
+        torch.arange(6) % 3,
     )
-    assert torch.isfinite(other.prompt).all()
-    assert other.prompt.shape != default.prompt.shape or not torch.equal(other.prompt, default.prompt)
+    expected = F.cross_entropy(head.classifier(head.neck(embeddings)), labels)
+    torch.testing.assert_close(head.loss(embeddings, labels, prototypes()), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "shape"),
+    [
+        ({"prompt_kind": "shallow"}, (1, 1, 24)),
+        ({"prompt_length": 4}, (2, 4, 24)),
+        ({"prompt_start": "random"}, (2, 1, 24)),
+        ({"neck_layers": 1}, (2, 1, 24)),
+        ({"loss": "cross-entropy"}, (2, 1, 24)),
+    ],
+    ids=str,
+)
+def test_every_alternative_trains(change, shape):
+    trained = train(tiny_backbone(), *task(), QUICK.replace(**change), prototypes=prototypes())
+    assert trained.prompt.shape == shape and torch.isfinite(trained.prompt).all()
+    assert trained.prompt.abs().max() > 1e-4
 
 
 def test_progress_counts_every_step_to_the_end():
-    seen = []
-    train_prompt(tiny_backbone(), *task(), QUICK, on_step=seen.append)
+    stages = []
+    train(tiny_backbone(), *task(), QUICK, listeners=[TrainingProgress("spring", stages.append)])
+    seen = [stage.training for stage in stages]
     assert [p.step for p in seen] == list(range(1, 9)) and seen[-1].steps == 8
     assert seen[-1].seconds_left == 0 and seen[0].accuracy is None and seen[-1].accuracy is not None
     assert (seen[-1].epoch, seen[-1].epochs) == (4, 4)
+    assert (stages[2].task, stages[2].doing, stages[2].done, stages[2].total) == ("spring", "training", 3, 8)
 
 
 @pytest.mark.parametrize(("classes", "per_class"), [(1, 1), (1, 3), (3, 1), (2, 2)])
 def test_small_tasks_train(classes, per_class):
-    trained = train_prompt(tiny_backbone(), *task(classes, per_class), QUICK, anchors=anchors())
+    trained = train(tiny_backbone(), *task(classes, per_class), QUICK, prototypes=prototypes())
     assert torch.isfinite(trained.prompt).all()
 
 
 def test_a_loss_that_is_not_finite_stops_training(monkeypatch):
     monkeypatch.setattr(losses, "cpl", lambda z, *rest: z.sum() * float("nan"))
-    with pytest.raises(TrainingError, match="became nan in epoch 1, step 1; lower learning_rate"):
-        train_prompt(tiny_backbone(), *task(), QUICK)
+    with pytest.raises(
+        TrainingError, match=r"became nan in epoch 1, step 1; lower learning_rate \(now 0.001\)"
+    ):
+        train(tiny_backbone(), *task(), QUICK)
 
 
 def test_last_short_batch_is_dropped_only_when_there_is_a_full_one():
@@ -153,17 +271,17 @@ def test_neck_is_the_papers():
 def test_head_samples_as_many_prototypes_as_images():
     drawn = []
 
-    class Counting(Anchors):
+    class Counting(Prototypes):
         def sample(self, count):
             drawn.append(count)
             return super().sample(count)
 
-    source = anchors()
+    source = prototypes()
     counting = Counting(source.means, source.scales, source.labels)
     embeddings = F.normalize(torch.randn(7, 24), dim=1)
-    Head(24, 2, QUICK).loss(embeddings, torch.arange(7) % 2, counting)
-    Head(24, 2, QUICK.replace(prototypes_per_step=11)).loss(embeddings, torch.arange(7) % 2, counting)
-    Head(24, 2, QUICK.replace(prototypes_per_step=0)).loss(embeddings, torch.arange(7) % 2, counting)
+    for count in (-1, 11, 0):
+        head = Head(24, 2, QUICK.replace(prototypes_per_step=count))
+        head.loss(embeddings, torch.arange(7) % 2, counting)
     assert drawn == [7, 11]
 
 

@@ -84,7 +84,7 @@ def test_a_copied_prompt_brings_no_second_forward_pass(before, monkeypatch):
     assert passes == 3 * len(images)  # none, spring's, summer's
     for name in ("wasp", "fly", "gnat"):
         everything.add_class(name, few("bee"))
-    assert everything.memory.prompt_owners().tolist() == [0, 1, 0, 0, 0]
+    assert everything.index.prompt_owners.tolist() == [0, 1, 0, 0, 0]
     assert forward_passes(monkeypatch, everything, images) == passes
     assert all(len(tried) == 5 for tried in everything.predict(images).candidates)
 
@@ -112,10 +112,10 @@ def test_a_class_may_be_called_as_a_task_but_not_as_a_class(before):
 def test_held_out_similarities_come_from_leaving_each_image_out(before):
     record = before.copy().add_class("yak", few("yak", 4))
     values = before.backbone.embed_pixels(few("yak", 4), record.prompt)
-    for i, similarity in enumerate(record.classes[0].held_out):
+    for i, similarity in enumerate(record.classes[0].similarities):
         others = values[[j for j in range(4) if j != i]].mean(dim=0)
         torch.testing.assert_close(similarity, F.cosine_similarity(values[i], others, dim=0))
-    assert before.copy().add_class("yak", few("yak", 1)).classes[0].held_out is None
+    assert before.copy().add_class("yak", few("yak", 1)).classes[0].similarities is None
 
 
 def test_the_same_images_give_the_same_bits(before):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from conftest import easy_task, tiny_backbone
 from protosteer import modelfile
 from protosteer.learner import Learner
-from protosteer.method.memory import ClassRecord, Memory, TaskRecord
+from protosteer.method.memory import About, ClassRecord, Memory, TaskRecord
 from protosteer.method.prototypes import Centroids
 from protosteer.modelfile import Model
 from protosteer.photos import inspection
@@ -151,9 +151,9 @@ def two_tasks(**changes: object) -> list[TaskRecord]:
         some_class("dog", torch.randn(3, 24), held_out=1),
     )
     about = {"images": 9, "learned": "2026-11-16", "image_bytes": 50_000, "loss": 1.5, "accuracy": 90.0}
-    later = {"images": 1, "learned": "2026-12-01", "image_bytes": 10_000}
+    later = About(images=1, learned="2026-12-01", image_bytes=10_000)
     return [
-        TaskRecord("spring", first, prompt, True, about | changes),
+        TaskRecord("spring", first, prompt, True, About(**about | changes)),
         TaskRecord("owl", (some_class("owl", torch.randn(1, 24)),), prompt, False, later, few_shot=True),
     ]
 

@@ -10,8 +10,8 @@ from conftest import easy_task
 from photo_toys import photos, taught
 from protosteer.errors import LearnerError, SettingsError
 from protosteer.method.memory import ClassRecord, Memory, TaskRecord
-from protosteer.method.prototypes import centroids
-from protosteer.photos.rejection import Rejection, calibrated, left_out_similarity, own_thresholds, threshold
+from protosteer.method.prototypes import centroids, left_out_similarity
+from protosteer.photos.rejection import Rejection, calibrated, own_thresholds, threshold
 
 VALUES = centroids(torch.eye(4), 2)
 
@@ -93,14 +93,14 @@ def test_about_that_share_of_new_known_images_is_rejected_and_more_of_others(kno
 def test_the_threshold_goes_with_the_classes_that_it_came_from(known):
     smaller = known.copy()
     smaller.forget(task="summer")
-    left = torch.cat([c.held_out for c in known.memory.tasks[0].classes])
+    left = torch.cat([c.similarities for c in known.memory.tasks[0].classes])
     assert threshold(smaller.memory, 0.25) == float(left.sort().values[int(0.25 * (len(left) + 1)) - 1])
 
 
 def test_a_class_of_few_images_lowers_the_threshold_for_itself_alone(known):
     images, _ = easy_task(["yak"], per_class=5, seed=3)
     learner = known.copy()
-    own = float(learner.add_class("yak", images).classes[0].held_out.min())
+    own = float(learner.add_class("yak", images).classes[0].similarities.min())
     before = threshold(known.memory, 0.2)
     assert threshold(learner.memory, 0.2) == before and own_thresholds(learner.memory) == {"yak": own}
     rejection = Rejection(learner.memory, 0.2)

@@ -168,10 +168,10 @@ def test_what_a_taught_task_says_of_itself(before, summer, monkeypatch):
     learned, held = split(found.files, 0.25, 0)
     assert reached == learned.paths and not set(reached) & set(held.paths)
     assert learner.memory.tasks[-1] is record and learner.tasks == ["spring", "summer"]
-    assert [c.images for c in record.classes] == [6, 6, 6] and record.about["images"] == 18
-    assert [len(c.held_out) for c in record.classes] == [2, 2, 2] and record.about["held_out"] == 6
-    assert record.about["image_bytes"] == sum(path.stat().st_size for path in learned.paths)
-    assert len(record.about["learned"]) == 10
+    assert [c.images for c in record.classes] == [6, 6, 6] and record.about.images == 18
+    assert [len(c.similarities) for c in record.classes] == [2, 2, 2] and record.about.held_out == 6
+    assert record.about.image_bytes == sum(path.stat().st_size for path in learned.paths)
+    assert len(record.about.learned) == 10
     assert check.labels == held.labels and check.predicted == learner.predict(held.paths).labels
 
 
@@ -185,7 +185,7 @@ def test_held_out_similarities_equal_a_computation_by_hand(before, summer):
     greatest = (seen @ values.T).amax(dim=1)
     for c in record.classes:
         own = torch.tensor([label == c.name for label in held.labels])
-        torch.testing.assert_close(c.held_out, greatest[own], rtol=0, atol=1e-5)
+        torch.testing.assert_close(c.similarities, greatest[own], rtol=0, atol=1e-5)
 
 
 def test_held_out_similarities_of_an_independent_task_do_not_depend_on_others(tmp_path, summer):
@@ -195,15 +195,15 @@ def test_held_out_similarities_of_an_independent_task_do_not_depend_on_others(tm
         path.rename(twins / f"other {path.name}")
     among, alone = taught(twins, summer, settings=ALONE), taught(summer, settings=ALONE)
     pairs = zip(among.memory.tasks[1].classes, alone.memory.tasks[0].classes, strict=True)
-    assert all(torch.equal(a.held_out, b.held_out) for a, b in pairs)
+    assert all(torch.equal(a.similarities, b.similarities) for a, b in pairs)
 
 
 def test_nothing_held_out_means_no_check(spring):
     learner = Learner(tiny_backbone(), QUICK)
     outcome = teach(learner, survey(spring), holdout=0)
-    assert outcome.check is None and outcome.record.about["held_out"] == 0
+    assert outcome.check is None and outcome.record.about.held_out == 0
     assert learner.memory.tasks == (outcome.record,)
-    assert all(c.held_out is None and c.images == 8 for c in outcome.record.classes)
+    assert all(c.similarities is None and c.images == 8 for c in outcome.record.classes)
 
 
 def test_small_classes_are_learned_whole_beside_large_ones(tmp_path):
@@ -211,15 +211,13 @@ def test_small_classes_are_learned_whole_beside_large_ones(tmp_path):
     photos(folder, ["cat"], per_class=5)
     outcome = teach(Learner(tiny_backbone(), QUICK), survey(folder))
     assert {c.name: c.images for c in outcome.record.classes} == {"ant": 4, "bee": 4, "cat": 4}
-    assert [c.held_out is None for c in outcome.record.classes] == [True, True, False]
+    assert [c.similarities is None for c in outcome.record.classes] == [True, True, False]
     assert outcome.check.labels == ["cat"]
 
 
-@pytest.mark.parametrize("stage", [*STAGES, "views"])
+@pytest.mark.parametrize("stage", STAGES)
 def test_the_learner_changes_when_all_is_done_or_not_at_all(before, summer, stage):
     learner = before.copy()
-    if stage == "views":
-        learner.settings = QUICK.replace(cached_views=1)
     tasks, reached = learner.memory.tasks, []
 
     def interrupt(message):

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from conftest import easy_task, tiny_backbone
-from protosteer.data.images import ArrayImages
+from conftest import OnStep, easy_task, tiny_backbone, train
 from protosteer.learner import Learner
-from protosteer.method.anchors import Anchors
-from protosteer.method.training import Trained, train_prompt
-from protosteer.running.progress import Progress
-from protosteer.running.resume import Bookmark
+from protosteer.method.prototypes import Prototypes
+from protosteer.method.training import State, Trained
+from protosteer.running.progress import TrainingProgress
+from protosteer.running.resume import Bookmark, Resume
 from protosteer.settings import Settings
 
 SETTINGS = Settings(epochs=3, batch_size=5, neck_hidden=16, augmentation="paper")
@@ -24,67 +24,68 @@ class Killed(Exception):
     pass
 
 
-def train(
-    bookmark: Bookmark | None, stop_after: int | None = None, seed: int = 3, settings=SETTINGS
-) -> Trained:
-    images, labels = easy_task(["ant", "bee"])
-    numbers = torch.tensor([0 if label == "ant" else 1 for label in labels])
+def resumed(path: Path, stop_after: int | None = None, seed: int = 3, **more: Any) -> Trained:
+    pixels, labels = easy_task(["ant", "bee"])
+    numbers = torch.tensor([int(label == "bee") for label in labels])
     generator = torch.Generator().manual_seed(1)
-    anchors = Anchors(torch.randn(4, 24, generator=generator), torch.full((4, 24), 0.1), torch.arange(4))
+    earlier = Prototypes(torch.randn(4, 24, generator=generator), torch.full((4, 24), 0.1), torch.arange(4))
 
-    def on_step(progress: Progress) -> None:
-        if progress.step == stop_after:
+    def stop(state: State) -> None:
+        if state.step == stop_after:
             raise Killed
 
-    return train_prompt(
-        tiny_backbone(), ArrayImages(images), numbers, settings, None, anchors, seed, on_step, bookmark
+    listeners = [Resume(Bookmark(path, **{"seconds": 0, **more}), {"seed": seed}), OnStep(stop)]
+    return train(
+        tiny_backbone(), pixels, numbers, SETTINGS, prototypes=earlier, seed=seed, listeners=listeners
     )
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return resumed(tmp_path_factory.mktemp("whole") / "training.safetensors")
+
+
 @pytest.mark.parametrize("step", [1, 3, 5, STEPS])  # within, and at the end of, an epoch of three
-def test_training_goes_on_from_any_step(tmp_path, step):
-    whole = train(None)
+def test_training_goes_on_from_any_step(tmp_path, whole, step):
     path = tmp_path / "training.safetensors"
     with pytest.raises(Killed):
-        train(Bookmark(path, seconds=0), stop_after=step)
+        resumed(path, stop_after=step)
     torch.randn(7)  # another process has another random state
-    again = train(Bookmark(path, seconds=0))
+    again = resumed(path)
     assert torch.equal(again.prompt, whole.prompt) and again.epochs == whole.epochs
-    assert again.seconds > 0
 
 
-def test_several_interruptions(tmp_path):
-    whole, path = train(None), tmp_path / "training.safetensors"
+def test_several_interruptions(tmp_path, whole):
+    path, spent = tmp_path / "training.safetensors", [0.0]
     for step in (2, 3, 7):
         with pytest.raises(Killed):
-            train(Bookmark(path, seconds=0), stop_after=step)
-    assert torch.equal(train(Bookmark(path, seconds=0)).prompt, whole.prompt)
+            resumed(path, stop_after=step)
+        spent.append(Bookmark(path).seconds_spent())
+    assert torch.equal(resumed(path).prompt, whole.prompt)
+    assert spent == sorted(spent) and spent[1] > 0  # seconds of all processes together
 
 
 def test_it_does_go_on_and_does_not_begin_anew(tmp_path):
-    path, first = tmp_path / "training.safetensors", []
+    path, heard = tmp_path / "training.safetensors", []
     with pytest.raises(Killed):
-        train(Bookmark(path, seconds=0), stop_after=6)
-    images, labels = easy_task(["ant", "bee"])
-    train_prompt(
-        tiny_backbone(), ArrayImages(images), torch.tensor([0] * 8 + [1] * 8), SETTINGS, seed=3,
-        on_step=lambda p: first.append(p.step), bookmark=Bookmark(path, seconds=0),
-    )  # fmt: skip
-    assert first[0] == 7 and labels[0] == "ant"
-    assert Bookmark(path).seconds_spent() > 0
+        resumed(path, stop_after=6)
+    pixels, _ = easy_task(["ant", "bee"])
+    listeners = [Resume(Bookmark(path), {"seed": 3}), TrainingProgress("task", heard.append)]
+    train(tiny_backbone(), pixels, torch.tensor([0] * 8 + [1] * 8), SETTINGS, seed=3, listeners=listeners)
+    assert [stage.training.step for stage in heard] == [7, 8, 9]
 
 
 def test_a_bookmark_of_another_training_is_left_alone(tmp_path):
     path = tmp_path / "training.safetensors"
     with pytest.raises(Killed):
-        train(Bookmark(path, seconds=0), stop_after=4)
-    other = train(Bookmark(path, seconds=0), seed=4)
-    assert torch.equal(other.prompt, train(None, seed=4).prompt)
+        resumed(path, stop_after=4)
+    other = resumed(path, seed=4)
+    assert torch.equal(other.prompt, resumed(tmp_path / "new.safetensors", seed=4).prompt)
 
 
 def test_it_is_written_when_due_and_removed_when_asked(tmp_path):
     bookmark = Bookmark(tmp_path / "training.safetensors", seconds=1e9)
-    train(bookmark)
+    resumed(bookmark.path, seconds=1e9)
     assert not bookmark.path.exists() and bookmark.load() is None and bookmark.seconds_spent() == 0.0
     bookmark.save({"x": torch.ones(2)}, {"seconds": 2.5})
     loaded = bookmark.load()

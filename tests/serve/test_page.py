@@ -447,7 +447,9 @@ def test_text_is_legible_and_fits_a_phone(visit, address, folder, scheme, path, 
 def test_without_teaching_classes_are_listed_and_nothing_else(visit, learner, folder):
     bare = Learner(learner.backbone, learner.settings)
     tasks = [
-        dataclasses.replace(task, classes=tuple(dataclasses.replace(c, held_out=None) for c in task.classes))
+        dataclasses.replace(
+            task, classes=tuple(dataclasses.replace(c, similarities=None) for c in task.classes)
+        )
         for task in learner.memory.tasks
     ]
     bare.memory = type(learner.memory)(tasks)

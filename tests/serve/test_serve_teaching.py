@@ -267,7 +267,7 @@ def test_a_class_gets_a_prompt_of_its_own_as_if_learned_in_its_turn(client):
     record = on_disk(client).memory.tasks[-1]
     assert torch.equal(record.prompt, expected.prompt) and not record.few_shot
     assert torch.equal(record.classes[0].values.means, expected.classes[0].values.means)
-    assert record.classes[0].held_out is not None and record.about["learned"] and record.about["image_bytes"]
+    assert record.classes[0].similarities is not None and record.about.learned and record.about.image_bytes
     assert names(client) == ["ant", "bee", "cat", "dog", "fox"]
     served = client.post("/predict", files=form(pictures("fox"))).json()["predictions"]
     assert [p["label"] for p in served] == client.app.state.service.store.current.learner.predict(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -82,8 +83,8 @@ def _task(
         not_retrieved=percent(wrong & ~retrieved),
         wrong_prompt_won=percent(wrong & retrieved & ~right_prompt),
         wrong_class=percent(wrong & retrieved & right_prompt),
-        key_spread=_about(record, "key_spread"),
-        value_spread=_about(record, "value_spread"),
+        key_spread=_known(record.about.key_spread),
+        value_spread=_known(record.about.value_spread),
     )
 
 
@@ -94,5 +95,5 @@ def _nearest(embeddings: Tensor, groups: list[Tensor]) -> Tensor:
     return owners[similarity.argmax(dim=1)]
 
 
-def _about(record: TaskRecord, name: str) -> float:
-    return float(record.about.get(name, float("nan")))
+def _known(figure: float | None) -> float:
+    return math.nan if figure is None else figure

@@ -11,14 +11,17 @@ image alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protosteer.method.memory import Memory
+from protosteer.method.encoder import Encoder
+from protosteer.method.memory import Memory, TaskRecord
+from protosteer.method.vit import shared_layers
 
 # Embeds some rows (int64 [m]) of the images at hand, each under the prompt of a task (int64 [m]); None: no prompt.
 Embed = Callable[[Tensor, Tensor | None], Tensor]
@@ -26,10 +29,11 @@ Embed = Callable[[Tensor, Tensor | None], Tensor]
 
 @dataclass(frozen=True)
 class Index:
-    """All centroids as normalised matrices, and which task or class each belongs to."""
+    """All centroids as normalised matrices, which task or class each belongs to, and the tasks' prompts."""
 
     tasks: list[str]
     classes: list[str]
+    prompts: list[Tensor | None]  # of each task, [S, L, D]
     prompted: Tensor  # bool [T]
     prompt_owners: Tensor  # [T]: the first task that has the same prompt
     keys: Tensor  # [K, D]
@@ -40,21 +44,66 @@ class Index:
 
     @classmethod
     def build(cls, memory: Memory) -> Index:
-        records = [(t, record) for t, task in enumerate(memory.tasks) for record in task.classes]
-        class_tasks = torch.tensor([t for t, _ in records])
-        key_counts = torch.tensor([len(record.keys) for _, record in records])
-        value_counts = torch.tensor([len(record.values.means) for _, record in records])
+        records = memory.records
+        class_tasks = torch.tensor([t for t, task in enumerate(memory.tasks) for _ in task.classes])
+        key_counts = torch.tensor([len(record.keys) for record in records])
+        value_counts = torch.tensor([len(record.values.means) for record in records])
         return cls(
             tasks=memory.task_names,
             classes=memory.classes,
+            prompts=[task.prompt for task in memory.tasks],
             prompted=torch.tensor([task.prompt is not None for task in memory.tasks]),
-            prompt_owners=memory.prompt_owners(),
-            keys=F.normalize(torch.cat([record.keys for _, record in records]), dim=1),
+            prompt_owners=_prompt_owners(memory.tasks),
+            keys=F.normalize(torch.cat([record.keys for record in records]), dim=1),
             key_tasks=class_tasks.repeat_interleave(key_counts),
-            values=F.normalize(torch.cat([record.values.means for _, record in records]), dim=1),
+            values=F.normalize(torch.cat([record.values.means for record in records]), dim=1),
             value_classes=torch.arange(len(records)).repeat_interleave(value_counts),
             class_tasks=class_tasks,
         )
+
+    def shared_layers(self, depth: int) -> int:
+        """Layers that no task's prompt touches: one run of them serves the query and every prompt."""
+        return min((shared_layers(p, depth) for p in self.prompts if p is not None), default=0)
+
+
+def _prompt_owners(tasks: Sequence[TaskRecord]) -> Tensor:
+    """[T]: for each task the first that has the very same prompt, so that copies are not run twice."""
+    owners = list(range(len(tasks)))
+    if any(task.few_shot for task in tasks):
+        first: dict[bytes, int] = {}
+        for t, task in enumerate(tasks):
+            if task.prompt is not None:
+                content = str(list(task.prompt.shape)).encode() + task.prompt.contiguous().numpy().tobytes()
+                owners[t] = first.setdefault(hashlib.sha256(content).digest(), t)
+    return torch.tensor(owners)
+
+
+def prompted_forward(encoder: Encoder, index: Index, tokens: Tensor, batch_size: int) -> Embed:
+    """Embeds images whose tokens [N, T, D] have left the layers that no prompt touches."""
+    layers = index.shared_layers(encoder.depth)
+
+    def embed(rows: Tensor, tasks: Tensor | None) -> Tensor:
+        embeddings = torch.empty(len(rows), encoder.dim)
+        groups = [torch.arange(len(rows))] if tasks is None else _same_shape(index, tasks)
+        for some in (part for group in groups for part in group.split(batch_size)):
+            prompts = None
+            if tasks is not None:
+                prompts = torch.stack([index.prompts[t] for t in tasks[some].tolist()])
+            with torch.no_grad():
+                embeddings[some] = encoder.rest(tokens[rows[some]], layers, prompts).float().cpu()
+        return embeddings
+
+    return embed
+
+
+def _same_shape(index: Index, tasks: Tensor) -> list[Tensor]:
+    """Places in a list of tasks [m], grouped so that the prompts of a group can be stacked."""
+    groups: dict[torch.Size, list[int]] = {}
+    for t in tasks.unique().tolist():
+        prompt = index.prompts[t]
+        assert prompt is not None
+        groups.setdefault(prompt.shape, []).append(t)
+    return [torch.isin(tasks, torch.tensor(group)).nonzero()[:, 0] for group in groups.values()]
 
 
 @dataclass(frozen=True)
@@ -81,26 +130,18 @@ class Matches:
 def match(index: Index, embed: Embed, count: int, neighbours: int) -> Matches:
     """Steps 1 to 3 for `count` images that `embed` knows by their rows."""
     queries = embed(torch.arange(count), None)
-    candidates = retrieve(index, queries, neighbours)
-    rows, tasks = _pairs(index, candidates)
-    embeddings = embed(rows, tasks) if len(rows) else queries[:0]
+    candidates = retrieve(index, queries, neighbours)  # [B, T]
+    images, tasks = _pairs(index, candidates)  # [m], [m]
+    embeddings = embed(images, tasks) if len(images) else queries[:0]  # [m, D]
 
-    scores = torch.full((count, len(index.classes)), -torch.inf)
-    # Tasks without a prompt share one embedding, the coarse query itself.
-    promptless = candidates & ~index.prompted
-    winners, winning = promptless.int().argmax(dim=1), queries.clone()
-    plain = promptless.any(dim=1).nonzero()[:, 0]
-    if len(plain):
-        scores[plain] = class_scores(index, queries[plain])
-    places = torch.arange(len(rows)) - torch.searchsorted(rows, rows)  # which of its image's pairs a pair is
-    for place in range(int(places.max()) + 1 if len(places) else 0):
-        some = places == place
-        new, old = class_scores(index, embeddings[some]), scores[rows[some]]
-        won = new.amax(dim=1) > old.amax(dim=1)
-        winners[rows[some][won]] = tasks[some][won]
-        winning[rows[some][won]] = embeddings[some][won]
-        scores[rows[some]] = torch.maximum(new, old)
-    return Matches(scores, candidates, winners, winning, count + len(rows))
+    best = _Best(index, queries)
+    # Candidates without a prompt share one embedding, the query itself.
+    plain = (candidates & ~index.prompted).int()
+    some = plain.any(dim=1).nonzero()[:, 0]
+    best.offer(some, plain[some].argmax(dim=1), queries[some])
+    for some in _rounds(images):
+        best.offer(images[some], tasks[some], embeddings[some])
+    return Matches(best.scores, candidates, best.tasks, best.embeddings, count + len(images))
 
 
 def _pairs(index: Index, candidates: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,6 +151,36 @@ def _pairs(index: Index, candidates: Tensor) -> tuple[Tensor, Tensor]:
     tried[rows, index.prompt_owners[tasks]] = True
     rows, tasks = tried.nonzero().T
     return rows, tasks
+
+
+def _rounds(images: Tensor) -> Iterator[Tensor]:
+    """Pairs [m], ascending by image, in rounds: the first pair of every image, then the second of those that have one.
+
+    So that no more than one score per image and class is in memory at a time.
+    """
+    place = torch.arange(len(images)) - torch.searchsorted(images, images)
+    for number in range(int(place.max()) + 1 if len(place) else 0):
+        yield (place == number).nonzero()[:, 0]
+
+
+class _Best:
+    """Of every image, the best score of each class so far, and the task and embedding behind the best of all."""
+
+    def __init__(self, index: Index, queries: Tensor):
+        self.index = index
+        self.scores = torch.full((len(queries), len(index.classes)), -torch.inf)
+        self.tasks = torch.zeros(len(queries), dtype=torch.long)
+        self.embeddings = queries.clone()
+
+    def offer(self, images: Tensor, tasks: Tensor, embeddings: Tensor) -> None:
+        """Different images [m], each embedded [m, D] under the prompt of a task [m]."""
+        if not len(images):
+            return
+        new, old = class_scores(self.index, embeddings), self.scores[images]
+        won = new.amax(dim=1) > old.amax(dim=1)
+        self.tasks[images[won]] = tasks[won]
+        self.embeddings[images[won]] = embeddings[won]
+        self.scores[images] = torch.maximum(new, old)
 
 
 def retrieve(index: Index, queries: Tensor, neighbours: int) -> Tensor:

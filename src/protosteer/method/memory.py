@@ -6,18 +6,15 @@ No record refers to another task's numbers, so that resuming, merging and forget
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from protosteer.errors import LearnerError
-from protosteer.method.anchors import Anchors
-from protosteer.method.prototypes import Centroids
-from protosteer.method.vit import shared_layers
+from protosteer.method.prototypes import Centroids, Prototypes
 from protosteer.util.text import listed
 
 
@@ -28,7 +25,9 @@ class ClassRecord:
     name: str
     keys: Tensor  # [c, D]
     values: Centroids
-    held_out: Tensor | None = None  # [h]: similarities of images that were not learned, see rejection.py
+    similarities: Tensor | None = (
+        None  # [h]: of images of the class that were not learned; see photos/rejection.py
+    )
 
     @property
     def images(self) -> int:
@@ -43,6 +42,38 @@ class ClassRecord:
         return float((weights * squares).sum(dim=0).mean())
 
 
+@dataclass(frozen=True)
+class About:
+    """Where a task's record comes from. No prediction depends on it; what is not known is None."""
+
+    settings: Mapping[str, Any] | None = None
+    images: int | None = None  # that were learned
+    key_spread: float | None = None  # mean cosine of the embeddings to their common mean
+    value_spread: float | None = None
+    loss: float | None = None  # of the last epoch
+    accuracy: float | None = None  # percent of its images nearest to their own class mean
+    trained_parameters: int | None = None
+    learned: str | None = None  # date, ISO
+    image_bytes: int | None = None  # of the files that were learned
+    held_out: int | None = None  # images that were not learned but checked the result
+
+    def to_dict(self) -> dict[str, Any]:
+        """For files: plain data, without what is not known."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> About:
+        """From a file; what this version does not know is left out, what has another type is refused."""
+        kinds = {"settings": dict, "learned": str, "images": int, "image_bytes": int, "held_out": int}
+        kinds |= {"trained_parameters": int}
+        known = {f.name: values[f.name] for f in dataclasses.fields(cls) if values.get(f.name) is not None}
+        for name, value in known.items():
+            kind = kinds.get(name, (int, float))
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise TypeError(f"task {name} is {value!r}")
+        return cls(**known)
+
+
 @dataclass(frozen=True, eq=False)
 class TaskRecord:
     """Everything kept of one task. `prompt` is None for the training-free baseline."""
@@ -51,7 +82,7 @@ class TaskRecord:
     classes: tuple[ClassRecord, ...]
     prompt: Tensor | None
     independent: bool = False  # no other task had a say in training its prompt, or there is none
-    about: dict[str, Any] = field(default_factory=dict)  # provenance: settings, dates, training history
+    about: About = About()
     few_shot: bool = False  # nothing was trained: the prompt, if any, is a copy of the nearest task's
 
     @property
@@ -66,8 +97,8 @@ class TaskRecord:
             yield f"classes.{i}.keys", record.keys
             for part in dataclasses.fields(record.values):
                 yield f"classes.{i}.values.{part.name}", getattr(record.values, part.name)
-            if record.held_out is not None:
-                yield f"classes.{i}.held_out", record.held_out
+            if record.similarities is not None:
+                yield f"classes.{i}.held_out", record.similarities
 
     @property
     def bytes(self) -> int:
@@ -80,8 +111,8 @@ class Memory:
     def __init__(self, tasks: Iterable[TaskRecord] = ()):
         self.tasks: tuple[TaskRecord, ...] = tuple(tasks)
         if len({*self.task_names}) < len(self.task_names) or len({*self.classes}) < len(self.classes):
-            listed, self.tasks = self.tasks, ()
-            for task in listed:
+            given, self.tasks = self.tasks, ()
+            for task in given:
                 self.add(task)  # says which of them is there already
 
     def __len__(self) -> int:
@@ -89,11 +120,21 @@ class Memory:
 
     @property
     def classes(self) -> list[str]:
-        return [name for task in self.tasks for name in task.class_names]
+        return [record.name for record in self.records]
+
+    @property
+    def records(self) -> list[ClassRecord]:
+        """Of all classes, in the order of `classes`."""
+        return [record for task in self.tasks for record in task.classes]
 
     @property
     def task_names(self) -> list[str]:
         return [task.name for task in self.tasks]
+
+    @property
+    def owners(self) -> dict[str, str]:
+        """The name of the task that each class was learned in."""
+        return {name: task.name for task in self.tasks for name in task.class_names}
 
     def check_new(self, task_name: str, classes: Iterable[str]) -> None:
         """Refuse a task or class that exists already, before anything is spent on it."""
@@ -101,7 +142,7 @@ class Memory:
             raise LearnerError(
                 f"a task named '{task_name}' exists already; give another name or forget it first"
             )
-        known = {name: task.name for task in self.tasks for name in task.class_names}
+        known = self.owners
         for name in classes:
             if name in known:
                 raise LearnerError(
@@ -134,48 +175,20 @@ class Memory:
         if len(owner.classes) == 1:
             return self.forget_task(owner.name)
         rest = tuple(record for record in owner.classes if record.name != name)
-        smaller = dataclasses.replace(owner, classes=rest)
-        self.tasks = tuple(smaller if task is owner else task for task in self.tasks)
+        self.replace(owner, dataclasses.replace(owner, classes=rest))
         return owner
 
     def replace(self, old: TaskRecord, new: TaskRecord) -> None:
         """Put a record in the place of another."""
-        changed = Memory(new if task is old else task for task in self.tasks)
-        self.tasks = changed.tasks
+        self.tasks = Memory(new if task is old else task for task in self.tasks).tasks
 
-    def shared_layers(self, depth: int) -> int:
-        """Layers that no task's prompt touches: one run of them serves the query and every prompt."""
-        return min((shared_layers(t.prompt, depth) for t in self.tasks if t.prompt is not None), default=0)
+    def prototypes(self, noise: str) -> Prototypes | None:
+        """Value centroids of all classes with their noise scale, for training the next task.
 
-    def prompts(self, tasks: Tensor) -> Tensor:
-        """[m, S, L, D]: the prompts of tasks by their numbers [m]; all of one shape."""
-        return torch.stack([self.tasks[t].prompt for t in tasks.tolist()])
-
-    def alike(self, tasks: Tensor) -> list[Tensor]:
-        """Places in a list of tasks by their numbers [m], grouped so that the prompts of a group have one shape."""
-        groups: dict[torch.Size, list[int]] = {}
-        for t in tasks.unique().tolist():
-            prompt = self.tasks[t].prompt
-            assert prompt is not None
-            groups.setdefault(prompt.shape, []).append(t)
-        return [torch.isin(tasks, torch.tensor(group)).nonzero()[:, 0] for group in groups.values()]
-
-    def prompt_owners(self) -> Tensor:
-        """[T]: for each task the first that has the very same prompt, so that copies are not run twice."""
-        owners = list(range(len(self.tasks)))
-        if any(task.few_shot for task in self.tasks):
-            first: dict[bytes, int] = {}
-            for t, task in enumerate(self.tasks):
-                if task.prompt is not None:
-                    content = (
-                        str(list(task.prompt.shape)).encode() + task.prompt.contiguous().numpy().tobytes()
-                    )
-                    owners[t] = first.setdefault(hashlib.sha256(content).digest(), t)
-        return torch.tensor(owners)
-
-    def anchors(self, noise: str) -> Anchors | None:
-        """Value centroids of all classes with their noise scale, for training the next task."""
-        records = [record for task in self.tasks for record in task.classes]
+        noise: "cluster", the deviations within each centroid's group; "class", the variance of the class, one
+        number; "none".
+        """
+        records = self.records
         if not records:
             return None
         means = torch.cat([record.values.means for record in records])
@@ -185,4 +198,4 @@ class Memory:
         else:
             per_class = [record.variance if noise == "class" else 0.0 for record in records]
             scales = torch.tensor(per_class).repeat_interleave(sizes)[:, None]
-        return Anchors(means, scales, torch.arange(len(records)).repeat_interleave(sizes))
+        return Prototypes(means, scales, torch.arange(len(records)).repeat_interleave(sizes))

@@ -1,35 +1,20 @@
-"""Class means (paper, Eq. 1) and multi-centroid prototypes of one class's embeddings.
+"""Prototypes: class means (paper, Eq. 1), several centroids per class, and what training does with them.
 
-A class is described by the means of a few groups of its embeddings. The groups come from a spectral
-clustering whose affinity is the pair-wise cosine similarity, or from k-means.
-
-scikit-learn does the spectral clustering of ordinary classes. Its n x n matrix and the factorisation
-of it grow as n² and n³, so large classes take `_factored_labels`, which only multiplies by the n x D
-embeddings: same eigenvectors, same label assignment, a time that grows with n.
-
-scikit-learn and scipy are imported where they are used: whoever only predicts or forgets need not wait for them.
+A class is described by the means of a few groups of its embeddings (`clustering.py`), raw, not normalised. The value
+prototypes of all earlier classes take part in training the next task, sampled and perturbed anew at each step.
 """
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+import torch.nn.functional as F
+from torch import Tensor
 
-from protosteer.errors import DataError, SettingsError
-
-METHODS = ("spectral", "kmeans")
-ASSIGNMENTS = ("discretize", "kmeans")
-DENSE_LIMIT = 1500  # images of one class up to which the n x n affinity is built
-SIMILARITY_FLOOR = 1e-8  # affinities must not be negative
-DEGREE_FLOOR = 1e-3  # mean similarity to the others below which a row has no usable degree
-ROTATIONS = 20  # scikit-learn's bound on the alternation; most data settle earlier
-
-Floats = NDArray[np.float64]
-Labels = NDArray[np.int64]
+from protosteer.errors import DataError
+from protosteer.method.clustering import Floats, Labels, group_labels
 
 
 @dataclass(frozen=True)
@@ -40,53 +25,31 @@ class Centroids:
     exactly 0 for a group of one image. Groups stand in the order of their first members.
     """
 
-    means: torch.Tensor
-    deviations: torch.Tensor
-    counts: torch.Tensor
-
-
-def class_mean(embeddings: torch.Tensor) -> Centroids:
-    """Eq. 1: the mean of all embeddings [n,D] of one class, as a single centroid."""
-    return centroids(embeddings, 1)
+    means: Tensor
+    deviations: Tensor
+    counts: Tensor
 
 
 def centroids(
-    embeddings: torch.Tensor, count: int, method: str = "spectral", assign: str = "discretize", seed: int = 0
+    embeddings: Tensor, count: int, method: str = "spectral", assign: str = "discretize", seed: int = 0
 ) -> Centroids:
-    """At most `count` centroids of one class's embeddings [n,D], the same ones for the same seed.
+    """At most `count` centroids of one class's embeddings [n,D], the same ones for the same seed; of 1, Eq. 1.
 
     method: "spectral" (paper) or "kmeans", which is Euclidean, on the embeddings as they are.
     assign: how "spectral" turns eigenvectors into groups, "discretize" (public code) or "kmeans".
     There are fewer than `count` when the class has fewer distinct embeddings, each of which is then a
     centroid, and when the clustering leaves a group empty.
-    Above `DENSE_LIMIT` images "spectral" uses similarities that are not clipped; `_factored_labels`
-    says when that can be noticed.
+    Above `clustering.DENSE_LIMIT` images "spectral" uses similarities that are not clipped;
+    `clustering.factored_labels` says when that can be noticed.
     """
-    _check_settings(count, method, assign)
     points = _checked(embeddings)
     labels = _distinct(points, count)
     if labels is None:
-        if count == 1:
-            labels = np.zeros(len(points), dtype=np.int64)
-        elif method == "kmeans":
-            labels = _kmeans_labels(points, count, seed)
-        elif len(points) <= DENSE_LIMIT:
-            labels = _dense_labels(points, count, assign, seed)
-        else:
-            labels = _factored_labels(points, count, assign, seed)
+        labels = group_labels(points, count, method, assign, seed)
     return _summarise(points, labels)
 
 
-def _check_settings(count: int, method: str, assign: str) -> None:
-    if count < 1:
-        raise SettingsError(f"centroids per class is {count}; ask for at least 1")
-    if method not in METHODS:
-        raise SettingsError(f"unknown clustering method {method!r}; choose one of {', '.join(METHODS)}")
-    if assign not in ASSIGNMENTS:
-        raise SettingsError(f"unknown label assignment {assign!r}; choose one of {', '.join(ASSIGNMENTS)}")
-
-
-def _checked(embeddings: torch.Tensor) -> Floats:
+def _checked(embeddings: Tensor) -> Floats:
     """Double precision, because small eigenvalue gaps decide the groups."""
     if embeddings.ndim != 2 or 0 in embeddings.shape:
         shape = list(embeddings.shape)
@@ -110,129 +73,6 @@ def _distinct(points: Floats, limit: int) -> Labels | None:
     return labels
 
 
-def _kmeans_labels(points: Floats, count: int, seed: int | np.random.RandomState) -> Labels:
-    from sklearn.cluster import KMeans
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # fewer groups than asked for is an answer, not an alarm
-        labels: Labels = KMeans(count, n_init=10, random_state=seed).fit_predict(points)
-    return labels
-
-
-def _directions(points: Floats) -> Floats:
-    """Rows of length 1; an all-zero embedding has no direction and stays zero, similar to nothing."""
-    norms = np.linalg.norm(points, axis=1, keepdims=True)
-    units: Floats = points / np.where(norms > 0, norms, 1.0)
-    return units
-
-
-def _dense_labels(points: Floats, count: int, assign: str, seed: int) -> Labels:
-    from sklearn.cluster import SpectralClustering
-
-    units = _directions(points)
-    affinity = np.maximum(units @ units.T, SIMILARITY_FLOOR)
-    clustering = SpectralClustering(count, affinity="precomputed", assign_labels=assign, random_state=seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # unconnected graphs and the like: groups are still well defined
-        labels: Labels = clustering.fit_predict(affinity)
-    return labels
-
-
-def _factored_labels(points: Floats, count: int, assign: str, seed: int) -> Labels:
-    """Spectral clustering in O(nD) memory: the n x n affinity exists only as a product of n x D factors.
-
-    Similarities are **not clipped** here, since clipping needs each pair. Without negative similarities
-    the result is that of the dense path up to rounding; that is the usual case, as the embeddings of one
-    class lie in one cone. With a few negative pairs in ten thousand, images on the border of two groups
-    change sides, and where groups are vague "discretize" may settle elsewhere, as it does for another
-    seed. Images that point in opposite directions all over are kept apart only by clipping: there the
-    two paths really differ (and `_factor` takes care that degrees stay positive).
-
-    The random numbers are drawn in the order in which the dense path draws them (start of the
-    eigensolver, then label assignment), so that a seed leads both into the same local optimum.
-    """
-    factor, diagonal, degrees = _factor(_directions(points))
-    random = np.random.RandomState(seed)
-    start = random.uniform(-1, 1, len(points))
-    vectors = _leading_vectors(factor, diagonal, degrees, count, start)
-    if assign == "kmeans":
-        return _kmeans_labels(vectors, count, random)
-    return _discretize(vectors, random.randint(len(vectors)))
-
-
-def _factor(units: Floats) -> tuple[Floats, Floats, Floats]:
-    """B [n,k] with affinity BBᵀ, that affinity's diagonal [n], and its row sums without it: the degrees [n].
-
-    A degree must be positive. Where an image is on average unlike the others (possible only without
-    clipping), all similarities s are replaced by (1 + s) / 2, never negative and one column wider.
-    """
-    diagonal = np.einsum("nd,nd->n", units, units)
-    factor, degrees = units, units @ units.sum(axis=0) - diagonal
-    if degrees.min() <= DEGREE_FLOOR * (len(units) - 1):
-        factor = np.hstack([units, np.ones((len(units), 1))]) / np.sqrt(2.0)
-        diagonal = (1 + diagonal) / 2
-        degrees = factor @ factor.sum(axis=0) - diagonal
-    # (1 + s) / 2 still vanishes for an image opposite to all others
-    return factor, diagonal, np.maximum(degrees, DEGREE_FLOOR)
-
-
-def _leading_vectors(factor: Floats, diagonal: Floats, degrees: Floats, count: int, start: Floats) -> Floats:
-    """Generalised eigenvectors [n,count] of the normalised graph Laplacian, smallest eigenvalues.
-
-    They are the largest of D^-1/2 (BBᵀ - diagonal) D^-1/2. Without the diagonal term an eigenproblem of
-    size k x k would do, but images on the border of two groups would move. Lanczos keeps the term and
-    needs just some dozens of products with B.
-    """
-    from scipy.sparse.linalg import LinearOperator, eigsh
-    from threadpoolctl import threadpool_limits
-
-    roots = np.sqrt(degrees)
-
-    def multiply(vector: Floats) -> Floats:
-        inner = vector.ravel() / roots
-        product: Floats = (factor @ (inner @ factor) - diagonal * inner) / roots
-        return product
-
-    shape = (len(factor), len(factor))
-    operator = LinearOperator(shape, matvec=multiply, dtype=np.float64)
-    # many short products, each of which would wait for its slowest thread: on a busy machine two threads
-    # take two to four times as long as one, and the last bits would depend on their number
-    with threadpool_limits(1, user_api="blas"):
-        _, vectors = eigsh(operator, count, which="LA", v0=start)
-    result: Floats = vectors / roots[:, None]
-    return result
-
-
-def _discretize(vectors: Floats, first: int) -> Labels:
-    """The partition nearest to a rotation of the eigenvectors [n,c] (Yu & Shi, 2003).
-
-    Eigenvectors are determined up to a rotation R. For given R each row of VR joins the axis on which it
-    is longest; for given groups the best R is a Procrustes problem: with the sums M = LᵀV [c,c] of the
-    groups' rows and M = A S Bᵀ, R = BAᵀ maximises trace(MR). Both steps raise the same objective.
-    """
-    rows = _directions(vectors / np.linalg.norm(vectors, axis=0))
-    rotation = _spread_rows(rows, first)
-    groups = rotation.shape[1]
-    labels: Labels = (rows @ rotation).argmax(axis=1)
-    for _ in range(ROTATIONS):
-        sums = np.stack([np.bincount(labels, column, groups) for column in rows.T], axis=1)
-        left, _, right = np.linalg.svd(sums)
-        previous, labels = labels, (rows @ (left @ right).T).argmax(axis=1)
-        if np.array_equal(previous, labels):
-            break
-    return labels
-
-
-def _spread_rows(rows: Floats, first: int) -> Floats:
-    """As columns, `first` and c - 1 more rows, each as orthogonal as can be to those already taken."""
-    taken = [rows[first]]
-    overlap = np.zeros(len(rows))
-    while len(taken) < rows.shape[1]:
-        overlap += np.abs(rows @ taken[-1])
-        taken.append(rows[overlap.argmin()])
-    return np.stack(taken, axis=1)
-
-
 def _summarise(points: Floats, labels: Labels) -> Centroids:
     """Statistics of the groups that have members, ordered by first member; no group, no row: no NaN."""
     _, first = np.unique(labels, return_index=True)
@@ -241,3 +81,31 @@ def _summarise(points: Floats, labels: Labels) -> Centroids:
     deviations = np.stack([group.std(axis=0) for group in groups])
     counts = torch.tensor([len(group) for group in groups], dtype=torch.int64)
     return Centroids(torch.from_numpy(means).float(), torch.from_numpy(deviations).float(), counts)
+
+
+def left_out_similarity(embeddings: Tensor) -> Tensor | None:
+    """[n]: cosine of each embedding [n, D] of a class to the mean of the others; None if there are no others."""
+    if len(embeddings) < 2:
+        return None
+    return F.cosine_similarity(embeddings, embeddings.sum(dim=0) - embeddings, dim=1)
+
+
+@dataclass(frozen=True)
+class Prototypes:
+    """Value prototypes of earlier classes, with the scale m of their noise: mu_hat = mu + m * eps, eps ~ N(0, I).
+
+    means: [A, D]. scales: [A, D], or [A, 1] for one scalar per prototype. labels: [A], classes as numbers.
+    """
+
+    means: Tensor
+    scales: Tensor
+    labels: Tensor
+
+    def sample(self, count: int) -> tuple[Tensor, Tensor]:
+        """`count` perturbed, L2-normalised prototypes, drawn with replacement, and their labels."""
+        rows = torch.randint(len(self.means), (count,)).to(self.means.device)
+        noise = torch.randn(count, self.means.shape[1]).to(self.means.device)
+        return F.normalize(self.means[rows] + self.scales[rows] * noise, dim=1), self.labels[rows]
+
+    def to(self, device: torch.device) -> Prototypes:
+        return Prototypes(self.means.to(device), self.scales.to(device), self.labels.to(device))

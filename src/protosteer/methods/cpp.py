@@ -70,7 +70,7 @@ class CPP(Method):
         return [task.bytes for task in self.learner.memory.tasks]
 
     def trained_parameters(self) -> int:
-        return sum(int(task.about.get("trained_parameters", 0)) for task in self.learner.memory.tasks)
+        return sum(task.about.trained_parameters or 0 for task in self.learner.memory.tasks)
 
     def diagnose(self, tests: Sequence[tuple[Images, list[str]]]) -> Diagnosis:
         memory = self.learner.memory

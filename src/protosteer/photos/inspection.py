@@ -69,20 +69,20 @@ def _task(task: TaskRecord) -> dict[str, Any]:
     about = task.about
     images = sum(record.images for record in task.classes)
     # What was written when the task was learned holds no longer once one of its classes was forgotten.
-    whole = about.get("images") == images
+    whole = about.images == images
     return {
         "name": task.name,
-        "learned": about.get("learned"),
+        "learned": about.learned,
         "classes": [_class(record) for record in task.classes],
         "images": images,
-        "image_bytes": about.get("image_bytes") if whole else None,
+        "image_bytes": about.image_bytes if whole else None,
         "bytes": task.bytes,
         "prompt": None if task.prompt is None else _prompt(task.prompt),
         "trained": task.prompt is not None and not task.few_shot,
         "few_shot": task.few_shot,
         "independent": task.independent,
-        "loss": about.get("loss"),
-        "accuracy": about.get("accuracy"),
+        "loss": about.loss,
+        "accuracy": about.accuracy,
     }
 
 
@@ -92,7 +92,7 @@ def _prompt(prompt: Tensor) -> dict[str, Any]:
 
 
 def _class(record: ClassRecord) -> dict[str, Any]:
-    values, held_out = record.values, record.held_out
+    values, held_out = record.values, record.similarities
     tensors = [record.keys, values.means, values.deviations, values.counts]
     return {
         "name": record.name,

@@ -15,7 +15,6 @@ carries the similarity of each image to the mean of the others, which lowers the
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.errors import LearnerError, SettingsError
@@ -24,7 +23,7 @@ from protosteer.method.memory import ClassRecord, Memory
 
 def calibrated(memory: Memory) -> bool:
     """Whether any class knows how similar images of its own are that it has not learned."""
-    return any(record.held_out is not None and len(record.held_out) for record in _records(memory))
+    return any(record.similarities is not None and len(record.similarities) for record in memory.records)
 
 
 def threshold(memory: Memory, fraction: float) -> float:
@@ -43,7 +42,7 @@ def threshold(memory: Memory, fraction: float) -> float:
     if not fraction:
         return -torch.inf
     few = {id(record) for record in _few(memory)}
-    ordered = torch.cat([_similarities(r) for r in _records(memory) if id(r) not in few]).sort().values
+    ordered = torch.cat([_similarities(r) for r in memory.records if id(r) not in few]).sort().values
     # Of n held-out similarities and a new one, each is the k-th smallest with the same chance, 1 / (n + 1): below the
     # k-th, the new one is with k / (n + 1).
     rank = int(fraction * (len(ordered) + 1) + 1e-9)
@@ -67,23 +66,12 @@ class Rejection:
         return similarity < min(self.threshold, self._own.get(label, self.threshold))
 
 
-def left_out_similarity(embeddings: Tensor) -> Tensor | None:
-    """[n]: cosine of each embedding [n, D] of a class to the mean of the others; None if there are no others."""
-    if len(embeddings) < 2:
-        return None
-    return F.cosine_similarity(embeddings, embeddings.sum(dim=0) - embeddings, dim=1)
-
-
-def _records(memory: Memory) -> list[ClassRecord]:
-    return [record for task in memory.tasks for record in task.classes]
-
-
 def _few(memory: Memory) -> list[ClassRecord]:
     """Classes that had no images to hold out; none of them if no other class has a threshold to offer."""
-    tasks = [task for task in memory.tasks if not task.about.get("held_out")]
+    tasks = [task for task in memory.tasks if not task.about.held_out]
     few = [r for task in tasks for r in task.classes if len(_similarities(r))]
-    return few if len(few) < sum(len(_similarities(r)) > 0 for r in _records(memory)) else []
+    return few if len(few) < sum(len(_similarities(r)) > 0 for r in memory.records) else []
 
 
 def _similarities(record: ClassRecord) -> Tensor:
-    return torch.empty(0) if record.held_out is None else record.held_out
+    return torch.empty(0) if record.similarities is None else record.similarities

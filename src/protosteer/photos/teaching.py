@@ -22,8 +22,9 @@ from torch import Tensor
 from protosteer.data.folders import Files, read_folder, readable, without
 from protosteer.data.images import FileImages
 from protosteer.errors import DataError, LearnerError, SettingsError
-from protosteer.learner import Learner, task_seed
+from protosteer.learner import Learner
 from protosteer.method.memory import Memory, TaskRecord
+from protosteer.method.task import task_seed
 from protosteer.running.progress import Stage
 from protosteer.running.resume import Bookmark
 
@@ -112,7 +113,7 @@ def survey(
             raise DataError(
                 f"class folder {folder / name} has no image that can be read; replace its files or remove it"
             )
-    owners = {name: task.name for task in memory.tasks for name in task.class_names} if memory else {}
+    owners = memory.owners if memory else {}
     known = {name: owners[name] for name in dict.fromkeys(files.labels) if name in owners}
     return Survey(folder, left, unreadable, known)
 
@@ -141,11 +142,8 @@ def teach(
     size = sum(_status(path).st_size for path in learned.paths)
     after = learner.copy()
     record = after.learn((images, learned.labels), name, on_stage, bookmark)
-    about = record.about | {
-        "learned": datetime.date.today().isoformat(),
-        "image_bytes": size,
-        "held_out": len(held),
-    }
+    today = datetime.date.today().isoformat()
+    about = dataclasses.replace(record.about, learned=today, image_bytes=size, held_out=len(held))
     whole = dataclasses.replace(record, about=about)
     check = None
     if len(held):
@@ -217,7 +215,7 @@ def _calibrated(
     classes = []
     for c in record.classes:
         own = torch.tensor([label == c.name for label in held.labels])
-        classes.append(dataclasses.replace(c, held_out=similarities[own] if own.any() else None))
+        classes.append(dataclasses.replace(c, similarities=similarities[own] if own.any() else None))
     return dataclasses.replace(record, classes=tuple(classes))
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -32,3 +36,50 @@ class Stage:
 
 
 OnStage = Callable[[Stage], None]
+
+
+class Training(Protocol):
+    """As much of a training as is reported; `method.training.State` is one."""
+
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def steps_per_epoch(self) -> int: ...
+    @property
+    def history(self) -> Sequence[Any]: ...
+    @property
+    def losses(self) -> Sequence[float]: ...
+    @property
+    def order(self) -> Sequence[Tensor]: ...
+
+
+class TrainingProgress:
+    """A listener that tells of every step of a task's training."""
+
+    def __init__(self, task: str, on_stage: OnStage):
+        self.task = task
+        self.on_stage = on_stage
+        self.first = 0
+        self.began = time.perf_counter()
+
+    def begin(self, training: Training) -> None:
+        """Comes after what an interrupted process had done was put back: it took no time now."""
+        self.first, self.began = training.step, time.perf_counter()
+
+    def step(self, training: Training) -> None:
+        rate = (training.step - self.first) / (time.perf_counter() - self.began)
+        progress = Progress(
+            epoch=training.epoch + 1,
+            epochs=training.steps // training.steps_per_epoch,
+            step=training.step,
+            steps=training.steps,
+            loss=sum(training.losses) / len(training.losses),
+            accuracy=training.history[-1].accuracy if training.history else None,
+            images_per_second=rate * len(training.order[0]),
+            seconds_left=(training.steps - training.step) / rate,
+        )
+        self.on_stage(Stage(self.task, "training", training.step, training.steps, progress))

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
 from protosteer.util.files import write_atomically
 
@@ -54,3 +56,60 @@ class Bookmark:
 
     def clear(self) -> None:
         self.path.unlink(missing_ok=True)
+
+
+class Training(Protocol):
+    """What can be kept: trained parameters, their optimiser, and whatever else the loop needs to go on."""
+
+    @property
+    def parameters(self) -> Mapping[str, nn.Parameter]: ...
+    @property
+    def optimiser(self) -> torch.optim.Optimizer: ...
+    def kept(self) -> tuple[dict[str, Tensor], dict[str, Any]]: ...
+    def put_back(self, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]) -> None: ...
+
+
+class Resume:
+    """A listener that keeps a training in a bookmark and, at its beginning, goes on with what is kept there.
+
+    which: tells one training from another, as plain data; what was kept of another is left alone.
+    """
+
+    def __init__(self, bookmark: Bookmark, which: dict[str, Any]):
+        self.bookmark = bookmark
+        self.which = which
+        self.earlier = 0.0  # seconds that interrupted processes have spent
+        self.began = time.perf_counter()
+
+    def begin(self, training: Training) -> None:
+        kept = self.bookmark.load()
+        if kept is None or kept[1]["which"] != self.which:
+            return
+        tensors, about = kept
+        for name, parameter in training.parameters.items():
+            parameter.data.copy_(tensors[name])
+            moments = {key: tensors[f"{name}/{key}"] for key in about["moments"]}
+            training.optimiser.state[parameter] = {
+                key: value if key == "step" else value.to(parameter.device) for key, value in moments.items()
+            }
+        training.put_back(tensors, about["notes"])
+        torch.set_rng_state(tensors["rng"])
+        self.earlier = about["seconds"]
+
+    def step(self, training: Training) -> None:
+        if self.bookmark.due():
+            self.keep(training)
+
+    def keep(self, training: Training) -> None:
+        """Between two steps; `begin` gives the same state to the bit."""
+        tensors, notes = training.kept()
+        tensors = {**tensors, "rng": torch.get_rng_state()}
+        moments: list[str] = []
+        for name, parameter in training.parameters.items():
+            tensors[name] = parameter.detach()
+            state = training.optimiser.state[parameter]
+            moments = list(state)
+            tensors |= {f"{name}/{key}": value for key, value in state.items()}
+        seconds = self.earlier + time.perf_counter() - self.began
+        about = {"notes": notes, "moments": moments, "seconds": seconds, "which": self.which}
+        self.bookmark.save(tensors, about)

@@ -184,8 +184,11 @@ def _completed(trained: TaskRecord, added: TaskRecord) -> TaskRecord:
     How similar unseen images are was measured then, before the prompt was trained on all that there are.
     """
     (one,), (before,) = trained.classes, added.classes
-    classes = (dataclasses.replace(one, held_out=before.held_out),)
-    return dataclasses.replace(trained, classes=classes, about={**added.about, **trained.about})
+    classes = (dataclasses.replace(one, similarities=before.similarities),)
+    about = dataclasses.replace(
+        trained.about, learned=added.about.learned, image_bytes=added.about.image_bytes
+    )
+    return dataclasses.replace(trained, classes=classes, about=about)
 
 
 @contextmanager

@@ -63,7 +63,8 @@ class Store:
             self.check_new(name)
             learner = self.current.learner.copy()
             record = learner.add_class(name, pixels)
-            record = dataclasses.replace(record, about={**record.about, "image_bytes": image_bytes})
+            about = dataclasses.replace(record.about, image_bytes=image_bytes)
+            record = dataclasses.replace(record, about=about)
             self._change(Memory([*self.current.memory.tasks, record]))
             return record
 
