@@ -7,7 +7,6 @@ import struct
 
 import pytest
 import torch
-from safetensors.torch import save
 
 from conftest import easy_task, tiny_backbone
 from protosteer import modelfile
@@ -18,6 +17,7 @@ from protosteer.learner import Learner
 from protosteer.method.inference import Index
 from protosteer.method.memory import Memory
 from protosteer.settings import Settings
+from protosteer.util.sealed import seal, unseal
 
 QUICK = Settings(epochs=2, batch_size=8, neck_hidden=16, augmentation="none", centroids=2)
 
@@ -117,10 +117,9 @@ def test_other_safetensors_and_missing_files_are_named(tmp_path):
 
 def forged(path, change) -> bytes:
     """The file after someone who knows the format has changed its header and tensors, and sealed it again."""
-    header, tensors = modelfile._parts(path.read_bytes(), path)
+    header, tensors = unseal(path.read_bytes(), str(path))
     change(header, tensors)
-    sealed = {"header": header, "sha256": modelfile._checksum(header, tensors)}
-    return save(tensors, metadata={"protosteer": json.dumps(sealed)})
+    return seal(header, tensors)
 
 
 @pytest.mark.parametrize(
@@ -149,9 +148,8 @@ def test_forged_files_are_refused_in_one_line(saved, change):
 
 
 def test_a_sealed_header_that_is_none_is_refused(saved):
-    sealed = {"header": None, "sha256": modelfile._checksum(None, {})}
     with pytest.raises(ModelFileError, match="altered or damaged"):
-        modelfile.unpack(save({}, metadata={"protosteer": json.dumps(sealed)}), saved)
+        modelfile.unpack(seal(None, {}), saved)
 
 
 def test_a_link_stays_one_and_the_file_behind_it_changes(learner, saved):

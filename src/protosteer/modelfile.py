@@ -1,22 +1,17 @@
-"""The `.protosteer` file: one safetensors file whose header describes backbone, settings and tasks.
+"""The `.protosteer` file: a sealed file (util/sealed.py) whose header describes backbone, settings and tasks.
 
-There is no pickle in it, so that a file from someone else cannot run anything. A checksum over header and
-tensors finds altered files; writing goes to a temporary name that is synced and then renamed.
+Writing goes to a temporary name that is synced and then renamed.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
 import protosteer
@@ -27,9 +22,9 @@ from protosteer.method.merging import Renames, concatenate
 from protosteer.method.prototypes import Centroids
 from protosteer.settings import Settings
 from protosteer.util.files import write_atomically
+from protosteer.util.sealed import seal, unseal
 
 FORMAT = 1
-_KEY = "protosteer"
 
 
 @dataclass(frozen=True)
@@ -97,8 +92,7 @@ def pack(backbone: dict[str, Any], settings: Settings, memory: Memory) -> bytes:
     tensors: dict[str, Tensor] = {}
     tasks = []
     for t, task in enumerate(memory.tasks):
-        # Cloned, since safetensors refuses a tensor that is there twice, as a prompt and its copy may be.
-        tensors |= {f"tasks.{t}.{name}": tensor.contiguous().clone() for name, tensor in task.tensors()}
+        tensors |= {f"tasks.{t}.{name}": tensor for name, tensor in task.tensors()}
         tasks.append(
             {
                 "name": task.name,
@@ -116,9 +110,7 @@ def pack(backbone: dict[str, Any], settings: Settings, memory: Memory) -> bytes:
         "settings": settings.to_dict(),
         "tasks": tasks,
     }
-    # One metadata entry only: safetensors writes several in no fixed order, and equal models give equal files.
-    sealed = json.dumps({"header": header, "sha256": _checksum(header, tensors)}, sort_keys=True)
-    return save(tensors, metadata={_KEY: sealed})
+    return seal(header, tensors)
 
 
 def backbone_header(backbone: Backbone) -> dict[str, Any]:
@@ -173,7 +165,12 @@ def read(path: str | Path) -> Model:
 
 def unpack(data: bytes, path: Path) -> Model:
     """Check the contents of a model file; `path` is what messages call it."""
-    header, tensors = _parts(data, path)
+    header, tensors = unseal(data, str(path))
+    if header.get("format") != FORMAT:
+        raise ModelFileError(
+            f"{path} has format {header.get('format')}, this version reads {FORMAT}; use protosteer "
+            f"{header.get('protosteer')}"
+        )
     try:
         _check_backbone(header["backbone"])
         memory = Memory(_task(t, task, tensors) for t, task in enumerate(header["tasks"]))
@@ -183,35 +180,6 @@ def unpack(data: bytes, path: Path) -> Model:
         raise ModelFileError(
             f"{path} has an inconsistent header ({error}); it was not written by protosteer"
         ) from error
-
-
-def _parts(data: bytes, path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    try:
-        tensors = load(data)
-        length = int.from_bytes(data[:8], "little")
-        metadata = json.loads(data[8 : 8 + length]).get("__metadata__") or {}
-    except (SafetensorError, ValueError) as error:
-        raise ModelFileError(
-            f"{path} is truncated or not a model file ({error}); use another copy"
-        ) from error
-    if _KEY not in metadata:
-        raise ModelFileError(
-            f"{path} is a safetensors file but not a protosteer model; teach one with learn()"
-        )
-    try:
-        sealed = json.loads(metadata[_KEY])
-        header: dict[str, Any] = sealed["header"]
-        intact = isinstance(header, dict) and sealed["sha256"] == _checksum(header, tensors)
-    except (json.JSONDecodeError, KeyError, TypeError, RecursionError):
-        intact = False
-    if not intact:
-        raise ModelFileError(f"{path} was altered or damaged after it was written; use another copy")
-    if header.get("format") != FORMAT:
-        raise ModelFileError(
-            f"{path} has format {header.get('format')}, this version reads {FORMAT}; use protosteer "
-            f"{header.get('protosteer')}"
-        )
-    return header, tensors
 
 
 def _task(t: int, header: dict[str, Any], tensors: dict[str, Tensor]) -> TaskRecord:
@@ -282,15 +250,6 @@ def _check_shapes(memory: Memory, backbone: dict[str, Any]) -> None:
 def _check_tensor(tensor: Tensor, axes: int, dim: int, what: str) -> None:
     if tensor.dtype != torch.float32 or tensor.ndim != axes or tensor.shape[-1] != dim or not tensor.numel():
         raise TypeError(f"{what} have shape {list(tensor.shape)}, {tensor.dtype}")
-
-
-def _checksum(header: dict[str, Any], tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
-    for name in sorted(tensors):
-        tensor = tensors[name].contiguous()
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
-    return digest.hexdigest()
 
 
 def _hint(backbone: Backbone) -> str | None:

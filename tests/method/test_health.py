@@ -57,3 +57,5 @@ def test_no_collapse_where_classes_stand_apart_or_always_stood_close():
     assert health.collapse(FALLEN, APART, LABELS) is None
     assert health.collapse(FALLEN, FALLEN, LABELS) is None
     assert health.collapse(APART[:10], torch.ones(10, 4), torch.zeros(10, dtype=torch.long)) is None
+    one_point = torch.ones(40, 16)
+    assert health.collapse(one_point, one_point, LABELS) is None  # it is not the prompt that did it

@@ -63,7 +63,7 @@ def collapse(keys: Tensor, values: Tensor, labels: Tensor) -> str | None:
     if int(labels.max()) < 1:
         return None
     before, after = class_overlap(keys, labels), class_overlap(values, labels)
-    if after < _FALLEN_TOGETHER or _SHRUNK * (1.0 - after) > 1.0 - before:
+    if after < _FALLEN_TOGETHER or _SHRUNK * (1.0 - after) >= 1.0 - before:
         return None
     return (
         f"the prompt has collapsed: mean cosine between classes is {after:.2f} with it, {before:.2f} without "
