@@ -23,7 +23,8 @@ PANEL = "Lists"
 @app.command(rich_help_panel=PANEL)
 def backbones(as_json: Json = False) -> None:
     """List the backbones that have a short name, and whether their weights are on this disk."""
-    from protosteer.backbones import cache_dir, list_backbones
+    from protosteer.backbones import list_backbones
+    from protosteer.util.files import cache_dir
 
     folder = cache_dir() / "weights"
     rows = list_backbones()

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protosteer.backbones import cache_dir
 from protosteer.data.datasets import Dataset, Labelled
 from protosteer.data.downloads import Remote, fetch, to_stderr, unpack
 from protosteer.data.folders import (
@@ -38,6 +37,7 @@ from protosteer.data.sets.idx import as_small_images, content, idx_files, read_i
 from protosteer.data.sets.svhn import read_svhn, svhn_files
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError
+from protosteer.util.files import cache_dir
 from protosteer.util.text import suggestion
 
 Say = Callable[[str], None]
