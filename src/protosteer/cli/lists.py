@@ -122,7 +122,8 @@ def get_datasets(
     data_dir: DataDir = None,
 ) -> None:
     """Download data sets that are not there yet, and check their files."""
-    from protosteer.data.sets.catalogue import data_root, find_dataset, get_dataset
+    from protosteer.data.sets.catalogue import data_root, find_dataset
+    from protosteer.data.sets.obtaining import get_dataset
 
     root = data_root(data_dir or context.obj)
     for info in [find_dataset(name) for name in names]:

@@ -21,7 +21,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from protosteer.data.downloads import Remote
-from protosteer.data.sets import catalogue
+from protosteer.data.sets import notmnist, obtaining
 from protosteer.data.sets.catalogue import (
     DATASETS,
     Reading,
@@ -46,7 +46,7 @@ def no_network(monkeypatch):
     def refuse(remote, folder, on_message=None):
         raise DataError(f"{remote.name} could not be fetched: no network")
 
-    monkeypatch.setattr(catalogue, "fetch", refuse)
+    monkeypatch.setattr(obtaining, "fetch", refuse)
 
 
 def save(path, colour=(255, 0, 0), mode="RGB", size=(12, 10)):
@@ -168,7 +168,7 @@ def test_a_download_is_unpacked_verified_and_its_archive_removed(tmp_path, monke
         folder.mkdir(parents=True)
         return archive.rename(folder / remote.name)
 
-    monkeypatch.setattr(catalogue, "fetch", fetch)
+    monkeypatch.setattr(obtaining, "fetch", fetch)
     said = []
     dataset = open_dataset("cifar100", tmp_path / "data", SMALL, on_message=said.append)
     assert said == ["fetching cifar-100-python.tar.gz"] and len(dataset.test.images) == 5
@@ -248,7 +248,7 @@ def test_official_content_gzipped_anew_is_accepted(tmp_path):
     zipped = sorted((tmp_path / "mnist").glob("*.gz"))
     sums = {path.name: "0" * 32 for path in zipped}
     sums |= {path.stem: hashlib.md5(gzip.decompress(path.read_bytes())).hexdigest() for path in zipped}
-    checksums = catalogue.verify(replace(find_dataset("mnist"), md5=sums), tmp_path / "mnist")
+    checksums = obtaining.verify(replace(find_dataset("mnist"), md5=sums), tmp_path / "mnist")
     assert [checksums[path.name] for path in zipped] == [f"md5:{sums[path.stem]}" for path in zipped]
 
 
@@ -313,7 +313,7 @@ def write_letters(folder, per_letter):
 def test_notmnist_of_the_five_datasets_has_train_and_test(tmp_path):
     write_letters(tmp_path / "notMNIST" / "Train", 3)
     write_letters(tmp_path / "notMNIST" / "Test", 2)
-    (tmp_path / "notMNIST" / "Train" / "A" / catalogue.NOTMNIST_BROKEN[0]).write_bytes(b"")
+    (tmp_path / "notMNIST" / "Train" / "A" / notmnist.BROKEN[0]).write_bytes(b"")
     dataset = open_dataset("notmnist", tmp_path, SMALL, download=False)
     assert dataset.classes == list("ABCDEFGHIJ")
     assert dataset.train.labels.bincount().tolist() == [3] * 10
@@ -325,7 +325,7 @@ def test_notmnist_of_the_five_datasets_has_train_and_test(tmp_path):
 
 def test_notmnist_small_is_split_by_a_fixed_seed(tmp_path):
     write_letters(tmp_path / "notMNIST_small", 10)
-    (tmp_path / "notMNIST_small" / "F" / catalogue.NOTMNIST_BROKEN[1]).write_bytes(b"")
+    (tmp_path / "notMNIST_small" / "F" / notmnist.BROKEN[1]).write_bytes(b"")
     first, second = (open_dataset("notmnist", tmp_path, SMALL, download=False) for _ in range(2))
     assert first.train.labels.bincount().tolist() == [9] * 10
     assert first.test.labels.bincount().tolist() == [1] * 10
