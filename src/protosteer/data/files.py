@@ -15,8 +15,8 @@ from PIL import Image
 from protosteer.errors import DataError
 
 SUFFIXES = frozenset((
-    ".apng", ".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm",
-    ".ppm", ".tga", ".tif", ".tiff", ".webp",
+    ".apng", ".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png",
+    ".pnm", ".ppm", ".tga", ".tif", ".tiff", ".webp",
 ))  # fmt: skip
 
 Item = TypeVar("Item")

@@ -48,8 +48,8 @@ def open_stream(
     """Load a benchmark's images and share them out over tasks.
 
     preprocessing: the backbone's, with the crop of `find_benchmark(name)` where that has one; images that
-    are decoded from files are cut to its canvas. skip_unreadable: leave images out that cannot be decoded, and
-    name them. on_message: takes lines about them and about downloads; without it they go to standard error.
+    are decoded from files are cut to its canvas. skip_unreadable: leave images out that cannot be decoded,
+    and name them. on_message: takes lines about them and about downloads; else they go to standard error.
     """
     benchmark, say = find_benchmark(name), on_message or to_stderr
     if name.startswith(folder.PREFIX):

@@ -1,4 +1,4 @@
-"""What the file of a data set is made of: its record, its row as a benchmark, and reading that several share."""
+"""What a data set's file is made of: its record, its row as a benchmark, and what several share."""
 
 from __future__ import annotations
 

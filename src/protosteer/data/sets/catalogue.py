@@ -37,7 +37,7 @@ DATASETS: dict[str, DatasetInfo] = {
     )
 }  # fmt: skip
 
-# In the order of the paper's authors. All come as 32 x 32 pixels, so that in another order a task may mix them.
+# In the order of the paper's authors. All come as 32 x 32 pixels, so that a task may mix them.
 FIVE = Benchmark(
     "five-datasets", "5-datasets", tasks=5, crop=1.0,
     datasets=("cifar10", "notmnist", "mnist", "svhn", "fashion-mnist"),
@@ -46,7 +46,8 @@ FIVE = Benchmark(
 BENCHMARKS: dict[str, Benchmark] = {
     row.name: row
     for row in (
-        cifar.BENCHMARK, FIVE, imagenet_subset.BENCHMARK, imagenet_r.BENCHMARK, cub.BENCHMARK, digits.BENCHMARK,
+        cifar.BENCHMARK, FIVE, imagenet_subset.BENCHMARK, imagenet_r.BENCHMARK, cub.BENCHMARK,
+        digits.BENCHMARK,
     )
 }  # fmt: skip
 

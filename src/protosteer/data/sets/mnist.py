@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST: 28 x 28 grey pixels in idx files of the same names, told apart by their folders."""
+"""MNIST and Fashion-MNIST: idx files of the same names, told apart by their folders."""
 
 from __future__ import annotations
 
