@@ -35,7 +35,7 @@ from protosteer.backbones import Backbone
 from protosteer.data.images import ArrayImages
 from protosteer.data.sets.cifar import read_cifar100
 from protosteer.method.vit import ViT, ViTConfig
-from protosteer.streams.digits import split_digits
+from protosteer.streams import split_digits
 
 NANO = ViTConfig(image_size=32, patch_size=8, dim=128, depth=3, heads=4, mlp_dim=512, pool="mean")
 METADATA = {

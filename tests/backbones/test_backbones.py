@@ -18,12 +18,13 @@ from torch import Tensor
 
 from conftest import tiny_backbone
 from protosteer import backbones
-from protosteer.backbones import PAPER_WEIGHTS, Backbone, cache_dir, list_backbones
+from protosteer.backbones import PAPER_WEIGHTS, Backbone, list_backbones
 from protosteer.backbones.weights import METADATA_KEY
 from protosteer.data.images import ArrayImages
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError, SettingsError, WeightsError
 from protosteer.method.vit import ViT, ViTConfig
+from protosteer.util.files import cache_dir
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from protosteer.cli import main
-from protosteer.data.sets import catalogue
+from protosteer.data.sets import obtaining
 from protosteer.data.sets.catalogue import DATASETS
 from protosteer.errors import DataError
 
@@ -87,7 +87,7 @@ def test_mistakes_are_one_line(root, capsys, monkeypatch):
     def offline(remote, folder, on_message=None):
         raise DataError(f"{remote.name} could not be fetched: its server cannot be reached")
 
-    monkeypatch.setattr(catalogue, "fetch", offline)
+    monkeypatch.setattr(obtaining, "fetch", offline)
     for words, told in (
         (["get", "svnh"], "no data set is called 'svnh'; did you mean 'svhn'?"),
         (

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from protosteer.data import folders
+from protosteer.data.files import tree_checksum
 from protosteer.data.folders import (
     Files,
     name_classes,
@@ -19,8 +20,6 @@ from protosteer.data.folders import (
     read_list,
     readable,
     stratified_split,
-    tree_checksum,
-    without,
 )
 from protosteer.data.images import FileImages
 from protosteer.data.transforms import Preprocessing
@@ -130,10 +129,8 @@ def test_unreadable_files_are_found_by_decoding(tmp_path):
     paths = [save(tmp_path / f"{i}.png", noise) for i in range(4)]
     paths[1].write_bytes(b"")
     paths[2].write_bytes(paths[2].read_bytes()[:2000])  # the heading is fine, the pixels end early
-    good, bad = readable(paths)
-    assert good == [paths[0], paths[3]] and bad == [paths[1], paths[2]]
-    files = without(Files(paths, ["a", "b", "c", "d"]), bad)
-    assert files.paths == good and files.labels == ["a", "d"]
+    good, bad = readable(Files(paths, ["a", "b", "c", "d"]))
+    assert good == Files([paths[0], paths[3]], ["a", "d"]) and bad == [paths[1], paths[2]]
     with pytest.raises(DataError, match=r"1\.png cannot be read as an image"):
         FileImages(paths, SMALL).pixels([0, 1])
 
@@ -141,9 +138,9 @@ def test_unreadable_files_are_found_by_decoding(tmp_path):
 def test_progress_is_told_file_by_file_and_an_interruption_ends_it(tmp_path, monkeypatch):
     paths = [save(tmp_path / f"{i:02}.png") for i in range(40)]
     paths[7].write_bytes(b"")
-    heard = []
-    assert readable(paths, heard.append) == (paths[:7] + paths[8:], paths[7:8])
-    assert heard == list(range(1, 41)) and readable([], heard.append) == ([], []) and len(heard) == 40
+    files, none, heard = Files(paths, ["a"] * 40), Files([], []), []
+    assert readable(files, heard.append) == (Files(paths[:7] + paths[8:], ["a"] * 39), paths[7:8])
+    assert heard == list(range(1, 41)) and readable(none, heard.append) == (none, []) and len(heard) == 40
     begun = []
 
     def slow(path):
@@ -156,7 +153,7 @@ def test_progress_is_told_file_by_file_and_an_interruption_ends_it(tmp_path, mon
 
     monkeypatch.setattr(folders, "_decodes", slow)
     with pytest.raises(KeyboardInterrupt):
-        readable(paths, interrupt)
+        readable(files, interrupt)
     assert len(begun) < 40  # what was not begun is not read any more
 
 

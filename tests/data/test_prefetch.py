@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from protosteer.data.canvas import Kept
 from protosteer.data.images import ArrayImages, Chosen, FileImages, ImageSet, Joined, LazyImages
 from protosteer.data.prefetch import prefetched
 from protosteer.data.transforms import Preprocessing
@@ -131,9 +132,10 @@ def test_only_files_are_read_in_the_background(files):
     assert in_background(files)
     assert in_background(Chosen(Chosen(files, [5, 1]), [1, 0]))
     assert in_background(Joined([array, Chosen(files, [2])]))
+    assert in_background(Kept(files)) and in_background(Kept(Chosen(files, [5, 1])))
     assert not in_background(array)
     assert not in_background(Joined([array, Chosen(array, [2])]))
-    assert not in_background(lazy)
+    assert not in_background(lazy) and not in_background(Kept(lazy)) and not in_background(Kept(array))
     assert not in_background(Joined([files, lazy]))
 
 

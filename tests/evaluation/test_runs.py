@@ -232,7 +232,7 @@ def test_images_that_were_skipped_are_named_in_the_log(tmp_path):
             )
     (tmp_path / "photos/bee/bad.jpg").write_text("not an image")
     told = {"stream": f"folder:{tmp_path / 'photos'}", "tasks": 2, "method": "ncm", "device": "cpu"}
-    with pytest.raises(DataError, match="bad.jpg cannot be read as an image; .* --skip-unreadable"):
+    with pytest.raises(DataError, match="bad.jpg cannot be read as an image; .* skip_unreadable=True"):
         run_experiment(Experiment.from_values({**told, "out": tmp_path / "a"}))
     assert not (tmp_path / "a").exists(), "it is found before anything is learned"
     run_experiment(Experiment.from_values({**told, "out": tmp_path / "b", "skip_unreadable": True}))

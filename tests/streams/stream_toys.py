@@ -8,7 +8,7 @@ import torch
 from protosteer.data.datasets import Dataset, Labelled
 from protosteer.data.images import ArrayImages, ImageSet
 from protosteer.data.transforms import Preprocessing
-from protosteer.streams.base import Benchmark, Task
+from protosteer.streams import Benchmark, Task
 
 HALF = (0.5, 0.5, 0.5)
 PREPROCESSING = Preprocessing(16, HALF, HALF)
@@ -41,8 +41,7 @@ def toy(classes: list[str], train: int | list[int] = 6, test: int | list[int] = 
     return Dataset("toy", classes, split(0, train), split(TEST, test), {"toy.bin": "md5:0"})
 
 
-def benchmark(dataset: Dataset, tasks: int = 5) -> Benchmark:
-    return Benchmark("toy-stream", "Toy", tasks, 1.0, lambda context: dataset)
+TOY = Benchmark("toy-stream", "Toy", tasks=5, crop=1.0)
 
 
 def by_class(tasks: list[Task], part: str) -> dict[str, list[tuple[int, int]]]:

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from stream_toys import TEST, benchmark, by_class, marks, toy
+from stream_toys import TEST, TOY, by_class, marks, toy
 
 from conftest import easy_task, tiny_backbone
 from protosteer.data.datasets import Dataset, Labelled
@@ -15,7 +15,7 @@ from protosteer.data.images import ArrayImages, Chosen
 from protosteer.errors import DataError
 from protosteer.learner import Learner
 from protosteer.settings import Settings
-from protosteer.streams.base import Stream, StreamOptions, Task, build, held_out
+from protosteer.streams.base import Stream, StreamOptions, Task, build, drawn_mask
 
 ANIMALS = ["ant", "bee", "cat", "dog", "eel", "fox", "gnu"]
 COUNTS = [3, 9, 1, 4, 2, 6, 5]
@@ -23,7 +23,7 @@ SPLITS = ("train", "test")
 
 
 def made(dataset: Dataset, **options) -> Stream:
-    return build(benchmark(dataset), dataset, StreamOptions(**options))
+    return build(TOY, dataset, StreamOptions(**options))
 
 
 def rows_of(part: Labelled, number: int) -> list[int]:
@@ -163,13 +163,13 @@ def test_validation_comes_after_the_training_cap_and_before_the_test_cap():
 
 
 def test_validation_is_the_same_for_ever_and_not_just_the_first_images():
-    assert np.flatnonzero(held_out(10, 0.3, 0)).tolist() == sorted(
+    assert np.flatnonzero(drawn_mask(10, 0.3, 0)).tolist() == sorted(
         np.random.RandomState(0).permutation(10)[:3]
     )
     np.random.seed(8)
     first = by_class(made(toy(ANIMALS, 20), validation=0.2), "test")
     assert first == by_class(made(toy(ANIMALS, 20), validation=0.2), "test")
-    assert held_out(0, 0.5, 0).tolist() == [] and held_out(1, 0.5, 0).tolist() == [False]
+    assert drawn_mask(0, 0.5, 0).tolist() == [] and drawn_mask(1, 0.5, 0).tolist() == [False]
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,15 @@ import pytest
 from stream_toys import PREPROCESSING, TEST, by_class, toy
 
 from protosteer.data.datasets import Dataset
+from protosteer.data.sets import catalogue
 from protosteer.errors import DataError
-from protosteer.streams import BENCHMARKS, StreamOptions, base, find_benchmark, open_stream
+from protosteer.streams import BENCHMARKS, StreamOptions, find_benchmark, open_stream
 
 FIVE = ["cifar10", "notmnist", "mnist", "svhn", "fashion-mnist"]
 
 
 @pytest.fixture
-def catalogue(monkeypatch) -> list[tuple]:
+def asked_for(monkeypatch) -> list[tuple]:
     """Ten classes of every data set, 200 of the large ones; returns what was asked for."""
     asked: list[tuple] = []
 
@@ -31,7 +32,7 @@ def catalogue(monkeypatch) -> list[tuple]:
         extra = FIVE.index(name) if name in FIVE else 0
         return toy([f"{name[:2]}{i:03d}" for i in range(count)], 2 + extra, 1 + extra)
 
-    monkeypatch.setattr(base, "open_dataset", open_dataset)
+    monkeypatch.setattr(catalogue, "open_dataset", open_dataset)
     return asked
 
 
@@ -44,10 +45,10 @@ def catalogue(monkeypatch) -> list[tuple]:
         ("cub200", "cub200", 10, 20, 0.875),
     ],
 )
-def test_streams_of_one_data_set(catalogue, name, dataset, tasks, size, crop):
+def test_streams_of_one_data_set(asked_for, name, dataset, tasks, size, crop):
     messages: list[str] = []
     stream = open_stream(name, StreamOptions(), PREPROCESSING, Path("d"), True, messages.append)
-    assert catalogue == [(dataset, Path("d"), PREPROCESSING, True)] and messages == [f"reading {dataset}"]
+    assert asked_for == [(dataset, Path("d"), PREPROCESSING, True)] and messages == [f"reading {dataset}"]
     assert stream.name == name and [len(t.classes) for t in stream] == [size] * tasks
     assert find_benchmark(name).crop == crop
     for options, sizes in (
@@ -58,9 +59,9 @@ def test_streams_of_one_data_set(catalogue, name, dataset, tasks, size, crop):
         assert [len(t.classes) for t in made] == sizes
 
 
-def test_five_datasets_in_the_authors_order(catalogue):
+def test_five_datasets_in_the_authors_order(asked_for):
     stream = open_stream("five-datasets", StreamOptions(), PREPROCESSING)
-    assert [row[0] for row in catalogue] == FIVE and find_benchmark("five-datasets").crop == 1.0
+    assert [row[0] for row in asked_for] == FIVE and find_benchmark("five-datasets").crop == 1.0
     for i, (name, t) in enumerate(zip(FIVE, stream, strict=True)):
         assert t.classes == [f"{name}/{name[:2]}{k:03d}" for k in range(10)]
         assert len(t.train) == 10 * (2 + i) and len(t.test) == 10 * (1 + i)
@@ -71,13 +72,13 @@ def test_all_that_the_five_lack_is_reported_together(monkeypatch):
     def absent(name: str, *_: object, **__: object) -> Dataset:
         raise DataError(f"{name} is absent")
 
-    monkeypatch.setattr(base, "open_dataset", absent)
+    monkeypatch.setattr(catalogue, "open_dataset", absent)
     with pytest.raises(DataError) as error:
         open_stream("five-datasets", StreamOptions(), PREPROCESSING)
     assert str(error.value) == "; and ".join(f"{name} is absent" for name in FIVE)
 
 
-def test_tasks_that_mix_the_five(catalogue):
+def test_tasks_that_mix_the_five(asked_for):
     """Each image stays with its class: a part's own row numbers are those of the part alone."""
     stream = open_stream("five-datasets", StreamOptions("seed:7", tasks=5), PREPROCESSING)
     mixed = [{label.split("/")[0] for label in t.classes} for t in stream]

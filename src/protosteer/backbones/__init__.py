@@ -28,6 +28,7 @@ from protosteer.data.prefetch import prefetched
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError, SettingsError, WeightsError
 from protosteer.method.vit import ViT
+from protosteer.util.files import cache_dir
 
 NANO = "nano"
 # Bytes of a layer's widest result, for which a batch is best on a CPU. Above 32 MiB, from where on glibc takes fresh
@@ -314,11 +315,6 @@ def list_backbones() -> list[BackboneInfo]:
         numbers = (paper.parameters, preprocessing, paper.pool)
         rows.append(BackboneInfo(paper.alias, paper.name, *numbers, paper.licence, path))
     return rows
-
-
-def cache_dir() -> Path:
-    """Where protosteer keeps what it downloads, and looks for files that were put there by hand."""
-    return Path(os.environ.get("PROTOSTEER_CACHE") or Path.home() / ".cache" / "protosteer").expanduser()
 
 
 def find_weights(name: str) -> Path | None:

@@ -78,12 +78,12 @@ def learn(
     The model file stays as it was until everything is learned. After Ctrl-C or a crash the same command goes on with
     the training, at most half a minute before where it was.
     """
-    from protosteer.data.images import class_folders
+    from protosteer.data.folders import read_folder
     from protosteer.photos.teaching import refuse_known
     from protosteer.util.files import Identity
 
     path, folder = _model_and_folder(paths, model)
-    class_folders(folder)  # complains before anything is loaded
+    read_folder(folder)  # complains before anything is loaded
     identity = Identity.of(path)
     old = _read(path)
     found, console = _look(folder, old, skip_known), make_console()

@@ -23,7 +23,8 @@ PANEL = "Lists"
 @app.command(rich_help_panel=PANEL)
 def backbones(as_json: Json = False) -> None:
     """List the backbones that have a short name, and whether their weights are on this disk."""
-    from protosteer.backbones import cache_dir, list_backbones
+    from protosteer.backbones import list_backbones
+    from protosteer.util.files import cache_dir
 
     folder = cache_dir() / "weights"
     rows = list_backbones()
@@ -121,7 +122,8 @@ def get_datasets(
     data_dir: DataDir = None,
 ) -> None:
     """Download data sets that are not there yet, and check their files."""
-    from protosteer.data.sets.catalogue import data_root, find_dataset, get_dataset
+    from protosteer.data.sets.catalogue import data_root, find_dataset
+    from protosteer.data.sets.obtaining import get_dataset
 
     root = data_root(data_dir or context.obj)
     for info in [find_dataset(name) for name in names]:

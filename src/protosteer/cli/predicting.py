@@ -96,7 +96,7 @@ def predict(
 
 def find_files(words: list[str]) -> list[Path]:
     """The image files that are meant, in the order given; what was typed must exist, what a list says may not."""
-    from protosteer.data.images import image_files
+    from protosteer.data.files import image_files
 
     found: list[Path] = []
     for word in words:

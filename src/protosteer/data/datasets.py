@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from protosteer.data.images import ImageSet
+from protosteer.data.images import ImageSet, Joined
 from protosteer.errors import DataError
 
 
@@ -51,8 +51,6 @@ class Dataset:
 
 def join(name: str, parts: Mapping[str, Dataset]) -> Dataset:
     """One dataset of several, in the order given; a class is called `part/class`."""
-    from protosteer.data.images import Joined
-
     classes = [f"{key}/{label}" for key, part in parts.items() for label in part.classes]
     starts = torch.tensor([0, *(len(part.classes) for part in parts.values())]).cumsum(0).tolist()
 

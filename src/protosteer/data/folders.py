@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
-from protosteer.data.images import class_folders
+from protosteer.data.files import images_below, in_threads, is_image, opened
 from protosteer.errors import DataError
 
 SPLIT_SEED = 0  # part of a data set's definition where nobody has published a split
@@ -43,9 +39,31 @@ class Files:
         return torch.tensor([places[label] for label in self.labels], dtype=torch.long)
 
 
-def read_folder(folder: Path, classes: Sequence[str] | None = None) -> Files:
-    """Every image below a folder of class folders, class by class; `classes` chooses some, in that order."""
-    return Files(*class_folders(folder, classes))
+def read_folder(folder: Path, wanted: Sequence[str] | None = None) -> Files:
+    """Every image below a folder of class folders, class by class; `wanted` chooses some, in that order."""
+    if not folder.is_dir():
+        problem = "is a file" if folder.exists() else "does not exist"
+        raise DataError(f"{folder} {problem}; give a folder that has one sub-folder per class")
+    entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    loose = next((entry for entry in entries if is_image(entry)), None)
+    if loose is not None:
+        raise DataError(f"{loose} lies outside any class folder; move it into a folder named after its class")
+    classes = [entry for entry in entries if entry.is_dir()]
+    if not classes:
+        raise DataError(f"{folder} has no class folders; make one per class and put its images there")
+    if wanted is not None:
+        missing = next((name for name in wanted if folder / name not in classes), None)
+        if missing is not None:
+            raise DataError(f"{folder} has no class folder {missing}; put its images there")
+        classes = [folder / name for name in wanted]
+    files = Files([], [])
+    for entry in classes:
+        found = images_below(entry)
+        if not found:
+            raise DataError(f"class folder {entry} holds no image files; add images or remove the folder")
+        files.paths.extend(found)
+        files.labels.extend([entry.name] * len(found))
+    return files
 
 
 def read_list(path: Path) -> Files:
@@ -115,38 +133,28 @@ def stratified_split(
     return sorted(train.tolist()), sorted(test.tolist())
 
 
-def readable(
-    paths: Sequence[Path], on_file: Callable[[int], None] = lambda done: None
-) -> tuple[list[Path], list[Path]]:
-    """The files that really decode, and those that do not; both in the order given. on_file: hears how many are done."""
-    fine = []
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        for ok in pool.map(_decodes, paths):
-            fine.append(ok)
-            on_file(len(fine))
-    good = [path for path, ok in zip(paths, fine, strict=True) if ok]
-    bad = [path for path, ok in zip(paths, fine, strict=True) if not ok]
-    return good, bad
+def readable(files: Files, on_file: Callable[[int], None] = lambda done: None) -> tuple[Files, list[Path]]:
+    """The files that really decode, and the paths of those that do not. on_file: hears how many are done."""
+    good: list[int] = []
+    bad: list[int] = []
+    for row, fine in enumerate(in_threads(_decodes, files.paths)):
+        (good if fine else bad).append(row)
+        on_file(row + 1)
+    return files.rows(good), [files.paths[row] for row in bad]
 
 
 def _decodes(path: Path) -> bool:
     try:
-        with Image.open(path) as image:
+        with opened(path) as image:
             image.load()
-    except Exception:  # a damaged file makes decoders raise nearly anything
+    except DataError:
         return False
     return True
 
 
-def without(files: Files, bad: Iterable[Path]) -> Files:
-    left_out = set(bad)
-    return files.rows(i for i, path in enumerate(files.paths) if path not in left_out)
-
-
 def read_grey(files: Files) -> Tensor:
     """Small grey images of one size, decoded at once into uint8 [N, h, w]."""
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        arrays = list(pool.map(_grey, files.paths))
+    arrays = list(in_threads(_grey, files.paths))
     odd = next((i for i, array in enumerate(arrays) if array.shape != arrays[0].shape), None)
     if odd is not None:
         raise DataError(f"{files.paths[odd]} is not as large as {files.paths[0]}; all must have one size")
@@ -154,23 +162,5 @@ def read_grey(files: Files) -> Tensor:
 
 
 def _grey(path: Path) -> np.ndarray:
-    try:
-        with Image.open(path) as image:
-            return np.array(image.convert("L"))
-    except Exception as error:  # as above
-        raise DataError(f"{path} cannot be read as an image; replace or remove it ({error})") from error
-
-
-def tree_checksum(paths: Iterable[Path], base: Path) -> str:
-    """sha256 over relative names and contents, in sorted order: notices files added, lost or changed."""
-
-    def line(path: Path) -> str:
-        name = os.path.relpath(path, base).replace(os.sep, "/")
-        return f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n"
-
-    try:
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            lines = sorted(pool.map(line, paths))
-    except FileNotFoundError as error:
-        raise DataError(f"{error.filename} is missing; unpack the images again") from error
-    return f"sha256:{hashlib.sha256(''.join(lines).encode('utf-8', 'surrogateescape')).hexdigest()}"
+    with opened(path) as image:
+        return np.array(image.convert("L"))

@@ -15,6 +15,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from protosteer.data.canvas import Kept
 from protosteer.data.images import ArrayImages, Chosen, FileImages, ImageSet, Joined
 from protosteer.errors import SettingsError
 
@@ -46,8 +47,8 @@ def _worth_a_thread(images: ImageSet) -> bool:
 
 
 def _parts(images: ImageSet) -> Iterator[ImageSet]:
-    """The sets that hold the images, below any selection and joining."""
-    if isinstance(images, Chosen):
+    """The sets that hold the images, below any selection, keeping and joining."""
+    if isinstance(images, (Chosen, Kept)):
         yield from _parts(images.images)
     elif isinstance(images, Joined):
         for part in images.parts:

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from protosteer.data.folders import Files, read_folder, readable, without
+from protosteer.data.folders import Files, read_folder, readable
 from protosteer.data.images import FileImages
 from protosteer.errors import DataError, LearnerError, SettingsError
 from protosteer.learner import Learner
@@ -105,8 +105,7 @@ def survey(
             raise DataError(
                 f"class folder {name!r} of {folder} has control characters or broken letters in its name; rename it"
             )
-    _, unreadable = readable(files.paths, lambda done: on_file(done, len(files)))
-    left = without(files, unreadable)
+    left, unreadable = readable(files, lambda done: on_file(done, len(files)))
     kept = set(left.labels)
     for name in dict.fromkeys(files.labels):
         if name not in kept:

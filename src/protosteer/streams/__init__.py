@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from protosteer.data.downloads import to_stderr
+from protosteer.data.sets.base import Benchmark, Reading
+from protosteer.data.sets.catalogue import BENCHMARKS, open_benchmark
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError
-from protosteer.streams import cifar100, cub, digits, five, folder, imagenet_r, imagenet_subset
-from protosteer.streams.base import Benchmark, LoadContext, Stream, Task, build
-from protosteer.streams.digits import split_digits
+from protosteer.streams import folder
+from protosteer.streams.base import Stream, Task, build
 from protosteer.streams.options import StreamOptions
 from protosteer.util.text import suggestion
 
 __all__ = [
     "BENCHMARKS",
     "Benchmark",
-    "LoadContext",
     "Stream",
     "StreamOptions",
     "Task",
@@ -25,11 +26,6 @@ __all__ = [
     "open_stream",
     "split_digits",
 ]
-
-BENCHMARKS: dict[str, Benchmark] = {
-    module.BENCHMARK.name: module.BENCHMARK
-    for module in (cifar100, five, imagenet_subset, imagenet_r, cub, digits)
-}
 
 
 def find_benchmark(name: str) -> Benchmark:
@@ -52,8 +48,18 @@ def open_stream(
     """Load a benchmark's images and share them out over tasks.
 
     preprocessing: the backbone's, with the crop of `find_benchmark(name)` where that has one; images that
-    are decoded from files are cut to its canvas.
+    are decoded from files are cut to its canvas. skip_unreadable: leave images out that cannot be decoded,
+    and name them. on_message: takes lines about them and about downloads; else they go to standard error.
     """
-    benchmark = find_benchmark(name)
-    context = LoadContext(preprocessing, data_dir, skip_unreadable, on_message)
-    return build(benchmark, benchmark.load(context), options)
+    benchmark, say = find_benchmark(name), on_message or to_stderr
+    if name.startswith(folder.PREFIX):
+        dataset = folder.load(name, Reading(preprocessing, skip_unreadable, say))
+    else:
+        dataset = open_benchmark(benchmark, data_dir, preprocessing, skip_unreadable, say)
+    return build(benchmark, dataset, options)
+
+
+def split_digits(tasks: int = 5) -> Stream:
+    """Ten digits in natural order, shared out over the tasks; half of the images train, half test."""
+    half = (0.5, 0.5, 0.5)  # of no consequence: only images that come from files are cut to a canvas
+    return open_stream("split-digits", StreamOptions(tasks=tasks), Preprocessing(8, half, half))

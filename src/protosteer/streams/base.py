@@ -6,22 +6,17 @@ A dataset becomes a stream by `build`, the same for every benchmark: the classes
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 
 from protosteer.data.datasets import Dataset, Labelled
 from protosteer.data.images import Chosen, ImageSet
-from protosteer.data.sets.catalogue import open_dataset
-from protosteer.data.transforms import Preprocessing
+from protosteer.data.sets.base import Benchmark
 from protosteer.errors import DataError
 from protosteer.streams.options import StreamOptions, group_classes
-
-__all__ = ["Benchmark", "LoadContext", "Stream", "StreamOptions", "Task", "build", "held_out"]
 
 VALIDATION_SEED = 0
 
@@ -75,51 +70,6 @@ class Stream(Sequence[Task]):
         return self.tasks[index]
 
 
-@dataclass(frozen=True)
-class LoadContext:
-    """What a benchmark needs to find and decode its images.
-
-    skip_unreadable: leave images out that cannot be decoded, and name them. on_message: takes lines about
-    them and about downloads; without it they go to standard error.
-    """
-
-    preprocessing: Preprocessing
-    data_dir: Path | None = None
-    skip_unreadable: bool = False
-    on_message: Callable[[str], None] | None = None
-
-    def say(self, line: str) -> None:
-        if self.on_message is None:
-            print(line, file=sys.stderr, flush=True)
-        else:
-            self.on_message(line)
-
-    def open(self, name: str) -> Dataset:
-        """A dataset of the catalogue."""
-        return open_dataset(
-            name,
-            self.data_dir,
-            self.preprocessing,
-            skip_unreadable=self.skip_unreadable,
-            on_message=self.say,
-        )
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """A dataset with the number of tasks and the evaluation crop that the literature uses for it.
-
-    crop: share of the resized image that the centre crop keeps, a part of the benchmark's definition; None
-    leaves it to the weights.
-    """
-
-    name: str
-    title: str
-    tasks: int
-    crop: float | None
-    load: Callable[[LoadContext], Dataset]
-
-
 def build(benchmark: Benchmark, dataset: Dataset, options: StreamOptions | None = None) -> Stream:
     """The dataset as tasks. Images are views of the dataset's, nothing is copied."""
     options = options or StreamOptions()
@@ -129,7 +79,7 @@ def build(benchmark: Benchmark, dataset: Dataset, options: StreamOptions | None 
     test = _rows_by_class(judged, dataset)
     if options.validation:
         judged = learned
-        masks = [held_out(len(rows), options.validation, VALIDATION_SEED) for rows in train]
+        masks = [drawn_mask(len(rows), options.validation, VALIDATION_SEED) for rows in train]
         test = [rows[mask] for rows, mask in zip(train, masks, strict=True)]
         train = [rows[~mask] for rows, mask in zip(train, masks, strict=True)]
     test = [rows[: options.test_per_class] for rows in test]
@@ -141,8 +91,8 @@ def build(benchmark: Benchmark, dataset: Dataset, options: StreamOptions | None 
     return Stream(benchmark.name, tasks, _about(benchmark, dataset, options, tasks))
 
 
-def held_out(count: int, share: float, seed: int) -> np.ndarray:
-    """Which of `count` images are held out, as mask [count]: at least one, but never all, drawn by the seed.
+def drawn_mask(count: int, share: float, seed: int) -> np.ndarray:
+    """A mask [count] that is true for this share of the rows: at least one, but never all, drawn by the seed.
 
     Each class is drawn alone and by the same seed, so that a class's images do not depend on other classes.
     """

@@ -7,16 +7,17 @@ never all. The draw of a class depends on nothing but how many images it has.
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from protosteer.data.datasets import Dataset, Labelled
-from protosteer.data.folders import Files, read_folder, readable, tree_checksum, without
+from protosteer.data.files import tree_checksum
+from protosteer.data.folders import Files, read_folder, readable
 from protosteer.data.images import FileImages
+from protosteer.data.sets.base import Benchmark, Reading
 from protosteer.errors import DataError
-from protosteer.streams.base import Benchmark, LoadContext, held_out
+from protosteer.streams.base import drawn_mask
 
 PREFIX = "folder:"
 TRAIN = "train"
@@ -29,53 +30,57 @@ def benchmark(name: str) -> Benchmark:
     """name: `folder:PATH`."""
     if name == PREFIX:
         raise DataError("folder: needs a path; write folder:PATH, with one sub-folder per class in PATH")
-    path = Path(name.removeprefix(PREFIX)).expanduser()
+    path = _path(name)
     # The folder's own name only: checksums tell the images, wherever the folder stands and however it is written.
     called = f"{PREFIX}{path.resolve().name}"
-    return Benchmark(called, f"Classes of {path}", tasks=5, crop=None, load=partial(load, path))
+    return Benchmark(called, f"Classes of {path}", tasks=5, crop=None)
 
 
-def load(path: Path, context: LoadContext) -> Dataset:
+def load(name: str, reading: Reading) -> Dataset:
     """Class names in alphabetical order are the natural order."""
-    train, test = _splits(path, context)
+    path = _path(name)
+    train, test = _splits(path, reading)
     classes = sorted({*train.labels, *test.labels})
     return Dataset(
         path.name,
         classes,
-        Labelled(FileImages(train.paths, context.preprocessing), train.numbers(classes)),
-        Labelled(FileImages(test.paths, context.preprocessing), test.numbers(classes)),
+        Labelled(FileImages(train.paths, reading.preprocessing), train.numbers(classes)),
+        Labelled(FileImages(test.paths, reading.preprocessing), test.numbers(classes)),
         {TRAIN: tree_checksum(train.paths, path), TESTS[0]: tree_checksum(test.paths, path)},
     )
 
 
-def _splits(path: Path, context: LoadContext) -> tuple[Files, Files]:
+def _path(name: str) -> Path:
+    return Path(name.removeprefix(PREFIX)).expanduser()
+
+
+def _splits(path: Path, reading: Reading) -> tuple[Files, Files]:
     tests = [path / name for name in TESTS if (path / name).is_dir()]
     if tests and (path / TRAIN).is_dir():
-        return _files(path / TRAIN, context), _files(tests[0], context)
-    files = _files(path, context)
+        return _files(path / TRAIN, reading), _files(tests[0], reading)
+    files = _files(path, reading)
     if set(files.labels) == {TRAIN}:
         raise DataError(f"{path} has {TRAIN}/ but no {'/ or '.join(TESTS)}/; add one, or give {path / TRAIN}")
     labels = np.array(files.labels)
     is_test = np.zeros(len(files), dtype=bool)
     for label in np.unique(labels):
         own = labels == label
-        is_test[own] = held_out(int(own.sum()), TEST_SHARE, SPLIT_SEED)
+        is_test[own] = drawn_mask(int(own.sum()), TEST_SHARE, SPLIT_SEED)
     return files.rows(np.flatnonzero(~is_test)), files.rows(np.flatnonzero(is_test))
 
 
-def _files(folder: Path, context: LoadContext) -> Files:
+def _files(folder: Path, reading: Reading) -> Files:
     """Every image is decoded once before the run: a damaged one is better found now than in the last task."""
     files = read_folder(folder)
-    _, bad = readable(files.paths)
-    if bad and not context.skip_unreadable:
+    left, bad = readable(files)
+    if bad and not reading.skip_unreadable:
         others = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
         raise DataError(
             f"{bad[0]} cannot be read as an image{others}; replace or remove it, or leave it out with "
-            "--skip-unreadable"
+            "skip_unreadable=True"
         )
     for path in bad:
-        context.say(f"{path} cannot be read as an image; skipped")
-    left = without(files, bad)
+        reading.say(f"{path} cannot be read as an image; skipped")
     empty = sorted(set(files.labels) - set(left.labels))
     if empty:
         raise DataError(f"no image in {folder / empty[0]} can be read; replace them or remove the folder")

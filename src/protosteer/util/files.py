@@ -15,6 +15,11 @@ from pathlib import Path
 from protosteer.errors import ProtosteerError
 
 
+def cache_dir() -> Path:
+    """Where protosteer keeps what it downloads, and looks for files that were put there by hand."""
+    return Path(os.environ.get("PROTOSTEER_CACHE") or Path.home() / ".cache" / "protosteer").expanduser()
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace `path` with `data`: temporary file beside it, synced, renamed, folder synced."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import struct
 
 import numpy as np
 import pytest
@@ -11,10 +10,7 @@ import torch
 
 from protosteer.data.sets.idx import as_small_images, idx_files, read_idx, read_images
 from protosteer.errors import DataError
-
-
-def idx_bytes(array):
-    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
+from set_toys import idx_bytes
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ import pytest
 import torch
 from scipy.io import savemat
 
-from protosteer.data.sets.svhn import read_svhn, svhn_files
+from protosteer.data.sets.svhn import SVHN, read_svhn, svhn_files
 from protosteer.errors import DataError
+from set_toys import READING
 
 
 def write(path, labels, dtype=np.uint8):
@@ -51,3 +52,11 @@ def test_faults_are_named(tmp_path):
     write(path, [0, 2])
     with pytest.raises(DataError, match="labels run from 0 to 2, not 1 to 10"):
         read_svhn(path)
+
+
+def test_both_halves_are_loaded(tmp_path):
+    for split, labels in (("train", [10, 3]), ("test", [1])):
+        write(tmp_path / f"{split}_32x32.mat", labels)
+    dataset = SVHN.load(tmp_path, READING)
+    assert dataset.train.labels.tolist() == [0, 3] and dataset.test.labels.tolist() == [1]
+    assert dataset.classes == [str(i) for i in range(10)]

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protosteer.data.datasets import Dataset
+from protosteer.data.sets.base import Benchmark, DatasetInfo, all_of, arrays, remote
 from protosteer.errors import DataError
 
 PIXELS = 3 * 32 * 32
@@ -51,8 +53,8 @@ class _Format:
     label_key: str = ""  # empty: the binary format
     names_key: str = ""
 
-    def files(self, folder: Path) -> list[Path]:
-        return [folder / name for names in self.splits.values() for name in names] + [folder / self.names]
+    def files(self) -> list[str]:
+        return [name for names in self.splits.values() for name in names] + [self.names]
 
 
 def _batches(suffix: str) -> dict[str, tuple[str, ...]]:
@@ -78,8 +80,7 @@ _FORMATS = {10: (_PYTHON_10, _BINARY_10), 100: (_PYTHON_100, _BINARY_100)}
 def cifar_files(folder: Path, classes: int) -> list[Path] | None:
     """All files of CIFAR-10 or CIFAR-100 in the format that is present in full, or None."""
     for layout in _FORMATS[classes]:
-        files = layout.files(folder)
-        if all(file.is_file() for file in files):
+        if files := all_of(folder, *layout.files()):
             return files
     return None
 
@@ -172,3 +173,78 @@ def _bytes(path: Path, layout: _Format) -> bytes:
         return path.read_bytes()
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing; unpack {layout.archive} there") from error
+
+
+# The records
+
+
+def _load(folder: Path, classes: int) -> Dataset:
+    pixels, labels, names = _read(folder, "train", classes)
+    return arrays(f"cifar{classes}", names, (pixels, labels), _read(folder, "test", classes)[:2])
+
+
+PAGES = ("https://www.cs.toronto.edu/~kriz", "https://cave.cs.toronto.edu/kriz")
+
+CIFAR100 = DatasetInfo(
+    name="cifar100",
+    title="CIFAR-100",
+    classes=100,
+    licence="none stated",
+    source="https://www.cs.toronto.edu/~kriz/cifar.html",
+    find=lambda folder: cifar_files(folder, 100),
+    load=lambda folder, reading: _load(folder, 100),
+    files=(
+        remote(
+            PAGES, "cifar-100-python.tar.gz", 169_001_437,
+            "eb9058c3a382ffc7106e4002c42a8d85", "cifar-100-python",
+        ),
+    ),
+    accepted=(
+        remote(
+            PAGES, "cifar-100-binary.tar.gz", 168_513_733,
+            "03b5dce01913d631647c71ecec9e9cb8", "cifar-100-binary",
+        ),
+    ),
+    folders=("cifar-100-python", "cifar-100-binary"),
+    md5={
+        "train": "16019d7e3df5f24257cddd939b257f8d",
+        "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+        "meta": "7973b15100ade9c7d40fb424638fde48",
+        "train.bin": "6172c7755cfe09b2fe270c85cebc1b15",
+        "test.bin": "4499cfba6c016c1be1438163640a0898",
+    },
+)  # fmt: skip
+
+CIFAR10 = DatasetInfo(
+    name="cifar10",
+    title="CIFAR-10",
+    classes=10,
+    licence="none stated",
+    source="https://www.cs.toronto.edu/~kriz/cifar.html",
+    find=lambda folder: cifar_files(folder, 10),
+    load=lambda folder, reading: _load(folder, 10),
+    files=(
+        remote(
+            PAGES, "cifar-10-python.tar.gz", 170_498_071,
+            "c58f30108f718f92721af3b95e74349a", "cifar-10-batches-py",
+        ),
+    ),
+    accepted=(
+        remote(
+            PAGES, "cifar-10-binary.tar.gz", 170_052_171,
+            "c32a1d4ab5d03f1284b67883e8d87530", "cifar-10-batches-bin",
+        ),
+    ),
+    folders=("cifar-10-batches-py", "cifar-10-batches-bin"),
+    md5={
+        "data_batch_1": "c99cafc152244af753f735de768cd75f",
+        "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+        "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+        "data_batch_4": "634d18415352ddfa80567beed471001a",
+        "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+        "test_batch": "40351d587109b95175f43aff81a1287e",
+        "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
+    },
+)  # fmt: skip
+
+BENCHMARK = Benchmark("split-cifar100", "Split CIFAR-100", tasks=10, crop=1.0, datasets=("cifar100",))

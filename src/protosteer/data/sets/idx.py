@@ -6,6 +6,7 @@ import gzip
 import math
 import struct
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from protosteer.data.datasets import Dataset
+from protosteer.data.sets.base import arrays, gone
 from protosteer.errors import DataError
 
 UNSIGNED_BYTES = 0x08
@@ -77,3 +80,9 @@ def as_small_images(grey: Tensor) -> Tensor:
     The three channels are one and the same memory.
     """
     return F.pad(grey, (2, 2, 2, 2)).unsqueeze(1).expand(-1, 3, -1, -1)
+
+
+def load_idx(name: str, classes: Sequence[str], folder: Path) -> Dataset:
+    train_images, train_labels, test_images, test_labels = idx_files(folder) or gone(folder)
+    train, test = read_images(train_images, train_labels), read_images(test_images, test_labels)
+    return arrays(name, classes, train, test)

@@ -8,14 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protosteer.data.datasets import Dataset
+from protosteer.data.sets.base import NUMERALS, DatasetInfo, Reading, all_of, arrays, gone, md5_of, remote
 from protosteer.errors import DataError
 
 FILES = ("train_32x32.mat", "test_32x32.mat")
 
 
 def svhn_files(folder: Path) -> list[Path] | None:
-    paths = [folder / name for name in FILES]
-    return paths if all(path.is_file() for path in paths) else None
+    return all_of(folder, *FILES)
 
 
 def read_svhn(path: Path) -> tuple[Tensor, Tensor]:
@@ -40,3 +41,26 @@ def read_svhn(path: Path) -> tuple[Tensor, Tensor]:
         )
     images = np.ascontiguousarray(pixels.transpose(3, 2, 0, 1))
     return torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64) % 10)
+
+
+def _load(folder: Path, reading: Reading) -> Dataset:
+    train, test = svhn_files(folder) or gone(folder)
+    return arrays("svhn", NUMERALS, read_svhn(train), read_svhn(test))
+
+
+_PAGES = ("http://ufldl.stanford.edu/housenumbers",)
+_FILES = (
+    remote(_PAGES, "train_32x32.mat", 182_040_794, "e26dedcc434d2e4c54c9b2d4a06d8373"),
+    remote(_PAGES, "test_32x32.mat", 64_275_384, "eb5a983be6a315427106f1b164d9cef3"),
+)
+SVHN = DatasetInfo(
+    name="svhn",
+    title="SVHN, cropped digits",
+    classes=10,
+    licence="non-commercial",
+    source="http://ufldl.stanford.edu/housenumbers/",
+    find=svhn_files,
+    load=_load,
+    files=_FILES,
+    md5=md5_of(_FILES),
+)

@@ -1,0 +1,58 @@
+"""ImageNet-R: 200 classes of ImageNet as art, cartoons, toys and the like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from protosteer.data.datasets import Dataset
+from protosteer.data.folders import name_classes, read_folder, read_list, stratified_split
+from protosteer.data.sets.base import Benchmark, DatasetInfo, Reading, all_of, lazy, remote
+
+LISTS = ("train.txt", "test.txt")
+TEST_SHARE = 0.2
+
+
+def _find(folder: Path) -> Sequence[Path] | None:
+    if not folder.is_dir() or not any(_is_wnid(entry) for entry in folder.iterdir()):
+        return None
+    return [folder, *(all_of(folder, *LISTS) or ())]
+
+
+def _is_wnid(entry: Path) -> bool:
+    """A folder called as WordNet numbers its nouns: n01443537."""
+    return entry.name[:1] == "n" and entry.name[1:].isdecimal() and len(entry.name) == 9 and entry.is_dir()
+
+
+def _load(folder: Path, reading: Reading) -> Dataset:
+    """Split by train.txt and test.txt if both are there, else 80 to 20 in every class by a fixed seed."""
+    lists = all_of(folder, *LISTS)
+    if lists:
+        classes, (train, test) = name_classes(*(read_list(path) for path in lists))
+    else:
+        files = read_folder(folder)
+        classes = sorted(set(files.labels))
+        train, test = (files.rows(rows) for rows in stratified_split(files.labels, TEST_SHARE))
+    return lazy("imagenet-r", classes, train, test, folder, reading)
+
+
+IMAGENET_R = DatasetInfo(
+    name="imagenet-r",
+    title="ImageNet-R",
+    classes=200,
+    licence="see source",
+    source="https://github.com/hendrycks/imagenet-r",
+    find=_find,
+    load=_load,
+    files=(
+        remote(
+            ("https://people.eecs.berkeley.edu/~hendrycks",), "imagenet-r.tar", 2_191_079_936,
+            "a61312130a589d0ca1a8fca1f2bd3337", "imagenet-r",
+        ),
+    ),
+    own_folder=True,
+    note="It was made as a test set, and the 24,000/6,000 splits of published runs differ. Lists train.txt and "
+    "test.txt in its folder decide; without them 80 to 20 in every class, drawn with a fixed seed.",
+)  # fmt: skip
+
+BENCHMARK = Benchmark("imagenet-r", "Split ImageNet-R", tasks=10, crop=0.875, datasets=("imagenet-r",))
