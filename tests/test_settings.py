@@ -71,5 +71,5 @@ def test_bad_files_are_named(tmp_path, text, message):
 
 
 def test_missing_file_is_named(tmp_path):
-    with pytest.raises(SettingsError, match="cannot read settings from .*none.toml"):
+    with pytest.raises(SettingsError, match="cannot read .*none.toml"):
         Settings.from_toml(tmp_path / "none.toml")

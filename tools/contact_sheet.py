@@ -22,8 +22,9 @@ from sklearn.datasets import load_digits, load_sample_image
 from torch import Tensor
 
 from procedural import random_glyphs
-from protosteer.data.augment import KINDS, Augmentation, Choices
+from protosteer.data.augment import Augmentation, Choices
 from protosteer.data.transforms import Preprocessing
+from protosteer.settings import AUGMENTATIONS
 
 SIZE = 224
 TILE = 112
@@ -126,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, help="PNG file to write")
-    parser.add_argument("--kind", choices=KINDS, default="paper")
+    parser.add_argument("--kind", choices=AUGMENTATIONS, default="paper")
     parser.add_argument("--versions", type=int, default=9, help="augmented versions of each image")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from protosteer import modelfile
 from protosteer.backbones import Backbone
+from protosteer.data.canvas import kept
 from protosteer.data.images import ImageSet, as_images, as_labelled
 from protosteer.data.prefetch import prefetched
 from protosteer.errors import DataError, LearnerError
@@ -21,9 +22,9 @@ from protosteer.method.forgetting import Forgotten, forget
 from protosteer.method.inference import Index, Matches, Prediction, match, prompted_forward
 from protosteer.method.memory import Memory, TaskRecord
 from protosteer.method.task import learn_class, learn_task
-from protosteer.method.training import Listener
-from protosteer.running.progress import OnStage, Stage, TrainingProgress
-from protosteer.running.resume import Bookmark, Resume
+from protosteer.running.listeners import listeners
+from protosteer.running.progress import OnStage, Stage
+from protosteer.running.resume import Bookmark
 from protosteer.settings import Settings
 
 # Images whose pixels and embeddings are in memory at once while predicting.
@@ -74,15 +75,9 @@ class Learner:
         self.memory.check_new(name, classes)
         number = {label: i for i, label in enumerate(classes)}
         numbers = torch.tensor([number[label] for label in labels])
-        listeners: list[Listener] = []
-        if bookmark:
-            listeners.append(Resume(bookmark, self._which(classes, len(labels))))
-        if on_stage:
-            listeners.append(TrainingProgress(name, on_stage))
-        seen = SeenImages(images, self.backbone, self.settings, name, on_stage)
-        record = learn_task(
-            name, classes, seen, numbers, self.backbone, self.memory, self.settings, listeners
-        )
+        heard = listeners(name, self._which(classes, len(labels)), on_stage, bookmark)
+        seen = SeenImages(kept(images), self.backbone, self.settings, name, on_stage)
+        record = learn_task(name, classes, seen, numbers, self.backbone, self.memory, self.settings, heard)
         self.memory.add(record)
         return record
 

@@ -64,7 +64,32 @@ class Model:
 
         A link stays one: it is the file behind it that changes, so that nothing forgotten is left there.
         """
-        write_atomically(Path(path).resolve(), pack(self.backbone, self.settings, self.memory))
+        write_atomically(Path(path).resolve(), self.pack())
+
+    def pack(self) -> bytes:
+        """The contents of a model file; equal models give equal bytes."""
+        tensors: dict[str, Tensor] = {}
+        tasks = []
+        for t, task in enumerate(self.memory.tasks):
+            tensors |= {f"tasks.{t}.{name}": tensor for name, tensor in task.tensors()}
+            tasks.append(
+                {
+                    "name": task.name,
+                    "classes": task.class_names,
+                    "prompt": task.prompt is not None,
+                    "independent": task.independent,
+                    **({"few_shot": True} if task.few_shot else {}),
+                    "about": task.about.to_dict(),
+                }
+            )
+        header = {
+            "format": FORMAT,
+            "protosteer": protosteer.__version__,
+            "backbone": self.backbone,
+            "settings": self.settings.to_dict(),
+            "tasks": tasks,
+        }
+        return seal(header, tensors)
 
     def load_backbone(
         self, name: str | None = None, weights: Path | None = None, device: str | torch.device = "cpu"
@@ -85,32 +110,6 @@ class Model:
             heads=about["heads"],
             device=device,
         )
-
-
-def pack(backbone: dict[str, Any], settings: Settings, memory: Memory) -> bytes:
-    """The contents of a model file; equal models give equal bytes. backbone: from `backbone_header`."""
-    tensors: dict[str, Tensor] = {}
-    tasks = []
-    for t, task in enumerate(memory.tasks):
-        tensors |= {f"tasks.{t}.{name}": tensor for name, tensor in task.tensors()}
-        tasks.append(
-            {
-                "name": task.name,
-                "classes": task.class_names,
-                "prompt": task.prompt is not None,
-                "independent": task.independent,
-                **({"few_shot": True} if task.few_shot else {}),
-                "about": task.about.to_dict(),
-            }
-        )
-    header = {
-        "format": FORMAT,
-        "protosteer": protosteer.__version__,
-        "backbone": backbone,
-        "settings": settings.to_dict(),
-        "tasks": tasks,
-    }
-    return seal(header, tensors)
 
 
 def backbone_header(backbone: Backbone) -> dict[str, Any]:
@@ -175,7 +174,7 @@ def unpack(data: bytes, path: Path) -> Model:
         _check_backbone(header["backbone"])
         memory = Memory(_task(t, task, tensors) for t, task in enumerate(header["tasks"]))
         _check_shapes(memory, header["backbone"])
-        return Model(path, header["backbone"], Settings.from_dict(header["settings"]), memory)
+        return Model(path, header["backbone"], Settings.from_file(header["settings"]), memory)
     except (KeyError, TypeError, ProtosteerError) as error:
         raise ModelFileError(
             f"{path} has an inconsistent header ({error}); it was not written by protosteer"

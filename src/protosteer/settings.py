@@ -6,57 +6,69 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from protosteer.errors import SettingsError
 from protosteer.util.text import suggestion
 
 if sys.version_info >= (3, 11):
+    from typing import Self
+
     import tomllib
 else:
     import tomli as tomllib
+    from typing_extensions import Self
 
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "prompt_kind": ("deep", "shallow"),
-    "prompt_start": ("previous", "zero", "random"),
-    "loss": ("cpl", "supcon", "cross-entropy"),
-    "noise": ("cluster", "class", "none"),
-    "anchor_rows": ("images", "images+prototypes"),
-    "clustering": ("spectral", "kmeans"),
-    "assign_labels": ("discretize", "kmeans"),
-    "augmentation": ("paper", "no-flip", "crop", "none"),
-}
-
-_AT_LEAST: dict[str, float] = {
-    "prompt_length": 1,
-    "prompt_from_layer": 1,
-    "cached_views": 0,
-    "epochs": 1,
-    "batch_size": 2,
-    "learning_rate": 0.0,
-    "final_learning_rate": 0.0,
-    "warmup_epochs": 0,
-    "warmup_fraction": 0.0,
-    "weight_decay": 0.0,
-    "final_weight_decay": 0.0,
-    "neck_layers": 1,
-    "neck_hidden": 1,
-    "centroids": 1,
-    "neighbours": 1,
-    "embed_batch_size": 1,
-    "seed": 0,
-}
-
-_ABOVE_ZERO = ("temperature", "gradient_clip")
-
+AUGMENTATIONS = ("paper", "no-flip", "crop", "none")
+CLUSTERINGS = ("spectral", "kmeans")
+LABEL_ASSIGNMENTS = ("discretize", "kmeans")
 PRESETS = ("paper", "fast")
+
+# Settings that older files name, with the value at which they did nothing.
+RETIRED = {"cached_views": 0}
 
 
 @dataclass(frozen=True)
-class Settings:
+class Values:
+    """Settings of any method: a frozen dataclass of bool, int, float and str, checked when it is made."""
+
+    CHOICES: ClassVar[Mapping[str, Sequence[str]]] = {}
+    AT_LEAST: ClassVar[Mapping[str, float]] = {}
+    ABOVE_ZERO: ClassVar[Sequence[str]] = ()
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, _typed(field, getattr(self, field.name)))
+        for name, choices in self.CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise SettingsError(f"{name} = {getattr(self, name)!r}: choose one of {', '.join(choices)}")
+        for name, least in self.AT_LEAST.items():
+            if getattr(self, name) < least:
+                raise SettingsError(f"{name} = {getattr(self, name)}: must be at least {least:g}")
+        for name in self.ABOVE_ZERO:
+            if getattr(self, name) <= 0:
+                raise SettingsError(f"{name} = {getattr(self, name)}: must be greater than 0")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        known = [field.name for field in dataclasses.fields(cls)]
+        for key in values:
+            if key not in known:
+                raise SettingsError(unknown_setting(key, known))
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def replace(self, **changes: Any) -> Self:
+        return self.from_dict({**self.to_dict(), **changes})
+
+
+@dataclass(frozen=True)
+class Settings(Values):
     """How a learner learns and predicts. Frozen: a learner's settings never change under its feet."""
 
     # Prompt: L_p, its kind, and where a new task's prompt starts.
@@ -89,7 +101,6 @@ class Settings:
     final_weight_decay: float = 1e-2
     gradient_clip: float = 5.0
     augmentation: str = "paper"
-    cached_views: int = 0  # n: n views of each image are kept and met in turn (not in the paper); 0: new ones
 
     # Prototypes: C per class.
     centroids: int = 5
@@ -104,18 +115,38 @@ class Settings:
     independent: bool = False
     seed: int = 0
 
+    CHOICES: ClassVar = {
+        "prompt_kind": ("deep", "shallow"),
+        "prompt_start": ("previous", "zero", "random"),
+        "loss": ("cpl", "supcon", "cross-entropy"),
+        "noise": ("cluster", "class", "none"),
+        "anchor_rows": ("images", "images+prototypes"),
+        "clustering": CLUSTERINGS,
+        "assign_labels": LABEL_ASSIGNMENTS,
+        "augmentation": AUGMENTATIONS,
+    }
+    AT_LEAST: ClassVar = {
+        "prompt_length": 1,
+        "prompt_from_layer": 1,
+        "epochs": 1,
+        "batch_size": 2,
+        "learning_rate": 0.0,
+        "final_learning_rate": 0.0,
+        "warmup_epochs": 0,
+        "warmup_fraction": 0.0,
+        "weight_decay": 0.0,
+        "final_weight_decay": 0.0,
+        "neck_layers": 1,
+        "neck_hidden": 1,
+        "centroids": 1,
+        "neighbours": 1,
+        "embed_batch_size": 1,
+        "seed": 0,
+    }
+    ABOVE_ZERO: ClassVar = ("temperature", "gradient_clip")
+
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, _typed(field, getattr(self, field.name)))
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise SettingsError(f"{name} = {getattr(self, name)!r}: choose one of {', '.join(choices)}")
-        for name, least in _AT_LEAST.items():
-            if getattr(self, name) < least:
-                raise SettingsError(f"{name} = {getattr(self, name)}: must be at least {least:g}")
-        for name in _ABOVE_ZERO:
-            if getattr(self, name) <= 0:
-                raise SettingsError(f"{name} = {getattr(self, name)}: must be greater than 0")
+        super().__post_init__()
         if self.prompt_kind == "shallow" and self.prompt_from_layer > 1:
             raise SettingsError(
                 f"prompt_from_layer = {self.prompt_from_layer}: a shallow prompt begins in layer 1; use "
@@ -133,36 +164,35 @@ class Settings:
         return cls.from_dict({**preset(name, depth), **changes})
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Settings:
-        known = [field.name for field in dataclasses.fields(cls)]
-        for key in values:
-            if key not in known:
-                raise SettingsError(unknown_setting(key, known))
-        return cls(**values)
-
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+    def from_file(cls, values: Mapping[str, Any]) -> Settings:
+        """From a file of any version: names that have been retired since are left out."""
+        return cls.from_dict({name: value for name, value in values.items() if name not in RETIRED})
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Settings:
         """Read settings from a TOML file of `name = value` lines; absent names keep their defaults."""
         try:
-            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise SettingsError(f"cannot read settings from {path}: {error.strerror}") from error
-        except tomllib.TOMLDecodeError as error:
-            raise SettingsError(f"{path} is not valid TOML: {error}") from error
-        try:
-            return cls.from_dict(values)
+            return cls.from_dict(read_toml(Path(path)))
         except SettingsError as error:
             raise SettingsError(f"{path}: {error}") from error
 
     def to_toml(self, path: str | Path) -> None:
-        lines = [f"{name} = {_toml_value(value)}" for name, value in self.to_dict().items()]
+        lines = [f"{name} = {json.dumps(value)}" for name, value in self.to_dict().items()]
         Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
-    def replace(self, **changes: Any) -> Settings:
-        return Settings.from_dict({**self.to_dict(), **changes})
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file of `name = value` lines."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} is not valid TOML: {error}") from error
+    table = next((name for name, value in values.items() if isinstance(value, dict)), None)
+    if table is not None:
+        raise SettingsError(f"{path}: [{table}] is a table; give a plain list of name = value")
+    return values
 
 
 def preset(name: str, depth: int) -> dict[str, Any]:
@@ -172,20 +202,6 @@ def preset(name: str, depth: int) -> dict[str, Any]:
     if name == "paper":
         return {}
     return {"prompt_from_layer": max(1, min(depth // 2 + 1, depth - 1))}
-
-
-def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE, where a value is JSON (5, 0.1, true) or else a bare word."""
-    values: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not name or not equals:
-            raise SettingsError(f"--set {pair}: write NAME=VALUE, for instance --set epochs=20")
-        try:
-            values[name.strip()] = json.loads(text)
-        except json.JSONDecodeError:
-            values[name.strip()] = text.strip()
-    return values
 
 
 def unknown_setting(key: str, known: Sequence[str]) -> str:
@@ -204,9 +220,3 @@ def _typed(field: dataclasses.Field[Any], value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise SettingsError(f"{field.name} = {value}: must be a finite number")
     return value
-
-
-def _toml_value(value: bool | int | float | str) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else repr(value)

@@ -31,8 +31,7 @@ from torch import Tensor
 
 from protosteer.data.transforms import Preprocessing, resize
 from protosteer.errors import SettingsError
-
-KINDS = ("paper", "no-flip", "crop", "none")
+from protosteer.settings import AUGMENTATIONS
 
 CROP_SCALE = (0.8, 1.0)
 CROP_RATIO = (3 / 4, 4 / 3)
@@ -73,8 +72,8 @@ class Augmentation:
     """
 
     def __init__(self, preprocessing: Preprocessing, kind: str = "paper", batched: bool | None = None):
-        if kind not in KINDS:
-            raise SettingsError(f"augmentation {kind!r} is unknown; choose one of {', '.join(KINDS)}")
+        if kind not in AUGMENTATIONS:
+            raise SettingsError(f"augmentation {kind!r} is unknown; choose one of {', '.join(AUGMENTATIONS)}")
         self.preprocessing = preprocessing
         self.kind = kind
         self.batched = batched

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from threading import Lock
 
 import torch
 from torch import Tensor
 
-from protosteer.data.images import ImageSet
+from protosteer.data.images import ArrayImages, Chosen, FileImages, ImageSet, Joined
 
 BUDGET = 2**30  # bytes: about 5,500 images of 256 x 256 pixels
 
@@ -47,3 +47,26 @@ class Kept(ImageSet):
 
     def name(self, row: int) -> str:
         return self.images.name(row)
+
+
+def kept(images: ImageSet) -> ImageSet:
+    """The same images, kept once they are decoded, if it is files that they are decoded from."""
+    return Kept(images) if decodes_files(images) and not isinstance(images, Kept) else images
+
+
+def decodes_files(images: ImageSet) -> bool:
+    """Whether there are files to decode and none of the parts runs a user's code."""
+    parts = list(_parts(images))
+    ours = all(isinstance(part, (FileImages, ArrayImages)) for part in parts)
+    return ours and any(isinstance(part, FileImages) for part in parts)
+
+
+def _parts(images: ImageSet) -> Iterator[ImageSet]:
+    """The sets that hold the images, below any selection, keeping and joining."""
+    if isinstance(images, (Chosen, Kept)):
+        yield from _parts(images.images)
+    elif isinstance(images, Joined):
+        for part in images.parts:
+            yield from _parts(part)
+    else:
+        yield images

@@ -8,15 +8,15 @@ same run. One thread suffices here, because FileImages spreads each batch over s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import torch
 from torch import Tensor
 
-from protosteer.data.canvas import Kept
-from protosteer.data.images import ArrayImages, Chosen, FileImages, ImageSet, Joined
+from protosteer.data.canvas import decodes_files
+from protosteer.data.images import ImageSet
 from protosteer.errors import SettingsError
 
 Rows = Sequence[int] | Tensor
@@ -34,27 +34,9 @@ def prefetched(
     if ahead < 1:
         raise SettingsError(f"prefetched got ahead={ahead}; it must be at least 1")
     pinned = device is not None and device.type == "cuda"
-    if _worth_a_thread(images):
+    if decodes_files(images):
         return _read_ahead(images, batches, ahead, pinned)
     return (_fetch(images, rows, pinned) for rows in batches)
-
-
-def _worth_a_thread(images: ImageSet) -> bool:
-    """Whether there are files to decode and none of the parts runs a user's code."""
-    parts = list(_parts(images))
-    ours = all(isinstance(part, (FileImages, ArrayImages)) for part in parts)
-    return ours and any(isinstance(part, FileImages) for part in parts)
-
-
-def _parts(images: ImageSet) -> Iterator[ImageSet]:
-    """The sets that hold the images, below any selection, keeping and joining."""
-    if isinstance(images, (Chosen, Kept)):
-        yield from _parts(images.images)
-    elif isinstance(images, Joined):
-        for part in images.parts:
-            yield from _parts(part)
-    else:
-        yield images
 
 
 def _read_ahead(

@@ -1,7 +1,8 @@
 """Embeddings of test images, each computed once per prompt for a whole run.
 
-The backbone and every learned prompt are frozen, so an embedding that one evaluation made serves all later ones,
-and those of a process that went on after the first was killed.
+A backbone and a learned prompt that are frozen make an embedding serve all later evaluations, and those of a process that
+went on after the first was killed. Embeddings of a backbone that a method has trained since are dropped: they are known by
+the fingerprint of the weights that made them.
 """
 
 from __future__ import annotations
@@ -11,37 +12,59 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from protosteer.backbones import Backbone
 from protosteer.data.images import ImageSet
+from protosteer.methods.base import Method
 
 
 class EmbeddingCache:
     """The `Images` of `methods.base` for one task's test images."""
 
-    def __init__(self, backbone: Backbone, images: ImageSet, batch_size: int):
-        self.backbone = backbone
+    def __init__(self, method: Method, images: ImageSet):
+        self.method = method
         self.images = images
-        self.batch_size = batch_size
         self.forward_passes = 0  # made
         self.asked = 0  # what would have been made without a cache
-        self._known: dict[str, tuple[Tensor, Tensor]] = {}  # by key: embeddings [N, D], which are known [N]
+        self._version = ""  # of the weights behind what is known
+        self._known: dict[str, tuple[Tensor, Tensor]] = {}  # by name: embeddings [N, D], which are known [N]
         self._new: dict[str, list[Tensor]] = {}  # rows embedded since `take_new`
 
     def __len__(self) -> int:
         return len(self.images)
 
-    def embed(self, rows: Tensor, key: str | None, prompt: Tensor | None) -> Tensor:
-        """[len(rows), D] under the prompt that the key names; no key, no prompt."""
-        name = _name(key)
-        embeddings, known = self._of(name)
+    def pixels(self, rows: Tensor) -> Tensor:
+        return self.images.pixels(rows.tolist())
+
+    def embed(self, rows: Tensor, prompt: Tensor | None = None, key: str | None = None) -> Tensor:
         self.asked += len(rows)
+        if prompt is not None and key is None:
+            return self._compute(rows, prompt)
+        name = self._name(key)
+        embeddings, known = self._of(name)
         new = rows[~known[rows]]
         if len(new):
-            embeddings[new] = self.backbone.embed_set(self.images, prompt, self.batch_size, rows=new.tolist())
+            some = prompt[~known[rows]] if prompt is not None and prompt.ndim == 4 else prompt
+            embeddings[new] = self._compute(new, some)
             known[new] = True
             self._new.setdefault(name, []).append(new)
-            self.forward_passes += len(new)
         return embeddings[rows]
+
+    def tokens(self, rows: Tensor, prompt: Tensor | None = None) -> Tensor:
+        backbone = self.method.backbone
+        self.asked += len(rows)
+        self.forward_passes += len(rows)
+        batch = backbone.batch_size(self.method.embed_batch_size)
+        parts = []
+        with torch.no_grad():
+            for some in torch.arange(len(rows)).split(batch):
+                images = backbone.preprocessing(self.pixels(rows[some]), backbone.device)
+                own = prompt[some] if prompt is not None and prompt.ndim == 4 else prompt
+                parts.append(backbone.tokens(images, own).float().cpu())
+        return torch.cat(parts)
+
+    def _compute(self, rows: Tensor, prompt: Tensor | None) -> Tensor:
+        self.forward_passes += len(rows)
+        method = self.method
+        return method.backbone.embed_set(self.images, prompt, method.embed_batch_size, rows=rows.tolist())
 
     def take_new(self) -> dict[str, Tensor]:
         """What was embedded since the last call, for `put`."""
@@ -61,12 +84,19 @@ class EmbeddingCache:
                 embeddings[rows] = taken[f"embeddings/{name}"]
                 known[rows] = True
 
+    def _name(self, key: str | None) -> str:
+        """Of what is embedded now; where the backbone is trained, what it made before is dropped."""
+        name = "plain" if key is None else f"prompt {key}"
+        if not self.method.trains_backbone:
+            return name
+        version = self.method.backbone.fingerprint
+        if version != self._version:
+            self._known = {n: kept for n, kept in self._known.items() if n.startswith(version)}
+            self._new, self._version = {}, version
+        return f"{version} {name}"
+
     def _of(self, name: str) -> tuple[Tensor, Tensor]:
         if name not in self._known:
-            empty = torch.zeros(len(self.images), self.backbone.dim)
+            empty = torch.zeros(len(self.images), self.method.backbone.dim)
             self._known[name] = empty, torch.zeros(len(self.images), dtype=torch.bool)
         return self._known[name]
-
-
-def _name(key: str | None) -> str:
-    return "plain" if key is None else f"prompt {key}"

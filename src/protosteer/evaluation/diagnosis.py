@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from protosteer.method.inference import Embed, Index, match
 from protosteer.method.memory import Memory, TaskRecord
+from protosteer.methods.base import Images, Method
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,26 @@ class Diagnosis:
         return {"mean": self.mean(), "tasks": [asdict(task) for task in self.tasks]}
 
 
-def diagnose(memory: Memory, tests: Sequence[tuple[Embed, list[str]]], neighbours: int) -> Diagnosis:
-    """Measure every task learned, given its test images, as something that embeds them, and their labels."""
-    index = Index.build(memory)
+@runtime_checkable
+class Diagnosable(Protocol):
+    """A method whose decisions can be taken apart: it retrieves tasks by keys and matches values under their prompts."""
+
+    @property
+    def memory(self) -> Memory: ...
+    @property
+    def neighbours(self) -> int: ...
+    def embedder(self, images: Images) -> Embed: ...
+
+
+def diagnose(method: Method, tests: Sequence[tuple[Images, list[str]]]) -> Diagnosis | None:
+    """Measure every task learned, given its test images and their labels; None for methods of other kinds."""
+    if not isinstance(method, Diagnosable):
+        return None
+    index = Index.build(method.memory)
     return Diagnosis(
         [
-            _task(index, record, j, embed, labels, neighbours)
-            for j, (record, (embed, labels)) in enumerate(zip(memory.tasks, tests, strict=True))
+            _task(index, record, j, method.embedder(images), labels, method.neighbours)
+            for j, (record, (images, labels)) in enumerate(zip(method.memory.tasks, tests, strict=True))
         ]
     )
 

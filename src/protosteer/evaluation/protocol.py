@@ -13,13 +13,11 @@ from torch import Tensor
 from protosteer.errors import RunError
 from protosteer.evaluation import metrics
 from protosteer.evaluation.cache import EmbeddingCache
-from protosteer.evaluation.diagnosis import Diagnosis
+from protosteer.evaluation.diagnosis import Diagnosis, diagnose
 from protosteer.methods.base import Method
-from protosteer.running.progress import Stage
+from protosteer.running.progress import OnStage, Stage
 from protosteer.running.resume import Bookmark
 from protosteer.streams.base import Stream
-
-OnStage = Callable[[Stage], None]
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ def run_stream(
     store: Store | None = None,
 ) -> Run:
     """Learn the stream's tasks in order and evaluate after each; with a `store`, from where it was left."""
-    caches = [EmbeddingCache(method.backbone, task.test, method.embed_batch_size) for task in stream]
+    caches = [EmbeddingCache(method, task.test) for task in stream]
     run = Run([len(task.test) for task in stream], [len(task.classes) for task in stream])
     if store:
         _restore(method, run, caches, store)
@@ -129,9 +127,7 @@ def run_stream(
         if on_task:
             on_task(i, run)
     before = sum(cache.forward_passes for cache in caches)
-    run.diagnosis = method.diagnose(
-        [(cache, task.test_labels) for cache, task in zip(caches, stream, strict=True)]
-    )
+    run.diagnosis = diagnose(method, [(c, task.test_labels) for c, task in zip(caches, stream, strict=True)])
     run.diagnosis_passes = sum(cache.forward_passes for cache in caches) - before
     return run
 

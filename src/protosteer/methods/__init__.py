@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from protosteer.errors import SettingsError
-from protosteer.methods.base import Answer, Images, Method
+from protosteer.methods.base import Answer, Images, Lesson, Method
 from protosteer.methods.cpp import CPP
+from protosteer.methods.finetune import Finetune
 from protosteer.methods.ncm import NCM
 from protosteer.util.text import suggestion
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in (CPP, NCM)}
+METHODS: dict[str, type[Method]] = {method.name: method for method in (CPP, NCM, Finetune)}
 
 
 def find_method(name: str) -> type[Method]:
@@ -17,4 +18,4 @@ def find_method(name: str) -> type[Method]:
     return METHODS[name]
 
 
-__all__ = ["METHODS", "Answer", "Images", "Method", "find_method"]
+__all__ = ["METHODS", "Answer", "Images", "Lesson", "Method", "find_method"]

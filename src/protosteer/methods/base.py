@@ -1,36 +1,57 @@
 """The contract between a method and its evaluation: all that a run knows of a method.
 
-A new method is one file with one subclass of `Method` and one line in `methods/__init__.py`.
+A new method is one file with one subclass of `Method` and one line in `methods/__init__.py`; docs/add-a-method.md
+walks through one. `toolkit.py` has what several need, `checks.py` what every one must pass.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
 from protosteer.backbones import Backbone
-from protosteer.errors import SettingsError
-from protosteer.evaluation.diagnosis import Diagnosis
-from protosteer.running.progress import Stage
+from protosteer.data.images import ImageSet
+from protosteer.errors import LearnerError, SettingsError
+from protosteer.running.progress import OnStage
 from protosteer.running.resume import Bookmark
-from protosteer.streams.base import Task
+
+
+class Lesson(Protocol):
+    """A task as a method sees it: its training images, and no others."""
+
+    name: str
+    classes: list[str]
+    train: ImageSet
+    train_labels: list[str]
 
 
 class Images(Protocol):
-    """Test images, which a method embeds through this object: what it asks for twice is computed once."""
+    """Test images: as pixels, or through `Method.backbone`, where what is asked for twice is computed once.
+
+    A method that trains its backbone need not care: embeddings of earlier weights are not given out.
+    """
 
     def __len__(self) -> int: ...
 
-    def embed(self, rows: Tensor, key: str | None, prompt: Tensor | None) -> Tensor:
-        """[len(rows), D]. `key` names the prompt for the whole run (None: no prompt); it must never change."""
+    def pixels(self, rows: Tensor) -> Tensor:
+        """uint8 [len(rows), 3, h, w]."""
+
+    def embed(self, rows: Tensor, prompt: Tensor | None = None, key: str | None = None) -> Tensor:
+        """[len(rows), D] under a prompt: none, one [S, L, D] for all, or [len(rows), S, L, D], one each.
+
+        A prompt that has a key is run once per image for the whole evaluation: a key means one prompt for ever.
+        """
+
+    def tokens(self, rows: Tensor, prompt: Tensor | None = None) -> Tensor:
+        """[len(rows), N, D]: all that the last layer gives out, the prompt's own outputs included."""
 
 
 class MethodSettings(Protocol):
-    """Settings of a method: frozen, with a `seed`, from and to plain data."""
+    """Settings of a method: frozen, with a `seed`, from and to plain data; `settings.Values` makes one."""
 
     @property
     def seed(self) -> int: ...
@@ -43,13 +64,15 @@ class Answer:
     """What a method says of B images. Methods that retrieve nothing leave the last two out."""
 
     classes: Tensor  # int64 [B]: numbers in the method's list of classes
-    candidates: Tensor | None = None  # bool [B, T]: the tasks whose prompts were tried
+    candidates: Tensor | None = None  # bool [B, T]: the tasks that were taken into consideration
     prompts: Tensor | None = None  # int64 [B]: forward passes beyond the first
 
 
 class Method(ABC):
     name: ClassVar[str]
     suffix: ClassVar[str] = ".safetensors"  # of files that hold a state
+    trains_backbone: ClassVar[bool] = False  # if so, `backbone` is a trainable copy of the one that was given
+    buffer: ClassVar[bool] = False  # keeps images of earlier tasks
     backbone: Backbone
     embed_batch_size: int = 64
 
@@ -74,12 +97,7 @@ class Method(ABC):
         """Names of the classes learned so far, by their numbers."""
 
     @abstractmethod
-    def learn(
-        self,
-        task: Task,
-        on_stage: Callable[[Stage], None] | None = None,
-        bookmark: Bookmark | None = None,
-    ) -> None:
+    def learn(self, task: Lesson, on_stage: OnStage | None = None, bookmark: Bookmark | None = None) -> None:
         """Learn a task's training images; with a bookmark, go on where an earlier call was interrupted."""
 
     def predict(self, images: Images) -> Tensor:
@@ -106,10 +124,6 @@ class Method(ABC):
         """How many numbers were trained, over all tasks."""
         return 0
 
-    def diagnose(self, tests: Sequence[tuple[Images, list[str]]]) -> Diagnosis | None:
-        """Why the accuracy is what it is, for every task learned: its test images and their labels."""
-        return None
-
-    def stage_costs(self, task: Task) -> dict[str, float]:
-        """Relative cost of each stage of a task, in order, for an estimate of the time left."""
-        return {"keys": float(len(task.train)), "testing": float(len(task.test))}
+    def require_knowledge(self) -> None:
+        if not self.classes:
+            raise LearnerError(f"method {self.name} has learned nothing yet; call learn() first")

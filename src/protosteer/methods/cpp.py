@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,13 @@ from torch import Tensor
 
 from protosteer import modelfile
 from protosteer.backbones import Backbone
-from protosteer.costs import stage_costs
-from protosteer.evaluation.diagnosis import Diagnosis, diagnose
 from protosteer.learner import Learner
-from protosteer.method.inference import Embed, Matches, match
+from protosteer.method.inference import Embed, match
 from protosteer.method.memory import Memory
-from protosteer.methods.base import Answer, Images, Method
-from protosteer.running.progress import Stage
+from protosteer.methods.base import Answer, Images, Lesson, Method
+from protosteer.running.progress import OnStage
 from protosteer.running.resume import Bookmark
 from protosteer.settings import Settings, preset
-from protosteer.streams.base import Task
 
 
 class CPP(Method):
@@ -29,7 +26,7 @@ class CPP(Method):
 
     @staticmethod
     def settings_from(values: Mapping[str, Any]) -> Settings:
-        return Settings.from_dict(dict(values))
+        return Settings.from_dict(values)
 
     @classmethod
     def preset(cls, name: str, depth: int) -> dict[str, Any]:
@@ -44,59 +41,49 @@ class CPP(Method):
     def classes(self) -> list[str]:
         return self.learner.classes
 
-    def learn(
-        self,
-        task: Task,
-        on_stage: Callable[[Stage], None] | None = None,
-        bookmark: Bookmark | None = None,
-    ) -> None:
+    @property
+    def memory(self) -> Memory:
+        return self.learner.memory
+
+    @property
+    def neighbours(self) -> int:
+        return self.learner.settings.neighbours
+
+    def learn(self, task: Lesson, on_stage: OnStage | None = None, bookmark: Bookmark | None = None) -> None:
         self.learner.learn((task.train, task.train_labels), task.name, on_stage, bookmark)
 
     def answer(self, images: Images) -> Answer:
-        matches = match_images(self.learner, images)
-        prompts = (matches.candidates & self.learner.index.prompted).sum(dim=1)
+        self.require_knowledge()
+        index = self.learner.index
+        matches = match(index, self.embedder(images), len(images), self.neighbours)
+        prompts = (matches.candidates & index.prompted).sum(dim=1)
         return Answer(matches.scores.argmax(dim=1), matches.candidates, prompts)
 
+    def embedder(self, images: Images) -> Embed:
+        """`images.embed` as inference calls it, by the numbers of the memory's tasks."""
+        tasks = self.memory.tasks
+
+        def embed(rows: Tensor, numbers: Tensor | None) -> Tensor:
+            if numbers is None:
+                return images.embed(rows)
+            embeddings = torch.empty(len(rows), self.backbone.dim)
+            for number in numbers.unique().tolist():  # what was computed before is known by task
+                some, task = numbers == number, tasks[number]
+                embeddings[some] = images.embed(rows[some], task.prompt, task.name)
+            return embeddings
+
+        return embed
+
     def state(self) -> bytes:
-        learner = self.learner
-        return modelfile.pack(modelfile.backbone_header(learner.backbone), learner.settings, learner.memory)
+        return self.learner.model.pack()
 
     def restore(self, state: bytes) -> None:
         model = modelfile.unpack(state, Path("the saved state"))
-        model.backbone_for(self.learner.backbone)
+        model.backbone_for(self.backbone)
         self.learner.memory = model.memory
 
     def bytes_per_task(self) -> list[int]:
-        return [task.bytes for task in self.learner.memory.tasks]
+        return [task.bytes for task in self.memory.tasks]
 
     def trained_parameters(self) -> int:
-        return sum(task.about.trained_parameters or 0 for task in self.learner.memory.tasks)
-
-    def diagnose(self, tests: Sequence[tuple[Images, list[str]]]) -> Diagnosis:
-        memory = self.learner.memory
-        views = [(embedder(memory, images), labels) for images, labels in tests]
-        return diagnose(memory, views, self.learner.settings.neighbours)
-
-    def stage_costs(self, task: Task) -> dict[str, float]:
-        settings = self.learner.settings
-        testing = len(task.test) * (2 if settings.prompts else 1)
-        return {**stage_costs(settings, self.backbone.depth, len(task.train)), "testing": testing}
-
-
-def match_images(learner: Learner, images: Images) -> Matches:
-    return match(learner.index, embedder(learner.memory, images), len(images), learner.settings.neighbours)
-
-
-def embedder(memory: Memory, images: Images) -> Embed:
-    """`images.embed` as inference calls it, by the numbers of the memory's tasks."""
-
-    def embed(rows: Tensor, tasks: Tensor | None) -> Tensor:
-        if tasks is None:
-            return images.embed(rows, None, None)
-        embeddings = torch.empty(len(rows), memory.tasks[0].classes[0].keys.shape[1])
-        for number in tasks.unique().tolist():  # a cache knows embeddings by task
-            some, task = tasks == number, memory.tasks[number]
-            embeddings[some] = images.embed(rows[some], task.name, task.prompt)
-        return embeddings
-
-    return embed
+        return sum(task.about.trained_parameters or 0 for task in self.memory.tasks)

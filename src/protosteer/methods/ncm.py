@@ -1,28 +1,94 @@
-"""Nearest class mean on the frozen backbone, Sec. 3.2: nothing is trained. Also with several centroids per class."""
+"""Nearest class mean on the frozen backbone (paper, Sec. 3.2), also with several centroids per class.
+
+Nothing is trained: a class is kept as the mean of its training images' embeddings, or as the means of a few groups of
+them, and an image belongs to the class whose centroid is most similar to it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from protosteer.errors import SettingsError
-from protosteer.methods.cpp import CPP
-from protosteer.settings import Settings, unknown_setting
+import torch
+import torch.nn.functional as F
 
-# All that a method without training can be told; `neighbours` decides which tasks count as retrieved.
-KNOWN = ("centroids", "clustering", "assign_labels", "neighbours", "embed_batch_size", "seed")
+from protosteer.backbones import Backbone
+from protosteer.method.prototypes import centroids
+from protosteer.methods.base import Answer, Images, Lesson, Method
+from protosteer.methods.toolkit import embedded, numbered, seal, task_seed, unseal
+from protosteer.running.progress import OnStage
+from protosteer.running.resume import Bookmark
+from protosteer.settings import CLUSTERINGS, LABEL_ASSIGNMENTS, Values
 
 
-class NCM(CPP):
+@dataclass(frozen=True)
+class NCMSettings(Values):
+    centroids: int = 1  # per class
+    clustering: str = "spectral"
+    assign_labels: str = "discretize"
+    neighbours: int = 3  # the tasks of so many nearest centroids count as retrieved
+    embed_batch_size: int = 64
+    seed: int = 0
+
+    CHOICES: ClassVar = {"clustering": CLUSTERINGS, "assign_labels": LABEL_ASSIGNMENTS}
+    AT_LEAST: ClassVar = {"centroids": 1, "neighbours": 1, "embed_batch_size": 1, "seed": 0}
+
+
+class NCM(Method):
     name = "ncm"
 
     @staticmethod
-    def settings_from(values: Mapping[str, Any]) -> Settings:
-        for key in values:
-            if key not in KNOWN:
-                raise SettingsError(f"method ncm trains nothing: {unknown_setting(key, KNOWN)}")
-        return Settings.from_dict({"centroids": 1, **values, "prompts": False})
+    def settings_from(values: Mapping[str, Any]) -> NCMSettings:
+        return NCMSettings.from_dict(values)
 
-    @classmethod
-    def preset(cls, name: str, depth: int) -> dict[str, Any]:
-        return super(CPP, cls).preset(name, depth)  # nothing is trained, so nothing to make quicker
+    def __init__(self, backbone: Backbone, settings: NCMSettings):
+        self.backbone = backbone
+        self.settings = settings
+        self.embed_batch_size = settings.embed_batch_size
+        self.tasks: list[list[str]] = []  # the classes of each
+        self.means = torch.empty(0, backbone.dim)  # [K, D]: centroids of all classes
+        self.owners = torch.empty(0, dtype=torch.long)  # [K]: the class of each
+
+    @property
+    def classes(self) -> list[str]:
+        return [name for task in self.tasks for name in task]
+
+    def learn(self, task: Lesson, on_stage: OnStage | None = None, bookmark: Bookmark | None = None) -> None:
+        s = self.settings
+        classes, labels = numbered(task, self.classes)
+        embeddings = embedded(task, self.backbone, s.embed_batch_size, on_stage)
+        seed = task_seed(s.seed, classes) % 2**32
+        for number in labels.unique():
+            own = embeddings[labels == number]
+            means = centroids(own, s.centroids, s.clustering, s.assign_labels, seed).means
+            self.means = torch.cat([self.means, means])
+            self.owners = torch.cat([self.owners, number.expand(len(means))])
+        self.tasks.append(classes)
+
+    def answer(self, images: Images) -> Answer:
+        self.require_knowledge()
+        queries = images.embed(torch.arange(len(images)))
+        similarity = F.normalize(queries, dim=1) @ F.normalize(self.means, dim=1).T  # [B, K]
+        nearest = similarity.topk(min(self.settings.neighbours, len(self.means)), dim=1).indices
+        task_of = torch.tensor([t for t, task in enumerate(self.tasks) for _ in task])
+        candidates = torch.zeros(len(images), len(self.tasks), dtype=torch.bool)
+        candidates.scatter_(1, task_of[self.owners[nearest]], True)
+        classes = self.owners[similarity.argmax(dim=1)]
+        return Answer(classes, candidates, torch.zeros(len(images), dtype=torch.long))
+
+    def state(self) -> bytes:
+        header = {"method": self.name, "settings": self.settings.to_dict(), "tasks": self.tasks}
+        return seal(header, {"means": self.means, "owners": self.owners})
+
+    def restore(self, state: bytes) -> None:
+        header, tensors = unseal(state, "the saved state")
+        self.tasks, self.means, self.owners = header["tasks"], tensors["means"], tensors["owners"]
+
+    def bytes_per_task(self) -> list[int]:
+        sizes, done = [], 0
+        for task in self.tasks:
+            own = ((self.owners >= done) & (self.owners < done + len(task))).sum()
+            sizes.append(int(own) * (self.means[0].nbytes + self.owners.itemsize))
+            done += len(task)
+        return sizes

@@ -1,0 +1,268 @@
+"""What every method must pass, whatever it does. A check takes a `Maker` and raises AssertionError.
+
+    for check in checks_for(MyMethod):
+        check(Maker(MyMethod, {"epochs": 2}))
+
+They run on tiny images and a random ViT of two layers, in seconds. Which of them apply depends on what the method
+declares of itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from protosteer.backbones import Backbone
+from protosteer.data.images import ArrayImages, ImageSet
+from protosteer.data.transforms import Preprocessing
+from protosteer.errors import LearnerError, ModelFileError
+from protosteer.method.vit import ViT, ViTConfig
+from protosteer.methods.base import Images, Method
+from protosteer.running.progress import Stage
+from protosteer.running.resume import Bookmark
+
+GROUPS = (["ant", "bee"], ["cat", "dog", "eel"], ["fox"])
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Makes methods of one kind: cheap settings that learn well enough, and a way to see test images."""
+
+    method: type[Method]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    see: Callable[[Method, ImageSet], Images] | None = None  # None: nothing is cached
+
+    def __call__(self, seed: int = 0, backbone: Backbone | None = None) -> Method:
+        settings = self.method.settings_from({**self.settings, "seed": seed})
+        return self.method(backbone or toy_backbone(), settings)
+
+    def taught(self, tasks: int = len(GROUPS), seed: int = 0) -> Method:
+        method = self(seed)
+        for group in GROUPS[:tasks]:
+            method.learn(ToyTask(group))
+        return method
+
+    def images(self, method: Method, classes: Sequence[str], rows: slice = slice(None)) -> Images:
+        """Test images of some classes as a run would show them."""
+        images = ArrayImages(toy_images(classes, per_class=5, seed=90)[0][rows])
+        return self.see(method, images) if self.see else PlainImages(method, images)
+
+    def answers(self, method: Method) -> list[Tensor]:
+        return [
+            method.predict(self.images(method, group)) for group in GROUPS[: len(method.bytes_per_task())]
+        ]
+
+
+Check = Callable[[Maker], None]
+
+
+def checks_for(method: type[Method]) -> list[Check]:
+    """The checks that apply to a method, by what it declares."""
+    chosen: list[Check] = [
+        check_nothing_is_predicted_before_something_is_learned,
+        check_learns_what_it_is_taught,
+        check_many_images_are_predicted_as_one_by_one,
+        check_predicting_changes_nothing,
+        check_the_same_seed_gives_the_same_state,
+        check_a_state_restores_everything,
+        check_a_restored_method_learns_on,
+        check_a_damaged_state_is_refused,
+        check_interrupted_learning_goes_on,
+        check_the_given_backbone_stays_as_it_was,
+    ]
+    if not method.buffer:
+        chosen.append(check_memory_does_not_grow_with_images)
+    if method.trains_backbone:
+        chosen.append(check_embeddings_of_earlier_weights_are_not_used)
+    return chosen
+
+
+def check_nothing_is_predicted_before_something_is_learned(make: Maker) -> None:
+    method = make()
+    try:
+        method.predict(make.images(method, GROUPS[0]))
+    except LearnerError as error:
+        assert "learned nothing yet" in str(error), error
+    else:
+        raise AssertionError("a method that has learned nothing must say so")
+
+
+def check_learns_what_it_is_taught(make: Maker) -> None:
+    """The task just learned is known, classes have the numbers of `classes`, and test images were not looked at."""
+    method = make()
+    for i, group in enumerate(GROUPS):
+        method.learn(ToyTask(group))
+        assert method.classes == [name for some in GROUPS[: i + 1] for name in some]
+        assert len(method.bytes_per_task()) == i + 1 and min(method.bytes_per_task()) > 0
+        labels = toy_images(group, per_class=5)[1]
+        truth = torch.tensor([method.classes.index(label) for label in labels])
+        answer = method.answer(make.images(method, group))
+        assert answer.classes.dtype == torch.int64 and answer.classes.shape == truth.shape
+        assert (answer.classes == truth).float().mean() > 0.8, (group, answer.classes)
+
+
+def check_many_images_are_predicted_as_one_by_one(make: Maker) -> None:
+    method = make.taught(2)
+    together = method.predict(make.images(method, GROUPS[1]))
+    alone = [method.predict(make.images(method, GROUPS[1], slice(i, i + 1))) for i in range(len(together))]
+    assert torch.equal(together, torch.cat(alone))
+
+
+def check_predicting_changes_nothing(make: Maker) -> None:
+    method = make.taught(2)
+    before = method.state()
+    make.answers(method)
+    assert method.state() == before
+
+
+def check_the_same_seed_gives_the_same_state(make: Maker) -> None:
+    """And the caller's random state is left as it was."""
+    first = make.taught(2).state()
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    again = make.taught(2).state()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert first == again and make.taught(2, seed=1).state() != first
+
+
+def check_a_state_restores_everything(make: Maker) -> None:
+    method, other = make.taught(), make()
+    other.restore(method.state())
+    assert other.state() == method.state() and other.classes == method.classes
+    assert other.bytes_per_task() == method.bytes_per_task()
+    assert other.trained_parameters() == method.trained_parameters()
+    assert all(torch.equal(a, b) for a, b in zip(make.answers(method), make.answers(other), strict=True))
+
+
+def check_a_restored_method_learns_on(make: Maker) -> None:
+    other = make()
+    other.restore(make.taught(2).state())
+    other.learn(ToyTask(GROUPS[2]))
+    assert other.state() == make.taught(3).state()
+
+
+def check_a_damaged_state_is_refused(make: Maker) -> None:
+    state = bytearray(make.taught(1).state())
+    state[-1] ^= 1
+    try:
+        make().restore(bytes(state))
+    except ModelFileError as error:
+        assert "altered or damaged" in str(error), error
+    else:
+        raise AssertionError("a state that was altered must be refused")
+
+
+def check_interrupted_learning_goes_on(make: Maker) -> None:
+    """A process that ends amid training is followed by another that ends in the same bits."""
+
+    def stop(stage: Stage) -> None:
+        if stage.training and stage.training.step == 3:
+            raise _Interrupted
+
+    with TemporaryDirectory() as folder:
+        begun, bookmark = make.taught(1), Bookmark(Path(folder) / "bookmark", seconds=0)
+        try:
+            begun.learn(ToyTask(GROUPS[1]), stop, bookmark)
+        except _Interrupted:
+            begun = make()
+            begun.restore(make.taught(1).state())
+            begun.learn(ToyTask(GROUPS[1]), None, bookmark)
+    assert begun.state() == make.taught(2).state()
+
+
+class _Interrupted(Exception):
+    pass
+
+
+def check_the_given_backbone_stays_as_it_was(make: Maker) -> None:
+    given = toy_backbone()
+    before = {name: tensor.clone() for name, tensor in given.vit.state_dict().items()}
+    method = make(backbone=given)
+    method.learn(ToyTask(GROUPS[0]))
+    assert all(torch.equal(before[name], tensor) for name, tensor in given.vit.state_dict().items())
+    assert (method.backbone is given) != method.trains_backbone
+    assert (method.backbone.fingerprint != given.fingerprint) == method.trains_backbone
+
+
+def check_memory_does_not_grow_with_images(make: Maker) -> None:
+    few, many = make(), make()
+    few.learn(ToyTask(GROUPS[0]))
+    many.learn(ToyTask(GROUPS[0], per_class=40))
+    assert few.bytes_per_task() == many.bytes_per_task()
+
+
+def check_embeddings_of_earlier_weights_are_not_used(make: Maker) -> None:
+    """Test images that were seen before a task was learned are answered as if they were new."""
+    method = make()
+    method.learn(ToyTask(GROUPS[0]))
+    seen = make.images(method, GROUPS[0])
+    before = seen.embed(torch.arange(len(seen)))
+    method.learn(ToyTask(GROUPS[1]))
+    fresh = make.images(method, GROUPS[0])
+    assert not torch.equal(before, fresh.embed(torch.arange(len(fresh))))
+    assert torch.equal(seen.embed(torch.arange(len(seen))), fresh.embed(torch.arange(len(fresh))))
+
+
+class PlainImages:
+    """Test images that are embedded each time anew."""
+
+    def __init__(self, method: Method, images: ImageSet):
+        self.method = method
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def pixels(self, rows: Tensor) -> Tensor:
+        return self.images.pixels(rows.tolist())
+
+    def embed(self, rows: Tensor, prompt: Tensor | None = None, key: str | None = None) -> Tensor:
+        return self.method.backbone.embed_pixels(self.pixels(rows), prompt)
+
+    def tokens(self, rows: Tensor, prompt: Tensor | None = None) -> Tensor:
+        backbone = self.method.backbone
+        with torch.no_grad():
+            return backbone.tokens(backbone.preprocessing(self.pixels(rows), backbone.device), prompt).cpu()
+
+
+class ToyTask:
+    """A task of easy images, without test images that could be looked at."""
+
+    def __init__(self, classes: Sequence[str], per_class: int = 8):
+        pixels, self.train_labels = toy_images(classes, per_class)
+        self.name = classes[0]
+        self.classes = list(classes)
+        self.train: ImageSet = ArrayImages(pixels)
+
+
+def toy_backbone(seed: int = 0, pool: str = "token") -> Backbone:
+    """A random two-layer ViT for 16-px images; its embeddings depend on its images enough to learn from."""
+    config = ViTConfig(image_size=16, patch_size=8, dim=24, depth=2, heads=3, mlp_dim=48, pool=pool)
+    vit = ViT(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in vit.named_parameters():
+            if not (name.startswith("norm") or ".norm" in name):
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    half = (0.5, 0.5, 0.5)
+    return Backbone("tiny", vit, Preprocessing(16, half, half))
+
+
+def toy_images(classes: Sequence[str], per_class: int = 8, seed: int = 0) -> tuple[Tensor, list[str]]:
+    """uint8 [N, 3, 16, 16]: one random picture per class name, each image a noisy copy of it."""
+    images: list[Tensor] = []
+    labels: list[str] = []
+    for name in classes:
+        pattern = torch.Generator().manual_seed(sum(ord(c) * 31**i for i, c in enumerate(name)) % 2**31)
+        picture = torch.randint(40, 216, (3, 16, 16), generator=pattern)
+        noise = torch.Generator().manual_seed(seed + len(labels))
+        copies = picture + torch.randint(-40, 40, (per_class, 3, 16, 16), generator=noise)
+        images.append(copies.to(torch.uint8))
+        labels += [name] * per_class
+    return torch.cat(images), labels

@@ -1,0 +1,109 @@
+"""Sequential fine-tuning, the lower bound: the whole backbone and a linear head are trained on one task after the other.
+
+Cross-entropy runs over all classes met so far, but only the current task's images are there to learn from, so that what
+was learned before is overwritten. Nothing is done against that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from protosteer.backbones import Backbone
+from protosteer.methods.base import Answer, Images, Lesson, Method
+from protosteer.methods.toolkit import fit, numbered, seal, task_seed, unseal
+from protosteer.running.progress import OnStage
+from protosteer.running.resume import Bookmark
+from protosteer.settings import AUGMENTATIONS, Values
+
+
+@dataclass(frozen=True)
+class FinetuneSettings(Values):
+    epochs: int = 5
+    batch_size: int = 64
+    learning_rate: float = 1e-4
+    weight_decay: float = 1e-2
+    gradient_clip: float = 5.0
+    augmentation: str = "paper"
+    seed: int = 0
+
+    CHOICES: ClassVar = {"augmentation": AUGMENTATIONS}
+    AT_LEAST: ClassVar = {"epochs": 1, "batch_size": 2, "learning_rate": 0, "weight_decay": 0, "seed": 0}
+    ABOVE_ZERO: ClassVar = ("gradient_clip",)
+
+
+class Finetune(Method):
+    name = "finetune"
+    trains_backbone = True
+
+    @staticmethod
+    def settings_from(values: Mapping[str, Any]) -> FinetuneSettings:
+        return FinetuneSettings.from_dict(values)
+
+    def __init__(self, backbone: Backbone, settings: FinetuneSettings):
+        self.backbone = backbone.trainable_copy()
+        self.settings = settings
+        self.tasks: list[list[str]] = []  # the classes of each
+        self.head = nn.Linear(backbone.dim, 0, device=backbone.device)
+
+    @property
+    def classes(self) -> list[str]:
+        return [name for task in self.tasks for name in task]
+
+    def learn(self, task: Lesson, on_stage: OnStage | None = None, bookmark: Bookmark | None = None) -> None:
+        s = self.settings
+        classes, labels = numbered(task, self.classes)
+        with torch.random.fork_rng():
+            torch.manual_seed(task_seed(s.seed, classes))
+            self._grow_head(len(classes))
+            trained = nn.ModuleDict({"vit": self.backbone.vit, "head": self.head})
+            parameters = dict(trained.named_parameters())
+            optimiser = torch.optim.AdamW(
+                parameters.values(), lr=s.learning_rate, weight_decay=s.weight_decay
+            )
+            fit(task, labels, self.backbone, parameters, optimiser, self._loss, s, on_stage, bookmark)
+        self.tasks.append(classes)
+
+    def _grow_head(self, new: int) -> None:
+        """Rows for so many more classes; those that are there stay as they are."""
+        old, known = self.head, len(self.classes)
+        self.head = nn.Linear(old.in_features, known + new, device=self.backbone.device)
+        with torch.no_grad():
+            self.head.weight[:known], self.head.bias[:known] = old.weight[:known], old.bias[:known]
+
+    def _loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        embeddings = self.backbone.embed(images)
+        return F.cross_entropy(self.head(embeddings), labels), embeddings
+
+    def answer(self, images: Images) -> Answer:
+        self.require_knowledge()
+        embeddings = images.embed(torch.arange(len(images)))
+        with torch.no_grad():
+            return Answer(self.head(embeddings.to(self.backbone.device)).argmax(dim=1).cpu())
+
+    def state(self) -> bytes:
+        header = {"method": self.name, "settings": self.settings.to_dict(), "tasks": self.tasks}
+        vit = {f"vit.{name}": tensor for name, tensor in self.backbone.vit.state_dict().items()}
+        return seal(header, {**vit, "head.weight": self.head.weight, "head.bias": self.head.bias})
+
+    def restore(self, state: bytes) -> None:
+        header, tensors = unseal(state, "the saved state")
+        self.backbone.vit.load_state_dict({n[4:]: t for n, t in tensors.items() if n.startswith("vit.")})
+        self.tasks = header["tasks"]
+        self.head = nn.Linear(self.backbone.dim, len(self.classes), device=self.backbone.device)
+        self.head.load_state_dict({n[5:]: t for n, t in tensors.items() if n.startswith("head.")})
+
+    def bytes_per_task(self) -> list[int]:
+        """The first task brings the network along, every other one its classes' rows of the head."""
+        row = self.head.weight.element_size() * (self.backbone.dim + 1)
+        sizes = [len(task) * row for task in self.tasks]
+        return [size + (4 * self.backbone.parameters if not i else 0) for i, size in enumerate(sizes)]
+
+    def trained_parameters(self) -> int:
+        heads = [sum(map(len, self.tasks[: i + 1])) * (self.backbone.dim + 1) for i in range(len(self.tasks))]
+        return sum(self.backbone.parameters + head for head in heads)
