@@ -17,9 +17,8 @@ from test_weights import to_flax
 from torch import Tensor
 
 from conftest import tiny_backbone
-from protosteer import backbones
-from protosteer.backbones import PAPER_WEIGHTS, Backbone, list_backbones
-from protosteer.backbones.weights import METADATA_KEY
+from protosteer.backbones import PAPER_WEIGHTS, Backbone, find_weights, hub, list_backbones
+from protosteer.backbones.formats import METADATA_KEY
 from protosteer.data.images import ArrayImages
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError, SettingsError, WeightsError
@@ -251,7 +250,7 @@ def test_the_list_needs_no_network_and_knows_what_is_on_disk(
     (tmp_path / "assets").mkdir()
     about = OWN | {"name": "nano", "licence": "Apache-2.0"}
     weights(tmp_path / "assets" / "nano.safetensors", about)
-    monkeypatch.setattr(backbones.resources, "files", lambda package: tmp_path)
+    monkeypatch.setattr(hub.resources, "files", lambda package: tmp_path)
     path = cache_dir() / "weights" / "mae_finetuned_vit_base.pth"
     path.parent.mkdir(parents=True)
     path.touch()
@@ -275,7 +274,7 @@ def test_the_list_needs_no_network_and_knows_what_is_on_disk(
 
 
 def test_shipped_nano_loads() -> None:
-    path = backbones.find_weights("nano")
+    path = find_weights("nano")
     if path is None:
         pytest.skip("nano.safetensors is not built yet")
     backbone = Backbone.load("nano")

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from protosteer.backbones.weights import load_vit, read_checkpoint
+from protosteer.backbones.formats import read_checkpoint
+from protosteer.backbones.weights import load_vit
 from protosteer.method.vit import ViT, ViTConfig
 from timm_oracle import import_timm, randomise, timm_embedding
 

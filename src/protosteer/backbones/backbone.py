@@ -1,0 +1,229 @@
+"""A ViT with the preprocessing of its weights, and the embeddings it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from protosteer.backbones.formats import read_checkpoint
+from protosteer.backbones.hub import config_beside, fetch_weights, find_weights
+from protosteer.backbones.names import full_name, paper_weights, preprocessing
+from protosteer.backbones.weights import fingerprint as weights_fingerprint
+from protosteer.backbones.weights import load_vit
+from protosteer.data.images import ImageSet
+from protosteer.data.prefetch import prefetched
+from protosteer.data.transforms import Preprocessing
+from protosteer.errors import DataError, SettingsError
+from protosteer.method.vit import ViT
+
+# Bytes of a layer's widest result, for which a batch is best on a CPU. Above 32 MiB, from where on glibc takes
+# fresh memory from the system for every result, embedding was a quarter slower; much smaller batches have too
+# little to do.
+_CPU_WIDEST = 10 * 2**20
+PRECISIONS = ("auto", "fp32", "bf16")
+
+
+class Backbone:
+    """A frozen ViT with the preprocessing of its weights. Nothing here changes after loading."""
+
+    def __init__(
+        self,
+        name: str,
+        vit: ViT,
+        preprocessing: Preprocessing,
+        fingerprint: str | None = None,
+        source: Path | None = None,
+        precision: str = "auto",
+    ):
+        if precision not in PRECISIONS:
+            raise SettingsError(f"precision {precision!r} is unknown; choose one of {', '.join(PRECISIONS)}")
+        self.name = name
+        self.vit = vit
+        self.preprocessing = preprocessing
+        self.fingerprint = fingerprint or weights_fingerprint(vit.state_dict(), vit.config)
+        self.source = source
+        self._precision = precision
+
+    @classmethod
+    def load(
+        cls,
+        name: str,
+        weights: str | Path | None = None,
+        image_size: int | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        crop: float | None = None,
+        heads: int | None = None,
+        device: str | torch.device = "cpu",
+        precision: str = "auto",
+    ) -> Backbone:
+        """`name`: nano, vit, deit, dino, mae, or a model on timm's hub; beside `weights=FILE`, any name.
+
+        `precision`: fp32, bf16, or auto: bf16 on a CUDA device that has it, fp32 elsewhere.
+        """
+        full, paper = full_name(name), paper_weights(name)
+        path = Path(weights) if weights is not None else find_weights(full) or fetch_weights(full)
+        checkpoint = read_checkpoint(path, config_beside(path))
+        vit, fingerprint = load_vit(checkpoint, heads, image_size)
+        if paper:
+            paper.check(vit.config, path)
+        asked = {"mean": mean, "std": std, "crop": crop}
+        told = checkpoint.about | {key: value for key, value in asked.items() if value is not None}
+        how = preprocessing(full, path, vit.config.image_size, told)
+        return cls(full, vit, how, fingerprint, path, precision).to(device)
+
+    @property
+    def dim(self) -> int:
+        return self.vit.config.dim
+
+    @property
+    def depth(self) -> int:
+        return self.vit.config.depth
+
+    @property
+    def image_size(self) -> int:
+        return self.vit.config.image_size
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the frozen ViT has."""
+        return sum(p.numel() for p in self.vit.parameters())
+
+    @property
+    def device(self) -> torch.device:
+        return self.vit.cls_token.device
+
+    def batch_size(self, most: int) -> int:
+        """How many images to embed at once: at most so many, on a CPU no more than is good for its memory."""
+        if self.device.type != "cpu":
+            return most
+        config = self.vit.config
+        widest = 4 * (1 + config.registers + config.patches) * max(config.mlp_dim, 3 * config.dim)
+        return max(1, min(most, _CPU_WIDEST // widest))
+
+    def to(self, device: str | torch.device) -> Backbone:
+        self.vit.to(device)
+        return self
+
+    def prompt_shape(self, length: int, deep: bool = True, from_layer: int = 1) -> tuple[int, int, int]:
+        """[S, L, D] of a prompt with `length` tokens, deep ones in the layers from `from_layer` on."""
+        if length < 1:
+            raise SettingsError(f"prompt length is {length}; it must be at least 1")
+        if from_layer > 1 and not (deep and from_layer < self.depth):
+            raise SettingsError(
+                f"prompt_from_layer = {from_layer}: {self.name} has {self.depth} layers, so a deep prompt may "
+                f"begin in layers 1 to {max(1, self.depth - 1)}, a shallow one in layer 1"
+            )
+        return (self.depth - from_layer + 1 if deep else 1, length, self.dim)
+
+    @property
+    def precision(self) -> str:
+        """What the ViT computes in: "fp32", or "bf16", where rounding is coarser; weights stay as they are."""
+        if self._precision != "auto":
+            return self._precision
+        return "bf16" if self.device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+
+    def embed(self, images: Tensor, prompt: Tensor | None = None) -> Tensor:
+        """Normalised images [B, 3, H, W] -> [B, D]; `prompt` [S, L, D] for all, or [B, S, L, D], one each.
+
+        A graph is kept only if the prompt wants its gradient; the backbone never has one.
+        """
+        if not images.is_floating_point():
+            raise DataError(f"embed takes normalised images, not {images.dtype}; use embed_pixels for uint8")
+        return self.rest(self.trunk(images, 0), 0, prompt)
+
+    def trunk(self, images: Tensor, layers: int) -> Tensor:
+        """Normalised images -> tokens [B, T, D] after the first `layers` layers, before any prompt."""
+        with torch.no_grad(), self._autocast():
+            tokens: Tensor = self.vit.trunk(images.to(self.vit.cls_token, non_blocking=True), layers)
+        return tokens
+
+    def rest(self, tokens: Tensor, layers: int, prompt: Tensor | None = None) -> Tensor:
+        """As `embed`, from what `trunk` gave for the same number of layers."""
+        place = self.vit.cls_token
+        wanted = prompt is not None and prompt.requires_grad and torch.is_grad_enabled()
+        with torch.set_grad_enabled(wanted), self._autocast():
+            prompt = None if prompt is None else prompt.to(place)
+            embeddings = self.vit.rest(tokens.to(place, non_blocking=True), layers, prompt)
+        return embeddings.to(place.dtype)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
+
+    def embed_pixels(self, pixels: Tensor, prompt: Tensor | None = None, batch_size: int = 64) -> Tensor:
+        """uint8 [N, 3, h, w] -> float32 [N, D] on the CPU, by the evaluation transform, without a graph."""
+        return self._embed_batches(len(pixels), iter(pixels.split(self.batch_size(batch_size))), prompt, None)
+
+    def trunk_pixels(self, pixels: Tensor, layers: int, batch_size: int = 64) -> Tensor:
+        """uint8 [N, 3, h, w] -> tokens [N, T, D] after the first `layers` layers, on the backbone's device."""
+        batches = pixels.split(self.batch_size(batch_size))
+        images = (self.preprocessing(some, self.device) for some in batches)
+        return torch.cat([self.trunk(some, layers) for some in images])
+
+    def embed_set(
+        self,
+        images: ImageSet,
+        prompt: Tensor | None = None,
+        batch_size: int = 64,
+        on_batch: Callable[[int], None] | None = None,
+        rows: Sequence[int] | None = None,
+    ) -> Tensor:
+        """As `embed_pixels`, for all images of a set or some `rows`; `on_batch` hears how many are done."""
+        order = range(len(images)) if rows is None else rows
+        batch_size = self.batch_size(batch_size)
+        batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+        fetched = prefetched(images, batches, device=self.device)
+        return self._embed_batches(len(order), fetched, prompt, on_batch)
+
+    def _embed_batches(
+        self,
+        count: int,
+        batches: Iterator[Tensor],
+        prompt: Tensor | None,
+        on_batch: Callable[[int], None] | None,
+    ) -> Tensor:
+        if prompt is not None and prompt.ndim == 4 and len(prompt) != count:
+            raise DataError(f"{len(prompt)} prompts for {count} images; give one per image, or one [S, L, D]")
+        embeddings = torch.empty(count, self.dim)
+        done = 0
+        with torch.no_grad():
+            for pixels in batches:
+                some = slice(done, done + len(pixels))
+                prompts = prompt[some] if prompt is not None and prompt.ndim == 4 else prompt
+                images = self.preprocessing(pixels, self.device)
+                embeddings[some] = self.embed(images, prompts).float().cpu()
+                done = some.stop
+                if on_batch:
+                    on_batch(done)
+        return embeddings
+
+    def transform(self, image: Image.Image) -> Tensor:
+        """A PIL image -> normalised [3, H, W], by the evaluation preprocessing of the weights."""
+        return self.preprocessing(self.preprocessing.to_canvas(image).unsqueeze(0))[0]
+
+    def describe(self) -> dict[str, Any]:
+        """What a manifest should say of the backbone; plain data."""
+        return {
+            "name": self.name,
+            "fingerprint": self.fingerprint,
+            "source": self.source.name if self.source else None,
+            "image_size": self.image_size,
+            "dim": self.dim,
+            "depth": self.depth,
+            "heads": self.vit.config.heads,
+            "preprocessing": self.preprocessing.to_dict(),
+            "pool": self.vit.config.pool,
+            "parameters": self.parameters,
+            **({} if self.precision == "fp32" else {"precision": self.precision}),
+        }
+
+    def __repr__(self) -> str:
+        return f"Backbone({self.name!r}, dim={self.dim}, depth={self.depth}, image_size={self.image_size})"
