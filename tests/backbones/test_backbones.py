@@ -315,11 +315,50 @@ def test_embed_gradient_reaches_the_prompt_and_nothing_else() -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in backbone.vit.state_dict().items())
 
 
+def test_a_trainable_copy_learns_and_leaves_the_original_as_it_was() -> None:
+    backbone, images = tiny_backbone(), torch.randn(2, 3, 16, 16)
+    before = {name: tensor.clone() for name, tensor in backbone.vit.state_dict().items()}
+    embeddings, copied = backbone.embed(images), backbone.trainable_copy()
+    assert copied.fingerprint == backbone.fingerprint
+    torch.testing.assert_close(copied.embed(images), embeddings, atol=1e-5, rtol=0)
+    optimizer = torch.optim.SGD(copied.vit.parameters(), lr=0.1)
+    (copied.embed(images) @ torch.randn(24)).sum().backward()
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in copied.vit.patch_embed.parameters())
+    optimizer.step()
+    assert copied.fingerprint != backbone.fingerprint == tiny_backbone().fingerprint
+    assert (copied.embed(images) - embeddings).abs().max() > 1e-3
+    assert torch.equal(backbone.embed(images), embeddings)
+    assert all(torch.equal(before[name], tensor) for name, tensor in backbone.vit.state_dict().items())
+    assert all(p.grad is None and not p.requires_grad for p in backbone.vit.parameters())
+
+
+def test_a_trainable_copy_keeps_a_graph_only_while_training(pixels: Tensor) -> None:
+    backbone, images = tiny_backbone(), torch.randn(2, 3, 16, 16)
+    copied = backbone.trainable_copy()
+    for compute in (copied.embed, copied.tokens, lambda images: copied.trunk(images, 1)):
+        assert compute(images).requires_grad
+        with torch.no_grad():
+            assert not compute(images).requires_grad
+    assert not copied.embed_pixels(pixels).requires_grad and not copied.trunk_pixels(pixels, 1).requires_grad
+    assert not backbone.embed(images).requires_grad and not backbone.tokens(images).requires_grad
+
+
+def test_a_head_on_prompt_outputs_trains_the_prompt_alone() -> None:
+    backbone, images = tiny_backbone(), torch.randn(2, 3, 16, 16)
+    prompt = torch.randn(2, *backbone.prompt_shape(3), requires_grad=True)
+    outputs = backbone.tokens(images, prompt)[:, 1:4]
+    torch.testing.assert_close(outputs, backbone.vit.tokens(images, prompt)[:, 1:4])
+    (outputs.mean(dim=1) @ torch.randn(24)).sum().backward()
+    assert prompt.grad is not None and prompt.grad.abs().amax(dim=-1).min() > 0
+    assert all(p.grad is None for p in backbone.vit.parameters())
+
+
 def test_embed_moves_other_floats_and_refuses_pixels() -> None:
     backbone, images = tiny_backbone(), torch.randn(2, 3, 16, 16)
     assert torch.equal(backbone.embed(images.double()), backbone.embed(images))
-    with pytest.raises(DataError, match="uint8"):
-        backbone.embed(torch.zeros(2, 3, 16, 16, dtype=torch.uint8))
+    for compute in (backbone.embed, backbone.tokens):
+        with pytest.raises(DataError, match="uint8"):
+            compute(torch.zeros(2, 3, 16, 16, dtype=torch.uint8))
 
 
 @pytest.fixture

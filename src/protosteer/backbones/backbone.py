@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ PRECISIONS = ("auto", "fp32", "bf16")
 
 
 class Backbone:
-    """A frozen ViT with the preprocessing of its weights. Nothing here changes after loading."""
+    """A frozen ViT with the preprocessing of its weights. Nothing here changes, but for a `trainable_copy`."""
 
     def __init__(
         self,
@@ -46,9 +47,10 @@ class Backbone:
         self.name = name
         self.vit = vit
         self.preprocessing = preprocessing
-        self.fingerprint = fingerprint or weights_fingerprint(vit.state_dict(), vit.config)
+        self._fingerprint = fingerprint or weights_fingerprint(vit.state_dict(), vit.config)
         self.source = source
         self._precision = precision
+        self.trainable = False
 
     @classmethod
     def load(
@@ -78,6 +80,20 @@ class Backbone:
         how = preprocessing(full, path, vit.config.image_size, told)
         return cls(full, vit, how, fingerprint, path, precision).to(device)
 
+    def trainable_copy(self) -> Backbone:
+        """An independent backbone whose ViT can be trained as a whole."""
+        copied = copy.copy(self)
+        copied.vit = copy.deepcopy(self.vit).requires_grad_()
+        copied.source, copied.trainable = None, True
+        return copied
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of the weights; those of a trainable copy as they are now."""
+        if not self.trainable:
+            return self._fingerprint
+        return weights_fingerprint(self.vit.state_dict(), self.vit.config)
+
     @property
     def dim(self) -> int:
         return self.vit.config.dim
@@ -92,7 +108,7 @@ class Backbone:
 
     @property
     def parameters(self) -> int:
-        """How many numbers the frozen ViT has."""
+        """How many numbers the ViT has."""
         return sum(p.numel() for p in self.vit.parameters())
 
     @property
@@ -132,36 +148,49 @@ class Backbone:
     def embed(self, images: Tensor, prompt: Tensor | None = None) -> Tensor:
         """Normalised images [B, 3, H, W] -> [B, D]; `prompt` [S, L, D] for all, or [B, S, L, D], one each.
 
-        A graph is kept only if the prompt wants its gradient; the backbone never has one.
+        A graph is kept only if the prompt wants its gradient, or the backbone is a trainable copy.
         """
-        if not images.is_floating_point():
-            raise DataError(f"embed takes normalised images, not {images.dtype}; use embed_pixels for uint8")
         return self.rest(self.trunk(images, 0), 0, prompt)
+
+    def tokens(self, images: Tensor, prompt: Tensor | None = None) -> Tensor:
+        """As `embed`, but all tokens [B, N, D] of the last layer; a prompt of length L comes out at 1 : 1 + L."""
+        place = self.vit.cls_token
+        with self._computing(prompt):
+            prompt = None if prompt is None else prompt.to(place)
+            return self.vit.tokens(self._moved(images), prompt).to(place.dtype)
 
     def trunk(self, images: Tensor, layers: int) -> Tensor:
         """Normalised images -> tokens [B, T, D] after the first `layers` layers, before any prompt."""
-        with torch.no_grad(), self._autocast():
-            tokens: Tensor = self.vit.trunk(images.to(self.vit.cls_token, non_blocking=True), layers)
-        return tokens
+        with self._computing():
+            return self.vit.trunk(self._moved(images), layers)
 
     def rest(self, tokens: Tensor, layers: int, prompt: Tensor | None = None) -> Tensor:
         """As `embed`, from what `trunk` gave for the same number of layers."""
         place = self.vit.cls_token
-        wanted = prompt is not None and prompt.requires_grad and torch.is_grad_enabled()
-        with torch.set_grad_enabled(wanted), self._autocast():
+        with self._computing(prompt):
             prompt = None if prompt is None else prompt.to(place)
-            embeddings = self.vit.rest(tokens.to(place, non_blocking=True), layers, prompt)
-        return embeddings.to(place.dtype)
+            return self.vit.rest(tokens.to(place, non_blocking=True), layers, prompt).to(place.dtype)
 
-    def _autocast(self) -> AbstractContextManager[Any]:
-        if self.precision == "fp32":
-            return nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
+    @contextmanager
+    def _computing(self, prompt: Tensor | None = None) -> Iterator[None]:
+        """In the backbone's precision, with a graph only where `embed` says so."""
+        wanted = self.trainable or (prompt is not None and prompt.requires_grad)
+        with (
+            torch.set_grad_enabled(wanted and torch.is_grad_enabled()),
+            nullcontext() if self.precision == "fp32" else torch.autocast(self.device.type, torch.bfloat16),
+        ):
+            yield
+
+    def _moved(self, images: Tensor) -> Tensor:
+        if not images.is_floating_point():
+            raise DataError(f"images must be normalised, not {images.dtype}; use embed_pixels for uint8")
+        return images.to(self.vit.cls_token, non_blocking=True)
 
     def embed_pixels(self, pixels: Tensor, prompt: Tensor | None = None, batch_size: int = 64) -> Tensor:
         """uint8 [N, 3, h, w] -> float32 [N, D] on the CPU, by the evaluation transform, without a graph."""
         return self._embed_batches(len(pixels), iter(pixels.split(self.batch_size(batch_size))), prompt, None)
 
+    @torch.no_grad()
     def trunk_pixels(self, pixels: Tensor, layers: int, batch_size: int = 64) -> Tensor:
         """uint8 [N, 3, h, w] -> tokens [N, T, D] after the first `layers` layers, on the backbone's device."""
         batches = pixels.split(self.batch_size(batch_size))
