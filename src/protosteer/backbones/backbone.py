@@ -17,21 +17,21 @@ from protosteer.backbones.hub import config_beside, fetch_weights, find_weights
 from protosteer.backbones.names import full_name, paper_weights, preprocessing
 from protosteer.backbones.weights import fingerprint as weights_fingerprint
 from protosteer.backbones.weights import load_vit
-from protosteer.data.images import ImageSet
+from protosteer.data.images import ArrayImages, ImageSet
 from protosteer.data.prefetch import prefetched
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError, SettingsError
 from protosteer.method.vit import ViT
 
-# Bytes of a layer's widest result, for which a batch is best on a CPU. Above 32 MiB, from where on glibc takes
-# fresh memory from the system for every result, embedding was a quarter slower; much smaller batches have too
-# little to do.
+# Bytes of a layer's widest result, for which a batch is best on a CPU. Above 32 MiB, from where on glibc
+# takes fresh memory from the system for every result, embedding was a quarter slower; much smaller batches
+# have too little to do.
 _CPU_WIDEST = 10 * 2**20
 PRECISIONS = ("auto", "fp32", "bf16")
 
 
 class Backbone:
-    """A frozen ViT with the preprocessing of its weights. Nothing here changes, but for a `trainable_copy`."""
+    """A frozen ViT with the preprocessing of its weights; only a `trainable_copy` ever changes."""
 
     def __init__(
         self,
@@ -133,14 +133,14 @@ class Backbone:
             raise SettingsError(f"prompt length is {length}; it must be at least 1")
         if from_layer > 1 and not (deep and from_layer < self.depth):
             raise SettingsError(
-                f"prompt_from_layer = {from_layer}: {self.name} has {self.depth} layers, so a deep prompt may "
-                f"begin in layers 1 to {max(1, self.depth - 1)}, a shallow one in layer 1"
+                f"prompt_from_layer = {from_layer}: {self.name} has {self.depth} layers, so a deep prompt "
+                f"may begin in layers 1 to {max(1, self.depth - 1)}, a shallow one in layer 1"
             )
         return (self.depth - from_layer + 1 if deep else 1, length, self.dim)
 
     @property
     def precision(self) -> str:
-        """What the ViT computes in: "fp32", or "bf16", where rounding is coarser; weights stay as they are."""
+        """What the ViT computes in: "fp32", or "bf16", which rounds more; weights stay as they are."""
         if self._precision != "auto":
             return self._precision
         return "bf16" if self.device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
@@ -153,7 +153,7 @@ class Backbone:
         return self.rest(self.trunk(images, 0), 0, prompt)
 
     def tokens(self, images: Tensor, prompt: Tensor | None = None) -> Tensor:
-        """As `embed`, but all tokens [B, N, D] of the last layer; a prompt of length L comes out at 1 : 1 + L."""
+        """As `embed`, but all tokens [B, N, D]; the L tokens of a prompt come out at 1 : 1 + L."""
         place = self.vit.cls_token
         with self._computing(prompt):
             prompt = None if prompt is None else prompt.to(place)
@@ -187,16 +187,17 @@ class Backbone:
         return images.to(self.vit.cls_token, non_blocking=True)
 
     def embed_pixels(self, pixels: Tensor, prompt: Tensor | None = None, batch_size: int = 64) -> Tensor:
-        """uint8 [N, 3, h, w] -> float32 [N, D] on the CPU, by the evaluation transform, without a graph."""
-        return self._embed_batches(len(pixels), iter(pixels.split(self.batch_size(batch_size))), prompt, None)
+        """As `embed_set`, for uint8 [N, 3, h, w]."""
+        return self.embed_set(ArrayImages(pixels.cpu()), prompt, batch_size)
 
     @torch.no_grad()
     def trunk_pixels(self, pixels: Tensor, layers: int, batch_size: int = 64) -> Tensor:
-        """uint8 [N, 3, h, w] -> tokens [N, T, D] after the first `layers` layers, on the backbone's device."""
+        """As `trunk`, for uint8 [N, 3, h, w]; never with a graph."""
         batches = pixels.split(self.batch_size(batch_size))
         images = (self.preprocessing(some, self.device) for some in batches)
         return torch.cat([self.trunk(some, layers) for some in images])
 
+    @torch.no_grad()
     def embed_set(
         self,
         images: ImageSet,
@@ -205,33 +206,27 @@ class Backbone:
         on_batch: Callable[[int], None] | None = None,
         rows: Sequence[int] | None = None,
     ) -> Tensor:
-        """As `embed_pixels`, for all images of a set or some `rows`; `on_batch` hears how many are done."""
+        """All images of a set, or some `rows`, by the evaluation transform -> float32 [N, D] on the CPU.
+
+        Never with a graph. `on_batch` is told how many are done.
+        """
         order = range(len(images)) if rows is None else rows
+        each = prompt if prompt is not None and prompt.ndim == 4 else None
+        if each is not None and len(each) != len(order):
+            raise DataError(
+                f"{len(each)} prompts for {len(order)} images; give one per image, or one [S, L, D]"
+            )
         batch_size = self.batch_size(batch_size)
         batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-        fetched = prefetched(images, batches, device=self.device)
-        return self._embed_batches(len(order), fetched, prompt, on_batch)
-
-    def _embed_batches(
-        self,
-        count: int,
-        batches: Iterator[Tensor],
-        prompt: Tensor | None,
-        on_batch: Callable[[int], None] | None,
-    ) -> Tensor:
-        if prompt is not None and prompt.ndim == 4 and len(prompt) != count:
-            raise DataError(f"{len(prompt)} prompts for {count} images; give one per image, or one [S, L, D]")
-        embeddings = torch.empty(count, self.dim)
+        embeddings = torch.empty(len(order), self.dim)
         done = 0
-        with torch.no_grad():
-            for pixels in batches:
-                some = slice(done, done + len(pixels))
-                prompts = prompt[some] if prompt is not None and prompt.ndim == 4 else prompt
-                images = self.preprocessing(pixels, self.device)
-                embeddings[some] = self.embed(images, prompts).float().cpu()
-                done = some.stop
-                if on_batch:
-                    on_batch(done)
+        for pixels in prefetched(images, batches, device=self.device):
+            some = slice(done, done + len(pixels))
+            prompts = prompt if each is None else each[some]
+            embeddings[some] = self.embed(self.preprocessing(pixels, self.device), prompts).float().cpu()
+            done = some.stop
+            if on_batch:
+                on_batch(done)
         return embeddings
 
     def transform(self, image: Image.Image) -> Tensor:

@@ -1,7 +1,7 @@
 """Where weights are found and fetched from.
 
-In this order: the package itself (`nano`); the folder `weights` in the cache, for files put there by hand; the hub's
-own cache; the network.
+In this order: the package itself (`nano`); the folder `weights` in the cache, for files put there by hand;
+the hub's own cache; the network.
 """
 
 from __future__ import annotations

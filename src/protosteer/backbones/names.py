@@ -1,4 +1,4 @@
-"""Names of backbones: short ones, the paper's checkpoints, and the preprocessing that a usual name stands for."""
+"""Names of backbones: short ones, the paper's checkpoints, the preprocessing that usual names stand for."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class PaperWeights:
         """A short name means one checkpoint; a file of another architecture must not pass under it."""
         if self.pool == "mean" and config.pool == "token":
             raise WeightsError(
-                f"{path} has no fc_norm, so it is not the fine-tuned MAE but probably the self-supervised one; "
-                f"'{self.alias}' means {self.name}.pth"
+                f"{path} has no fc_norm, so it is not the fine-tuned MAE but probably the self-supervised "
+                f"one; '{self.alias}' means {self.name}.pth"
             )
         if (config.dim, config.depth, config.patch_size, config.pool) != (768, 12, 16, self.pool):
             raise WeightsError(

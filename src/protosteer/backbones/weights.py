@@ -1,8 +1,8 @@
 """Tensors under timm's names -> the ViT they belong to, checked, and its fingerprint.
 
-The architecture is read off the tensors' shapes; what they cannot tell (heads, image size) comes from the file's
-metadata, a config beside it, or an argument. Every tensor must have its place: a missing, unknown or misshapen one
-is refused by name.
+The architecture is read off the tensors' shapes; what they cannot tell (heads, image size) comes from the
+file's metadata, a config beside it, or an argument. Every tensor must have its place: a missing, unknown or
+misshapen one is refused by name.
 """
 
 from __future__ import annotations

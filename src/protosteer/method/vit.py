@@ -59,7 +59,7 @@ class Attention(nn.Module):
         self.proj = nn.Linear(config.dim, config.dim)
 
     def forward(self, x: Tensor, prefix: Tensor | None, queries: int | None) -> Tensor:
-        """x [B, N, D]; prefix [B or 1, L, D]: further keys and values; queries: the first so many tokens of x."""
+        """x [B, N, D]; prefix [B or 1, L, D]: further keys and values; the first `queries` are queries."""
         dim = x.shape[-1]
         if queries is None:
             q, k, v = self._heads(self.qkv(x), 3)
@@ -153,7 +153,7 @@ class ViT(nn.Module):
         self.requires_grad_(False)
 
     def forward(self, images: Tensor, prompt: Tensor | None = None) -> Tensor:
-        """prompt: [S, L, D] for all images or [B, S, L, D], one each; for the last S layers, S = 1: shallow."""
+        """prompt: [S, L, D] for all images or [B, S, L, D], one each; of the last S layers, or 1: shallow."""
         return self.rest(self.trunk(images, 0), 0, prompt)
 
     def trunk(self, images: Tensor, layers: int) -> Tensor:
@@ -169,7 +169,7 @@ class ViT(nn.Module):
         return self.pool(self.blocks[-1](x, last, 1 if self.config.pool == "token" else None))
 
     def tokens(self, images: Tensor, prompt: Tensor | None = None) -> Tensor:
-        """All tokens [B, N, D] after the last layer, each normalised: class, prompt (L), registers, patches."""
+        """All tokens [B, N, D] after the last layer and the norm: class, prompt (L), registers, patches."""
         x, last = self._before_last_layer(self.trunk(images, 0), 0, prompt)
         x = self.blocks[-1](x if last is None else _with_prompt(x, last))
         return self.norm(x) if self.config.pool == "token" else self.fc_norm(x)
@@ -215,8 +215,8 @@ class ViT(nn.Module):
         full = prompt if prompt.ndim == 4 else prompt.unsqueeze(0)
         if full.ndim != 4 or not 1 <= full.shape[1] <= depth or full.shape[3] != dim or not full.shape[2]:
             raise ValueError(
-                f"prompt must be [S, L, {dim}] or [B, S, L, {dim}] with S up to {depth} (deep) or 1 (shallow), not "
-                f"{list(prompt.shape)}"
+                f"prompt must be [S, L, {dim}] or [B, S, L, {dim}] with S up to {depth} (deep) "
+                f"or 1 (shallow), not {list(prompt.shape)}"
             )
         if done > shared_layers(full, depth):
             raise ValueError(
@@ -241,7 +241,7 @@ def shared_layers(prompt: Tensor, depth: int) -> int:
 
 
 def resample_positions(pos_embed: Tensor, grid: int, has_class: bool) -> Tensor:
-    """Position embeddings [1, (1 +) n², D] for `grid` x `grid` patches, by antialiased bicubic interpolation."""
+    """Position embeddings [1, (1 +) n², D] for `grid` x `grid` patches, by antialiased bicubic resizing."""
     prefix, patches = pos_embed[:, : int(has_class)], pos_embed[:, int(has_class) :]
     old = math.isqrt(patches.shape[1])
     if old == grid:
