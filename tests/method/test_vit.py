@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from protosteer.backbones.weights import load_vit, read_checkpoint
+from protosteer.backbones.formats import read_checkpoint
+from protosteer.backbones.weights import load_vit
 from protosteer.method.vit import ViT, ViTConfig
 from timm_oracle import import_timm, randomise, timm_embedding
 
@@ -94,8 +95,8 @@ def test_real_deit_tiny_equals_timm(size: int, shared: Path) -> None:
     assert (vit(images) - timm_embedding(model, images)).abs().max() <= 1e-4
 
 
-def naive_forward(vit: ViT, images: Tensor, prompt: Tensor) -> Tensor:
-    """The definition: [class, p_i, patches] go through every layer whole, outputs at p_i are discarded."""
+def naive_tokens(vit: ViT, images: Tensor, prompt: Tensor) -> Tensor:
+    """The definition: [class, p_i, patches] go through layer i whole; before the next, p_i's outputs go."""
     w, config, batch = dict(vit.named_parameters()), vit.config, len(images)
     patches = F.conv2d(
         images, w["patch_embed.proj.weight"], w["patch_embed.proj.bias"], stride=config.patch_size
@@ -108,15 +109,22 @@ def naive_forward(vit: ViT, images: Tensor, prompt: Tensor) -> Tensor:
     layers, length = prompts.shape[1:3]
     entry = 0 if layers == 1 else config.depth - layers  # a deep prompt belongs to the last layers
     for i in range(config.depth):
+        if layers > 1 and i > entry:
+            x = torch.cat([x[:, :1], x[:, 1 + length :]], dim=1)
         if 0 <= i - entry < layers:
             x = torch.cat([x[:, :1], prompts[:, i - entry], x[:, 1:]], dim=1)
         x = naive_layer(w, f"blocks.{i}.", x, config.heads)
-        if layers > 1 and i >= entry:
-            x = torch.cat([x[:, :1], x[:, 1 + length :]], dim=1)
-    if config.pool == "token":
-        return F.layer_norm(x, x.shape[-1:], w["norm.weight"], w["norm.bias"], 1e-6)[:, 0]
-    mean = x[:, -config.patches :].mean(dim=1)
-    return F.layer_norm(mean, mean.shape[-1:], w["fc_norm.weight"], w["fc_norm.bias"], 1e-6)
+    return x
+
+
+def naive_norm(vit: ViT, x: Tensor) -> Tensor:
+    w, name = dict(vit.named_parameters()), "norm" if vit.config.pool == "token" else "fc_norm"
+    return F.layer_norm(x, x.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"], 1e-6)
+
+
+def naive_forward(vit: ViT, images: Tensor, prompt: Tensor) -> Tensor:
+    x = naive_tokens(vit, images, prompt)
+    return naive_norm(vit, x[:, 0] if vit.config.pool == "token" else x[:, -vit.config.patches :].mean(dim=1))
 
 
 def naive_layer(w: dict[str, nn.Parameter], at: str, x: Tensor, heads: int) -> Tensor:
@@ -176,6 +184,33 @@ def test_prompted_forward_equals_naive_concatenation(
     assert (output - vit(images)).abs().amax(dim=1).min() > 1e-2
     assert gradient.abs().amax(dim=-1).min() > 20 * tolerance
     assert all(torch.equal(before[name], tensor) for name, tensor in vit.state_dict().items())
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3], ids=["shallow", "late", "deep"])
+@pytest.mark.parametrize("each", [False, True], ids=["one prompt", "one per image"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_tokens_and_a_prompts_outputs_equal_naive_concatenation(
+    variant: str, each: bool, layers: int
+) -> None:
+    torch.manual_seed(0)
+    vit = random_vit(torch.float64, **VARIANTS[variant])
+    images, readout = torch.randn(4, 3, 16, 16).double(), torch.randn(24).double()
+    prompt = torch.randn(*([4] if each else []), layers, 5, 24, dtype=torch.float64, requires_grad=True)
+    found, expected = vit.tokens(images, prompt), naive_norm(vit, naive_tokens(vit, images, prompt))
+    torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
+    # What a head reads there depends on every layer of the prompt.
+    gradients = [torch.autograd.grad((x[:, 1:6] @ readout).sum(), prompt)[0] for x in (found, expected)]
+    torch.testing.assert_close(*gradients, atol=1e-10, rtol=0)
+    assert gradients[0].abs().amax(dim=-1).min() > 1e-6
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_tokens_without_a_prompt(variant: str) -> None:
+    vit, images = random_vit(**VARIANTS[variant]), torch.randn(4, 3, 16, 16)
+    tokens = vit.tokens(images)
+    assert tokens.shape == (4, 1 + vit.config.registers + vit.config.patches, 24)
+    if vit.config.pool == "token":
+        torch.testing.assert_close(tokens[:, 0], vit(images), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

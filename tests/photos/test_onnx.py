@@ -1,4 +1,4 @@
-"""The exported folder predicts what the learner predicts, without protosteer and torch, and is whole or not there."""
+"""The exported folder predicts as the learner does, without protosteer or torch; it is whole or not there."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from protosteer.data.transforms import Preprocessing
 from protosteer.errors import LearnerError, ProtosteerError, WeightsError
 from protosteer.learner import Learner
 from protosteer.method.memory import Memory
-from protosteer.method.vit import ViT, ViTConfig
 from protosteer.photos import onnx as export
+from protosteer.photos import onnx_graph
 from protosteer.photos.onnx import export_onnx
 from protosteer.settings import Settings
 
@@ -174,46 +174,6 @@ def test_all_tasks_of_one_kind(changes: dict[str, Any], tmp_path: Path) -> None:
     assert [s for _, _, s in theirs] == pytest.approx(ours.scores.amax(1).tolist(), abs=1e-5)
 
 
-def other_architecture(**changes: Any) -> Backbone:
-    config = ViTConfig(image_size=16, patch_size=8, dim=24, depth=3, heads=3, mlp_dim=48)
-    vit = ViT(replace(config, **changes))
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in vit.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
-    return Backbone("other", vit, Preprocessing(16, (0.5,) * 3, (0.5,) * 3))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"pool": "mean"},
-        {"registers": 2, "layer_scale": True},
-        {"position_for_class": False, "qkv_bias": False},
-        {"registers": 1, "position_for_class": False, "pool": "mean"},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("batch", [1, 3])
-def test_the_graph_is_the_vit(changes: dict[str, Any], batch: int) -> None:
-    backbone = other_architecture(**changes)
-    session = onnxruntime.InferenceSession(export._network(backbone), providers=["CPUExecutionProvider"])
-    images = torch.randn(batch, 3, 16, 16)
-    shapes = [(3, 1), (3, 4), (2, 2), (1, 1), (1, 3)]
-    prompts = [None, *(torch.randn(layers, length, 24) for layers, length in shapes)]
-    tokens, enters = export._slots([p for p in prompts if p is not None], 3, 24)
-    for row, prompt in enumerate(prompts):
-        feed = {
-            "images": images.numpy(),
-            "prompts": tokens[[row] * batch],
-            "enters": enters[[row] * batch],
-        }
-        expected = backbone.vit(images, prompt)
-        (found,) = session.run(None, feed)
-        torch.testing.assert_close(torch.from_numpy(found), expected, rtol=0, atol=1e-5)
-
-
 def odd_images(folder: Path) -> list[str]:
     """Files of the modes and shapes that need care."""
     generator = np.random.default_rng(0)
@@ -307,10 +267,12 @@ def test_other_places_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (full, "not empty and not an earlier export"),
         (file, "is a file; name a folder"),
         (mine, "holds notes.txt too; move that away"),
-        (file / "below", "cannot write to .*choose another place with --onnx"),
+        (file / "below", "cannot write to .*choose another place with folder="),
     ):
         with pytest.raises(ProtosteerError, match=message):
             export_onnx(learner, place)
+    with pytest.raises(ProtosteerError, match="choose another place with --there"):
+        export_onnx(learner, file / "below", option="--there")
     monkeypatch.chdir(mine)
     with pytest.raises(ProtosteerError, match="the folder you are in"):
         export_onnx(learner, Path("."))
@@ -350,7 +312,7 @@ def test_an_interrupted_export_leaves_what_was_there(
 def test_a_network_that_computes_something_else_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "_gelu", lambda graph, x: graph.op("Relu", x))
+    monkeypatch.setattr(onnx_graph, "_gelu", lambda graph, x: graph.op("Relu", x))
     with pytest.raises(ProtosteerError, match="other embeddings than tiny .* nothing was written"):
         export_onnx(small_learner(), tmp_path / "exported")
     assert not list(tmp_path.iterdir())
@@ -360,7 +322,7 @@ def test_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(LearnerError, match="nothing has been learned yet"):
         export_onnx(Learner(tiny_backbone()), tmp_path / "exported")
     with monkeypatch.context() as patch:
-        patch.setattr(export, "_MOST_BYTES", 1000)
+        patch.setattr(onnx_graph, "_MOST_BYTES", 1000)
         with pytest.raises(WeightsError, match="more than the 2 GiB"):
             export_onnx(small_learner(), tmp_path / "exported")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
@@ -383,7 +345,7 @@ def test_real_deit_tiny_on_cifar(shared: Path, tmp_path: Path) -> None:
             pytest.skip(f"no shared data: {path} does not exist")
     with zipfile.ZipFile(archive) as file:
         strip = Image.open(io.BytesIO(file.read("cifar-100-python/test/000.webp"))).convert("RGB")
-    # The strip holds 500 images, one below the other. Four of them are classes, of which shifted copies are learned.
+    # The strip holds 500 images, one below the other. Four are classes, of which shifted copies are learned.
     pixels = torch.from_numpy(np.array(strip)).reshape(500, 32, 32, 3).permute(0, 3, 1, 2)
     settings = QUICK.replace(batch_size=8, learning_rate=1e-4)
     learner = Learner(Backbone.load("deit_tiny_patch16_224", weights=weights), settings)

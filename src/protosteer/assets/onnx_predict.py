@@ -1,6 +1,7 @@
 """Predict with this exported model: python predict.py IMAGE...
 
-Needs onnxruntime, numpy (which comes with it) and Pillow, which reads the image files: pip install onnxruntime pillow
+Needs onnxruntime, numpy (which comes with it) and Pillow, which reads the image files:
+pip install onnxruntime pillow
 From other programs: `Model().predict(["a.jpg", "b.png"])`.
 """
 
@@ -41,9 +42,9 @@ class Model:
         return list(zip(labels, probabilities.tolist(), scores.max(axis=1).tolist(), strict=True))
 
     def scores(self, images: np.ndarray) -> np.ndarray:
-        """Normalised images [B, 3, H, W] -> [B, classes]: the greatest cosine similarity to a class's centroids."""
+        """Normalised images [B, 3, H, W] -> [B, classes]: greatest similarity to a class's centroids."""
         keys, values = self.arrays["keys"], self.arrays["values"]
-        # Coarse: the key centroids nearest to the image without a prompt name the tasks whose prompts are tried.
+        # Coarse: key centroids nearest to the image without a prompt name the tasks whose prompts are tried.
         queries = self.embed(images, np.zeros(len(images), dtype=int))
         neighbours = min(self.about["neighbours"], len(keys))
         nearest = np.argpartition(-(queries @ keys.T), neighbours - 1, axis=1)[:, :neighbours]
@@ -75,7 +76,7 @@ class Model:
 
 
 def read_image(path: str, how: dict[str, Any]) -> np.ndarray:
-    """A file -> normalised float32 [3, size, size]: the shorter side becomes the canvas, then the centre is kept."""
+    """A file -> normalised float32 [3, size, size]: shorter side to the canvas, then the centre is kept."""
     try:
         with Image.open(path) as file:
             image = to_rgb(file)
@@ -97,7 +98,7 @@ def centre(image: Image.Image, width: int, height: int) -> Image.Image:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Upright RGB: orientation tag obeyed, transparency laid over white, 16 bits and floats scaled to 8 bits."""
+    """Upright RGB: orientation tag obeyed, transparency laid over white, 16 bits and floats scaled to 8."""
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):
         values = np.asarray(image).astype(np.int64)

@@ -190,7 +190,7 @@ def export(
     from protosteer.photos.onnx import export_onnx
 
     learner = open_learner(model, backbone, weights, "cpu", None)
-    files = export_onnx(learner, onnx, say)
+    files = export_onnx(learner, onnx, say, option="--onnx")
     if as_json:
         print(json.dumps({"files": {str(path): path.stat().st_size for path in files}}, indent=1))
     else:

@@ -66,7 +66,7 @@ def prepare(device: str, threads: int | None) -> str:
     """Set the threads; returns the device, checked."""
     import torch
 
-    from protosteer.backbones import choose_device
+    from protosteer.running.devices import choose_device
 
     if threads is not None:
         torch.set_num_threads(threads)

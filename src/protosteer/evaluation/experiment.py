@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
-from protosteer.backbones import NANO, Backbone, choose_device
+from protosteer.backbones import NANO, Backbone
 from protosteer.errors import ProtosteerWarning, SettingsError
 from protosteer.evaluation import manifest
 from protosteer.evaluation.protocol import Run, run_stream
 from protosteer.evaluation.runs import RunFolder
 from protosteer.methods import Method, find_method
 from protosteer.methods.base import MethodSettings
+from protosteer.running.devices import choose_device
 from protosteer.running.progress import Stage
 from protosteer.running.resume import SECONDS
 from protosteer.settings import unknown_setting

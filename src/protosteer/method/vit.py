@@ -1,4 +1,4 @@
-"""The frozen Vision Transformer and its prompted forward pass.
+"""The Vision Transformer and its prompted forward pass.
 
 Parameter names are timm's, so that its checkpoints load as they are. What differs from a plain ViT
 is where prompts enter:
@@ -10,8 +10,9 @@ is where prompts enter:
 - A *shallow* prompt [1, L, D] enters once, before layer 1, and is carried through as tokens.
 - Prompts come in after the position embeddings and carry none.
 - With class-token pooling only the class token leaves the last layer, so only it is computed there.
+- Who needs what comes out at a prompt's places calls `tokens`, which computes all of the last layer.
 
-Nothing here is ever trained: parameters are frozen, and dropout and stochastic depth do not exist.
+Parameters are frozen unless somebody asks for their gradients; dropout and stochastic depth do not exist.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Attention(nn.Module):
         self.proj = nn.Linear(config.dim, config.dim)
 
     def forward(self, x: Tensor, prefix: Tensor | None, queries: int | None) -> Tensor:
-        """x [B, N, D]; prefix [B or 1, L, D], further keys and values; the first `queries` tokens ask."""
+        """x [B, N, D]; prefix [B or 1, L, D]: further keys and values; the first `queries` are queries."""
         dim = x.shape[-1]
         if queries is None:
             q, k, v = self._heads(self.qkv(x), 3)
@@ -152,7 +153,7 @@ class ViT(nn.Module):
         self.requires_grad_(False)
 
     def forward(self, images: Tensor, prompt: Tensor | None = None) -> Tensor:
-        """prompt: [S, L, D] for all images or [B, S, L, D], one each, for the last S layers; S = 1: shallow."""
+        """prompt: [S, L, D] for all images or [B, S, L, D], one each; of the last S layers, or 1: shallow."""
         return self.rest(self.trunk(images, 0), 0, prompt)
 
     def trunk(self, images: Tensor, layers: int) -> Tensor:
@@ -164,19 +165,28 @@ class ViT(nn.Module):
 
     def rest(self, x: Tensor, done: int, prompt: Tensor | None = None) -> Tensor:
         """What `forward` gives, from the tokens that `trunk` gave after `done` layers."""
+        x, last = self._before_last_layer(x, done, prompt)
+        return self.pool(self.blocks[-1](x, last, 1 if self.config.pool == "token" else None))
+
+    def tokens(self, images: Tensor, prompt: Tensor | None = None) -> Tensor:
+        """All tokens [B, N, D] after the last layer and the norm: class, prompt (L), registers, patches."""
+        x, last = self._before_last_layer(self.trunk(images, 0), 0, prompt)
+        x = self.blocks[-1](x if last is None else _with_prompt(x, last))
+        return self.norm(x) if self.config.pool == "token" else self.fc_norm(x)
+
+    def _before_last_layer(self, x: Tensor, done: int, prompt: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The tokens that enter the last layer, and a deep prompt's tokens for it [B or 1, L, D]."""
         depth = self.config.depth
         layers: list[Tensor | None] = [None] * depth
         if prompt is not None:
             prompt = self._check_prompt(prompt, len(x), done)  # [B or 1, S, L, D]
             if prompt.shape[1] == 1:
-                tokens = prompt[:, 0].expand(len(x), -1, -1)
-                x = torch.cat([x[:, :1], tokens, x[:, 1:]], dim=1)
+                x = _with_prompt(x, prompt[:, 0])
             else:
                 layers[depth - prompt.shape[1] :] = prompt.unbind(1)
-        last_queries = 1 if self.config.pool == "token" else None
-        for i in range(done, depth):
-            x = self.blocks[i](x, layers[i], last_queries if i == depth - 1 else None)
-        return self.pool(x)
+        for i in range(done, depth - 1):
+            x = self.blocks[i](x, layers[i])
+        return x, layers[-1]
 
     def embed_patches(self, images: Tensor) -> Tensor:
         """Tokens [B, class + registers + patches, D] that enter layer 1."""
@@ -205,8 +215,8 @@ class ViT(nn.Module):
         full = prompt if prompt.ndim == 4 else prompt.unsqueeze(0)
         if full.ndim != 4 or not 1 <= full.shape[1] <= depth or full.shape[3] != dim or not full.shape[2]:
             raise ValueError(
-                f"prompt must be [S, L, {dim}] or [B, S, L, {dim}] with S up to {depth} (deep) or 1 (shallow), "
-                f"not {list(prompt.shape)}"
+                f"prompt must be [S, L, {dim}] or [B, S, L, {dim}] with S up to {depth} (deep) "
+                f"or 1 (shallow), not {list(prompt.shape)}"
             )
         if done > shared_layers(full, depth):
             raise ValueError(
@@ -219,6 +229,11 @@ class ViT(nn.Module):
         return full
 
 
+def _with_prompt(x: Tensor, prompt: Tensor) -> Tensor:
+    """Tokens with those of a prompt [B or 1, L, D] after the class token."""
+    return torch.cat([x[:, :1], prompt.expand(len(x), -1, -1), x[:, 1:]], dim=1)
+
+
 def shared_layers(prompt: Tensor, depth: int) -> int:
     """How many layers a prompt [..., S, L, D] leaves as they are without it."""
     layers = prompt.shape[-3]
@@ -226,7 +241,7 @@ def shared_layers(prompt: Tensor, depth: int) -> int:
 
 
 def resample_positions(pos_embed: Tensor, grid: int, has_class: bool) -> Tensor:
-    """Position embeddings [1, (1 +) n², D] for a `grid` x `grid` image, by antialiased bicubic interpolation."""
+    """Position embeddings [1, (1 +) n², D] for `grid` x `grid` patches, by antialiased bicubic resizing."""
     prefix, patches = pos_embed[:, : int(has_class)], pos_embed[:, int(has_class) :]
     old = math.isqrt(patches.shape[1])
     if old == grid:

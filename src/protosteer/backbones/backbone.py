@@ -1,0 +1,253 @@
+"""A ViT with the preprocessing of its weights, and the embeddings it computes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from protosteer.backbones.formats import read_checkpoint
+from protosteer.backbones.hub import config_beside, fetch_weights, find_weights
+from protosteer.backbones.names import full_name, paper_weights, preprocessing
+from protosteer.backbones.weights import fingerprint as weights_fingerprint
+from protosteer.backbones.weights import load_vit
+from protosteer.data.images import ArrayImages, ImageSet
+from protosteer.data.prefetch import prefetched
+from protosteer.data.transforms import Preprocessing
+from protosteer.errors import DataError, SettingsError
+from protosteer.method.vit import ViT
+
+# Bytes of a layer's widest result, for which a batch is best on a CPU. Above 32 MiB, from where on glibc
+# takes fresh memory from the system for every result, embedding was a quarter slower; much smaller batches
+# have too little to do.
+_CPU_WIDEST = 10 * 2**20
+PRECISIONS = ("auto", "fp32", "bf16")
+
+
+class Backbone:
+    """A frozen ViT with the preprocessing of its weights; only a `trainable_copy` ever changes."""
+
+    def __init__(
+        self,
+        name: str,
+        vit: ViT,
+        preprocessing: Preprocessing,
+        fingerprint: str | None = None,
+        source: Path | None = None,
+        precision: str = "auto",
+    ):
+        if precision not in PRECISIONS:
+            raise SettingsError(f"precision {precision!r} is unknown; choose one of {', '.join(PRECISIONS)}")
+        self.name = name
+        self.vit = vit
+        self.preprocessing = preprocessing
+        self._fingerprint = fingerprint or weights_fingerprint(vit.state_dict(), vit.config)
+        self.source = source
+        self._precision = precision
+        self.trainable = False
+
+    @classmethod
+    def load(
+        cls,
+        name: str,
+        weights: str | Path | None = None,
+        image_size: int | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        crop: float | None = None,
+        heads: int | None = None,
+        device: str | torch.device = "cpu",
+        precision: str = "auto",
+    ) -> Backbone:
+        """`name`: nano, vit, deit, dino, mae, or a model on timm's hub; beside `weights=FILE`, any name.
+
+        `precision`: fp32, bf16, or auto: bf16 on a CUDA device that has it, fp32 elsewhere.
+        """
+        full, paper = full_name(name), paper_weights(name)
+        path = Path(weights) if weights is not None else find_weights(full) or fetch_weights(full)
+        checkpoint = read_checkpoint(path, config_beside(path))
+        vit, fingerprint = load_vit(checkpoint, heads, image_size)
+        if paper:
+            paper.check(vit.config, path)
+        asked = {"mean": mean, "std": std, "crop": crop}
+        told = checkpoint.about | {key: value for key, value in asked.items() if value is not None}
+        how = preprocessing(full, path, vit.config.image_size, told)
+        return cls(full, vit, how, fingerprint, path, precision).to(device)
+
+    def trainable_copy(self) -> Backbone:
+        """An independent backbone whose ViT can be trained as a whole."""
+        copied = copy.copy(self)
+        copied.vit = copy.deepcopy(self.vit).requires_grad_()
+        copied.source, copied.trainable = None, True
+        return copied
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of the weights; those of a trainable copy as they are now."""
+        if not self.trainable:
+            return self._fingerprint
+        return weights_fingerprint(self.vit.state_dict(), self.vit.config)
+
+    @property
+    def dim(self) -> int:
+        return self.vit.config.dim
+
+    @property
+    def depth(self) -> int:
+        return self.vit.config.depth
+
+    @property
+    def image_size(self) -> int:
+        return self.vit.config.image_size
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the ViT has."""
+        return sum(p.numel() for p in self.vit.parameters())
+
+    @property
+    def device(self) -> torch.device:
+        return self.vit.cls_token.device
+
+    def batch_size(self, most: int) -> int:
+        """How many images to embed at once: at most so many, on a CPU no more than is good for its memory."""
+        if self.device.type != "cpu":
+            return most
+        config = self.vit.config
+        widest = 4 * (1 + config.registers + config.patches) * max(config.mlp_dim, 3 * config.dim)
+        return max(1, min(most, _CPU_WIDEST // widest))
+
+    def to(self, device: str | torch.device) -> Backbone:
+        self.vit.to(device)
+        return self
+
+    def prompt_shape(self, length: int, deep: bool = True, from_layer: int = 1) -> tuple[int, int, int]:
+        """[S, L, D] of a prompt with `length` tokens, deep ones in the layers from `from_layer` on."""
+        if length < 1:
+            raise SettingsError(f"prompt length is {length}; it must be at least 1")
+        if from_layer > 1 and not (deep and from_layer < self.depth):
+            raise SettingsError(
+                f"prompt_from_layer = {from_layer}: {self.name} has {self.depth} layers, so a deep prompt "
+                f"may begin in layers 1 to {max(1, self.depth - 1)}, a shallow one in layer 1"
+            )
+        return (self.depth - from_layer + 1 if deep else 1, length, self.dim)
+
+    @property
+    def precision(self) -> str:
+        """What the ViT computes in: "fp32", or "bf16", which rounds more; weights stay as they are."""
+        if self._precision != "auto":
+            return self._precision
+        return "bf16" if self.device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+
+    def embed(self, images: Tensor, prompt: Tensor | None = None) -> Tensor:
+        """Normalised images [B, 3, H, W] -> [B, D]; `prompt` [S, L, D] for all, or [B, S, L, D], one each.
+
+        A graph is kept only if the prompt wants its gradient, or the backbone is a trainable copy.
+        """
+        return self.rest(self.trunk(images, 0), 0, prompt)
+
+    def tokens(self, images: Tensor, prompt: Tensor | None = None) -> Tensor:
+        """As `embed`, but all tokens [B, N, D]; the L tokens of a prompt come out at 1 : 1 + L."""
+        place = self.vit.cls_token
+        with self._computing(prompt):
+            prompt = None if prompt is None else prompt.to(place)
+            return self.vit.tokens(self._moved(images), prompt).to(place.dtype)
+
+    def trunk(self, images: Tensor, layers: int) -> Tensor:
+        """Normalised images -> tokens [B, T, D] after the first `layers` layers, before any prompt."""
+        with self._computing():
+            return self.vit.trunk(self._moved(images), layers)
+
+    def rest(self, tokens: Tensor, layers: int, prompt: Tensor | None = None) -> Tensor:
+        """As `embed`, from what `trunk` gave for the same number of layers."""
+        place = self.vit.cls_token
+        with self._computing(prompt):
+            prompt = None if prompt is None else prompt.to(place)
+            return self.vit.rest(tokens.to(place, non_blocking=True), layers, prompt).to(place.dtype)
+
+    @contextmanager
+    def _computing(self, prompt: Tensor | None = None) -> Iterator[None]:
+        """In the backbone's precision, with a graph only where `embed` says so."""
+        wanted = self.trainable or (prompt is not None and prompt.requires_grad)
+        with (
+            torch.set_grad_enabled(wanted and torch.is_grad_enabled()),
+            nullcontext() if self.precision == "fp32" else torch.autocast(self.device.type, torch.bfloat16),
+        ):
+            yield
+
+    def _moved(self, images: Tensor) -> Tensor:
+        if not images.is_floating_point():
+            raise DataError(f"images must be normalised, not {images.dtype}; use embed_pixels for uint8")
+        return images.to(self.vit.cls_token, non_blocking=True)
+
+    def embed_pixels(self, pixels: Tensor, prompt: Tensor | None = None, batch_size: int = 64) -> Tensor:
+        """As `embed_set`, for uint8 [N, 3, h, w]."""
+        return self.embed_set(ArrayImages(pixels.cpu()), prompt, batch_size)
+
+    @torch.no_grad()
+    def trunk_pixels(self, pixels: Tensor, layers: int, batch_size: int = 64) -> Tensor:
+        """As `trunk`, for uint8 [N, 3, h, w]; never with a graph."""
+        batches = pixels.split(self.batch_size(batch_size))
+        images = (self.preprocessing(some, self.device) for some in batches)
+        return torch.cat([self.trunk(some, layers) for some in images])
+
+    @torch.no_grad()
+    def embed_set(
+        self,
+        images: ImageSet,
+        prompt: Tensor | None = None,
+        batch_size: int = 64,
+        on_batch: Callable[[int], None] | None = None,
+        rows: Sequence[int] | None = None,
+    ) -> Tensor:
+        """All images of a set, or some `rows`, by the evaluation transform -> float32 [N, D] on the CPU.
+
+        Never with a graph. `on_batch` is told how many are done.
+        """
+        order = range(len(images)) if rows is None else rows
+        each = prompt if prompt is not None and prompt.ndim == 4 else None
+        if each is not None and len(each) != len(order):
+            raise DataError(
+                f"{len(each)} prompts for {len(order)} images; give one per image, or one [S, L, D]"
+            )
+        batch_size = self.batch_size(batch_size)
+        batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+        embeddings = torch.empty(len(order), self.dim)
+        done = 0
+        for pixels in prefetched(images, batches, device=self.device):
+            some = slice(done, done + len(pixels))
+            prompts = prompt if each is None else each[some]
+            embeddings[some] = self.embed(self.preprocessing(pixels, self.device), prompts).float().cpu()
+            done = some.stop
+            if on_batch:
+                on_batch(done)
+        return embeddings
+
+    def transform(self, image: Image.Image) -> Tensor:
+        """A PIL image -> normalised [3, H, W], by the evaluation preprocessing of the weights."""
+        return self.preprocessing(self.preprocessing.to_canvas(image).unsqueeze(0))[0]
+
+    def describe(self) -> dict[str, Any]:
+        """What a manifest should say of the backbone; plain data."""
+        return {
+            "name": self.name,
+            "fingerprint": self.fingerprint,
+            "source": self.source.name if self.source else None,
+            "image_size": self.image_size,
+            "dim": self.dim,
+            "depth": self.depth,
+            "heads": self.vit.config.heads,
+            "preprocessing": self.preprocessing.to_dict(),
+            "pool": self.vit.config.pool,
+            "parameters": self.parameters,
+            **({} if self.precision == "fp32" else {"precision": self.precision}),
+        }
+
+    def __repr__(self) -> str:
+        return f"Backbone({self.name!r}, dim={self.dim}, depth={self.depth}, image_size={self.image_size})"

@@ -1,0 +1,96 @@
+"""Where weights are found and fetched from.
+
+In this order: the package itself (`nano`); the folder `weights` in the cache, for files put there by hand;
+the hub's own cache; the network.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+from protosteer.backbones.names import NANO, SHORT_NAMES, PaperWeights, paper_weights
+from protosteer.errors import WeightsError
+from protosteer.util.files import cache_dir
+
+_HUB_FILES = ("config.json", "model.safetensors")
+
+
+def find_weights(name: str) -> Path | None:
+    """The file of these weights, if it is on this disk."""
+    if name == NANO:
+        shipped = Path(str(resources.files("protosteer").joinpath("assets", "nano.safetensors")))
+        return shipped if shipped.is_file() else None
+    if Path(name).name != name:  # a name, possibly out of a stranger's model file, is not a path
+        return None
+    by_hand = (_folder() / f"{name}{suffix}" for suffix in (".safetensors", ".pth", ".npz"))
+    return next((path for path in by_hand if path.is_file()), None) or _find_in_hub_cache(name)
+
+
+def fetch_weights(name: str) -> Path:
+    """The file of these weights, from the network."""
+    if name == NANO:
+        raise WeightsError("nano.safetensors is missing from the installed package; install protosteer again")
+    paper = paper_weights(name)
+    return _fetch_url(paper, paper.url) if paper and paper.url else _fetch_from_hub(name)
+
+
+def config_beside(path: Path) -> Path:
+    """In the cache many weights share a folder, so a config there must carry the name of its file."""
+    own = path.with_suffix(".json")
+    return own if own.is_file() or path.parent == _folder() else path.with_name("config.json")
+
+
+def _folder() -> Path:
+    return cache_dir() / "weights"
+
+
+def _find_in_hub_cache(name: str) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        config, weights = (try_to_load_from_cache(f"timm/{name}", file) for file in _HUB_FILES)
+    except HFValidationError:  # not a name that the hub could have
+        return None
+    return Path(weights) if isinstance(config, str) and isinstance(weights, str) else None
+
+
+def _fetch_from_hub(name: str) -> Path:
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+
+    repo, short = f"timm/{name}", ", ".join(SHORT_NAMES)
+    try:
+        HfApi().model_info(repo, timeout=10)  # fails at once without a network; a download would keep trying
+        _, weights = (hf_hub_download(repo, file) for file in _HUB_FILES)
+        return Path(weights)
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise WeightsError(
+            f"no backbone is called {name!r}: use {short}, a model name of timm's on the hub, "
+            "or pass weights=FILE"
+        ) from error
+    except Exception as error:  # the hub's client raises the errors of whatever HTTP library it is built on
+        raise WeightsError(
+            f"cannot fetch {repo} from the hub ({type(error).__name__}): put its model.safetensors at "
+            f"{_folder() / name}.safetensors, or pass weights=FILE (short names: {short})"
+        ) from error
+
+
+def _fetch_url(paper: PaperWeights, url: str) -> Path:
+    """Download under a temporary name; only a file with the published checksum gets its own."""
+    import pooch
+
+    final = _folder() / Path(url).name
+    try:
+        part = Path(pooch.retrieve(url, known_hash=None, fname=f"{final.name}.part", path=final.parent))
+    except Exception as error:  # as above: any HTTP library's errors
+        raise WeightsError(
+            f"cannot fetch {url} ({type(error).__name__}): put {final.name} into {final.parent}, "
+            "or pass weights=FILE"
+        ) from error
+    found = pooch.file_hash(str(part), alg="md5")
+    if not found.startswith(paper.md5):
+        part.unlink()
+        raise WeightsError(f"{url}: md5 {found} does not begin with {paper.md5}; fetch it again")
+    return part.replace(final)

@@ -1,0 +1,24 @@
+"""The device that a name stands for."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from protosteer.errors import SettingsError
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto`: a GPU if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch raises either, by device
+        raise SettingsError(f"device {name!r} cannot be used here; try cpu, cuda, mps or auto") from error
+    if device.type == "cuda":  # same seed, same bits: some kernels are not repeatable unless asked to be
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    return device

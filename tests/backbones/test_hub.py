@@ -1,0 +1,117 @@
+"""Where weights are found, fetched from and put, without a network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import tiny_backbone
+from protosteer.backbones import PAPER_WEIGHTS, Backbone
+from protosteer.errors import WeightsError
+from protosteer.util.files import cache_dir
+from weight_toys import HALF, IMAGENET, OWN, hub_config, statistics, tiny_weights
+from weight_toys import empty_caches as empty_caches  # a fixture for every test here
+
+
+def test_a_config_beside_the_file_is_read(tmp_path: Path) -> None:
+    path = tiny_weights(tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(hub_config())
+    backbone = Backbone.load("deit_of_mine", path)  # the name alone would say ImageNet's statistics
+    assert statistics(backbone) == HALF
+    assert (backbone.preprocessing.crop, backbone.preprocessing.interpolation) == (0.95, "bilinear")
+
+
+@pytest.mark.parametrize("alias", ["vit", "deit", "dino"])
+def test_without_network_one_line_says_where_to_put_what(alias: str) -> None:
+    full = {paper.alias: paper.name for paper in PAPER_WEIGHTS}[alias]
+    for name in (alias, full):
+        with pytest.raises(WeightsError) as caught:
+            Backbone.load(name)
+        message = str(caught.value)
+        assert str(cache_dir() / "weights" / f"{full}.safetensors") in message
+        assert "weights=FILE" in message and "\n" not in message
+
+
+def test_without_network_mae_names_its_authors_file() -> None:
+    with pytest.raises(WeightsError) as caught:
+        Backbone.load("mae")
+    message = str(caught.value)
+    assert f"put mae_finetuned_vit_base.pth into {cache_dir() / 'weights'}" in message
+    assert "https://" in message and "\n" not in message
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_a_file_put_into_the_cache_is_found_before_the_network(suffix: str) -> None:
+    path = tiny_weights(cache_dir() / "weights" / f"deit_mine.x{suffix}")
+    if suffix == ".pth":
+        torch.save({"model": tiny_backbone().vit.state_dict()}, path)
+    (path.parent / "config.json").write_text(
+        hub_config()
+    )  # whose is it? Not to be believed in a shared folder
+    backbone = Backbone.load("deit_mine.x", heads=3)
+    assert (backbone.source, statistics(backbone)) == (path, IMAGENET)
+    (path.parent / "deit_mine.x.json").write_text(hub_config())
+    assert statistics(Backbone.load("timm/deit_mine.x", heads=3)) == HALF
+
+
+def test_a_name_is_not_a_path(tmp_path: Path) -> None:
+    tiny_weights(cache_dir() / "weights" / "a.safetensors", OWN)
+    tiny_weights(tmp_path / "a.safetensors", OWN)
+    for name in ("../../a", str(tmp_path / "a"), "x/../a"):
+        with pytest.raises(WeightsError):
+            Backbone.load(name)
+
+
+def test_hub_files_are_fetched_and_then_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, asked = tmp_path / "hub", []
+    tiny_weights(folder / "model.safetensors")
+    (folder / "config.json").write_text(hub_config())
+
+    def download(repo: str, file: str) -> str:
+        asked.append((repo, file))
+        return str(folder / file)
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *args, **options: None)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    backbone = Backbone.load("vit_any.tag")
+    assert asked == [("timm/vit_any.tag", "config.json"), ("timm/vit_any.tag", "model.safetensors")]
+    assert (backbone.preprocessing.crop, backbone.vit.config.heads) == (0.95, 3)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda repo, file: str(folder / file))
+    assert Backbone.load("vit_any.tag").fingerprint == backbone.fingerprint
+    assert len(asked) == 2
+
+
+def test_a_name_that_the_hub_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    def unknown(*args: Any, **options: Any) -> None:
+        raise RepositoryNotFoundError.__new__(RepositoryNotFoundError)
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", unknown)
+    with pytest.raises(WeightsError, match="no backbone is called 'vti': use nano, vit, deit, dino, mae"):
+        Backbone.load("vti")
+
+
+def test_mae_download_is_kept_only_with_its_checksum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def retrieve(url: str, known_hash: None, fname: str, path: Path) -> str:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / fname).write_bytes(b"cut short")
+        return str(path / fname)
+
+    monkeypatch.setattr("pooch.retrieve", retrieve)
+    with pytest.raises(WeightsError, match="md5 .* does not begin with 1b25e9"):
+        Backbone.load("mae")
+    assert not list((cache_dir() / "weights").iterdir())
+    monkeypatch.setattr("pooch.file_hash", lambda path, alg: "1b25e9ff")
+    with pytest.raises(WeightsError, match="damaged"):  # passed the check, so it got its name and was read
+        Backbone.load("mae")
+    assert (cache_dir() / "weights" / "mae_finetuned_vit_base.pth").is_file()
+
+
+def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert cache_dir() == tmp_path / "cache"
+    monkeypatch.delenv("PROTOSTEER_CACHE")
+    assert cache_dir() == Path.home() / ".cache" / "protosteer"
