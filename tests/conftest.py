@@ -12,10 +12,10 @@ import torch
 
 from protosteer.backbones import Backbone
 from protosteer.data.images import ArrayImages
-from protosteer.data.transforms import Preprocessing
 from protosteer.learner import SeenImages
 from protosteer.method.training import State, Trained, train_prompt
-from protosteer.method.vit import ViT, ViTConfig
+from protosteer.methods.checks import toy_backbone as tiny_backbone
+from protosteer.methods.checks import toy_images as easy_task
 from protosteer.settings import Settings
 
 # Tests work on tiny tensors, for which a second thread costs more than it brings.
@@ -35,6 +35,8 @@ END_TO_END = {
     "test_unknowns",
 }
 
+__all__ = ["OnStep", "easy_task", "shared", "tiny_backbone", "train"]
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -51,32 +53,6 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no shared data: {folder} does not exist (set PROTOSTEER_SHARED)")
     return folder
-
-
-def tiny_backbone(seed: int = 0, pool: str = "token") -> Backbone:
-    """A random two-layer ViT for 16-px images; its embeddings depend on its images enough to learn from."""
-    config = ViTConfig(image_size=16, patch_size=8, dim=24, depth=2, heads=3, mlp_dim=48, pool=pool)
-    vit = ViT(config)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in vit.named_parameters():
-            if not (name.startswith("norm") or ".norm" in name):
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
-    half = (0.5, 0.5, 0.5)
-    return Backbone("tiny", vit, Preprocessing(16, half, half))
-
-
-def easy_task(classes: list[str], per_class: int = 8, seed: int = 0) -> tuple[torch.Tensor, list[str]]:
-    """uint8 [N, 3, 16, 16]: one random picture per class name, each image a noisy copy of it."""
-    images, labels = [], []
-    for name in classes:
-        pattern = torch.Generator().manual_seed(sum(ord(c) * 31**i for i, c in enumerate(name)) % 2**31)
-        picture = torch.randint(40, 216, (3, 16, 16), generator=pattern)
-        noise = torch.Generator().manual_seed(seed + len(labels))
-        copies = picture + torch.randint(-40, 40, (per_class, 3, 16, 16), generator=noise)
-        images.append(copies.to(torch.uint8))
-        labels += [name] * per_class
-    return torch.cat(images), labels
 
 
 def train(

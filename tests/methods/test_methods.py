@@ -1,150 +1,154 @@
-"""Checks that every method must pass, whatever it does, and what is special about the two that there are."""
+"""Every registered method passes the checks that its capabilities ask for, and what is special about each."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+import torch.nn.functional as F
+from sklearn.neighbors import NearestCentroid
 
-from conftest import easy_task, tiny_backbone
-from protosteer.data.images import ArrayImages
-from protosteer.errors import ModelFileError, SettingsError
+from protosteer.errors import SettingsError
 from protosteer.evaluation.cache import EmbeddingCache
-from protosteer.methods import METHODS, Method, find_method
+from protosteer.methods import METHODS, find_method
+from protosteer.methods.checks import GROUPS, Check, Maker, ToyTask, checks_for, toy_images
 from protosteer.methods.cpp import CPP
+from protosteer.methods.finetune import Finetune
 from protosteer.methods.ncm import NCM
-from protosteer.streams.base import Task
 
-CHEAP = {"cpp": {"epochs": 2, "batch_size": 8, "neck_hidden": 16, "augmentation": "crop", "centroids": 2}}
-GROUPS = [["ant", "bee"], ["cat", "dog", "eel"], ["fox"]]
-
-
-def make(name: str, seed: int = 0) -> Method:
-    method = find_method(name)
-    return method(tiny_backbone(), method.settings_from({**CHEAP.get(name, {}), "seed": seed}))
+# Quick, and enough to learn toys from; a method that is not named here passes with its defaults.
+CHEAP: dict[str, dict[str, Any]] = {
+    "cpp": {"epochs": 2, "batch_size": 8, "neck_hidden": 16, "augmentation": "crop", "centroids": 2},
+    "finetune": {"epochs": 12, "batch_size": 8, "learning_rate": 3e-3, "augmentation": "crop"},
+}
 
 
-def task(classes: list[str]) -> Task:
-    train, labels = easy_task(classes)
-    test, test_labels = easy_task(classes, per_class=5, seed=90)
-    return Task(classes[0], classes, ArrayImages(train), labels, ArrayImages(test), test_labels)
+def maker(name: str, **changes: Any) -> Maker:
+    return Maker(find_method(name), CHEAP.get(name, {}) | changes, EmbeddingCache)
 
 
-def taught(name: str, tasks: int = 3, seed: int = 0) -> Method:
-    method = make(name, seed)
-    for group in GROUPS[:tasks]:
-        method.learn(task(group))
-    return method
+@pytest.mark.parametrize(
+    ("name", "check"),
+    [pytest.param(n, c, id=f"{n}-{c.__name__}") for n in METHODS for c in checks_for(METHODS[n])],
+)
+def test_checks(name: str, check: Check) -> None:
+    check(maker(name))
 
 
-def images(method: Method, classes: list[str], rows: slice = slice(None)) -> EmbeddingCache:
-    return EmbeddingCache(method.backbone, ArrayImages(easy_task(classes, per_class=5, seed=90)[0][rows]), 64)
+def test_checks_find_a_method_that_breaks_them() -> None:
+    """One that looks at its own backbone's old embeddings, draws from the caller's generator, and forgets its state."""
+
+    class Careless(NCM):
+        def learn(self, task, on_stage=None, bookmark=None):
+            super().learn(task)
+            self.means = self.means + 1e-3 * torch.randn(self.means.shape)
+
+        def restore(self, state):
+            super().restore(state)
+            self.tasks = self.tasks[:1]
+
+        def require_knowledge(self):
+            pass
+
+    broken = set()
+    for check in checks_for(Careless):
+        try:
+            check(Maker(Careless))
+        except Exception:
+            broken.add(check.__name__)
+    assert broken >= {
+        "check_nothing_is_predicted_before_something_is_learned",
+        "check_the_same_seed_gives_the_same_state",
+        "check_a_state_restores_everything",
+        "check_a_restored_method_learns_on",
+    }
 
 
-@pytest.fixture(params=sorted(METHODS))
-def name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def test_a_stale_cache_is_found() -> None:
+    """A method that trains its backbone and says that it does not would get the embeddings of its first weights."""
+
+    class Undeclared(Finetune):
+        trains_backbone = False
+
+    make = Maker(Undeclared, CHEAP["finetune"], EmbeddingCache)
+    method = make.taught(1)
+    seen = make.images(method, GROUPS[0])
+    before = seen.embed(torch.arange(len(seen)))
+    method.learn(ToyTask(GROUPS[1]))
+    assert torch.equal(before, seen.embed(torch.arange(len(seen))))  # stale: what the declaration prevents
+    with pytest.raises(AssertionError):
+        next(c for c in checks_for(Undeclared) if "given_backbone" in c.__name__)(make)
 
 
-def test_learns_what_it_is_taught_and_numbers_its_classes(name):
-    method = taught(name)
-    assert method.classes == [label for group in GROUPS for label in group]
-    for group in GROUPS:
-        answer = method.answer(images(method, group))
-        truth = [method.classes.index(label) for label in easy_task(group, per_class=5)[1]]
-        assert (answer.classes == torch.tensor(truth)).float().mean() > 0.8
-        assert torch.equal(method.predict(images(method, group)), answer.classes)
+def test_ncm_is_scikit_learns_nearest_centroid_under_the_cosine():
+    make = maker("ncm")
+    method = make.taught()
+    pixels, labels = toy_images([name for group in GROUPS for name in group], per_class=5, seed=90)
+    train = [method.backbone.embed_pixels(toy_images(group)[0]) for group in GROUPS]
+    names = [label for group in GROUPS for label in toy_images(group)[1]]
+    oracle = NearestCentroid().fit(torch.cat(train).numpy(), names)
+    # Between vectors of length one the nearest is the most similar.
+    oracle.centroids_ = F.normalize(torch.from_numpy(oracle.centroids_).float(), dim=1).numpy()
+    expected = oracle.predict(F.normalize(method.backbone.embed_pixels(pixels), dim=1).numpy())
+    predicted = [method.classes[k] for some in make.answers(method) for k in some.tolist()]
+    assert predicted == expected.tolist() and method.trained_parameters() == 0
 
 
-def test_many_images_are_predicted_as_one_by_one(name):
-    method = taught(name, 2)
-    together = method.predict(images(method, GROUPS[1]))
-    alone = [method.predict(images(method, GROUPS[1], slice(i, i + 1))) for i in range(len(together))]
-    assert torch.equal(together, torch.cat(alone))
+def test_ncm_predicts_as_a_learner_without_prompts():
+    """To the bit, with one centroid per class and with several; the same tasks count as retrieved."""
+    for count in (1, 3):
+        alone, learner = maker("ncm", centroids=count), maker("cpp", centroids=count, prompts=False)
+        mine, theirs = alone.taught(), learner.taught()
+        for group in GROUPS:
+            a = mine.answer(alone.images(mine, group))
+            b = theirs.answer(learner.images(theirs, group))
+            assert torch.equal(a.classes, b.classes) and torch.equal(a.candidates, b.candidates)
+            assert not a.prompts.any()
 
 
-def test_predicting_changes_nothing(name):
-    method = taught(name, 2)
-    before = method.state()
-    method.predict(images(method, GROUPS[0]))
-    assert method.state() == before
-
-
-def test_the_same_seed_gives_the_same_bytes_and_another_does_not(name):
-    assert taught(name, 2).state() == taught(name, 2).state()
-    assert taught(name, 2).state() != taught(name, 2, seed=1).state()
-
-
-def test_a_state_restores_everything(name):
-    method, other = taught(name), make(name)
-    other.restore(method.state())
-    assert other.state() == method.state() and other.classes == method.classes
-    assert other.bytes_per_task() == method.bytes_per_task()
-    for group in GROUPS:
-        assert torch.equal(other.predict(images(other, group)), method.predict(images(method, group)))
-
-
-def test_a_restored_method_learns_on_as_if_nothing_had_happened(name):
-    other = make(name)
-    other.restore(taught(name, 2).state())
-    other.learn(task(GROUPS[2]))
-    assert other.state() == taught(name, 3).state()
-
-
-def test_memory_grows_with_tasks_not_with_images(name):
-    sizes = taught(name).bytes_per_task()
-    assert len(sizes) == 3 and all(size > 0 for size in sizes)
-    short = make(name)
-    train, labels = easy_task(GROUPS[0], per_class=40)
-    short.learn(Task("many", GROUPS[0], ArrayImages(train), labels, ArrayImages(train), labels))
-    assert short.bytes_per_task()[0] == sizes[0]
-
-
-def test_a_damaged_state_is_refused(name):
-    state = bytearray(taught(name, 1).state())
-    state[-1] ^= 1
-    with pytest.raises(ModelFileError, match="altered or damaged"):
-        make(name).restore(bytes(state))
-
-
-def test_stage_costs_name_the_stages_that_are_reported(name):
-    method, heard = make(name), []
-    method.learn(task(GROUPS[0]), on_stage=lambda stage: heard.append(stage.doing))
-    paid = [stage for stage, cost in method.stage_costs(task(GROUPS[0])).items() if cost]
-    assert [*dict.fromkeys(heard), "testing"] == paid
-
-
-def test_ncm_with_one_centroid_is_the_nearest_class_mean():
-    method = taught("ncm")
-    assert isinstance(method, NCM) and method.trained_parameters() == 0
-    means, truth = [], []
-    for group in GROUPS:
-        pixels, labels = easy_task(group)
-        embedded = method.backbone.embed_pixels(pixels)
-        means += [embedded[[label == name for label in labels]].mean(dim=0) for name in group]
-        truth.append(method.backbone.embed_pixels(easy_task(group, per_class=5, seed=90)[0]))
-    cosine = torch.nn.functional.cosine_similarity(torch.cat(truth)[:, None], torch.stack(means)[None], dim=2)
-    predicted = torch.cat([method.predict(images(method, group)) for group in GROUPS])
-    assert torch.equal(cosine.argmax(dim=1), predicted)
-
-
-def test_ncm_takes_centroids_and_refuses_what_would_do_nothing():
-    assert NCM.settings_from({"centroids": 5}).centroids == 5
-    assert NCM.settings_from({}).centroids == 1 and not NCM.settings_from({}).prompts
-    with pytest.raises(SettingsError, match="trains nothing: unknown setting 'epochs'"):
+def test_methods_refuse_settings_that_would_do_nothing():
+    assert NCM.settings_from({"centroids": 5}).centroids == 5 and NCM.settings_from({}).centroids == 1
+    with pytest.raises(SettingsError, match="unknown setting 'epochs'"):
         NCM.settings_from({"epochs": 3})
     with pytest.raises(SettingsError, match="did you mean 'centroids'"):
         NCM.settings_from({"centroid": 3})
+    with pytest.raises(SettingsError, match="clustering = 'x': choose one of spectral, kmeans"):
+        NCM.settings_from({"clustering": "x"})
+    with pytest.raises(SettingsError, match="has no preset 'fast'"):
+        NCM.preset("fast", 12)
 
 
 def test_cpp_is_the_learner():
-    method = taught("cpp")
+    make = maker("cpp")
+    method = make.taught()
     assert isinstance(method, CPP)
-    pixels = easy_task(GROUPS[1], per_class=5, seed=90)[0]
-    labels = [method.classes[k] for k in method.predict(images(method, GROUPS[1])).tolist()]
+    pixels = toy_images(GROUPS[1], per_class=5, seed=90)[0]
+    answer = method.answer(make.images(method, GROUPS[1]))
+    labels = [method.classes[k] for k in answer.classes.tolist()]
     assert labels == method.learner.predict(pixels).labels
-    answer = method.answer(images(method, GROUPS[1]))
-    assert answer.candidates is not None and answer.prompts is not None
     assert torch.equal(answer.candidates.sum(dim=1), answer.prompts) and int(answer.prompts.min()) >= 1
+
+
+def test_finetune_forgets_and_ncm_does_not():
+    """That is what it is for: the task just learned is known, those before it are not."""
+    kept = {}
+    for name in ("ncm", "finetune"):
+        make = maker(name)
+        method = make.taught(2)
+        labels = toy_images(GROUPS[0], per_class=5)[1]
+        truth = torch.tensor([method.classes.index(label) for label in labels])
+        kept[name] = float((make.answers(method)[0] == truth).float().mean())
+    assert kept["ncm"] > 0.9 and kept["finetune"] < 0.5
+
+
+def test_finetune_trains_every_parameter_and_counts_them():
+    method = maker("finetune").taught(1)
+    fresh = maker("finetune")()
+    pairs = zip(method.backbone.vit.parameters(), fresh.backbone.vit.parameters(), strict=True)
+    assert all(not torch.equal(a, b) for a, b in pairs)
+    assert method.trained_parameters() == method.backbone.parameters + 2 * 25
+    assert method.bytes_per_task() == [4 * (method.backbone.parameters + 2 * 25)]
 
 
 def test_an_unknown_method_is_named_with_the_nearest():

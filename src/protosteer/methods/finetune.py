@@ -49,7 +49,8 @@ class Finetune(Method):
         self.backbone = backbone.trainable_copy()
         self.settings = settings
         self.tasks: list[list[str]] = []  # the classes of each
-        self.head = nn.Linear(backbone.dim, 0, device=backbone.device)
+        self.weight = nn.Parameter(torch.empty(0, backbone.dim, device=backbone.device))  # of the head
+        self.bias = nn.Parameter(torch.empty(0, device=backbone.device))
 
     @property
     def classes(self) -> list[str]:
@@ -61,8 +62,8 @@ class Finetune(Method):
         with torch.random.fork_rng():
             torch.manual_seed(task_seed(s.seed, classes))
             self._grow_head(len(classes))
-            trained = nn.ModuleDict({"vit": self.backbone.vit, "head": self.head})
-            parameters = dict(trained.named_parameters())
+            vit = {f"vit.{name}": p for name, p in self.backbone.vit.named_parameters()}
+            parameters = {**vit, "head.weight": self.weight, "head.bias": self.bias}
             optimiser = torch.optim.AdamW(
                 parameters.values(), lr=s.learning_rate, weight_decay=s.weight_decay
             )
@@ -71,36 +72,35 @@ class Finetune(Method):
 
     def _grow_head(self, new: int) -> None:
         """Rows for so many more classes; those that are there stay as they are."""
-        old, known = self.head, len(self.classes)
-        self.head = nn.Linear(old.in_features, known + new, device=self.backbone.device)
-        with torch.no_grad():
-            self.head.weight[:known], self.head.bias[:known] = old.weight[:known], old.bias[:known]
+        fresh = nn.Linear(self.backbone.dim, new).to(self.backbone.device)
+        self.weight = nn.Parameter(torch.cat([self.weight.detach(), fresh.weight.detach()]))
+        self.bias = nn.Parameter(torch.cat([self.bias.detach(), fresh.bias.detach()]))
 
     def _loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         embeddings = self.backbone.embed(images)
-        return F.cross_entropy(self.head(embeddings), labels), embeddings
+        return F.cross_entropy(F.linear(embeddings, self.weight, self.bias), labels), embeddings
 
     def answer(self, images: Images) -> Answer:
         self.require_knowledge()
         embeddings = images.embed(torch.arange(len(images)))
-        with torch.no_grad():
-            return Answer(self.head(embeddings.to(self.backbone.device)).argmax(dim=1).cpu())
+        logits = F.linear(embeddings, self.weight.detach().cpu(), self.bias.detach().cpu())
+        return Answer(logits.argmax(dim=1))
 
     def state(self) -> bytes:
         header = {"method": self.name, "settings": self.settings.to_dict(), "tasks": self.tasks}
         vit = {f"vit.{name}": tensor for name, tensor in self.backbone.vit.state_dict().items()}
-        return seal(header, {**vit, "head.weight": self.head.weight, "head.bias": self.head.bias})
+        return seal(header, {**vit, "weight": self.weight, "bias": self.bias})
 
     def restore(self, state: bytes) -> None:
         header, tensors = unseal(state, "the saved state")
         self.backbone.vit.load_state_dict({n[4:]: t for n, t in tensors.items() if n.startswith("vit.")})
         self.tasks = header["tasks"]
-        self.head = nn.Linear(self.backbone.dim, len(self.classes), device=self.backbone.device)
-        self.head.load_state_dict({n[5:]: t for n, t in tensors.items() if n.startswith("head.")})
+        place = self.backbone.device
+        self.weight, self.bias = (nn.Parameter(tensors[name].to(place)) for name in ("weight", "bias"))
 
     def bytes_per_task(self) -> list[int]:
         """The first task brings the network along, every other one its classes' rows of the head."""
-        row = self.head.weight.element_size() * (self.backbone.dim + 1)
+        row = 4 * (self.backbone.dim + 1)
         sizes = [len(task) * row for task in self.tasks]
         return [size + (4 * self.backbone.parameters if not i else 0) for i, size in enumerate(sizes)]
 
