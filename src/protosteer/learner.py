@@ -137,7 +137,6 @@ class Learner:
                 seed=seed,
                 on_step=lambda p: tell("training", p.step, p.steps, p),
                 bookmark=bookmark,
-                on_views=lambda done: tell("views", done, len(images)),
             )
             values = embed("values", trained.prompt)
             _warn(health.collapse(keys, values, labels))

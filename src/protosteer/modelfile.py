@@ -157,7 +157,7 @@ def unpack(data: bytes, path: Path) -> Model:
         _check_backbone(header["backbone"])
         memory = Memory(_task(t, task, tensors) for t, task in enumerate(header["tasks"]))
         _check_shapes(memory, header["backbone"])
-        return Model(path, header["backbone"], Settings.from_dict(header["settings"]), memory)
+        return Model(path, header["backbone"], Settings.from_file(header["settings"]), memory)
     except (KeyError, TypeError, ProtosteerError) as error:
         raise ModelFileError(
             f"{path} has an inconsistent header ({error}); it was not written by protosteer"

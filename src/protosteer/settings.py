@@ -33,7 +33,6 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 _AT_LEAST: dict[str, float] = {
     "prompt_length": 1,
     "prompt_from_layer": 1,
-    "cached_views": 0,
     "epochs": 1,
     "batch_size": 2,
     "learning_rate": 0.0,
@@ -53,6 +52,9 @@ _AT_LEAST: dict[str, float] = {
 _ABOVE_ZERO = ("temperature", "gradient_clip")
 
 PRESETS = ("paper", "fast")
+
+# Settings that older files name, with the value at which they did nothing.
+RETIRED = {"cached_views": 0}
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,6 @@ class Settings:
     final_weight_decay: float = 1e-2
     gradient_clip: float = 5.0
     augmentation: str = "paper"
-    cached_views: int = 0  # n: n views of each image are kept and met in turn (not in the paper); 0: new ones
 
     # Prototypes: C per class.
     centroids: int = 5
@@ -139,6 +140,11 @@ class Settings:
             if key not in known:
                 raise SettingsError(unknown_setting(key, known))
         return cls(**values)
+
+    @classmethod
+    def from_file(cls, values: dict[str, Any]) -> Settings:
+        """From a file of any version: names that have been retired since are left out."""
+        return cls.from_dict({name: value for name, value in values.items() if name not in RETIRED})
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -5,6 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from conftest import easy_task, tiny_backbone
+from protosteer.bench.subjects import small
+from protosteer.data.augment import Augmentation
 from protosteer.data.images import ArrayImages
 from protosteer.errors import TrainingError
 from protosteer.method import losses
@@ -174,3 +176,27 @@ def test_prompt_starts():
     assert not initial_prompt(backbone, Settings(prompt_start="zero"), previous).any()
     random = initial_prompt(backbone, Settings(prompt_start="random"), previous)
     assert 0 < random.abs().max() < 0.1
+
+
+def test_training_equals_a_plain_loop_that_runs_every_layer():
+    """The twin knows no trunk: whole images go through the whole backbone, late prompt or not."""
+    backbone, (images, labels) = small(depth=4), task()
+    for layer in (1, 3):
+        settings = QUICK.replace(prompt_from_layer=layer, epochs=3, batch_size=16, warmup_fraction=0.0,
+                                 weight_decay=0.0, final_weight_decay=0.0, final_learning_rate=1e-3,
+                                 gradient_clip=1e9)  # fmt: skip
+        trained = train_prompt(backbone, images, labels, settings, seed=5)
+
+        torch.manual_seed(5)
+        prompt = torch.nn.Parameter(initial_prompt(backbone, settings, None))
+        head = Head(backbone.dim, 2, settings)
+        augment = Augmentation(backbone.preprocessing, settings.augmentation)
+        optimiser = torch.optim.AdamW([prompt, *head.parameters()], lr=1e-3, weight_decay=0.0)
+        for _ in range(3):
+            order = torch.randperm(16)
+            loss = head.loss(backbone.embed(augment(images.pixels(order)), prompt), labels[order], None)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+        assert trained.prompt.abs().max() > 1e-4
+        torch.testing.assert_close(trained.prompt, prompt.detach(), atol=1e-6, rtol=0)

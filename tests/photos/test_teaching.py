@@ -215,11 +215,9 @@ def test_small_classes_are_learned_whole_beside_large_ones(tmp_path):
     assert outcome.check.labels == ["cat"]
 
 
-@pytest.mark.parametrize("stage", [*STAGES, "views"])
+@pytest.mark.parametrize("stage", STAGES)
 def test_the_learner_changes_when_all_is_done_or_not_at_all(before, summer, stage):
     learner = before.copy()
-    if stage == "views":
-        learner.settings = QUICK.replace(cached_views=1)
     tasks, reached = learner.memory.tasks, []
 
     def interrupt(message):

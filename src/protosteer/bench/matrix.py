@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from statistics import median
+from functools import partial
+from operator import eq
 
 import torch
 from torch import Tensor
@@ -62,24 +63,17 @@ def measure(backbone: Backbone, memory: Memory, stream: Stream, repeats: int) ->
     figures = our_run(backbone, memory, stream).figures()  # warms up too
     times = interleaved(
         {
-            "naive": lambda: naive_matrix(backbone, memory, stream),
-            "ours": lambda: our_run(backbone, memory, stream),
+            "naive": partial(naive_matrix, backbone, memory, stream),
+            "ours": partial(our_run, backbone, memory, stream),
         },
         repeats,
         warm_up=False,
     )
-    made, naive = figures["forward_passes"], figures["naive_forward_passes"]
-    return Ratio.of(
-        "matrix",
-        f"{backbone.name}: accuracy matrix of {len(stream)} tasks, against predicting all again after each",
-        times["naive"],
-        times["ours"],
-        TARGET,
-        [
-            f"forward passes: {made:,}, naive {naive:,}, {naive / made:.2f} times as many",
-            f"{median(times['ours']):.1f} s, naive {median(times['naive']):.1f} s",
-        ],
+    about = (
+        f"{backbone.name}: accuracy matrix of {len(stream)} tasks, against predicting all again after each"
     )
+    notes = ["forward passes: {forward_passes:,}, naive {naive_forward_passes:,}".format(**figures)]
+    return Ratio.of("matrix", about, times["naive"], times["ours"], TARGET, notes)
 
 
 def our_run(backbone: Backbone, memory: Memory, stream: Stream) -> Run:
@@ -90,15 +84,14 @@ def naive_matrix(backbone: Backbone, memory: Memory, stream: Stream) -> list[lis
     """Percent right on each task so far, after each task."""
     learner = Learner(backbone)
     matrix = []
+
+    def accuracy(task: Task) -> float:
+        labels = learner.predict(task.test).labels
+        return 100.0 * sum(map(eq, labels, task.test_labels)) / len(labels)
+
     for i, record in enumerate(memory.tasks):
         learner.memory.add(record)
-        predicted = [learner.predict(task.test).labels for task in stream[: i + 1]]
-        matrix.append(
-            [
-                100.0 * sum(a == b for a, b in zip(labels, task.test_labels, strict=True)) / len(labels)
-                for labels, task in zip(predicted, stream[: i + 1], strict=True)
-            ]
-        )
+        matrix.append([accuracy(task) for task in stream[: i + 1]])
     return matrix
 
 

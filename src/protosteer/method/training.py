@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from protosteer.backbones import Backbone
 from protosteer.data.augment import Augmentation
 from protosteer.data.images import ImageSet
+from protosteer.data.prefetch import prefetched
 from protosteer.errors import TrainingError
 from protosteer.method import health, losses
 from protosteer.method.anchors import Anchors
-from protosteer.method.views import CachedViews, FreshViews, Views
 from protosteer.running.progress import Progress
 from protosteer.running.resume import Bookmark
 from protosteer.settings import Settings
@@ -52,18 +52,16 @@ def train_prompt(
     seed: int = 0,
     on_step: Callable[[Progress], None] | None = None,
     bookmark: Bookmark | None = None,
-    on_views: Callable[[int], None] | None = None,
 ) -> Trained:
     """Learn the prompt P^t of one task.
 
     labels: [n], 0..K-1. start: prompt to start from (None: as `settings.prompt_start` says for a first
     task). anchors: value prototypes of earlier tasks. bookmark: where to keep the training while it is under
-    way, and to look whether it had begun. on_views: hears of how many images the views have been cached.
-    The caller's random state is left as it was.
+    way, and to look whether it had begun. The caller's random state is left as it was.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return _train(backbone, images, labels, settings, start, anchors, seed, on_step, bookmark, on_views)
+        return _train(backbone, images, labels, settings, start, anchors, seed, on_step, bookmark)
 
 
 def _train(
@@ -76,7 +74,6 @@ def _train(
     seed: int,
     on_step: Callable[[Progress], None] | None,
     bookmark: Bookmark | None,
-    on_views: Callable[[int], None] | None,
 ) -> Trained:
     began = time.perf_counter()
     device = backbone.device
@@ -86,7 +83,7 @@ def _train(
     optimiser = torch.optim.AdamW([prompt, *head.parameters()], lr=settings.learning_rate)
     state = State(prompt, head, optimiser)
     layers = settings.prompt_from_layer - 1
-    views = _views(backbone, images, settings, on_views)
+    augment = Augmentation(backbone.preprocessing, settings.augmentation)
     which = {**settings.to_dict(), "seed": seed, "images": len(labels), "backbone": backbone.fingerprint}
     if bookmark:
         state.restore(bookmark, which)
@@ -99,11 +96,12 @@ def _train(
         epoch = len(state.history)
         state.order = state.order or list(batches(len(labels), settings.batch_size))
         remaining = state.order[len(state.losses) :]
-        for rows, tokens in zip(remaining, views.batches(epoch, remaining), strict=True):
+        for rows, pixels in zip(remaining, prefetched(images, remaining, device=device), strict=True):
             step = state.steps_done(steps_per_epoch)
             for group in optimiser.param_groups:
                 group["lr"] = learning_rate(step, steps, settings)
                 group["weight_decay"] = weight_decay(step, steps, settings)
+            tokens = backbone.trunk(augment(pixels.to(device, non_blocking=True)), layers)
             embeddings = backbone.rest(tokens, layers, prompt)
             loss = head.loss(embeddings, labels[rows].to(device), anchors)
             update(loss, prompt, head, optimiser, settings.gradient_clip)
@@ -130,16 +128,6 @@ def _train(
         state.end_epoch(labels)
     trained = sum(p.numel() for p in (prompt, *head.parameters()))
     return Trained(prompt.detach().cpu(), state.history, state.seconds, trained)
-
-
-def _views(
-    backbone: Backbone, images: ImageSet, settings: Settings, on_views: Callable[[int], None] | None
-) -> Views:
-    augment = Augmentation(backbone.preprocessing, settings.augmentation)
-    fresh = FreshViews(backbone, images, augment, settings.prompt_from_layer - 1)
-    if not settings.cached_views:
-        return fresh
-    return CachedViews(fresh, settings.cached_views, settings.embed_batch_size, on_views)
 
 
 def update(loss: Tensor, prompt: Tensor, head: Head, optimiser: torch.optim.AdamW, clip: float) -> None:
