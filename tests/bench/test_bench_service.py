@@ -88,8 +88,24 @@ def test_requests_are_forms_with_the_files(tmp_path: Path) -> None:
 
 
 @installed
-def test_throughput_of_a_real_service() -> None:
+def test_throughput_of_a_real_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[int, int]] = []
+
+    def counted(server: Server, requests: list[bytes], clients: int) -> list[float]:
+        sent.append((len(requests), clients))
+        return drive(server, requests, clients)
+
+    monkeypatch.setattr(service, "drive", counted)
     one, several = service.throughput("service", "small", 1, (1, 16))
+    assert sent == [
+        (32, 64),
+        (2, 64),
+        (32, 64),
+        (2, 64),
+        (8, 1),
+        (8, 8),
+        (32, 64),
+    ]  # warm-up, repeat, latencies
     assert [one.name, several.name] == ["service", "service_16"]
     assert one.value > 0 and one.target == 0.9
     assert one.about.endswith("images a request: 1") and several.about.endswith("images a request: 16")
