@@ -177,7 +177,7 @@ def test_a_forgotten_class_is_never_predicted_and_the_rest_is_untouched():
     assert not outcome.exact and "prompt of task 'cat' was trained with its images" in outcome.guarantee
 
 
-def test_forgetting_says_that_later_prompts_saw_the_anchors():
+def test_forgetting_says_that_later_prompts_saw_the_prototypes():
     outcome = taught(SPRING, SUMMER).forget(task="ant")
     assert not outcome.exact and "later tasks" in outcome.guarantee
 

@@ -46,6 +46,15 @@ def test_reload_predicts_the_same_bits(learner, saved):
     assert again.settings == learner.settings and again.classes == learner.classes
 
 
+def test_a_file_with_a_retired_setting_is_read(learner, monkeypatch, tmp_path):
+    path, todays = tmp_path / "old.protosteer", Settings.to_dict
+    monkeypatch.setattr(Settings, "to_dict", lambda self: {**todays(self), "cached_views": 4})
+    learner.save(path)
+    monkeypatch.undo()
+    assert b"cached_views" in path.read_bytes()
+    assert Learner.load(path, backbone=tiny_backbone()).settings == learner.settings
+
+
 def test_saving_what_was_loaded_gives_the_same_file(saved, tmp_path):
     Learner.load(saved, backbone=tiny_backbone()).save(tmp_path / "again.protosteer")
     assert (tmp_path / "again.protosteer").read_bytes() == saved.read_bytes()

@@ -54,6 +54,25 @@ def test_impossible_values_are_refused_by_name(change, message):
         Settings(**change)
 
 
+def test_a_retired_name_is_read_from_files_alone():
+    old = {**Settings(epochs=3).to_dict(), "cached_views": 4}
+    assert Settings.from_file(old) == Settings(epochs=3)
+    with pytest.raises(SettingsError, match="unknown setting 'cached_views'"):
+        Settings.from_dict(old)
+    with pytest.raises(SettingsError, match="unknown setting 'epoch'"):
+        Settings.from_file({"epoch": 3})
+
+
+def test_presets():
+    assert Settings.preset("paper", 12) == Settings()
+    fast = Settings.preset("fast", 12, epochs=7)
+    assert fast == Settings(prompt_from_layer=7, epochs=7)
+    assert Settings.preset("fast", 3).prompt_from_layer == 2  # nano; a prompt cannot begin in the last layer
+    assert Settings.preset("fast", 1).prompt_from_layer == 1
+    with pytest.raises(SettingsError, match="preset 'quick' is unknown; choose one of paper, fast"):
+        Settings.preset("quick", 12)
+
+
 def test_every_string_setting_has_choices():
     for field in dataclasses.fields(Settings):
         if field.type == "str":

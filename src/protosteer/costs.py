@@ -14,10 +14,5 @@ def stage_costs(settings: Settings, depth: int, images: int) -> dict[str, float]
         return {"keys": images}
     trunk = (settings.prompt_from_layer - 1) / depth
     seen = settings.epochs * max(1, images // settings.batch_size) * min(settings.batch_size, images)
-    drawn = settings.cached_views * images if settings.cached_views else seen
-    views = drawn * (_AUGMENTING + trunk)
-    training = seen * _TRAINING * (1 - trunk)
-    learning = (
-        {"views": views, "training": training} if settings.cached_views else {"training": training + views}
-    )
-    return {"keys": images, **learning, "values": images}
+    training = seen * (_AUGMENTING + trunk + _TRAINING * (1 - trunk))
+    return {"keys": images, "training": training, "values": images}

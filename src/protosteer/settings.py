@@ -172,7 +172,8 @@ class Settings(Values):
     def from_toml(cls, path: str | Path) -> Settings:
         """Read settings from a TOML file of `name = value` lines; absent names keep their defaults."""
         try:
-            return cls.from_dict(read_toml(Path(path)))
+            values = read_toml(Path(path)).items()
+            return cls.from_dict({n: v for n, v in values if n not in RETIRED or v != RETIRED[n]})
         except SettingsError as error:
             raise SettingsError(f"{path}: {error}") from error
 

@@ -37,4 +37,4 @@ def test_the_ratio_names_both_numbers_of_passes():
     figures = matrix.our_run(backbone, memory, stream).figures()
     assert (ratio.name, ratio.target) == ("matrix", 3.0)
     passes = f"forward passes: {figures['forward_passes']:,}, naive {figures['naive_forward_passes']:,}"
-    assert passes in ratio.notes[0]
+    assert ratio.notes == [passes]

@@ -145,12 +145,13 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path, number):
 
 def test_a_preset_stands_for_settings_and_what_is_given_wins(tmp_path, capsys):
     words = ["split-digits", *SMALL, "--set", "epochs=1", "--set", "neck_hidden=8"]
-    assert run(*words, "--preset", "fast", "--set", "cached_views=2", "--out", tmp_path / "r") == 0
+    assert run(*words, "--preset", "fast", "--set", "centroids=2", "--out", tmp_path / "r") == 0
     capsys.readouterr()
     manifest = json.loads((tmp_path / "r" / "manifest.json").read_text())
     settings = manifest["configuration"]["settings"]
-    assert settings["prompt_from_layer"] == 2 and settings["cached_views"] == 2  # nano has three layers
+    assert settings["prompt_from_layer"] == 2 and settings["centroids"] == 2  # nano has three layers
     for given, message in (
+        (["--set", "cached_views=2"], "unknown setting 'cached_views'"),
         (["--preset", "quick"], "preset 'quick' is unknown; choose one of paper, fast"),
         (["--preset", "fast", "--method", "ncm"], "method ncm has no preset 'fast'; leave it out"),
     ):

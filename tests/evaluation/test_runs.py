@@ -311,6 +311,23 @@ def test_a_config_file(tmp_path):
         read_config(tmp_path / "none.toml")
 
 
+def test_a_run_of_an_older_version_is_the_same_run_unless_a_retired_setting_was_used(tmp_path):
+    run(tmp_path / "r")
+    file = tmp_path / "r" / "manifest.json"
+    written = json.loads(file.read_text())
+    written["configuration"]["settings"]["cached_views"] = 0
+    file.write_text(json.dumps(written))
+    run(tmp_path / "r", resume=True, seeds="0,1")
+    run(tmp_path / "s", seeds="2")
+    assert [len(seeds) for seeds in gather([str(tmp_path / "r"), str(tmp_path / "s")]).values()] == [3]
+
+    written["configuration"]["settings"]["cached_views"] = 4
+    file.write_text(json.dumps(written))
+    assert list(gather([str(tmp_path / "r"), str(tmp_path / "s")])) == ["ncm, cached_views 4", "ncm"]
+    with pytest.raises(RunError, match="settings.cached_views: 4 -> None"):
+        run(tmp_path / "r", resume=True)
+
+
 def test_differences_of_two_trees():
     old = {"a": 1, "b": {"c": [1, 2], "d": 5}, "gone": True}
     new = {"a": 1, "b": {"c": [1, 3], "d": 5}, "new": "x" * 100}

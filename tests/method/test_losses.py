@@ -94,9 +94,9 @@ CORNERS = {
 def test_value_and_gradient_are_finite_in_every_corner(corner, dtype, prototypes, uniformity, rows):
     labels = CORNERS[corner]
     raw = torch.randn(len(labels), 5, generator=torch.Generator().manual_seed(1)).to(dtype).requires_grad_()
-    anchors = F.normalize(torch.ones(prototypes, 5), dim=1)
+    earlier = F.normalize(torch.ones(prototypes, 5), dim=1)
     shifted = torch.arange(prototypes) + 10
-    loss = losses.cpl(F.normalize(raw, dim=1), labels, 0.01, anchors, shifted, uniformity, rows)
+    loss = losses.cpl(F.normalize(raw, dim=1), labels, 0.01, earlier, shifted, uniformity, rows)
     loss.backward()
     assert torch.isfinite(loss) and torch.isfinite(raw.grad).all()
 

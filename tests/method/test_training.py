@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from conftest import OnStep, easy_task, tiny_backbone, train
+from protosteer.bench.subjects import small
 from protosteer.data.augment import Augmentation
 from protosteer.errors import TrainingError
 from protosteer.method import losses
@@ -33,21 +34,24 @@ def task(classes: int = 2, per_class: int = 8) -> tuple[torch.Tensor, torch.Tens
     return pixels, torch.tensor([names.index(label) for label in labels])
 
 
-def prototypes(count: int = 6) -> Prototypes:
-    means = torch.randn(count, 24, generator=torch.Generator().manual_seed(5))
-    return Prototypes(means, torch.full((count, 24), 0.1), torch.arange(count))
+def prototypes(count: int = 6, dim: int = 24) -> Prototypes:
+    means = torch.randn(count, dim, generator=torch.Generator().manual_seed(5))
+    return Prototypes(means, torch.full((count, dim), 0.1), torch.arange(count))
 
 
-@pytest.mark.parametrize("clip", [5.0, 0.05])
-def test_training_equals_a_loop_written_out(clip):
+@pytest.mark.parametrize(("clip", "layer"), [(5.0, 1), (0.05, 1), (5.0, 3)])
+def test_training_equals_a_loop_written_out(clip, layer):
     """Batches, views, loss, clipping, rates and decay of every step, in the order in which they draw at random.
 
-    Both kinds of gradient are far above the small bound, so that it decides every step.
+    Both kinds of gradient are far above the small bound, so that it decides every step. The twin knows no trunk:
+    whole images go through the whole backbone, however late the prompt begins.
     """
     settings = QUICK.replace(epochs=3, gradient_clip=clip, weight_decay=0.1, final_weight_decay=0.9)
-    backbone, (pixels, labels) = tiny_backbone(), task()
-    start = torch.full((2, 1, 24), 0.1)
-    found = train(backbone, pixels, labels, settings, start=start, prototypes=prototypes(), seed=5)
+    settings = settings.replace(prompt_from_layer=layer)
+    backbone, (pixels, labels) = small(depth=4), task()
+    start = torch.full(backbone.prompt_shape(1, from_layer=layer), 0.1)
+    earlier = prototypes(dim=backbone.dim)
+    found = train(backbone, pixels, labels, settings, start=start, prototypes=earlier, seed=5)
 
     torch.manual_seed(5)
     prompt = torch.nn.Parameter(start.clone())
@@ -61,7 +65,7 @@ def test_training_equals_a_loop_written_out(clip):
             rows = order[8 * half : 8 * half + 8]
             out = head.neck(backbone.embed(augment(pixels[rows]), prompt))
             drawn = torch.randint(6, (8,))
-            noisy = F.normalize(prototypes().means[drawn] + 0.1 * torch.randn(8, 24), dim=1)
+            noisy = F.normalize(earlier.means[drawn] + 0.1 * torch.randn(8, backbone.dim), dim=1)
             loss = losses.cpl(F.normalize(out, dim=1), labels[rows], 0.6, noisy)
             loss.backward()
             rate = 1e-6 + (1e-3 - 1e-6) * 0.5 * (

@@ -32,7 +32,7 @@ def some_class(name: str, values: torch.Tensor, held_out: int = 0) -> ClassRecor
     )
 
 
-def some_memory(classes: int, dim: int = 24, most: int = 4, seed: int = 0, within: float = 0.5) -> Memory:
+def some_memory(classes: int, dim: int = 24, most: int = 4, seed: int = 0) -> Memory:
     """Classes with 1 to `most` centroids each, two to a task; embeddings have a few strong directions, as real ones."""
     generator = torch.Generator().manual_seed(seed)
     strength = torch.arange(1, dim + 1) ** -0.7
@@ -40,7 +40,7 @@ def some_memory(classes: int, dim: int = 24, most: int = 4, seed: int = 0, withi
     for i in range(classes):
         count = int(torch.randint(1, most + 1, (), generator=generator))
         middle = torch.randn(1, dim, generator=generator)
-        group = (middle + within * torch.randn(count, dim, generator=generator)) * strength
+        group = (middle + 0.5 * torch.randn(count, dim, generator=generator)) * strength
         records.append(some_class(f"c{i}", group * (i + 1)))
     return Memory(TaskRecord(f"t{i}", tuple(records[i : i + 2]), None) for i in range(0, classes, 2))
 
@@ -76,48 +76,26 @@ def check_closest(memory: Memory, most: int) -> None:
     assert [pair.similarity for pair in found] == pytest.approx([s for *_, s in wanted], abs=1e-6)
 
 
-@pytest.mark.parametrize("within", [0.0, 0.3, 3.0])
 @pytest.mark.parametrize("cells", [1, 50_000, 2**23])
-def test_the_closest_pairs_are_those_of_the_whole_matrix(
-    monkeypatch: pytest.MonkeyPatch, cells: int, within: float
-) -> None:
-    """Whether bounds leave out much, little or nothing, and for any size of the blocks."""
+def test_the_closest_pairs_are_those_of_the_whole_matrix(monkeypatch: pytest.MonkeyPatch, cells: int) -> None:
     monkeypatch.setattr(inspection, "_CELLS", cells)
-    monkeypatch.setattr(inspection, "_DIRECTIONS", 8)
-    for seed in range(3):
-        memory = some_memory(70, seed=seed, within=within)
-        check_closest(memory, 10)
+    for seed, most in ((0, 10), (1, 1), (2, 200)):
+        found, wanted = (
+            find(some_memory(70, seed=seed), most) for find in (inspection.closest, plainly_closest)
+        )
+        assert [(pair.a, pair.b) for pair in found] == [(a, b) for a, b, _ in wanted]
+        assert [pair.similarity for pair in found] == pytest.approx([s for *_, s in wanted], abs=1e-6)
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0])
-def test_all_pairs_or_hopeful_ones_alone_give_the_same(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    monkeypatch.setattr(inspection, "_CELLS", 10_000)
-    monkeypatch.setattr(inspection, "_DIRECTIONS", 8)
-    monkeypatch.setattr(inspection, "_DENSE", share)
-    check_closest(some_memory(70), 10)
-
-
-def test_a_bound_is_never_too_low_and_leaves_out_most_pairs() -> None:
-    units = inspection._units(some_memory(80, dim=192))
-    short = inspection._shortened(units)
-    bounds, exact = inspection._greatest(short, short), inspection._greatest(units, units)
-    assert short.shape[2] == inspection._DIRECTIONS + 1
-    assert (bounds >= exact).all()
-    apart = ~torch.eye(80, dtype=torch.bool)
-    floor = exact[apart].topk(20).values[-1]  # each pair is there twice
-    assert (bounds[apart] > floor).float().mean() < 0.2
-
-
-def test_few_pairs_are_compared_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What makes thousands of classes quick, beside the bounds: the first block finds pairs that rule out others."""
-    compared = []
-    pick = inspection._greatest_of_pairs
-    monkeypatch.setattr(
-        inspection, "_greatest_of_pairs", lambda units, a, b: (compared.append(len(a)), pick(units, a, b))[1]
-    )
-    monkeypatch.setattr(inspection, "_CELLS", 30_000)
-    check_closest(some_memory(200, dim=192, within=0.2), 10)
-    assert 0 < sum(compared) < 0.05 * 200 * 199 / 2
+@pytest.mark.parametrize("cells", [1, 60, 2**23])
+def test_of_equal_pairs_those_of_earlier_classes_come_first(
+    monkeypatch: pytest.MonkeyPatch, cells: int
+) -> None:
+    monkeypatch.setattr(inspection, "_CELLS", cells)
+    records = tuple(some_class(f"c{i}", torch.eye(3)[[i % 3]]) for i in range(12))
+    found = inspection.closest(Memory([TaskRecord("t", records, None)]), 5)
+    pairs = [("c0", "c3"), ("c0", "c6"), ("c0", "c9"), ("c1", "c4"), ("c1", "c7")]
+    assert found == [(*pair, 1.0) for pair in pairs]
 
 
 @pytest.mark.parametrize("classes", [0, 1, 2])

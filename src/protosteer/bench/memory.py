@@ -1,4 +1,4 @@
-"""Peak memory of `learn` and `predict`, beyond the weights, against that of one bare batch.
+"""Peak memory of `learn` and `predict`, beyond the weights, against that of one bare batch. On Linux alone.
 
 Each figure is that of a process of its own: `python -m protosteer.bench.memory KIND IMAGES` prints the bytes by
 which its resident memory rose at most, counted from when the backbone had been loaded and the same thing had been
@@ -7,13 +7,11 @@ done with a small ViT, so that code is loaded too. Images are made when asked fo
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -38,64 +36,45 @@ TARGET, GROWTH_TARGET = 0.5, 0.95
 # Further epochs use the same memory again, and so do further candidates of an image.
 LEARNING = Settings(epochs=1, batch_size=BATCH, embed_batch_size=BATCH)
 PREDICTING = Settings(neighbours=1)
+_FORGET_PEAK = Path("/proc/self/clear_refs")
 
 Action = Callable[[], object]
 
 
 def run(repeats: int) -> list[Ratio]:
-    if importlib.util.find_spec("resource") is None:
+    if not _FORGET_PEAK.exists():
         return []
-    repeats = min(repeats, MOST_REPEATS)
 
-    def peaks(kind: str, images: int) -> list[float]:
-        return [child_peak(kind, images) for _ in range(repeats)]
+    def ratio(what: str, about: str, one: list[float], other: list[float], target: float = TARGET) -> Ratio:
+        notes = ["{:.0f} MB against {:.0f} MB".format(*(median(peaks) / 1e6 for peaks in (one, other)))]
+        return Ratio.of(f"memory_{what}", f"peak memory, {about}", one, other, target, notes)
+
+    def peaks(kind: str, images: int, kept: int = 0) -> list[float]:
+        return [child_peak(kind, images) - kept for _ in range(min(repeats, MOST_REPEATS))]
 
     def compared(what: str, batch: int, images: int) -> Ratio:
-        bare, ours = peaks(f"bare-{what}", batch), peaks(what, images)
-        about = (
-            f"peak memory beyond the weights: one bare batch of {batch}, against {what} of {images} images"
-        )
-        plain = child_peak(what, images, exact=False)
-        notes = [
-            f"{_megabytes(ours)}, bare {_megabytes(bare)}; {_megabytes([plain])} as the allocator has it"
-        ]
-        return Ratio.of(f"memory_{what}", about, bare, ours, TARGET, notes)
+        about = f"beyond the weights: one bare batch of {batch}, against {what} of {images} images"
+        return ratio(what, about, peaks(f"bare-{what}", batch), peaks(what, images))
 
-    few, many = ([beyond_embeddings(p, n) for p in peaks("learn-2", n)] for n in (LEARNED, 4 * LEARNED))
-    growth = Ratio.of(
-        "memory_learn_growth",
-        f"peak memory of learn: {LEARNED} images, against {4 * LEARNED}; embeddings left out",
-        few,
-        many,
-        GROWTH_TARGET,
-        [f"ViT-Ti/16 of 2 layers: {_megabytes(few)}, {_megabytes(many)}"],
-    )
-    predicting = compared("predict", vit_tiny().batch_size(PREDICTING.embed_batch_size), PREDICTED)
-    predicting.notes.append(
-        "a chunk of images is held whatever the batch: with smaller ones the ratio is less"
-    )
-    return [compared("learn", BATCH, LEARNED), predicting, growth]
+    # Without the keys and values [images, 192], which `learn` keeps until they are clustered.
+    few, many = (peaks("learn-2", n, kept=2 * n * 192 * 4) for n in (LEARNED, 4 * LEARNED))
+    growth = f"learn with a ViT of 2 layers: {LEARNED} images, against {4 * LEARNED}; embeddings left out"
+    return [
+        compared("learn", BATCH, LEARNED),
+        compared("predict", vit_tiny().batch_size(PREDICTING.embed_batch_size), PREDICTED),
+        ratio("learn_growth", growth, few, many, GROWTH_TARGET),
+    ]
 
 
-def beyond_embeddings(peak: float, images: int) -> float:
-    """Without the keys and values [images, 192], which `learn` keeps until they are clustered."""
-    return peak - 2 * images * 192 * 4
-
-
-def _megabytes(peaks: Sequence[float]) -> str:
-    return f"{median(peaks) / 1e6:.0f} MB"
-
-
-def child_peak(kind: str, images: int, exact: bool = True) -> float:
+def child_peak(kind: str, images: int) -> float:
     """What a process of its own measures, with as many threads as this one has.
 
-    exact: freed blocks go back to the system at once, so that the figure is what was in use. glibc otherwise keeps
+    There freed blocks go back to the system at once, so that the figure is what was in use; glibc otherwise keeps
     the more of them the larger they were, and by chance.
     """
     command = [sys.executable, "-m", "protosteer.bench.memory", kind, str(images)]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    if exact:
-        environment["MALLOC_MMAP_THRESHOLD_"] = "131072"
+    threads = str(torch.get_num_threads())
+    environment = {**os.environ, "OMP_NUM_THREADS": threads, "MALLOC_MMAP_THRESHOLD_": "131072"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
@@ -113,11 +92,7 @@ def learn(backbone: Backbone, images: int) -> Action:
 def bare_learn(backbone: Backbone, images: int) -> Action:
     """One batch through the prompted ViT and back."""
     prompt = torch.zeros(backbone.prompt_shape(1), requires_grad=True)
-
-    def step() -> Tensor:
-        return torch.autograd.grad(backbone.embed(_ready(backbone, images), prompt).sum(), prompt)[0]
-
-    return step
+    return lambda: torch.autograd.grad(backbone.embed(_ready(backbone, images), prompt).sum(), prompt)[0]
 
 
 def predict(backbone: Backbone, images: int) -> Action:
@@ -162,27 +137,21 @@ def measured_peak(kind: str, images: int) -> int:
     prepare, depth = KINDS[kind]
     prepare(small(), LEARNED)()
     action = prepare(vit_tiny(depth), images)
-    before = _start()
+    return rise(action)
+
+
+def rise(action: Action) -> int:
+    """Bytes by which resident memory rose at most."""
+    _FORGET_PEAK.write_text("5")  # sets the high-water mark to what is resident
+    before = _high_water()
     action()
     return _high_water() - before
 
 
-def _start() -> int:
-    """Bytes that are resident now; where Linux does not let us forget the past, the most there ever were."""
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark to what is resident
-    return _high_water()
-
-
 def _high_water() -> int:
-    """Most bytes that were resident. On Linux not by `getrusage`, where a child begins with its parent's figure."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
-    except OSError:
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
+    """Most bytes that were resident; not by `getrusage`, where a child begins with its parent's figure."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
 if __name__ == "__main__":

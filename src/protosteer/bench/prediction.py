@@ -1,4 +1,4 @@
-"""Prediction against the limit, against the authors' way of doing it, and with late prompts.
+"""Prediction against the limit, and with late prompts.
 
 The limit: as many plain forward passes as prediction makes, without prompts, on tensors that are ready, in
 batches of the best size, by the same `vit.py`. No retrieval, no matching, no preprocessing.
@@ -11,12 +11,11 @@ from functools import partial
 from statistics import median
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.backbones import Backbone
-from protosteer.bench.subjects import concatenating, memory_of, pictures, vit_tiny
-from protosteer.bench.timing import Ratio, Side, interleaved
+from protosteer.bench.subjects import LATE, LATE_NANO, memory_of, pictures, vit_tiny
+from protosteer.bench.timing import Ratio, interleaved
 from protosteer.learner import Learner
 from protosteer.method.vit import ViT
 
@@ -24,7 +23,6 @@ TASKS, CLASSES, CENTROIDS = 10, 10, 5
 IMAGES, NANO_IMAGES = 64, 1024
 FEW_IMAGES, FEW_NANO_IMAGES = 16, 256  # where many ways are compared, each of them linear in the images
 BATCHES = (8, 16, 32, 64)
-LATE, LATE_NANO = (4, 7, 10), (2,)  # layers that prompts begin in
 LIMIT_TARGET, TARGET = 0.95, 1.0
 
 
@@ -33,8 +31,8 @@ def run(repeats: int) -> list[Ratio]:
     return [
         against_limit("predict", tiny, IMAGES, repeats),
         against_limit("predict_nano", nano, NANO_IMAGES, repeats),
-        *against_authors("predict_authors", tiny, FEW_IMAGES, repeats, LATE),
-        *against_authors("predict_authors_nano", nano, FEW_NANO_IMAGES, repeats, LATE_NANO, "nano_"),
+        *late_prompts(tiny, FEW_IMAGES, repeats, LATE),
+        *late_prompts(nano, FEW_NANO_IMAGES, repeats, LATE_NANO, "nano_"),
     ]
 
 
@@ -47,22 +45,13 @@ def learner_for(backbone: Backbone, prompt_from_layer: int = 1) -> Learner:
 
 def against_limit(name: str, backbone: Backbone, count: int, repeats: int) -> Ratio:
     learner, pixels = learner_for(backbone), pictures(backbone, count)
-    candidates = sum(len(tasks) for tasks in learner.predict(pixels).candidates)
+    passes = count + sum(len(tasks) for tasks in learner.predict(pixels).candidates)
     ready = backbone.preprocessing(pixels)
-    batch = best_batch(backbone.vit, ready)
-    limit = partial(plain_passes, backbone.vit, ready, count + candidates, batch)
+    limit = partial(plain_passes, backbone.vit, ready, passes, best_batch(backbone.vit, ready))
     times = interleaved({"limit": limit, "ours": lambda: learner.predict(pixels)}, repeats)
-    return Ratio.of(
-        name,
-        f"{backbone.name}: predict, against as many plain forward passes",
-        times["limit"],
-        times["ours"],
-        LIMIT_TARGET,
-        [
-            f"{count / median(times['ours']):.1f} images a second, {candidates / count:.2f} candidates each",
-            f"limit: {(count + candidates) / median(times['limit']):.1f} passes a second, batches of {batch}",
-        ],
-    )
+    about = f"{backbone.name}: predict, against as many plain forward passes"
+    notes = [f"{count / median(times['ours']):.1f} images a second, {passes / count:.2f} passes each"]
+    return Ratio.of(name, about, times["limit"], times["ours"], LIMIT_TARGET, notes)
 
 
 def plain_passes(vit: ViT, ready: Tensor, passes: int, batch: int) -> None:
@@ -77,60 +66,22 @@ def plain_passes(vit: ViT, ready: Tensor, passes: int, batch: int) -> None:
 def best_batch(vit: ViT, ready: Tensor, sizes: Sequence[int] = BATCHES) -> int:
     """The size of batches at which plain passes are quickest, by a short trial."""
     some = ready[: max(sizes)]
-    sides: dict[str, Side] = {str(size): partial(plain_passes, vit, some, len(some), size) for size in sizes}
+    sides = {size: partial(plain_passes, vit, some, len(some), size) for size in sizes}
     times = interleaved(sides, 2, warm_up=False)
-    return int(min(times, key=lambda size: min(times[size])))
+    return min(times, key=lambda size: min(times[size]))
 
 
-def against_authors(
-    name: str, backbone: Backbone, count: int, repeats: int, late: Sequence[int] = (), which: str = ""
+def late_prompts(
+    backbone: Backbone, count: int, repeats: int, late: Sequence[int], which: str = ""
 ) -> list[Ratio]:
-    """The authors' way against ours, and ours with prompts in all layers against prompts from layer k on."""
-    pixels, learner = pictures(backbone, count), learner_for(backbone)
-    sides: dict[str, Side] = {
-        "authors": partial(authors_labels, learner, pixels),
-        "ours": partial(learner.predict, pixels),
-        **{f"k{k}": partial(learner_for(backbone, k).predict, pixels) for k in late},
-    }
+    """Ours with prompts in all layers against prompts from layer k on."""
+    pixels = pictures(backbone, count)
+    sides = {k: partial(learner_for(backbone, k).predict, pixels) for k in (1, *late)}
     times = interleaved(sides, repeats)
-    rate = {side: f"{count / median(seconds):.1f} images a second" for side, seconds in times.items()}
-    first = Ratio.of(
-        name,
-        f"{backbone.name}: predict, against one pass per image and prompt",
-        times["authors"],
-        times["ours"],
-        TARGET,
-        [f"{rate['ours']}; the authors' way: {rate['authors']}"],
-    )
-    return [first] + [
-        Ratio.of(
-            f"late_predict_{which}k{k}",
-            f"{backbone.name}: predict with prompts from layer {k} on, against all layers",
-            times["ours"],
-            times[f"k{k}"],
-            TARGET,
-            [f"{rate[f'k{k}']}; all layers: {rate['ours']}"],
-        )
-        for k in late
-    ]
-
-
-def authors_labels(learner: Learner, pixels: Tensor, batch: int = 64) -> list[str]:
-    """As the paper's public code does it: a batched coarse pass, then each image alone under each candidate."""
-    vit, tasks = learner.backbone.vit, learner.memory.tasks
-    records = [(task, record) for task in tasks for record in task.classes]
-    keys = F.normalize(torch.cat([record.keys for _, record in records]), dim=1)
-    key_prompts = [task.prompt for task, record in records for _ in record.keys]
-    values = F.normalize(torch.cat([record.values.means for _, record in records]), dim=1)
-    value_labels = [record.name for _, record in records for _ in record.values.means]
-    labels = []
-    with torch.no_grad():
-        images = learner.backbone.preprocessing(pixels)
-        queries = torch.cat([concatenating(vit, some) for some in images.split(batch)])
-        for image, query in zip(images, queries, strict=True):
-            nearest = (keys @ F.normalize(query, dim=0)).topk(learner.settings.neighbours).indices
-            prompts = {id(key_prompts[i]): key_prompts[i] for i in nearest.tolist()}  # each once
-            embeddings = torch.cat([concatenating(vit, image[None], prompt) for prompt in prompts.values()])
-            similarity = (F.normalize(embeddings, dim=1) @ values.T).amax(dim=0)
-            labels.append(value_labels[int(similarity.argmax())])
-    return labels
+    ratios = []
+    for k in late:
+        rates = [count / median(times[one]) for one in (k, 1)]
+        notes = ["{:.1f} images a second against {:.1f}".format(*rates)]
+        about = f"{backbone.name}: predict with prompts from layer {k} on, against all layers"
+        ratios.append(Ratio.of(f"late_predict_{which}k{k}", about, times[1], times[k], TARGET, notes))
+    return ratios

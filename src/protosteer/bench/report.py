@@ -8,8 +8,7 @@ import platform
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.console import RenderableType
 from rich.text import Text
 
 from protosteer.bench.timing import Ratio
@@ -17,22 +16,8 @@ from protosteer.errors import SettingsError
 from protosteer.report.tables import plain_table
 from protosteer.util.system import processor_name
 
-# Imported when measured: some need scikit-learn, some kornia, one the service's extra, all need torch.
-SUBJECTS = {
-    name: f"protosteer.bench.{name}"
-    for name in (
-        "prediction",
-        "training",
-        "precision",
-        "matrix",
-        "centroids",
-        "augmentation",
-        "scaling",
-        "memory",
-        "startup",
-        "service",
-    )
-}
+# Modules, imported when measured: one needs kornia, one the service's extra, all need torch.
+SUBJECTS = ("prediction", "training", "matrix", "scaling", "memory", "startup", "service")
 
 
 def run_all(
@@ -45,11 +30,11 @@ def run_all(
     if repeats < 1:
         raise SettingsError(f"repeats = {repeats}: must be at least 1")
     ratios: list[Ratio] = []
-    for name, module in SUBJECTS.items():
+    for name in SUBJECTS:
         if names and name not in names:
             continue
         on_message(f"measuring {name} ...")
-        found: list[Ratio] = importlib.import_module(module).run(repeats)
+        found: list[Ratio] = importlib.import_module(f"protosteer.bench.{name}").run(repeats)
         if not found:
             on_message(f"{name}: nothing to measure on this machine")
         ratios += found
@@ -94,12 +79,8 @@ def table(ratios: Sequence[Ratio]) -> list[RenderableType]:
         f"Absolute figures hold for this machine: {about['cpu']}, cores: {about['cores']}, threads: {about['threads']}, "
         f"torch {about['torch']}, Python {about['python']}, {about['platform']}"
     )
-    return [overview, *(_details(ratio) for ratio in ratios), Text(where)]
-
-
-def _details(ratio: Ratio) -> RenderableType:
-    notes = Table.grid(padding=(0, 1, 0, 0))
-    for note in ratio.notes:
-        notes.add_row("  -", Text(note, style="dim"))
-    heading = Text.assemble((ratio.name, "bold"), f": {ratio.about}")
-    return Group(heading, notes) if ratio.notes else heading
+    details = [
+        Text.assemble((r.name, "bold"), f": {r.about}", *((f"\n  - {note}", "dim") for note in r.notes))
+        for r in ratios
+    ]
+    return [overview, *details, Text(where)]

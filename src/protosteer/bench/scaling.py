@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from operator import add
 from statistics import median
 
 import torch
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from protosteer.bench.prediction import best_batch, plain_passes
 from protosteer.bench.subjects import class_record, pictures, vit_tiny
-from protosteer.bench.timing import Ratio, interleaved
+from protosteer.bench.timing import Ratio, Side, interleaved
 from protosteer.method.inference import Index, Matches, Prediction, match
 from protosteer.method.memory import Memory, TaskRecord
 from protosteer.method.vit import ViT
@@ -56,12 +58,13 @@ class Point:
 def run(repeats: int) -> list[Ratio]:
     points = curve(repeats)
     judged = next(point for point in points if point.classes == JUDGED)
-    total = [b + o for b, o in zip(judged.backbone, judged.overhead, strict=True)]
+    total = list(map(add, judged.backbone, judged.overhead))
     about = f"ViT-Ti/16: backbone's share of predict at {judged.classes:,} classes, {judged.tasks:,} tasks"
-    notes = [
+    backbone = (
         f"beside {1000 * median(judged.backbone):.0f} ms of {judged.passes:.1f} backbone passes an image:"
-    ]
-    return [Ratio.of("many_classes", about, judged.backbone, total, TARGET, notes + [str(p) for p in points])]
+    )
+    notes = [backbone, *map(str, points)]
+    return [Ratio.of("many_classes", about, judged.backbone, total, TARGET, notes)]
 
 
 def curve(repeats: int, classes: Sequence[int] = CLASSES) -> list[Point]:
@@ -69,17 +72,12 @@ def curve(repeats: int, classes: Sequence[int] = CLASSES) -> list[Point]:
     backbone = vit_tiny()
     ready = backbone.preprocessing(pictures(backbone, 16))
     batch = best_batch(backbone.vit, ready, (8, 16))
-    return [
-        point(
-            backbone.vit,
-            ready,
-            batch,
-            number,
-            min(number // 10, MOST_TASKS),
-            repeats if number == JUDGED else min(repeats, CURVE_REPEATS),
-        )
-        for number in classes
-    ]
+
+    def at(number: int) -> Point:
+        times = repeats if number == JUDGED else min(repeats, CURVE_REPEATS)
+        return point(backbone.vit, ready, batch, number, min(number // 10, MOST_TASKS), times)
+
+    return list(map(at, classes))
 
 
 def point(vit: ViT, ready: Tensor, batch: int, classes: int, tasks: int, repeats: int) -> Point:
@@ -89,23 +87,15 @@ def point(vit: ViT, ready: Tensor, batch: int, classes: int, tasks: int, repeats
     making = time.perf_counter() - began
     images = max(1, min(MOST_IMAGES, MOST_SCORES // classes))
     embeddings = torch.randn(images, DIM, generator=torch.Generator().manual_seed(1))
-    times = interleaved(
-        {
-            "backbone": lambda: plain_passes(vit, ready, len(ready), batch),
-            "overhead": lambda: overhead(index, embeddings),
-        },
-        repeats,
-    )
+    sides: dict[str, Side] = {
+        "backbone": partial(plain_passes, vit, ready, len(ready), batch),
+        "overhead": partial(overhead, index, embeddings),
+    }
+    times = interleaved(sides, repeats)
     passes = overhead(index, embeddings).forward_passes / images
-    per_pass, per_image = passes / len(ready), 1 / images
-    return Point(
-        classes,
-        tasks,
-        passes,
-        [seconds * per_pass for seconds in times["backbone"]],
-        [seconds * per_image for seconds in times["overhead"]],
-        making,
-    )
+    backbone = [seconds * passes / len(ready) for seconds in times["backbone"]]
+    rest = [seconds / images for seconds in times["overhead"]]
+    return Point(classes, tasks, passes, backbone, rest, making)
 
 
 def overhead(index: Index, embeddings: Tensor) -> Matches:

@@ -15,6 +15,8 @@ from protosteer.method.memory import ClassRecord, Memory, TaskRecord
 from protosteer.method.prototypes import Centroids
 from protosteer.method.vit import ViT, ViTConfig
 
+LATE, LATE_NANO = (4, 7, 10), (2,)  # layers that late prompts begin in
+
 _PROBES = 16  # images that tell what a backbone's embeddings look like
 _COARSE = 4  # colour fields along one side of an image
 
@@ -85,19 +87,3 @@ def class_record(name: str, keys: Tensor, values: Tensor) -> ClassRecord:
     counts = torch.ones(len(values), dtype=torch.int64)
     deviations = torch.zeros(1, 1).expand_as(values)  # takes no memory
     return ClassRecord(name, keys, Centroids(values, deviations, counts))
-
-
-def concatenating(vit: ViT, images: Tensor, prompt: Tensor | None = None) -> Tensor:
-    """The usual forward pass: a deep prompt [S, L, D] put in as tokens before every layer and cut out after it.
-
-    All tokens leave the last layer, though the class token may be the only one that is used.
-    """
-    x = vit.embed_patches(images)
-    for layer, block in enumerate(vit.blocks):
-        if prompt is None:
-            x = block(x)
-            continue
-        tokens = prompt[layer].expand(len(x), -1, -1)
-        x = block(torch.cat([x[:, :1], tokens, x[:, 1:]], dim=1))
-        x = torch.cat([x[:, :1], x[:, 1 + tokens.shape[1] :]], dim=1)
-    return vit.pool(x)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import TypeVar
 
+Name = TypeVar("Name", bound=Hashable)
 Side = Callable[[], object]
 
 
@@ -41,12 +43,12 @@ class Ratio:
         return self.value >= self.target
 
 
-def interleaved(sides: Mapping[str, Side], repeats: int, warm_up: bool = True) -> dict[str, list[float]]:
+def interleaved(sides: Mapping[Name, Side], repeats: int, warm_up: bool = True) -> dict[Name, list[float]]:
     """Seconds of each repeat of each side. All sides run once before any runs again, in turning order."""
     if warm_up:
         for side in sides.values():
             side()
-    times: dict[str, list[float]] = {name: [] for name in sides}
+    times: dict[Name, list[float]] = {name: [] for name in sides}
     names = list(sides)
     for repeat in range(repeats):
         for name in names if repeat % 2 == 0 else reversed(names):

@@ -147,10 +147,7 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="SUBJECT",
-            help=(
-                "Of prediction, training, precision, matrix, centroids, augmentation, scaling, memory, startup, "
-                "service."
-            ),
+            help="Of prediction, training, matrix, scaling, memory, startup, service.",
             show_default=False,
         ),
     ] = None,

@@ -14,7 +14,7 @@ Four choices that the list leaves open:
 All random choices of a batch are drawn first, on the CPU, so that one seed means one augmentation on every
 device. They are carried out in one of two ways, which differ by rounding alone: all images at once, on a GPU and
 for small images, because every single operation has its price; one by one on the CPU, because there an image of
-224 pixels stays in the processor's cache and a batch of them does not (`protosteer bench augmentation`).
+224 pixels stays in the processor's cache and a batch of them does not (docs/augmentation.md).
 """
 
 from __future__ import annotations

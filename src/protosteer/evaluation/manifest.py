@@ -14,6 +14,7 @@ import torch
 import protosteer
 from protosteer.backbones import Backbone
 from protosteer.methods.base import Method, MethodSettings
+from protosteer.settings import RETIRED
 from protosteer.streams.base import Stream
 from protosteer.util.system import processor_name
 
@@ -28,6 +29,13 @@ def configuration(
     weights = {key: value for key, value in backbone.describe().items() if key != "source"}
     chosen = {key: value for key, value in settings.to_dict().items() if key != "seed"}
     return {"stream": stream.about, "method": method.name, "settings": chosen, "backbone": weights}
+
+
+def in_todays_terms(configuration: dict[str, Any]) -> dict[str, Any]:
+    """A configuration that an older version wrote, without settings that are retired and did nothing."""
+    settings = configuration.get("settings", {})
+    kept = {name: v for name, v in settings.items() if name not in RETIRED or v != RETIRED[name]}
+    return {**configuration, "settings": kept}
 
 
 def circumstances(device: torch.device) -> dict[str, Any]:

@@ -111,6 +111,7 @@ def run_stream(
     on_stage: OnStage | None = None,
     on_task: Callable[[int, Run], None] | None = None,
     store: Store | None = None,
+    diagnosed: bool = True,
 ) -> Run:
     """Learn the stream's tasks in order and evaluate after each; with a `store`, from where it was left."""
     caches = [EmbeddingCache(method, task.test) for task in stream]
@@ -126,9 +127,11 @@ def run_stream(
             store.save_rows(run.rows)
         if on_task:
             on_task(i, run)
-    before = sum(cache.forward_passes for cache in caches)
-    run.diagnosis = diagnose(method, [(c, task.test_labels) for c, task in zip(caches, stream, strict=True)])
-    run.diagnosis_passes = sum(cache.forward_passes for cache in caches) - before
+    if diagnosed:
+        before = sum(cache.forward_passes for cache in caches)
+        tests = [(cache, task.test_labels) for cache, task in zip(caches, stream, strict=True)]
+        run.diagnosis = diagnose(method, tests)
+        run.diagnosis_passes = sum(cache.forward_passes for cache in caches) - before
     return run
 
 

@@ -123,7 +123,7 @@ class RunFolder:
             )
         if not {"configuration", "seeds", "sessions"} <= known.keys() or not known["sessions"]:
             raise RunError(f"{file} is incomplete: it was altered by hand; choose another folder")
-        return known
+        return {**known, "configuration": manifest.in_todays_terms(known["configuration"])}
 
     def seed(self, seed: int, suffix: str, bookmark_seconds: float = SECONDS) -> SeedFolder:
         return SeedFolder(self.path / f"seed-{seed}", suffix, bookmark_seconds)

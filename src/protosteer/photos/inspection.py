@@ -20,10 +20,6 @@ from protosteer.photos import rejection
 from protosteer.settings import Settings
 
 _CELLS = 2**23  # similarities between centroids that are in memory at once
-_DIRECTIONS = 64  # of the bound by which `closest` leaves out most pairs
-_SAMPLE = 4096  # centroids from which these directions are found
-_DENSE = 0.05  # share of hopeful pairs from which it costs less to compare all than to pick them
-_ROUNDING = 2e-3  # added to the lengths of rests, for what single precision rounds off
 
 
 class Pair(NamedTuple):
@@ -143,50 +139,21 @@ def similarity(memory: Memory) -> tuple[list[str], Tensor]:
 
 
 def closest(memory: Memory, most: int = 10) -> list[Pair]:
-    """The pairs of classes that are most alike, the closest first; nothing of size C x C is in memory.
+    """The pairs of classes that are most alike, the closest first, of equal ones that of the earlier classes.
 
-    Shortened centroids give every pair an upper bound at a fraction of the cost. Only pairs whose bound is above
-    the worst of those already found are compared in full, so that the result is that of comparing all.
+    Nothing of size C x C is in memory.
     """
     units, names = _units(memory), memory.classes
-    short = _shortened(units)
     best: list[tuple[float, int, int]] = []  # (-similarity, a, b), so that they sort as wanted
     step = _step(units)
     for first in range(0, len(units), step):
         floor = -best[-1][0] if len(best) == most > 0 else -math.inf
-        bounds = _greatest(short[first : first + step], short[first:])
-        rows, columns = (bounds > floor).triu(diagonal=1).nonzero(as_tuple=True)
-        if not len(rows):
-            continue
-        if len(rows) > _DENSE * bounds.numel():
-            found = _greatest(units[first : first + step], units[first:])[rows, columns]
-        else:
-            found = _greatest_of_pairs(units, rows + first, columns + first)
-        values, places = found.topk(min(most, len(found)))
-        a, b = (rows[places] + first).tolist(), (columns[places] + first).tolist()
-        best = sorted([*best, *zip((-values).tolist(), a, b, strict=True)])[:most]
+        block = _greatest(units[first : first + step], units[first:])
+        rows, columns = (block > floor).triu(diagonal=1).nonzero(as_tuple=True)
+        values, places = block[rows, columns].sort(descending=True, stable=True)
+        a, b = ((part[places[:most]] + first).tolist() for part in (rows, columns))
+        best = sorted([*best, *zip((-values[:most]).tolist(), a, b, strict=True)])[:most]
     return [Pair(names[a], names[b], -negative) for negative, a, b in best]
-
-
-def _shortened(units: Tensor) -> Tensor:
-    """[C, c, k + 1]: vectors whose products are never below the cosines of the centroids [C, c, D].
-
-    Coordinates in k directions that hold most of what there is, and the length of the rest: by Cauchy and Schwarz
-    the rests of two centroids add at most the product of their lengths.
-    """
-    rows = units.flatten(0, 1)
-    sample = rows[:: len(rows) // _SAMPLE + 1]
-    directions = torch.linalg.eigh((sample.T @ sample).double()).eigenvectors[:, -_DIRECTIONS:].float()
-    inside = units @ directions
-    rest = (units - inside @ directions.T).norm(dim=2, keepdim=True)
-    return torch.cat([inside, rest + _ROUNDING], dim=2)
-
-
-def _greatest_of_pairs(units: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Numbers of classes [p] and [p] -> [p]: the same, for some pairs only."""
-    chunk = max(1, _CELLS // (2 * units[0].numel()))
-    parts = [units[i] @ units[j].mT for i, j in zip(a.split(chunk), b.split(chunk), strict=True)]
-    return torch.cat([part.amax(dim=(1, 2)) for part in parts]).clamp(-1, 1)
 
 
 def _step(units: Tensor) -> int:
