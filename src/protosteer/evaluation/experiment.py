@@ -20,11 +20,10 @@ from protosteer.evaluation import manifest
 from protosteer.evaluation.protocol import Run, run_stream
 from protosteer.evaluation.runs import RunFolder
 from protosteer.methods import Method, find_method
-from protosteer.methods.base import MethodSettings
 from protosteer.running.devices import choose_device
 from protosteer.running.progress import Stage
 from protosteer.running.resume import SECONDS
-from protosteer.settings import unknown_setting
+from protosteer.settings import Values, unknown_setting
 from protosteer.streams import Stream, StreamOptions, Task, find_benchmark, open_stream
 from protosteer.util.files import writing
 
@@ -107,7 +106,7 @@ class Experiment:
         made.settings_for(0)  # complains of what the method does not know
         return made
 
-    def settings_for(self, seed: int, depth: int = 12) -> MethodSettings:
+    def settings_for(self, seed: int, depth: int = 12) -> Values:
         """Settings of the method, on a backbone of so many layers: a preset looks at it."""
         method = find_method(self.method)
         return method.settings_from({**method.preset(self.preset, depth), **self.settings, "seed": seed})

@@ -13,8 +13,8 @@ import torch
 
 import protosteer
 from protosteer.backbones import Backbone
-from protosteer.methods.base import Method, MethodSettings
-from protosteer.settings import RETIRED
+from protosteer.methods.base import Method
+from protosteer.settings import RETIRED, Values
 from protosteer.streams.base import Stream
 from protosteer.util.system import processor_name
 
@@ -23,7 +23,7 @@ _PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "kornia", "pillow")
 
 
 def configuration(
-    method: type[Method], settings: MethodSettings, backbone: Backbone, stream: Stream
+    method: type[Method], settings: Values, backbone: Backbone, stream: Stream
 ) -> dict[str, Any]:
     """All that decides the figures but the seed; runs with equal configurations are runs of one experiment."""
     weights = {key: value for key, value in backbone.describe().items() if key != "source"}

@@ -18,6 +18,7 @@ from protosteer.data.images import ImageSet
 from protosteer.errors import LearnerError, SettingsError
 from protosteer.running.progress import OnStage
 from protosteer.running.resume import Bookmark
+from protosteer.settings import Values
 
 
 class Lesson(Protocol):
@@ -50,15 +51,6 @@ class Images(Protocol):
         """[len(rows), N, D]: all that the last layer gives out, the prompt's own outputs included."""
 
 
-class MethodSettings(Protocol):
-    """Settings of a method: frozen, with a `seed`, from and to plain data; `settings.Values` makes one."""
-
-    @property
-    def seed(self) -> int: ...
-
-    def to_dict(self) -> dict[str, Any]: ...
-
-
 @dataclass(frozen=True)
 class Answer:
     """What a method says of B images. Methods that retrieve nothing leave the last two out."""
@@ -70,16 +62,17 @@ class Answer:
 
 class Method(ABC):
     name: ClassVar[str]
+    settings_class: ClassVar[type[Values]]  # one of its settings is `seed`
     suffix: ClassVar[str] = ".safetensors"  # of files that hold a state
     trains_backbone: ClassVar[bool] = False  # if so, `backbone` is a trainable copy of the one that was given
     buffer: ClassVar[bool] = False  # keeps images of earlier tasks
     backbone: Backbone
     embed_batch_size: int = 64
 
-    @staticmethod
-    @abstractmethod
-    def settings_from(values: Mapping[str, Any]) -> MethodSettings:
+    @classmethod
+    def settings_from(cls, values: Mapping[str, Any]) -> Any:
         """Settings from names and values; names that mean nothing to the method are an error."""
+        return cls.settings_class.from_dict(values)
 
     @classmethod
     def preset(cls, name: str, depth: int) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,8 @@ from protosteer.settings import Settings, preset
 
 class CPP(Method):
     name = "cpp"
+    settings_class = Settings
     suffix = ".protosteer"
-
-    @staticmethod
-    def settings_from(values: Mapping[str, Any]) -> Settings:
-        return Settings.from_dict(values)
 
     @classmethod
     def preset(cls, name: str, depth: int) -> dict[str, Any]:

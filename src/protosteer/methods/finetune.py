@@ -1,14 +1,12 @@
-"""Sequential fine-tuning, the lower bound: the whole backbone and a linear head are trained on one task after the other.
+"""Sequential fine-tuning, the lower bound: the whole backbone and a linear head are trained task after task.
 
-Cross-entropy runs over all classes met so far, but only the current task's images are there to learn from, so that what
-was learned before is overwritten. Nothing is done against that.
+Cross-entropy runs over all classes so far, but only this task's images are there: what was learned is overwritten.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -39,11 +37,8 @@ class FinetuneSettings(Values):
 
 class Finetune(Method):
     name = "finetune"
+    settings_class = FinetuneSettings
     trains_backbone = True
-
-    @staticmethod
-    def settings_from(values: Mapping[str, Any]) -> FinetuneSettings:
-        return FinetuneSettings.from_dict(values)
 
     def __init__(self, backbone: Backbone, settings: FinetuneSettings):
         self.backbone = backbone.trainable_copy()
@@ -62,11 +57,8 @@ class Finetune(Method):
         with torch.random.fork_rng():
             torch.manual_seed(task_seed(s.seed, classes))
             self._grow_head(len(classes))
-            vit = {f"vit.{name}": p for name, p in self.backbone.vit.named_parameters()}
-            parameters = {**vit, "head.weight": self.weight, "head.bias": self.bias}
-            optimiser = torch.optim.AdamW(
-                parameters.values(), lr=s.learning_rate, weight_decay=s.weight_decay
-            )
+            parameters = self._trained()
+            optimiser = torch.optim.AdamW(parameters.values(), s.learning_rate, weight_decay=s.weight_decay)
             fit(task, labels, self.backbone, parameters, optimiser, self._loss, s, on_stage, bookmark)
         self.tasks.append(classes)
 
@@ -75,6 +67,9 @@ class Finetune(Method):
         fresh = nn.Linear(self.backbone.dim, new).to(self.backbone.device)
         self.weight = nn.Parameter(torch.cat([self.weight.detach(), fresh.weight.detach()]))
         self.bias = nn.Parameter(torch.cat([self.bias.detach(), fresh.bias.detach()]))
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        return {**dict(self.backbone.vit.named_parameters("vit")), "weight": self.weight, "bias": self.bias}
 
     def _loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         embeddings = self.backbone.embed(images)
@@ -87,23 +82,18 @@ class Finetune(Method):
         return Answer(logits.argmax(dim=1))
 
     def state(self) -> bytes:
-        header = {"method": self.name, "settings": self.settings.to_dict(), "tasks": self.tasks}
-        vit = {f"vit.{name}": tensor for name, tensor in self.backbone.vit.state_dict().items()}
-        return seal(header, {**vit, "weight": self.weight, "bias": self.bias})
+        return seal({"method": self.name, "tasks": self.tasks}, self._trained())
 
     def restore(self, state: bytes) -> None:
         header, tensors = unseal(state, "the saved state")
         self.backbone.vit.load_state_dict({n[4:]: t for n, t in tensors.items() if n.startswith("vit.")})
-        self.tasks = header["tasks"]
-        place = self.backbone.device
+        self.tasks, place = header["tasks"], self.backbone.device
         self.weight, self.bias = (nn.Parameter(tensors[name].to(place)) for name in ("weight", "bias"))
 
     def bytes_per_task(self) -> list[int]:
-        """The first task brings the network along, every other one its classes' rows of the head."""
-        row = 4 * (self.backbone.dim + 1)
-        sizes = [len(task) * row for task in self.tasks]
-        return [size + (4 * self.backbone.parameters if not i else 0) for i, size in enumerate(sizes)]
+        """Every task brings its classes' rows of the head, the first one the network too."""
+        rows = [4 * len(task) * (self.backbone.dim + 1) for task in self.tasks]
+        return [rows[0] + 4 * self.backbone.parameters, *rows[1:]] if rows else []
 
     def trained_parameters(self) -> int:
-        heads = [sum(map(len, self.tasks[: i + 1])) * (self.backbone.dim + 1) for i in range(len(self.tasks))]
-        return sum(self.backbone.parameters + head for head in heads)
+        return self.backbone.parameters + self.weight.numel() + self.bias.numel()

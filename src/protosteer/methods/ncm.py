@@ -6,9 +6,8 @@ them, and an image belongs to the class whose centroid is most similar to it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -37,10 +36,7 @@ class NCMSettings(Values):
 
 class NCM(Method):
     name = "ncm"
-
-    @staticmethod
-    def settings_from(values: Mapping[str, Any]) -> NCMSettings:
-        return NCMSettings.from_dict(values)
+    settings_class = NCMSettings
 
     def __init__(self, backbone: Backbone, settings: NCMSettings):
         self.backbone = backbone

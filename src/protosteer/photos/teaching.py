@@ -19,13 +19,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from protosteer.data.canvas import kept
 from protosteer.data.folders import Files, read_folder, readable
-from protosteer.data.images import FileImages
+from protosteer.data.images import FileImages, ImageSet
 from protosteer.errors import DataError, LearnerError, SettingsError
 from protosteer.learner import Learner
 from protosteer.method.memory import Memory, TaskRecord
 from protosteer.method.task import task_seed
-from protosteer.running.progress import Stage
+from protosteer.running.progress import OnStage, Stage
 from protosteer.running.resume import Bookmark
 
 HOLDOUT = 0.1
@@ -127,7 +128,7 @@ def teach(
     found: Survey,
     name: str | None = None,
     holdout: float = HOLDOUT,
-    on_stage: Callable[[Stage], None] | None = None,
+    on_stage: OnStage | None = None,
     bookmark: Bookmark | None = None,
 ) -> Taught:
     """Learn a surveyed folder as one task, named after the folder unless told otherwise.
@@ -137,20 +138,19 @@ def teach(
     refuse_known(found)
     learned, held = split(found.files, holdout, learner.settings.seed)
     name = name or learner.memory.free_name(Path(os.path.abspath(found.folder)).name)
-    images = FileImages(learned.paths, learner.backbone.preprocessing)
     size = sum(_status(path).st_size for path in learned.paths)
     after = learner.copy()
+    images = FileImages(learned.paths, learner.backbone.preprocessing)
     record = after.learn((images, learned.labels), name, on_stage, bookmark)
     today = datetime.date.today().isoformat()
     about = dataclasses.replace(record.about, learned=today, image_bytes=size, held_out=len(held))
-    whole = dataclasses.replace(record, about=about)
-    check = None
+    whole, check = dataclasses.replace(record, about=about), None
     if len(held):
-        whole = _calibrated(whole, learner, held, on_stage)
-        after.memory.replace(record, whole)
-        check = Check(held.labels, _answers(after, name, "checking", held, on_stage)[0])
-    else:
-        after.memory.replace(record, whole)
+        unseen = kept(FileImages(held.paths, learner.backbone.preprocessing))
+        whole = _calibrated(whole, learner, unseen, held.labels, on_stage)
+    after.memory.replace(record, whole)
+    if len(held):
+        check = Check(held.labels, _answers(after, name, "checking", unseen, on_stage)[0])
     learner.memory = after.memory
     return Taught(whole, check)
 
@@ -165,19 +165,23 @@ def refuse_known(found: Survey) -> None:
         )
 
 
-def split(files: Files, holdout: float, seed: int) -> tuple[Files, Files]:
-    """Images to learn and images held out, the same ones for the same class, names and seed."""
+def held_count(images: int, holdout: float) -> int:
+    """How many of a class's images are held out; of a class that needs them all for learning none."""
     if not 0.0 <= holdout <= 0.5:
         raise SettingsError(f"holdout = {holdout}: give a share from 0 (no check) to 0.5, such as 0.1")
+    return max(1, round(holdout * images)) if holdout and images >= LEAST_FOR_HOLDOUT else 0
+
+
+def split(files: Files, holdout: float, seed: int) -> tuple[Files, Files]:
+    """Images to learn and images held out, the same ones for the same class, names and seed."""
     held: set[int] = set()
     by_class: dict[str, list[int]] = {}
     for i, label in enumerate(files.labels):
         by_class.setdefault(label, []).append(i)
     for name, rows in by_class.items():
-        if holdout and len(rows) >= LEAST_FOR_HOLDOUT:
-            draw = torch.Generator().manual_seed(task_seed(seed, [name]))
-            order = torch.randperm(len(rows), generator=draw).tolist()
-            held |= {rows[i] for i in order[: max(1, round(holdout * len(rows)))]}
+        draw = torch.Generator().manual_seed(task_seed(seed, [name]))
+        order = torch.randperm(len(rows), generator=draw).tolist()
+        held |= {rows[i] for i in order[: held_count(len(rows), holdout)]}
     return files.rows(i for i in range(len(files)) if i not in held), files.rows(sorted(held))
 
 
@@ -205,28 +209,28 @@ def _status(path: Path) -> os.stat_result:
 
 
 def _calibrated(
-    record: TaskRecord, learner: Learner, held: Files, on_stage: Callable[[Stage], None] | None
+    record: TaskRecord, learner: Learner, unseen: ImageSet, labels: list[str], on_stage: OnStage | None
 ) -> TaskRecord:
     """The record with the similarities of held-out images to its own prototypes, as if it was all there is."""
     alone = Learner(learner.backbone, learner.settings)
     alone.memory = Memory([record])
-    _, similarities = _answers(alone, record.name, "calibrating", held, on_stage)
+    _, similarities = _answers(alone, record.name, "calibrating", unseen, on_stage)
     classes = []
     for c in record.classes:
-        own = torch.tensor([label == c.name for label in held.labels])
+        own = torch.tensor([label == c.name for label in labels])
         classes.append(dataclasses.replace(c, similarities=similarities[own] if own.any() else None))
     return dataclasses.replace(record, classes=tuple(classes))
 
 
 def _answers(
-    learner: Learner, name: str, doing: str, held: Files, on_stage: Callable[[Stage], None] | None
+    learner: Learner, name: str, doing: str, unseen: ImageSet, on_stage: OnStage | None
 ) -> tuple[list[str], Tensor]:
     """Predicted classes of the held-out images, and the greatest similarity of each [h]."""
     labels: list[str] = []
     similarities: list[Tensor] = []
-    for part in learner.stream(FileImages(held.paths, learner.backbone.preprocessing)):
+    for part in learner.stream(unseen):
         labels += part.labels
         similarities.append(part.scores.amax(dim=1))
         if on_stage:
-            on_stage(Stage(name, doing, len(labels), len(held)))
+            on_stage(Stage(name, doing, len(labels), len(unseen)))
     return labels, torch.cat(similarities)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from protosteer.errors import ModelFileError
 _KEY = "protosteer"
 
 
-def seal(header: dict[str, Any], tensors: dict[str, Tensor]) -> bytes:
+def seal(header: dict[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
     """The contents of a file; equal headers and tensors give equal bytes."""
     # Cloned, since safetensors refuses a tensor that is there twice.
     own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
