@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -172,20 +171,6 @@ def preset(name: str, depth: int) -> dict[str, Any]:
     if name == "paper":
         return {}
     return {"prompt_from_layer": max(1, min(depth // 2 + 1, depth - 1))}
-
-
-def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE, where a value is JSON (5, 0.1, true) or else a bare word."""
-    values: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not name or not equals:
-            raise SettingsError(f"--set {pair}: write NAME=VALUE, for instance --set epochs=20")
-        try:
-            values[name.strip()] = json.loads(text)
-        except json.JSONDecodeError:
-            values[name.strip()] = text.strip()
-    return values
 
 
 def unknown_setting(key: str, known: Sequence[str]) -> str:

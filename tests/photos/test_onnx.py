@@ -307,7 +307,7 @@ def test_other_places_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (full, "not empty and not an earlier export"),
         (file, "is a file; name a folder"),
         (mine, "holds notes.txt too; move that away"),
-        (file / "below", "cannot write to .*choose another place with --onnx"),
+        (file / "below", "cannot write to .*choose another place with folder="),
     ):
         with pytest.raises(ProtosteerError, match=message):
             export_onnx(learner, place)

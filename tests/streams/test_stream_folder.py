@@ -113,7 +113,7 @@ def test_unreadable_images_are_named_and_skipped_only_by_choice(tmp_path, capsys
             draw(tmp_path / part / name, 3)
     broken = tmp_path / "train" / "bee" / "01.png"
     broken.write_bytes(b"not an image")
-    with pytest.raises(DataError, match="bee/01.png cannot be read as an image; .* --skip-unreadable"):
+    with pytest.raises(DataError, match="bee/01.png cannot be read as an image; .* skip_unreadable=True"):
         opened(tmp_path)
     messages: list[str] = []
     task = opened(tmp_path, skip_unreadable=True, messages=messages)[1]

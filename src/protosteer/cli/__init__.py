@@ -21,6 +21,7 @@ from protosteer.util.system import keep_freed_memory
 
 from protosteer.cli import learning, predicting, managing, benchmarks, lists  # isort: skip (the order of --help)
 from protosteer.cli.common import app, say
+from protosteer.cli.words import in_flags
 from protosteer.errors import ProtosteerError, ProtosteerWarning
 from protosteer.util.text import one_line
 
@@ -114,7 +115,7 @@ def _version(asked: bool) -> None:
 def _message(error: Exception) -> str:
     """The error in words; a wrong command line also names the help that would have prevented it."""
     if not isinstance(error, UsageError):
-        return str(error)
+        return in_flags(str(error))
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "protosteer"
     return f"{error.format_message().rstrip('.')}; see {command} --help"  # type: ignore[attr-defined]
@@ -129,6 +130,6 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     if issubclass(category, ProtosteerWarning):
-        say(f"warning: {one_line(str(message))}")
+        say(f"warning: {one_line(in_flags(str(message)))}")
     else:
         say(warnings.formatwarning(message, category, filename, lineno, line).rstrip())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from protosteer.cli.common import Json, app, make_console, say
+from protosteer.cli.common import Json, app, make_console, polite_kill, say
+from protosteer.cli.words import command_line, parse_settings
 
 PANEL = "Benchmarks"
 
@@ -115,10 +115,8 @@ def run(
         read_config,
         run_experiment,
     )
-    from protosteer.evaluation.manifest import command_line
     from protosteer.report.progress import RunProgress
     from protosteer.report.tables import run_report
-    from protosteer.settings import parse_settings
 
     values = overridden(read_config(config) if config else {}, given | parse_settings(set_ or []))
     experiment = Experiment.from_values(values)
@@ -178,22 +176,13 @@ def bench(
 @contextmanager
 def _interruptible(folder: Path) -> Iterator[None]:
     """Ctrl-C and a polite kill end a run in the same way, and it can go on."""
-    import signal
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
     try:
-        yield
+        with polite_kill():
+            yield
     except KeyboardInterrupt:
-        words = [word for word in sys.argv[1:] if word not in ("--resume", "--overwrite")]
-        say(
-            f"stopped; {folder} keeps what was done. Go on with: protosteer {shlex.join([*words, '--resume'])}"
-        )
+        words = [word for word in command_line() if word not in ("--resume", "--overwrite")]
+        say(f"stopped; {folder} keeps what was done. Go on with: {shlex.join([*words, '--resume'])}")
         raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @app.command(rich_help_panel=PANEL)

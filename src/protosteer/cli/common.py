@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -36,3 +39,17 @@ _CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "?")
 
 def say(line: str) -> None:
     print(line.translate(_CONTROL), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def polite_kill() -> Iterator[None]:
+    """A polite kill ends in the same way as Ctrl-C."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

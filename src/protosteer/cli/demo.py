@@ -83,7 +83,7 @@ def run_demo(
 ) -> Outcome:
     """Run all variants and write the files. `log` hears the story; the figures are returned."""
     began = time.perf_counter()
-    with writing(out):
+    with writing(out, "--out"):
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()  # better now than after a minute's work
     backbone = backbone or Backbone.load(NANO)
@@ -92,7 +92,7 @@ def run_demo(
     _introduce(log, backbone, stream)
     runs, learner = _run_variants(log, backbone, stream, settings)
 
-    with writing(out):
+    with writing(out, "--out"):
         reloaded = _save_and_reload(learner, stream, out / MODEL)
         pictures = _pictures({name: run.matrix for name, run in runs.items()}, learner, stream)
         figures = {

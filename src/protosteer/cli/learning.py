@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from protosteer.cli.common import Json, app, make_console, say
-from protosteer.cli.models import PANEL, Device, Threads, backbone_of, clear_up, polite_kill, prepare
+from protosteer.cli.common import Json, app, make_console, polite_kill, say
+from protosteer.cli.models import PANEL, Device, Threads, backbone_of, clear_up, prepare
+from protosteer.cli.words import parse_settings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -168,8 +169,6 @@ def _tell_found(found: Survey, holdout: float, console: Console, path: Path, old
 
 def _changes(preset: str | None, independent: bool | None, words: list[str]) -> dict[str, Any]:
     """Settings that were given; a preset's own follow when the backbone's depth is known."""
-    from protosteer.settings import parse_settings
-
     changes = parse_settings(words)
     if independent is not None:
         changes["independent"] = independent

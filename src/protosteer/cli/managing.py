@@ -21,8 +21,8 @@ from protosteer.cli.models import (
     Weights,
     clear_up,
     open_learner,
-    parse_pairs,
 )
+from protosteer.cli.words import parse_pairs
 from protosteer.errors import ProtosteerError
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def merge(
         parse_pairs(rename or [], "--rename", classes),
         parse_pairs(rename_task or [], "--rename-task", tasks),
     )
-    with writing(out):
+    with writing(out, "--out"):
         merged.write(out)
     size = _size(merged)
     if as_json:

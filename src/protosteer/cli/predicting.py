@@ -12,17 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from protosteer.cli.common import app, say
-from protosteer.cli.models import (
-    PANEL,
-    BackboneName,
-    Device,
-    ModelFile,
-    Threads,
-    Weights,
-    open_learner,
-    polite_kill,
-)
+from protosteer.cli.common import app, polite_kill, say
+from protosteer.cli.models import PANEL, BackboneName, Device, ModelFile, Threads, Weights, open_learner
 from protosteer.errors import DataError
 
 if TYPE_CHECKING:

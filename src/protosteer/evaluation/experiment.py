@@ -93,7 +93,7 @@ class Experiment:
             raise SettingsError("say which stream to run, for instance split-cifar100 or folder:PATH")
         if "seed" in plain:
             raise SettingsError(
-                f"seed = {plain['seed']}: a run has seeds, for instance --seeds {plain['seed']}"
+                f"seed = {plain['seed']}: a run has seeds, for instance seeds={plain['seed']}"
             )
         options = StreamOptions(**{name: v for name, v in plain.items() if name in _STREAM_OPTIONS})
         made = cls(**{name: v for name, v in plain.items() if name in own}, options=options)
@@ -187,7 +187,9 @@ def run_experiment(
 ) -> dict[str, Any]:
     """Run every seed that is not done yet; returns the figures as `run --json` prints them."""
     if resume and overwrite:
-        raise SettingsError("--resume goes on with the run in the folder, --overwrite removes it; choose one")
+        raise SettingsError(
+            "resume=True goes on with the run in the folder, overwrite=True removes it; choose one"
+        )
     if experiment.threads is not None:
         torch.set_num_threads(experiment.threads)
     said: list[str] = []
@@ -207,7 +209,7 @@ def run_experiment(
         tell,
     )
     folder = RunFolder(experiment.folder)
-    with writing(folder.path), folder.locked():
+    with writing(folder.path, "out="), folder.locked():
         settings = experiment.settings_for(0, backbone.depth)
         configuration = manifest.configuration(method_class, settings, backbone, stream)
         now = manifest.circumstances(backbone.device)

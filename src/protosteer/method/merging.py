@@ -65,7 +65,7 @@ def _check_alike(first: Part, other: Part) -> None:
 def _check_new(merged: Memory, task: TaskRecord) -> None:
     if task.name in merged.task_names:
         raise LearnerError(
-            f"two tasks are named '{task.name}'; give the later one another name (task_renames=, --rename-task '{task.name}=NEW')"
+            f"two tasks are named '{task.name}'; give the later one another name with task_renames="
         )
     for i, name in enumerate(task.class_names):
         if name in task.class_names[:i]:
@@ -74,7 +74,7 @@ def _check_new(merged: Memory, task: TaskRecord) -> None:
             )
         if name in merged.classes:
             raise LearnerError(
-                f"class '{name}' is in more than one model; give the later one another name (renames=, --rename '{name}=NEW')"
+                f"class '{name}' is in more than one model; give the later one another name with renames="
             )
 
 

@@ -88,7 +88,7 @@ def export_onnx(
         "predict.py": template.read_bytes(),
         "README.md": _readme(learner).encode(),
     }
-    with writing(folder, "--onnx"):
+    with writing(folder, "folder="):
         _replace_folder(folder, contents)
     return [folder / name for name in contents]
 
@@ -384,9 +384,7 @@ def _check_place(folder: Path) -> None:
     if not folder.is_dir():
         raise ProtosteerError(f"{folder} is a file; name a folder that does not exist yet")
     if folder == Path.cwd():
-        raise ProtosteerError(
-            f"{folder} is the folder you are in; name one inside it, such as --onnx exported"
-        )
+        raise ProtosteerError(f"{folder} is the folder you are in; name one inside it, such as exported")
     found = {path.name for path in folder.iterdir()}
     ours = {"embedding.onnx", "prototypes.npz", "model.json", "predict.py", "README.md", "__pycache__"}
     if found and not _is_export(folder):

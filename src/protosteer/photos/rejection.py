@@ -38,7 +38,7 @@ def threshold(memory: Memory, fraction: float) -> float:
     if not calibrated(memory):
         raise LearnerError(
             "this model has no held-out images to tell how similar known images are; learn with a share held "
-            "out (protosteer learn --holdout 0.1), or predict without rejection"
+            "out (holdout=0.1), or predict without rejection"
         )
     if not fraction:
         return -torch.inf

@@ -164,7 +164,7 @@ def refuse_known(found: Survey) -> None:
         more = f" (and {len(found.known) - 1} more)" if len(found.known) > 1 else ""
         raise LearnerError(
             f"class '{name}'{more} was learned in task '{task}'; forget it first, rename its folder, or leave such "
-            "classes out (--skip-known)"
+            "classes out with Survey.without_known()"
         )
 
 

@@ -49,7 +49,7 @@ def _header(description: Told) -> Table:
         "Independent": _independent_line(description["tasks"]),
         "Size": _size_line(totals),
         "Unknown images": _rejection_line(description["rejection"]),
-        "Backbone": _backbprintable(description["backbone"]),
+        "Backbone": _backbone_line(description["backbone"]),
         "Settings": _settings_line(description["settings"]["changed"]),
     }
     table = Table.grid(padding=(0, 2, 0, 0))
@@ -106,7 +106,7 @@ def _rejection_line(rejection: Told) -> str:
     return f"can be rejected, with thresholds from {counted(rejection['held_out'], 'held-out image')}"
 
 
-def _backbprintable(backbone: Told) -> str:
+def _backbone_line(backbone: Told) -> str:
     facts = [f"{backbone['name']} ({backbone['fingerprint'][:12]})", f"{backbone['image_size']}-pixel images"]
     if backbone["depth"] is not None:
         facts.append(counted(backbone["depth"], "layer"))

@@ -17,7 +17,7 @@ from protosteer.util.text import printable
 
 @dataclass(frozen=True)
 class Line:
-    """What is said of one image. `explained` holds what --explain asks for."""
+    """What is said of one image. `explained`: why, if that was asked for."""
 
     path: str
     label: str

@@ -104,7 +104,7 @@ class Service:
 
     def authorise(self, token: str | None) -> None:
         if not self.teaching:
-            raise Refused(403, "teaching is not allowed here; start the service with --allow-teach")
+            raise Refused(403, "teaching is not allowed here; start the service with allow_teach=True")
         if token is None or not hmac.compare_digest(token.encode("latin-1"), self._token):
             raise Refused(401, "no token, or a wrong one; send the header 'Authorization: Bearer TOKEN'")
 

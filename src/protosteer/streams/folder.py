@@ -71,7 +71,7 @@ def _files(folder: Path, context: LoadContext) -> Files:
         others = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
         raise DataError(
             f"{bad[0]} cannot be read as an image{others}; replace or remove it, or leave it out with "
-            "--skip-unreadable"
+            "skip_unreadable=True"
         )
     for path in bad:
         context.say(f"{path} cannot be read as an image; skipped")
