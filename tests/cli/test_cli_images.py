@@ -16,6 +16,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
@@ -306,6 +307,35 @@ def test_predict_csv_can_be_read_back(photos, taught, capsys):
     assert len(rows) == 5 and rows[0]["label"] == "two" and rows[0]["unknown"] == "false"
     assert rows[0]["label_3"] and float(rows[0]["probability"]) >= float(rows[0]["probability_2"])
     assert "choose one of --json and --csv" in fails(capsys, "predict", taught, photos, "--csv", "--json")
+
+
+def test_the_label_comes_first_also_where_all_classes_are_as_similar(photos, taught, capsys, monkeypatch):
+    stream = Learner.stream
+
+    def tied(learner, images, chunk):
+        for part in stream(learner, images, chunk):
+            scores = torch.full_like(part.scores, 0.5)
+            labels = [part.classes[i] for i in scores.argmax(dim=1).tolist()]
+            yield dataclasses.replace(part, scores=scores, labels=labels)
+
+    monkeypatch.setattr(Learner, "stream", tied)
+    predict = ["predict", str(taught), str(photos / "new" / "two" / "0.png"), "--explain"]
+    assert main([*predict, "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    label, *others = [one["label"] for one in row["top"]]
+    assert row["label"] == label and row["runner_up"] == others[0] and label not in others
+    assert row["margin"] == 0.0
+    assert main([*predict, "--csv"]) == 0
+    (told,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert [told[name] for name in ("label", "label_2", "label_3", "runner_up")] == [
+        label,
+        *others,
+        others[0],
+    ]
+    assert main(predict) == 0
+    first, reasons = capsys.readouterr().out.splitlines()
+    assert first.endswith(f": {label} 0.500  ({others[0]} 0.500, {others[1]} 0.500)")
+    assert f"runner-up: {others[0]}, 0.500" in reasons
 
 
 def test_patterns_and_lists_on_standard_input(photos, taught, capsys, monkeypatch):
