@@ -106,13 +106,6 @@ def test_a_damaged_state_is_refused(name):
         make(name).restore(bytes(state))
 
 
-def test_stage_costs_name_the_stages_that_are_reported(name):
-    method, heard = make(name), []
-    method.learn(task(GROUPS[0]), on_stage=lambda stage: heard.append(stage.doing))
-    paid = [stage for stage, cost in method.stage_costs(task(GROUPS[0])).items() if cost]
-    assert [*dict.fromkeys(heard), "testing"] == paid
-
-
 def test_ncm_with_one_centroid_is_the_nearest_class_mean():
     method = taught("ncm")
     assert isinstance(method, NCM) and method.trained_parameters() == 0

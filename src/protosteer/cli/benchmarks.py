@@ -127,7 +127,7 @@ def run(
             resume=resume,
             overwrite=overwrite,
             command=command_line(),
-            make_reporter=lambda stream, costs, note: RunProgress(log, stream, costs, note),
+            make_reporter=lambda stream, runs, note: RunProgress(log, stream, runs, note),
             on_message=say,
         )
     if as_json:

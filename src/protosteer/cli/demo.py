@@ -133,7 +133,7 @@ def _run_variants(
     """Every variant's run, and the learner of the full method."""
     methods = {name: CPP(backbone, settings.replace(**v.changes)) for name, v in VARIANTS.items()}
     runs: dict[str, Run] = {}
-    with RunProgress(log, stream, {name: method.stage_costs for name, method in methods.items()}) as progress:
+    with RunProgress(log, stream, list(methods)) as progress:
         for name, method in methods.items():
             progress.begin(name, VARIANTS[name].about)
             runs[name] = run_stream(method, stream, progress.on_stage, progress.on_task)

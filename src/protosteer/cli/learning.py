@@ -207,23 +207,18 @@ def _learner(
 def _teach(
     learner: Learner, found: Survey, path: Path, name: str | None, holdout: float
 ) -> tuple[Taught, Bookmark]:
-    from protosteer.costs import stage_costs
-    from protosteer.photos.teaching import bookmark_path, split, teach
+    from protosteer.photos.teaching import bookmark_path, teach
     from protosteer.report.progress import LearnProgress
     from protosteer.running.resume import Bookmark
     from protosteer.util.files import writing
 
-    learned, held = split(found.files, holdout, learner.settings.seed)
-    trains = learner.trains_prompt(len(found.counts))
-    costs = stage_costs(learner.settings.replace(prompts=trains), learner.backbone.depth, len(learned))
-    costs |= {"calibrating": 2.0 * len(held), "checking": 3.0 * len(held)} if len(held) else {}
     bookmark = Bookmark(bookmark_path(path.resolve(), found, learner, name, holdout))
     try:
         console = make_console(stderr=True)
         with (
             polite_kill(),
             writing(bookmark.path, "another MODEL"),
-            LearnProgress(console, costs) as progress,
+            LearnProgress(console) as progress,
         ):
             taught = teach(learner, found, name, holdout, progress.on_stage, bookmark)
     except KeyboardInterrupt:

@@ -24,7 +24,7 @@ from protosteer.methods.base import MethodSettings
 from protosteer.running.progress import Stage
 from protosteer.running.resume import SECONDS
 from protosteer.settings import unknown_setting
-from protosteer.streams import Stream, StreamOptions, Task, find_benchmark, open_stream
+from protosteer.streams import Stream, StreamOptions, find_benchmark, open_stream
 from protosteer.util.files import writing
 
 if sys.version_info >= (3, 11):
@@ -55,9 +55,8 @@ class Reporter:
     def say(self, line: str) -> None: ...
 
 
-Costs = Callable[[Task], Mapping[str, float]]
-# Makes a reporter for a stream, given the cost of every run by its name, and where lines are logged.
-MakeReporter = Callable[[Stream, Mapping[str, Costs], Callable[[str], None]], Any]
+# Makes a reporter for a stream, given the names of its runs, and where lines are logged.
+MakeReporter = Callable[[Stream, Sequence[str], Callable[[str], None]], Any]
 
 
 @dataclass(frozen=True)
@@ -221,8 +220,8 @@ def run_experiment(
         }
         for line in (" ".join(command), *said):
             folder.log(line)
-        costs = {f"seed {seed}": method.stage_costs for seed, method in methods.items()}
-        reporter = make_reporter(stream, costs, folder.log) if make_reporter else Reporter()
+        runs = [f"seed {seed}" for seed in methods]
+        reporter = make_reporter(stream, runs, folder.log) if make_reporter else Reporter()
         with reporter, _warnings_to(reporter.say):
             for seed, method in methods.items():
                 _run_seed(folder, seed, method, stream, reporter, bookmark_seconds)

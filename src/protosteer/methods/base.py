@@ -109,7 +109,3 @@ class Method(ABC):
     def diagnose(self, tests: Sequence[tuple[Images, list[str]]]) -> Diagnosis | None:
         """Why the accuracy is what it is, for every task learned: its test images and their labels."""
         return None
-
-    def stage_costs(self, task: Task) -> dict[str, float]:
-        """Relative cost of each stage of a task, in order, for an estimate of the time left."""
-        return {"keys": float(len(task.train)), "testing": float(len(task.test))}

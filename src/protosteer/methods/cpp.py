@@ -11,7 +11,6 @@ from torch import Tensor
 
 from protosteer import modelfile
 from protosteer.backbones import Backbone
-from protosteer.costs import stage_costs
 from protosteer.evaluation.diagnosis import Diagnosis, diagnose
 from protosteer.learner import Learner
 from protosteer.method.inference import Embed, Matches, match
@@ -76,11 +75,6 @@ class CPP(Method):
         memory = self.learner.memory
         views = [(embedder(memory, images), labels) for images, labels in tests]
         return diagnose(memory, views, self.learner.settings.neighbours)
-
-    def stage_costs(self, task: Task) -> dict[str, float]:
-        settings = self.learner.settings
-        testing = len(task.test) * (2 if settings.prompts else 1)
-        return {**stage_costs(settings, self.backbone.depth, len(task.train)), "testing": testing}
 
 
 def match_images(learner: Learner, images: Images) -> Matches:

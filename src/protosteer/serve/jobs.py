@@ -33,7 +33,6 @@ logger = logging.getLogger("protosteer.serve")
 _REMEMBERED = 100  # ended jobs that can still be asked for
 _DOING = {
     "keys": "embedding the images",
-    "views": "preparing the training",
     "training": "training the prompt",
     "values": "making the prototypes",
 }
