@@ -16,12 +16,10 @@ from torch import Tensor
 
 import protosteer
 from protosteer.backbones import NANO, Backbone
-from protosteer.data.images import ArrayImages
-from protosteer.evaluation.cache import EmbeddingCache
 from protosteer.evaluation.metrics import Matrix
 from protosteer.evaluation.protocol import Run, run_stream
 from protosteer.learner import Learner
-from protosteer.methods.cpp import CPP, match_images
+from protosteer.methods.cpp import CPP
 from protosteer.report import plots, tables
 from protosteer.report.progress import RunProgress
 from protosteer.settings import Settings
@@ -67,10 +65,6 @@ class Outcome:
     figures: dict[str, Any]  # as `--json` prints them
     reloaded: Reloaded
     files: list[Path]
-
-    @property
-    def matrices(self) -> dict[str, Matrix]:
-        return {name: row["matrix"] for name, row in self.figures["variants"].items()}
 
 
 def run_demo(
@@ -158,8 +152,9 @@ def _save_and_reload(learner: Learner, stream: Stream, path: Path) -> Reloaded:
 
 def _pictures(matrices: dict[str, Matrix], learner: Learner, stream: Stream) -> dict[str, bytes]:
     """PNG files by name."""
-    images, labels = _some_test_images(stream)
-    before, after = _before_and_after(learner, images)
+    pixels, labels = _some_test_images(stream)
+    before = learner.backbone.embed_pixels(pixels, batch_size=learner.settings.embed_batch_size)
+    after = learner.predict(pixels).embeddings
     records = [record for task in learner.memory.tasks for record in task.classes]
     return {
         "matrix.png": plots.accuracy_matrices({name: matrices[name] for name in ("baseline", FULL)}),
@@ -175,24 +170,12 @@ def _pictures(matrices: dict[str, Matrix], learner: Learner, stream: Stream) -> 
     }
 
 
-def _some_test_images(stream: Stream) -> tuple[ArrayImages, list[str]]:
+def _some_test_images(stream: Stream) -> tuple[Tensor, list[str]]:
     """All test images, or evenly chosen ones where there are many."""
     pixels = torch.cat([task.test.pixels(range(len(task.test))) for task in stream])
     labels = [label for task in stream for label in task.test_labels]
     rows = torch.linspace(0, len(labels) - 1, min(len(labels), MOST_POINTS)).round().long()
-    return ArrayImages(pixels[rows]), [labels[row] for row in rows.tolist()]
-
-
-def _before_and_after(learner: Learner, images: ArrayImages) -> tuple[Tensor, Tensor]:
-    """Embeddings [N, D] without a prompt, and as prediction used them, without looking at the labels."""
-    cache = EmbeddingCache(learner.backbone, images, learner.settings.embed_batch_size)
-    winners = match_images(learner, cache).winners
-    before = cache.embed(torch.arange(len(images)), None, None)
-    after = torch.empty_like(before)
-    for t, task in enumerate(learner.memory.tasks):
-        own = (winners == t).nonzero()[:, 0]
-        after[own] = cache.embed(own, task.name, task.prompt)
-    return before, after
+    return pixels[rows], [labels[row] for row in rows.tolist()]
 
 
 def show(outcome: Outcome, console: Console) -> None:
