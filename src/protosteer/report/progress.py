@@ -17,12 +17,12 @@ from protosteer.evaluation import metrics
 from protosteer.evaluation.protocol import Run
 from protosteer.running.progress import Stage
 from protosteer.streams.base import Stream
+from protosteer.util.text import listed
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _QUIET_SECONDS = 30.0  # between two plain lines about the same task
-_MOST_CLASSES = 10  # named in a line
 
 
 class LearnProgress:
@@ -114,7 +114,7 @@ class RunProgress(LearnProgress):
     def on_task(self, i: int, run: Run) -> None:
         """Task i is learned and tested."""
         self.seconds.append(self.clock() - self.task_began)
-        line = f"  task {i + 1} of {len(self.stream)}: learned {_names(self.stream[i].classes)}; "
+        line = f"  task {i + 1} of {len(self.stream)}: learned {listed(self.stream[i].classes)}; "
         line += f"accuracy {metrics.average_accuracy(run.matrix, i):.1f} %"
         if i:
             line += f" over all tasks so far, {metrics.forgetting(run.matrix, i):.1f} points forgotten"
@@ -198,9 +198,3 @@ def _worth_a_line(stage: Stage) -> bool:
     """Training speaks when an epoch is over, so that its loss is a whole epoch's."""
     training = stage.training
     return not training or training.step * training.epochs % training.steps == 0
-
-
-def _names(classes: list[str]) -> str:
-    if len(classes) <= _MOST_CLASSES:
-        return ", ".join(classes)
-    return f"{', '.join(classes[: _MOST_CLASSES - 2])} and {len(classes) - _MOST_CLASSES + 2} more"

@@ -112,11 +112,8 @@ def matrix_table(matrix: Matrix, title: str | None = None) -> Table:
     tasks = len(matrix)
     if tasks <= MOST_TASKS:
         return _matrix_part(matrix, title, range(tasks))
-    stack = Table.grid()
-    for first in range(0, tasks, MOST_TASKS):
-        columns = range(first, min(first + MOST_TASKS, tasks))
-        stack.add_row(_matrix_part(matrix, title if first == 0 else None, columns))
-    return stack
+    shares = [range(tasks)[first : first + MOST_TASKS] for first in range(0, tasks, MOST_TASKS)]
+    return stack(*(_matrix_part(matrix, None if share[0] else title, share) for share in shares))
 
 
 def _matrix_part(matrix: Matrix, title: str | None, columns: range) -> Table:
@@ -236,6 +233,14 @@ def plain_table(title: str | None = None) -> Table:
     """The look that all tables share: no lines but one below the headings."""
     heading = None if title is None else Text(title, style="bold")  # never markup
     return Table(title=heading, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+
+
+def stack(*tables: Table) -> Table:
+    """Tables one below the other."""
+    grid = Table.grid()
+    for table in tables:
+        grid.add_row(table)
+    return grid
 
 
 def add_labels(table: Table) -> None:

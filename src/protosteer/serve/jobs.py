@@ -25,7 +25,7 @@ from protosteer.errors import ProtosteerError, ProtosteerWarning
 from protosteer.learner import Learner
 from protosteer.method.memory import Memory, TaskRecord
 from protosteer.running.progress import Stage
-from protosteer.serve.limits import Refused
+from protosteer.serve.limits import Refused, stopping
 from protosteer.serve.store import Outdated, Store
 
 logger = logging.getLogger("protosteer.serve")
@@ -86,7 +86,7 @@ class Jobs:
         """A place for a job, before its images are there; `start` or `drop` it."""
         with self._changed:
             if self._stopping:
-                raise Refused(503, "the service is stopping; try again later", retry_after=5)
+                raise stopping()
             if self.open >= self._most:
                 raise Refused(503, f"{self.open} trainings are waiting; try again later", retry_after=30)
             job = Job(Status(secrets.token_hex(8), class_name))

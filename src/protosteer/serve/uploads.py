@@ -22,6 +22,7 @@ from torch import Tensor
 
 from protosteer.data.transforms import Preprocessing
 from protosteer.serve.limits import Limits, Refused
+from protosteer.util.text import printable
 
 FIELD = "images"
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "TGA")
@@ -166,5 +167,5 @@ def _known_formats() -> list[str]:
 
 def _shown(name: str) -> str:
     """A file's name as it may stand in a line of text."""
-    printable = "".join(c if c.isprintable() else "?" for c in name)
-    return printable if len(printable) <= 100 else f"{printable[:97]}..."
+    shown = printable(name)
+    return shown if len(shown) <= 100 else f"{shown[:97]}..."
