@@ -1,4 +1,4 @@
-"""Messages name parameters in Python and flags on the command line; nothing below the command line knows a flag."""
+"""Messages name parameters in Python and flags on the command line; nothing below it knows a flag."""
 
 from __future__ import annotations
 
@@ -103,8 +103,10 @@ def test_errors_and_warnings_are_told_with_flags(
 
     monkeypatch.setattr(protosteer.cli.demo, "run_demo", work)
     assert main(["demo"]) == 2
-    told = "warning: no weights; pass --weights FILE\nerror: x.png cannot be read; leave it out with --skip-unreadable\n"
-    assert capsys.readouterr().err == told
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: no weights; pass --weights FILE",
+        "error: x.png cannot be read; leave it out with --skip-unreadable",
+    ]
 
 
 def test_settings_as_they_are_typed() -> None:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from protosteer.cli.common import Json, app, make_console, polite_kill, say
+from protosteer.cli.common import Json, app, check_plot, make_console, polite_kill, say, write_plot
 from protosteer.cli.words import command_line, parse_settings
 
 PANEL = "Benchmarks"
@@ -42,7 +42,10 @@ def run(
     stream: Annotated[
         str | None,
         typer.Argument(
-            help="split-cifar100, five-datasets, imagenet-subset, imagenet-r, cub200, split-digits or folder:PATH."
+            help=(
+                "split-cifar100, five-datasets, imagenet-subset, imagenet-r, cub200, split-digits or "
+                "folder:PATH."
+            )
         ),
     ] = None,
     method: Annotated[
@@ -146,8 +149,8 @@ def bench(
         typer.Argument(
             metavar="SUBJECT",
             help=(
-                "Of prediction, training, precision, matrix, centroids, augmentation, scaling, memory, startup, "
-                "service."
+                "Of prediction, training, precision, matrix, centroids, augmentation, scaling, memory, "
+                "startup, service."
             ),
             show_default=False,
         ),
@@ -200,12 +203,10 @@ def compare(
     from protosteer.evaluation.metrics import over_seeds
     from protosteer.report import compare as report
     from protosteer.report.plots import accuracy_bands
-    from protosteer.util.files import write_atomically, writing
 
     if markdown + as_csv + as_json > 1:
         raise typer.BadParameter("choose one of --markdown, --csv and --json")
-    if plot and plot.suffix.lower() != ".png":
-        raise typer.BadParameter(f"{plot} is not a .png file; the plot is one")
+    check_plot(plot)
     rows = gather(runs)
     if as_json:
         summaries = {
@@ -222,7 +223,6 @@ def compare(
         console.print(report.comparison_table(rows))
         console.print(report.diagnosis_table(rows))
     if plot:
-        picture = accuracy_bands({label: [s["matrix"] for s in seeds] for label, seeds in rows.items()})
-        with writing(plot, "--plot"):
-            write_atomically(plot, picture)
-        say(f"Written: {plot}")
+        write_plot(
+            plot, accuracy_bands({label: [s["matrix"] for s in seeds] for label, seeds in rows.items()})
+        )

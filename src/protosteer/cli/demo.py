@@ -27,9 +27,9 @@ from protosteer.streams import Stream, split_digits
 from protosteer.util.files import write_atomically, writing
 
 # The paper's settings but for these. Epochs and batch size: as many steps as the time of a demo allows, six
-# batches a task and epoch; the neck is as wide in proportion to the backbone as the paper's (2048 for 768) or wider;
-# mirrored digits are other digits, hence no flips. Other rates, necks, prompt lengths and starts were tried on a
-# third of the training images, held out, and made no difference beyond chance, so the paper's stand.
+# batches a task and epoch; the neck is as wide in proportion to the backbone as the paper's (2048 for 768) or
+# wider; mirrored digits are other digits, hence no flips. Other rates, necks, prompt lengths and starts were
+# tried on a third of the training images, held out, and made no difference beyond chance.
 DEMO = Settings(epochs=15, batch_size=30, neck_hidden=512, augmentation="no-flip")
 
 

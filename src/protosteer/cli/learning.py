@@ -32,7 +32,9 @@ def learn(
         list[Path],
         typer.Argument(
             metavar="MODEL FOLDER",
-            help="Model file, which is made or extended, and a folder with one sub-folder of images per class.",
+            help=(
+                "Model file, which is made or extended, and a folder with one sub-folder of images per class."
+            ),
             show_default=False,
         ),
     ],
@@ -76,8 +78,8 @@ def learn(
 ) -> None:
     """Teach a model the classes of a folder: a new model, or one more task of an old one.
 
-    The model file stays as it was until everything is learned. After Ctrl-C or a crash the same command goes on with
-    the training, at most half a minute before where it was.
+    The model file stays as it was until everything is learned. After Ctrl-C or a crash the same command goes
+    on with the training, at most half a minute before where it was.
     """
     from protosteer.data.images import class_folders
     from protosteer.photos.teaching import refuse_known
@@ -229,7 +231,7 @@ def _teach(
 
 
 def _save(learner: Learner, taught: Taught, path: Path, identity: Any, name: str | None) -> Taught:
-    """Whoever has changed the file meanwhile loses nothing: the new task is then added to what is there now."""
+    """Whoever has changed the file meanwhile loses nothing: the new task is added to what is there now."""
     from protosteer.util.files import Identity, writing
 
     if Identity.of(path) != identity and path.exists():
@@ -251,8 +253,8 @@ def _add_to_latest(learner: Learner, taught: Taught, path: Path, name: str | Non
     gone = [c for c in learner.classes if c not in latest.classes and c not in record.class_names]
     if gone and record.prompt is not None and not record.independent:
         say(
-            f"warning: '{gone[0]}' was forgotten meanwhile, but the prompt of task '{record.name}' was trained against "
-            "it; to remove that too, forget this task and learn it again"
+            f"warning: '{gone[0]}' was forgotten meanwhile, but the prompt of task '{record.name}' was "
+            "trained against it; to remove that too, forget this task and learn it again"
         )
     latest.memory.add(record)
     learner.memory = latest.memory
@@ -276,9 +278,10 @@ def _tell_taught(
         say("one class and nothing to tell it from: prototypes alone were learned, no prompt")
     if taught.check is None:
         say(
-            "no image was held out: there is no self-check, and predict --reject knows nothing of these classes"
+            "no image was held out: there is no self-check, and predict --reject knows nothing of these "
+            "classes"
         )
     say(
-        f"Written: {path}: {counted(len(learner.classes), 'class')} in {counted(len(learner.tasks), 'task')}, "
-        f"{path.stat().st_size:,} bytes; task {record.name} is new"
+        f"Written: {path}: {counted(len(learner.classes), 'class')} in "
+        f"{counted(len(learner.tasks), 'task')}, {path.stat().st_size:,} bytes; task {record.name} is new"
     )

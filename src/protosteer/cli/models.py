@@ -50,12 +50,12 @@ def backbone_of(
     except WeightsError as error:
         if name or weights:
             raise ModelFileError(
-                f"{model.path} was learned with backbone '{model.backbone['name']}', and {weights or name} cannot be "
-                f"it ({error})"
+                f"{model.path} was learned with backbone '{model.backbone['name']}', and {weights or name} "
+                f"cannot be it ({error})"
             ) from error
         raise ModelFileError(
-            f"{model.path} needs backbone '{model.backbone['name']}', which cannot be loaded ({error}); say where its "
-            "weights are with --weights FILE"
+            f"{model.path} needs backbone '{model.backbone['name']}', which cannot be loaded ({error}); say "
+            "where its weights are with --weights FILE"
         ) from error
 
 

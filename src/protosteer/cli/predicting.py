@@ -86,7 +86,7 @@ def predict(
 
 
 def find_files(words: list[str]) -> list[Path]:
-    """The image files that are meant, in the order given; what was typed must exist, what a list says may not."""
+    """The image files that are meant, in their order; what was typed must exist, what is listed may not."""
     from protosteer.data.images import image_files
 
     found: list[Path] = []

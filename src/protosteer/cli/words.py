@@ -1,4 +1,4 @@
-"""Words of the command line: what was typed, as Python means it; and what Python says, in the words that are typed."""
+"""Words of the command line: what was typed, as Python means it; what Python says, as it is typed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_pairs(words: list[str], option: str, known: Collection[str]) -> dict[str, str]:
-    """old=new, several times. Where a word has several signs, old ends before the first that gives a known name."""
+    """old=new, several times. Of several signs in a word, the first after a known name counts."""
     from protosteer.photos.teaching import speakable
 
     pairs: dict[str, str] = {}

@@ -85,7 +85,7 @@ class Experiment:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Experiment:
-        """From one flat table of names: those of a run, of a stream's options, and of the method's settings."""
+        """From one flat table of names: those of a run, a stream's options and the method's settings."""
         own = {f.name for f in dataclasses.fields(cls)} - {"settings", "options"}
         plain: dict[str, Any] = {name: _typed(name, value) for name, value in values.items()}
         if "stream" not in plain:
@@ -145,7 +145,7 @@ def _typed(name: str, value: Any) -> Any:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """An experiment as TOML: `stream = "split-cifar100"`, `seeds = [0, 1]`, `epochs = 15`, one name per line."""
+    """An experiment as TOML: `stream = "split-cifar100"`, `seeds = [0, 1]`, `epochs = 15`, one a line."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

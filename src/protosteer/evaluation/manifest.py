@@ -22,7 +22,7 @@ _PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "kornia", "pillow")
 def configuration(
     method: type[Method], settings: MethodSettings, backbone: Backbone, stream: Stream
 ) -> dict[str, Any]:
-    """All that decides the figures but the seed; runs with equal configurations are runs of one experiment."""
+    """All that decides the figures but the seed; runs with equal configurations are of one experiment."""
     weights = {key: value for key, value in backbone.describe().items() if key != "source"}
     chosen = {key: value for key, value in settings.to_dict().items() if key != "seed"}
     return {"stream": stream.about, "method": method.name, "settings": chosen, "backbone": weights}

@@ -8,8 +8,8 @@
     seed-0/task-01.protosteer  the model after each task
     seed-0/unfinished/       what an interrupted run needs to go on; gone when the seed is done
 
-Every file is written whole or not at all, in an order that leaves nothing out: first the model of a task, then
-the embeddings that its evaluation made, then its row of the matrix.
+Every file is written whole or not at all, in an order that leaves nothing out: first the model of a task,
+then the embeddings that its evaluation made, then its row of the matrix.
 """
 
 from __future__ import annotations
@@ -177,8 +177,8 @@ class RunFolder:
         self._write_manifest(configuration, circumstances, command, together, old["sessions"])
         if changed:
             return wanted, [
-                f"the run goes on under other circumstances ({'; '.join(changed[:4])}): figures may differ in "
-                "their last bits"
+                f"the run goes on under other circumstances ({'; '.join(changed[:4])}): figures may differ "
+                "in their last bits"
             ]
         return wanted, []
 

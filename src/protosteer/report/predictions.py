@@ -1,4 +1,4 @@
-"""Predictions for a person, as lines of JSON, and as CSV: one image at a time, so that results can be streamed."""
+"""Predictions for a person, as lines of JSON, and as CSV: one image at a time, to be streamed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress of learning and of runs through a stream: live bars on a terminal, a few plain lines anywhere else.
+"""Progress of learning and of runs through a stream: live bars on a terminal, a few plain lines elsewhere.
 
 Time left is told from time spent: of a stage by its share done, of runs by their tasks done.
 """
@@ -105,7 +105,7 @@ class RunProgress(LearnProgress):
     def begin(self, name: str, about: str, done_tasks: int = 0) -> None:
         """A run starts; `about` says in a few words what is special about it.
 
-        done_tasks: restored from an interrupted run. They took no time now, so they tell nothing of the time left.
+        done_tasks: restored from an interrupted run. They took no time now, and tell nothing of it.
         """
         self.run = self.runs.index(name)
         self.say(f"{name}: {about}", style="bold")
@@ -126,7 +126,7 @@ class RunProgress(LearnProgress):
         self._draw_runs()
 
     def time_left(self) -> float | None:
-        """Seconds until all is done, if tasks take as long as those finished so far; None before the first is."""
+        """Seconds until all is done, if tasks take as long as those finished; None before the first is."""
         if not self.seconds:
             return None
         mean = sum(self.seconds) / len(self.seconds)

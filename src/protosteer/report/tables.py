@@ -18,7 +18,7 @@ from protosteer.evaluation.metrics import Matrix, over_seeds
 NOTHING = "–"  # where a method has no such figure
 LABEL_WIDTH = 24  # of a run's name; longer ones go on in the next line
 LONG_SECONDS = 100  # and more are written without decimals
-# Accuracy matrices: with more tasks, headings and then cells get narrower; at last the columns are shared out.
+# Accuracy matrices: with more tasks, headings, then cells get narrower; at last the columns are shared out.
 WORDY_TASKS = 6
 DECIMAL_TASKS = 12
 MOST_TASKS = 20
@@ -153,7 +153,7 @@ def run_report(figures: Mapping[str, Any]) -> list[RenderableType]:
 
 
 def spread_over_seeds(seeds: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], dict[str, float]]:
-    """Mean and sample standard deviation of the figures that all seeds have; of one seed there is no deviation."""
+    """Mean and sample standard deviation of the figures that all seeds have; one seed has no deviation."""
     mean, std = over_seeds(seeds)
     return mean, std if len(seeds) > 1 else {}
 

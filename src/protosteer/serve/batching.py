@@ -1,8 +1,8 @@
-"""Images of many requests go through the model together, because one pass over many is cheaper than many over one.
+"""Images of many requests go through the model together: one pass over many is cheaper than many over one.
 
-There is one bounded queue and one thread that empties it. A request first reserves room for its images, so that a full
-queue is noticed before anything is decoded. It then hands over all its images at once and gets one future. Cancelling
-the future takes the images out again if the model has not begun with them.
+There is one bounded queue and one thread that empties it. A request first reserves room for its images, so
+that a full queue is noticed before anything is decoded. It then hands over all its images at once and gets
+one future. Cancelling the future takes the images out again if the model has not begun with them.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Batcher:
         return ticket.answer
 
     def stop(self, within: float) -> None:
-        """Take nothing more, answer what has a reservation for so many seconds, then refuse it. Returns at once."""
+        """Take nothing more, answer what is reserved for so many seconds, then refuse it. Returns at once."""
         with self._changed:
             self._deadline = min(self._deadline, time.monotonic() + within)
             self._changed.notify()

@@ -1,4 +1,4 @@
-"""How much a service takes on: every buffer, queue and upload has a limit, and a request beyond it is refused."""
+"""How much a service takes on: every buffer, queue and upload has a limit; a request beyond it is refused."""
 
 from __future__ import annotations
 

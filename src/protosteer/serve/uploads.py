@@ -1,7 +1,7 @@
 """Images as they come in: received within limits, then decoded to pixels of one size.
 
-Nothing is trusted: bytes are counted while they arrive, the number of pixels is read from an image's header before any
-memory is taken for them, and only formats are opened that need no other program.
+Nothing is trusted: bytes are counted while they arrive, the number of pixels is read from an image's header
+before any memory is taken for them, and only formats are opened that need no other program.
 """
 
 from __future__ import annotations
@@ -145,7 +145,8 @@ def canvas(upload: Upload, preprocessing: Preprocessing, limits: Limits) -> Tens
             if image.width * image.height > limits.pixels:
                 raise Refused(
                     413,
-                    f"{name} has {image.width} x {image.height} pixels, more than {limits.pixels:,}; make it smaller",
+                    f"{name} has {image.width} x {image.height} pixels, more than {limits.pixels:,}; "
+                    "make it smaller",
                 )
             return preprocessing.to_canvas(image)
     except Refused:

@@ -40,7 +40,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def writing(place: Path, option: str | None) -> Iterator[None]:
-    """What the system refuses to write becomes a line for the user. option: how to name another place, if one can."""
+    """What the system refuses to write becomes a line for the user. option: what names another place."""
     try:
         yield
     except OSError as error:
