@@ -26,6 +26,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from protosteer.backbones import Backbone
+from protosteer.cli.words import parse_settings
 from protosteer.data.folders import Files
 from protosteer.data.sets.cifar import cifar_files, read_cifar100
 from protosteer.data.sets.idx import idx_files, read_images
@@ -36,7 +37,7 @@ from protosteer.method.inference import Prediction
 from protosteer.method.memory import Memory, TaskRecord
 from protosteer.photos.rejection import threshold
 from protosteer.photos.teaching import HOLDOUT, survey, teach
-from protosteer.settings import Settings, parse_settings
+from protosteer.settings import Settings
 
 TEMPERATURES = (1.0, 0.3, 0.1, 0.05, 0.02)
 FRACTIONS = (0.01, 0.05, 0.1, 0.2)

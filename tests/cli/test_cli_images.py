@@ -16,6 +16,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
@@ -308,6 +309,35 @@ def test_predict_csv_can_be_read_back(photos, taught, capsys):
     assert "choose one of --json and --csv" in fails(capsys, "predict", taught, photos, "--csv", "--json")
 
 
+def test_the_label_comes_first_also_where_all_classes_are_as_similar(photos, taught, capsys, monkeypatch):
+    stream = Learner.stream
+
+    def tied(learner, images, chunk):
+        for part in stream(learner, images, chunk):
+            scores = torch.full_like(part.scores, 0.5)
+            labels = [part.classes[i] for i in scores.argmax(dim=1).tolist()]
+            yield dataclasses.replace(part, scores=scores, labels=labels)
+
+    monkeypatch.setattr(Learner, "stream", tied)
+    predict = ["predict", str(taught), str(photos / "new" / "two" / "0.png"), "--explain"]
+    assert main([*predict, "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    label, *others = [one["label"] for one in row["top"]]
+    assert row["label"] == label and row["runner_up"] == others[0] and label not in others
+    assert row["margin"] == 0.0
+    assert main([*predict, "--csv"]) == 0
+    (told,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert [told[name] for name in ("label", "label_2", "label_3", "runner_up")] == [
+        label,
+        *others,
+        others[0],
+    ]
+    assert main(predict) == 0
+    first, reasons = capsys.readouterr().out.splitlines()
+    assert first.endswith(f": {label} 0.500  ({others[0]} 0.500, {others[1]} 0.500)")
+    assert f"runner-up: {others[0]}, 0.500" in reasons
+
+
 def test_patterns_and_lists_on_standard_input(photos, taught, capsys, monkeypatch):
     assert main(["predict", str(taught), str(photos / "new" / "*" / "0.png")]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 6
@@ -346,7 +376,8 @@ def test_reject_marks_the_least_similar(photos, taught, capsys):
 def test_reject_without_held_out_images_is_refused(photos, tmp_path, capsys):
     path = tmp_path / "m.protosteer"
     assert main(["learn", str(path), str(photos / "spring"), *QUICK, "--holdout", "0"]) == 0
-    assert "no held-out images" in fails(capsys, "predict", path, photos / "new", "--reject", "0.05")
+    said = fails(capsys, "predict", path, photos / "new", "--reject", "0.05")
+    assert "no held-out images" in said and "--holdout 0.1" in said
 
 
 def test_a_backbone_is_found_again_and_others_are_refused(photos, taught, tmp_path, capsys):
@@ -476,9 +507,8 @@ def test_clashing_names_need_a_rename(parts, tmp_path, capsys):
     one, two, _ = parts
     out = tmp_path / "merged.protosteer"
     assert "--rename-task" in fails(capsys, "merge", one, one, "-o", out)
-    assert "--rename 'one=NEW'" in fails(
-        capsys, "merge", one, one, "-o", out, "--rename-task", "spring=later"
-    )
+    said = fails(capsys, "merge", one, one, "-o", out, "--rename-task", "spring=later")
+    assert "class 'one' is in more than one model" in said and "with --rename OLD=NEW" in said
     words = ["merge", str(one), str(one), "-o", str(out), "--rename-task", "spring=later"]
     for name in ("one", "two", "zero"):
         words += ["--rename", f"{name}={name}-b"]

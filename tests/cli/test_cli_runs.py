@@ -48,6 +48,9 @@ def test_the_report_is_for_people_and_progress_goes_elsewhere(tmp_path, capsys):
     )
     log = (tmp_path / "r" / "log.txt").read_text()
     assert "task 3 of 3" in log and log[:2] == "20"
+    assert run("split-digits", "--method", "ncm", *SMALL, "--out", tmp_path / "r") == 2
+    remedies = "--resume adds seeds that are missing, --overwrite removes it, or choose another --out\n"
+    assert capsys.readouterr().err.endswith(f"holds a finished run of this configuration; {remedies}")
 
 
 def test_command_line_beats_config_file(tmp_path, capsys):
@@ -78,6 +81,11 @@ def test_command_line_beats_config_file(tmp_path, capsys):
         (["split-digits", "--tasks", "11"], "10 classes cannot fill 11 tasks"),
         (["split-digits", "--class-order", "nonsense"], "neither 'natural' nor"),
         (["split-digits", "--method", "ncm", "--set", "epochs=3"], "trains nothing"),
+        (["split-digits", "--set", "seed=3"], "a run has seeds, for instance --seeds 3"),
+        (
+            ["split-digits", "--resume", "--overwrite"],
+            "--resume goes on with the run in the folder, --overwrite",
+        ),
         (["folder:nowhere"], "nowhere"),
     ],
 )

@@ -181,12 +181,16 @@ def test_a_full_disk_is_the_users_to_mend(tmp_path: Path, monkeypatch: pytest.Mo
         small_demo(tmp_path)
 
 
-def test_the_tsne_shows_each_image_under_the_prompt_that_won(outcome: Outcome) -> None:
-    learner = Learner.load(outcome.files[0], tiny_backbone())
-    images, labels = demo._some_test_images(small_stream())
-    before, after = demo._before_and_after(learner, images)
-    assert len(before) == len(after) == len(labels) == 24
-    pixels = images.pixels(range(24))
+def test_the_tsne_shows_each_image_under_the_prompt_that_won(
+    outcome: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner, stream = Learner.load(outcome.files[0], tiny_backbone()), small_stream()
+    monkeypatch.setattr(plots, "tsne_before_after", lambda *given: given)
+    matrices = {name: row["matrix"] for name, row in outcome.figures["variants"].items()}
+    before, after, labels, *_ = demo._pictures(matrices, learner, stream)["tsne.png"]
+    before, after = torch.from_numpy(before), torch.from_numpy(after)
+    assert labels == [label for task in stream for label in task.test_labels]
+    pixels = torch.cat([task.test.pixels(range(12)) for task in stream])
     assert torch.allclose(before, learner.backbone.embed_pixels(pixels), atol=1e-5)
     under = [learner.backbone.embed_pixels(pixels, task.prompt) for task in learner.memory.tasks]
     nearest = torch.stack([(after - u).abs().amax(dim=1) for u in under]).amin(dim=0)

@@ -23,7 +23,6 @@ from protosteer.evaluation.experiment import (
 from protosteer.evaluation.metrics import over_seeds, summary
 from protosteer.evaluation.runs import RunFolder, matrix_csv, read_run
 from protosteer.learner import Learner
-from protosteer.settings import parse_settings
 
 CHEAP = {
     "stream": "split-digits", "method": "ncm", "tasks": 3, "train_per_class": 5, "test_per_class": 4, "device": "cpu",
@@ -104,7 +103,7 @@ def test_a_seed_gives_the_same_figures_alone_and_in_company(finished, tmp_path):
 def test_a_finished_run_is_not_overwritten(tmp_path):
     run(tmp_path / "r")
     before = contents(tmp_path / "r")
-    with pytest.raises(RunError, match="holds a finished run of this configuration; --resume adds seeds"):
+    with pytest.raises(RunError, match="holds a finished run of this configuration; resume=True adds seeds"):
         run(tmp_path / "r")
     assert contents(tmp_path / "r") == before
     again = run(tmp_path / "r", resume=True)
@@ -259,7 +258,7 @@ def test_values_go_to_run_stream_and_method():
         ({"bakbone": "nano"}, "unknown setting 'bakbone'; did you mean 'backbone'"),
         ({"trainperclass": 3}, "did you mean 'train_per_class'"),
         ({"method": "l2q"}, "no method is called 'l2q'"),
-        ({"seed": 3}, "a run has seeds, for instance --seeds 3"),
+        ({"seed": 3}, "a run has seeds, for instance seeds=3"),
         ({"seeds": "0,x"}, "give different whole numbers"),
         ({"seeds": "1,1"}, "give different whole numbers"),
         ({"epochs": "many"}, "epochs = 'many': must be int"),
@@ -289,11 +288,7 @@ def test_an_unknown_stream_or_device_is_named(tmp_path):
     assert not (tmp_path / "r").exists()
 
 
-def test_settings_from_the_command_line():
-    given = parse_settings(["epochs=3", "learning_rate=0.1", "prompts=true", "loss=supcon"])
-    assert given == {"epochs": 3, "learning_rate": 0.1, "prompts": True, "loss": "supcon"}
-    with pytest.raises(SettingsError, match="--set epochs: write NAME=VALUE"):
-        parse_settings(["epochs"])
+def test_seeds():
     assert parse_seeds("0,2") == (0, 2) and parse_seeds(4) == (4,)
 
 

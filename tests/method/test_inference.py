@@ -195,6 +195,23 @@ def test_probabilities_and_energy():
     torch.testing.assert_close(prediction.energy, -0.6 * expected.sum(dim=1).log())
 
 
+@pytest.mark.parametrize("top", [1, 3, 99])
+def test_the_label_ranks_first_also_where_all_are_as_similar(top):
+    index = Index.build(memory())
+    matches = match(index, embedder(), IMAGES, 3)
+    prediction = Prediction.build(index, matches, 0.6)
+    tied = Prediction.build(index, dataclasses.replace(matches, scores=torch.ones_like(matches.scores)), 0.6)
+    for one in (prediction, tied):
+        for row, ranking in enumerate(one.ranked(top)):
+            names, probabilities, similarities = zip(*ranking, strict=True)
+            places = [one.classes.index(name) for name in names]
+            assert len(set(names)) == len(names) == min(top, len(one.classes)) and names[0] == one.labels[row]
+            assert list(probabilities) == one.probabilities[row, places].tolist()
+            assert (
+                list(similarities) == one.scores[row, places].tolist() == sorted(similarities, reverse=True)
+            )
+
+
 def test_a_prediction_does_not_depend_on_its_batch():
     index, embed = Index.build(memory()), embedder()
     together = match(index, embed, IMAGES, 3)

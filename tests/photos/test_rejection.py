@@ -64,7 +64,7 @@ def test_fractions_that_are_none_are_refused(fraction):
 def test_a_model_without_held_out_images_is_not_calibrated(held_out):
     assert not calibrated(memory(*held_out))
     for fraction in (0.0, 0.05):
-        with pytest.raises(LearnerError, match="no held-out images.*--holdout"):
+        with pytest.raises(LearnerError, match="no held-out images.*holdout="):
             threshold(memory(*held_out), fraction)
 
 

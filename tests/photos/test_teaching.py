@@ -243,7 +243,8 @@ def test_known_classes_are_refused_before_any_work(tmp_path, before):
     found = survey(photos(tmp_path / "new", ["ant", "bee", "cat"], per_class=2), before.memory)
     heard = []
     with pytest.raises(
-        LearnerError, match=r"class 'ant' \(and 1 more\) was learned in task 'spring'.*--skip-known"
+        LearnerError,
+        match=r"class 'ant' \(and 1 more\) was learned in task 'spring'.*Survey\.without_known\(\)",
     ):
         teach(before.copy(), found, on_stage=heard.append)
     learner = before.copy()

@@ -1,21 +1,21 @@
-"""Progress of runs: what a terminal, a pipe and a log file see, and when the end is foreseen."""
+"""Progress of runs and of learning: what a terminal, a pipe and a log file see, and how much time is left."""
 
 from __future__ import annotations
 
 import io
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from conftest import easy_task
 from protosteer.data.images import ArrayImages
-from protosteer.report.progress import Costs, LearnProgress, RunProgress, duration
+from protosteer.report.progress import LearnProgress, RunProgress, duration
 from protosteer.running.progress import Progress, Stage
 from protosteer.streams.base import Stream, Task
 
 MATRIX = [[97.0], [90.0, 92.0]]
-COSTS = {"keys": 10.0, "training": 100.0, "values": 10.0, "testing": 30.0}  # 150 a task, 300 a run
 
 
 def small_stream(classes: int = 2) -> Stream:
@@ -39,22 +39,17 @@ def train(step: int) -> Stage:
 
 
 class Watched:
-    """A RunProgress with a clock that is moved by hand."""
+    """A reporter with a clock that is moved by hand; without runs, one of a learning."""
 
-    def __init__(
-        self, terminal: bool = False, runs: dict[str, Costs] | None = None, width: int = 100, classes: int = 2
-    ):
+    def __init__(self, *runs: str, terminal: bool = False, width: int = 100, classes: int = 2):
         self.now = 1000.0
         self.file = io.StringIO()
         self.logged: list[str] = []
         console = Console(file=self.file, width=width, force_terminal=terminal, color_system=None)
-        self.progress = RunProgress(
-            console,
-            small_stream(classes),
-            runs or {"cpp": lambda _: COSTS},
-            self.logged.append,
-            lambda: self.now,
-        )
+        self.progress: Any = LearnProgress(console, lambda: self.now)
+        if runs:
+            stream, log = small_stream(classes), self.logged.append
+            self.progress = RunProgress(console, stream, runs, log, lambda: self.now)
 
     def after(self, seconds: float, stage: Stage) -> None:
         self.now += seconds
@@ -83,7 +78,7 @@ class Watched:
 
 
 def test_plain_lines_tell_runs_and_tasks() -> None:
-    watched = Watched(runs={"a": lambda _: COSTS, "b": lambda _: COSTS})
+    watched = Watched("a", "b")
     with watched.progress as progress:
         for name in "ab":
             progress.begin(name, "as [it] is")
@@ -100,22 +95,24 @@ def test_plain_lines_tell_runs_and_tasks() -> None:
 
 
 def test_a_long_epoch_is_told_when_it_is_over() -> None:
-    watched = Watched()
+    watched = Watched("cpp")
     with watched.progress as progress:
         progress.begin("cpp", "x")
-        for step in range(1, 21):
-            watched.after(40, train(step))
-    epochs = [line for line in watched.lines() if "epoch" in line]
-    assert len(epochs) == 4
-    assert epochs[0].startswith("  task 1 of 2, training, epoch 1 of 4: loss 1.23, 1,512 images/s, ")
-    assert epochs[1].startswith(
-        "  task 1 of 2, training, epoch 2 of 4: loss 1.23, 85.2 % right, 1,512 images/s, "
-    )
-    assert epochs[1].endswith(" min left")
+        watched.train(1, 20, seconds=800)
+        watched.task(0, seconds=100)
+        watched.train(1, 5, seconds=200)
+    told = [line for line in watched.lines() if "epoch" in line]
+    assert told == [
+        "  task 1 of 2, training, epoch 1 of 4: loss 1.23, 1,512 images/s, 10 min left",
+        "  task 1 of 2, training, epoch 2 of 4: loss 1.23, 85.2 % right, 1,512 images/s, 7 min left",
+        "  task 1 of 2, training, epoch 3 of 4: loss 1.23, 85.2 % right, 1,512 images/s, 3 min left",
+        "  task 1 of 2, training, epoch 4 of 4: loss 1.23, 85.2 % right, 1,512 images/s, 0 s left",
+        "  task 2 of 2, training, epoch 1 of 4: loss 1.23, 1,512 images/s, 10 min left; 12 min left in all",
+    ]
 
 
 def test_short_epochs_share_a_line_in_thirty_seconds() -> None:
-    watched = Watched()
+    watched = Watched("cpp")
     with watched.progress as progress:
         progress.begin("cpp", "x")
         for step in range(1, 21):
@@ -127,20 +124,19 @@ def test_short_epochs_share_a_line_in_thirty_seconds() -> None:
 
 
 def test_a_long_test_is_not_silent() -> None:
-    watched = Watched()
+    watched = Watched("cpp")
     with watched.progress as progress:
         progress.begin("cpp", "x")
         for done in range(1000, 6000, 1000):
             watched.after(20, embed("testing", done, 5000))
-    told = [line for line in watched.lines() if "testing" in line]
-    assert [line.split(": ")[1].split(" left")[0].rsplit(", ", 1)[0] for line in told] == [
-        "2,000 of 5,000",
-        "4,000 of 5,000",
+    assert watched.lines()[1:] == [
+        "  task 1 of 2, testing: 2,000 of 5,000, 60 s left",
+        "  task 1 of 2, testing: 4,000 of 5,000, 20 s left",
     ]
 
 
 def test_a_terminal_has_bars_and_the_log_has_lines() -> None:
-    watched = Watched(terminal=True)
+    watched = Watched("cpp", terminal=True)
     with watched.progress as progress:
         progress.begin("cpp", "x")
         for step in range(1, 21):
@@ -154,7 +150,7 @@ def test_a_terminal_has_bars_and_the_log_has_lines() -> None:
 
 
 def test_no_control_codes_where_there_is_no_terminal() -> None:
-    watched = Watched(terminal=False)
+    watched = Watched("cpp")
     with watched.progress as progress:
         progress.begin("cpp", "x")
         watched.after(40, train(20))
@@ -164,98 +160,68 @@ def test_no_control_codes_where_there_is_no_terminal() -> None:
 
 @pytest.mark.parametrize("width", [80, 100, 140])
 def test_bars_are_nested(width: int) -> None:
-    watched = Watched(terminal=True, runs={f"[b]seed {i}": lambda _: COSTS for i in range(3)}, width=width)
+    watched = Watched("[b]seed 0", "[b]seed 1", "[b]seed 2", terminal=True, width=width)
     progress = watched.progress
-    progress.estimate.start(watched.now)
     progress.begin("[b]seed 0", "x")
     watched.after(10, embed("keys", 100))
     watched.train(1, 10, seconds=50)
-    # 60 of 900 units of work are done, in a minute
-    assert watched.bars() == [
-        "1 of 3: [b]seed 0 7% 14 min left",
-        "task 1 of 2 20%",
-        "training, epoch 2 of 4 50% loss 1.23, 85.2 % right, 1,512 images/s",
-    ]
+    run, task, stage = watched.bars()
+    assert (run, task) == ("1 of 3: [b]seed 0 0%", "task 1 of 2 0%")
+    assert stage.startswith("training, epoch 2 of 4 50% 50 s left, loss 1.23, 85.2 % right, 1,512")
     watched.train(11, 20, seconds=50)
     watched.after(10, embed("values", 100))
     watched.after(15, embed("testing", 50))
-    assert watched.bars()[1:] == ["task 1 of 2 45%", "testing 50% 50 of 100"]
+    assert watched.bars()[1:] == ["task 1 of 2 0%", "testing 50% 15 s left, 50 of 100"]
     watched.task(0, seconds=15)
     assert watched.bars() == ["1 of 3: [b]seed 0 17% 12 min left", "task 2 of 2 50%"]
     watched.task(1)
     assert watched.bars()[1:] == ["task 2 of 2 100%"]
 
 
-def test_time_left_is_known_early_and_counts_down() -> None:
-    watched = Watched()
-    with watched.progress as progress:
-        progress.begin("cpp", "x")
-        assert progress.time_left() is None
-        watched.after(5, embed("keys", 50))  # a second a unit: 295 are left
-        assert progress.time_left() == pytest.approx(295)
-        watched.now += 7
-        assert progress.time_left() == pytest.approx(288)
-        watched.now += 1000
-        assert progress.time_left() == 0.0
-
-
-def test_testing_that_is_not_reported_counts_when_the_task_ends() -> None:
-    watched = Watched()
-    with watched.progress as progress:
-        progress.begin("cpp", "x")
-        watched.after(10, embed("keys", 100))
-        watched.train(1, 20, seconds=100)
-        watched.after(10, embed("values", 100))
-        watched.task(0, seconds=30)
-        assert progress.time_left() == pytest.approx(150)
-        watched.task(1, seconds=150)
-        assert progress.time_left() == 0.0 and progress.estimate.share == pytest.approx(1.0)
-
-
-def test_restored_tasks_are_done_but_foretell_nothing() -> None:
-    watched = Watched(runs={"seed 0": lambda _: COSTS, "seed 1": lambda _: COSTS})
-    with watched.progress as progress:
-        progress.begin("seed 0", "x", done_tasks=2)
-        assert progress.time_left() is None and progress.estimate.share == 0.5
-        progress.begin("seed 1", "x", done_tasks=1)
-        assert progress.time_left() is None and progress.estimate.share == 0.75
-        watched.after(20, embed("keys", 100))  # 10 of 150 units, 2 seconds each
-        assert progress.time_left() == pytest.approx(280)
-        watched.task(1, seconds=280)
-    assert watched.lines()[:2] == ["seed 0: x", "seed 1: x"]
-    assert watched.lines()[2].startswith("  task 2 of 2: learned")
-
-
-def test_steps_of_an_interrupted_training_foretell_nothing() -> None:
-    watched = Watched()
-    with watched.progress as progress:
-        progress.begin("cpp", "x")
-        watched.after(10, embed("keys", 100))
-        watched.after(5, train(16))  # 15 steps were done before the interruption, this one took 5 s
-        assert progress.estimate.share == pytest.approx((10 + 80) / 300)
-        assert progress.time_left() == pytest.approx(300 - 90)
-
-
-def test_stages_without_a_cost_are_shown_but_count_for_nothing() -> None:
-    watched = Watched(terminal=True, runs={"ncm": lambda _: {"keys": 10.0}, "none": lambda _: {}})
+def test_time_left_is_that_of_the_tasks_finished_so_far() -> None:
+    watched = Watched("seed 0", "seed 1")
     progress = watched.progress
-    progress.estimate.start(watched.now)
-    progress.begin("ncm", "x")
-    watched.after(10, embed("keys", 100))
-    watched.after(10, embed("testing", 0, 0))
-    assert watched.bars()[1:] == ["task 1 of 2 50%", "testing 100% 0 of 0"]
+    progress.begin("seed 0", "x")
+    watched.after(5, embed("keys", 50))
+    assert progress.time_left() is None
+    watched.task(0, seconds=95)
+    assert progress.time_left() == 300.0
+    watched.after(30, embed("keys", 50))
+    assert progress.time_left() == 270.0
+    watched.now += 1000  # of a task that takes longer nothing is known but that it is not over
+    assert progress.time_left() == 200.0
+    watched.task(1, seconds=-830)
+    assert progress.time_left() == 300.0  # two tasks of 100 and 200 seconds
+    progress.begin("seed 1", "x")
     watched.task(0)
     watched.task(1)
-    watched.after(10, embed("diagnosis", 1))
-    assert watched.bars()[2].startswith("diagnosis 1%")
-    progress.begin("none", "x")
-    watched.after(1, embed("keys", 1))
-    watched.task(0)
+    assert progress.time_left() == 0.0
+
+
+def test_restored_tasks_are_done_but_tell_nothing_of_the_time_left() -> None:
+    watched = Watched("seed 0", "seed 1", terminal=True)
+    progress = watched.progress
+    progress.begin("seed 0", "x", done_tasks=2)
+    assert watched.bars() == ["1 of 2: seed 0 50%", "task 2 of 2 100%"]
+    progress.begin("seed 1", "x", done_tasks=1)
+    assert watched.bars() == ["2 of 2: seed 1 75%", "task 2 of 2 50%"]
+    assert progress.time_left() is None
+    watched.task(1, seconds=280)
+    assert progress.seconds == [280.0] and progress.time_left() == 0.0
+    assert watched.logged[:2] == ["seed 0: x", "seed 1: x"]
+    assert watched.logged[2].startswith("  task 2 of 2: learned")
+
+
+def test_an_empty_stage_is_done() -> None:
+    watched = Watched("ncm", terminal=True)
+    watched.progress.begin("ncm", "x")
+    watched.after(10, embed("testing", 0, 0))
+    assert watched.bars()[2] == "testing 100% 0 s left, 0 of 0"
 
 
 def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
-    watched = Watched(terminal=True)
+    watched = Watched("cpp", terminal=True)
     with watched.progress as progress:
         progress.begin("cpp", "x")
         watched.after(40, train(20))
@@ -263,52 +229,43 @@ def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_many_classes_are_counted() -> None:
-    watched = Watched(classes=12)
+    watched = Watched("cpp", classes=12)
     with watched.progress as progress:
         progress.begin("cpp", "x")
         watched.task(0)
-    assert "[b]c07 and 4 more; accuracy" in watched.lines()[1] and "[b]c08" not in watched.lines()[1]
+    assert "[b]c09 and 2 more; accuracy" in watched.lines()[1]
 
 
 # One task, as `protosteer learn` shows it
 
 
-class Learning(Watched):
-    """The same for a LearnProgress."""
+def test_learning_has_one_bar_with_the_time_left_of_its_stage() -> None:
+    watched = Watched(terminal=True)
+    watched.after(10, embed("keys", 20))
+    assert watched.bars() == ["keys 20% 40 s left, 20 of 100"]
+    watched.after(40, embed("keys", 100))
+    watched.train(1, 5, seconds=60)
+    assert watched.bars() == ["training, epoch 1 of 4 25% 3 min left, loss 1.23, 1,512 images/s"]
 
-    def __init__(self, terminal: bool = False):
-        self.now = 1000.0
-        self.file = io.StringIO()
-        console = Console(file=self.file, width=100, force_terminal=terminal, color_system=None)
-        self.progress = LearnProgress(console, COSTS, lambda: self.now)
 
-
-def test_learning_has_two_bars_and_foresees_its_end() -> None:
-    watched = Learning(terminal=True)
-    assert watched.bars() == ["getting ready 0%"]
-    watched.progress.estimate.start(watched.now)
+def test_steps_of_an_interrupted_training_took_no_time_now() -> None:
+    watched = Watched(terminal=True)
     watched.after(10, embed("keys", 100))
-    assert watched.bars() == ["learning task 7% 2 min left", "keys 100% 100 of 100"]
-    watched.train(1, 20, seconds=100)
-    assert watched.bars()[0] == "learning task 73% 40 s left" and "epoch 4 of 4 100%" in watched.bars()[1]
-
-
-def test_learning_that_goes_on_foretells_by_what_it_did_itself() -> None:
-    watched = Learning()
-    watched.progress.estimate.start(watched.now)
-    watched.after(10, embed("keys", 100))
-    watched.after(5, train(16))  # the fifteen steps before were made by an interrupted learning
-    assert watched.progress.time_left() == pytest.approx(60)
+    watched.after(5, train(16))  # fifteen were made before
+    assert "80% 20 s left" in watched.bars()[0]
+    watched.after(7, train(17))
+    assert "85% 18 s left" in watched.bars()[0]
 
 
 def test_learning_speaks_seldom_where_there_is_no_terminal() -> None:
-    watched = Learning()
+    watched = Watched()
     with watched.progress:
         watched.after(1, embed("keys", 100))
         watched.train(1, 20, seconds=100)
-    lines = watched.lines()
-    assert len(lines) == 2 and lines[0].startswith("  training, epoch 2 of 4: loss 1.23")
-    assert lines[0].endswith(" left") and not any(line.startswith("\x1b") for line in lines)
+    assert watched.lines() == [
+        "  training, epoch 2 of 4: loss 1.23, 85.2 % right, 1,512 images/s, 50 s left",
+        "  training, epoch 4 of 4: loss 1.23, 85.2 % right, 1,512 images/s, 0 s left",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,8 @@ class Held:
 
 
 def submitted(queue: Batcher, *numbers: int):
-    with queue.reserve(len(numbers)) as room:
-        return room.submit(images(*numbers), top=1)
+    with queue.reserve(len(numbers)):
+        return queue.submit(images(*numbers), top=1)
 
 
 def test_rows_go_to_whom_they_belong():
@@ -82,8 +82,8 @@ def test_the_largest_top_of_a_batch_is_asked_for():
     queue = batcher(lambda pixels, top: asked.append(top) or model(pixels, top))
     first = submitted(queue, 0)
     assert model.entered.wait(10)
-    with queue.reserve(2) as room:
-        later = [room.submit(images(1), 3), room.submit(images(2), 7)]
+    with queue.reserve(2):
+        later = [queue.submit(images(1), 3), queue.submit(images(2), 7)]
     model.go_on.set()
     assert [future.result(10) for future in (first, *later)] == [[0], [1], [2]] and asked == [1, 7]
     queue.stop(0)
@@ -125,13 +125,16 @@ def test_room_is_taken_when_reserved_and_given_back():
     queue = batcher(capacity=4)
     with queue.reserve(3):
         queue.check_room(1)
-        with pytest.raises(Refused, match="3 images are waiting and 4 may") as refused:
-            queue.reserve(2)
+        with (
+            pytest.raises(Refused, match="3 images are waiting and 4 may") as refused,
+            queue.reserve(2),
+        ):
+            pass
         assert refused.value.status == 503 and int(refused.value.headers["Retry-After"]) >= 1
     with pytest.raises(ValueError, match="bad image"), queue.reserve(4):
         raise ValueError("bad image")
-    with queue.reserve(4) as room:
-        assert room.submit(images(1, 2, 3, 4), 1).result(10) == [1, 2, 3, 4]
+    with queue.reserve(4):
+        assert queue.submit(images(1, 2, 3, 4), 1).result(10) == [1, 2, 3, 4]
     queue.stop(0)
 
 
@@ -143,11 +146,11 @@ def test_a_lone_request_does_not_wait_and_one_in_company_does(monkeypatch):
     assert time.monotonic() - began < 4
     sizes: list[int] = []
     queue = batcher(sizes=sizes)
-    with queue.reserve(1) as room:  # being decoded
+    with queue.reserve(1):  # being decoded
         early = submitted(queue, 1)
         time.sleep(0.05)
         assert not early.done()
-        late = room.submit(images(2), 1)
+        late = queue.submit(images(2), 1)
     assert early.result(10) == [1] and late.result(10) == [2] and sizes == [2]
     assert time.monotonic() - began < 4
     queue.stop(0)
@@ -157,12 +160,12 @@ def test_stopping_answers_what_waits():
     model = Held()
     queue = batcher(model, batch=1)
     futures = [submitted(queue, n) for n in range(4)]
-    with queue.reserve(1) as room:
+    with queue.reserve(1):
         queue.stop(within=20)
-        with pytest.raises(Refused, match="stopping"):
-            queue.reserve(1)
+        with pytest.raises(Refused, match="stopping"), queue.reserve(1):
+            pass
         model.go_on.set()
-        futures.append(room.submit(images(4), 1))
+        futures.append(queue.submit(images(4), 1))
     assert [future.result(10) for future in futures] == [[0], [1], [2], [3], [4]]
     queue.join(10)
     assert not queue._thread.is_alive()
@@ -173,12 +176,12 @@ def test_stopping_refuses_what_it_has_no_time_for():
     queue = batcher(model, batch=1)
     first = submitted(queue, 0)
     assert model.entered.wait(10)
-    with queue.reserve(1) as room:
+    with queue.reserve(1):
         second = submitted(queue, 1)
         queue.stop(within=0)
         model.go_on.set()
         queue.join(10)
-        third = room.submit(images(2), 1)
+        third = queue.submit(images(2), 1)
     assert first.result(10) == [0] and queue.length == 0
     for future in (second, third):
         with pytest.raises(Refused, match="stopping"):

@@ -142,7 +142,7 @@ def test_an_address_that_is_taken_is_told_in_one_line(tmp_path):
     app = service(tmp_path, teach=False)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ProtosteerError, match=f"cannot listen on 127.0.0.1, port {port}: .*--port"):
+        with pytest.raises(ProtosteerError, match=f"cannot listen on 127.0.0.1, port {port}: .*port="):
             run(app, "127.0.0.1", port)
     with pytest.raises(ProtosteerError, match="cannot listen on no.such.host.invalid"):
         run(app, "no.such.host.invalid", 0)

@@ -62,7 +62,7 @@ def ended(client: TestClient, job: str) -> dict:
 def test_teaching_must_be_allowed(tmp_path):
     with TestClient(service(tmp_path, teach=False)) as client:
         for answer in (teach(client), client.delete("/classes/ant", headers=BEARER)):
-            assert answer.status_code == 403 and "--allow-teach" in answer.json()["detail"]
+            assert answer.status_code == 403 and "allow_teach=True" in answer.json()["detail"]
         assert client.get("/model").json()["teaching"] is False and "ant" in names(client)
 
 

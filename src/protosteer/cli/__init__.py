@@ -1,7 +1,7 @@
 """The command line: parses, calls, prints. Figures go to standard output, everything else to standard error.
 
-Heavy modules are imported inside the commands, so that `--help` answers at once. Commands are in the order of `--help`:
-one's own images, benchmarks, lists.
+Heavy modules are imported inside the commands, so that `--help` answers at once. Commands are in the order of
+`--help`: one's own images, benchmarks, lists.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import typer
 from protosteer import __version__
 from protosteer.util.system import keep_freed_memory
 
-from protosteer.cli import learning, predicting, managing, benchmarks, lists  # isort: skip (the order of --help)
+from protosteer.cli import learning, predicting, managing, benchmarks, lists  # isort: skip (order of help)
 from protosteer.cli.common import app, say
+from protosteer.cli.words import in_flags
 from protosteer.errors import ProtosteerError, ProtosteerWarning
 from protosteer.util.text import one_line
 
@@ -72,15 +73,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _share_the_cores() -> None:
     """Threads that wait for one another sleep soon instead of spinning; read when torch is loaded.
 
-    By default GNU OpenMP's threads spin for milliseconds. On idle cores that gains nothing measurable here; beside
-    another busy process it takes the core from the very thread that is waited for: docs/performance.md.
+    By default GNU OpenMP's threads spin for milliseconds. On idle cores that gains nothing measurable here;
+    beside another busy process it takes the core from the very thread that is waited for:
+    docs/performance.md.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 
 def _print_any_name() -> None:
-    """A file's name need not be text in the terminal's encoding: its bytes are printed as they are, or escaped."""
+    """A file's name need not be text in the terminal's encoding: its bytes are printed as is, or escaped."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         unicode = sys.stdout.encoding.lower().replace("-", "") == "utf8"
         sys.stdout.reconfigure(errors="surrogateescape" if unicode else "backslashreplace")
@@ -114,7 +116,7 @@ def _version(asked: bool) -> None:
 def _message(error: Exception) -> str:
     """The error in words; a wrong command line also names the help that would have prevented it."""
     if not isinstance(error, UsageError):
-        return str(error)
+        return in_flags(str(error))
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "protosteer"
     return f"{error.format_message().rstrip('.')}; see {command} --help"  # type: ignore[attr-defined]
@@ -129,6 +131,6 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     if issubclass(category, ProtosteerWarning):
-        say(f"warning: {one_line(str(message))}")
+        say(f"warning: {one_line(in_flags(str(message)))}")
     else:
         say(warnings.formatwarning(message, category, filename, lineno, line).rstrip())

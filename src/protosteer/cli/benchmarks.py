@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from protosteer.cli.common import Json, app, make_console, say
+from protosteer.cli.common import Json, app, check_plot, make_console, polite_kill, say, write_plot
+from protosteer.cli.words import command_line, parse_settings
 
 PANEL = "Benchmarks"
 
@@ -42,7 +42,10 @@ def run(
     stream: Annotated[
         str | None,
         typer.Argument(
-            help="split-cifar100, five-datasets, imagenet-subset, imagenet-r, cub200, split-digits or folder:PATH."
+            help=(
+                "split-cifar100, five-datasets, imagenet-subset, imagenet-r, cub200, split-digits or "
+                "folder:PATH."
+            )
         ),
     ] = None,
     method: Annotated[
@@ -115,10 +118,8 @@ def run(
         read_config,
         run_experiment,
     )
-    from protosteer.evaluation.manifest import command_line
     from protosteer.report.progress import RunProgress
     from protosteer.report.tables import run_report
-    from protosteer.settings import parse_settings
 
     values = overridden(read_config(config) if config else {}, given | parse_settings(set_ or []))
     experiment = Experiment.from_values(values)
@@ -129,7 +130,7 @@ def run(
             resume=resume,
             overwrite=overwrite,
             command=command_line(),
-            make_reporter=lambda stream, costs, note: RunProgress(log, stream, costs, note),
+            make_reporter=lambda stream, runs, note: RunProgress(log, stream, runs, note),
             on_message=say,
         )
     if as_json:
@@ -175,22 +176,13 @@ def bench(
 @contextmanager
 def _interruptible(folder: Path) -> Iterator[None]:
     """Ctrl-C and a polite kill end a run in the same way, and it can go on."""
-    import signal
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
     try:
-        yield
+        with polite_kill():
+            yield
     except KeyboardInterrupt:
-        words = [word for word in sys.argv[1:] if word not in ("--resume", "--overwrite")]
-        say(
-            f"stopped; {folder} keeps what was done. Go on with: protosteer {shlex.join([*words, '--resume'])}"
-        )
+        words = [word for word in command_line() if word not in ("--resume", "--overwrite")]
+        say(f"stopped; {folder} keeps what was done. Go on with: {shlex.join([*words, '--resume'])}")
         raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @app.command(rich_help_panel=PANEL)
@@ -208,12 +200,10 @@ def compare(
     from protosteer.evaluation.metrics import over_seeds
     from protosteer.report import compare as report
     from protosteer.report.plots import accuracy_bands
-    from protosteer.util.files import write_atomically, writing
 
     if markdown + as_csv + as_json > 1:
         raise typer.BadParameter("choose one of --markdown, --csv and --json")
-    if plot and plot.suffix.lower() != ".png":
-        raise typer.BadParameter(f"{plot} is not a .png file; the plot is one")
+    check_plot(plot)
     rows = gather(runs)
     if as_json:
         summaries = {
@@ -230,7 +220,6 @@ def compare(
         console.print(report.comparison_table(rows))
         console.print(report.diagnosis_table(rows))
     if plot:
-        picture = accuracy_bands({label: [s["matrix"] for s in seeds] for label, seeds in rows.items()})
-        with writing(plot, "--plot"):
-            write_atomically(plot, picture)
-        say(f"Written: {plot}")
+        write_plot(
+            plot, accuracy_bands({label: [s["matrix"] for s in seeds] for label, seeds in rows.items()})
+        )

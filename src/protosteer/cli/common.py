@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
 app = typer.Typer(
@@ -30,9 +35,37 @@ def make_console(stderr: bool = False) -> Console:
     return console
 
 
-# Characters that would move the cursor or colour the screen; names come from folders and other people's files.
+# Characters that would move the cursor or colour the screen; names come from other people's files.
 _CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "?")
 
 
 def say(line: str) -> None:
     print(line.translate(_CONTROL), file=sys.stderr, flush=True)
+
+
+def check_plot(plot: Path | None) -> None:
+    """Before any work is done for it."""
+    if plot and plot.suffix.lower() != ".png":
+        raise typer.BadParameter(f"{plot} is not a .png file; the plot is one")
+
+
+def write_plot(plot: Path, picture: bytes) -> None:
+    from protosteer.util.files import write_atomically, writing
+
+    with writing(plot, "--plot"):
+        write_atomically(plot, picture)
+    say(f"Written: {plot}")
+
+
+@contextmanager
+def polite_kill() -> Iterator[None]:
+    """A polite kill ends in the same way as Ctrl-C."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -16,12 +16,10 @@ from torch import Tensor
 
 import protosteer
 from protosteer.backbones import NANO, Backbone
-from protosteer.data.images import ArrayImages
-from protosteer.evaluation.cache import EmbeddingCache
 from protosteer.evaluation.metrics import Matrix
 from protosteer.evaluation.protocol import Run, run_stream
 from protosteer.learner import Learner
-from protosteer.methods.cpp import CPP, match_images
+from protosteer.methods.cpp import CPP
 from protosteer.report import plots, tables
 from protosteer.report.progress import RunProgress
 from protosteer.settings import Settings
@@ -29,9 +27,9 @@ from protosteer.streams import Stream, split_digits
 from protosteer.util.files import write_atomically, writing
 
 # The paper's settings but for these. Epochs and batch size: as many steps as the time of a demo allows, six
-# batches a task and epoch; the neck is as wide in proportion to the backbone as the paper's (2048 for 768) or wider;
-# mirrored digits are other digits, hence no flips. Other rates, necks, prompt lengths and starts were tried on a
-# third of the training images, held out, and made no difference beyond chance, so the paper's stand.
+# batches a task and epoch; the neck is as wide in proportion to the backbone as the paper's (2048 for 768) or
+# wider; mirrored digits are other digits, hence no flips. Other rates, necks, prompt lengths and starts were
+# tried on a third of the training images, held out, and made no difference beyond chance.
 DEMO = Settings(epochs=15, batch_size=30, neck_hidden=512, augmentation="no-flip")
 
 
@@ -68,10 +66,6 @@ class Outcome:
     reloaded: Reloaded
     files: list[Path]
 
-    @property
-    def matrices(self) -> dict[str, Matrix]:
-        return {name: row["matrix"] for name, row in self.figures["variants"].items()}
-
 
 def run_demo(
     out: Path,
@@ -83,7 +77,7 @@ def run_demo(
 ) -> Outcome:
     """Run all variants and write the files. `log` hears the story; the figures are returned."""
     began = time.perf_counter()
-    with writing(out):
+    with writing(out, "--out"):
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()  # better now than after a minute's work
     backbone = backbone or Backbone.load(NANO)
@@ -92,7 +86,7 @@ def run_demo(
     _introduce(log, backbone, stream)
     runs, learner = _run_variants(log, backbone, stream, settings)
 
-    with writing(out):
+    with writing(out, "--out"):
         reloaded = _save_and_reload(learner, stream, out / MODEL)
         pictures = _pictures({name: run.matrix for name, run in runs.items()}, learner, stream)
         figures = {
@@ -133,7 +127,7 @@ def _run_variants(
     """Every variant's run, and the learner of the full method."""
     methods = {name: CPP(backbone, settings.replace(**v.changes)) for name, v in VARIANTS.items()}
     runs: dict[str, Run] = {}
-    with RunProgress(log, stream, {name: method.stage_costs for name, method in methods.items()}) as progress:
+    with RunProgress(log, stream, list(methods)) as progress:
         for name, method in methods.items():
             progress.begin(name, VARIANTS[name].about)
             runs[name] = run_stream(method, stream, progress.on_stage, progress.on_task)
@@ -158,8 +152,9 @@ def _save_and_reload(learner: Learner, stream: Stream, path: Path) -> Reloaded:
 
 def _pictures(matrices: dict[str, Matrix], learner: Learner, stream: Stream) -> dict[str, bytes]:
     """PNG files by name."""
-    images, labels = _some_test_images(stream)
-    before, after = _before_and_after(learner, images)
+    pixels, labels = _some_test_images(stream)
+    before = learner.backbone.embed_pixels(pixels, batch_size=learner.settings.embed_batch_size)
+    after = learner.predict(pixels).embeddings
     records = [record for task in learner.memory.tasks for record in task.classes]
     return {
         "matrix.png": plots.accuracy_matrices({name: matrices[name] for name in ("baseline", FULL)}),
@@ -175,24 +170,12 @@ def _pictures(matrices: dict[str, Matrix], learner: Learner, stream: Stream) -> 
     }
 
 
-def _some_test_images(stream: Stream) -> tuple[ArrayImages, list[str]]:
+def _some_test_images(stream: Stream) -> tuple[Tensor, list[str]]:
     """All test images, or evenly chosen ones where there are many."""
     pixels = torch.cat([task.test.pixels(range(len(task.test))) for task in stream])
     labels = [label for task in stream for label in task.test_labels]
     rows = torch.linspace(0, len(labels) - 1, min(len(labels), MOST_POINTS)).round().long()
-    return ArrayImages(pixels[rows]), [labels[row] for row in rows.tolist()]
-
-
-def _before_and_after(learner: Learner, images: ArrayImages) -> tuple[Tensor, Tensor]:
-    """Embeddings [N, D] without a prompt, and as prediction used them, without looking at the labels."""
-    cache = EmbeddingCache(learner.backbone, images, learner.settings.embed_batch_size)
-    winners = match_images(learner, cache).winners
-    before = cache.embed(torch.arange(len(images)), None, None)
-    after = torch.empty_like(before)
-    for t, task in enumerate(learner.memory.tasks):
-        own = (winners == t).nonzero()[:, 0]
-        after[own] = cache.embed(own, task.name, task.prompt)
-    return before, after
+    return pixels[rows], [labels[row] for row in rows.tolist()]
 
 
 def show(outcome: Outcome, console: Console) -> None:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from protosteer.cli.common import Json, app, make_console, say
-from protosteer.cli.models import PANEL, Device, Threads, backbone_of, clear_up, polite_kill, prepare
+from protosteer.cli.common import Json, app, make_console, polite_kill, say
+from protosteer.cli.models import PANEL, Device, Threads, backbone_of, clear_up, prepare
+from protosteer.cli.words import parse_settings
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from protosteer.data.folders import Files
     from protosteer.learner import Learner
     from protosteer.modelfile import Model
     from protosteer.photos.teaching import Survey, Taught
@@ -31,7 +32,9 @@ def learn(
         list[Path],
         typer.Argument(
             metavar="MODEL FOLDER",
-            help="Model file, which is made or extended, and a folder with one sub-folder of images per class.",
+            help=(
+                "Model file, which is made or extended, and a folder with one sub-folder of images per class."
+            ),
             show_default=False,
         ),
     ],
@@ -75,18 +78,18 @@ def learn(
 ) -> None:
     """Teach a model the classes of a folder: a new model, or one more task of an old one.
 
-    The model file stays as it was until everything is learned. After Ctrl-C or a crash the same command goes on with
-    the training, at most half a minute before where it was.
+    The model file stays as it was until everything is learned. After Ctrl-C or a crash the same command goes
+    on with the training, at most half a minute before where it was.
     """
     from protosteer.data.folders import read_folder
     from protosteer.photos.teaching import refuse_known
     from protosteer.util.files import Identity
 
     path, folder = _model_and_folder(paths, model)
-    read_folder(folder)  # complains before anything is loaded
+    files = read_folder(folder)  # complains before anything is loaded
     identity = Identity.of(path)
     old = _read(path)
-    found, console = _look(folder, old, skip_known), make_console()
+    found, console = _look(folder, files, old, skip_known), make_console()
     if not as_json:
         _tell_found(found, holdout, console, path, old)
     if dry_run:
@@ -135,7 +138,7 @@ def _check_place(path: Path) -> None:
             pass
 
 
-def _look(folder: Path, old: Model | None, skip_known: bool) -> Survey:
+def _look(folder: Path, files: Files, old: Model | None, skip_known: bool) -> Survey:
     from rich.markup import escape
     from rich.progress import Progress
 
@@ -144,14 +147,16 @@ def _look(folder: Path, old: Model | None, skip_known: bool) -> Survey:
     console = make_console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
         row = bars.add_task(escape(f"reading {folder}"), total=None)
-        found = survey(
-            folder, old.memory if old else None, lambda done, of: bars.update(row, completed=done, total=of)
-        )
+
+        def on_file(done: int, of: int) -> None:
+            bars.update(row, completed=done, total=of)
+
+        found = survey(folder, old.memory if old else None, on_file, files)
     return found.without_known() if skip_known and found.known else found
 
 
 def _tell_found(found: Survey, holdout: float, console: Console, path: Path, old: Model | None) -> None:
-    from protosteer.photos.teaching import split
+    from protosteer.photos.teaching import held_count
     from protosteer.report.teaching import found_line, found_table, unreadable_line
     from protosteer.util.text import counted
 
@@ -159,7 +164,7 @@ def _tell_found(found: Survey, holdout: float, console: Console, path: Path, old
         f"{counted(len(old.memory.classes), 'class')} in {counted(len(old.memory), 'task')}" if old else ""
     )
     say(f"{path}: {known}, to be extended" if old else f"{path}: a new model")
-    held = Counter(split(found.files, holdout, 0)[1].labels)
+    held = {name: held_count(images, holdout) for name, images in found.counts.items()}
     console.print(found_line(found), markup=False, highlight=False, soft_wrap=True)
     console.print(found_table(found, held))
     if found.unreadable:
@@ -168,8 +173,6 @@ def _tell_found(found: Survey, holdout: float, console: Console, path: Path, old
 
 def _changes(preset: str | None, independent: bool | None, words: list[str]) -> dict[str, Any]:
     """Settings that were given; a preset's own follow when the backbone's depth is known."""
-    from protosteer.settings import parse_settings
-
     changes = parse_settings(words)
     if independent is not None:
         changes["independent"] = independent
@@ -208,23 +211,18 @@ def _learner(
 def _teach(
     learner: Learner, found: Survey, path: Path, name: str | None, holdout: float
 ) -> tuple[Taught, Bookmark]:
-    from protosteer.costs import stage_costs
-    from protosteer.photos.teaching import bookmark_path, split, teach
+    from protosteer.photos.teaching import bookmark_path, teach
     from protosteer.report.progress import LearnProgress
     from protosteer.running.resume import Bookmark
     from protosteer.util.files import writing
 
-    learned, held = split(found.files, holdout, learner.settings.seed)
-    trains = learner.trains_prompt(len(found.counts))
-    costs = stage_costs(learner.settings.replace(prompts=trains), learner.backbone.depth, len(learned))
-    costs |= {"calibrating": 2.0 * len(held), "checking": 3.0 * len(held)} if len(held) else {}
     bookmark = Bookmark(bookmark_path(path.resolve(), found, learner, name, holdout))
     try:
         console = make_console(stderr=True)
         with (
             polite_kill(),
             writing(bookmark.path, "another MODEL"),
-            LearnProgress(console, costs) as progress,
+            LearnProgress(console) as progress,
         ):
             taught = teach(learner, found, name, holdout, progress.on_stage, bookmark)
     except KeyboardInterrupt:
@@ -235,7 +233,7 @@ def _teach(
 
 
 def _save(learner: Learner, taught: Taught, path: Path, identity: Any, name: str | None) -> Taught:
-    """Whoever has changed the file meanwhile loses nothing: the new task is then added to what is there now."""
+    """Whoever has changed the file meanwhile loses nothing: the new task is added to what is there now."""
     from protosteer.util.files import Identity, writing
 
     if Identity.of(path) != identity and path.exists():
@@ -257,8 +255,8 @@ def _add_to_latest(learner: Learner, taught: Taught, path: Path, name: str | Non
     gone = [c for c in learner.classes if c not in latest.classes and c not in record.class_names]
     if gone and record.prompt is not None and not record.independent:
         say(
-            f"warning: '{gone[0]}' was forgotten meanwhile, but the prompt of task '{record.name}' was trained against "
-            "it; to remove that too, forget this task and learn it again"
+            f"warning: '{gone[0]}' was forgotten meanwhile, but the prompt of task '{record.name}' was "
+            "trained against it; to remove that too, forget this task and learn it again"
         )
     latest.memory.add(record)
     learner.memory = latest.memory
@@ -282,9 +280,10 @@ def _tell_taught(
         say("one class and nothing to tell it from: prototypes alone were learned, no prompt")
     if taught.check is None:
         say(
-            "no image was held out: there is no self-check, and predict --reject knows nothing of these classes"
+            "no image was held out: there is no self-check, and predict --reject knows nothing of these "
+            "classes"
         )
     say(
-        f"Written: {path}: {counted(len(learner.classes), 'class')} in {counted(len(learner.tasks), 'task')}, "
-        f"{path.stat().st_size:,} bytes; task {record.name} is new"
+        f"Written: {path}: {counted(len(learner.classes), 'class')} in "
+        f"{counted(len(learner.tasks), 'task')}, {path.stat().st_size:,} bytes; task {record.name} is new"
     )

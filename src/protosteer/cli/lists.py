@@ -33,7 +33,8 @@ def backbones(as_json: Json = False) -> None:
         return
     _show_backbones(rows, make_console())
     say(
-        f"Weights that are not on disk are fetched when first used, or put the file at {folder}/CHECKPOINT.safetensors"
+        "Weights that are not on disk are fetched when first used, or put the file at "
+        f"{folder}/CHECKPOINT.safetensors"
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from protosteer.cli.common import Json, app, make_console, say
+from protosteer.cli.common import Json, app, check_plot, make_console, say, write_plot
 from protosteer.cli.models import (
     PANEL,
     BackboneName,
@@ -21,8 +21,8 @@ from protosteer.cli.models import (
     Weights,
     clear_up,
     open_learner,
-    parse_pairs,
 )
+from protosteer.cli.words import parse_pairs
 from protosteer.errors import ProtosteerError
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def merge(
         parse_pairs(rename or [], "--rename", classes),
         parse_pairs(rename_task or [], "--rename-task", tasks),
     )
-    with writing(out):
+    with writing(out, "--out"):
         merged.write(out)
     size = _size(merged)
     if as_json:
@@ -154,10 +154,8 @@ def inspect(
     """Show what a model file holds: tasks, classes, sizes, backbone, settings. No backbone is needed."""
     from protosteer import modelfile
     from protosteer.photos.inspection import describe, similarity
-    from protosteer.util.files import write_atomically, writing
 
-    if plot and plot.suffix.lower() != ".png":
-        raise typer.BadParameter(f"{plot} is not a .png file; the picture is one")
+    check_plot(plot)
     read = modelfile.read(model)
     about = describe(read)
     if as_json:
@@ -171,9 +169,7 @@ def inspect(
     if plot:
         from protosteer.report.plots import class_similarity
 
-        with writing(plot, "--plot"):
-            write_atomically(plot, class_similarity(*similarity(read.memory)))
-        say(f"Written: {plot}")
+        write_plot(plot, class_similarity(*similarity(read.memory)))
 
 
 @app.command(rich_help_panel=PANEL)

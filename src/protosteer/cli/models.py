@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,12 +50,12 @@ def backbone_of(
     except WeightsError as error:
         if name or weights:
             raise ModelFileError(
-                f"{model.path} was learned with backbone '{model.backbone['name']}', and {weights or name} cannot be "
-                f"it ({error})"
+                f"{model.path} was learned with backbone '{model.backbone['name']}', and {weights or name} "
+                f"cannot be it ({error})"
             ) from error
         raise ModelFileError(
-            f"{model.path} needs backbone '{model.backbone['name']}', which cannot be loaded ({error}); say where its "
-            "weights are with --weights FILE"
+            f"{model.path} needs backbone '{model.backbone['name']}', which cannot be loaded ({error}); say "
+            "where its weights are with --weights FILE"
         ) from error
 
 
@@ -79,36 +76,3 @@ def clear_up(path: Path) -> None:
 
     real = path.resolve()
     remove_leftovers(real.parent, real.name, older_than=STALE)
-
-
-def parse_pairs(words: list[str], option: str, known: Collection[str]) -> dict[str, str]:
-    """old=new, several times. Where a word has several signs, old ends before the first that gives a known name."""
-    from protosteer.photos.teaching import speakable
-
-    pairs: dict[str, str] = {}
-    for word in words:
-        places = [i for i, character in enumerate(word) if character == "=" and 0 < i < len(word) - 1]
-        if not places:
-            raise typer.BadParameter(f"{word!r} is not old=new", param_hint=option)
-        place = next((i for i in places if word[:i] in known), places[0])
-        old, new = word[:place], word[place + 1 :]
-        if old in pairs:
-            raise typer.BadParameter(f"{old!r} is given two names", param_hint=option)
-        if not speakable(new):
-            raise typer.BadParameter(f"{new!r} has control characters or broken letters", param_hint=option)
-        pairs[old] = new
-    return pairs
-
-
-@contextmanager
-def polite_kill() -> Iterator[None]:
-    """A polite kill ends in the same way as Ctrl-C."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

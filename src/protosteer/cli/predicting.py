@@ -12,17 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from protosteer.cli.common import app, say
-from protosteer.cli.models import (
-    PANEL,
-    BackboneName,
-    Device,
-    ModelFile,
-    Threads,
-    Weights,
-    open_learner,
-    polite_kill,
-)
+from protosteer.cli.common import app, polite_kill, say
+from protosteer.cli.models import PANEL, BackboneName, Device, ModelFile, Threads, Weights, open_learner
 from protosteer.errors import DataError
 
 if TYPE_CHECKING:
@@ -95,7 +86,7 @@ def predict(
 
 
 def find_files(words: list[str]) -> list[Path]:
-    """The image files that are meant, in the order given; what was typed must exist, what a list says may not."""
+    """The image files that are meant, in their order; what was typed must exist, what is listed may not."""
     from protosteer.data.files import image_files
 
     found: list[Path] = []

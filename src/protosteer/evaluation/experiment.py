@@ -24,7 +24,7 @@ from protosteer.running.devices import choose_device
 from protosteer.running.progress import Stage
 from protosteer.running.resume import SECONDS
 from protosteer.settings import Values, unknown_setting
-from protosteer.streams import Stream, StreamOptions, Task, find_benchmark, open_stream
+from protosteer.streams import Stream, StreamOptions, find_benchmark, open_stream
 from protosteer.util.files import writing
 
 if sys.version_info >= (3, 11):
@@ -55,9 +55,8 @@ class Reporter:
     def say(self, line: str) -> None: ...
 
 
-Costs = Callable[[Task], Mapping[str, float]]
-# Makes a reporter for a stream, given the cost of every run by its name, and where lines are logged.
-MakeReporter = Callable[[Stream, Mapping[str, Costs], Callable[[str], None]], Any]
+# Makes a reporter for a stream, given the names of its runs, and where lines are logged.
+MakeReporter = Callable[[Stream, Sequence[str], Callable[[str], None]], Any]
 
 
 @dataclass(frozen=True)
@@ -86,14 +85,14 @@ class Experiment:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Experiment:
-        """From one flat table of names: those of a run, of a stream's options, and of the method's settings."""
+        """From one flat table of names: those of a run, a stream's options and the method's settings."""
         own = {f.name for f in dataclasses.fields(cls)} - {"settings", "options"}
         plain: dict[str, Any] = {name: _typed(name, value) for name, value in values.items()}
         if "stream" not in plain:
             raise SettingsError("say which stream to run, for instance split-cifar100 or folder:PATH")
         if "seed" in plain:
             raise SettingsError(
-                f"seed = {plain['seed']}: a run has seeds, for instance --seeds {plain['seed']}"
+                f"seed = {plain['seed']}: a run has seeds, for instance seeds={plain['seed']}"
             )
         options = StreamOptions(**{name: v for name, v in plain.items() if name in _STREAM_OPTIONS})
         made = cls(**{name: v for name, v in plain.items() if name in own}, options=options)
@@ -146,7 +145,7 @@ def _typed(name: str, value: Any) -> Any:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """An experiment as TOML: `stream = "split-cifar100"`, `seeds = [0, 1]`, `epochs = 15`, one name per line."""
+    """An experiment as TOML: `stream = "split-cifar100"`, `seeds = [0, 1]`, `epochs = 15`, one a line."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -187,7 +186,9 @@ def run_experiment(
 ) -> dict[str, Any]:
     """Run every seed that is not done yet; returns the figures as `run --json` prints them."""
     if resume and overwrite:
-        raise SettingsError("--resume goes on with the run in the folder, --overwrite removes it; choose one")
+        raise SettingsError(
+            "resume=True goes on with the run in the folder, overwrite=True removes it; choose one"
+        )
     if experiment.threads is not None:
         torch.set_num_threads(experiment.threads)
     said: list[str] = []
@@ -207,7 +208,7 @@ def run_experiment(
         tell,
     )
     folder = RunFolder(experiment.folder)
-    with writing(folder.path), folder.locked():
+    with writing(folder.path, "out="), folder.locked():
         settings = experiment.settings_for(0, backbone.depth)
         configuration = manifest.configuration(method_class, settings, backbone, stream)
         now = manifest.circumstances(backbone.device)
@@ -219,8 +220,8 @@ def run_experiment(
         }
         for line in (" ".join(command), *said):
             folder.log(line)
-        costs = {f"seed {seed}": method.stage_costs for seed, method in methods.items()}
-        reporter = make_reporter(stream, costs, folder.log) if make_reporter else Reporter()
+        runs = [f"seed {seed}" for seed in methods]
+        reporter = make_reporter(stream, runs, folder.log) if make_reporter else Reporter()
         with reporter, _warnings_to(reporter.say):
             for seed, method in methods.items():
                 _run_seed(folder, seed, method, stream, reporter, bookmark_seconds)

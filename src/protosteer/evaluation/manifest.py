@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
-from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
@@ -25,7 +23,7 @@ _PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "kornia", "pillow")
 def configuration(
     method: type[Method], settings: Values, backbone: Backbone, stream: Stream
 ) -> dict[str, Any]:
-    """All that decides the figures but the seed; runs with equal configurations are runs of one experiment."""
+    """All that decides the figures but the seed; runs with equal configurations are of one experiment."""
     weights = {key: value for key, value in backbone.describe().items() if key != "source"}
     chosen = {key: value for key, value in settings.to_dict().items() if key != "seed"}
     return {"stream": stream.about, "method": method.name, "settings": chosen, "backbone": weights}
@@ -67,11 +65,6 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
     if isinstance(old, list) and isinstance(new, list) and old and len(old) == len(new):
         return [line for i in range(len(old)) for line in differences(old[i], new[i], f"{path}[{i}]")]
     return [] if old == new else [f"{path}: {_short(old)} -> {_short(new)}"]
-
-
-def command_line(arguments: Sequence[str] | None = None) -> list[str]:
-    given = sys.argv[1:] if arguments is None else arguments
-    return ["protosteer", *given]
 
 
 def _short(value: Any) -> str:

@@ -8,8 +8,8 @@
     seed-0/task-01.protosteer  the model after each task
     seed-0/unfinished/       what an interrupted run needs to go on; gone when the seed is done
 
-Every file is written whole or not at all, in an order that leaves nothing out: first the model of a task, then
-the embeddings that its evaluation made, then its row of the matrix.
+Every file is written whole or not at all, in an order that leaves nothing out: first the model of a task,
+then the embeddings that its evaluation made, then its row of the matrix.
 """
 
 from __future__ import annotations
@@ -155,17 +155,19 @@ class RunFolder:
         if changed:
             shown = "; ".join(changed[:6]) + (f"; and {len(changed) - 6} more" if len(changed) > 6 else "")
             raise RunError(
-                f"{self.path} holds a run of another configuration ({shown}); choose another --out, or "
-                "--overwrite to remove it"
+                f"{self.path} holds a run of another configuration ({shown}); choose another out=, or "
+                "overwrite=True to remove it"
             )
         if not resume:
             state = "finished" if self._finished(old["seeds"]) else "unfinished"
             remedy = (
-                "--resume adds seeds that are missing" if state == "finished" else "--resume goes on with it"
+                "resume=True adds seeds that are missing"
+                if state == "finished"
+                else "resume=True goes on with it"
             )
             raise RunError(
-                f"{self.path} holds a {state} run of this configuration; {remedy}, --overwrite removes it, or "
-                "choose another --out"
+                f"{self.path} holds a {state} run of this configuration; {remedy}, overwrite=True removes "
+                "it, or choose another out="
             )
         wanted = list(seeds or old["seeds"])
         together = [*old["seeds"], *(seed for seed in wanted if seed not in old["seeds"])]
@@ -175,8 +177,8 @@ class RunFolder:
         self._write_manifest(configuration, circumstances, command, together, old["sessions"])
         if changed:
             return wanted, [
-                f"the run goes on under other circumstances ({'; '.join(changed[:4])}): figures may differ in "
-                "their last bits"
+                f"the run goes on under other circumstances ({'; '.join(changed[:4])}): figures may differ "
+                "in their last bits"
             ]
         return wanted, []
 
@@ -206,7 +208,7 @@ class RunFolder:
                 pass
             except OSError as error:
                 raise RunError(
-                    f"another process is writing to {self.path}; wait for it, or choose another --out"
+                    f"another process is writing to {self.path}; wait for it, or choose another out="
                 ) from error
             self._tidy()
             yield
@@ -217,14 +219,14 @@ class RunFolder:
     def _require_ours(self) -> None:
         """Nothing is written to, or removed from, a folder that holds other things and no run."""
         if self.path.exists() and not self.path.is_dir():
-            raise RunError(f"{self.path} is a file; choose a folder with --out")
+            raise RunError(f"{self.path} is a file; choose a folder with out=")
         if not self.path.is_dir() or (self.path / MANIFEST).is_file():
             return
         begun = (LOCK, f".{MANIFEST}.")  # of a run that was killed before it had a manifest
         strangers = sorted(p.name for p in self.path.iterdir() if not p.name.startswith(begun))
         if strangers:
             raise RunError(
-                f"{self.path} holds other things ({', '.join(strangers[:3])}) and no run; choose another --out"
+                f"{self.path} holds other things ({', '.join(strangers[:3])}) and no run; choose another out="
             )
 
     def _tidy(self) -> None:
@@ -280,7 +282,7 @@ def read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     files = [path / f"seed-{seed}" / METRICS for seed in known["seeds"]]
     done = [read_json(file) for file in files if file.is_file()]
     if not done:
-        raise RunError(f"{path} has no finished seed; go on with it by `run ... --resume`")
+        raise RunError(f"{path} has no finished seed; go on with the run by resume=True")
     return known["configuration"], done
 
 

@@ -12,6 +12,7 @@ image alone.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -222,6 +223,19 @@ class Prediction:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def ranked(self, top: int) -> list[list[tuple[str, float, float]]]:
+        """The `top` likeliest classes of each image, the likeliest first: name, probability, similarity.
+
+        The label comes first also where another class is exactly as similar.
+        """
+        labels = self.scores.argmax(dim=1, keepdim=True)
+        places = self.scores.scatter(1, labels, math.inf).topk(min(top, len(self.classes)), dim=1).indices
+        rows = (places, self.probabilities.gather(1, places), self.scores.gather(1, places))
+        return [
+            [(self.classes[c], p, s) for c, p, s in zip(*row, strict=True)]
+            for row in zip(*(column.tolist() for column in rows), strict=True)
+        ]
 
     @classmethod
     def build(cls, index: Index, matches: Matches, temperature: float) -> Prediction:

@@ -32,12 +32,11 @@ def threshold(memory: Memory, fraction: float) -> float:
     That is so on average over the choice of held-out images; one choice may give more or less. Fewer than one of n + 1
     cannot be asked for where n images were held out: then it is that one.
     """
-    if not 0.0 <= fraction < 1.0:
-        raise SettingsError(f"reject = {fraction}: give a fraction from 0 to below 1, such as 0.05")
+    check_fraction(fraction)
     if not calibrated(memory):
         raise LearnerError(
             "this model has no held-out images to tell how similar known images are; learn with a share held "
-            "out (protosteer learn --holdout 0.1), or predict without rejection"
+            "out (holdout=0.1), or predict without rejection"
         )
     if not fraction:
         return -torch.inf
@@ -47,6 +46,11 @@ def threshold(memory: Memory, fraction: float) -> float:
     # k-th, the new one is with k / (n + 1).
     rank = int(fraction * (len(ordered) + 1) + 1e-9)
     return float(ordered[max(rank, 1) - 1])
+
+
+def check_fraction(fraction: float) -> None:
+    if not 0.0 <= fraction < 1.0:
+        raise SettingsError(f"reject = {fraction}: give a fraction from 0 to below 1, such as 0.05")
 
 
 def own_thresholds(memory: Memory) -> dict[str, float]:

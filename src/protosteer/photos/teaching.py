@@ -97,10 +97,14 @@ def survey(
     folder: str | Path,
     memory: Memory | None = None,
     on_file: Callable[[int, int], None] = lambda done, of: None,
+    files: Files | None = None,
 ) -> Survey:
-    """Read every image of a folder of class folders once, to know what can be learned from it."""
+    """Read every image of a folder of class folders once, to know what can be learned from it.
+
+    files: what `read_folder` gave for the folder, if it was asked already.
+    """
     folder = Path(folder)
-    files = read_folder(folder)
+    files = files or read_folder(folder)
     for name in dict.fromkeys(files.labels):
         if not speakable(name):
             raise DataError(
@@ -161,7 +165,7 @@ def refuse_known(found: Survey) -> None:
         more = f" (and {len(found.known) - 1} more)" if len(found.known) > 1 else ""
         raise LearnerError(
             f"class '{name}'{more} was learned in task '{task}'; forget it first, rename its folder, or leave such "
-            "classes out (--skip-known)"
+            "classes out with Survey.without_known()"
         )
 
 

@@ -22,6 +22,7 @@ from protosteer.report.tables import (
     label,
     plain_table,
     spread_over_seeds,
+    stack,
 )
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -65,7 +66,7 @@ def compare_diagnoses(rows: Rows) -> list[Compared]:
 def comparison_table(rows: Rows) -> Table:
     """Two tables, one below the other, so that both fit on a terminal: how good, and at what cost."""
     compared = compare_rows(rows)
-    return _stack(
+    return stack(
         _part(
             compared, _figures(QUALITY), "Accuracy (%) and forgetting (points), mean ± std over seeds", True
         ),
@@ -78,7 +79,7 @@ def diagnosis_table(rows: Rows) -> Table:
     compared = compare_diagnoses(rows)
     bins = "Test images after the last task (%), means over tasks"
     causes = "True task given: accuracy (%); and spread (mean cosine)"
-    return _stack(
+    return stack(
         _part(compared, {name: DIAGNOSIS[name] for name in BINS}, bins),
         _part(compared, {name: DIAGNOSIS[name] for name in CAUSES}, causes),
     )
@@ -149,10 +150,3 @@ def _markdown(rows: Sequence[Compared], figures: Mapping[str, Figure]) -> str:
 
 def _plain(value: float | None) -> str:
     return "" if value is None else format(value, ".12g")
-
-
-def _stack(*tables: Table) -> Table:
-    grid = Table.grid()
-    for table in tables:
-        grid.add_row(table)
-    return grid

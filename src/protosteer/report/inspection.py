@@ -49,7 +49,7 @@ def _header(description: Told) -> Table:
         "Independent": _independent_line(description["tasks"]),
         "Size": _size_line(totals),
         "Unknown images": _rejection_line(description["rejection"]),
-        "Backbone": _backbprintable(description["backbone"]),
+        "Backbone": _backbone_line(description["backbone"]),
         "Settings": _settings_line(description["settings"]["changed"]),
     }
     table = Table.grid(padding=(0, 2, 0, 0))
@@ -88,7 +88,8 @@ def _independent_line(tasks: Sequence[Told]) -> str:
 def _size_line(totals: Told) -> str:
     if not totals["classes"]:
         return "nothing has been learned"
-    line = f"{human_bytes(totals['bytes_per_class'])} per class, {human_bytes(totals['bytes_per_task'])} per task"
+    per_class, per_task = (human_bytes(totals[name]) for name in ("bytes_per_class", "bytes_per_task"))
+    line = f"{per_class} per class, {per_task} per task"
     times = totals["times_smaller"]
     if times is None:
         return line
@@ -106,7 +107,7 @@ def _rejection_line(rejection: Told) -> str:
     return f"can be rejected, with thresholds from {counted(rejection['held_out'], 'held-out image')}"
 
 
-def _backbprintable(backbone: Told) -> str:
+def _backbone_line(backbone: Told) -> str:
     facts = [f"{backbone['name']} ({backbone['fingerprint'][:12]})", f"{backbone['image_size']}-pixel images"]
     if backbone["depth"] is not None:
         facts.append(counted(backbone["depth"], "layer"))

@@ -70,7 +70,7 @@ def accuracy_matrices(matrices: Mapping[str, Matrix]) -> bytes:
 
 
 def _heat_map(axes: Axes, matrix: Matrix, scale: Normalize, side: float) -> Any:
-    """`side` of the map, in inches. Numbers are as large as cells allow, and absent where nobody could read them."""
+    """`side` of the map, in inches. Numbers are as large as cells allow, and absent where too small."""
     tasks = len(matrix)
     cells = np.full((tasks, tasks), np.nan)
     size = min(10.0, 72.0 * side / tasks / NUMBER_WIDTH)

@@ -1,4 +1,4 @@
-"""Predictions for a person, as lines of JSON, and as CSV: one image at a time, so that results can be streamed."""
+"""Predictions for a person, as lines of JSON, and as CSV: one image at a time, to be streamed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from protosteer.util.text import printable
 
 @dataclass(frozen=True)
 class Line:
-    """What is said of one image. `explained` holds what --explain asks for."""
+    """What is said of one image. `explained`: why, if that was asked for."""
 
     path: str
     label: str
@@ -63,29 +63,20 @@ def lines(
     explain: bool,
 ) -> Iterator[Line]:
     """One line per image. rejection: tells unknown ones; None: nothing is unknown."""
-    most = min(top, len(prediction.classes))
-    best, places = prediction.scores.topk(most, dim=1)
-    tasks = [index.tasks[t] for t in index.class_tasks.tolist()]
-    for row, path in enumerate(paths):
-        ranking = [
-            {
-                "label": prediction.classes[place],
-                "probability": float(prediction.probabilities[row, place]),
-                "similarity": float(similarity),
-            }
-            for similarity, place in zip(best[row], places[row].tolist(), strict=True)
-        ]
-        similarity = float(best[row, 0])
+    for row, (path, ranking) in enumerate(zip(paths, prediction.ranked(max(top, 2)), strict=True)):
+        label, probability, similarity = ranking[0]
         yield Line(
             path=path,
-            label=prediction.labels[row],
-            probability=float(prediction.probabilities[row].max()),
+            label=label,
+            probability=probability,
             similarity=similarity,
             energy=float(prediction.energy[row]),
-            unknown=rejection is not None and rejection.unknown(prediction.labels[row], similarity),
-            task=tasks[prediction.classes.index(prediction.labels[row])],
-            top=ranking,
-            explained=_explain(prediction, index, row) if explain else None,
+            unknown=rejection is not None and rejection.unknown(label, similarity),
+            task=prediction.tasks[row],
+            top=[{"label": name, "probability": p, "similarity": s} for name, p, s in ranking[:top]],
+            explained=_explain(prediction, index, row, [name for name, *_ in ranking[:2]])
+            if explain
+            else None,
         )
 
 
@@ -102,13 +93,13 @@ def csv_row(values: list[Any]) -> str:
     return text.getvalue()
 
 
-def _explain(prediction: Prediction, index: Index, row: int) -> dict[str, Any]:
+def _explain(prediction: Prediction, index: Index, row: int, ranking: list[str]) -> dict[str, Any]:
     """The tasks that were retrieved, which centroid of the class won, and the class that came second."""
     scores = prediction.scores[row]
-    winner = int(scores.argmax())
+    winner, *others = (prediction.classes.index(name) for name in ranking)
     own = (index.value_classes == winner).nonzero()[:, 0]
     similarity = F.normalize(prediction.embeddings[row], dim=0) @ index.values[own].T
-    second = int(scores.topk(2).indices[1]) if len(scores) > 1 else None
+    second = others[0] if others else None
     return {
         "candidates": prediction.candidates[row],
         "centroid": int(similarity.argmax()) + 1,

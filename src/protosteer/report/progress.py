@@ -1,260 +1,161 @@
-"""Progress of learning and of runs through a stream: live bars on a terminal, a few plain lines anywhere else."""
+"""Progress of learning and of runs through a stream: live bars on a terminal, a few plain lines elsewhere.
+
+Time left is told from time spent: of a stage by its share done, of runs by their tasks done.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
-from rich.progress import Task as Row
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
-from rich.text import Text
 
 from protosteer.evaluation import metrics
-from protosteer.evaluation.metrics import Matrix
+from protosteer.evaluation.protocol import Run
 from protosteer.running.progress import Stage
-from protosteer.streams.base import Stream, Task
+from protosteer.streams.base import Stream
+from protosteer.util.text import listed
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Costs = Callable[[Task], Mapping[str, float]]  # of every stage of a task, in order; the unit does not matter
-
 _QUIET_SECONDS = 30.0  # between two plain lines about the same task
-_MOST_CLASSES = 10  # named in a line
 
 
-class Result(Protocol):
-    """What a run has measured so far."""
+class LearnProgress:
+    """Shows which stage of learning is under way, how far it is, and how long it still takes."""
 
-    @property
-    def matrix(self) -> Matrix: ...
+    rows = 1  # the last one is the stage's
 
-
-class _Progress:
-    """Bars, and how much of the foreseen work is done."""
-
-    def __init__(self, console: Console, total: float, rows: int, clock: Callable[[], float]):
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic):
         self.console, self.clock = console, clock
         self.live = console.is_terminal and not console.is_dumb_terminal
-        self.estimate = Estimate(total)
-        self.reached = 0.0  # cost of what is done of the task under way
-        self.doing = ""
+        self.bars = _bars(console, self.live)
+        self.ids = [self.bars.add_task("", total=1.0, note="", visible=False) for _ in range(self.rows)]
+        self.doing, self.heard = "", clock()
         self.spoke = clock()
-        self.bars = _bars(console, self.live, self.time_left)
-        self.rows = [self.bars.add_task("", total=1.0, note="", first=i == 0) for i in range(rows)]
 
     def __enter__(self) -> Self:
-        self.estimate.start(self.clock())
         self.bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.bars.stop()
 
-    def time_left(self) -> float | None:
-        """Seconds until all is done; None while nothing is known."""
-        return self.estimate.left(self.clock())
-
-    def _account(self, stage: Stage, work: Mapping[str, float]) -> float:
-        """The share of the stage that is done; a stage that no cost was given for counts for nothing."""
+    def on_stage(self, stage: Stage) -> None:
+        left = f"{duration(self._stage_left(stage))} left"
         share = stage.done / stage.total if stage.total else 1.0
-        if stage.doing in work:
-            before = sum(list(work.values())[: list(work).index(stage.doing)])
-            if stage.doing != self.doing:
-                # What lies between the last report and the first of a stage was done by an interrupted run.
-                skipped = (stage.training.step - 1) / stage.training.steps if stage.training else 0.0
-                self._reach(before + work[stage.doing] * skipped, restored=True)
-            self._reach(before + work[stage.doing] * share)
-        self.doing = stage.doing
-        self.estimate.look(self.clock())
-        return share
+        self._draw(-1, f"  {_stage_name(stage)}", share, f"{left}, {_numbers(stage)}")
+        if _worth_a_line(stage) and self.clock() - self.spoke >= _QUIET_SECONDS:
+            self._tell(f"{_stage_name(stage)}: {_numbers(stage)}, {left}")
 
-    def _reach(self, cost: float, restored: bool = False) -> None:
-        step = max(0.0, cost - self.reached)
-        self.reached += step
-        (self.estimate.restored if restored else self.estimate.worked)(step)
+    def _stage_left(self, stage: Stage) -> float:
+        """Seconds, if the rest takes as long as what this process has done of it."""
+        if stage.doing != self.doing:
+            self.doing, self.began = stage.doing, self.heard
+            # Steps before the first that is reported were made by an interrupted training.
+            self.skipped = stage.training.step - 1 if stage.training else 0
+        self.heard = self.clock()
+        return (self.heard - self.began) / max(1, stage.done - self.skipped) * (stage.total - stage.done)
 
-    def _line(self, stage: Stage) -> str:
-        left = self.time_left()
-        parts = [_numbers(stage), f"{duration(left)} left" if left is not None else ""]
-        return f"{_stage_name(stage)}: " + ", ".join(part for part in parts if part)
+    def _tell(self, line: str) -> None:
+        """A line for where there are no bars."""
+        self.spoke = self.clock()
+        if not self.live:
+            self._print(f"  {line}")
 
-    def _time_to_speak(self, stage: Stage) -> bool:
-        return _worth_a_line(stage) and self.clock() - self.spoke >= _QUIET_SECONDS
+    def _print(self, line: str, style: str | None = None) -> None:
+        """Class names in it may look like markup."""
+        self.console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    def _draw(self, row: int, name: str, share: float = 0.0, note: str = "") -> None:
+        self.bars.update(self.ids[row], description=name, completed=share, note=note, visible=bool(name))
 
 
-class RunProgress(_Progress):
-    """Shows several runs of a stream (seeds or variants, by name) as one piece of work whose end can be foreseen.
+class RunProgress(LearnProgress):
+    """Shows several runs of a stream (seeds or variants, by name), one after the other.
 
-    runs: what each costs. log: hears every plain line, whether the console shows bars or not.
+    log: hears every plain line, whether the console shows bars or not.
     """
+
+    rows = 3
 
     def __init__(
         self,
         console: Console,
         stream: Stream,
-        runs: Mapping[str, Costs],
-        log: Callable[[str], None] | None = None,
+        runs: Sequence[str],
+        log: Callable[[str], None] = lambda line: None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self.work = {name: [dict(costs(task)) for task in stream] for name, costs in runs.items()}
-        super().__init__(console, sum(map(_total, self.work.values())), 3, clock)
-        self.stream, self.log = stream, log
-        self.name = ""
-        self.number = 0  # of the task under way, from 0
+        super().__init__(console, clock)
+        self.stream, self.runs, self.log = stream, list(runs), log
+        self.run = self.task = 0  # under way, counted from 0
+        self.seconds: list[float] = []  # of the tasks that were finished in this process
 
     def say(self, line: str, style: str | None = None) -> None:
-        """A line that stays, above the bars; class names in it may look like markup."""
-        self.console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
-        self._note_down(line)
+        """A line that stays, above the bars."""
+        self.spoke = self.clock()
+        self._print(line, style)
+        self.log(line)
 
     def begin(self, name: str, about: str, done_tasks: int = 0) -> None:
         """A run starts; `about` says in a few words what is special about it.
 
-        done_tasks: restored from an interrupted run. They took no time now, so they foretell none.
+        done_tasks: restored from an interrupted run. They took no time now, and tell nothing of it.
         """
-        self.name, self.number, self.reached, self.doing = name, done_tasks, 0.0, ""
-        self.estimate.restored(_total(self.work[name][:done_tasks]))
-        self.estimate.look(self.clock())
+        self.run = self.runs.index(name)
         self.say(f"{name}: {about}", style="bold")
-        self._draw("", 0.0, "")
+        self._begin_task(done_tasks)
 
-    def on_stage(self, stage: Stage) -> None:
-        """Something is under way. A stage that no cost was given for is shown, but counts for nothing."""
-        work = self.work[self.name][self.number] if self.number < len(self.stream) else {}
-        share = self._account(stage, work)
-        self._draw(_stage_name(stage), share, _numbers(stage))
-        if self._time_to_speak(stage):
-            self._tell(stage)
-
-    def on_task(self, i: int, result: Result) -> None:
+    def on_task(self, i: int, run: Run) -> None:
         """Task i is learned and tested."""
-        if self.number == i:
-            self._reach(_total([self.work[self.name][i]]))
-        self.number, self.reached, self.doing = i + 1, 0.0, ""
-        self.estimate.look(self.clock())
-        line = f"  task {i + 1} of {len(self.stream)}: learned {_names(self.stream[i].classes)}; "
-        line += f"accuracy {metrics.average_accuracy(result.matrix, i):.1f} %"
+        self.seconds.append(self.clock() - self.task_began)
+        line = f"  task {i + 1} of {len(self.stream)}: learned {listed(self.stream[i].classes)}; "
+        line += f"accuracy {metrics.average_accuracy(run.matrix, i):.1f} %"
         if i:
-            line += f" over all tasks so far, {metrics.forgetting(result.matrix, i):.1f} points forgotten"
+            line += f" over all tasks so far, {metrics.forgetting(run.matrix, i):.1f} points forgotten"
         self.say(line)
-        self._draw("", 0.0, "")
-
-    def _draw(self, stage: str, share: float, note: str) -> None:
-        runs, tasks = list(self.work), self.work[self.name]
-        run = f"{runs.index(self.name) + 1} of {len(runs)}: {self.name}" if len(runs) > 1 else self.name
-        done = _total(tasks[: self.number]) + self.reached
-        task = f" task {min(self.number + 1, len(tasks))} of {len(tasks)}"
-        contents = (
-            (run, self.estimate.share, ""),
-            (task, done / (_total(tasks) or 1.0), ""),
-            (f"  {stage}", share, note),
-        )
-        for row, (description, completed, text) in zip(self.rows, contents, strict=True):
-            self.bars.update(
-                row,
-                description=description,
-                completed=completed,
-                note=text,
-                visible=bool(description.strip()),
-            )
-
-    def _tell(self, stage: Stage) -> None:
-        line = f"  task {self.number + 1} of {len(self.stream)}, {self._line(stage)}"
-        if not self.live:
-            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
-        self._note_down(line)
-
-    def _note_down(self, line: str) -> None:
-        self.spoke = self.clock()
-        if self.log:
-            self.log(line)
-
-
-class LearnProgress(_Progress):
-    """Shows how far the learning of one task is; `costs` are those of its stages, in order."""
-
-    def __init__(
-        self, console: Console, costs: Mapping[str, float], clock: Callable[[], float] = time.monotonic
-    ):
-        super().__init__(console, sum(costs.values()), 2, clock)
-        self.costs = dict(costs)
-        self.bars.update(self.rows[0], description="getting ready")
-        self.bars.update(self.rows[1], visible=False)
+        self._begin_task(i + 1)
 
     def on_stage(self, stage: Stage) -> None:
-        share = self._account(stage, self.costs)
-        self.bars.update(self.rows[0], description=f"learning {stage.task}", completed=self.estimate.share)
-        self.bars.update(
-            self.rows[1],
-            description=f" {_stage_name(stage)}",
-            completed=share,
-            note=_numbers(stage),
-            visible=True,
-        )
-        if not self.live and self._time_to_speak(stage):
-            self.console.print(f"  {self._line(stage)}", markup=False, highlight=False, soft_wrap=True)
-            self.spoke = self.clock()
+        super().on_stage(stage)
+        self._draw_runs()
 
-
-class Estimate:
-    """When work will be done, from the seconds that a unit of it has taken so far."""
-
-    def __init__(self, total: float):
-        self.total = total
-        self.done = 0.0  # restored work included
-        self.measured = 0.0  # work that was done since the start
-        self.began = self.seen = 0.0
-
-    @property
-    def share(self) -> float:
-        return self.done / self.total if self.total else 0.0
-
-    def start(self, now: float) -> None:
-        self.began = self.seen = now
-
-    def restored(self, cost: float) -> None:
-        self.done += cost
-
-    def worked(self, cost: float) -> None:
-        self.done += cost
-        self.measured += cost
-
-    def look(self, now: float) -> None:
-        """The work that is known now was done by now."""
-        self.seen = now
-
-    def left(self, now: float) -> float | None:
-        """Counts down between reports."""
-        if not self.measured:
+    def time_left(self) -> float | None:
+        """Seconds until all is done, if tasks take as long as those finished; None before the first is."""
+        if not self.seconds:
             return None
-        rate = (self.seen - self.began) / self.measured
-        return max(0.0, rate * (self.total - self.done) - (now - self.seen))
+        mean = sum(self.seconds) / len(self.seconds)
+        tasks = (len(self.runs) - self.run) * len(self.stream) - self.task
+        return max(0.0, mean * tasks - min(mean, self.clock() - self.task_began))
 
+    def _begin_task(self, number: int) -> None:
+        self.task = number
+        self.doing, self.heard = "", self.clock()
+        self.task_began = self.heard
+        self._draw(-1, "")
+        self._draw_runs()
 
-class _TimeLeft(ProgressColumn):
-    """On the first row, time left; on the others, their note."""
+    def _draw_runs(self) -> None:
+        runs, tasks, left = len(self.runs), len(self.stream), self.time_left()
+        run = f"{self.run + 1} of {runs}: {self.runs[self.run]}" if runs > 1 else self.runs[self.run]
+        share = (self.run * tasks + self.task) / (runs * tasks)
+        self._draw(0, run, share, "" if left is None else f"{duration(left)} left")
+        self._draw(1, f" task {min(self.task + 1, tasks)} of {tasks}", self.task / tasks)
 
-    max_refresh = 0.5
-
-    def __init__(self, time_left: Callable[[], float | None]):
-        super().__init__(Column(no_wrap=True, overflow="ellipsis"))
-        self.time_left = time_left
-
-    def render(self, row: Row) -> Text:
-        if not row.fields["first"]:
-            return Text(row.fields["note"])
+    def _tell(self, line: str) -> None:
         left = self.time_left()
-        return Text("" if left is None else f"{duration(left)} left")
+        line = f"task {self.task + 1} of {len(self.stream)}, {line}"
+        line += "" if left is None else f"; {duration(left)} left in all"
+        super()._tell(line)
+        self.log(f"  {line}")
 
 
-def _bars(console: Console, live: bool, time_left: Callable[[], float | None]) -> Progress:
+def _bars(console: Console, live: bool) -> Progress:
     return Progress(
         TextColumn(
             "{task.description}",
@@ -263,7 +164,9 @@ def _bars(console: Console, live: bool, time_left: Callable[[], float | None]) -
         ),
         BarColumn(bar_width=16),
         TextColumn("{task.percentage:>3.0f}%"),
-        _TimeLeft(time_left),
+        TextColumn(
+            "{task.fields[note]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")
+        ),
         console=console,
         transient=True,
         disable=not live,
@@ -295,13 +198,3 @@ def _worth_a_line(stage: Stage) -> bool:
     """Training speaks when an epoch is over, so that its loss is a whole epoch's."""
     training = stage.training
     return not training or training.step * training.epochs % training.steps == 0
-
-
-def _names(classes: list[str]) -> str:
-    if len(classes) <= _MOST_CLASSES:
-        return ", ".join(classes)
-    return f"{', '.join(classes[: _MOST_CLASSES - 2])} and {len(classes) - _MOST_CLASSES + 2} more"
-
-
-def _total(tasks: list[dict[str, float]]) -> float:
-    return sum(sum(stages.values()) for stages in tasks)

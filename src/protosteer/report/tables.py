@@ -18,7 +18,7 @@ from protosteer.evaluation.metrics import Matrix, over_seeds
 NOTHING = "–"  # where a method has no such figure
 LABEL_WIDTH = 24  # of a run's name; longer ones go on in the next line
 LONG_SECONDS = 100  # and more are written without decimals
-# Accuracy matrices: with more tasks, headings and then cells get narrower; at last the columns are shared out.
+# Accuracy matrices: with more tasks, headings, then cells get narrower; at last the columns are shared out.
 WORDY_TASKS = 6
 DECIMAL_TASKS = 12
 MOST_TASKS = 20
@@ -112,11 +112,8 @@ def matrix_table(matrix: Matrix, title: str | None = None) -> Table:
     tasks = len(matrix)
     if tasks <= MOST_TASKS:
         return _matrix_part(matrix, title, range(tasks))
-    stack = Table.grid()
-    for first in range(0, tasks, MOST_TASKS):
-        columns = range(first, min(first + MOST_TASKS, tasks))
-        stack.add_row(_matrix_part(matrix, title if first == 0 else None, columns))
-    return stack
+    shares = [range(tasks)[first : first + MOST_TASKS] for first in range(0, tasks, MOST_TASKS)]
+    return stack(*(_matrix_part(matrix, None if share[0] else title, share) for share in shares))
 
 
 def _matrix_part(matrix: Matrix, title: str | None, columns: range) -> Table:
@@ -156,7 +153,7 @@ def run_report(figures: Mapping[str, Any]) -> list[RenderableType]:
 
 
 def spread_over_seeds(seeds: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], dict[str, float]]:
-    """Mean and sample standard deviation of the figures that all seeds have; of one seed there is no deviation."""
+    """Mean and sample standard deviation of the figures that all seeds have; one seed has no deviation."""
     mean, std = over_seeds(seeds)
     return mean, std if len(seeds) > 1 else {}
 
@@ -236,6 +233,14 @@ def plain_table(title: str | None = None) -> Table:
     """The look that all tables share: no lines but one below the headings."""
     heading = None if title is None else Text(title, style="bold")  # never markup
     return Table(title=heading, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+
+
+def stack(*tables: Table) -> Table:
+    """Tables one below the other."""
+    grid = Table.grid()
+    for table in tables:
+        grid.add_row(table)
+    return grid
 
 
 def add_labels(table: Table) -> None:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from protosteer.photos.teaching import Check, Survey, Taught
 from protosteer.report.tables import plain_table
-from protosteer.util.text import counted, printable
+from protosteer.util.text import counted, listed, printable
 
 MOST_NAMED = 5  # unreadable files in a line
 
@@ -36,10 +36,8 @@ def found_line(found: Survey) -> str:
 
 
 def unreadable_line(found: Survey) -> str:
-    named = ", ".join(str(path) for path in found.unreadable[:MOST_NAMED])
-    more = len(found.unreadable) - MOST_NAMED
-    ending = f" and {more} more" if more > 0 else ""
-    return f"{counted(len(found.unreadable), 'file')} cannot be read and will be left out: {named}{ending}"
+    named = listed([str(path) for path in found.unreadable], MOST_NAMED)
+    return f"{counted(len(found.unreadable), 'file')} cannot be read and will be left out: {named}"
 
 
 def check_report(check: Check) -> list[RenderableType]:

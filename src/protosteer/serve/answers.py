@@ -114,7 +114,7 @@ IMAGES: dict[str, Any] = {
         },
     }
 }
-"""The body of the routes that take images; it is read by `uploads`, so that the framework does not know it."""
+"""The body of the routes that take images; `uploads` reads it, so that the framework does not know it."""
 
 _MEANINGS = {
     401: "No token, or a wrong one",

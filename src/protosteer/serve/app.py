@@ -129,7 +129,7 @@ def _listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ProtosteerError(
-            f"cannot listen on {host}, port {port}: {reason}; choose another with --host or --port"
+            f"cannot listen on {host}, port {port}: {reason}; choose another host= or port="
         ) from error
 
 

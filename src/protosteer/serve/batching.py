@@ -1,8 +1,8 @@
-"""Images of many requests go through the model together, because one pass over many is cheaper than many over one.
+"""Images of many requests go through the model together: one pass over many is cheaper than many over one.
 
-There is one bounded queue and one thread that empties it. A request first reserves room for its images, so that a full
-queue is noticed before anything is decoded. It then hands over all its images at once and gets one future. Cancelling
-the future takes the images out again if the model has not begun with them.
+There is one bounded queue and one thread that empties it. A request first reserves room for its images, so
+that a full queue is noticed before anything is decoded. It then hands over all its images at once and gets
+one future. Cancelling the future takes the images out again if the model has not begun with them.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from protosteer.serve.limits import Refused
+from protosteer.serve.limits import Refused, stopping
 
 # Seconds that a small batch waits for images that are being decoded at this moment.
 _PATIENCE = 0.003
@@ -28,11 +28,11 @@ _PATIENCE = 0.003
 _FULL_ENOUGH = 0.25
 _LONGEST_RETRY = 60
 
-Row = TypeVar("Row")
+Row = dict[str, Any]  # what is said of one image
 
 
 @dataclass(eq=False)
-class Ticket(Generic[Row]):
+class Ticket:
     """The images of one request, and where their rows will be found."""
 
     canvases: Sequence[Tensor]
@@ -40,7 +40,7 @@ class Ticket(Generic[Row]):
     answer: Future[list[Row]] = field(default_factory=Future)
 
 
-class Batcher(Generic[Row]):
+class Batcher:
     """`predict(pixels [n, 3, h, w], top)` gives n rows; `on_batch(n)` hears of each call."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Batcher(Generic[Row]):
         self._batch = batch
         self._on_batch = on_batch
         self._changed = threading.Condition()
-        self._tickets: deque[Ticket[Row]] = deque()
+        self._tickets: deque[Ticket] = deque()
         self._queued = 0  # images in the queue
         self._coming = 0  # images with a reservation that are not yet in the queue
         self._seconds_per_image = 0.0
@@ -74,7 +74,7 @@ class Batcher(Generic[Row]):
 
     def check_room(self, count: int = 1) -> None:
         if self._stopping:
-            raise _stopped()
+            raise stopping()
         waiting = self._queued + self._coming
         if waiting + count > self._capacity:
             seconds = math.ceil(waiting * self._seconds_per_image)
@@ -84,19 +84,22 @@ class Batcher(Generic[Row]):
                 retry_after=min(max(1, seconds), _LONGEST_RETRY),
             )
 
-    def reserve(self, count: int) -> Reservation[Row]:
+    @contextmanager
+    def reserve(self, count: int) -> Iterator[None]:
+        """Room in the queue for images to come; at the end of the `with` block they are in it, or bad."""
         with self._changed:
             self.check_room(count)
             self._coming += count
-        return Reservation(self, count)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._coming -= count
+                self._changed.notify()
 
-    def release(self, count: int) -> None:
-        with self._changed:
-            self._coming -= count
-            self._changed.notify()
-
-    def submit(self, ticket: Ticket[Row]) -> None:
+    def submit(self, canvases: Sequence[Tensor], top: int) -> Future[list[Row]]:
         """Enter images that have a reservation."""
+        ticket = Ticket(canvases, top)
         with self._changed:
             self._tickets.append(ticket)
             self._queued += len(ticket.canvases)
@@ -106,9 +109,10 @@ class Batcher(Generic[Row]):
                 self._thread = threading.Thread(target=self._run, name="predict", daemon=True)
                 self._thread.start()
             self._changed.notify()
+        return ticket.answer
 
     def stop(self, within: float) -> None:
-        """Take nothing more, answer what has a reservation for so many seconds, then refuse it. Returns at once."""
+        """Take nothing more, answer what is reserved for so many seconds, then refuse it. Returns at once."""
         with self._changed:
             self._deadline = min(self._deadline, time.monotonic() + within)
             self._changed.notify()
@@ -132,7 +136,7 @@ class Batcher(Generic[Row]):
         self._seconds_per_image = 0.8 * self._seconds_per_image + 0.2 * latest
         return True
 
-    def _take(self) -> list[Ticket[Row]]:
+    def _take(self) -> list[Ticket]:
         """Whole tickets, up to a batch of images; none when the service has stopped."""
         with self._changed:
             while True:
@@ -154,8 +158,8 @@ class Batcher(Generic[Row]):
     def _nothing_to_wait_for(self) -> bool:
         return not self._coming or self._queued >= self._batch
 
-    def _taken(self) -> list[Ticket[Row]]:
-        taken: list[Ticket[Row]] = []
+    def _taken(self) -> list[Ticket]:
+        taken: list[Ticket] = []
         images = 0
         while self._tickets and (not taken or images + len(self._tickets[0].canvases) <= self._batch):
             ticket = self._tickets.popleft()
@@ -170,9 +174,9 @@ class Batcher(Generic[Row]):
             ticket = self._tickets.popleft()
             self._queued -= len(ticket.canvases)
             if ticket.answer.set_running_or_notify_cancel():
-                ticket.answer.set_exception(_stopped())
+                ticket.answer.set_exception(stopping())
 
-    def _answer(self, tickets: Sequence[Ticket[Row]]) -> None:
+    def _answer(self, tickets: Sequence[Ticket]) -> None:
         try:
             pixels = torch.stack([canvas for ticket in tickets for canvas in ticket.canvases])
             rows = self._predict(pixels, max(ticket.top for ticket in tickets))
@@ -189,28 +193,3 @@ class Batcher(Generic[Row]):
             stop = start + len(ticket.canvases)
             ticket.answer.set_result(list(rows[start:stop]))
             start = stop
-
-
-class Reservation(Generic[Row]):
-    """Room in the queue for images to come, until the end of the `with` block: by then they are in it, or bad."""
-
-    def __init__(self, batcher: Batcher[Row], count: int):
-        self._batcher = batcher
-        self._count = count
-
-    def submit(self, canvases: Sequence[Tensor], top: int) -> Future[list[Row]]:
-        ticket: Ticket[Row] = Ticket(canvases, top)
-        self._batcher.submit(ticket)
-        return ticket.answer
-
-    def __enter__(self) -> Reservation[Row]:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._batcher.release(self._count)
-
-
-def _stopped() -> Refused:
-    return Refused(503, "the service is stopping; try again later", retry_after=5)

@@ -1,9 +1,10 @@
 """Prompts trained in the background, one after the other, for classes that were added from a few images.
 
-A class is trained as if it had been learned in its turn: against the classes that stand before it in the model, in its
-own place. What a later forgetting promises rests on this order. Classes that are added meanwhile stay as they are; a
-class that is deleted meanwhile ends its own training, and begins that of others anew: what deleting promised must not
-be broken by a prompt that still knew the class. Images are kept in memory until the training has ended, never longer.
+A class is trained as if it had been learned in its turn: against the classes that stand before it in the
+model, in its own place. What a later forgetting promises rests on this order. Classes that are added
+meanwhile stay as they are; a class that is deleted meanwhile ends its own training, and begins that of others
+anew: what deleting promised must not be broken by a prompt that still knew the class. Images are kept in
+memory until the training has ended, never longer.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from protosteer.errors import ProtosteerError, ProtosteerWarning
 from protosteer.learner import Learner
 from protosteer.method.memory import Memory, TaskRecord
 from protosteer.running.progress import Stage
-from protosteer.serve.limits import Refused
+from protosteer.serve.limits import Refused, stopping
 from protosteer.serve.store import Outdated, Store
 
 logger = logging.getLogger("protosteer.serve")
@@ -40,7 +41,7 @@ _DOING = {
 
 @dataclass(frozen=True)
 class Status:
-    """What a client is told. `done` and `total` count steps of the training; `total` is 0 until they are known."""
+    """What a client is told. `done` and `total` count steps of training; `total` is 0 until it is known."""
 
     id: str
     class_name: str
@@ -86,7 +87,7 @@ class Jobs:
         """A place for a job, before its images are there; `start` or `drop` it."""
         with self._changed:
             if self._stopping:
-                raise Refused(503, "the service is stopping; try again later", retry_after=5)
+                raise stopping()
             if self.open >= self._most:
                 raise Refused(503, f"{self.open} trainings are waiting; try again later", retry_after=30)
             job = Job(Status(secrets.token_hex(8), class_name))
@@ -146,7 +147,7 @@ class Jobs:
             job.tell(state="done", done=job.status.total, seconds_left=0.0, message=message)
 
     def _train(self, job: Job) -> None:
-        """Train until the result may be stored; whenever a class that it is set apart from is deleted, begin again."""
+        """Train until the result may be stored; begin again when a class it is set apart from is deleted."""
         record, pixels = job.record, job.pixels
         assert record is not None and pixels is not None
         served = self._store.current.learner
@@ -194,8 +195,9 @@ def _completed(trained: TaskRecord, added: TaskRecord) -> TaskRecord:
 def _caught_warnings(lock: threading.Lock) -> Iterator[list[str]]:
     """Our own warnings as lines; others go their way.
 
-    Where warnings go is one setting of the whole process. Whoever else changes it for a while (clustering, when a class
-    is added) holds the lock, so that what is set back here at the end is what was there at the beginning.
+    Where warnings go is one setting of the whole process. Whoever else changes it for a while (clustering,
+    when a class is added) holds the lock, so that what is set back here at the end is what was there at the
+    beginning.
     """
     messages: list[str] = []
     catching = warnings.catch_warnings(record=True)

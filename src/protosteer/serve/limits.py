@@ -1,4 +1,4 @@
-"""How much a service takes on: every buffer, queue and upload has a limit, and a request beyond it is refused."""
+"""How much a service takes on: every buffer, queue and upload has a limit; a request beyond it is refused."""
 
 from __future__ import annotations
 
@@ -45,3 +45,7 @@ class Refused(Exception):
         self.headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
         if status == 401:
             self.headers["WWW-Authenticate"] = "Bearer"
+
+
+def stopping() -> Refused:
+    return Refused(503, "the service is stopping; try again later", retry_after=5)

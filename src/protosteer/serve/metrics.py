@@ -33,7 +33,7 @@ class Histogram:
 
 
 class Metrics:
-    """What the service has done since it started. Routes are templates, so that the number of lines is bounded."""
+    """What the service has done since it started. Routes are templates, so that lines are bounded."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Around every request: it is counted and timed, may be logged, and its answer gets headers that keep a page safe."""
+"""Around every request: it is counted, timed, maybe logged, answered with headers that keep pages safe."""
 
 from __future__ import annotations
 

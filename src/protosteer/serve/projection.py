@@ -1,8 +1,9 @@
 """The map of the page: classes and pictures in two dimensions, by a principal component analysis.
 
-A class is the direction of the mean of its value centroids, each of length 1 and weighted by its images. The two axes
-along which these directions vary most span the map, both on one scale, which the farthest class fills to [-1, 1].
-Which way an axis points is settled by its largest component, so that the same model always gives the same map.
+A class is the direction of the mean of its value centroids, each of length 1 and weighted by its images. The
+two axes along which these directions vary most span the map, both on one scale, which the farthest class
+fills to [-1, 1]. Which way an axis points is settled by its largest component, so that the same model always
+gives the same map.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def _directions(records: Sequence[ClassRecord]) -> Tensor:
 def _axes(centred: Tensor, origin: Tensor) -> Tensor:
     """[2, D]: the principal axes of the rows [C, D].
 
-    Two classes vary along one axis and a single one along none. The origin's own direction then takes the free place:
-    along it a picture moves away as it becomes unlike all the classes together.
+    Two classes vary along one axis and a single one along none. The origin's own direction then takes the
+    free place: along it a picture moves away as it becomes unlike all the classes together.
     """
     axes = centred.new_zeros(2, centred.shape[1])
     found = [axis for axis, length in _principal(centred) if length > NOTHING]

@@ -17,8 +17,9 @@ from starlette.requests import ClientDisconnect, Request
 from protosteer.errors import SettingsError
 from protosteer.learner import Learner
 from protosteer.method.memory import TaskRecord
+from protosteer.photos.rejection import check_fraction
 from protosteer.photos.teaching import speakable
-from protosteer.serve.batching import Batcher
+from protosteer.serve.batching import Batcher, Row
 from protosteer.serve.jobs import Jobs
 from protosteer.serve.limits import Limits, Refused
 from protosteer.serve.metrics import Metrics
@@ -28,8 +29,6 @@ from protosteer.serve.uploads import Upload, decode, receive
 _NAME_LENGTH = 200
 _DRAIN_SECONDS = 3.0  # for what is in the queue when the service stops
 _JOIN_SECONDS = 5.0  # for a batch or a training step that is under way then
-
-Row = dict[str, Any]
 
 
 class Service:
@@ -44,14 +43,13 @@ class Service:
     ):
         if allow_teach and not token:
             raise SettingsError("teaching over HTTP needs a token: give one, or do not allow teaching")
-        if not 0.0 <= reject < 1.0:
-            raise SettingsError(f"reject = {reject}: give a fraction from 0 to below 1, such as 0.05")
+        check_fraction(reject)
         self.limits = limits
         self.teaching = allow_teach
         self.reject = reject
         self.metrics = Metrics()
         self.store = Store(learner, path, writable=allow_teach)
-        self.batcher: Batcher[Row] = Batcher(self._predict, limits.queue, limits.batch, self.metrics.batch)
+        self.batcher = Batcher(self._predict, limits.queue, limits.batch, self.metrics.batch)
         self.jobs = Jobs(self.store, limits.jobs)
         self._token = (token or "").encode()
         self._preprocessing = learner.backbone.preprocessing
@@ -66,9 +64,9 @@ class Service:
         """One row per image that was sent, in their order."""
         self.batcher.check_room()  # before anything is received
         async with self._received(request) as uploads:
-            with self.batcher.reserve(len(uploads)) as room:
+            with self.batcher.reserve(len(uploads)):
                 canvases = await self._decode(uploads)
-                answer = asyncio.wrap_future(room.submit(canvases, top))
+                answer = asyncio.wrap_future(self.batcher.submit(canvases, top))
             names = [upload.name for upload in uploads]
         rows = await _unless_gone(request, answer)
         rejection = self.store.current.rejection(reject)
@@ -104,7 +102,7 @@ class Service:
 
     def authorise(self, token: str | None) -> None:
         if not self.teaching:
-            raise Refused(403, "teaching is not allowed here; start the service with --allow-teach")
+            raise Refused(403, "teaching is not allowed here; start the service with allow_teach=True")
         if token is None or not hmac.compare_digest(token.encode("latin-1"), self._token):
             raise Refused(401, "no token, or a wrong one; send the header 'Authorization: Bearer TOKEN'")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -42,36 +41,30 @@ class Snapshot:
     def predict(self, pixels: Tensor, top: int) -> list[dict[str, Any]]:
         """One answer per image, but for its name and whether it is unknown, which its request decides."""
         prediction = self.learner.predict(pixels)
-        scores, names = prediction.scores, prediction.classes
-        # the label comes first also where another class is exactly as similar
-        ranked = scores.scatter(1, scores.argmax(dim=1, keepdim=True), math.inf)
-        places = ranked.topk(min(top, len(names)), dim=1).indices
         columns = zip(
             prediction.labels,
             prediction.tasks,
             prediction.energy.tolist(),
             prediction.candidates,
             self.projection.place(prediction.embeddings),
-            places.tolist(),
-            prediction.probabilities.gather(1, places).tolist(),
-            scores.gather(1, places).tolist(),
+            prediction.ranked(top),
             strict=True,
         )
         return [
             {
                 "label": label,
-                "probability": probabilities[0],
-                "similarity": similarities[0],
+                "probability": ranking[0][1],
+                "similarity": ranking[0][2],
                 "energy": energy,
                 "task": task,
                 "candidates": candidates,
                 "top": [
-                    {"label": names[c], "task": self._tasks[names[c]], "probability": p, "similarity": s}
-                    for c, p, s in zip(best, probabilities, similarities, strict=True)
+                    {"label": name, "task": self._tasks[name], "probability": p, "similarity": s}
+                    for name, p, s in ranking
                 ],
                 "position": position,
             }
-            for label, task, energy, candidates, position, best, probabilities, similarities in columns
+            for label, task, energy, candidates, position, ranking in columns
         ]
 
     def classes(self) -> list[dict[str, Any]]:

@@ -45,7 +45,7 @@ class Store:
             raise Refused(409, str(error)) from None
 
     def check_trainable(self) -> None:
-        """A prompt sets a class apart from those that stand before it; without any there is nothing to train."""
+        """A prompt sets a class apart from those before it; without any there is nothing to train."""
         settings = self.current.learner.settings
         if not settings.prompts:
             raise Refused(
@@ -54,7 +54,8 @@ class Store:
         if settings.independent:
             raise Refused(
                 422,
-                "tasks of this model are independent, so that a class has none to be set apart from; leave out train",
+                "tasks of this model are independent, so that a class has none to be set apart from; leave "
+                "out train",
             )
 
     def add(self, name: str, pixels: Tensor, image_bytes: int) -> TaskRecord:
@@ -80,7 +81,7 @@ class Store:
             return forgotten
 
     def replace(self, old: TaskRecord, new: TaskRecord, before: tuple[TaskRecord, ...]) -> None:
-        """In place, since a record's place tells which others its prompt was trained against: those before it."""
+        """In place, which tells what others a record's prompt was trained against: those before it."""
         with self.lock:
             self.check_before(old, before)
             memory = Memory(self.current.memory.tasks)

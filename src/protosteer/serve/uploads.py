@@ -1,7 +1,7 @@
 """Images as they come in: received within limits, then decoded to pixels of one size.
 
-Nothing is trusted: bytes are counted while they arrive, the number of pixels is read from an image's header before any
-memory is taken for them, and only formats are opened that need no other program.
+Nothing is trusted: bytes are counted while they arrive, the number of pixels is read from an image's header
+before any memory is taken for them, and only formats are opened that need no other program.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from protosteer.data.transforms import Preprocessing
 from protosteer.serve.limits import Limits, Refused
+from protosteer.util.text import printable
 
 FIELD = "images"
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "TGA")
@@ -144,7 +145,8 @@ def canvas(upload: Upload, preprocessing: Preprocessing, limits: Limits) -> Tens
             if image.width * image.height > limits.pixels:
                 raise Refused(
                     413,
-                    f"{name} has {image.width} x {image.height} pixels, more than {limits.pixels:,}; make it smaller",
+                    f"{name} has {image.width} x {image.height} pixels, more than {limits.pixels:,}; "
+                    "make it smaller",
                 )
             return preprocessing.to_canvas(image)
     except Refused:
@@ -166,5 +168,5 @@ def _known_formats() -> list[str]:
 
 def _shown(name: str) -> str:
     """A file's name as it may stand in a line of text."""
-    printable = "".join(c if c.isprintable() else "?" for c in name)
-    return printable if len(printable) <= 100 else f"{printable[:97]}..."
+    shown = printable(name)
+    return shown if len(shown) <= 100 else f"{shown[:97]}..."

@@ -44,8 +44,8 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def writing(place: Path, option: str | None = "--out") -> Iterator[None]:
-    """What the system refuses to write becomes a line for the user. option: names another place, if one does."""
+def writing(place: Path, option: str | None) -> Iterator[None]:
+    """What the system refuses to write becomes a line for the user. option: what names another place."""
     try:
         yield
     except OSError as error:
