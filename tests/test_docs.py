@@ -27,7 +27,7 @@ from protosteer.learner import Learner
 from protosteer.method.inference import Prediction
 from protosteer.modelfile import read
 from protosteer.photos.inspection import describe
-from protosteer.settings import _CHOICES, Settings
+from protosteer.settings import Settings
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 README, API, SERVICE = (REPOSITORY / name for name in ("README.md", "docs/api.md", "docs/service.md"))
@@ -191,7 +191,7 @@ def test_the_table_of_settings_lists_all_with_their_true_defaults():
     }
     assert list(listed.items()) == list(Settings().to_dict().items())
     for name, _, meaning in rows(API, "setting"):
-        for choice in _CHOICES.get(unquoted(name), ()):
+        for choice in Settings.CHOICES.get(unquoted(name), ()):
             assert f"`{choice}`" in meaning, name
 
 
@@ -340,3 +340,19 @@ def test_the_client_of_the_service_page_works(pictures, port, capsys):
     assert [line.split()[0] for line in lines[:2]] == ["01.png", "01.png"]
     assert lines[2].startswith("done the class has a prompt of its own now")
     assert lines[3].startswith("exact: ")
+
+
+def test_the_tutorial_quotes_the_method_that_it_walks_through():
+    """A block is run, or stands in the file word for word, but for indentation and blank lines."""
+
+    def words(code: str) -> str:
+        return "\n".join(line.strip() for line in code.splitlines() if line.strip())
+
+    page, methods = REPOSITORY / "docs" / "add-a-method.md", REPOSITORY / "src" / "protosteer" / "methods"
+    sources = [words((methods / name).read_text(encoding="utf-8")) for name in ("ncm.py", "__init__.py")]
+    quoted = [block for block in blocks(page, "python") if not block.before.rstrip().endswith("<!-- run -->")]
+    assert len(quoted) == 6
+    for block in quoted:
+        assert any(words(block.code) in source for source in sources), f"line {block.line}"
+    (run,) = (block for block in blocks(page, "python") if block not in quoted)
+    exec(compile(run.code, str(page), "exec"), {})

@@ -17,6 +17,7 @@ _HOMES = {
     "ProtosteerWarning": "protosteer.errors",
     "Settings": "protosteer.settings",
     "merge": "protosteer.learner",
+    "rejection": "protosteer.photos.rejection",  # a module
     "survey": "protosteer.photos.teaching",
     "teach": "protosteer.photos.teaching",
 }
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from protosteer.learner import Learner as Learner
     from protosteer.learner import merge as merge
     from protosteer.method.inference import Prediction as Prediction
+    from protosteer.photos import rejection as rejection
     from protosteer.photos.teaching import survey as survey
     from protosteer.photos.teaching import teach as teach
     from protosteer.settings import Settings as Settings
@@ -38,7 +40,8 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'protosteer' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    home = importlib.import_module(_HOMES[name])
+    return home if _HOMES[name].endswith(f".{name}") else getattr(home, name)
 
 
 def __dir__() -> list[str]:

@@ -21,7 +21,7 @@ from protosteer.errors import DataError, LearnerError
 from protosteer.method.forgetting import Forgotten, forget
 from protosteer.method.inference import Index, Matches, Prediction, match, prompted_forward
 from protosteer.method.memory import Memory, TaskRecord
-from protosteer.method.task import learn_class, learn_task
+from protosteer.method.task import learn_class, learn_task, trains_prompt
 from protosteer.running.listeners import listeners
 from protosteer.running.progress import OnStage, Stage
 from protosteer.running.resume import Bookmark
@@ -80,6 +80,10 @@ class Learner:
         record = learn_task(name, classes, seen, numbers, self.backbone, self.memory, self.settings, heard)
         self.memory.add(record)
         return record
+
+    def trains_prompt(self, classes: int) -> bool:
+        """Whether a task of so many classes would get a prompt."""
+        return trains_prompt(self.settings, classes, self.memory)
 
     def add_class(self, name: str, images: Any) -> TaskRecord:
         """Learn one class from a handful of images, at once: see `method.task.learn_class`."""

@@ -50,7 +50,7 @@ def learn_task(
     keys = images.embed(None)
     _warn(health.near_chance(keys, labels))
     values, trained = keys, None
-    if trains_prompt(settings, len(classes), earlier):
+    if trains_prompt(settings, len(classes), memory):
         start = earlier.tasks[-1].prompt if len(earlier) else None
         prototypes = earlier.prototypes(settings.noise)
         trained = train_prompt(encoder, images.views, labels, settings, start, prototypes, seed, listeners)
@@ -65,9 +65,10 @@ def learn_task(
     return TaskRecord(name, records, prompt, settings.independent, _about(settings, keys, values, trained))
 
 
-def trains_prompt(settings: Settings, classes: int, earlier: Memory) -> bool:
+def trains_prompt(settings: Settings, classes: int, memory: Memory) -> bool:
     """One class that has nothing to be told from gets no prompt: training would draw all its images to one point."""
-    return settings.prompts and (classes > 1 or len(earlier) > 0)
+    alone = classes == 1 and (settings.independent or not len(memory))
+    return settings.prompts and not alone
 
 
 def learn_class(name: str, images: TaskImages, memory: Memory, settings: Settings) -> TaskRecord:
