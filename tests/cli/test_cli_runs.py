@@ -80,7 +80,7 @@ def test_command_line_beats_config_file(tmp_path, capsys):
         (["split-digits", "--base", "2"], "base = 2 without increment"),
         (["split-digits", "--tasks", "11"], "10 classes cannot fill 11 tasks"),
         (["split-digits", "--class-order", "nonsense"], "neither 'natural' nor"),
-        (["split-digits", "--method", "ncm", "--set", "epochs=3"], "trains nothing"),
+        (["split-digits", "--method", "ncm", "--set", "epochs=3"], "method ncm: unknown setting 'epochs'"),
         (["split-digits", "--set", "seed=3"], "a run has seeds, for instance --seeds 3"),
         (
             ["split-digits", "--resume", "--overwrite"],

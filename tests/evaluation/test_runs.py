@@ -17,12 +17,12 @@ from protosteer.evaluation.comparison import gather
 from protosteer.evaluation.experiment import (
     Experiment,
     parse_seeds,
-    read_config,
     run_experiment,
 )
 from protosteer.evaluation.metrics import over_seeds, summary
 from protosteer.evaluation.runs import RunFolder, matrix_csv, read_run
 from protosteer.learner import Learner
+from protosteer.settings import read_toml
 
 CHEAP = {
     "stream": "split-digits", "method": "ncm", "tasks": 3, "train_per_class": 5, "test_per_class": 4, "device": "cpu",
@@ -295,15 +295,15 @@ def test_seeds():
 def test_a_config_file(tmp_path):
     path = tmp_path / "x.toml"
     path.write_text('stream = "split-digits"\nseeds = [0, 1]\nepochs = 2\n')
-    assert Experiment.from_values(read_config(path)).settings == {"epochs": 2}
+    assert Experiment.from_values(read_toml(path)).settings == {"epochs": 2}
     path.write_text("[settings]\nepochs = 2\n")
     with pytest.raises(SettingsError, match=r"\[settings\] is a table"):
-        read_config(path)
+        read_toml(path)
     path.write_text("epochs = = 2\n")
     with pytest.raises(SettingsError, match="is not valid TOML"):
-        read_config(path)
+        read_toml(path)
     with pytest.raises(SettingsError, match="cannot read .*none.toml"):
-        read_config(tmp_path / "none.toml")
+        read_toml(tmp_path / "none.toml")
 
 
 def test_a_run_of_an_older_version_is_the_same_run_unless_a_retired_setting_was_used(tmp_path):

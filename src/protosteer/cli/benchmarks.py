@@ -112,16 +112,12 @@ def run(
     for name in ("set_", "config", "resume", "overwrite", "as_json"):
         given.pop(name, None)
 
-    from protosteer.evaluation.experiment import (
-        Experiment,
-        overridden,
-        read_config,
-        run_experiment,
-    )
+    from protosteer.evaluation.experiment import Experiment, overridden, run_experiment
     from protosteer.report.progress import RunProgress
     from protosteer.report.tables import run_report
+    from protosteer.settings import read_toml
 
-    values = overridden(read_config(config) if config else {}, given | parse_settings(set_ or []))
+    values = overridden(read_toml(config) if config else {}, given | parse_settings(set_ or []))
     experiment = Experiment.from_values(values)
     log = make_console(stderr=True)
     with _interruptible(experiment.folder):

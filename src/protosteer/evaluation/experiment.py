@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,11 +25,6 @@ from protosteer.running.resume import SECONDS
 from protosteer.settings import Values, unknown_setting
 from protosteer.streams import Stream, StreamOptions, find_benchmark, open_stream
 from protosteer.util.files import writing
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _STREAM_OPTIONS = tuple(f.name for f in dataclasses.fields(StreamOptions))
 # Of what may come from a file; the rest of a stream's options and a method's settings look after themselves.
@@ -86,7 +80,7 @@ class Experiment:
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Experiment:
         """From one flat table of names: those of a run, a stream's options and the method's settings."""
-        own = {f.name for f in dataclasses.fields(cls)} - {"settings", "options"}
+        own = [f.name for f in dataclasses.fields(cls) if f.name not in ("settings", "options")]
         plain: dict[str, Any] = {name: _typed(name, value) for name, value in values.items()}
         if "stream" not in plain:
             raise SettingsError("say which stream to run, for instance split-cifar100 or folder:PATH")
@@ -97,10 +91,10 @@ class Experiment:
         options = StreamOptions(**{name: v for name, v in plain.items() if name in _STREAM_OPTIONS})
         made = cls(**{name: v for name, v in plain.items() if name in own}, options=options)
         settings = {name: v for name, v in plain.items() if name not in own and name not in _STREAM_OPTIONS}
-        known = [*own, *_STREAM_OPTIONS, *made.settings_for(0).to_dict()]
+        known = [*made.settings_for(0).to_dict(), *own, *_STREAM_OPTIONS]
         for name in settings:
             if name not in known:
-                raise SettingsError(unknown_setting(name, known))
+                raise SettingsError(f"method {made.method}: {unknown_setting(name, known)}")
         made = dataclasses.replace(made, settings=settings)
         made.settings_for(0)  # complains of what the method does not know
         return made
@@ -142,20 +136,6 @@ def _typed(name: str, value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool) and value < 1:
         raise SettingsError(f"{name} = {value}: must be at least 1")
     return Path(value) if isinstance(value, (str, Path)) and Path in wanted else value
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """An experiment as TOML: `stream = "split-cifar100"`, `seeds = [0, 1]`, `epochs = 15`, one a line."""
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} is not valid TOML: {error}") from error
-    table = next((name for name, value in values.items() if isinstance(value, dict)), None)
-    if table is not None:
-        raise SettingsError(f"{path}: [{table}] is a table; an experiment is a plain list of name = value")
-    return values
 
 
 def overridden(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def _renamed(task: TaskRecord, renames: Renames, task_renames: Renames) -> TaskR
 def _check_new(merged: Memory, task: TaskRecord) -> None:
     if task.name in merged.task_names:
         raise LearnerError(
-            f"two tasks are named '{task.name}'; give the later one another name by task_renames="
+            f"two tasks are named '{task.name}'; give the later one another name with task_renames="
         )
     known = set(merged.classes)
     for i, name in enumerate(task.class_names):
@@ -47,7 +47,7 @@ def _check_new(merged: Memory, task: TaskRecord) -> None:
             )
         if name in known:
             raise LearnerError(
-                f"class '{name}' is in more than one model; give the later one another name by renames="
+                f"class '{name}' is in more than one model; give the later one another name with renames="
             )
 
 
