@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
 from conftest import tiny_backbone
 from photo_toys import ALONE, QUICK, file_bytes, photos, taught
@@ -363,3 +364,19 @@ def test_a_check_is_made_among_all_classes_the_model_knows(tmp_path, before):
     (photos(tmp_path / "copies", ["ant"]) / "ant").rename(folder / "wasp")
     check = teach(before.copy(), survey(folder), holdout=0.5).check
     assert "ant" in check.predicted and set(check.labels) == {"cat", "wasp"}
+
+
+def test_every_file_is_decoded_once_by_the_survey_and_once_for_learning(spring, monkeypatch):
+    """However many epochs there are; held-out images too, though they calibrate and check."""
+    opened = []
+    original = Image.open
+
+    def counting(path, *more, **options):
+        opened.append(str(path))
+        return original(path, *more, **options)
+
+    monkeypatch.setattr(Image, "open", counting)
+    found = survey(spring)
+    teach(Learner(tiny_backbone(), QUICK.replace(epochs=5)), found)
+    assert set(opened) == {str(path) for path in found.files.paths}
+    assert {opened.count(path) for path in opened} == {2}
