@@ -158,9 +158,13 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 
 def _add_pages(app: FastAPI) -> None:
-    folder = Path(__file__).parent
-    app.add_api_route("/", lambda: FileResponse(folder / "page.html"), include_in_schema=False)
-    app.add_api_route("/docs", lambda: FileResponse(folder / "docs.html"), include_in_schema=False)
+    def add(route: str, name: str) -> None:
+        path = Path(__file__).with_name(name)
+        app.add_api_route(route, lambda: FileResponse(path), include_in_schema=False)
+
+    add("/", "page.html")
+    add("/docs", "docs.html")
+    add("/style.css", "style.css")
 
 
 def _add_reports(app: FastAPI, service: Service) -> None:
