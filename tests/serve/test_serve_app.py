@@ -112,7 +112,7 @@ def test_every_client_gets_the_answers_for_its_own_images(client, learner):
     assert metric(client, "protosteer_images_total") == len(labels)
 
 
-def test_nothing_keeps_images_after_the_answer(client, monkeypatch):
+def test_nothing_keeps_images_after_the_answer(client, learner, monkeypatch):
     references, to_canvas = [], Preprocessing.to_canvas
 
     def noted(self, image):
@@ -126,6 +126,7 @@ def test_nothing_keeps_images_after_the_answer(client, monkeypatch):
     assert len(references) == 6
     gc.collect()
     assert all(reference() is None for reference in references)
+    assert "new" not in learner.classes  # the service has its own copy
 
 
 # Reports
