@@ -157,7 +157,7 @@ def test_pages_load_nothing_from_elsewhere(client, path):
 
 
 def test_metrics_count_by_route_and_not_by_path(client):
-    client.post("/predict", files=form(pictures("ant", 3)))
+    client.post("/predict", files=form(pictures("ant", 4)))
     for number in range(5):
         client.get(f"/nowhere/{number}")
         client.get(f"/jobs/{number}")
@@ -169,7 +169,7 @@ def test_metrics_count_by_route_and_not_by_path(client):
     assert values['protosteer_requests_total{method="GET",route="none",status="404"}'] == 5
     assert values['protosteer_requests_total{method="GET",route="/jobs/{id}",status="404"}'] == 5
     assert values['protosteer_requests_total{method="other",route="/",status="405"}'] == 1
-    assert values["protosteer_images_total"] == 3
+    assert values["protosteer_images_total"] == 4
     assert values['protosteer_batch_images_bucket{le="2"}'] == 0
     assert values['protosteer_batch_images_bucket{le="4"}'] == 1
     assert values['protosteer_request_seconds_bucket{route="/predict",le="+Inf"}'] == 1
