@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import io
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +59,11 @@ def encoded(pixels: torch.Tensor, kind: str = "PNG") -> bytes:
 def form(pixels: torch.Tensor, stem: str = "picture") -> list[tuple[str, tuple[str, bytes]]]:
     """Images [n, 3, h, w] as a client sends them."""
     return [("images", (f"{stem} {i}.png", encoded(image))) for i, image in enumerate(pixels)]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    for _ in range(4000):
+        if condition():
+            return
+        time.sleep(0.005)
+    raise AssertionError("it does not come to pass")

@@ -27,6 +27,7 @@ from protosteer.photos.rejection import threshold
 from protosteer.serve import answers
 from protosteer.serve.app import create_app
 from protosteer.serve.limits import Limits
+from protosteer.serve.projection import Projection
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,8 @@ def test_predictions_equal_those_of_the_learner(client, learner):
     best = expected.scores.amax(dim=1)
     torch.testing.assert_close(torch.tensor([p["similarity"] for p in served]), best)
     torch.testing.assert_close(torch.tensor([p["energy"] for p in served]), expected.energy)
+    places = Projection.fit(learner.memory).place(expected.embeddings)
+    torch.testing.assert_close(torch.tensor([p["position"] for p in served]), torch.tensor(places))
     limit = threshold(learner.memory, 0.2)
     assert [p["unknown"] for p in served] == (best < limit).tolist()
     for row, prediction in enumerate(served):
@@ -81,28 +84,6 @@ def test_answers_have_the_shapes_that_openapi_tells(client):
     assert paths["/classes/{name}"]["delete"]["security"] == [{"HTTPBearer": []}]
     refusal = paths["/predict"]["post"]["responses"]["422"]["content"]["application/json"]["schema"]
     assert refusal == {"$ref": "#/components/schemas/Error"}
-
-
-def test_a_label_comes_first_even_if_another_class_is_exactly_as_similar(tmp_path):
-    learner = taught()
-    twin = pictures("twin", 5)
-    learner.add_class("one", twin)
-    learner.add_class("two", twin)
-    with TestClient(service(tmp_path, learner)) as client:
-        for top in (1, 2, 6):
-            (answer,) = client.post(f"/predict?top={top}", files=form(twin[:1])).json()["predictions"]
-            assert answer["label"] == answer["top"][0]["label"] == learner.predict(twin[:1]).labels[0]
-            assert len(answer["top"]) == top
-
-
-def test_a_position_lies_on_the_map_near_its_class(client):
-    (answer,) = client.post("/predict", files=form(pictures("ant", 1))).json()["predictions"]
-    places = {c["name"]: (c["x"], c["y"]) for c in client.get("/map").json()["classes"]}
-
-    def distance(name: str) -> float:
-        return sum((a - b) ** 2 for a, b in zip(answer["position"], places[name], strict=True))
-
-    assert min(places, key=distance) == "ant"
 
 
 def test_whether_an_image_is_unknown_is_null_where_the_model_cannot_tell(tmp_path):
@@ -131,7 +112,7 @@ def test_every_client_gets_the_answers_for_its_own_images(client, learner):
     assert metric(client, "protosteer_images_total") == len(labels)
 
 
-def test_nothing_keeps_images_after_the_answer(client, monkeypatch):
+def test_nothing_keeps_images_after_the_answer(client, learner, monkeypatch):
     references, to_canvas = [], Preprocessing.to_canvas
 
     def noted(self, image):
@@ -145,6 +126,7 @@ def test_nothing_keeps_images_after_the_answer(client, monkeypatch):
     assert len(references) == 6
     gc.collect()
     assert all(reference() is None for reference in references)
+    assert "new" not in learner.classes  # the service has its own copy
 
 
 # Reports
@@ -175,7 +157,7 @@ def test_pages_load_nothing_from_elsewhere(client, path):
 
 
 def test_metrics_count_by_route_and_not_by_path(client):
-    client.post("/predict", files=form(pictures("ant", 3)))
+    client.post("/predict", files=form(pictures("ant", 4)))
     for number in range(5):
         client.get(f"/nowhere/{number}")
         client.get(f"/jobs/{number}")
@@ -187,7 +169,7 @@ def test_metrics_count_by_route_and_not_by_path(client):
     assert values['protosteer_requests_total{method="GET",route="none",status="404"}'] == 5
     assert values['protosteer_requests_total{method="GET",route="/jobs/{id}",status="404"}'] == 5
     assert values['protosteer_requests_total{method="other",route="/",status="405"}'] == 1
-    assert values["protosteer_images_total"] == 3
+    assert values["protosteer_images_total"] == 4
     assert values['protosteer_batch_images_bucket{le="2"}'] == 0
     assert values['protosteer_batch_images_bucket{le="4"}'] == 1
     assert values['protosteer_request_seconds_bucket{route="/predict",le="+Inf"}'] == 1
@@ -257,7 +239,8 @@ def test_a_full_queue_refuses_before_anything_is_decoded(tmp_path, learner, monk
         return predict(pixels, top)
 
     monkeypatch.setattr(state.store.current, "predict", slow)
-    monkeypatch.setattr("protosteer.serve.uploads.canvas", _noting(decoded))
+    canvas = state.uploads.canvas
+    monkeypatch.setattr(state.uploads, "canvas", lambda file: decoded.append(file) or canvas(file))
     with TestClient(app) as client, ThreadPoolExecutor(3) as pool:
 
         def ask():
@@ -275,18 +258,6 @@ def test_a_full_queue_refuses_before_anything_is_decoded(tmp_path, learner, monk
         assert first.result().status_code == second.result().status_code == 200
         assert len(decoded) == 4
         assert ask().status_code == 200
-
-
-def _noting(decoded: list[str]):
-    from protosteer.serve import uploads
-
-    canvas = uploads.canvas
-
-    def noted(upload, *rest):
-        decoded.append(upload.name)
-        return canvas(upload, *rest)
-
-    return noted
 
 
 def test_an_error_inside_gives_one_line_and_is_logged(client, monkeypatch, caplog):

@@ -21,7 +21,7 @@ pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 
 import uvicorn
 from fastapi import FastAPI
-from serve_toys import encoded, pictures, service
+from serve_toys import encoded, pictures, service, until
 
 import protosteer
 from protosteer.errors import ProtosteerError
@@ -77,14 +77,6 @@ class Slow:
         return self.predict(pixels, top)
 
 
-def until(condition) -> None:
-    for _ in range(2000):
-        if condition():
-            return
-        time.sleep(0.005)
-    raise AssertionError("it does not come to pass")
-
-
 def test_a_client_that_goes_away_is_not_predicted_for(tmp_path, monkeypatch):
     app = service(tmp_path, teach=False)
     slow, queue = Slow(app, monkeypatch), app.state.service.batcher
@@ -107,35 +99,22 @@ def test_a_client_that_sends_too_much_can_read_why_it_is_refused(tmp_path):
         assert answer(sent(port))[0] == 200
 
 
-def test_requests_that_are_open_when_the_server_stops_are_answered(tmp_path, monkeypatch):
-    app = service(tmp_path, teach=False)
-    slow, queue = Slow(app, monkeypatch), app.state.service.batcher
-    with served(app) as (port, server):
-        connections = [sent(port)]
-        assert slow.entered.wait(20)
-        connections += [sent(port) for _ in range(3)]
-        until(lambda: queue.length == 3)
-        server.should_exit = True
-        until(lambda: queue._stopping)
-        slow.go_on.set()
-        assert [answer(connection)[0] for connection in connections] == [200] * 4
-
-
-def test_a_request_that_takes_too_long_when_the_server_stops_gets_503(tmp_path, monkeypatch):
-    monkeypatch.setattr("protosteer.serve.service._DRAIN_SECONDS", 0.01)
+@pytest.mark.parametrize(("seconds", "status"), [(3.0, 200), (0.01, 503)])
+def test_requests_that_are_open_when_the_server_stops_are_answered(tmp_path, monkeypatch, seconds, status):
+    monkeypatch.setattr("protosteer.serve.service._DRAIN_SECONDS", seconds)
     app = service(tmp_path, teach=False)
     slow, queue = Slow(app, monkeypatch), app.state.service.batcher
     with served(app) as (port, server):
         first = sent(port)
         assert slow.entered.wait(20)
-        second = sent(port)
-        until(lambda: queue.length == 1)
+        waiting = [sent(port) for _ in range(3)]
+        until(lambda: queue.length == 3)
         server.should_exit = True
-        until(lambda: time.monotonic() > queue._deadline)
+        until(lambda: queue._stopping and (status == 200 or time.monotonic() > queue._deadline))
         slow.go_on.set()
         assert answer(first)[0] == 200
-        status, body = answer(second)
-        assert status == 503 and "stopping" in body["detail"]
+        for got, body in map(answer, waiting):
+            assert got == status and (got == 200 or "stopping" in body["detail"])
 
 
 def test_an_address_that_is_taken_is_told_in_one_line(tmp_path):

@@ -76,7 +76,7 @@ class Map(BaseModel):
 
 
 class Taught(BaseModel):
-    class_: str = Field(alias="class")
+    class_: str = Field(serialization_alias="class")
     task: str
     images: int
     job: str | None = Field(description="Ask for it at /jobs/{id}.")
@@ -84,12 +84,16 @@ class Taught(BaseModel):
 
 class JobStatus(BaseModel):
     id: str
-    class_: str = Field(alias="class")
+    class_: str = Field(serialization_alias="class")
     state: Literal["waiting", "training", "done", "failed"]
     done: int = Field(description="Steps of the training.")
     total: int = Field(description="0 until it is known.")
     seconds_left: float | None
     message: str
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ("done", "failed")
 
 
 class Forgotten(BaseModel):

@@ -8,14 +8,13 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
 import uvicorn
 from fastapi import Depends, FastAPI, Query
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -24,7 +23,6 @@ import protosteer
 from protosteer.errors import DataError, LearnerError, ProtosteerError
 from protosteer.learner import Learner
 from protosteer.serve import answers, metrics
-from protosteer.serve.jobs import Status
 from protosteer.serve.limits import Limits, Refused
 from protosteer.serve.middleware import Observed
 from protosteer.serve.service import Service
@@ -121,27 +119,25 @@ class _Server(uvicorn.Server):
 def _listen(host: str, port: int) -> socket.socket:
     try:
         listener = socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
         )
-        # Small answers go out at once; connections take the option over from here.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listener
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ProtosteerError(
             f"cannot listen on {host}, port {port}: {reason}; choose another host= or port="
         ) from error
+    # Small answers go out at once; connections take the option over from here.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def _add_error_handlers(app: FastAPI) -> None:
     """Every error is {"detail": one line}."""
 
-    @app.exception_handler(Refused)
-    async def refused(request: Request, error: Refused) -> Response:
-        return JSONResponse({"detail": error.detail}, error.status, error.headers)
-
     @app.exception_handler(ProtosteerError)
     async def ours(request: Request, error: ProtosteerError) -> Response:
+        if isinstance(error, Refused):
+            return JSONResponse({"detail": str(error)}, error.status, error.headers)
         status = 422 if isinstance(error, DataError) else 409 if isinstance(error, LearnerError) else 500
         return JSONResponse({"detail": str(error)}, status)
 
@@ -162,17 +158,13 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 
 def _add_pages(app: FastAPI) -> None:
-    @app.get("/", include_in_schema=False)
-    def page() -> HTMLResponse:
-        return _html("page.html")
+    def add(route: str, name: str) -> None:
+        path = Path(__file__).with_name(name)
+        app.add_api_route(route, lambda: FileResponse(path), include_in_schema=False)
 
-    @app.get("/docs", include_in_schema=False)
-    def docs() -> HTMLResponse:
-        return _html("docs.html")
-
-
-def _html(name: str) -> HTMLResponse:
-    return HTMLResponse(resources.files("protosteer.serve").joinpath(name).read_text(encoding="utf-8"))
+    add("/", "page.html")
+    add("/docs", "docs.html")
+    add("/style.css", "style.css")
 
 
 def _add_reports(app: FastAPI, service: Service) -> None:
@@ -191,7 +183,7 @@ def _add_reports(app: FastAPI, service: Service) -> None:
         """What the model holds: tasks, classes, bytes, settings, backbone."""
         current = service.store.current
         setup = {"teaching": service.teaching, "reject": service.reject, "calibrated": current.calibrated}
-        return {**_without_places(current.description), **setup}
+        return {**current.description, **setup}
 
     @app.get("/map", response_model=answers.Map)
     def map_of_classes() -> Any:
@@ -209,16 +201,6 @@ def _add_reports(app: FastAPI, service: Service) -> None:
             "protosteer_classes": ("Classes of the model.", len(service.store.current.memory.classes)),
         }
         return Response(service.metrics.text(gauges), media_type=metrics.CONTENT_TYPE)
-
-
-def _without_places(description: dict[str, Any]) -> dict[str, Any]:
-    """Where files lie on the server is nobody else's business."""
-    file, backbone = description["file"], description["backbone"]
-    return {
-        **description,
-        "file": {**file, "path": Path(file["path"]).name},
-        "backbone": {**backbone, "weights": None},
-    }
 
 
 def _add_predict(app: FastAPI, service: Service) -> None:
@@ -252,13 +234,12 @@ def _add_teaching(app: FastAPI, service: Service) -> None:
     )
     async def teach(request: Request, name: str, train: bool = False) -> Any:
         """Teach a class from a few images: it is known at once. train: give it a prompt of its own, later."""
-        record, job = await service.teach(request, name, train)
-        return {"class": name, "task": record.name, "images": record.classes[0].images, "job": job}
+        return await service.teach(request, name, train)
 
     @app.get("/jobs/{id}", response_model=answers.JobStatus, responses=answers.errors(404, 422))
     async def job(id: str) -> Any:
         """How far a training is."""
-        return _job_answer(service.jobs.get(id))
+        return service.jobs.get(id)
 
     @app.delete(
         "/classes/{name:path}",
@@ -269,8 +250,3 @@ def _add_teaching(app: FastAPI, service: Service) -> None:
     def forget(name: str) -> Any:
         """Forget a class; the answer says what that guarantees."""
         return dataclasses.asdict(service.store.forget(name))
-
-
-def _job_answer(status: Status) -> dict[str, Any]:
-    told = dataclasses.asdict(status)
-    return {"class": told.pop("class_name"), **told}

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -41,32 +42,19 @@ class Ticket:
 
 
 class Batcher:
-    """`predict(pixels [n, 3, h, w], top)` gives n rows; `on_batch(n)` hears of each call."""
+    """`predict(pixels [n, 3, h, w], top)` gives n rows."""
 
-    def __init__(
-        self,
-        predict: Callable[[Tensor, int], Sequence[Row]],
-        capacity: int,
-        batch: int,
-        on_batch: Callable[[int], None],
-    ):
+    def __init__(self, predict: Callable[[Tensor, int], list[Row]], capacity: int, batch: int):
         self._predict = predict
         self._capacity = capacity
         self._batch = batch
-        self._on_batch = on_batch
         self._changed = threading.Condition()
         self._tickets: deque[Ticket] = deque()
-        self._queued = 0  # images in the queue
+        self.length = 0  # images in the queue
         self._coming = 0  # images with a reservation that are not yet in the queue
         self._seconds_per_image = 0.0
         self._thread: threading.Thread | None = None
         self._deadline = math.inf  # when to give up; finite from `stop` on
-        self._ended = False
-
-    @property
-    def length(self) -> int:
-        """Images in the queue."""
-        return self._queued
 
     @property
     def _stopping(self) -> bool:
@@ -75,7 +63,7 @@ class Batcher:
     def check_room(self, count: int = 1) -> None:
         if self._stopping:
             raise stopping()
-        waiting = self._queued + self._coming
+        waiting = self.length + self._coming
         if waiting + count > self._capacity:
             seconds = math.ceil(waiting * self._seconds_per_image)
             raise Refused(
@@ -102,10 +90,8 @@ class Batcher:
         ticket = Ticket(canvases, top)
         with self._changed:
             self._tickets.append(ticket)
-            self._queued += len(ticket.canvases)
-            if self._ended:
-                self._refuse_all()
-            elif self._thread is None:
+            self.length += len(canvases)
+            if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="predict", daemon=True)
                 self._thread.start()
             self._changed.notify()
@@ -126,70 +112,45 @@ class Batcher:
             pass
 
     def _step(self) -> bool:
-        """One batch; nothing refers to its images any longer when this returns."""
-        tickets = self._take()
-        if not tickets:
-            return False
-        began = time.monotonic()
-        self._answer(tickets)
-        latest = (time.monotonic() - began) / sum(len(ticket.canvases) for ticket in tickets)
-        self._seconds_per_image = 0.8 * self._seconds_per_image + 0.2 * latest
+        """One batch, if there is more to come; nothing refers to its images when this returns."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._tickets or (self._stopping and not self._coming))
+            if not self._tickets:
+                return False
+            if self._coming and self.length < _FULL_ENOUGH * self._batch:
+                self._changed.wait_for(lambda: not self._coming or self.length >= self._batch, _PATIENCE)
+            tickets = self._take()
+        if tickets:
+            began = time.monotonic()
+            self._answer(tickets)
+            latest = (time.monotonic() - began) / sum(len(ticket.canvases) for ticket in tickets)
+            self._seconds_per_image = 0.8 * self._seconds_per_image + 0.2 * latest
         return True
 
     def _take(self) -> list[Ticket]:
-        """Whole tickets, up to a batch of images; none when the service has stopped."""
-        with self._changed:
-            while True:
-                late = time.monotonic() >= self._deadline
-                if late:
-                    self._refuse_all()
-                if late or (self._stopping and not self._tickets and not self._coming):
-                    self._ended = True
-                    return []
-                if not self._tickets:
-                    self._changed.wait(self._deadline - time.monotonic() if self._stopping else None)
-                    continue
-                if self._coming and self._queued < _FULL_ENOUGH * self._batch:
-                    self._changed.wait_for(self._nothing_to_wait_for, _PATIENCE)
-                taken = self._taken()
-                if taken:
-                    return taken
-
-    def _nothing_to_wait_for(self) -> bool:
-        return not self._coming or self._queued >= self._batch
-
-    def _taken(self) -> list[Ticket]:
+        """Whole tickets, up to a batch of images; none if all were cancelled."""
         taken: list[Ticket] = []
         images = 0
         while self._tickets and (not taken or images + len(self._tickets[0].canvases) <= self._batch):
             ticket = self._tickets.popleft()
-            self._queued -= len(ticket.canvases)
+            self.length -= len(ticket.canvases)
             if ticket.answer.set_running_or_notify_cancel():
                 taken.append(ticket)
                 images += len(ticket.canvases)
         return taken
 
-    def _refuse_all(self) -> None:
-        while self._tickets:
-            ticket = self._tickets.popleft()
-            self._queued -= len(ticket.canvases)
-            if ticket.answer.set_running_or_notify_cancel():
-                ticket.answer.set_exception(stopping())
-
     def _answer(self, tickets: Sequence[Ticket]) -> None:
         try:
+            if time.monotonic() >= self._deadline:
+                raise stopping()
             pixels = torch.stack([canvas for ticket in tickets for canvas in ticket.canvases])
-            rows = self._predict(pixels, max(ticket.top for ticket in tickets))
-            self._on_batch(len(pixels))
+            rows = iter(self._predict(pixels, max(ticket.top for ticket in tickets)))
         except Exception as error:
             if len(tickets) == 1:
                 tickets[0].answer.set_exception(error)
-                return
-            for ticket in tickets:  # whatever it was, it must not fail requests that have no part in it
-                self._answer([ticket])
-            return
-        start = 0
-        for ticket in tickets:
-            stop = start + len(ticket.canvases)
-            ticket.answer.set_result(list(rows[start:stop]))
-            start = stop
+            else:
+                for ticket in tickets:  # it must not fail requests that have no part in it
+                    self._answer([ticket])
+        else:
+            for ticket in tickets:
+                ticket.answer.set_result(list(islice(rows, len(ticket.canvases))))

@@ -13,19 +13,15 @@ import dataclasses
 import logging
 import secrets
 import threading
-import warnings
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
 
-from protosteer.errors import ProtosteerError, ProtosteerWarning
+from protosteer.errors import ProtosteerError
 from protosteer.learner import Learner
 from protosteer.method.memory import Memory, TaskRecord
 from protosteer.running.progress import Stage
+from protosteer.serve.answers import JobStatus
 from protosteer.serve.limits import Refused, stopping
 from protosteer.serve.store import Outdated, Store
 
@@ -39,119 +35,78 @@ _DOING = {
 }
 
 
-@dataclass(frozen=True)
-class Status:
-    """What a client is told. `done` and `total` count steps of training; `total` is 0 until it is known."""
-
-    id: str
-    class_name: str
-    state: str = "waiting"  # then "training", then "done" or "failed"
-    done: int = 0
-    total: int = 0
-    seconds_left: float | None = None
-    message: str = ""
-
-
-@dataclass(eq=False)
-class Job:
-    status: Status
-    record: TaskRecord | None = None
-    pixels: Tensor | None = None
-
-    def tell(self, **changes: object) -> None:
-        """Replaced as a whole, so that another thread never sees half a change."""
-        self.status = dataclasses.replace(self.status, **changes)  # type: ignore[arg-type]
-
-
 class Jobs:
     def __init__(self, store: Store, most: int):
         self._store = store
         self._most = most
-        self._changed = threading.Condition()
-        self._jobs: dict[str, Job] = {}  # those open, and the last ones that ended
-        self._waiting: deque[Job] = deque()
-        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._training = threading.Lock()  # held by the job whose turn it is
+        self._jobs: dict[str, JobStatus] = {}  # those open, and the last ones that ended
         self._stopping = False
 
     @property
     def open(self) -> int:
-        return sum(job.status.state in ("waiting", "training") for job in list(self._jobs.values()))
+        return sum(not status.ended for status in list(self._jobs.values()))
 
-    def get(self, id: str) -> Status:
-        job = self._jobs.get(id)
-        if job is None:
+    def get(self, id: str) -> JobStatus:
+        if id not in self._jobs:
             raise Refused(404, f"there is no job '{id}'; it is unknown, or ended long ago")
-        return job.status
+        return self._jobs[id]
 
-    def admit(self, class_name: str) -> Job:
+    def admit(self, class_name: str) -> str:
         """A place for a job, before its images are there; `start` or `drop` it."""
-        with self._changed:
+        with self._lock:
             if self._stopping:
                 raise stopping()
             if self.open >= self._most:
                 raise Refused(503, f"{self.open} trainings are waiting; try again later", retry_after=30)
-            job = Job(Status(secrets.token_hex(8), class_name))
-            self._jobs[job.status.id] = job
-            return job
+            for old in [id for id, status in self._jobs.items() if status.ended][:-_REMEMBERED]:
+                del self._jobs[old]
+            id = secrets.token_hex(8)
+            self._jobs[id] = JobStatus(
+                id=id, class_=class_name, state="waiting", done=0, total=0, seconds_left=None, message=""
+            )
+            return id
 
-    def drop(self, job: Job) -> None:
-        with self._changed:
-            self._jobs.pop(job.status.id, None)
+    def drop(self, id: str) -> None:
+        with self._lock:
+            del self._jobs[id]
 
-    def start(self, job: Job, record: TaskRecord, pixels: Tensor) -> None:
-        with self._changed:
-            job.record, job.pixels = record, pixels
-            self._waiting.append(job)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="train", daemon=True)
-                self._thread.start()
-            self._changed.notify()
+    def start(self, id: str, record: TaskRecord, pixels: Tensor) -> None:
+        arguments = (id, record, pixels)
+        threading.Thread(target=self._carry_out, args=arguments, name="train", daemon=True).start()
 
     def stop(self) -> None:
         """End at the next step of the training. Returns at once."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify()
+        self._stopping = True
 
     def join(self, timeout: float) -> None:
-        if self._thread is not None:
-            self._thread.join(timeout)
+        """Wait for the training that is under way; no other will begin."""
+        self._training.acquire(timeout=timeout)
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._stopping)
-                if self._stopping:
-                    return
-                job = self._waiting.popleft()
-            self._carry_out(job)
-            job.record = job.pixels = None
-            with self._changed:
-                ended = [id for id, job in self._jobs.items() if job.status.state in ("done", "failed")]
-                for id in ended[:-_REMEMBERED]:
-                    del self._jobs[id]
+    def _tell(self, id: str, **changes: object) -> None:
+        """Replaced as a whole, so that another thread never sees half a change."""
+        self._jobs[id] = self._jobs[id].model_copy(update=changes)
 
-    def _carry_out(self, job: Job) -> None:
-        job.tell(state="training")
-        try:
-            with _caught_warnings(self._store.lock) as caught:
-                self._train(job)
-        except (ProtosteerError, Refused) as error:
-            job.tell(state="failed", seconds_left=None, message=str(error))
-        except Exception as error:
-            logger.exception("training class %r failed", job.status.class_name)
-            message = f"the training failed ({type(error).__name__}); the log of the service says more"
-            job.tell(state="failed", seconds_left=None, message=message)
-        else:
-            message = "; ".join(["the class has a prompt of its own now", *caught])
-            job.tell(state="done", done=job.status.total, seconds_left=0.0, message=message)
+    def _carry_out(self, id: str, record: TaskRecord, pixels: Tensor) -> None:
+        with self._training:
+            self._tell(id, state="training")
+            try:
+                self._train(id, record, pixels)
+            except ProtosteerError as error:
+                self._tell(id, state="failed", seconds_left=None, message=str(error))
+            except Exception as error:
+                logger.exception("training class %r failed", record.class_names[0])
+                message = f"the training failed ({type(error).__name__}); the log of the service says more"
+                self._tell(id, state="failed", seconds_left=None, message=message)
+            else:
+                message, total = "the class has a prompt of its own now", self._jobs[id].total
+                self._tell(id, state="done", done=total, seconds_left=0.0, message=message)
 
-    def _train(self, job: Job) -> None:
+    def _train(self, id: str, record: TaskRecord, pixels: Tensor) -> None:
         """Train until the result may be stored; begin again when a class it is set apart from is deleted."""
-        record, pixels = job.record, job.pixels
-        assert record is not None and pixels is not None
         served = self._store.current.learner
-        name = record.class_names[0]
+        labels = record.class_names * len(pixels)
         while True:
             before = self._store.before(record)
             if not before:
@@ -159,23 +114,21 @@ class Jobs:
             learner = Learner(served.backbone, served.settings)
             learner.memory = Memory(before)
             try:
-                trained = learner.learn(
-                    (pixels, [name] * len(pixels)), record.name, partial(self._on_stage, job, record, before)
-                )
+                on_stage = partial(self._on_stage, id, record, before)
+                trained = learner.learn((pixels, labels), record.name, on_stage)
                 self._store.replace(record, _completed(trained, record), before)
                 return
             except Outdated:
-                job.tell(done=0, total=0, seconds_left=None, message="beginning again: a class was deleted")
+                again = "beginning again: a class was deleted"
+                self._tell(id, done=0, total=0, seconds_left=None, message=again)
 
-    def _on_stage(self, job: Job, record: TaskRecord, before: tuple[TaskRecord, ...], stage: Stage) -> None:
+    def _on_stage(self, id: str, record: TaskRecord, before: tuple[TaskRecord, ...], stage: Stage) -> None:
         if self._stopping:
             raise Refused(503, "the service is stopping; the class stays as it was added")
         self._store.check_before(record, before)
-        if stage.training is None:
-            job.tell(message=_DOING.get(stage.doing, stage.doing))
-        else:
-            left = stage.training.seconds_left
-            job.tell(done=stage.done, total=stage.total, seconds_left=left, message=_DOING["training"])
+        self._tell(id, message=_DOING[stage.doing])
+        if stage.training:
+            self._tell(id, done=stage.done, total=stage.total, seconds_left=stage.training.seconds_left)
 
 
 def _completed(trained: TaskRecord, added: TaskRecord) -> TaskRecord:
@@ -189,27 +142,3 @@ def _completed(trained: TaskRecord, added: TaskRecord) -> TaskRecord:
         trained.about, learned=added.about.learned, image_bytes=added.about.image_bytes
     )
     return dataclasses.replace(trained, classes=classes, about=about)
-
-
-@contextmanager
-def _caught_warnings(lock: threading.Lock) -> Iterator[list[str]]:
-    """Our own warnings as lines; others go their way.
-
-    Where warnings go is one setting of the whole process. Whoever else changes it for a while (clustering,
-    when a class is added) holds the lock, so that what is set back here at the end is what was there at the
-    beginning.
-    """
-    messages: list[str] = []
-    catching = warnings.catch_warnings(record=True)
-    with lock:
-        caught = catching.__enter__()
-        warnings.simplefilter("always", ProtosteerWarning)
-    try:
-        yield messages
-    finally:
-        with lock:
-            catching.__exit__(None, None, None)
-        for warning in caught or []:
-            if not issubclass(warning.category, ProtosteerWarning):
-                warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
-        messages += [str(w.message) for w in caught or [] if issubclass(w.category, ProtosteerWarning)]

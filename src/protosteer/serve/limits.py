@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from protosteer.errors import SettingsError
+from protosteer.errors import ProtosteerError, SettingsError
 
 
 @dataclass(frozen=True)
@@ -25,23 +25,21 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            if getattr(self, field.name) <= 0:
-                raise SettingsError(
-                    f"limit {field.name} = {getattr(self, field.name)}: must be greater than 0"
-                )
+            value = getattr(self, field.name)
+            if value <= 0:
+                raise SettingsError(f"limit {field.name} = {value}: must be greater than 0")
         if self.queue < self.images:
             raise SettingsError(
                 f"limit queue = {self.queue}: must hold at least the {self.images} images of one request"
             )
 
 
-class Refused(Exception):
+class Refused(ProtosteerError):
     """A request that is not carried out: its HTTP status, and one line that says why and what to do."""
 
     def __init__(self, status: int, detail: str, retry_after: int | None = None):
         super().__init__(detail)
         self.status = status
-        self.detail = detail
         self.headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
         if status == 401:
             self.headers["WWW-Authenticate"] = "Bearer"

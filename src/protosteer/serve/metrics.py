@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 
-Labels = Mapping[str, str]
-
 
 class Histogram:
-    def __init__(self, bounds: Sequence[float]):
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
+    def __init__(self, bounds: tuple[float, ...]):
+        self.counts = dict.fromkeys((*bounds, math.inf), 0)  # of values up to each bound
         self.sum = 0.0
 
     def add(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
+        for bound in self.counts:
+            self.counts[bound] += value <= bound
 
-    def lines(self, name: str, labels: Labels) -> Iterator[str]:
-        total = 0
-        for bound, count in zip([*map(str, self.bounds), "+Inf"], self.counts, strict=True):
-            total += count
-            yield _line(f"{name}_bucket", {**labels, "le": bound}, total)
-        yield _line(f"{name}_sum", labels, self.sum)
-        yield _line(f"{name}_count", labels, total)
+    def lines(self, name: str, **labels: str) -> Iterator[str]:
+        for bound, count in self.counts.items():
+            yield _line(f"{name}_bucket", count, **labels, le="+Inf" if bound == math.inf else bound)
+        yield _line(f"{name}_sum", self.sum, **labels)
+        yield _line(f"{name}_count", self.counts[math.inf], **labels)
 
 
 class Metrics:
@@ -37,15 +34,14 @@ class Metrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._requests: dict[tuple[str, str, int], int] = {}
-        self._seconds: dict[str, Histogram] = {}
+        self._requests: Counter[tuple[str, str, int]] = Counter()
+        self._seconds: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(_SECONDS))
         self._batches = Histogram(_BATCHES)
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:
-        key = (method, route, status)
         with self._lock:
-            self._requests[key] = self._requests.get(key, 0) + 1
-            self._seconds.setdefault(route, Histogram(_SECONDS)).add(seconds)
+            self._requests[method, route, status] += 1
+            self._seconds[route].add(seconds)
 
     def batch(self, images: int) -> None:
         with self._lock:
@@ -54,37 +50,28 @@ class Metrics:
     def text(self, gauges: Mapping[str, tuple[str, int]]) -> str:
         """gauges: name -> (what it is, its value now)."""
         with self._lock:
-            return "\n".join([*self._lines(), *_gauges(gauges), ""])
+            return "\n".join([*self._lines(gauges), ""])
 
-    def _lines(self) -> Iterator[str]:
+    def _lines(self, gauges: Mapping[str, tuple[str, int]]) -> Iterator[str]:
         yield from _header("protosteer_requests_total", "counter", "HTTP requests answered.")
         for (method, route, status), count in sorted(self._requests.items()):
-            labels = {"method": method, "route": route, "status": str(status)}
-            yield _line("protosteer_requests_total", labels, count)
+            yield _line("protosteer_requests_total", count, method=method, route=route, status=status)
         yield from _header("protosteer_request_seconds", "histogram", "Time from request to answer.")
         for route, histogram in sorted(self._seconds.items()):
-            yield from histogram.lines("protosteer_request_seconds", {"route": route})
+            yield from histogram.lines("protosteer_request_seconds", route=route)
         yield from _header("protosteer_images_total", "counter", "Images predicted.")
-        yield _line("protosteer_images_total", {}, int(self._batches.sum))
+        yield _line("protosteer_images_total", int(self._batches.sum))
         yield from _header("protosteer_batch_images", "histogram", "Images that were predicted together.")
-        yield from self._batches.lines("protosteer_batch_images", {})
+        yield from self._batches.lines("protosteer_batch_images")
+        for name, (meaning, value) in gauges.items():
+            yield from _header(name, "gauge", meaning)
+            yield _line(name, value)
 
 
-def _gauges(gauges: Mapping[str, tuple[str, int]]) -> Iterator[str]:
-    for name, (meaning, value) in gauges.items():
-        yield from _header(name, "gauge", meaning)
-        yield _line(name, {}, value)
+def _header(name: str, kind: str, meaning: str) -> list[str]:
+    return [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
 
 
-def _header(name: str, kind: str, meaning: str) -> Iterator[str]:
-    yield f"# HELP {name} {meaning}"
-    yield f"# TYPE {name} {kind}"
-
-
-def _line(name: str, labels: Labels, value: float) -> str:
-    listed = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+def _line(name: str, value: float, **labels: object) -> str:
+    listed = ",".join(f'{key}="{label}"' for key, label in labels.items())
     return f"{name}{{{listed}}} {value}" if listed else f"{name} {value}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

@@ -19,9 +19,7 @@ from protosteer.errors import LearnerError
 from protosteer.method.memory import ClassRecord, Memory
 
 EDGE = 1.15  # where a picture is drawn that lies farther out than any class
-NOTHING = (
-    1e-6  # lengths of unit vectors' differences that are rounding, since records are in single precision
-)
+NOTHING = 1e-6  # differences of unit vectors that are rounding, since records are in single precision
 
 
 @dataclass(frozen=True)
@@ -34,16 +32,17 @@ class Projection:
 
     @classmethod
     def fit(cls, memory: Memory) -> Projection:
-        names = [(record.name, task.name) for task in memory.tasks for record in task.classes]
-        if not names:
+        if not memory.records:
             raise LearnerError("a model without classes has no map; learn a class first")
-        directions = _directions([record for task in memory.tasks for record in task.classes])
+        directions = _directions(memory.records)
         origin = directions.mean(dim=0)
         axes = _axes(directions - origin, origin)
         extent = float(((directions - origin) @ axes.T).abs().max())
         axes = axes / extent if extent > NOTHING else axes
         spots = _clip((directions - origin) @ axes.T, 1.0)
-        classes = [(name, task, x, y) for (name, task), (x, y) in zip(names, spots, strict=True)]
+        classes = [
+            (name, task, *spot) for (name, task), spot in zip(memory.owners.items(), spots, strict=True)
+        ]
         return cls(classes, origin, axes)
 
     def place(self, embeddings: Tensor) -> list[tuple[float, float]]:
@@ -69,26 +68,26 @@ def _axes(centred: Tensor, origin: Tensor) -> Tensor:
     free place: along it a picture moves away as it becomes unlike all the classes together.
     """
     axes = centred.new_zeros(2, centred.shape[1])
-    found = [axis for axis, length in _principal(centred) if length > NOTHING]
-    for axis in [*found, origin]:
+    place = 0
+    for axis in [*_principal(centred), origin]:
         free = axis - axes.T @ (axes @ axis)
-        place = int(axes.any(dim=1).sum())
         if place < 2 and float(free.norm()) > NOTHING:
             axes[place] = F.normalize(free, dim=0)
+            place += 1
     # of components that are equal up to rounding, the first
     decisive = (axes.abs() >= (1 - NOTHING) * axes.abs().amax(dim=1, keepdim=True)).int().argmax(dim=1)
     return axes * torch.where(axes.gather(1, decisive[:, None]) < 0, -1.0, 1.0)
 
 
-def _principal(centred: Tensor) -> list[tuple[Tensor, float]]:
-    """The two longest axes with their lengths, from whichever matrix of inner products is the smaller."""
+def _principal(centred: Tensor) -> list[Tensor]:
+    """The two longest axes, or fewer, from whichever matrix of inner products is the smaller."""
     count, dim = centred.shape
     if count <= dim:
         _, lengths, axes = torch.linalg.svd(centred, full_matrices=False)
     else:
         squares, columns = torch.linalg.eigh(centred.T @ centred)
         lengths, axes = squares.clamp(min=0).sqrt().flip(0), columns.T.flip(0)
-    return list(zip(axes[:2], lengths[:2].tolist(), strict=True))
+    return [axis for axis, length in zip(axes[:2], lengths[:2], strict=True) if length > NOTHING]
 
 
 def _clip(spots: Tensor, edge: float) -> list[tuple[float, float]]:

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import os
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +12,15 @@ from starlette.requests import ClientDisconnect, Request
 
 from protosteer.errors import SettingsError
 from protosteer.learner import Learner
-from protosteer.method.memory import TaskRecord
 from protosteer.photos.rejection import check_fraction
 from protosteer.photos.teaching import speakable
+from protosteer.serve.answers import Taught
 from protosteer.serve.batching import Batcher, Row
 from protosteer.serve.jobs import Jobs
 from protosteer.serve.limits import Limits, Refused
 from protosteer.serve.metrics import Metrics
 from protosteer.serve.store import Store
-from protosteer.serve.uploads import Upload, decode, receive
+from protosteer.serve.uploads import Uploads
 
 _NAME_LENGTH = 200
 _DRAIN_SECONDS = 3.0  # for what is in the queue when the service stops
@@ -44,53 +40,54 @@ class Service:
         if allow_teach and not token:
             raise SettingsError("teaching over HTTP needs a token: give one, or do not allow teaching")
         check_fraction(reject)
-        self.limits = limits
         self.teaching = allow_teach
         self.reject = reject
         self.metrics = Metrics()
         self.store = Store(learner, path, writable=allow_teach)
-        self.batcher = Batcher(self._predict, limits.queue, limits.batch, self.metrics.batch)
+        self.uploads = Uploads(learner.backbone.preprocessing, limits)
+        self.batcher = Batcher(self._predict, limits.queue, limits.batch)
         self.jobs = Jobs(self.store, limits.jobs)
         self._token = (token or "").encode()
-        self._preprocessing = learner.backbone.preprocessing
-        self._threads = min(8, os.cpu_count() or 1)
-        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="decode")
-        self._uploads = 0
 
     def _predict(self, pixels: torch.Tensor, top: int) -> list[Row]:
-        return self.store.current.predict(pixels, top)
+        rows = self.store.current.predict(pixels, top)
+        self.metrics.batch(len(rows))
+        return rows
 
     async def predict(self, request: Request, top: int, reject: float) -> list[Row]:
         """One row per image that was sent, in their order."""
         self.batcher.check_room()  # before anything is received
-        async with self._received(request) as uploads:
-            with self.batcher.reserve(len(uploads)):
-                canvases = await self._decode(uploads)
+        async with self.uploads.received(request) as files:
+            with self.batcher.reserve(len(files)):
+                canvases = await self.uploads.decode(files)
                 answer = asyncio.wrap_future(self.batcher.submit(canvases, top))
-            names = [upload.name for upload in uploads]
         rows = await _unless_gone(request, answer)
-        rejection = self.store.current.rejection(reject)
+        current = self.store.current
+        rejection = current.rejection(reject) if current.calibrated else None
         return [
             {
-                "name": name,
-                "unknown": None if rejection is None else rejection.unknown(row["label"], row["similarity"]),
+                "name": file.filename,
+                "unknown": rejection and rejection.unknown(row["label"], row["similarity"]),
                 **row,
                 "top": row["top"][:top],
             }
-            for name, row in zip(names, rows, strict=True)
+            for file, row in zip(files, rows, strict=True)
         ]
 
-    async def teach(self, request: Request, name: str, train: bool) -> tuple[TaskRecord, str | None]:
-        """The new class's record, and the job that trains it further."""
-        _check_name(name)
-        self.store.check_new(name)
+    async def teach(self, request: Request, name: str, train: bool) -> Taught:
+        if not name.strip() or len(name) > _NAME_LENGTH or not speakable(name):
+            raise Refused(
+                422,
+                f"the class's name needs 1 to {_NAME_LENGTH} characters, none of them a control character",
+            )
+        self.store.current.memory.check_new("", [name])
         if train:
             self.store.check_trainable()
         job = self.jobs.admit(name) if train else None
         try:
-            async with self._received(request) as uploads:
-                pixels = torch.stack(await self._decode(uploads))
-                image_bytes = sum(upload.bytes for upload in uploads)
+            async with self.uploads.received(request) as files:
+                pixels = torch.stack(await self.uploads.decode(files))
+            image_bytes = sum(file.size or 0 for file in files)
             record = await asyncio.to_thread(self.store.add, name, pixels, image_bytes)
         except BaseException:
             if job:
@@ -98,7 +95,7 @@ class Service:
             raise
         if job:
             self.jobs.start(job, record, pixels)
-        return record, job.status.id if job else None
+        return Taught(class_=name, task=record.name, images=len(pixels), job=job)
 
     def authorise(self, token: str | None) -> None:
         if not self.teaching:
@@ -114,25 +111,7 @@ class Service:
     async def join(self) -> None:
         await asyncio.to_thread(self.batcher.join, _JOIN_SECONDS)
         await asyncio.to_thread(self.jobs.join, _JOIN_SECONDS)
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    @asynccontextmanager
-    async def _received(self, request: Request) -> AsyncIterator[list[Upload]]:
-        """The images that were sent; their files are closed at the end."""
-        if self._uploads >= self.limits.uploads:
-            raise Refused(503, f"{self._uploads} uploads are under way; try again later", retry_after=1)
-        self._uploads += 1
-        uploads: list[Upload] = []
-        try:
-            uploads = await receive(request, self.limits)
-            yield uploads
-        finally:
-            self._uploads -= 1
-            for upload in uploads:
-                upload.file.close()
-
-    async def _decode(self, uploads: list[Upload]) -> list[torch.Tensor]:
-        return await decode(uploads, self._preprocessing, self.limits, self._pool, self._threads)
+        self.uploads.close()
 
 
 async def _unless_gone(request: Request, answer: asyncio.Future[list[Row]]) -> list[Row]:
@@ -147,12 +126,3 @@ async def _unless_gone(request: Request, answer: asyncio.Future[list[Row]]) -> l
     finally:
         gone.cancel()
         answer.cancel()
-
-
-def _check_name(name: str) -> None:
-    if not name.strip():
-        raise Refused(422, "the class has no name; POST to /classes/NAME")
-    if len(name) > _NAME_LENGTH:
-        raise Refused(422, f"the class's name has {len(name)} characters; use at most {_NAME_LENGTH}")
-    if not speakable(name):
-        raise Refused(422, "the class's name has control characters; leave them out")

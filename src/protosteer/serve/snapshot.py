@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+import dataclasses
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from protosteer.learner import Learner
-from protosteer.modelfile import Model, backbone_header
 from protosteer.photos.inspection import describe
 from protosteer.photos.rejection import Rejection, calibrated
 from protosteer.serve.projection import Projection
-
-_FRACTIONS = 64  # whose thresholds are remembered
 
 
 class Snapshot:
@@ -24,19 +22,9 @@ class Snapshot:
         self.path = path
         self.projection = Projection.fit(self.memory)
         self.calibrated = calibrated(self.memory)
-        self._tasks = {name: task.name for task in self.memory.tasks for name in task.class_names}
-        self._rejections: dict[float, Rejection] = {}
+        self.rejection = lru_cache(maxsize=64)(partial(Rejection, self.memory))
+        self._owners = self.memory.owners
         _ = learner.index  # built here, by whoever makes the change, not by the next prediction
-
-    def rejection(self, fraction: float) -> Rejection | None:
-        """Tells unknown images; None if the model cannot."""
-        if not self.calibrated:
-            return None
-        if fraction not in self._rejections:
-            if len(self._rejections) >= _FRACTIONS:
-                self._rejections.clear()
-            self._rejections[fraction] = Rejection(self.memory, fraction)
-        return self._rejections[fraction]
 
     def predict(self, pixels: Tensor, top: int) -> list[dict[str, Any]]:
         """One answer per image, but for its name and whether it is unknown, which its request decides."""
@@ -59,7 +47,7 @@ class Snapshot:
                 "task": task,
                 "candidates": candidates,
                 "top": [
-                    {"label": name, "task": self._tasks[name], "probability": p, "similarity": s}
+                    {"label": name, "task": self._owners[name], "probability": p, "similarity": s}
                     for name, p, s in ranking
                 ],
                 "position": position,
@@ -76,6 +64,8 @@ class Snapshot:
 
     @cached_property
     def description(self) -> dict[str, Any]:
-        """As `protosteer inspect` describes the model."""
-        header = backbone_header(self.learner.backbone)
-        return describe(Model(self.path, header, self.learner.settings, self.memory))
+        """As `protosteer inspect` describes the model; where files lie here is nobody else's business."""
+        description = describe(dataclasses.replace(self.learner.model, path=self.path))
+        description["file"]["path"] = self.path.name
+        description["backbone"]["weights"] = None
+        return description

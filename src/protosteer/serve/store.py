@@ -10,11 +10,10 @@ import errno
 import threading
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from protosteer import modelfile
-from protosteer.errors import LearnerError, ModelFileError
+from protosteer.errors import ModelFileError
 from protosteer.learner import Learner
 from protosteer.method.forgetting import Forgotten, forget
 from protosteer.method.memory import Memory, TaskRecord
@@ -36,53 +35,38 @@ class Store:
         if writable:
             _check_same(learner.memory, self.path)
         self.current = Snapshot(learner.copy(), self.path)
-        self.lock = threading.Lock()
-
-    def check_new(self, name: str) -> None:
-        try:
-            self.current.memory.check_new("", [name])
-        except LearnerError as error:
-            raise Refused(409, str(error)) from None
+        self._lock = threading.Lock()
 
     def check_trainable(self) -> None:
         """A prompt sets a class apart from those before it; without any there is nothing to train."""
         settings = self.current.learner.settings
-        if not settings.prompts:
-            raise Refused(
-                422, "this model has no prompts, so that there is nothing to train; leave out train"
-            )
-        if settings.independent:
-            raise Refused(
-                422,
-                "tasks of this model are independent, so that a class has none to be set apart from; leave "
-                "out train",
-            )
+        if settings.independent or not settings.prompts:
+            why = "has no prompts" if not settings.prompts else "keeps its tasks independent"
+            raise Refused(422, f"this model {why}, so that there is nothing to train; leave out train")
 
     def add(self, name: str, pixels: Tensor, image_bytes: int) -> TaskRecord:
         """A new class from a few images [n, 3, h, w]."""
-        with self.lock:
-            self.check_new(name)
-            learner = self.current.learner.copy()
-            record = learner.add_class(name, pixels)
+        with self._lock:
+            record = self.current.learner.copy().add_class(name, pixels)
             about = dataclasses.replace(record.about, image_bytes=image_bytes)
             record = dataclasses.replace(record, about=about)
             self._change(Memory([*self.current.memory.tasks, record]))
             return record
 
     def forget(self, name: str) -> Forgotten:
-        with self.lock:
-            if name not in self.current.memory.classes:
-                raise Refused(404, f"no class is named '{name}'; GET /classes lists them")
-            if len(self.current.memory.classes) == 1:
-                raise Refused(409, f"'{name}' is the only class, and a model needs one; add another first")
+        with self._lock:
             memory = Memory(self.current.memory.tasks)
+            if name not in memory.classes:
+                raise Refused(404, f"no class is named '{name}'; GET /classes lists them")
+            if len(memory.classes) == 1:
+                raise Refused(409, f"'{name}' is the only class, and a model needs one; add another first")
             forgotten = forget(memory, name)
             self._change(memory)
             return forgotten
 
     def replace(self, old: TaskRecord, new: TaskRecord, before: tuple[TaskRecord, ...]) -> None:
         """In place, which tells what others a record's prompt was trained against: those before it."""
-        with self.lock:
+        with self._lock:
             self.check_before(old, before)
             memory = Memory(self.current.memory.tasks)
             memory.replace(old, new)
@@ -118,13 +102,6 @@ class Store:
 
 def _check_same(memory: Memory, path: Path) -> None:
     """The file may have changed after it was loaded: reading weights takes a while."""
-    tasks, on_disk = memory.tasks, modelfile.read(path).memory.tasks
-    same = len(tasks) == len(on_disk) and all(map(_equal, tasks, on_disk))
-    if not same:
+    on_disk = modelfile.read(path)
+    if dataclasses.replace(on_disk, memory=memory).pack() != on_disk.pack():
         raise ModelFileError(f"{path} does not hold the model that is to be served; load it again")
-
-
-def _equal(a: TaskRecord, b: TaskRecord) -> bool:
-    ours, theirs = dict(a.tensors()), dict(b.tensors())
-    named = (a.name, a.class_names, ours.keys()) == (b.name, b.class_names, theirs.keys())
-    return named and all(torch.equal(ours[key], theirs[key]) for key in ours)

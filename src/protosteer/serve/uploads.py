@@ -7,14 +7,16 @@ before any memory is taken for them, and only formats are opened that need no ot
 from __future__ import annotations
 
 import asyncio
+import functools
 import io
-from collections.abc import Iterable, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass
-from typing import BinaryIO
+import math
+import os
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 
 from PIL import Image
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message, Receive
@@ -26,50 +28,105 @@ from protosteer.util.text import printable
 
 FIELD = "images"
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "TGA")
+_THREADS = min(8, os.cpu_count() or 1)  # that decode
 _FIELDS = 8  # parts of a form that are not files; none is looked at
 
 
-@dataclass(frozen=True)
-class Upload:
-    """An image file that was sent; `file` is in memory, or on disk if it is large."""
+class Uploads:
+    """Receives the images of requests, and decodes them in threads of its own."""
 
-    name: str
-    bytes: int
-    file: BinaryIO
+    def __init__(self, preprocessing: Preprocessing, limits: Limits):
+        self._preprocessing = preprocessing
+        self._limits = limits
+        self._open = 0  # requests whose images are here or on their way
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="decode")
+
+    @asynccontextmanager
+    async def received(self, request: Request) -> AsyncIterator[list[UploadFile]]:
+        """The files in the field `images` of a multipart form, each with a name; closed at the end."""
+        if self._open >= self._limits.uploads:
+            raise Refused(503, f"{self._open} uploads are under way; try again later", retry_after=1)
+        self._open += 1
+        try:
+            form = await self._form(request)
+            try:
+                yield self._files(form)
+            finally:
+                await form.close()
+        finally:
+            self._open -= 1
+
+    async def decode(self, files: Sequence[UploadFile]) -> list[Tensor]:
+        """uint8 [3, h, w] of each image, all of one size; the first bad image is named."""
+        loop = asyncio.get_running_loop()
+        step = math.ceil(len(files) / _THREADS)
+        shares = [files[i : i + step] for i in range(0, len(files), step)]
+        tasks = [loop.run_in_executor(self._pool, self._canvases, share) for share in shares]
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return [canvas for task in tasks for canvas in task.result()]
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _form(self, request: Request) -> FormData:
+        limits = self._limits
+        if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+            raise Refused(
+                422, f"the request has no images; send them as multipart/form-data, field '{FIELD}'"
+            )
+        announced = request.headers.get("content-length", "")
+        _check_bytes(int(announced) if announced.isdecimal() else 0, limits.request_bytes)
+        bounded = Request(request.scope, _counted(request.receive, limits.request_bytes))
+        try:
+            return await asyncio.wait_for(
+                bounded.form(max_files=limits.images, max_fields=_FIELDS), limits.upload_seconds
+            )
+        except asyncio.TimeoutError:
+            raise Refused(
+                408, f"the images took longer than {limits.upload_seconds:g} s to arrive; send fewer at once"
+            ) from None
+        except HTTPException as error:  # starlette's word for a form that it does not take
+            if error.detail.startswith("Too many files"):
+                raise Refused(413, f"more than {limits.images} images; send fewer at once") from None
+            raise Refused(
+                422, f"the form cannot be read ({error.detail}); send multipart/form-data"
+            ) from None
+
+    def _files(self, form: FormData) -> list[UploadFile]:
+        files = []
+        for number, part in enumerate(form.getlist(FIELD), 1):
+            if isinstance(part, str):
+                raise Refused(
+                    422, f"part {number} of field '{FIELD}' is text, not a file; send it with a file name"
+                )
+            part.filename = part.filename or f"image {number}"
+            if (part.size or 0) > self._limits.file_bytes:
+                name, most = _shown(part.filename), self._limits.file_bytes
+                raise Refused(413, f"{name} is larger than {most:,} bytes; make it smaller")
+            files.append(part)
+        if not files:
+            raise Refused(422, f"the form has no file in field '{FIELD}'; add at least one image")
+        return files
+
+    def _canvases(self, files: Sequence[UploadFile]) -> list[Tensor]:
+        return [self.canvas(file) for file in files]
+
+    def canvas(self, file: UploadFile) -> Tensor:
+        name, most = _shown(file.filename or ""), self._limits.pixels
+        try:
+            with Image.open(io.BytesIO(file.file.read()), formats=_formats()) as image:
+                if image.width * image.height > most:
+                    raise Image.DecompressionBombError
+                return self._preprocessing.to_canvas(image)
+        except Image.DecompressionBombError:
+            raise Refused(413, f"{name} has more than {most:,} pixels; make it smaller") from None
+        except Exception:  # a damaged file makes decoders raise nearly anything
+            raise Refused(
+                422, f"{name} cannot be read as an image; send a JPEG, PNG, WebP, GIF, BMP or TIFF file"
+            ) from None
 
 
-async def receive(request: Request, limits: Limits) -> list[Upload]:
-    """The files in the field `images` of a multipart form. The caller closes them."""
-    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-        raise Refused(422, f"the request has no images; send them as multipart/form-data, field '{FIELD}'")
-    if _declared_bytes(request) > limits.request_bytes:
-        raise _too_large(limits)
-    bounded = Request(request.scope, _bounded(request.receive, limits))
-    try:
-        form = await asyncio.wait_for(
-            bounded.form(max_files=limits.images, max_fields=_FIELDS), limits.upload_seconds
-        )
-    except asyncio.TimeoutError:
-        raise Refused(
-            408, f"the images took longer than {limits.upload_seconds:g} s to arrive; send fewer at once"
-        ) from None
-    except HTTPException as error:  # starlette's word for a form that it does not take
-        if error.detail.startswith("Too many files"):
-            raise Refused(413, f"more than {limits.images} images; send fewer at once") from None
-        raise Refused(422, f"the form cannot be read ({error.detail}); send multipart/form-data") from None
-    try:
-        return _uploads([part for key, part in form.multi_items() if key == FIELD], limits)
-    except Refused:
-        await form.close()
-        raise
-
-
-def _declared_bytes(request: Request) -> int:
-    declared = request.headers.get("content-length", "")
-    return int(declared) if declared.isdecimal() else 0
-
-
-def _bounded(receive: Receive, limits: Limits) -> Receive:
+def _counted(receive: Receive, most: int) -> Receive:
     """Counts what arrives, since a length that is announced need not be true, nor be announced at all."""
     seen = 0
 
@@ -77,92 +134,21 @@ def _bounded(receive: Receive, limits: Limits) -> Receive:
         nonlocal seen
         message = await receive()
         seen += len(message.get("body", b""))
-        if seen > limits.request_bytes:
-            raise _too_large(limits)
+        _check_bytes(seen, most)
         return message
 
     return counted
 
 
-def _too_large(limits: Limits) -> Refused:
-    return Refused(
-        413, f"the request is larger than {limits.request_bytes:,} bytes; send fewer images at once"
-    )
+def _check_bytes(count: int, most: int) -> None:
+    if count > most:
+        raise Refused(413, f"the request is larger than {most:,} bytes; send fewer images at once")
 
 
-def _uploads(parts: Sequence[UploadFile | str], limits: Limits) -> list[Upload]:
-    uploads = []
-    for number, part in enumerate(parts, 1):
-        if isinstance(part, str):
-            raise Refused(
-                422, f"part {number} of field '{FIELD}' is text, not a file; send it with a file name"
-            )
-        name = part.filename or f"image {number}"
-        size = part.size or 0
-        if size > limits.file_bytes:
-            raise Refused(413, f"{_shown(name)} is larger than {limits.file_bytes:,} bytes; make it smaller")
-        uploads.append(Upload(name, size, part.file))
-    if not uploads:
-        raise Refused(422, f"the form has no file in field '{FIELD}'; add at least one image")
-    return uploads
-
-
-async def decode(
-    uploads: Sequence[Upload], preprocessing: Preprocessing, limits: Limits, pool: Executor, threads: int
-) -> list[Tensor]:
-    """uint8 [3, h, w] of each image, all of one size; the first bad image is named."""
-    loop = asyncio.get_running_loop()
-    count = min(threads, len(uploads))
-    shares = [uploads[first::count] for first in range(count)]
-    decoded = await asyncio.gather(
-        *(loop.run_in_executor(pool, _decode, share, preprocessing, limits) for share in shares)
-    )
-    canvases = []
-    for i in range(len(uploads)):
-        outcome = decoded[i % count][i // count]
-        if isinstance(outcome, Refused):
-            raise outcome
-        canvases.append(outcome)
-    return canvases
-
-
-def _decode(
-    uploads: Iterable[Upload], preprocessing: Preprocessing, limits: Limits
-) -> list[Tensor | Refused]:
-    outcomes: list[Tensor | Refused] = []
-    for upload in uploads:
-        try:
-            outcomes.append(canvas(upload, preprocessing, limits))
-        except Refused as refused:
-            outcomes.append(refused)
-    return outcomes
-
-
-def canvas(upload: Upload, preprocessing: Preprocessing, limits: Limits) -> Tensor:
-    name = _shown(upload.name)
-    try:
-        with Image.open(io.BytesIO(upload.file.read()), formats=_known_formats()) as image:
-            if image.width * image.height > limits.pixels:
-                raise Refused(
-                    413,
-                    f"{name} has {image.width} x {image.height} pixels, more than {limits.pixels:,}; "
-                    "make it smaller",
-                )
-            return preprocessing.to_canvas(image)
-    except Refused:
-        raise
-    except Image.DecompressionBombError:
-        raise Refused(413, f"{name} has more than {limits.pixels:,} pixels; make it smaller") from None
-    except Exception:  # a damaged file makes decoders raise nearly anything
-        raise Refused(
-            422, f"{name} cannot be read as an image; send a JPEG, PNG, WebP, GIF, BMP or TIFF file"
-        ) from None
-
-
-def _known_formats() -> list[str]:
-    """Those of ours that this build of Pillow has; finding its plugins takes a moment, once."""
-    if "TGA" not in Image.OPEN:
-        Image.init()
+@functools.cache
+def _formats() -> list[str]:
+    """Those of ours that this build of Pillow has."""
+    Image.init()
     return [name for name in _FORMATS if name in Image.OPEN]
 
 
