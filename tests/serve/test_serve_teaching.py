@@ -347,6 +347,21 @@ def test_a_class_that_is_left_alone_is_not_trained(tmp_path, held):
         assert "no class is left" in client.get(f"/jobs/{second}").json()["message"]
 
 
+def test_a_training_that_cannot_be_written_leaves_the_class_as_it_was(client, held, monkeypatch):
+    reached, go_on = held
+    job = teach(client, query="?train=true").json()["job"]
+    assert reached.wait(20)
+
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    monkeypatch.setattr("protosteer.modelfile.write_atomically", refuse)
+    go_on.set()
+    status = ended(client, job)
+    assert status["state"] == "failed" and "the disk is full" in status["message"]
+    assert client.app.state.service.store.current.memory.tasks[-1].few_shot
+
+
 def test_an_unexpected_failure_is_told_in_one_line(client, monkeypatch, caplog):
     monkeypatch.setattr("protosteer.serve.jobs._completed", lambda trained, added: 1 / 0)
     status = ended(client, teach(client, query="?train=true").json()["job"])
