@@ -89,7 +89,7 @@ def build(benchmark: Benchmark, dataset: Dataset, options: StreamOptions | None 
 
 
 def drawn_mask(count: int, share: float) -> np.ndarray:
-    """A mask [count] that is true for this share of the rows: at least one, but never all, drawn by a fixed seed.
+    """A mask [count], true for this share of the rows: at least one, but never all, drawn by a fixed seed.
 
     Each class is drawn alone and by the same seed, so that a class's images do not depend on other classes.
     """

@@ -94,7 +94,7 @@ def cifar_files(folder: Path, classes: int) -> list[Path] | None:
 
 
 def read_cifar100(folder: str | Path, split: str) -> tuple[Tensor, Tensor, list[str]]:
-    """As `read_cifar`, with the fine labels. folder: the unpacked `cifar-100-python` or `cifar-100-binary`."""
+    """As `read_cifar`, of the unpacked `cifar-100-python` or `cifar-100-binary`, with the fine labels."""
     return read_cifar(Path(folder), split, 100)
 
 
