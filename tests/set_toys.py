@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import pickle
 import struct
 
 import numpy as np
@@ -34,3 +35,14 @@ def write_idx(folder, prefixes=("train", "t10k"), count=100):
         (folder / f"{prefix}-images-idx3-ubyte").write_bytes(idx_bytes(pixels))
         (folder / f"{prefix}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx_bytes(labels)))
     return pixels
+
+
+def write_cifar100(folder, images=10):
+    """CIFAR-100 in its Python format: rows of 3072 bytes, colour planes one after the other."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = np.random.default_rng(0).integers(0, 256, (images, 3072), dtype=np.uint8)
+    table = {"data": rows, "fine_labels": list(range(images)), "coarse_labels": [0] * images}
+    names = {"fine_label_names": [f"class {i}" for i in range(100)]}
+    for name, content in (("train", table), ("test", table), ("meta", names)):
+        (folder / name).write_bytes(pickle.dumps(content, protocol=2))
+    return folder

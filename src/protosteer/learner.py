@@ -197,8 +197,7 @@ class SeenImages:
 
     def views(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
         # With all of kornia, for which prediction need not wait.
-        from protosteer.data.augment import Augmentation
-        from protosteer.data.views import augmented
+        from protosteer.data.augment import Augmentation, augmented
 
         augment = Augmentation(self.backbone.preprocessing, self.settings.augmentation)
         for images in augmented(self.images, batches, augment, self.backbone.device):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import pytest
 import torch
@@ -136,37 +134,6 @@ def test_normalise_leaves_its_argument_alone():
 )
 def test_every_mode_becomes_rgb(mode, colour, rgb):
     assert one_pixel(mode, colour) == rgb
-
-
-def test_16_bit_png_is_scaled_not_clipped():
-    ramp = np.linspace(0, 65535, 256, dtype=np.uint16).reshape(16, 16)
-    file = io.BytesIO()
-    Image.fromarray(ramp).save(file, "png")
-    grey = np.asarray(to_rgb(Image.open(file)))[..., 0].astype(int)
-    assert abs(grey - np.arange(256).reshape(16, 16)).max() <= 1
-
-
-@pytest.mark.parametrize("extension", ["png", "gif"])
-def test_a_transparent_palette_colour_is_white(extension):
-    image = Image.new("P", (4, 4), 1)
-    image.putpalette([0, 0, 0, 250, 0, 0, 0, 250, 0])
-    image.putpixel((0, 0), 2)
-    file = io.BytesIO()
-    image.save(file, extension, transparency=1)
-    rgb = to_rgb(Image.open(file))
-    assert rgb.getpixel((3, 3)) == (255, 255, 255) and rgb.getpixel((0, 0)) == (0, 250, 0)
-
-
-def test_the_orientation_tag_is_obeyed():
-    image = Image.new("RGB", (30, 20), "blue")
-    image.paste((255, 0, 0), (0, 0, 30, 8))  # red on top
-    exif = Image.Exif()
-    exif[0x0112] = 6  # the camera was turned: what is stored on top belongs on the right
-    file = io.BytesIO()
-    image.save(file, "png", exif=exif)
-    rgb = to_rgb(Image.open(file))
-    assert rgb.size == (20, 30)
-    assert rgb.getpixel((19, 15)) == (255, 0, 0) and rgb.getpixel((0, 15)) == (0, 0, 255)
 
 
 def test_a_mode_without_a_way_to_rgb_is_named():

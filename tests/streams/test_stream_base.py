@@ -163,13 +163,13 @@ def test_validation_comes_after_the_training_cap_and_before_the_test_cap():
 
 
 def test_validation_is_the_same_for_ever_and_not_just_the_first_images():
-    assert np.flatnonzero(drawn_mask(10, 0.3, 0)).tolist() == sorted(
+    assert np.flatnonzero(drawn_mask(10, 0.3)).tolist() == sorted(
         np.random.RandomState(0).permutation(10)[:3]
     )
     np.random.seed(8)
     first = by_class(made(toy(ANIMALS, 20), validation=0.2), "test")
     assert first == by_class(made(toy(ANIMALS, 20), validation=0.2), "test")
-    assert drawn_mask(0, 0.5, 0).tolist() == [] and drawn_mask(1, 0.5, 0).tolist() == [False]
+    assert drawn_mask(0, 0.5).tolist() == [] and drawn_mask(1, 0.5).tolist() == [False]
 
 
 @pytest.mark.parametrize(

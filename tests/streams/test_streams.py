@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from stream_toys import PREPROCESSING, TEST, by_class, toy
 
 from protosteer.data.datasets import Dataset
 from protosteer.data.sets import catalogue
 from protosteer.errors import DataError
-from protosteer.streams import BENCHMARKS, StreamOptions, find_benchmark, open_stream
+from protosteer.streams import StreamOptions, find_benchmark, open_stream
 
 FIVE = ["cifar10", "notmnist", "mnist", "svhn", "fashion-mnist"]
 
@@ -24,9 +20,9 @@ def asked_for(monkeypatch) -> list[tuple]:
     """Ten classes of every data set, 200 of the large ones; returns what was asked for."""
     asked: list[tuple] = []
 
-    def open_dataset(name, data_dir, preprocessing, skip_unreadable=False, on_message=None) -> Dataset:
-        asked.append((name, data_dir, preprocessing, skip_unreadable))
-        on_message(f"reading {name}")
+    def open_dataset(name, data_dir, reading) -> Dataset:
+        asked.append((name, data_dir, reading.preprocessing, reading.skip_unreadable))
+        reading.say(f"reading {name}")
         count = {"cifar100": 100, "imagenet-subset": 100, "imagenet-r": 200, "cub200": 200}.get(name, 10)
         # As many images as the name's place says, so that mixed-up parts show.
         extra = FIVE.index(name) if name in FIVE else 0
@@ -94,13 +90,6 @@ def test_tasks_that_mix_the_five(asked_for):
     assert sum(len(t.train) for t in stream) == sum(10 * (2 + i) for i in range(5))
 
 
-def test_every_benchmark_is_found_by_its_name():
-    names = ["split-cifar100", "five-datasets", "imagenet-subset", "imagenet-r", "cub200", "split-digits"]
-    assert list(BENCHMARKS) == names
-    for name in names:
-        assert find_benchmark(name).name == name and find_benchmark(name).title
-
-
 def test_a_name_that_nobody_knows():
     with pytest.raises(
         DataError, match="^no stream is called 'split-cifar10'; did you mean 'split-cifar100'\\?$"
@@ -110,21 +99,3 @@ def test_a_name_that_nobody_knows():
         DataError, match="no stream is called 'zzz'; there are: split-cifar100, .*folder:PATH$"
     ):
         open_stream("zzz", StreamOptions(), PREPROCESSING)
-
-
-@pytest.mark.slow
-def test_real_cifar100(shared, tmp_path):
-    archive, tool = shared / "data" / "cifar100_lossless.zip", shared / "data" / "unpack_cifar.py"
-    if not archive.exists():
-        pytest.skip(f"no CIFAR-100: {archive} does not exist")
-    subprocess.run([sys.executable, tool, archive, tmp_path], check=True, capture_output=True)
-    options = StreamOptions("seed:1993", base=50, increment=10, train_per_class=20, test_per_class=10)
-    stream = open_stream("split-cifar100", options, PREPROCESSING, tmp_path)
-    assert [len(t.classes) for t in stream] == [50, 10, 10, 10, 10, 10]
-    assert [len(t.train) for t in stream] == [1000] + [200] * 5 and [len(t.test) for t in stream] == [500] + [
-        100
-    ] * 5
-    natural = sorted(stream.classes)
-    assert stream.classes == [natural[i] for i in np.random.RandomState(1993).permutation(100)]
-    assert stream[0].train.pixels([0, 999]).shape == (2, 3, 32, 32)
-    assert set(stream.about["checksums"]) >= {"train", "test"} and json.dumps(stream.about)

@@ -19,8 +19,8 @@ for small images, because every single operation has its price; one by one on th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,6 +29,8 @@ from kornia.color import rgb_to_grayscale
 from kornia.filters import gaussian_blur2d
 from torch import Tensor
 
+from protosteer.data.images import ImageSet
+from protosteer.data.prefetch import prefetched
 from protosteer.data.transforms import Preprocessing, resize
 from protosteer.errors import SettingsError
 from protosteer.settings import AUGMENTATIONS
@@ -48,7 +50,7 @@ SOLARIZE = 0.2
 SMALL = 64  # up to this size a batch is quicker than single images, on the CPU too
 
 
-@dataclass(frozen=True)
+@dataclass
 class Choices:
     """What is to happen to each image of a batch, in the paper's order; all on the CPU."""
 
@@ -85,16 +87,27 @@ class Augmentation:
         return self.apply(pixels, self.draw(pixels.shape))
 
     def draw(self, shape: Sequence[int]) -> Choices:
-        """Random choices for pixels of the given shape [B, 3, h, w]; steps of other kinds draw nothing."""
+        """Random choices for pixels of the given shape [B, 3, h, w]; steps of other kinds draw nothing.
+
+        The order of the draws is part of what a seed means: keep it.
+        """
+        count, size = shape[0], self.preprocessing.image_size
         with torch.device("cpu"):  # whatever the default device is
             choices = _nothing(shape)
             if self.kind != "none":
                 corners = self.boxes.forward_parameters(torch.Size(shape))["src"].long()  # ends included
-                choices = replace(choices, boxes=torch.cat([corners[:, 0], corners[:, 2] + 1], dim=1))
+                choices.boxes = torch.cat([corners[:, 0], corners[:, 2] + 1], dim=1)
             if self.kind == "paper":
-                choices = replace(choices, mirrored=_happens(FLIP, shape[0]))
+                choices.mirrored = _happens(FLIP, count)
             if self.kind in ("paper", "no-flip"):
-                choices = _draw_colours(choices, self.preprocessing.image_size)
+                choices.jittered = _happens(JITTER, count)
+                choices.grey = _happens(GREY, count)
+                choices.blurred = _happens(BLUR, count)
+                choices.solarized = _happens(SOLARIZE, count)
+                up_or_down = 2 * torch.rand(count, 4) - 1
+                choices.factors = torch.tensor(NEUTRAL) + torch.tensor(JITTER_RANGE) * up_or_down
+                choices.orders = torch.rand(count, 4).argsort(dim=1)
+                choices.radii = torch.empty(count).uniform_(*BLUR_RADIUS) * (size / BLUR_IMAGE_SIZE)
         return choices
 
     @torch.no_grad()
@@ -109,28 +122,20 @@ class Augmentation:
         return self.preprocessing.normalise(images)
 
 
+def augmented(
+    images: ImageSet, batches: Sequence[Tensor], augment: Augmentation, device: torch.device
+) -> Iterator[Tensor]:
+    """Normalised [B, 3, H, W] for every batch of row numbers [B], decoded ahead, augmented anew each time."""
+    for pixels in prefetched(images, batches, device=device):
+        yield augment(pixels.to(device, non_blocking=True))
+
+
 def _nothing(shape: Sequence[int]) -> Choices:
     count, _, height, width = shape
     boxes = torch.tensor([0, 0, width, height]).expand(count, 4)
     factors, orders = torch.tensor(NEUTRAL).expand(count, 4), torch.arange(4).expand(count, 4)
     never = torch.zeros(count, dtype=torch.bool)
     return Choices(boxes, never, never, factors, orders, never, never, torch.zeros(count), never)
-
-
-def _draw_colours(choices: Choices, size: int) -> Choices:
-    """The order of the draws is part of what a seed means: keep it."""
-    count = len(choices.boxes)
-    jittered, grey, blurred, solarized = (_happens(p, count) for p in (JITTER, GREY, BLUR, SOLARIZE))
-    return replace(
-        choices,
-        jittered=jittered,
-        factors=torch.tensor(NEUTRAL) + torch.tensor(JITTER_RANGE) * (2 * torch.rand(count, 4) - 1),
-        orders=torch.rand(count, 4).argsort(dim=1),
-        grey=grey,
-        blurred=blurred,
-        radii=torch.empty(count).uniform_(*BLUR_RADIUS) * (size / BLUR_IMAGE_SIZE),
-        solarized=solarized,
-    )
 
 
 def _happens(probability: float, count: int) -> Tensor:
@@ -141,27 +146,24 @@ def _happens(probability: float, count: int) -> Tensor:
 
 
 def _one_by_one(pixels: Tensor, choices: Choices, size: int) -> Tensor:
-    boxes = choices.boxes.tolist()
     crops = [
         resize(image[None, :, top:bottom, left:right], (size, size), "bicubic")
-        for image, (left, top, right, bottom) in zip(pixels, boxes, strict=True)
+        for image, (left, top, right, bottom) in zip(pixels, choices.boxes.tolist(), strict=True)
     ]
-    images = torch.cat(crops)
-    mirrored = choices.mirrored.to(images.device)
-    images = torch.where(mirrored.view(-1, 1, 1, 1), images.flip(-1), images).float().div_(255)
+    images = torch.cat(crops).float().div_(255)
     orders, factors = choices.orders.tolist(), choices.factors.tolist()
     radii, reaches = choices.radii.tolist(), _reaches(choices.radii).tolist()
-    chosen = torch.stack([choices.jittered, choices.grey, choices.blurred, choices.solarized], dim=1)
-    for i, (jittered, grey, blurred, solarized) in enumerate(chosen.tolist()):
-        image = images[i]
-        if jittered:
+    for i, image in enumerate(images.unbind()):
+        if choices.mirrored[i]:
+            mirror_(image)
+        if choices.jittered[i]:
             for step in orders[i]:
                 JITTER_STEPS[step](image, factors[i][step])
-        if grey:
+        if choices.grey[i]:
             grey_(image)
-        if blurred:
+        if choices.blurred[i]:
             blur_(image[None], radii[i], reaches[i])
-        if solarized:
+        if choices.solarized[i]:
             solarize_(image)
     return images
 

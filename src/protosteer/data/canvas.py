@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from threading import Lock
 
 import torch
 from torch import Tensor
 
-from protosteer.data.images import ArrayImages, Chosen, FileImages, ImageSet, Joined
+from protosteer.data.images import Chosen, FileImages, ImageSet
 
 BUDGET = 2**30  # bytes: about 5,500 images of 256 x 256 pixels
 
@@ -55,18 +55,7 @@ def kept(images: ImageSet) -> ImageSet:
 
 
 def decodes_files(images: ImageSet) -> bool:
-    """Whether there are files to decode and none of the parts runs a user's code."""
-    parts = list(_parts(images))
-    ours = all(isinstance(part, (FileImages, ArrayImages)) for part in parts)
-    return ours and any(isinstance(part, FileImages) for part in parts)
-
-
-def _parts(images: ImageSet) -> Iterator[ImageSet]:
-    """The sets that hold the images, below any selection, keeping and joining."""
-    if isinstance(images, (Chosen, Kept)):
-        yield from _parts(images.images)
-    elif isinstance(images, Joined):
-        for part in images.parts:
-            yield from _parts(part)
-    else:
-        yield images
+    """Whether the images, below any selection and keeping, are files."""
+    while isinstance(images, (Chosen, Kept)):
+        images = images.images
+    return isinstance(images, FileImages)

@@ -45,7 +45,7 @@ class Dataset:
             if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < len(self.classes)):
                 raise DataError(
                     f"{self.name}: {split} labels run from {int(labels.min())} to {int(labels.max())}, "
-                    f"but there are {len(self.classes)} classes"
+                    f"but there are {len(self.classes)} classes; get its files again"
                 )
 
 

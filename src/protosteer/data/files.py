@@ -1,4 +1,4 @@
-"""Image files: which there are, opening them, what they hold as one checksum."""
+"""Files: which images there are, opening them, lists of names, what all hold as one checksum."""
 
 from __future__ import annotations
 
@@ -64,6 +64,16 @@ def images_below(folder: Path) -> list[Path]:
 
 def is_image(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+
+
+def text_lines(path: Path) -> list[tuple[int, str]]:
+    """The lines of a text file and their numbers; blank ones and those that begin with # do not count."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read as UTF-8 text ({error}); check the file") from error
+    stripped = ((number, line.strip()) for number, line in enumerate(lines, 1))
+    return [(number, line) for number, line in stripped if line and not line.startswith("#")]
 
 
 def tree_checksum(paths: Iterable[Path], base: Path) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protosteer.data.files import images_below, in_threads, is_image, opened
+from protosteer.data.files import images_below, in_threads, is_image, opened, text_lines
 from protosteer.errors import DataError
 
 SPLIT_SEED = 0  # part of a data set's definition where nobody has published a split
@@ -66,30 +66,30 @@ def read_folder(folder: Path, wanted: Sequence[str] | None = None) -> Files:
     return files
 
 
+def read_lists(*paths: Path) -> tuple[list[str], list[Files]]:
+    """Class names, and the images of several list files; see `read_list` and `name_classes`."""
+    return name_classes(*(read_list(path) for path in paths))
+
+
 def read_list(path: Path) -> Files:
     """A list file: in each line the path of an image and a label, which is a name or a number.
 
     Paths are relative to the list's own folder, or to the one above it if the first image lies there. Blank
     lines and lines that begin with # mean nothing.
     """
-    base: Path | None = None
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read as a list of images ({error})") from error
     files = Files([], [])
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
+    base = path.parent
+    for number, line in text_lines(path):
         words = line.rsplit(maxsplit=1)
         if len(words) != 2:
-            raise DataError(f'{path}, line {number}: {line.strip()!r} is not "relative/path label"')
-        if base is None:
-            base = path.parent if (path.parent / words[0].strip()).is_file() else path.parent.parent
-        image = base / words[0].strip()
-        if not image.is_file():
-            raise DataError(f"{path}, line {number}: {image} is not there; unpack the images beside the list")
-        files.paths.append(image)
+            raise DataError(f'{path}, line {number}: {line!r} is not "relative/path label"')
+        if not files.paths and not (base / words[0]).is_file():
+            base = base.parent
+        if not (base / words[0]).is_file():
+            raise DataError(
+                f"{path}, line {number}: {base / words[0]} is not there; unpack the images beside the list"
+            )
+        files.paths.append(base / words[0])
         files.labels.append(words[1])
     if not files.paths:
         raise DataError(f"{path} lists no images")
@@ -150,17 +150,3 @@ def _decodes(path: Path) -> bool:
     except DataError:
         return False
     return True
-
-
-def read_grey(files: Files) -> Tensor:
-    """Small grey images of one size, decoded at once into uint8 [N, h, w]."""
-    arrays = list(in_threads(_grey, files.paths))
-    odd = next((i for i, array in enumerate(arrays) if array.shape != arrays[0].shape), None)
-    if odd is not None:
-        raise DataError(f"{files.paths[odd]} is not as large as {files.paths[0]}; all must have one size")
-    return torch.from_numpy(np.stack(arrays))
-
-
-def _grey(path: Path) -> np.ndarray:
-    with opened(path) as image:
-        return np.array(image.convert("L"))

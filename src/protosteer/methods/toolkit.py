@@ -59,8 +59,7 @@ def fit(
     loss: of normalised images [B, 3, H, W] and their labels [B], with the embeddings [B, D] behind it. settings
     has `epochs`, `batch_size`, `augmentation`, `gradient_clip` and `to_dict`. Seed torch beforehand.
     """
-    from protosteer.data.augment import Augmentation
-    from protosteer.data.views import augmented
+    from protosteer.data.augment import Augmentation, augmented
 
     images, device = kept(task.train), backbone.device
     augment = Augmentation(backbone.preprocessing, settings.augmentation)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-from protosteer.data.downloads import to_stderr
+from protosteer.data.downloads import Say, to_stderr
 from protosteer.data.sets.base import Benchmark, Reading
 from protosteer.data.sets.catalogue import BENCHMARKS, open_benchmark
 from protosteer.data.transforms import Preprocessing
@@ -16,16 +15,9 @@ from protosteer.streams.options import StreamOptions
 from protosteer.util.text import suggestion
 
 __all__ = [
-    "BENCHMARKS",
-    "Benchmark",
-    "Stream",
-    "StreamOptions",
-    "Task",
-    "build",
-    "find_benchmark",
-    "open_stream",
-    "split_digits",
-]
+    "BENCHMARKS", "Benchmark", "Stream", "StreamOptions", "Task",
+    "find_benchmark", "open_stream", "split_digits",
+]  # fmt: skip
 
 
 def find_benchmark(name: str) -> Benchmark:
@@ -43,20 +35,18 @@ def open_stream(
     preprocessing: Preprocessing,
     data_dir: Path | None = None,
     skip_unreadable: bool = False,
-    on_message: Callable[[str], None] | None = None,
+    on_message: Say = to_stderr,
 ) -> Stream:
     """Load a benchmark's images and share them out over tasks.
 
     preprocessing: the backbone's, with the crop of `find_benchmark(name)` where that has one; images that
     are decoded from files are cut to its canvas. skip_unreadable: leave images out that cannot be decoded,
-    and name them. on_message: takes lines about them and about downloads; else they go to standard error.
+    and name them. on_message: takes lines about them and about downloads.
     """
-    benchmark, say = find_benchmark(name), on_message or to_stderr
+    benchmark, reading = find_benchmark(name), Reading(preprocessing, skip_unreadable, on_message)
     if name.startswith(folder.PREFIX):
-        dataset = folder.load(name, Reading(preprocessing, skip_unreadable, say))
-    else:
-        dataset = open_benchmark(benchmark, data_dir, preprocessing, skip_unreadable, say)
-    return build(benchmark, dataset, options)
+        return build(benchmark, folder.load(name, reading), options)
+    return build(benchmark, open_benchmark(benchmark, data_dir, reading), options)
 
 
 def split_digits(tasks: int = 5) -> Stream:

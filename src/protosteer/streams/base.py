@@ -18,7 +18,7 @@ from protosteer.data.sets.base import Benchmark
 from protosteer.errors import DataError
 from protosteer.streams.options import StreamOptions, group_classes
 
-VALIDATION_SEED = 0
+DRAW_SEED = 0  # part of every stream's definition
 
 
 @dataclass
@@ -79,26 +79,23 @@ def build(benchmark: Benchmark, dataset: Dataset, options: StreamOptions | None 
     test = _rows_by_class(judged, dataset)
     if options.validation:
         judged = learned
-        masks = [drawn_mask(len(rows), options.validation, VALIDATION_SEED) for rows in train]
+        masks = [drawn_mask(len(rows), options.validation) for rows in train]
         test = [rows[mask] for rows, mask in zip(train, masks, strict=True)]
         train = [rows[~mask] for rows, mask in zip(train, masks, strict=True)]
     test = [rows[: options.test_per_class] for rows in test]
-    _check_images(dataset, groups, {"training": train, options.judged_on: test})
-    tasks = [
-        _task(f"task-{i + 1}", group, dataset.classes, (learned, train), (judged, test))
-        for i, group in enumerate(groups)
-    ]
+    parts = [("training", learned, train), (options.judged_on, judged, test)]
+    tasks = [_task(f"task-{i}", group, dataset.classes, parts) for i, group in enumerate(groups, 1)]
     return Stream(benchmark.name, tasks, _about(benchmark, dataset, options, tasks))
 
 
-def drawn_mask(count: int, share: float, seed: int) -> np.ndarray:
-    """A mask [count] that is true for this share of the rows: at least one, but never all, drawn by the seed.
+def drawn_mask(count: int, share: float) -> np.ndarray:
+    """A mask [count], true for this share of the rows: at least one, but never all, drawn by a fixed seed.
 
     Each class is drawn alone and by the same seed, so that a class's images do not depend on other classes.
     """
     mask = np.zeros(count, dtype=bool)
     size = max(0, min(max(1, round(count * share)), count - 1))
-    mask[np.random.RandomState(seed).permutation(count)[:size]] = True
+    mask[np.random.RandomState(DRAW_SEED).permutation(count)[:size]] = True
     return mask
 
 
@@ -111,24 +108,21 @@ def _rows_by_class(part: Labelled, dataset: Dataset) -> Rows:
     return np.split(labels.argsort(kind="stable"), ends[:-1])
 
 
-def _check_images(dataset: Dataset, groups: list[list[str]], parts: dict[str, Rows]) -> None:
-    """Classes that a task file leaves out may lack images."""
-    wanted = {label for group in groups for label in group}
-    for kind, rows_of in parts.items():
-        for label, rows in zip(dataset.classes, rows_of, strict=True):
-            if label in wanted and not len(rows):
-                raise DataError(f"class {label!r} has no {kind} image; add images or leave the class out")
-
-
 def _task(
-    name: str, group: list[str], classes: list[str], train: tuple[Labelled, Rows], test: tuple[Labelled, Rows]
+    name: str, group: list[str], classes: list[str], parts: Sequence[tuple[str, Labelled, Rows]]
 ) -> Task:
+    """Only classes of a task need images: a task file may leave others out."""
     numbers = [classes.index(label) for label in group]
-    parts: list[Any] = []
-    for part, rows_of in (train, test):
+    found: list[Any] = []
+    for kind, part, rows_of in parts:
+        for k in numbers:
+            if not len(rows_of[k]):
+                raise DataError(
+                    f"class {classes[k]!r} has no {kind} image; add images or leave the class out"
+                )
         rows = np.sort(np.concatenate([rows_of[k] for k in numbers]))
-        parts += [Chosen(part.images, rows.tolist()), [classes[k] for k in part.labels[rows].tolist()]]
-    return Task(name, group, *parts)
+        found += [Chosen(part.images, rows.tolist()), [classes[k] for k in part.labels[rows].tolist()]]
+    return Task(name, group, *found)
 
 
 def _about(

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from protosteer.data.datasets import Dataset, Labelled
+from protosteer.data.datasets import Dataset
 from protosteer.data.files import tree_checksum
 from protosteer.data.folders import Files, read_folder, readable
-from protosteer.data.images import FileImages
-from protosteer.data.sets.base import Benchmark, Reading
+from protosteer.data.sets.base import Benchmark, Reading, labelled, readable_only
 from protosteer.errors import DataError
 from protosteer.streams.base import drawn_mask
 
@@ -23,7 +22,6 @@ PREFIX = "folder:"
 TRAIN = "train"
 TESTS = ("test", "val")
 TEST_SHARE = 0.2
-SPLIT_SEED = 0
 
 
 def benchmark(name: str) -> Benchmark:
@@ -41,13 +39,9 @@ def load(name: str, reading: Reading) -> Dataset:
     path = _path(name)
     train, test = _splits(path, reading)
     classes = sorted({*train.labels, *test.labels})
-    return Dataset(
-        path.name,
-        classes,
-        Labelled(FileImages(train.paths, reading.preprocessing), train.numbers(classes)),
-        Labelled(FileImages(test.paths, reading.preprocessing), test.numbers(classes)),
-        {TRAIN: tree_checksum(train.paths, path), TESTS[0]: tree_checksum(test.paths, path)},
-    )
+    checksums = {TRAIN: tree_checksum(train.paths, path), TESTS[0]: tree_checksum(test.paths, path)}
+    first, second = (labelled(files, classes, reading) for files in (train, test))
+    return Dataset(path.name, classes, first, second, checksums)
 
 
 def _path(name: str) -> Path:
@@ -65,22 +59,21 @@ def _splits(path: Path, reading: Reading) -> tuple[Files, Files]:
     is_test = np.zeros(len(files), dtype=bool)
     for label in np.unique(labels):
         own = labels == label
-        is_test[own] = drawn_mask(int(own.sum()), TEST_SHARE, SPLIT_SEED)
+        is_test[own] = drawn_mask(int(own.sum()), TEST_SHARE)
     return files.rows(np.flatnonzero(~is_test)), files.rows(np.flatnonzero(is_test))
 
 
 def _files(folder: Path, reading: Reading) -> Files:
     """Every image is decoded once before the run: a damaged one is better found now than in the last task."""
     files = read_folder(folder)
-    left, bad = readable(files)
-    if bad and not reading.skip_unreadable:
+    bad = [] if reading.skip_unreadable else readable(files)[1]
+    if bad:
         others = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
         raise DataError(
             f"{bad[0]} cannot be read as an image{others}; replace or remove it, or leave it out with "
             "skip_unreadable=True"
         )
-    for path in bad:
-        reading.say(f"{path} cannot be read as an image; skipped")
+    left = readable_only(files, reading)
     empty = sorted(set(files.labels) - set(left.labels))
     if empty:
         raise DataError(f"no image in {folder / empty[0]} can be read; replace them or remove the folder")

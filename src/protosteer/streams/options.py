@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from protosteer.data.files import text_lines
 from protosteer.errors import DataError
 from protosteer.util.text import listed, suggestion
 
@@ -48,19 +49,17 @@ class StreamOptions:
 
     def __post_init__(self) -> None:
         for name, least in _AT_LEAST.items():
-            _check_count(name, getattr(self, name), least)
-        if isinstance(self.validation, bool) or not isinstance(self.validation, (int, float)):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < least):
+                raise DataError(f"{name} is {value!r}; give a whole number, {least} or more")
+        if type(self.validation) not in (int, float) or not 0 <= self.validation < 1:
             raise DataError(
-                f"validation is {self.validation!r}; give a share of the training images, such as 0.1"
+                f"validation is {self.validation!r}; give a share of the training images from 0 to below 1"
             )
-        if not 0 <= self.validation < 1:
-            raise DataError(f"validation is {self.validation}; it must be at least 0 and less than 1")
-        self._check_ways()
-        self._check_order()
         if self.task_file is not None:
             object.__setattr__(self, "task_file", Path(self.task_file))
-            if not Path(self.task_file).is_file():
-                raise DataError(f"task file {self.task_file} does not exist; check the path")
+        self._check_ways()
+        self._check_files()
 
     def _check_ways(self) -> None:
         if self.base is not None and self.increment is None:
@@ -75,18 +74,18 @@ class StreamOptions:
                 f"class_order {self.class_order!r} with a task file, which has an order of its own; drop one of them"
             )
 
-    def _check_order(self) -> None:
+    def _check_files(self) -> None:
         order = self.class_order
-        if order == NATURAL:
-            return
         if order.startswith(SEED):
-            digits = order.removeprefix(SEED)
-            if not (digits.isascii() and digits.isdigit() and int(digits) < 2**32):
+            number = order.removeprefix(SEED)
+            if not number.isdecimal() or int(number) >= 2**32:
                 raise DataError(
                     f"class order {order!r}: N in seed:N must be a whole number from 0 to 2^32 - 1"
                 )
-        elif not Path(order).is_file():
+        elif order != NATURAL and not Path(order).is_file():
             raise DataError(f"class order {order!r} is neither {NATURAL!r} nor 'seed:N' nor a file; check it")
+        if self.task_file is not None and not self.task_file.is_file():
+            raise DataError(f"task file {self.task_file} does not exist; check the path")
 
     @property
     def judged_on(self) -> str:
@@ -122,21 +121,12 @@ def order_classes(classes: Sequence[str], order: str) -> list[str]:
         permutation = np.random.RandomState(int(order.removeprefix(SEED))).permutation(len(classes))
         return [classes[row] for row in permutation]
     path = Path(order)
-    named = _lines(_read(path))
+    named = [line for _, line in text_lines(path)]
     _check_names(path, named, classes)
     missing = sorted(set(classes) - set(named))
     if missing:
         raise DataError(f"{path} leaves out {_quoted(missing)}; a class order names every class once")
     return named
-
-
-def _check_count(name: str, value: Any, least: int) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise DataError(f"{name} is {value!r}; give a whole number")
-    if value < least:
-        raise DataError(f"{name} is {value}; it must be at least {least}")
 
 
 def _evenly(classes: int, tasks: int) -> list[int]:
@@ -157,9 +147,11 @@ def _by_increments(classes: int, base: int, increment: int) -> list[int]:
 
 
 def _read_tasks(path: Path, classes: Sequence[str]) -> list[list[str]]:
-    text = _read(path)
-    is_json = path.suffix.lower() == ".json" or text.lstrip().startswith("[")
-    tasks = _json_tasks(path, text) if is_json else [_names(line) for line in _lines(text)]
+    lines = [line for _, line in text_lines(path)]
+    if path.suffix.lower() == ".json" or lines[:1] and lines[0].startswith("["):
+        tasks = _json_tasks(path, "\n".join(lines))
+    else:
+        tasks = [[name.strip() for name in line.split(",") if name.strip()] for line in lines]
     if not tasks or not all(tasks):
         raise DataError(f"{path} has no task, or a task without classes; every task needs at least one class")
     _check_names(path, [name for task in tasks for name in task], classes)
@@ -170,27 +162,11 @@ def _json_tasks(path: Path, text: str) -> list[list[str]]:
     try:
         tasks = json.loads(text)
     except json.JSONDecodeError as error:
-        raise DataError(f"{path} is not valid JSON: {error}") from error
+        raise DataError(f"{path} is not valid JSON: {error}; mend it") from error
     lists = isinstance(tasks, list) and all(isinstance(task, list) for task in tasks)
     if not lists or not all(isinstance(name, str) for task in tasks for name in task):
         raise DataError(f'{path} must be a JSON list of lists of class names, such as [["a", "b"], ["c"]]')
     return tasks
-
-
-def _names(line: str) -> list[str]:
-    return [name.strip() for name in line.split(",") if name.strip()]
-
-
-def _lines(text: str) -> list[str]:
-    lines = (line.strip() for line in text.splitlines())
-    return [line for line in lines if line and not line.startswith("#")]
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read as UTF-8 text: {error}") from error
 
 
 def _check_names(path: Path, named: list[str], classes: Sequence[str]) -> None:

@@ -49,7 +49,7 @@ def test_the_edge_is_black_and_three_channels_cost_no_more_than_one():
         (lambda data: data[:-1], "images-idx3-ubyte holds 4703 bytes .*not 4704"),
         (lambda data: data + b"x", "holds 4705 bytes"),
         (lambda data: data[:9], "cut short"),
-        (lambda data: b"", "begins with nothing, not 00000803"),
+        (lambda data: b"", "begins with nothing, not 00000803 and 3 sizes"),
         (lambda data: b"\0\0\x09" + data[3:], "begins with 00000903"),
         (lambda data: b"\0\0\x08\x01" + data[4:], "begins with 00000801"),
     ],

@@ -37,7 +37,7 @@ def test_imagenet_r_without_lists_is_split_by_a_fixed_seed(tmp_path):
     assert not names & {dataset.train.images.name(row) for row in range(24)}
     assert sorted(folder.rglob("*")) == before and list(dataset.checksums) == ["images"]
     with pytest.raises(DataError, match="holds 3 classes; ImageNet-R has 200"):
-        open_dataset("imagenet-r", tmp_path, SMALL, download=False)
+        open_dataset("imagenet-r", tmp_path, READING)
 
 
 def test_imagenet_r_by_lists(tmp_path, monkeypatch):
@@ -45,7 +45,7 @@ def test_imagenet_r_by_lists(tmp_path, monkeypatch):
     (folder / "train.txt").write_text("n00000001/art_2.jpg 1\nn00000000/art_0.jpg 0\n")
     (folder / "test.txt").write_text("imagenet-r/n00000000/art_1.jpg 0\n")
     monkeypatch.setitem(DATASETS, "imagenet-r", replace(find_dataset("imagenet-r"), classes=2))
-    dataset = open_dataset("imagenet-r", tmp_path, SMALL, download=False)
+    dataset = open_dataset("imagenet-r", tmp_path, READING)
     assert dataset.train.labels.tolist() == [1, 0] and dataset.test.labels.tolist() == [0]
     assert Path(dataset.train.images.name(0)) == folder / "n00000001" / "art_2.jpg"
     assert set(dataset.checksums) == {"images", "train.txt", "test.txt"}

@@ -9,7 +9,7 @@ import pytest
 from protosteer.data.sets.catalogue import open_dataset
 from protosteer.data.sets.imagenet_subset import IMAGENET_SUBSET
 from protosteer.errors import DataError
-from set_toys import READING, SMALL, save
+from set_toys import READING, save
 
 
 def write_subset(folder):
@@ -42,4 +42,4 @@ def test_imagenet_subset_cannot_be_fetched(tmp_path):
     with pytest.raises(
         DataError, match="cannot be downloaded: get ILSVRC2012 .*into .*/imagenet-subset, with"
     ):
-        open_dataset("imagenet-subset", tmp_path, SMALL)
+        open_dataset("imagenet-subset", tmp_path, READING)

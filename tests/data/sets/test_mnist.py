@@ -12,7 +12,7 @@ from protosteer.data.sets import obtaining
 from protosteer.data.sets.catalogue import list_datasets, open_dataset
 from protosteer.data.sets.mnist import FASHION_MNIST, MNIST
 from protosteer.errors import DataError
-from set_toys import READING, SMALL, write_idx
+from set_toys import READING, write_idx
 
 
 def test_the_real_mnist_passes_its_checksums(shared):
@@ -20,7 +20,7 @@ def test_the_real_mnist_passes_its_checksums(shared):
     if not (shared / "data" / "mnist").is_dir():
         pytest.skip(f"no MNIST: {shared / 'data' / 'mnist'} does not exist")
     for root in (shared / "data", shared / "data" / "mnist"):
-        dataset = open_dataset("mnist", root, SMALL, download=False)
+        dataset = open_dataset("mnist", root, READING)
         assert dataset.checksums == {
             "train-images-idx3-ubyte.gz": "md5:6bbc9ace898e44ae57da46a324031adb",
             "train-labels-idx1-ubyte.gz": "md5:a25bea736e30d166cdddb491f175f624",
@@ -54,12 +54,12 @@ def test_sets_with_the_same_file_names_are_told_apart_by_their_folders(tmp_path)
 def test_another_content_is_refused_gzipped_or_not(tmp_path):
     write_idx(tmp_path / "mnist")
     with pytest.raises(DataError, match="train-images-idx3-ubyte has md5 .* has 6bbc9ace"):
-        open_dataset("mnist", tmp_path, SMALL, download=False)
+        open_dataset("mnist", tmp_path, READING)
     plain = tmp_path / "mnist" / "train-images-idx3-ubyte"
     plain.with_name(f"{plain.name}.gz").write_bytes(gzip.compress(plain.read_bytes()))
     plain.unlink()
     with pytest.raises(DataError, match="train-images-idx3-ubyte.gz has md5 .* has f68b3c2d"):
-        open_dataset("mnist", tmp_path, SMALL, download=False)
+        open_dataset("mnist", tmp_path, READING)
 
 
 def test_fashion_mnist(tmp_path):

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
 
 from torch import Tensor
 
@@ -33,12 +32,16 @@ class Reading:
     say: Say = to_stderr
 
 
+# Classes, training and test images, and a checksum where they were files of their own.
+Contents = tuple[list[str], Labelled, Labelled, Mapping[str, str]]
+
+
 @dataclass(frozen=True)
 class DatasetInfo:
     """What is known of a data set before any of its files is read.
 
     find: the files that make it up in a folder, a folder standing for all images in it, or None.
-    load: reads them, checking form but not checksums.
+    read: what these files hold, checking form but not checksums.
     """
 
     name: str
@@ -47,11 +50,11 @@ class DatasetInfo:
     licence: str
     source: str
     find: Callable[[Path], Sequence[Path] | None]
-    load: Callable[[Path, Reading], Dataset]
+    read: Callable[[Sequence[Path], Reading], Contents]
     files: tuple[Remote, ...] = ()
     accepted: tuple[Remote, ...] = ()  # archives that do as well, if they have been put there
-    folders: tuple[str, ...] = ()  # official folder names
-    md5: Mapping[str, str] = field(default_factory=dict)  # official, by file name
+    folders: tuple[str, ...] = ()  # official names, beside those in archives
+    md5: Mapping[str, str] = field(default_factory=dict)  # official, beside those of `files`, by file name
     own_folder: bool = False  # its files are called like those of others, so the folder's name must tell
     shipped_with: str = ""  # a package that brings it along
     shipped_in: str = ""
@@ -61,28 +64,36 @@ class DatasetInfo:
     @property
     def size(self) -> int | None:
         """Bytes to download, where it is known."""
-        sizes = [file.size for file in self.files]
-        return None if not sizes or None in sizes else sum(size for size in sizes if size is not None)
+        sizes = [file.size or 0 for file in self.files]
+        return sum(sizes) if sizes and all(sizes) else None
+
+    @property
+    def official(self) -> dict[str, str | None]:
+        """Checksums by file name."""
+        return {**{file.name: file.md5 for file in self.files}, **self.md5}
 
     def places(self, root: Path) -> list[Path]:
         """Folders where it may lie, the likeliest first."""
         if self.shipped_with:
             package = find_spec(self.shipped_with)
             return [Path(package.origin).parent / self.shipped_in] if package and package.origin else []
+        archives = (*self.files, *self.accepted)
+        folders = [*(archive.folder for archive in archives if archive.folder), *self.folders]
         own = root / self.name
-        places = [
-            own,
-            *(own / folder for folder in self.folders),
-            *(root / folder for folder in self.folders),
-        ]
-        names = {self.name, *(folder.split("/")[0] for folder in self.folders)}
-        if not self.own_folder or root.name in names:
-            places += [root, *(root / folder.partition("/")[2] for folder in self.folders if "/" in folder)]
+        places = [own, *(place / folder for place in (own, root) for folder in folders)]
+        if not self.own_folder or root.name in {self.name, *(folder.split("/")[0] for folder in folders)}:
+            places += [root, *(root / folder.partition("/")[2] for folder in folders if "/" in folder)]
         return places
 
     def locate(self, root: Path) -> Path | None:
         """The folder that holds all its files, if there is one."""
         return next((place for place in self.places(root) if self.find(place) is not None), None)
+
+    def load(self, folder: Path, reading: Reading) -> Dataset:
+        found = self.find(folder)
+        if found is None:
+            raise DataError(f"{folder} does not hold all files any more; look what became of them")
+        return Dataset(self.name, *self.read(found, reading))
 
 
 @dataclass(frozen=True)
@@ -100,46 +111,31 @@ class Benchmark:
     datasets: tuple[str, ...] = ()
 
 
-def remote(
-    pages: Sequence[str], name: str, size: int | None, md5: str | None = None, folder: str | None = None
-) -> Remote:
-    return Remote(name, size, tuple(f"{page}/{name}" for page in pages), md5, folder)
-
-
-def md5_of(files: Sequence[Remote]) -> dict[str, str]:
-    return {file.name: file.md5 for file in files if file.md5}
-
-
 def all_of(folder: Path, *names: str) -> list[Path] | None:
     """The files of these names, or None where one of them is absent."""
     paths = [folder / name for name in names]
     return paths if all(path.is_file() for path in paths) else None
 
 
-def gone(folder: Path) -> NoReturn:
-    raise DataError(f"{folder} does not hold all files any more; look what became of them")
-
-
-# A folder that has been found -> a data set; the checksums of single files are added when it is opened
+Pair = tuple[Tensor, Tensor]  # pixels [N, 3, h, w] and labels [N]
 
 
 def arrays(
-    name: str, classes: Sequence[str], train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]
-) -> Dataset:
+    classes: Sequence[str], train: Pair, test: Pair, *, checksums: Mapping[str, str] | None = None
+) -> Contents:
     first, second = (Labelled(ArrayImages(pixels), labels) for pixels, labels in (train, test))
-    return Dataset(name, list(classes), first, second)
+    return list(classes), first, second, checksums or {}
 
 
-def lazy(
-    name: str, classes: Sequence[str], train: Files, test: Files, folder: Path, reading: Reading
-) -> Dataset:
+def lazy(classes: list[str], train: Files, test: Files, folder: Path, reading: Reading) -> Contents:
     """Image files, decoded when asked for."""
     checksum = tree_checksum([*train.paths, *test.paths], folder)
-    parts = []
-    for files in (train, test):
-        kept = readable_only(files, reading)
-        parts.append(Labelled(FileImages(kept.paths, reading.preprocessing), kept.numbers(classes)))
-    return Dataset(name, list(classes), parts[0], parts[1], {"images": checksum})
+    first, second = (labelled(readable_only(files, reading), classes, reading) for files in (train, test))
+    return classes, first, second, {"images": checksum}
+
+
+def labelled(files: Files, classes: Sequence[str], reading: Reading) -> Labelled:
+    return Labelled(FileImages(files.paths, reading.preprocessing), files.numbers(classes))
 
 
 def readable_only(files: Files, reading: Reading) -> Files:
@@ -147,14 +143,12 @@ def readable_only(files: Files, reading: Reading) -> Files:
     if not reading.skip_unreadable:
         return files
     good, bad = readable(files)
-    if bad:
-        reading.say(f"{len(bad)} unreadable images are left out: {', '.join(str(path) for path in bad)}")
+    for path in bad:
+        reading.say(f"{path} cannot be read as an image; skipped")
     return good
 
 
-def split_grey(
-    grey: Tensor, labels: Tensor, test_share: float
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def split_grey(grey: Tensor, labels: Tensor, test_share: float) -> tuple[Pair, Pair]:
     """Training and test images of [N, 1 or 3 equal channels, h, w]; the three channels share their memory."""
     names = [str(label) for label in labels.tolist()]
     train, test = (

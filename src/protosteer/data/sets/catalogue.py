@@ -11,20 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from protosteer.data.datasets import Dataset, join
-from protosteer.data.downloads import Say, to_stderr
-from protosteer.data.sets import (
-    cifar,
-    cub,
-    digits,
-    imagenet_r,
-    imagenet_subset,
-    mnist,
-    notmnist,
-    svhn,
-)
+from protosteer.data.sets import cifar, cub, digits, imagenet_r, imagenet_subset, mnist, notmnist, svhn
 from protosteer.data.sets.base import Benchmark, DatasetInfo, Reading
 from protosteer.data.sets.obtaining import get_dataset
-from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError
 from protosteer.util.files import cache_dir
 from protosteer.util.text import suggestion
@@ -79,40 +68,25 @@ def list_datasets(data_dir: Path | None = None) -> list[DatasetStatus]:
     return [DatasetStatus(info, info.locate(root)) for info in DATASETS.values()]
 
 
-def open_dataset(
-    name: str,
-    data_dir: Path | None,
-    preprocessing: Preprocessing,
-    skip_unreadable: bool = False,
-    download: bool = True,
-    on_message: Say | None = None,
-) -> Dataset:
-    """Find, download where it is absent, verify and read a data set.
-
-    skip_unreadable: leave images out that cannot be decoded, and name them; otherwise one stops the reading.
-    on_message: takes lines about downloads and skipped files; without it they go to standard error.
-    """
+def open_dataset(name: str, data_dir: Path | None, reading: Reading) -> Dataset:
+    """Find, download where it is absent, verify and read a data set."""
     info = find_dataset(name)
-    folder, checksums = get_dataset(info, data_root(data_dir), download, on_message)
-    dataset = info.load(folder, Reading(preprocessing, skip_unreadable, on_message or to_stderr))
+    folder, checksums = get_dataset(info, data_root(data_dir), reading.say)
+    dataset = info.load(folder, reading)
     if len(dataset.classes) != info.classes:
-        raise DataError(f"{folder} holds {len(dataset.classes)} classes; {info.title} has {info.classes}")
+        raise DataError(
+            f"{folder} holds {len(dataset.classes)} classes; {info.title} has {info.classes}, unpack it again"
+        )
     return replace(dataset, checksums={**dataset.checksums, **checksums})
 
 
-def open_benchmark(
-    benchmark: Benchmark,
-    data_dir: Path | None,
-    preprocessing: Preprocessing,
-    skip_unreadable: bool = False,
-    on_message: Say = to_stderr,
-) -> Dataset:
+def open_benchmark(benchmark: Benchmark, data_dir: Path | None, reading: Reading) -> Dataset:
     """The images of a benchmark. All that is absent is reported together, not one set per attempt."""
     found: dict[str, Dataset] = {}
     absent: list[DataError] = []
     for name in benchmark.datasets:
         try:
-            found[name] = open_dataset(name, data_dir, preprocessing, skip_unreadable, on_message=on_message)
+            found[name] = open_dataset(name, data_dir, reading)
         except DataError as error:
             absent.append(error)
     if absent:

@@ -14,23 +14,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protosteer.data.datasets import Dataset
-from protosteer.data.sets.base import arrays, gone
 from protosteer.errors import DataError
 
-UNSIGNED_BYTES = 0x08
 PARTS = ("images-idx3-ubyte", "labels-idx1-ubyte")
 
 
 def idx_files(folder: Path, prefixes: tuple[str, ...] = ("train", "t10k")) -> list[Path] | None:
     """Images and labels of each prefix, plain or gzipped, or None where one of them is absent."""
-    found = [_either(folder / f"{prefix}-{part}") for prefix in prefixes for part in PARTS]
-    return None if None in found else [path for path in found if path is not None]
-
-
-def _either(path: Path) -> Path | None:
-    zipped = path.with_name(f"{path.name}.gz")
-    return next((candidate for candidate in (path, zipped) if candidate.is_file()), None)
+    found = []
+    for name in (f"{prefix}-{part}" for prefix in prefixes for part in PARTS):
+        found += [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()][:1]
+    return found if len(found) == len(prefixes) * len(PARTS) else None
 
 
 def content(path: Path) -> bytes:
@@ -47,14 +41,12 @@ def content(path: Path) -> bytes:
 def read_idx(path: Path, dimensions: int) -> Tensor:
     """uint8 with the sizes that the file states; it must have so many dimensions."""
     data = content(path)
-    if len(data) < 4 or data[:2] != b"\0\0" or data[2] != UNSIGNED_BYTES or data[3] != dimensions:
+    magic, start = bytes([0, 0, 8, dimensions]), 4 + 4 * dimensions  # 8: unsigned bytes
+    if data[:4] != magic or len(data) < start:
         raise DataError(
-            f"{path} begins with {data[:4].hex() or 'nothing'}, not {bytes([0, 0, 8, dimensions]).hex()}: "
-            f"it is no idx file of bytes with {dimensions} dimensions; fetch it again"
+            f"{path} begins with {data[:4].hex() or 'nothing'}, not {magic.hex()} and {dimensions} sizes: "
+            "it is no idx file of bytes, or cut short; fetch it again"
         )
-    start = 4 + 4 * dimensions
-    if len(data) < start:
-        raise DataError(f"{path} is cut short: {len(data)} bytes do not hold its heading; fetch it again")
     shape = struct.unpack(f">{dimensions}I", data[4:start])
     if len(data) - start != math.prod(shape):
         raise DataError(
@@ -74,15 +66,14 @@ def read_images(images: Path, labels: Path) -> tuple[Tensor, Tensor]:
     return as_small_images(pixels), numbers.long()
 
 
+def read_halves(found: Sequence[Path]) -> list[tuple[Tensor, Tensor]]:
+    """Pixels and labels of each prefix, from what `idx_files` found."""
+    return [read_images(*pair) for pair in zip(found[::2], found[1::2], strict=True)]
+
+
 def as_small_images(grey: Tensor) -> Tensor:
     """[N, 28, 28] -> [N, 3, 32, 32]: a black edge of 2 makes them as large as CIFAR's images.
 
     The three channels are one and the same memory.
     """
     return F.pad(grey, (2, 2, 2, 2)).unsqueeze(1).expand(-1, 3, -1, -1)
-
-
-def load_idx(name: str, classes: Sequence[str], folder: Path) -> Dataset:
-    train_images, train_labels, test_images, test_labels = idx_files(folder) or gone(folder)
-    train, test = read_images(train_images, train_labels), read_images(test_images, test_labels)
-    return arrays(name, classes, train, test)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from protosteer.data.datasets import Dataset
-from protosteer.data.folders import name_classes, read_folder, read_list, stratified_split
-from protosteer.data.sets.base import Benchmark, DatasetInfo, Reading, all_of, lazy, remote
+from protosteer.data.downloads import Remote
+from protosteer.data.folders import read_folder, read_lists, stratified_split
+from protosteer.data.sets.base import Benchmark, Contents, DatasetInfo, Reading, all_of, lazy
 
 LISTS = ("train.txt", "test.txt")
 TEST_SHARE = 0.2
@@ -24,16 +24,16 @@ def _is_wnid(entry: Path) -> bool:
     return entry.name[:1] == "n" and entry.name[1:].isdecimal() and len(entry.name) == 9 and entry.is_dir()
 
 
-def _load(folder: Path, reading: Reading) -> Dataset:
+def _read(found: Sequence[Path], reading: Reading) -> Contents:
     """Split by train.txt and test.txt if both are there, else 80 to 20 in every class by a fixed seed."""
-    lists = all_of(folder, *LISTS)
+    folder, *lists = found
     if lists:
-        classes, (train, test) = name_classes(*(read_list(path) for path in lists))
+        classes, (train, test) = read_lists(*lists)
     else:
         files = read_folder(folder)
         classes = sorted(set(files.labels))
         train, test = (files.rows(rows) for rows in stratified_split(files.labels, TEST_SHARE))
-    return lazy("imagenet-r", classes, train, test, folder, reading)
+    return lazy(classes, train, test, folder, reading)
 
 
 IMAGENET_R = DatasetInfo(
@@ -43,10 +43,10 @@ IMAGENET_R = DatasetInfo(
     licence="see source",
     source="https://github.com/hendrycks/imagenet-r",
     find=_find,
-    load=_load,
+    read=_read,
     files=(
-        remote(
-            ("https://people.eecs.berkeley.edu/~hendrycks",), "imagenet-r.tar", 2_191_079_936,
+        Remote(
+            "imagenet-r.tar", 2_191_079_936, ("https://people.eecs.berkeley.edu/~hendrycks",),
             "a61312130a589d0ca1a8fca1f2bd3337", "imagenet-r",
         ),
     ),

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from protosteer.data.datasets import Dataset
-from protosteer.data.folders import name_classes, read_folder, read_list
-from protosteer.data.sets.base import Benchmark, DatasetInfo, Reading, all_of, lazy
-
-LISTS = ("train_100.txt", "val_100.txt")
+from protosteer.data.files import text_lines
+from protosteer.data.folders import read_folder, read_lists
+from protosteer.data.sets.base import Benchmark, Contents, DatasetInfo, Reading, all_of, lazy
 
 
 def _find(folder: Path) -> Sequence[Path] | None:
-    lists = all_of(folder, *LISTS)
+    lists = all_of(folder, "train_100.txt", "val_100.txt")
     if lists:
         return lists
     halves = [folder / "train", folder / "val"]
@@ -21,15 +19,13 @@ def _find(folder: Path) -> Sequence[Path] | None:
     return [*wanted, *halves] if wanted and all(half.is_dir() for half in halves) else None
 
 
-def _load(folder: Path, reading: Reading) -> Dataset:
-    lists = all_of(folder, *LISTS)
-    if lists:
-        classes, (train, test) = name_classes(*(read_list(path) for path in lists))
+def _read(found: Sequence[Path], reading: Reading) -> Contents:
+    if len(found) == 2:
+        classes, (train, test) = read_lists(*found)
     else:
-        lines = (folder / "classes.txt").read_text(encoding="utf-8").splitlines()
-        classes = [line.split()[0] for line in lines if line.strip() and not line.startswith("#")]
-        train, test = (read_folder(folder / half, classes) for half in ("train", "val"))
-    return lazy("imagenet-subset", classes, train, test, folder, reading)
+        classes = [line.split()[0] for _, line in text_lines(found[0])]
+        train, test = (read_folder(half, classes) for half in found[1:])
+    return lazy(classes, train, test, found[0].parent, reading)
 
 
 IMAGENET_SUBSET = DatasetInfo(
@@ -39,7 +35,7 @@ IMAGENET_SUBSET = DatasetInfo(
     licence="non-commercial",
     source="https://www.image-net.org/download.php",
     find=_find,
-    load=_load,
+    read=_read,
     folders=("imagenet100", "imagenet-100", "imagenet"),
     by_hand="get ILSVRC2012 from https://www.image-net.org/download.php and put train/WNID/*.JPEG and "
     "val/WNID/*.JPEG into {folder}, with train_100.txt and val_100.txt (lines: path number) or a classes.txt "

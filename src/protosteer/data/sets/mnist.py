@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from protosteer.data.sets.base import NUMERALS, DatasetInfo, md5_of, remote
-from protosteer.data.sets.idx import idx_files, load_idx
+from protosteer.data.downloads import Remote
+from protosteer.data.sets.base import NUMERALS, DatasetInfo, arrays
+from protosteer.data.sets.idx import idx_files, read_halves
 
 CLOTHES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
@@ -18,12 +19,6 @@ FASHION_PAGES = (
     "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion",
 )
 
-_MNIST_FILES = (
-    remote(MNIST_PAGES, "train-images-idx3-ubyte.gz", 9_912_422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
-    remote(MNIST_PAGES, "train-labels-idx1-ubyte.gz", 28_881, "d53e105ee54ea40749a09fcbcd1e9432"),
-    remote(MNIST_PAGES, "t10k-images-idx3-ubyte.gz", 1_648_877, "9fb629c4189551a2d022fa330f9573f3"),
-    remote(MNIST_PAGES, "t10k-labels-idx1-ubyte.gz", 4_542, "ec29112dd5afa0611ce80d1b7f02629c"),
-)
 MNIST = DatasetInfo(
     name="mnist",
     title="MNIST",
@@ -31,11 +26,15 @@ MNIST = DatasetInfo(
     licence="CC BY-SA 3.0",
     source="http://yann.lecun.com/exdb/mnist/",
     find=idx_files,
-    load=lambda folder, reading: load_idx("mnist", NUMERALS, folder),
-    files=_MNIST_FILES,
+    read=lambda found, reading: arrays(NUMERALS, *read_halves(found)),
+    files=(
+        Remote("train-images-idx3-ubyte.gz", 9_912_422, MNIST_PAGES, "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+        Remote("train-labels-idx1-ubyte.gz", 28_881, MNIST_PAGES, "d53e105ee54ea40749a09fcbcd1e9432"),
+        Remote("t10k-images-idx3-ubyte.gz", 1_648_877, MNIST_PAGES, "9fb629c4189551a2d022fa330f9573f3"),
+        Remote("t10k-labels-idx1-ubyte.gz", 4_542, MNIST_PAGES, "ec29112dd5afa0611ce80d1b7f02629c"),
+    ),
     folders=("MNIST/raw", "MNIST"),
     md5={
-        **md5_of(_MNIST_FILES),
         "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
         "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
         "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
@@ -44,12 +43,6 @@ MNIST = DatasetInfo(
     own_folder=True,
 )
 
-_FASHION_FILES = (
-    remote(FASHION_PAGES, "train-images-idx3-ubyte.gz", 26_421_880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-    remote(FASHION_PAGES, "train-labels-idx1-ubyte.gz", 29_515, "25c81989df183df01b3e8a0aad5dffbe"),
-    remote(FASHION_PAGES, "t10k-images-idx3-ubyte.gz", 4_422_102, "bef4ecab320f06d8554ea6380940ec79"),
-    remote(FASHION_PAGES, "t10k-labels-idx1-ubyte.gz", 5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
-)
 FASHION_MNIST = DatasetInfo(
     name="fashion-mnist",
     title="Fashion-MNIST",
@@ -57,9 +50,13 @@ FASHION_MNIST = DatasetInfo(
     licence="MIT",
     source="https://github.com/zalandoresearch/fashion-mnist",
     find=idx_files,
-    load=lambda folder, reading: load_idx("fashion-mnist", CLOTHES, folder),
-    files=_FASHION_FILES,
+    read=lambda found, reading: arrays(CLOTHES, *read_halves(found)),
+    files=(
+        Remote("train-images-idx3-ubyte.gz", 26_421_880, FASHION_PAGES, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+        Remote("train-labels-idx1-ubyte.gz", 29_515, FASHION_PAGES, "25c81989df183df01b3e8a0aad5dffbe"),
+        Remote("t10k-images-idx3-ubyte.gz", 4_422_102, FASHION_PAGES, "bef4ecab320f06d8554ea6380940ec79"),
+        Remote("t10k-labels-idx1-ubyte.gz", 5_148, FASHION_PAGES, "bb300cfdad3c16e7a12a480ee83cd310"),
+    ),
     folders=("FashionMNIST/raw", "FashionMNIST"),
-    md5=md5_of(_FASHION_FILES),
     own_folder=True,
 )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from protosteer.data.datasets import Dataset
+from torch import Tensor
+
+from protosteer.data.downloads import Remote
 from protosteer.data.files import tree_checksum
-from protosteer.data.folders import Files, read_folder, read_grey
-from protosteer.data.sets.base import DatasetInfo, Reading, arrays, gone, readable_only, remote, split_grey
-from protosteer.data.sets.idx import as_small_images, idx_files, load_idx, read_images
+from protosteer.data.folders import Files, read_folder
+from protosteer.data.images import FileImages
+from protosteer.data.sets.base import Contents, DatasetInfo, Reading, arrays, readable_only, split_grey
+from protosteer.data.sets.idx import as_small_images, idx_files, read_halves
+from protosteer.data.transforms import Preprocessing
 
 LETTERS = tuple("ABCDEFGHIJ")
 # Empty files in the official archives, which everybody leaves out.
@@ -30,29 +33,30 @@ def _find(folder: Path) -> Sequence[Path] | None:
     return [folder] if all((folder / letter).is_dir() for letter in LETTERS) else None
 
 
-def _load(folder: Path, reading: Reading) -> Dataset:
+def _read(found: Sequence[Path], reading: Reading) -> Contents:
     """Read at once: the letters are as small as MNIST's digits, and are to be seen like them."""
-    found = _find(folder) or gone(folder)
-    if len(found) == 4:
-        return load_idx("notmnist", LETTERS, folder)
+    checksums = {}
     if found[0].is_file():
-        pixels, labels = read_images(*found)
-        checksums = {}
+        parts = read_halves(found)
     else:
-        parts = [_letters(path, reading) for path in found]
-        checksums = {"images": tree_checksum([path for files in parts for path in files.paths], folder)}
-        loaded = [(as_small_images(read_grey(files)), files.numbers(LETTERS)) for files in parts]
-        if len(loaded) == 2:
-            return replace(arrays("notmnist", LETTERS, *loaded), checksums=checksums)
-        pixels, labels = loaded[0]
-    train, test = split_grey(pixels, labels, TEST_SHARE)
-    return replace(arrays("notmnist", LETTERS, train, test), checksums=checksums)
+        halves = [_letters(folder, reading) for folder in found]
+        base = found[0].parent if len(found) == 2 else found[0]
+        checksums["images"] = tree_checksum([path for files in halves for path in files.paths], base)
+        parts = [(as_small_images(_grey(files)), files.numbers(LETTERS)) for files in halves]
+    train, test = parts if len(parts) == 2 else split_grey(*parts[0], TEST_SHARE)
+    return arrays(LETTERS, train, test, checksums=checksums)
 
 
 def _letters(folder: Path, reading: Reading) -> Files:
     files = read_folder(folder)
     whole = files.rows(i for i, path in enumerate(files.paths) if path.name not in BROKEN)
     return readable_only(whole, reading)
+
+
+def _grey(files: Files) -> Tensor:
+    """uint8 [N, 28, 28]."""
+    as_they_are = Preprocessing(28, (0.0,) * 3, (1.0,) * 3)
+    return FileImages(files.paths, as_they_are).pixels(range(len(files)))[:, 0]
 
 
 NOTMNIST = DatasetInfo(
@@ -62,20 +66,20 @@ NOTMNIST = DatasetInfo(
     licence="none stated",
     source="http://yaroslavvb.com/upload/notMNIST/",
     find=_find,
-    load=_load,
+    read=_read,
     files=(
-        remote(
+        Remote(
+            "notMNIST.zip", None,
             ("https://github.com/facebookresearch/Adversarial-Continual-Learning/raw/main/data",),
-            "notMNIST.zip", None, None, "notMNIST",
+            None, "notMNIST",
         ),
     ),
     accepted=(
-        remote(
-            ("http://yaroslavvb.com/upload/notMNIST",), "notMNIST_small.tar.gz", 8_458_043,
+        Remote(
+            "notMNIST_small.tar.gz", 8_458_043, ("http://yaroslavvb.com/upload/notMNIST",),
             "c9890a473a9769fda4bdf314aaf500dd", "notMNIST_small",
         ),
     ),
-    folders=("notMNIST", "notMNIST_small"),
     own_folder=True,
     note="Nobody has published a split of notMNIST_small: one image in ten of every letter is a test image, "
     "drawn with a fixed seed. notMNIST.zip, which published runs of five-datasets use, has Train and Test.",

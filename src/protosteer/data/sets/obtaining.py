@@ -5,19 +5,17 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from protosteer.data.downloads import Remote, Say, fetch, unpack
+from protosteer.data.downloads import Remote, Say, fetch, to_stderr, unpack
 from protosteer.data.sets.base import DatasetInfo
 from protosteer.data.sets.idx import content
 from protosteer.errors import DataError
 
 
-def get_dataset(
-    info: DatasetInfo, root: Path, download: bool = True, on_message: Say | None = None
-) -> tuple[Path, dict[str, str]]:
+def get_dataset(info: DatasetInfo, root: Path, say: Say = to_stderr) -> tuple[Path, dict[str, str]]:
     """The folder of a data set and the verified checksums of its files, downloaded where they are absent."""
     folder = info.locate(root)
     if folder is None:
-        _obtain(info, root, download, on_message)
+        _obtain(info, root, say)
         folder = info.locate(root)
     if folder is None:
         raise DataError(
@@ -33,13 +31,13 @@ def verify(info: DatasetInfo, folder: Path) -> dict[str, str]:
 
 
 def _verified(path: Path, info: DatasetInfo) -> str:
-    official = info.md5.get(path.name)
+    official = info.official.get(path.name)
     if official is None:
         return f"sha256:{_digest(path, 'sha256')}"
     found = _digest(path, "md5")
     if found == official:
         return f"md5:{found}"
-    plain = info.md5.get(path.stem) if path.suffix == ".gz" else None
+    plain = info.official.get(path.stem) if path.suffix == ".gz" else None
     if plain and hashlib.md5(content(path), usedforsecurity=False).hexdigest() == plain:
         return f"md5:{plain}"  # the official content, gzipped anew
     raise DataError(
@@ -49,31 +47,28 @@ def _verified(path: Path, info: DatasetInfo) -> str:
 
 
 def _digest(path: Path, algorithm: str) -> str:
-    state = hashlib.new(algorithm, usedforsecurity=False)
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            state.update(chunk)
-    return state.hexdigest()
+    import pooch
+
+    return str(pooch.file_hash(str(path), alg=algorithm))
 
 
-def _obtain(info: DatasetInfo, root: Path, download: bool, on_message: Say | None) -> None:
+def _obtain(info: DatasetInfo, root: Path, say: Say) -> None:
     """Download and unpack; archives that the user has put there are used, and left where they are."""
     target = root / info.name
     if not info.files:
         raise DataError(f"{info.title} is not in {root} and cannot be downloaded: {_by_hand(info, target)}")
     for remote in info.accepted:
-        if (archive := _given(remote, target, root)) and remote.folder:
+        if remote.folder and (archive := _given(remote, target, root)):
             unpack(archive, remote.folder, target)
             return
     for remote in info.files:
         if remote.folder and (target / remote.folder).exists():
             raise DataError(f"{target / remote.folder} is there but lacks files; remove it and try again")
-        archive = _given(remote, target, root)
-        given = archive is not None
-        if archive is None and not download:
-            raise DataError(f"{info.title} is not in {root}: {_by_hand(info, target)}")
-        if archive is None:
-            archive = _fetched(info, remote, target, on_message)
+        given = _given(remote, target, root)
+        try:
+            archive = given or fetch(remote, target, say)
+        except DataError as error:
+            raise DataError(f"{error}; without a network {_by_hand(info, target)}") from error
         if remote.folder:
             unpack(archive, remote.folder, target)
             if not given:
@@ -89,16 +84,9 @@ def _given(remote: Remote, target: Path, root: Path) -> Path | None:
     return path
 
 
-def _fetched(info: DatasetInfo, remote: Remote, target: Path, on_message: Say | None) -> Path:
-    try:
-        return fetch(remote, target, on_message)
-    except DataError as error:
-        raise DataError(f"{error}; without a network {_by_hand(info, target)}") from error
-
-
 def _by_hand(info: DatasetInfo, target: Path) -> str:
     if info.by_hand:
         return info.by_hand.format(folder=target)
     files = ", ".join(file.describe() for file in info.files)
-    pages = dict.fromkeys(file.urls[0].rpartition("/")[0] for file in info.files)
+    pages = dict.fromkeys(file.pages[0] for file in info.files)
     return f"put {files} from {', '.join(pages)} into {target}"
