@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -100,16 +97,3 @@ def test_mistakes_are_one_line(root, capsys, monkeypatch):
         assert main(["datasets", "--data-dir", str(root), *words]) == 2
         out, errors = capsys.readouterr()
         assert not out and errors.startswith("error: ") and told in errors and len(errors.splitlines()) == 1
-
-
-@pytest.mark.parametrize("words", [["datasets", "--help"], ["datasets", "get", "--help"]])
-def test_help_does_not_wait_for_torch(words):
-    code = (
-        "import sys; from protosteer.cli import main; main(sys.argv[1:]); "
-        "heavy = {'torch', 'numpy', 'sklearn', 'pooch', 'requests'} & set(sys.modules); assert not heavy, heavy"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, env=os.environ
-    )
-    assert done.returncode == 0, done.stderr
-    assert "--data-dir" in done.stdout

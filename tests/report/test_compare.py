@@ -98,7 +98,7 @@ def test_markdown_is_two_tables_with_the_figures() -> None:
         assert len({len(cells(line)) for line in found}) == 1
         assert cells(found[1])[:2] == ["---", "---:"]
     _, _, ncm, cpp, _ = map(cells, figures.splitlines())
-    assert ncm == "ncm 1 90.00 95.50 80.00 85.50 3.00 – – 13,096 12,345 12.5".split()
+    assert " ".join(ncm) == "ncm 1 90.00 95.50 80.00 85.50 3.00 – – 13,096 12,345 12.5"
     assert cpp[2] == "92.00 ± 2.00" and cpp[10] == "12,355 ± 10"
     _, _, ncm, cpp, _ = map(cells, diagnosis.splitlines())
     assert set(ncm[2:]) == {"–"} and cpp[2:5] == ["90.00 ± 0.00", "2.00 ± 1.00", "2.00 ± 0.00"]
