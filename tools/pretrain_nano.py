@@ -20,7 +20,9 @@ import argparse
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
+from itertools import compress
 from pathlib import Path
 
 import torch
@@ -54,62 +56,58 @@ PHOTOGRAPHS = 20_000  # of CIFAR-100
 PEAK_RATE, SEED = 2e-3, 0
 # Dimensions of each part of the target, and its squared length in the targets of photographs and of glyphs.
 PARTS = {"edges": (48, 0.25, 0.6), "layout": (32, 0.15, 0.4), "teacher": (48, 0.6, 0.0)}
-Split = tuple[Tensor, list[str], Tensor, list[str]]  # training images and labels, test images and labels
+Labelled = tuple[Tensor, list[str]]  # images and labels
+Split = tuple[Tensor, list[str], Tensor, list[str]]  # those for training, and those for testing
 
 
 # Data
 
 
-def read_mnist(folder: Path, split: str) -> tuple[Tensor, list[str]]:
+def read_mnist(folder: Path, split: str) -> Labelled:
     """Images uint8 [N, 3, 28, 28] and labels of files in MNIST's format."""
     images, labels = (folder / f"{split}-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1"))
     pixels = read_idx(images, 3).unsqueeze(1).expand(-1, 3, -1, -1)
     return pixels, [str(label) for label in read_idx(labels, 1).tolist()]
 
 
-def first_per_class(labels: list[str], count: int) -> Tensor:
-    """Rows of the first `count` images of each class, in file order."""
-    seen: dict[str, list[int]] = {}
-    for row, label in enumerate(labels):
-        seen.setdefault(label, []).append(row)
-    return torch.tensor(sorted(row for rows in seen.values() for row in rows[:count]))
-
-
-def pick(pixels: Tensor, labels: list[str], rows: Tensor) -> tuple[Tensor, list[str]]:
-    return pixels[rows], [labels[row] for row in rows.tolist()]
+def apart(pixels: Tensor, labels: list[str], count: int) -> tuple[Labelled, Labelled]:
+    """The first `count` images of each class, in file order, and all others."""
+    seen: Counter[str] = Counter()
+    first = []
+    for label in labels:
+        seen[label] += 1
+        first.append(seen[label] <= count)
+    rest = [not early for early in first]
+    parts = [(pixels[torch.tensor(rows)], list(compress(labels, rows))) for rows in (first, rest)]
+    return parts[0], parts[1]
 
 
 def cifar_split(folder: Path, classes: int) -> Split:
     """The first 20 training and 10 test images per class."""
-    parts: list[tuple[Tensor, list[str]]] = []
+    parts = []
     for split, count in (("train", 20), ("test", 10)):
         pixels, numbers, _ = read_cifar100(folder, split)
-        wanted = (numbers < classes).nonzero()[:, 0]
-        pixels, labels = pixels[wanted], [str(n) for n in numbers[wanted].tolist()]
-        parts.append(pick(pixels, labels, first_per_class(labels, count)))
+        wanted = numbers < classes
+        parts.append(apart(pixels[wanted], [str(n) for n in numbers[wanted].tolist()], count)[0])
     return *parts[0], *parts[1]
 
 
 def mnist_split(folder: Path) -> Split:
     """100 training images per class; all test images."""
-    train = read_mnist(folder, "train")
-    return *pick(*train, first_per_class(train[1], 100)), *read_mnist(folder, "t10k")
+    return *apart(*read_mnist(folder, "train"), 100)[0], *read_mnist(folder, "t10k")
 
 
 def notmnist_split(folder: Path) -> Split:
     """Letters A to J of the test file: the first 100 per class make the prototypes, the rest is classified."""
-    pixels, labels = read_mnist(folder, "t10k")
-    train = first_per_class(labels, 100)
-    rest = torch.ones(len(labels), dtype=torch.bool)
-    rest[train] = False
-    return *pick(pixels, labels, train), *pick(pixels, labels, rest.nonzero()[:, 0])
+    first, rest = apart(*read_mnist(folder, "t10k"), 100)
+    return *first, *rest
 
 
 def digits_split() -> Split:
     """The demo's own split, in one task."""
     task = split_digits(1)[0]
-    rows = range(len(task.train_labels)), range(len(task.test_labels))
-    return task.train.pixels(rows[0]), task.train_labels, task.test.pixels(rows[1]), task.test_labels
+    train, test = (images.pixels(range(len(images))) for images in (task.train, task.test))
+    return train, task.train_labels, test, task.test_labels
 
 
 # Measuring

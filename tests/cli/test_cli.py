@@ -76,15 +76,6 @@ def test_a_mistake_gets_one_line_and_code_2(
     assert all(hint in said.err for hint in hints)
 
 
-@pytest.mark.slow
-def test_the_shell_sees_the_exit_code(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    done = command("-m", "protosteer", "demo", "--out", str(tmp_path / "file"))
-    assert done.returncode == 2
-    assert done.stdout == "" and done.stderr.count("\n") == 1
-    assert (tmp_path / "file").read_text() == "in the way"
-
-
 @pytest.mark.parametrize("words", [["--debug", "demo"], ["demo", "--debug"]])
 def test_debug_shows_the_traceback(
     words: list[str], demo_does: Any, capsys: pytest.CaptureFixture[str]

@@ -58,10 +58,9 @@ def test_the_list_as_json(root, capsys, monkeypatch):
     rows = {row["name"]: row for row in told["datasets"]}
     assert told["folder"] == str(root) and list(rows) == list(DATASETS)
     assert rows["cifar100"]["present"] and rows["cifar100"]["path"] == str(root / "cifar-100-python")
-    assert (
-        rows["svhn"]["bytes"] == 246_316_178 and not rows["svhn"]["present"] and rows["svhn"]["path"] is None
-    )
-    assert rows["svhn"]["files"][0]["md5"] == "e26dedcc434d2e4c54c9b2d4a06d8373"
+    svhn = rows["svhn"]
+    assert svhn["bytes"] == 246_316_178 and not svhn["present"] and svhn["path"] is None
+    assert svhn["files"][0]["md5"] == "e26dedcc434d2e4c54c9b2d4a06d8373"
     assert rows["notmnist"]["bytes"] is None and rows["notmnist"]["note"]
 
 

@@ -46,19 +46,13 @@ def small_stream() -> Stream:
     return Stream("small", tasks)
 
 
-def small_demo(out: Path, log: io.StringIO | None = None, seed: int = 0) -> Outcome:
-    console = Console(file=log or io.StringIO(), width=200)
-    return run_demo(out, seed, console, tiny_backbone(), small_stream(), QUICK)
+def small_demo(out: Path, seed: int = 0) -> Outcome:
+    return run_demo(out, seed, Console(file=io.StringIO()), tiny_backbone(), small_stream(), QUICK)
 
 
 @pytest.fixture(scope="module")
-def told() -> io.StringIO:
-    return io.StringIO()
-
-
-@pytest.fixture(scope="module")
-def outcome(told: io.StringIO, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return small_demo(tmp_path_factory.mktemp("demo") / "new" / "folder", told)
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return small_demo(tmp_path_factory.mktemp("demo") / "new" / "folder")
 
 
 @pytest.fixture
@@ -137,13 +131,6 @@ def test_the_same_seed_gives_the_same_figures(outcome: Outcome, tmp_path: Path) 
     check_files(tmp_path)  # those of the last time are replaced
 
 
-def test_plain_lines_where_there_is_no_terminal(outcome: Outcome, told: io.StringIO) -> None:
-    lines = told.getvalue().splitlines()
-    assert "\x1b" not in told.getvalue()
-    assert sum("task 2 of 2: learned cat, [d]og;" in line for line in lines) == 4
-    assert [line.split(":")[0] for line in lines if line.split(":")[0] in VARIANTS] == list(VARIANTS)
-
-
 def test_shown_figures_are_those_measured(outcome: Outcome) -> None:
     out = io.StringIO()
     show(outcome, Console(file=out, width=200))
@@ -209,6 +196,9 @@ def test_the_demo_as_users_run_it(real: tuple[subprocess.CompletedProcess[str], 
     assert list(variants) == list(VARIANTS) and all(set(v) == FIGURES for v in variants.values())
     check_files(out)
     assert "equal to the last bit" in done.stderr and "warning" not in done.stderr
+    assert done.stderr.count("task 5 of 5: learned 8, 9; accuracy") == 4 and "\x1b" not in done.stderr
+    told = [line.split(":")[0] for line in done.stderr.splitlines()]
+    assert [name for name in told if name in VARIANTS] == list(VARIANTS)
     full, base = variants["cpp"], variants["baseline"]
     assert full["last_accuracy"] >= 95.0
     assert full["last_accuracy"] >= base["last_accuracy"] + 3.0

@@ -10,7 +10,6 @@ import torch
 
 from conftest import easy_task, tiny_backbone
 from protosteer.learner import Learner
-from protosteer.photos.rejection import Rejection
 from protosteer.report.predictions import as_csv, as_text, csv_header, told
 from protosteer.settings import Settings
 
@@ -25,9 +24,9 @@ def learner() -> Learner:
     return learner
 
 
-def tell(learner: Learner, top: int = 2, explain: bool = False, rejection: Rejection | None = None):
+def tell(learner: Learner, top: int = 2, explain: bool = False):
     prediction = learner.predict(easy_task(["bee", "cat"], per_class=1, seed=40)[0])
-    return prediction, list(told([ODD, "b.png"], prediction, learner.index, top, rejection, explain))
+    return prediction, list(told([ODD, "b.png"], prediction, learner.index, top, None, explain))
 
 
 def test_top_is_ranked_and_never_longer_than_there_are_classes(learner):
@@ -55,12 +54,6 @@ def test_explanations_name_the_centroid_that_won(learner):
     assert first["centroid_similarity"] == pytest.approx(first["similarity"], abs=1e-6)
     assert first["margin"] == pytest.approx(first["similarity"] - first["top"][1]["similarity"], abs=1e-6)
     assert "retrieved: spring" in as_text(first) and "runner-up: " in as_text(first)
-
-
-def test_unknown_is_said_first(learner):
-    _, rows = tell(learner, rejection=Rejection(learner.memory, 0.99))
-    unknown = [row for row in rows if row["unknown"] is True]
-    assert unknown and all(": unknown, nearest to " in as_text(row) for row in unknown)
 
 
 def test_a_model_of_one_class_has_no_runner_up():

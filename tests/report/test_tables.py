@@ -143,10 +143,3 @@ def test_numbers_know_their_deviation() -> None:
     assert tables.Figure("x", decimals=0).number(1234.0, 0.0) == "1,234"
     assert tables.Figure("x", "s", decimals=1).number(1234.5, 12.3) == "1,234 ±12"
     assert tables.Figure("x").number(None, 1.0) == tables.Figure("x").number(float("nan"), 1.0) == "–"
-
-
-def test_long_names_go_on_in_the_next_line() -> None:
-    name = "runs/split-cifar100/cpp vit_base_patch16_224 [bold]"
-    wrapped = tables.label(name).plain.splitlines()
-    assert len(wrapped) > 1 and max(map(len, wrapped)) <= tables.LABEL_WIDTH
-    assert "".join(wrapped).replace(" ", "") == name.replace(" ", "")
