@@ -24,9 +24,10 @@ from torch import Tensor
 from procedural import random_glyphs
 from protosteer.data.augment import Augmentation, Choices
 from protosteer.data.transforms import Preprocessing
-from protosteer.settings import AUGMENTATIONS
 
 SIZE = 224
+VERSIONS = 9  # of each image
+KIND, SEED = "paper", 0
 TILE = 112
 GAP = 6
 HEADING, CAPTION = 34, 32  # heights of the text above the sheet and below each tile
@@ -81,10 +82,10 @@ def happened(choices: Choices, row: int) -> str:
     return ", ".join(name for name, drawn in names.items() if drawn[row]) or "crop only"
 
 
-def augmented(image: Image.Image, versions: int, kind: str) -> tuple[list[Image.Image], list[str]]:
+def augmented(image: Image.Image, versions: int) -> tuple[list[Image.Image], list[str]]:
     """Versions of one image, and what was done to each."""
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).expand(versions, -1, -1, -1)
-    augmentation = Augmentation(LEVELS, kind)
+    augmentation = Augmentation(LEVELS, KIND)
     choices = augmentation.draw(pixels.shape)
     out = augmentation.apply(pixels, choices)
     return [_picture(one) for one in out], [happened(choices, row) for row in range(versions)]
@@ -94,48 +95,35 @@ def _picture(image: Tensor) -> Image.Image:
     return Image.fromarray(image.mul(255).round().byte().permute(1, 2, 0).numpy())
 
 
-def sheet(named: Sequence[tuple[str, Image.Image]], versions: int, seed: int, kind: str) -> Image.Image:
-    """One row per image; the seed settles all random choices."""
-    torch.manual_seed(seed)
+def sheet(named: Sequence[tuple[str, Image.Image]], versions: int = VERSIONS) -> Image.Image:
+    """One row per image; 256 colours."""
+    torch.manual_seed(SEED)
     across, down = TILE + GAP, TILE + CAPTION
     page = Image.new("RGB", (2 * GAP + across * (versions + 1), HEADING + down * len(named)), "white")
     pen = ImageDraw.Draw(page)
     large, small = (ImageFont.truetype(findfont("DejaVu Sans"), points) for points in (14, 10))
     pen.text((GAP, 8), "original", "black", large)
-    heading = (
-        f"augmented at {SIZE} px, kind “{kind}”, seed {seed}: a random crop, and what is written below each"
-    )
-    pen.text((2 * GAP + across, 8), heading, "black", large)
+    how = f"augmented at {SIZE} px, kind “{KIND}”, seed {SEED}"
+    pen.text((2 * GAP + across, 8), f"{how}: a random crop, and what is written below each", "black", large)
     for row, (name, image) in enumerate(named):
-        pictures, captions = augmented(image, versions, kind)
+        pictures, captions = augmented(image, versions)
         y = HEADING + row * down
         for column, picture in enumerate([image, *pictures]):
             x = GAP + column * across + GAP * (column > 0)  # the originals stand a little apart
             page.paste(picture.resize((TILE, TILE), Image.Resampling.BOX), (x, y))
             caption = fill([name, *captions][column], 19)
             pen.multiline_text((x, y + TILE + 2), caption, "#333333", small, spacing=1)
-    return page
-
-
-def _reduced(page: Image.Image) -> Image.Image:
-    """256 colours; dithering, which needs a given palette, spares the sky its steps."""
+    # Dithering, which needs a given palette, spares the sky its steps.
     return page.quantize(palette=page.quantize(256, kmeans=1), dither=Image.Dither.FLOYDSTEINBERG)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="PNG file to write")
-    parser.add_argument("--kind", choices=AUGMENTATIONS, default="paper")
-    parser.add_argument("--versions", type=int, default=9, help="augmented versions of each image")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
-    page = sheet(originals(), options.versions, options.seed, options.kind)
-    _reduced(page).save(options.out, optimize=True)
-    print(
-        f"wrote {options.out}: {page.width} x {page.height} pixels, {options.out.stat().st_size / 1000:.0f} kB"
-    )
+    out = parser.parse_args(arguments).out
+    page = sheet(originals())
+    page.save(out, optimize=True)
+    print(f"wrote {out}: {page.width} x {page.height} pixels, {out.stat().st_size / 1000:.0f} kB")
 
 
 if __name__ == "__main__":

@@ -22,9 +22,8 @@ def draw(points: Sequence[Point]) -> Figure:
     figure = Figure(figsize=(6.4, 4.2), dpi=DPI, layout="constrained")
     axes = figure.subplots()
     classes = [point.classes for point in points]
-    for i, name in ((3, "backbone"), (4, "overhead")):
+    for i, name, label in ((3, "backbone", "backbone"), (4, "overhead", "all the rest")):
         heights = [1000 * median(getattr(point, name)) for point in points]
-        label = {"backbone": "backbone", "overhead": "all the rest"}[name]
         axes.plot(classes, heights, marker="o", linewidth=2, color=LINE_COLOURS[i], label=label)
     limit = [0.05 * 1000 * median(point.backbone) for point in points]
     axes.plot(classes, limit, linestyle=":", color="black", linewidth=1.2, label="5 % of the backbone's time")
@@ -42,9 +41,7 @@ def draw(points: Sequence[Point]) -> Figure:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, required=True, help="PNG file")
     options = parser.parse_args(words)

@@ -17,23 +17,24 @@ made-up glyphs (`procedural.py`), for which the teacher's part is zero. No digit
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
+from itertools import compress
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Generator, Tensor, nn
 
 from procedural import random_glyphs
 from protosteer.backbones import Backbone
 from protosteer.data.images import ArrayImages
 from protosteer.data.sets.cifar import read_cifar100
+from protosteer.data.sets.idx import read_idx
 from protosteer.method.vit import ViT, ViTConfig
 from protosteer.streams import split_digits
 
@@ -50,67 +51,63 @@ METADATA = {
 }
 CELL, BINS = 8, 12  # of the edge histogram: 4 x 4 cells, signed directions
 THUMBNAIL = 8
+TEACHER_SIZE = 160  # pixels that the teacher sees
+PHOTOGRAPHS = 20_000  # of CIFAR-100
+PEAK_RATE, SEED = 2e-3, 0
 # Dimensions of each part of the target, and its squared length in the targets of photographs and of glyphs.
 PARTS = {"edges": (48, 0.25, 0.6), "layout": (32, 0.15, 0.4), "teacher": (48, 0.6, 0.0)}
-Split = tuple[Tensor, list[str], Tensor, list[str]]  # training images and labels, test images and labels
+Labelled = tuple[Tensor, list[str]]  # images and labels
+Split = tuple[Tensor, list[str], Tensor, list[str]]  # those for training, and those for testing
 
 
 # Data
 
 
-def read_idx(folder: Path, split: str) -> tuple[Tensor, list[str]]:
-    """MNIST's file format: images uint8 [N, 3, 28, 28] and labels."""
-    images, labels = (
-        np.frombuffer(gzip.decompress((folder / f"{split}-{kind}-ubyte.gz").read_bytes()), np.uint8)
-        for kind in ("images-idx3", "labels-idx1")
-    )
-    pixels = torch.from_numpy(images[16:].reshape(-1, 1, 28, 28).copy()).expand(-1, 3, -1, -1)
-    return pixels, [str(label) for label in labels[8:]]
+def read_mnist(folder: Path, split: str) -> Labelled:
+    """Images uint8 [N, 3, 28, 28] and labels of files in MNIST's format."""
+    images, labels = (folder / f"{split}-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1"))
+    pixels = read_idx(images, 3).unsqueeze(1).expand(-1, 3, -1, -1)
+    return pixels, [str(label) for label in read_idx(labels, 1).tolist()]
 
 
-def first_per_class(labels: list[str], count: int) -> Tensor:
-    """Rows of the first `count` images of each class, in file order."""
-    seen: dict[str, list[int]] = {}
-    for row, label in enumerate(labels):
-        seen.setdefault(label, []).append(row)
-    return torch.tensor(sorted(row for rows in seen.values() for row in rows[:count]))
-
-
-def pick(pixels: Tensor, labels: list[str], rows: Tensor) -> tuple[Tensor, list[str]]:
-    return pixels[rows], [labels[row] for row in rows.tolist()]
+def apart(pixels: Tensor, labels: list[str], count: int) -> tuple[Labelled, Labelled]:
+    """The first `count` images of each class, in file order, and all others."""
+    seen: Counter[str] = Counter()
+    first = []
+    for label in labels:
+        seen[label] += 1
+        first.append(seen[label] <= count)
+    rest = [not early for early in first]
+    parts = [(pixels[torch.tensor(rows)], list(compress(labels, rows))) for rows in (first, rest)]
+    return parts[0], parts[1]
 
 
 def cifar_split(folder: Path, classes: int) -> Split:
     """The first 20 training and 10 test images per class."""
-    parts: list[tuple[Tensor, list[str]]] = []
+    parts = []
     for split, count in (("train", 20), ("test", 10)):
         pixels, numbers, _ = read_cifar100(folder, split)
-        wanted = (numbers < classes).nonzero()[:, 0]
-        pixels, labels = pixels[wanted], [str(n) for n in numbers[wanted].tolist()]
-        parts.append(pick(pixels, labels, first_per_class(labels, count)))
+        wanted = numbers < classes
+        parts.append(apart(pixels[wanted], [str(n) for n in numbers[wanted].tolist()], count)[0])
     return *parts[0], *parts[1]
 
 
 def mnist_split(folder: Path) -> Split:
     """100 training images per class; all test images."""
-    train = read_idx(folder, "train")
-    return *pick(*train, first_per_class(train[1], 100)), *read_idx(folder, "t10k")
+    return *apart(*read_mnist(folder, "train"), 100)[0], *read_mnist(folder, "t10k")
 
 
 def notmnist_split(folder: Path) -> Split:
     """Letters A to J of the test file: the first 100 per class make the prototypes, the rest is classified."""
-    pixels, labels = read_idx(folder, "t10k")
-    train = first_per_class(labels, 100)
-    rest = torch.ones(len(labels), dtype=torch.bool)
-    rest[train] = False
-    return *pick(pixels, labels, train), *pick(pixels, labels, rest.nonzero()[:, 0])
+    first, rest = apart(*read_mnist(folder, "t10k"), 100)
+    return *first, *rest
 
 
 def digits_split() -> Split:
     """The demo's own split, in one task."""
     task = split_digits(1)[0]
-    rows = range(len(task.train_labels)), range(len(task.test_labels))
-    return task.train.pixels(rows[0]), task.train_labels, task.test.pixels(rows[1]), task.test_labels
+    train, test = (images.pixels(range(len(images))) for images in (task.train, task.test))
+    return train, task.train_labels, test, task.test_labels
 
 
 # Measuring
@@ -182,23 +179,16 @@ def layout(images: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def teacher_embeddings(weights: Path, pixels: Tensor, size: int, cache: Path | None) -> Tensor:
-    """DeiT-Tiny's class tokens [N, 192] for images enlarged to `size` pixels."""
-    teacher = Backbone.load("deit_tiny_patch16_224", weights=weights, image_size=size, crop=1.0)
-    file = cache and cache / f"teacher-{size}-{len(pixels)}-{teacher.fingerprint[:12]}.safetensors"
-    if file and file.exists():
-        return load_file(file)["embeddings"]
+def teacher_embeddings(weights: Path, pixels: Tensor) -> Tensor:
+    """DeiT-Tiny's class tokens [N, 192] for enlarged images."""
+    teacher = Backbone.load("deit_tiny_patch16_224", weights=weights, image_size=TEACHER_SIZE, crop=1.0)
     began = time.time()
 
     def tell(done: int) -> None:
         if done % 2000 == 0:
             print(f"teacher: {done} of {len(pixels)} images, {time.time() - began:.0f} s", flush=True)
 
-    embeddings = teacher.embed_set(ArrayImages(pixels), batch_size=50, on_batch=tell)
-    if file:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        save_file({"embeddings": embeddings}, file)
-    return embeddings
+    return teacher.embed_set(ArrayImages(pixels), batch_size=50, on_batch=tell)
 
 
 class Reducer:
@@ -254,13 +244,13 @@ class Lessons:
         self.photos = {"procedural": 0, "distil": args.batch, "both": args.batch // 2}[args.recipe]
         self.glyphs = args.batch - self.photos
         self.only_teacher = args.recipe == "distil"
-        self.images = read_cifar100(args.cifar, "train")[0][: args.images]
+        self.images = read_cifar100(args.cifar, "train")[0][:PHOTOGRAPHS]
         pictures = torch.cat([self.images[:2000].float() / 255, random_glyphs(2000, gen)])
         self.reduce_edges = Reducer(edges(pictures), PARTS["edges"][0])
         self.reduce_layout = Reducer(layout(pictures), PARTS["layout"][0])
         self.told = torch.zeros(len(self.images), PARTS["teacher"][0])
         if self.photos:
-            seen = teacher_embeddings(args.teacher, self.images, args.teacher_size, args.cache)
+            seen = teacher_embeddings(args.teacher, self.images)
             self.told = Reducer(seen, PARTS["teacher"][0])(seen)
 
     def draw(self) -> tuple[Tensor, Tensor]:
@@ -281,17 +271,17 @@ class Lessons:
         return torch.cat([weight * part for weight, part in zip(weights, parts, strict=True)], dim=1)
 
 
-def train(args: argparse.Namespace) -> ViT:
-    torch.manual_seed(args.seed)
-    vit, lessons = new_student(), Lessons(args, Generator().manual_seed(args.seed + 1))
+def train(args: argparse.Namespace) -> None:
+    torch.manual_seed(SEED)
+    vit, lessons = new_student(), Lessons(args, Generator().manual_seed(SEED + 1))
     decayed = [p for p in vit.parameters() if p.ndim in (2, 4)]
     others = [p for p in vit.parameters() if p.ndim not in (2, 4)]
     groups = [{"params": decayed, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
-    optimiser = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.98))
+    optimiser = torch.optim.AdamW(groups, lr=PEAK_RATE, betas=(0.9, 0.98))
     began = time.time()
     for step in range(args.steps):
         for group in optimiser.param_groups:
-            group["lr"] = learning_rate(step, args.steps, args.lr)
+            group["lr"] = learning_rate(step, args.steps)
         pictures, targets = lessons.draw()
         agreement = F.cosine_similarity(vit((pictures - 0.5) / 0.5), targets, dim=1)
         optimiser.zero_grad()
@@ -303,22 +293,16 @@ def train(args: argparse.Namespace) -> ViT:
             pairs = zip(("photographs", "glyphs"), kinds, strict=True)
             reached = ", ".join(f"{part.mean():.3f} for {kind}" for kind, part in pairs if len(part))
             print(f"step {step + 1}: cosine to target {reached}, {time.time() - began:.0f} s", flush=True)
-        if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
-            save(vit, args.out)
-    return vit
+    state = {name: value.detach().half().contiguous() for name, value in vit.state_dict().items()}
+    save_file(state, args.out, metadata={"protosteer": json.dumps(METADATA)})
 
 
-def learning_rate(step: int, steps: int, peak: float) -> float:
+def learning_rate(step: int, steps: int) -> float:
     """Linear warm-up over 5 % of the steps, then a cosine down to a hundredth."""
     warm = max(1, steps // 20)
     if step < warm:
-        return peak * (step + 1) / warm
-    return peak * (0.01 + 0.99 * (1 + math.cos(math.pi * (step - warm) / (steps - warm))) / 2)
-
-
-def save(vit: ViT, file: Path) -> None:
-    state = {name: value.detach().half().contiguous() for name, value in vit.state_dict().items()}
-    save_file(state, file, metadata={"protosteer": json.dumps(METADATA)})
+        return PEAK_RATE * (step + 1) / warm
+    return PEAK_RATE * (0.01 + 0.99 * (1 + math.cos(math.pi * (step - warm) / (steps - warm))) / 2)
 
 
 def parse() -> argparse.Namespace:
@@ -333,24 +317,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--digits", action="store_true", help="measure on scikit-learn's digits too")
     parser.add_argument("--pixels", action="store_true", help="measure raw pixels instead, for comparison")
     parser.add_argument("--teacher", type=Path, metavar="FILE", help="DeiT-Tiny as safetensors, timm's names")
-    parser.add_argument("--teacher-size", type=int, default=160, help="pixels the teacher sees")
-    parser.add_argument("--cache", type=Path, metavar="DIR", help="keep the teacher's embeddings here")
     parser.add_argument("--recipe", choices=["procedural", "distil", "both"], default="both")
-    parser.add_argument("--images", type=int, default=20000, help="CIFAR training images to use")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument(
-        "--save-every", type=int, default=1000, metavar="N", help="write weights every N steps"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1)
     return parser.parse_args()
 
 
 def main() -> None:
     args = parse()
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(1)
     if args.evaluate is None:
         if not (args.out and args.cifar) or (args.recipe != "procedural" and not args.teacher):
             raise SystemExit("training needs --out and --cifar, and --teacher unless --recipe procedural")

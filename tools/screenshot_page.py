@@ -37,15 +37,8 @@ TASKS = {"January": ("zero", "one", "two"), "February": ("three", "four"), "Marc
 LEARNED = 1000  # images from which the model may learn; the others are new to it
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # Nothing but the page may use the network.
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+QUIET = ("quic", "background-networking", "component-update", "sync")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", *(f"--disable-{what}" for what in QUIET)]
 SIZE: ViewportSize = {"width": 1240, "height": 1240}
 
 
@@ -121,26 +114,23 @@ def photograph(browser: Browser, address: str, pictures: Sequence[Path], out: Pa
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="PNG file to write")
-    parser.add_argument("--epochs", type=int, default=3, help="epochs for the prompt of each task")
-    options = parser.parse_args(arguments)
+    out = parser.parse_args(arguments).out
     executable = find_browser()
     if executable is None:
         raise SystemExit(f"no browser is installed; install one of: {', '.join(BROWSERS)}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        learner = learn_digits(folder, Settings(epochs=options.epochs, batch_size=64))
+        learner = learn_digits(folder, Settings(epochs=3, batch_size=64))
         shown = ("five", "zero", "nine", "six")
         pictures = [path for digit in shown for path in draw_digits(folder / "new", digit, 1, new=True)]
         app = create_app(learner, folder / "digits.protosteer", allow_teach=True, token="token")
         with serving(app) as address, browsing(executable) as browser:
-            photograph(browser, address, pictures, options.out)
-    with Image.open(options.out) as picture:
-        picture.convert("RGB").quantize(256).save(options.out, optimize=True)
-    print(f"wrote {options.out}: {options.out.stat().st_size / 1000:.0f} kB")
+            photograph(browser, address, pictures, out)
+    with Image.open(out) as picture:
+        picture.convert("RGB").quantize(256).save(out, optimize=True)
+    print(f"wrote {out}: {out.stat().st_size / 1000:.0f} kB")
 
 
 if __name__ == "__main__":

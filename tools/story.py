@@ -4,8 +4,9 @@
     python tools/story.py docs/your-images.md --write    # put what they print into the page
 
 The page is the script: in its ```console blocks, lines that begin with "$ " are commands, the lines below them their
-output. They run one after the other, in a folder with pictures of handwritten digits; `protosteer` is this checkout's. What depends on the moment is left out (how far training is) or may differ (dates; figures by a little, since
-processors round differently). A command that ends in " &" goes on until the page ends.
+output. They run one after the other, in a folder with pictures of handwritten digits; `protosteer` is this
+checkout's. What depends on the moment is left out (how far training is) or may differ (dates; figures by a little,
+since processors round differently). A command that ends in " &" goes on until the page ends.
 """
 
 from __future__ import annotations
@@ -119,7 +120,8 @@ def play(page: str, folder: Path) -> Iterator[tuple[Step, str]]:
 def _run(command: str, folder: Path, environment: dict[str, str]) -> str:
     """Everything printed. A plain protosteer command runs in this process, since importing torch takes a while."""
     if command.startswith("protosteer ") and not SHELL.search(command):
-        words = [match for word in shlex.split(command)[1:] for match in _expanded(word, folder)]
+        words = shlex.split(command)[1:]
+        words = [found for word in words for found in sorted(glob.glob(word, root_dir=folder)) or [word]]
         printed, place = io.StringIO(), os.getcwd()
         os.chdir(folder)
         try:
@@ -130,11 +132,6 @@ def _run(command: str, folder: Path, environment: dict[str, str]) -> str:
         return printed.getvalue()
     words = ["bash", "-c", f"{command} 2>&1"]
     return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True).stdout
-
-
-def _expanded(word: str, folder: Path) -> list[str]:
-    """As the shell does with a pattern."""
-    return sorted(glob.glob(word, root_dir=folder)) or [word]
 
 
 def shown(text: str) -> str:
@@ -187,10 +184,8 @@ def _shell() -> Iterator[dict[str, str]]:
 
 def _start(command: str, folder: Path, environment: dict[str, str], port: str) -> subprocess.Popen[str]:
     """A server, once it listens."""
-    process = subprocess.Popen(
-        ["bash", "-c", f"exec {command}"], cwd=folder, env=environment, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+    words, silent = ["bash", "-c", f"exec {command}"], subprocess.DEVNULL
+    process = subprocess.Popen(words, cwd=folder, env=environment, stdout=silent, stderr=silent, text=True)
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
         with socket.socket() as attempt:
@@ -209,13 +204,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("page", type=Path)
     parser.add_argument("--write", action="store_true", help="put what the commands print into the page")
-    parser.add_argument("--keep", type=Path, help="folder to play in, which is kept")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)  # so that figures repeat
     page = chosen.page.read_text(encoding="utf-8")
     lines, moved, wrong = page.splitlines(), 0, 0
     with tempfile.TemporaryDirectory() as temporary:
-        folder = chosen.keep or Path(temporary)
+        folder = Path(temporary)
         write_photos(folder)
         for step, printed in play(page, folder):
             print(f"$ {step.command}\n{printed}", end="", flush=True)

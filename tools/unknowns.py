@@ -58,9 +58,8 @@ def read(folder: Path, split: str) -> Images:
     else:
         files = idx_files(folder, ({"train": "train", "test": "t10k"}[split],))
         if files is None:
-            raise DataError(
-                f"{folder} holds neither CIFAR-100 nor idx files of the {split} images; unpack them there"
-            )
+            what = f"neither CIFAR-100 nor idx files of the {split} images"
+            raise DataError(f"{folder} holds {what}; unpack them there")
         pixels, numbers = read_images(*files)
         names = [str(number) for number in range(int(numbers.max()) + 1)]
     return Images(pixels, [names[number] for number in numbers.tolist()], names)
@@ -87,11 +86,7 @@ def teach_all(learner: Learner, folders: Mapping[str, Path], holdout: float, mod
     for name, folder in folders.items():
         if name not in learner.tasks:
             taught = teach(learner, survey(folder, learner.memory), name, holdout)
-            check = (
-                ""
-                if taught.check is None
-                else f", {taught.check.accuracy:.1f} % of the held-out images right"
-            )
+            check = f", {taught.check.accuracy:.1f} % of the held-out images right" if taught.check else ""
             print(f"{name}: {', '.join(taught.record.class_names)}{check}", file=sys.stderr, flush=True)
             if model:
                 learner.save(model)
@@ -134,30 +129,23 @@ def rejected(prediction: Prediction, limit: float) -> Tensor:
     return prediction.scores.amax(dim=1) < limit
 
 
-def growth(learner: Learner, known: Mapping[str, Files], final: Mapping[str, Prediction]) -> dict[str, Any]:
+def growth(learner: Learner, known: Mapping[str, Files]) -> dict[str, Any]:
     """Percent of each task's known images that are rejected: by a model of that task alone, and after each task.
 
-    `final`: what the whole model says of them. The thresholds are those that the model had at the time.
+    The thresholds are those that the model had at the time.
     """
-    tasks = learner.memory.tasks
 
-    def shares(
-        some: Sequence[TaskRecord], seen: Mapping[str, Prediction]
-    ) -> dict[str, dict[str, float | None]]:
-        limits = {f"{fraction:g}": threshold(Memory(some), fraction) for fraction in FRACTIONS}
+    def shares(tasks: Sequence[TaskRecord]) -> dict[str, dict[str, float | None]]:
+        seen = {task.name: look(learner, tasks, known[task.name]) for task in tasks}
+        limits = {f"{fraction:g}": threshold(Memory(tasks), fraction) for fraction in FRACTIONS}
         return {f: {t: percent(rejected(p, limit)) for t, p in seen.items()} for f, limit in limits.items()}
 
-    alone: dict[str, dict[str, float | None]] = {f"{fraction:g}": {} for fraction in FRACTIONS}
-    for task in tasks:
-        own = shares([task], {task.name: look(learner, [task], known[task.name])})
-        for fraction, share in own.items():
-            alone[fraction] |= share
-    after = []
-    for count in range(1, len(tasks) + 1):
-        names = learner.tasks[:count]
-        seen = final if count == len(tasks) else {t: look(learner, tasks[:count], known[t]) for t in names}
-        after.append(shares(tasks[:count], seen))
-    return {"alone": alone, "after": after}
+    tasks = learner.memory.tasks
+    each = [shares([task]) for task in tasks]
+    alone = {
+        fraction: {t: share for own in each for t, share in own[fraction].items()} for fraction in each[0]
+    }
+    return {"alone": alone, "after": [shares(tasks[: n + 1]) for n in range(len(tasks))]}
 
 
 def report(learner: Learner, known: Mapping[str, Files], unknown: Mapping[str, Files]) -> dict[str, Any]:
@@ -165,9 +153,8 @@ def report(learner: Learner, known: Mapping[str, Files], unknown: Mapping[str, F
     seen = {task: look(learner, learner.memory.tasks, files) for task, files in known.items()}
     strange = {name: look(learner, learner.memory.tasks, files) for name, files in unknown.items()}
     scores = torch.cat([prediction.scores for prediction in seen.values()])
-    right = torch.tensor(
-        [a == b for t, p in seen.items() for a, b in zip(p.labels, known[t].labels, strict=True)]
-    )
+    pairs = [pair for t, p in seen.items() for pair in zip(p.labels, known[t].labels, strict=True)]
+    right = torch.tensor([label == truth for label, truth in pairs])
     retrieved = torch.tensor([t in candidates for t, p in seen.items() for candidates in p.candidates])
     choices = []
     for fraction in FRACTIONS:
@@ -190,7 +177,7 @@ def report(learner: Learner, known: Mapping[str, Files], unknown: Mapping[str, F
         "retrieval_accuracy": percent(retrieved),
         "auroc": {name: areas(scores, p.scores, temperature) for name, p in strange.items()},
         "rejection": choices,
-        "rejected_by_task": growth(learner, known, seen),
+        "rejected_by_task": growth(learner, known),
     }
 
 
@@ -211,10 +198,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         known = {t: write(test, classes, options.known, base / "known" / t) for t, classes in tasks.items()}
         unknown = {OTHERS: write(test, others, options.unseen, base / "unknown" / OTHERS)} if others else {}
         for folder in options.unknown:
-            images = read(folder, "test")
-            unknown[folder.name] = write(
-                images, images.classes, options.unseen, base / "unknown" / folder.name
-            )
+            images, place = read(folder, "test"), base / "unknown" / folder.name
+            unknown[folder.name] = write(images, images.classes, options.unseen, place)
         teach_all(learner, {name: base / "learn" / name for name in tasks}, options.holdout, options.model)
         figures = report(learner, known, unknown)
     held = [c.similarities for c in learner.memory.records if c.similarities is not None]
@@ -252,27 +237,35 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Markdown: how well the measures tell unknown images, then what each choice of --reject does."""
     first = next(iter(results.values()))
     temperatures = list(next(iter(first["auroc"].values()))["energy"])
-    head = [*(f"energy, τ = {t}" for t in temperatures), "greatest similarity", "greatest probability"]
-    lines = ["| AUROC | unknown | " + " | ".join(head) + " |", "|---|---|" + "---|" * len(head)]
+    energies = [f"energy, τ = {t}" for t in temperatures]
+    areas = [["AUROC", "unknown", *energies, "greatest similarity", "greatest probability"]]
+    shares = [
+        [
+            "percent",
+            "`--reject`",
+            "known rejected",
+            "by task",
+            "unknown rejected",
+            "accuracy, all",
+            "of those kept",
+        ]
+    ]
     for name, result in results.items():
         for unknown, area in result["auroc"].items():
             values = [*area["energy"].values(), area["similarity"], area["probability"]]
-            lines.append(f"| {name} | {unknown} | " + " | ".join(f"{value:.3f}" for value in values) + " |")
-    lines += [
-        "",
-        "| percent | `--reject` | known rejected | by task | unknown rejected | accuracy, all | of those kept |",
-    ]
-    lines += ["|---|---|---|---|---|---|---|"]
-    for name, result in results.items():
+            areas.append([name, unknown, *(f"{value:.3f}" for value in values)])
         for choice in result["rejection"]:
             by_task = result["rejected_by_task"]["after"][-1][f"{choice['reject']:g}"].values()
-            lines.append(
-                f"| {name} | {choice['reject']:g} | {shown(choice['known_rejected'])} | "
-                + f"{', '.join(map(shown, by_task))} | "
-                + f"{', '.join(f'{shown(share)} ({set_})' for set_, share in choice['unknown_rejected'].items())} | "
-                + f"{shown(result['accuracy'])} | {shown(choice['accuracy_of_kept'])} |"
-            )
-    return "\n".join(lines)
+            others = (f"{shown(share)} ({which})" for which, share in choice["unknown_rejected"].items())
+            cells = [shown(choice["known_rejected"]), ", ".join(map(shown, by_task)), ", ".join(others)]
+            cells += [shown(result["accuracy"]), shown(choice["accuracy_of_kept"])]
+            shares.append([name, f"{choice['reject']:g}", *cells])
+    return f"{_markdown(areas)}\n\n{_markdown(shares)}"
+
+
+def _markdown(rows: list[list[str]]) -> str:
+    heading, *others = (f"| {' | '.join(cells)} |" for cells in rows)
+    return "\n".join([heading, "|" + "---|" * len(rows[0]), *others])
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -289,17 +282,11 @@ def parser() -> argparse.ArgumentParser:
     whole = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = whole.add_subparsers(dest="command", required=True)
     one = commands.add_parser("measure", help="teach, predict, write the figures")
-    one.add_argument(
-        "data", type=Path, help="folder with CIFAR-100 (cifar-100-python) or with MNIST's idx files"
-    )
-    one.add_argument(
-        "--unknown", type=Path, action="append", default=[], help="folder of another set; repeatable"
-    )
+    one.add_argument("data", type=Path, help="folder with cifar-100-python's or MNIST's idx files")
+    one.add_argument("--unknown", type=Path, action="append", default=[], help="another set; repeatable")
     one.add_argument("--tasks", type=int, default=3)
     one.add_argument("--classes-per-task", type=int, default=10)
-    one.add_argument(
-        "--train", type=int, default=20, help="training images per class, held-out ones included"
-    )
+    one.add_argument("--train", type=int, default=20, help="training images per class, some held out")
     one.add_argument("--known", type=int, default=10, help="test images per class taught")
     one.add_argument("--unseen", type=int, default=5, help="test images per class not taught")
     one.add_argument("--holdout", type=float, default=HOLDOUT)

@@ -40,17 +40,14 @@ def raising(error: BaseException) -> Callable[[], None]:
     return work
 
 
-QUICK = [["--help"], ["demo", "--help"], ["backbones", "--help"], ["--version"], []]
-
-
-@pytest.mark.parametrize("words", QUICK)
-def test_help_does_not_wait_for_torch(words: list[str]) -> None:
-    done = command("-X", "importtime", "-m", "protosteer", *words)
+@pytest.mark.parametrize("words", ["--help", "demo --help", "datasets get --help", "--version", ""])
+def test_help_does_not_wait_for_torch(words: str) -> None:
+    done = command("-X", "importtime", "-m", "protosteer", *words.split())
     assert done.returncode == 0 and done.stdout.strip()
     lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
     imported = {line.split("|")[-1].strip() for line in lines}
     assert "typer" in imported
-    assert not imported & {"torch", "numpy", "sklearn", "matplotlib", "kornia"}
+    assert not imported & {"torch", "numpy", "sklearn", "matplotlib", "kornia", "pooch", "requests"}
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,15 +74,6 @@ def test_a_mistake_gets_one_line_and_code_2(
     assert said.out == ""
     assert said.err.startswith("error: ") and said.err.count("\n") == 1
     assert all(hint in said.err for hint in hints)
-
-
-@pytest.mark.slow
-def test_the_shell_sees_the_exit_code(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    done = command("-m", "protosteer", "demo", "--out", str(tmp_path / "file"))
-    assert done.returncode == 2
-    assert done.stdout == "" and done.stderr.count("\n") == 1
-    assert (tmp_path / "file").read_text() == "in the way"
 
 
 @pytest.mark.parametrize("words", [["--debug", "demo"], ["demo", "--debug"]])
@@ -155,28 +143,16 @@ def test_backbones_as_a_table(
     assert main(["backbones"]) == 0
     said = capsys.readouterr()
     line = next(line for line in said.out.splitlines() if line.split()[:1] == ["vit"])
-    for part in (
+    shown = (
         "vit_base_patch16_224.augreg_in21k_ft_in1k",
         "85.8 M",
         "224 px",
         "class token",
         "Apache-2.0",
         "no",
-    ):
-        assert part in line
+    )
+    assert all(part in line for part in shown)
     assert str(tmp_path / "weights") in said.err and said.err.count("\n") == 1
-
-
-@pytest.mark.slow
-def test_a_closed_pipe_is_no_traceback(tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "w") as closed:
-        done = subprocess.run(
-            [sys.executable, "-m", "protosteer", "backbones", "--json"],
-            stdout=closed, stderr=subprocess.PIPE, text=True, check=False,
-        )  # fmt: skip
-    assert done.returncode != 0 and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

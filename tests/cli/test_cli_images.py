@@ -24,6 +24,7 @@ from protosteer import modelfile
 from protosteer.cli import main
 from protosteer.learner import Learner
 from protosteer.method.memory import Memory
+from protosteer.photos import teaching
 from protosteer.photos.rejection import threshold
 
 QUICK = ["--set", "prompts=false"]
@@ -144,30 +145,30 @@ def test_a_private_model_stays_private(model):
 
 
 def test_forgetting_in_a_file_that_changes_meanwhile_is_refused(model, monkeypatch, capsys):
-    from protosteer import modelfile as files
-
-    real = files.read
+    real = modelfile.read
 
     def read(path):
         found = real(path)
         model.write_bytes(model.read_bytes() + b" ")
         return found
 
-    monkeypatch.setattr(files, "read", read)
+    monkeypatch.setattr(modelfile, "read", read)
     assert "changed by someone else meanwhile" in fails(capsys, "forget", model, "one")
 
 
 def test_wrong_folders_models_and_settings_get_one_line(photos, model, tmp_path, capsys):
-    assert "does not exist" in fails(capsys, "learn", model, tmp_path / "none")
-    assert "give a model file and one folder" in fails(capsys, "learn", photos / "spring")
-    assert "is a folder" in fails(capsys, "learn", photos / "spring", photos / "summer")
-    assert "unknown setting" in fails(capsys, "learn", tmp_path / "m", photos / "spring", "--set", "epoch=3")
-    assert "holdout = 0.9" in fails(capsys, "learn", tmp_path / "m", photos / "spring", "--holdout", "0.9")
-    assert "preset 'slow' is unknown" in fails(
-        capsys, "learn", tmp_path / "m", photos / "spring", "--preset", "slow"
-    )
-    (tmp_path / "text").write_text("not a model")
-    assert "not a model file" in fails(capsys, "learn", tmp_path / "text", photos / "spring")
+    spring, new, text = photos / "spring", tmp_path / "m", tmp_path / "text"
+    text.write_text("not a model")
+    for words, told in (
+        ([model, tmp_path / "none"], "does not exist"),
+        ([spring], "give a model file and one folder"),
+        ([spring, photos / "summer"], "is a folder"),
+        ([new, spring, "--set", "epoch=3"], "unknown setting"),
+        ([new, spring, "--holdout", "0.9"], "holdout = 0.9"),
+        ([new, spring, "--preset", "slow"], "preset 'slow' is unknown"),
+        ([text, spring], "not a model file"),
+    ):
+        assert told in fails(capsys, "learn", *words)
 
 
 def test_presets_and_independence_reach_the_settings(photos, tmp_path):
@@ -181,60 +182,40 @@ def test_presets_and_independence_reach_the_settings(photos, tmp_path):
     assert modelfile.read(path).memory.tasks[0].prompt.shape[0] == 3
 
 
-def test_a_model_that_changed_meanwhile_loses_nothing(photos, model, monkeypatch):
-    from protosteer.photos import teaching
-
+def learn_while(work, photos, model, monkeypatch, *words):
+    """Teach two classes, while someone else does something to the model file."""
     real = teaching.teach
 
     def slow(learner, *arguments):
-        other = Learner.load(model)
-        other.forget("zero")
-        other.save(model)
+        work()
         return real(learner, *arguments)
 
     monkeypatch.setattr(teaching, "teach", slow)
     more = write_digits(model.parent / "autumn", [5, 6], count=6)
-    assert main(["learn", str(model), str(more)]) == 0
-    assert sorted(modelfile.read(model).memory.classes) == ["five", "four", "one", "six", "three", "two"]
+    assert main(["learn", str(model), str(more), *words]) == 0
+    return modelfile.read(model).memory
 
 
-def test_a_class_forgotten_meanwhile_and_a_task_name_taken_meanwhile(photos, model, monkeypatch, capsys):
-    from protosteer.photos import teaching
-
-    real = teaching.teach
-
-    def slow(learner, *arguments):
+def test_a_model_that_changed_meanwhile_loses_nothing(photos, model, monkeypatch, capsys):
+    def change():
         other = Learner.load(model)
         other.forget("zero")
         other.add_class("nine", photos / "new" / "eight")
-        other.memory.replace(
-            other.memory.tasks[-1], dataclasses.replace(other.memory.tasks[-1], name="autumn")
-        )
+        last = other.memory.tasks[-1]
+        other.memory.replace(last, dataclasses.replace(last, name="autumn"))
         other.save(model)
-        return real(learner, *arguments)
 
-    monkeypatch.setattr(teaching, "teach", slow)
-    more = write_digits(model.parent / "autumn", [5, 6], count=6)
-    assert main(["learn", str(model), str(more), *TRAINED, "--set", "prompts=true"]) == 0
-    assert modelfile.read(model).memory.task_names == ["spring", "summer", "autumn", "autumn-2"]
+    found = learn_while(change, photos, model, monkeypatch, *TRAINED, "--set", "prompts=true")
+    assert found.task_names == ["spring", "summer", "autumn", "autumn-2"]
+    assert sorted(found.classes) == ["five", "four", "nine", "one", "six", "three", "two"]
     said = capsys.readouterr().err
     assert "warning: 'zero' was forgotten meanwhile, but the prompt of task 'autumn-2' was trained" in said
     assert "task autumn-2 is new" in said
 
 
-def test_a_model_that_is_gone_meanwhile_is_written_whole(model, monkeypatch):
-    from protosteer.photos import teaching
-
-    real = teaching.teach
-
-    def slow(learner, *arguments):
-        model.unlink()
-        return real(learner, *arguments)
-
-    monkeypatch.setattr(teaching, "teach", slow)
-    more = write_digits(model.parent / "autumn", [5, 6], count=6)
-    assert main(["learn", str(model), str(more)]) == 0
-    assert modelfile.read(model).memory.task_names == ["spring", "summer", "autumn"]
+def test_a_model_that_is_gone_meanwhile_is_written_whole(photos, model, monkeypatch):
+    found = learn_while(model.unlink, photos, model, monkeypatch)
+    assert found.task_names == ["spring", "summer", "autumn"]
 
 
 def test_a_place_that_cannot_be_written_is_noticed_before_learning(photos, model, capsys, monkeypatch):
@@ -274,12 +255,10 @@ def test_a_killed_learning_leaves_the_old_model_and_goes_on(model, tmp_path, how
 
 
 def test_predict_prints_a_line_per_image(photos, taught, capsys):
-    assert (
-        main(["predict", str(taught), str(photos / "new" / "one"), str(photos / "new" / "four" / "0.png")])
-        == 0
-    )
+    new = photos / "new"
+    assert main(["predict", str(taught), str(new / "one"), str(new / "four" / "0.png")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 6 and lines[0].startswith(str(photos / "new" / "one" / "0.png"))
+    assert len(lines) == 6 and lines[0].startswith(str(new / "one" / "0.png"))
     assert sum("/one/" in line and ": one 0." in line for line in lines) >= 4
 
 
@@ -327,38 +306,27 @@ def test_the_label_comes_first_also_where_all_classes_are_as_similar(photos, tau
     assert row["margin"] == 0.0
     assert main([*predict, "--csv"]) == 0
     (told,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
-    assert [told[name] for name in ("label", "label_2", "label_3", "runner_up")] == [
-        label,
-        *others,
-        others[0],
-    ]
+    ranking = [told[name] for name in ("label", "label_2", "label_3", "runner_up")]
+    assert ranking == [label, *others, others[0]]
     assert main(predict) == 0
     first, reasons = capsys.readouterr().out.splitlines()
     assert first.endswith(f": {label} 0.500  ({others[0]} 0.500, {others[1]} 0.500)")
     assert f"runner-up: {others[0]}, 0.500" in reasons
 
 
-def test_patterns_and_lists_on_standard_input(photos, taught, capsys, monkeypatch):
+def test_patterns_and_lists_of_which_some_cannot_be_read(photos, taught, tmp_path, capsys, monkeypatch):
     assert main(["predict", str(taught), str(photos / "new" / "*" / "0.png")]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 6
-    listed = f"{photos / 'new' / 'one' / '1.png'}\n\n{photos / 'new' / 'none.png'}\n"
-    monkeypatch.setattr("sys.stdin", io.StringIO(listed))
-    assert main(["predict", str(taught), "-"]) == 2
-    shown = capsys.readouterr()
-    assert len(shown.out.splitlines()) == 1 and "none.png" in shown.err
-    assert "1 of 2 files could not be read" in shown.err
-    assert "matches no file" in fails(capsys, "predict", taught, photos / "*.jpg")
-    assert "does not exist" in fails(capsys, "predict", taught, photos / "none.jpg")
-
-
-def test_an_unreadable_file_does_not_stop_the_others(photos, taught, tmp_path, capsys):
-    bad = tmp_path / "bad.png"
+    good, bad = photos / "new" / "one" / "0.png", tmp_path / "bad.png"
     bad.write_bytes(b"no picture")
-    good = photos / "new" / "one" / "0.png"
-    assert main(["predict", str(taught), str(good), str(bad), str(good)]) == 2
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{tmp_path / 'none.png'}\n\n{good}\n"))
+    assert main(["predict", str(taught), "-", str(bad), str(good)]) == 2
     shown = capsys.readouterr()
     assert [line.split(":")[0] for line in shown.out.splitlines()] == [str(good)] * 2
-    assert "bad.png cannot be read" in shown.err
+    assert "none.png" in shown.err and "bad.png cannot be read" in shown.err
+    assert "2 of 4 files could not be read" in shown.err
+    assert "matches no file" in fails(capsys, "predict", taught, photos / "*.jpg")
+    assert "does not exist" in fails(capsys, "predict", taught, photos / "none.jpg")
 
 
 def test_reject_marks_the_least_similar(photos, taught, capsys):
@@ -380,15 +348,17 @@ def test_reject_without_held_out_images_is_refused(photos, tmp_path, capsys):
     assert "no held-out images" in said and "--holdout 0.1" in said
 
 
+def with_backbone(model: Path, out: Path, **changes: str) -> Path:
+    """The model as if it had another backbone."""
+    found = modelfile.read(model)
+    dataclasses.replace(found, backbone=found.backbone | changes).write(out)
+    return out
+
+
 def test_a_backbone_is_found_again_and_others_are_refused(photos, taught, tmp_path, capsys):
-    assert "cannot be loaded" not in fails(capsys, "predict", taught, photos / "none")
     said = fails(capsys, "predict", taught, photos / "new", "--weights", tmp_path / "none.safetensors")
     assert "none.safetensors" in said and "was learned with backbone 'nano'" in said
-    other = tmp_path / "other.protosteer"
-    model = modelfile.read(taught)
-    modelfile.Model(other, model.backbone | {"fingerprint": "0" * 64}, model.settings, model.memory).write(
-        other
-    )
+    other = with_backbone(taught, tmp_path / "other.protosteer", fingerprint="0" * 64)
     assert "was learned with backbone 'nano'" in fails(capsys, "predict", other, photos / "new")
 
 
@@ -505,28 +475,20 @@ def test_forgetting_an_independent_task_equals_never_having_learned_it(parts, tm
 
 def test_clashing_names_need_a_rename(parts, tmp_path, capsys):
     one, two, _ = parts
-    out = tmp_path / "merged.protosteer"
+    out, new = tmp_path / "merged.protosteer", tmp_path / "c"
     assert "--rename-task" in fails(capsys, "merge", one, one, "-o", out)
-    said = fails(capsys, "merge", one, one, "-o", out, "--rename-task", "spring=later")
-    assert "class 'one' is in more than one model" in said and "with --rename OLD=NEW" in said
     words = ["merge", str(one), str(one), "-o", str(out), "--rename-task", "spring=later"]
+    said = fails(capsys, *words)
+    assert "class 'one' is in more than one model" in said and "with --rename OLD=NEW" in said
     for name in ("one", "two", "zero"):
         words += ["--rename", f"{name}={name}-b"]
     assert main([*words, "--json"]) == 0
-    assert sorted(json.loads(capsys.readouterr().out)["names"]) == [
-        "one",
-        "one-b",
-        "two",
-        "two-b",
-        "zero",
-        "zero-b",
-    ]
+    names = ["one", "one-b", "two", "two-b", "zero", "zero-b"]
+    assert sorted(json.loads(capsys.readouterr().out)["names"]) == names
     assert "exists already" in fails(capsys, "merge", one, two, "-o", out)
-    assert "no class named 'yak'" in fails(
-        capsys, "merge", one, two, "-o", tmp_path / "c", "--rename", "yak=x"
-    )
-    assert "is not old=new" in fails(capsys, "merge", one, two, "-o", tmp_path / "c", "--rename", "yak")
-    assert "at least two" in fails(capsys, "merge", one, "-o", tmp_path / "c")
+    assert "no class named 'yak'" in fails(capsys, "merge", one, two, "-o", new, "--rename", "yak=x")
+    assert "is not old=new" in fails(capsys, "merge", one, two, "-o", new, "--rename", "yak")
+    assert "at least two" in fails(capsys, "merge", one, "-o", new)
 
 
 def test_renames_of_several_kinds(taught, tmp_path, capsys):
@@ -544,17 +506,6 @@ def test_renames_of_several_kinds(taught, tmp_path, capsys):
     assert not out.exists()
     assert main([*map(str, merge), "--rename", "c=d=e"]) == 0
     assert modelfile.read(out).memory.tasks[-1].class_names == ["a", "a=b", "d=e"]
-
-
-def test_models_of_other_backbones_are_not_merged(parts, tmp_path, capsys):
-    one, two, _ = parts
-    model = modelfile.read(two)
-    other = tmp_path / "other.protosteer"
-    modelfile.Model(other, model.backbone | {"fingerprint": "0" * 64}, model.settings, model.memory).write(
-        other
-    )
-    assert "different backbones" in fails(capsys, "merge", one, other, "-o", tmp_path / "merged.protosteer")
-    assert not (tmp_path / "merged.protosteer").exists()
 
 
 # inspect
@@ -576,9 +527,7 @@ def test_inspect_shows_tasks_classes_and_a_picture(taught, tmp_path, capsys):
 @pytest.mark.parametrize("command", [["inspect"], ["forget", "--task", "spring"]])
 def test_commands_on_files_alone_need_no_backbone(taught, tmp_path, command):
     """Nor anything that is slow to load but torch itself."""
-    model = modelfile.read(taught)
-    lost = tmp_path / "lost.protosteer"
-    modelfile.Model(lost, model.backbone | {"name": "nowhere"}, model.settings, model.memory).write(lost)
+    lost = with_backbone(taught, tmp_path / "lost.protosteer", name="nowhere")
     words = [command[0], str(lost), *command[1:]]
     code = (
         "import sys; from protosteer.cli import main; code = main(sys.argv[1:]);"

@@ -17,6 +17,7 @@ import pytest
 from protosteer.cli import main
 
 SMALL = ["--tasks", "3", "--train-per-class", "5", "--test-per-class", "4", "--device", "cpu"]
+NCM = ["split-digits", "--method", "ncm", *SMALL]
 FIGURES = {
     "last_accuracy", "avg_accuracy", "last_forgetting", "avg_forgetting", "prompts_per_image", "retrieval_accuracy",
     "bytes_per_task", "bytes_per_class", "train_seconds", "eval_seconds", "forward_passes", "naive_forward_passes",
@@ -28,10 +29,7 @@ def run(*words: object) -> int:
 
 
 def test_json_has_the_contract_s_names(tmp_path, capsys):
-    assert (
-        run("split-digits", "--method", "ncm", *SMALL, "--seeds", "0,1", "--out", tmp_path / "r", "--json")
-        == 0
-    )
+    assert run(*NCM, "--seeds", "0,1", "--out", tmp_path / "r", "--json") == 0
     figures = json.loads(capsys.readouterr().out)
     assert set(figures) == {"mean", "std", "seeds"} and set(figures["mean"]) >= FIGURES
     assert [seed["seed"] for seed in figures["seeds"]] == [0, 1]
@@ -39,16 +37,13 @@ def test_json_has_the_contract_s_names(tmp_path, capsys):
 
 
 def test_the_report_is_for_people_and_progress_goes_elsewhere(tmp_path, capsys):
-    assert run("split-digits", "--method", "ncm", *SMALL, "--out", tmp_path / "r") == 0
+    assert run(*NCM, "--out", tmp_path / "r") == 0
     heard = capsys.readouterr()
-    assert (
-        "after task 3" in heard.out
-        and "task 1 of 3" in heard.err
-        and f"Written: {tmp_path / 'r'}" in heard.err
-    )
+    assert "after task 3" in heard.out
+    assert "task 1 of 3" in heard.err and f"Written: {tmp_path / 'r'}" in heard.err
     log = (tmp_path / "r" / "log.txt").read_text()
     assert "task 3 of 3" in log and log[:2] == "20"
-    assert run("split-digits", "--method", "ncm", *SMALL, "--out", tmp_path / "r") == 2
+    assert run(*NCM, "--out", tmp_path / "r") == 2
     remedies = "--resume adds seeds that are missing, --overwrite removes it, or choose another --out\n"
     assert capsys.readouterr().err.endswith(f"holds a finished run of this configuration; {remedies}")
 
@@ -58,9 +53,8 @@ def test_command_line_beats_config_file(tmp_path, capsys):
     config.write_text(
         'stream = "split-digits"\nmethod = "ncm"\ntasks = 5\ntrain_per_class = 5\ntest_per_class = 2\ncentroids = 2\n'
     )
-    assert (
-        run("--config", config, "--tasks", 2, "--set", "centroids=3", "--out", tmp_path / "r", "--json") == 0
-    )
+    words = ["--tasks", 2, "--set", "centroids=3", "--out", tmp_path / "r", "--json"]
+    assert run("--config", config, *words) == 0
     known = json.loads((tmp_path / "r/manifest.json").read_text())["configuration"]
     assert known["settings"]["centroids"] == 3 and len(known["stream"]["tasks"]) == 2
     assert known["stream"]["options"]["test_per_class"] == 2
@@ -82,10 +76,7 @@ def test_command_line_beats_config_file(tmp_path, capsys):
         (["split-digits", "--class-order", "nonsense"], "neither 'natural' nor"),
         (["split-digits", "--method", "ncm", "--set", "epochs=3"], "method ncm: unknown setting 'epochs'"),
         (["split-digits", "--set", "seed=3"], "a run has seeds, for instance --seeds 3"),
-        (
-            ["split-digits", "--resume", "--overwrite"],
-            "--resume goes on with the run in the folder, --overwrite",
-        ),
+        (["split-digits", "--resume", "--overwrite"], "--resume goes on with the run in the folder, --over"),
         (["folder:nowhere"], "nowhere"),
     ],
 )
@@ -99,11 +90,7 @@ def test_mistakes_end_with_one_line_and_code_2(words, message, tmp_path, capsys,
 
 def test_compare_prints_tables_and_draws(tmp_path, capsys):
     for centroids in (1, 2):
-        out = tmp_path / f"c{centroids}"
-        assert (
-            run("split-digits", "--method", "ncm", *SMALL, "--set", f"centroids={centroids}", "--out", out)
-            == 0
-        )
+        assert run(*NCM, "--set", f"centroids={centroids}", "--out", tmp_path / f"c{centroids}") == 0
     folders = [str(tmp_path / "c1"), f"two={tmp_path / 'c2'}"]
     capsys.readouterr()
     assert main(["compare", *folders, "--plot", str(tmp_path / "p.png")]) == 0

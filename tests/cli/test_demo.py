@@ -46,19 +46,13 @@ def small_stream() -> Stream:
     return Stream("small", tasks)
 
 
-def small_demo(out: Path, log: io.StringIO | None = None, terminal: bool = False, seed: int = 0) -> Outcome:
-    console = Console(file=log or io.StringIO(), width=200, force_terminal=terminal)
-    return run_demo(out, seed, console, tiny_backbone(), small_stream(), QUICK)
+def small_demo(out: Path, seed: int = 0) -> Outcome:
+    return run_demo(out, seed, Console(file=io.StringIO()), tiny_backbone(), small_stream(), QUICK)
 
 
 @pytest.fixture(scope="module")
-def told() -> io.StringIO:
-    return io.StringIO()
-
-
-@pytest.fixture(scope="module")
-def outcome(told: io.StringIO, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return small_demo(tmp_path_factory.mktemp("demo") / "new" / "folder", told)
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return small_demo(tmp_path_factory.mktemp("demo") / "new" / "folder")
 
 
 @pytest.fixture
@@ -107,7 +101,10 @@ def test_the_model_file_is_the_full_method(outcome: Outcome) -> None:
     learner = Learner.load(outcome.files[0], tiny_backbone())
     assert learner.settings == QUICK
     assert all(task.prompt is not None for task in learner.memory.tasks)
-    assert outcome.reloaded.same and outcome.reloaded.bytes == outcome.files[0].stat().st_size
+    log = io.StringIO()
+    tell_files(outcome, Console(file=log, width=200))
+    assert f"Saved the model ({outcome.files[0].stat().st_size:,} bytes), reloaded it" in log.getvalue()
+    assert "scores equal to the last bit" in log.getvalue()
 
 
 @pytest.mark.usefixtures("no_tsne")
@@ -120,11 +117,7 @@ def test_reloading_to_other_scores_is_noticed(tmp_path: Path, monkeypatch: pytes
         return learner
 
     monkeypatch.setattr(demo.Learner, "load", other)
-    changed = small_demo(tmp_path)
-    assert not changed.reloaded.same
-    log = io.StringIO()
-    tell_files(changed, Console(file=log, width=200))
-    assert "SCORES DIFFER" in log.getvalue()
+    assert "SCORES DIFFER" in small_demo(tmp_path).reloaded
 
 
 @pytest.mark.usefixtures("no_tsne")
@@ -134,24 +127,8 @@ def test_the_same_seed_gives_the_same_figures(outcome: Outcome, tmp_path: Path) 
         return [{k: v for k, v in row.items() if k not in TIMES} for row in rows]
 
     assert lasting(small_demo(tmp_path)) == lasting(outcome)
-    assert lasting(small_demo(tmp_path, seed=1)) != lasting(
-        outcome
-    )  # and the files of the last time are replaced
-    check_files(tmp_path)
-
-
-def test_plain_lines_where_there_is_no_terminal(outcome: Outcome, told: io.StringIO) -> None:
-    lines = told.getvalue().splitlines()
-    assert "\x1b" not in told.getvalue()
-    assert sum("task 2 of 2: learned cat, [d]og;" in line for line in lines) == 4
-    assert [line.split(":")[0] for line in lines if line.split(":")[0] in VARIANTS] == list(VARIANTS)
-
-
-@pytest.mark.usefixtures("no_tsne")
-def test_a_live_bar_on_a_terminal(tmp_path: Path) -> None:
-    log = io.StringIO()
-    small_demo(tmp_path, log, terminal=True)
-    assert "\x1b[" in log.getvalue() and "100%" in log.getvalue()
+    assert lasting(small_demo(tmp_path, seed=1)) != lasting(outcome)
+    check_files(tmp_path)  # those of the last time are replaced
 
 
 def test_shown_figures_are_those_measured(outcome: Outcome) -> None:
@@ -201,10 +178,6 @@ def test_the_tsne_shows_each_image_under_the_prompt_that_won(
     assert torch.allclose(cosine, learner.predict(pixels).scores.amax(dim=1), atol=1e-5)
 
 
-def test_digits_are_not_mirrored() -> None:
-    assert DEMO.augmentation != "paper" and DEMO.prompts
-
-
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     """The demo, once, as users run it."""
@@ -223,6 +196,9 @@ def test_the_demo_as_users_run_it(real: tuple[subprocess.CompletedProcess[str], 
     assert list(variants) == list(VARIANTS) and all(set(v) == FIGURES for v in variants.values())
     check_files(out)
     assert "equal to the last bit" in done.stderr and "warning" not in done.stderr
+    assert done.stderr.count("task 5 of 5: learned 8, 9; accuracy") == 4 and "\x1b" not in done.stderr
+    told = [line.split(":")[0] for line in done.stderr.splitlines()]
+    assert [name for name in told if name in VARIANTS] == list(VARIANTS)
     full, base = variants["cpp"], variants["baseline"]
     assert full["last_accuracy"] >= 95.0
     assert full["last_accuracy"] >= base["last_accuracy"] + 3.0

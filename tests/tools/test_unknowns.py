@@ -76,16 +76,14 @@ def words(tmp_path, monkeypatch) -> list[str]:
     data = idx_folder(tmp_path / "digits", 6)
     strange = idx_folder(tmp_path / "letters", 2, seed=7, splits=("t10k",))
     sizes = {"tasks": 2, "classes-per-task": 2, "train": 10, "known": 4, "unseen": 3, "holdout": 0.2}
+    options = [f"--{name}={value}" for name, value in sizes.items()]
     return [
         "measure",
         str(data),
-        "--unknown",
-        str(strange),
-        *(f"--{name}={value}" for name, value in sizes.items()),
-        "--set",
-        "prompts=false",
-        "--set",
-        "centroids=1",
+        f"--unknown={strange}",
+        *options,
+        "--set=prompts=false",
+        "--set=centroids=1",
     ]
 
 
@@ -110,9 +108,8 @@ def test_a_measurement_from_end_to_end(tmp_path, words, capsys):
     for choice in result["rejection"]:
         shares = last[f"{choice['reject']:g}"]
         assert choice["known_rejected"] == pytest.approx(sum(shares.values()) / 2, abs=0.01)
-    assert [c["threshold"] for c in result["rejection"]] == sorted(
-        c["threshold"] for c in result["rejection"]
-    )
+    thresholds = [choice["threshold"] for choice in result["rejection"]]
+    assert thresholds == sorted(thresholds)
     assert result["backbone"]["fingerprint"] == tiny_backbone().fingerprint and "torch" in result["versions"]
     capsys.readouterr()
     unknowns.main(["table", str(out)])

@@ -12,9 +12,10 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from typing import Annotated, TextIO
+from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from protosteer import __version__
 from protosteer.util.system import keep_freed_memory
@@ -50,18 +51,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             # Where the reader of the output has gone, typer ends the process with code 1.
             code = app(args=wanted, prog_name="protosteer", standalone_mode=False)
-        except (ProtosteerError, UsageError) as error:
+        except (ProtosteerError, UsageError, OSError) as error:
             if debug:
                 traceback.print_exc()
             else:
                 say(f"error: {one_line(_message(error))}")
-            return USER_MISTAKE
-        except OSError as error:  # a full disk under the output, a folder that may not be read
-            if debug:
-                traceback.print_exc()
-            else:
-                say(f"error: {one_line(str(error))}; --debug shows where")
-            _give_up_output()
+            if isinstance(error, OSError):
+                _give_up_output()
             return USER_MISTAKE
         except (KeyboardInterrupt, typer.Abort):
             code = INTERRUPTED
@@ -96,41 +92,36 @@ def _give_up_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-@app.callback()
-def _options(
-    version: Annotated[
-        bool,
-        typer.Option("--version", help="Print the version.", is_eager=True, callback=lambda on: _version(on)),
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show where in the code an error arose.")] = False,
-) -> None:
-    """Options of every command; `main` looks for --debug itself."""
-
-
 def _version(asked: bool) -> None:
     if asked:
         print(f"protosteer {__version__}")
         raise typer.Exit
 
 
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, Option("--version", help="Print the version.", is_eager=True, callback=_version)
+    ] = False,
+    debug: Annotated[bool, Option("--debug", help="Show where in the code an error arose.")] = False,
+) -> None:
+    """Options of every command; `main` looks for --debug itself."""
+
+
 def _message(error: Exception) -> str:
     """The error in words; a wrong command line also names the help that would have prevented it."""
-    if not isinstance(error, UsageError):
+    if isinstance(error, OSError):  # a full disk under the output, a folder that may not be read
+        return f"{error}; --debug shows where"
+    if isinstance(error, ProtosteerError):
         return in_flags(str(error))
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "protosteer"
     return f"{error.format_message().rstrip('.')}; see {command} --help"  # type: ignore[attr-defined]
 
 
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
+def _show_warning(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
     if issubclass(category, ProtosteerWarning):
         say(f"warning: {one_line(in_flags(str(message)))}")
     else:
-        say(warnings.formatwarning(message, category, filename, lineno, line).rstrip())
+        filename, lineno = where[:2]
+        say(warnings.formatwarning(message, category, filename, lineno).rstrip())

@@ -10,101 +10,79 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
-from protosteer.cli.common import Json, app, check_plot, make_console, polite_kill, say, write_plot
+from protosteer.cli.common import app, check_plot, make_console, polite_kill, say, show, write_plot
+from protosteer.cli.options import Json, Preset, Settings, Threads, Weights
 from protosteer.cli.words import command_line, parse_settings
 
 PANEL = "Benchmarks"
+STREAMS = "split-cifar100, five-datasets, imagenet-subset, imagenet-r, cub200, split-digits or folder:PATH."
 
 
 @app.command(rich_help_panel=PANEL)
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the model, the plots and the figures.")] = Path(
+    out: Annotated[Path, Option(help="Folder for the model, the plots and the figures.")] = Path(
         "protosteer-demo"
     ),
-    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Seed of everything random.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Learn the ten digits two at a time, in four variants, and show what is forgotten. About a minute."""
-    from protosteer.cli.demo import run_demo, show, tell_files
+    from protosteer.cli import demo
 
     log = make_console(stderr=True)
-    outcome = run_demo(out, seed, log)
+    outcome = demo.run_demo(out, seed, log)
     if as_json:
         print(json.dumps(outcome.figures, indent=2))
     else:
-        show(outcome, make_console())
-    tell_files(outcome, log)
+        demo.show(outcome, make_console())
+    demo.tell_files(outcome, log)
 
 
 @app.command(rich_help_panel=PANEL)
 def run(
-    stream: Annotated[
-        str | None,
-        typer.Argument(
-            help=(
-                "split-cifar100, five-datasets, imagenet-subset, imagenet-r, cub200, split-digits or "
-                "folder:PATH."
-            )
-        ),
-    ] = None,
+    stream: Annotated[str | None, Argument(help=STREAMS)] = None,
     method: Annotated[
-        str | None, typer.Option(help="cpp (the default) or ncm, its training-free baseline.")
+        str | None, Option(help="cpp (the default) or ncm, its training-free baseline.")
     ] = None,
-    backbone: Annotated[
-        str | None, typer.Option(help="Short name, or a name of timm's (default: nano).")
-    ] = None,
-    weights: Annotated[Path | None, typer.Option(help="File with the backbone's weights.")] = None,
-    image_size: Annotated[int | None, typer.Option(help="Image size to run the backbone at.")] = None,
+    backbone: Annotated[str | None, Option(help="Short name, or a name of timm's (default: nano).")] = None,
+    weights: Weights = None,
+    image_size: Annotated[int | None, Option(help="Image size to run the backbone at.")] = None,
     crop: Annotated[
-        float | None, typer.Option(help="Share kept by the centre crop, if not the stream's own.")
+        float | None, Option(help="Share kept by the centre crop, if not the stream's own.")
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option(help="Seeds, such as 0,1,2 (default: 0, or the resumed run's).")
+        str | None, Option(help="Seeds, such as 0,1,2 (default: 0, or the resumed run's).")
     ] = None,
-    preset: Annotated[
-        str | None,
-        typer.Option(metavar="paper|fast", help="Settings of the paper (the default), or quicker ones."),
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="A setting of the method; repeatable."),
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="TOML file with any of these names and settings.")
-    ] = None,
+    preset: Preset = None,
+    set_: Settings = None,
+    config: Annotated[Path | None, Option(help="TOML file with any of these names and settings.")] = None,
     class_order: Annotated[
-        str | None, typer.Option(metavar="natural|seed:N|FILE", help="Order in which classes are met.")
+        str | None, Option(metavar="natural|seed:N|FILE", help="Order in which classes are met.")
     ] = None,
-    tasks: Annotated[int | None, typer.Option(help="Number of tasks, as equal in size as possible.")] = None,
-    base: Annotated[int | None, typer.Option(help="Classes of the first task, with --increment.")] = None,
-    increment: Annotated[int | None, typer.Option(help="Classes of every further task.")] = None,
-    task_file: Annotated[Path | None, typer.Option(help="File with the classes of each task.")] = None,
-    train_per_class: Annotated[int | None, typer.Option(help="At most so many, in file order.")] = None,
-    test_per_class: Annotated[int | None, typer.Option(help="At most so many, in file order.")] = None,
+    tasks: Annotated[int | None, Option(help="Number of tasks, as equal in size as possible.")] = None,
+    base: Annotated[int | None, Option(help="Classes of the first task, with --increment.")] = None,
+    increment: Annotated[int | None, Option(help="Classes of every further task.")] = None,
+    task_file: Annotated[Path | None, Option(help="File with the classes of each task.")] = None,
+    train_per_class: Annotated[int | None, Option(help="At most so many, in file order.")] = None,
+    test_per_class: Annotated[int | None, Option(help="At most so many, in file order.")] = None,
     validation: Annotated[
-        float | None,
-        typer.Option(help="Judge by this share of the training images instead of the test images."),
+        float | None, Option(help="Judge by this share of the training images instead of the test images.")
     ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where data sets are, or are downloaded to.")] = None,
+    data_dir: Annotated[Path | None, Option(help="Where data sets are, or are downloaded to.")] = None,
     skip_unreadable: Annotated[
-        bool | None, typer.Option("--skip-unreadable", help="Leave images out that cannot be read.")
+        bool | None, Option("--skip-unreadable", help="Leave images out that cannot be read.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="auto (the default), cpu, cuda or mps.")] = None,
+    device: Annotated[str | None, Option(help="auto (the default), cpu, cuda or mps.")] = None,
     precision: Annotated[
         str | None,
-        typer.Option(
-            metavar="auto|fp32|bf16", help="Of the backbone; auto is bf16 on CUDA and fp32 elsewhere."
-        ),
+        Option(metavar="auto|fp32|bf16", help="Of the backbone; auto is bf16 on CUDA and fp32 elsewhere."),
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the processor.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Run folder (default: runs/STREAM-METHOD-BACKBONE).")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Remove the run in the folder first.")
-    ] = False,
+    threads: Threads = None,
+    out: Annotated[Path | None, Option(help="Run folder (default: runs/STREAM-METHOD-BACKBONE).")] = None,
+    resume: Annotated[bool, Option("--resume", help="Go on with the run in the folder.")] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="Remove the run in the folder first.")] = False,
     as_json: Json = False,
 ) -> None:
     """Run a benchmark: learn its tasks one after the other, test on all classes so far after each."""
@@ -132,9 +110,7 @@ def run(
     if as_json:
         print(json.dumps(figures, indent=1))
     else:
-        console = make_console()
-        for part in run_report(figures):
-            console.print(part)
+        show(run_report(figures))
     say(f"Written: {experiment.folder}")
 
 
@@ -142,14 +118,14 @@ def run(
 def bench(
     subjects: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="SUBJECT",
             help="Of prediction, training, matrix, scaling, memory, startup, service.",
             show_default=False,
         ),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Interleaved repeats; medians are reported.")] = 5,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the processor.")] = None,
+    repeats: Annotated[int, Option(min=1, help="Interleaved repeats; medians are reported.")] = 5,
+    threads: Threads = None,
     as_json: Json = False,
 ) -> None:
     """Measure speed, as ratios within one run: against the hardware's limit and the naive way. Some minutes."""
@@ -163,10 +139,8 @@ def bench(
     ratios = run_all(subjects or None, repeats, say)
     if as_json:
         print(json.dumps(figures(ratios), indent=1))
-        return
-    console = make_console()
-    for part in table(ratios):
-        console.print(part)
+    else:
+        show(table(ratios))
 
 
 @contextmanager
@@ -183,18 +157,16 @@ def _interruptible(folder: Path) -> Iterator[None]:
 
 @app.command(rich_help_panel=PANEL)
 def compare(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders, or LABEL=FOLDER.")],
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
-    as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print CSV: mean and deviation of every figure.")
-    ] = False,
+    runs: Annotated[list[str], Argument(metavar="RUN...", help="Run folders, or LABEL=FOLDER.")],
+    markdown: Annotated[bool, Option("--markdown", help="Print Markdown.")] = False,
+    as_csv: Annotated[bool, Option("--csv", help="Print CSV: mean and deviation of every figure.")] = False,
     as_json: Json = False,
-    plot: Annotated[Path | None, typer.Option(help="PNG file for the accuracy after each task.")] = None,
+    plot: Annotated[Path | None, Option(help="PNG file for the accuracy after each task.")] = None,
 ) -> None:
     """Compare finished runs: one row per configuration, mean and standard deviation over its seeds."""
     from protosteer.evaluation.comparison import gather
     from protosteer.evaluation.metrics import over_seeds
-    from protosteer.report import compare as report
+    from protosteer.report.compare import comparison_csv, comparison_markdown, comparison_tables
     from protosteer.report.plots import accuracy_bands
 
     if markdown + as_csv + as_json > 1:
@@ -202,20 +174,15 @@ def compare(
     check_plot(plot)
     rows = gather(runs)
     if as_json:
-        summaries = {
-            label: dict(zip(("mean", "std"), over_seeds(seeds), strict=True)) for label, seeds in rows.items()
-        }
-        print(json.dumps({label: {**s, "seeds": rows[label]} for label, s in summaries.items()}, indent=1))
+        spreads = {label: over_seeds(seeds) for label, seeds in rows.items()}
+        whole = {k: {"mean": mean, "std": std, "seeds": rows[k]} for k, (mean, std) in spreads.items()}
+        print(json.dumps(whole, indent=1))
     elif as_csv:
-        print(report.comparison_csv(rows), end="")
+        print(comparison_csv(rows), end="")
     elif markdown:
-        print(report.comparison_markdown(rows))
-        print(report.diagnosis_markdown(rows), end="")
+        print(comparison_markdown(rows), end="")
     else:
-        console = make_console()
-        console.print(report.comparison_table(rows))
-        console.print(report.diagnosis_table(rows))
+        show(comparison_tables(rows))
     if plot:
-        write_plot(
-            plot, accuracy_bands({label: [s["matrix"] for s in seeds] for label, seeds in rows.items()})
-        )
+        matrices = {label: [seed["matrix"] for seed in seeds] for label, seeds in rows.items()}
+        write_plot(plot, accuracy_bands(matrices))

@@ -1,19 +1,19 @@
-"""What every command uses: the application, its consoles, and options that mean the same everywhere."""
+"""What every command uses: the application, its consoles, its plots, and how it may be stopped."""
 
 from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
 app = typer.Typer(
     name="protosteer",
@@ -21,8 +21,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-Json = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
 
 
 def make_console(stderr: bool = False) -> Console:
@@ -33,6 +31,12 @@ def make_console(stderr: bool = False) -> Console:
     if not console.is_terminal:
         console.width = 240
     return console
+
+
+def show(parts: Iterable[RenderableType], console: Console | None = None) -> None:
+    console = console or make_console()
+    for part in parts:
+        console.print(part)
 
 
 # Characters that would move the cursor or colour the screen; names come from other people's files.

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from torch import Tensor
 
 import protosteer
 from protosteer.backbones import NANO, Backbone
@@ -31,19 +30,12 @@ from protosteer.util.files import write_atomically, writing
 # wider; mirrored digits are other digits, hence no flips. Other rates, necks, prompt lengths and starts were
 # tried on a third of the training images, held out, and made no difference beyond chance.
 DEMO = Settings(epochs=15, batch_size=30, neck_hidden=512, augmentation="no-flip")
-
-
-@dataclass(frozen=True)
-class Variant:
-    about: str
-    changes: dict[str, Any]  # of the settings
-
-
-VARIANTS = {
-    "baseline": Variant("nothing is trained; a class is one mean", {"prompts": False, "centroids": 1}),
-    "multi-centroid": Variant("nothing is trained; a class is several centroids", {"prompts": False}),
-    "prompts": Variant("a prompt is trained for each task; a class is one mean", {"centroids": 1}),
-    "cpp": Variant("a prompt is trained for each task; a class is several centroids", {}),
+# What each variant is, and its settings.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "baseline": ("nothing is trained; a class is one mean", {"prompts": False, "centroids": 1}),
+    "multi-centroid": ("nothing is trained; a class is several centroids", {"prompts": False}),
+    "prompts": ("a prompt is trained for each task; a class is one mean", {"centroids": 1}),
+    "cpp": ("a prompt is trained for each task; a class is several centroids", {}),
 }
 FULL = "cpp"
 MODEL = "digits.protosteer"
@@ -51,19 +43,9 @@ MOST_POINTS = 900  # in the t-SNE, which gets slow with more
 
 
 @dataclass(frozen=True)
-class Reloaded:
-    """What became of the model that was saved and read again."""
-
-    bytes: int
-    truth: list[str]
-    labels: list[str]
-    same: bool  # scores equal to the last bit
-
-
-@dataclass(frozen=True)
 class Outcome:
     figures: dict[str, Any]  # as `--json` prints them
-    reloaded: Reloaded
+    reloaded: str  # what became of the model that was saved and read again
     files: list[Path]
 
 
@@ -84,8 +66,14 @@ def run_demo(
     stream = stream or split_digits()
     settings = settings.replace(seed=seed)
     _introduce(log, backbone, stream)
-    runs, learner = _run_variants(log, backbone, stream, settings)
+    methods = {name: CPP(backbone, settings.replace(**own)) for name, (_, own) in VARIANTS.items()}
+    runs: dict[str, Run] = {}
+    with RunProgress(log, stream, list(methods)) as progress:
+        for name, method in methods.items():
+            progress.begin(name, VARIANTS[name][0])
+            runs[name] = run_stream(method, stream, progress.on_stage, progress.on_task)
 
+    learner = methods[FULL].learner
     with writing(out, "--out"):
         reloaded = _save_and_reload(learner, stream, out / MODEL)
         pictures = _pictures({name: run.matrix for name, run in runs.items()}, learner, stream)
@@ -121,40 +109,35 @@ def _introduce(log: Console, backbone: Backbone, stream: Stream) -> None:
     )
 
 
-def _run_variants(
-    log: Console, backbone: Backbone, stream: Stream, settings: Settings
-) -> tuple[dict[str, Run], Learner]:
-    """Every variant's run, and the learner of the full method."""
-    methods = {name: CPP(backbone, settings.replace(**v.changes)) for name, v in VARIANTS.items()}
-    runs: dict[str, Run] = {}
-    with RunProgress(log, stream, list(methods)) as progress:
-        for name, method in methods.items():
-            progress.begin(name, VARIANTS[name].about)
-            runs[name] = run_stream(method, stream, progress.on_stage, progress.on_task)
-    return runs, methods[FULL].learner
-
-
 def _variant_figures(run: Run) -> dict[str, Any]:
     assert run.diagnosis is not None
     return {**run.figures(), "matrix": run.matrix, "diagnosis": run.diagnosis.mean()}
 
 
-def _save_and_reload(learner: Learner, stream: Stream, path: Path) -> Reloaded:
-    """Predict one test image of each class before saving and after loading."""
+def _save_and_reload(learner: Learner, stream: Stream, path: Path) -> str:
+    """Predict one test image of each class before saving and after loading; tells whether that was the same."""
     firsts = [(task, task.test_labels.index(name)) for task in stream for name in task.classes]
     images = torch.cat([task.test.pixels([row]) for task, row in firsts])
     before = learner.predict(images)
     learner.save(path)
     after = Learner.load(path, learner.backbone).predict(images)
+    pairs = list(zip(stream.classes, after.labels, strict=True))
     same = torch.equal(before.scores, after.scores)
-    return Reloaded(path.stat().st_size, list(stream.classes), after.labels, same)
+    return (
+        f"Saved the model ({path.stat().st_size:,} bytes), reloaded it and predicted {len(pairs)} test images: "
+        f"{sum(truth == label for truth, label in pairs)} right "
+        f"({', '.join(f'{truth} → {label}' for truth, label in pairs)}); "
+        f"{'scores equal to the last bit' if same else 'SCORES DIFFER from those before saving'}."
+    )
 
 
 def _pictures(matrices: dict[str, Matrix], learner: Learner, stream: Stream) -> dict[str, bytes]:
-    """PNG files by name."""
-    pixels, labels = _some_test_images(stream)
-    before = learner.backbone.embed_pixels(pixels, batch_size=learner.settings.embed_batch_size)
-    after = learner.predict(pixels).embeddings
+    """PNG files by name; the t-SNE has all test images, or evenly chosen ones where there are many."""
+    pixels = torch.cat([task.test.pixels(range(len(task.test))) for task in stream])
+    labels = [label for task in stream for label in task.test_labels]
+    rows = torch.linspace(0, len(labels) - 1, min(len(labels), MOST_POINTS)).round().long()
+    before = learner.backbone.embed_pixels(pixels[rows], batch_size=learner.settings.embed_batch_size)
+    after = learner.predict(pixels[rows]).embeddings
     records = [record for task in learner.memory.tasks for record in task.classes]
     return {
         "matrix.png": plots.accuracy_matrices({name: matrices[name] for name in ("baseline", FULL)}),
@@ -162,29 +145,21 @@ def _pictures(matrices: dict[str, Matrix], learner: Learner, stream: Stream) -> 
         "tsne.png": plots.tsne_before_after(
             before.numpy(),
             after.numpy(),
-            labels,
+            [labels[row] for row in rows.tolist()],
             {record.name: record.keys.numpy() for record in records},
             {record.name: record.values.means.numpy() for record in records},
-            ("before: no prompt", "after: under the prompt that made each image's best match"),
         ),
     }
-
-
-def _some_test_images(stream: Stream) -> tuple[Tensor, list[str]]:
-    """All test images, or evenly chosen ones where there are many."""
-    pixels = torch.cat([task.test.pixels(range(len(task.test))) for task in stream])
-    labels = [label for task in stream for label in task.test_labels]
-    rows = torch.linspace(0, len(labels) - 1, min(len(labels), MOST_POINTS)).round().long()
-    return pixels[rows], [labels[row] for row in rows.tolist()]
 
 
 def show(outcome: Outcome, console: Console) -> None:
     """Figures for people: the table, what was forgotten and where, and the result in one sentence."""
     variants = outcome.figures["variants"]
     title = f"{outcome.figures['stream']}, seed {outcome.figures['seed']}"
-    console.print(tables.figures_table(variants, title=title))
+    console.print(tables.figures_table(variants, title))
     for name in ("baseline", FULL):
-        console.print(tables.matrix_table(variants[name]["matrix"], f"{name}: accuracy in percent"))
+        for part in tables.matrix_tables(variants[name]["matrix"], f"{name}: accuracy in percent"):
+            console.print(part)
     console.print(sentence(variants), highlight=False, soft_wrap=True)
 
 
@@ -203,15 +178,6 @@ def sentence(variants: dict[str, dict[str, Any]]) -> str:
 
 def tell_files(outcome: Outcome, log: Console) -> None:
     """What was saved, whether it came back the same, and which files there are."""
-    reloaded = outcome.reloaded
-    pairs = list(zip(reloaded.truth, reloaded.labels, strict=True))
-    right = sum(truth == label for truth, label in pairs)
-    equal = "scores equal to the last bit" if reloaded.same else "SCORES DIFFER from those before saving"
-    lines = [
-        f"Saved the model ({reloaded.bytes:,} bytes), reloaded it and predicted {len(pairs)} test images: "
-        f"{right} right ({', '.join(f'{truth} → {label}' for truth, label in pairs)}); {equal}.",
-        "Written: " + ", ".join(str(path) for path in outcome.files),
-        f"{outcome.figures['seconds']:.0f} seconds in all.",
-    ]
-    for line in lines:
+    written = "Written: " + ", ".join(str(path) for path in outcome.files)
+    for line in (outcome.reloaded, written, f"{outcome.figures['seconds']:.0f} seconds in all."):
         log.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from protosteer.cli.common import Json, app, make_console, say
+from protosteer.cli.common import app, make_console, say, show
+from protosteer.cli.options import Json
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.table import Table
 
     from protosteer.backbones import BackboneInfo
     from protosteer.data.sets.catalogue import DatasetStatus
@@ -31,7 +33,7 @@ def backbones(as_json: Json = False) -> None:
     if as_json:
         print(json.dumps({"backbones": [_backbone(row) for row in rows], "folder": str(folder)}, indent=2))
         return
-    _show_backbones(rows, make_console())
+    show([_backbones_table(rows)])
     say(
         "Weights that are not on disk are fetched when first used, or put the file at "
         f"{folder}/CHECKPOINT.safetensors"
@@ -53,24 +55,14 @@ def _backbone(row: BackboneInfo) -> dict[str, Any]:
     }
 
 
-def _show_backbones(rows: Sequence[BackboneInfo], console: Console) -> None:
+def _backbones_table(rows: Sequence[BackboneInfo]) -> Table:
+    from rich.table import Column
+
     from protosteer.report.tables import plain_table
 
-    table = plain_table()
-    for heading in (
-        "Name",
-        "Checkpoint",
-        "Parameters",
-        "Input",
-        "Mean",
-        "Std",
-        "Pooling",
-        "Licence",
-        "On disk",
-    ):
-        table.add_column(
-            heading, justify="right" if heading in ("Parameters", "Input") else "left", overflow="fold"
-        )
+    headings = ("Name", "Checkpoint", "Parameters", "Input", "Mean", "Std", "Pooling", "Licence", "On disk")
+    table = plain_table(None, *(Column(heading, overflow="fold") for heading in headings))
+    table.columns[2].justify = table.columns[3].justify = "right"
     for row in rows:
         p = row.preprocessing
         table.add_row(
@@ -78,7 +70,7 @@ def _show_backbones(rows: Sequence[BackboneInfo], console: Console) -> None:
             _triple(p.std), {"token": "class token", "mean": "patch mean"}[row.pool], row.licence,
             str(row.path) if row.path else "no",
         )  # fmt: skip
-    console.print(table)
+    return table
 
 
 def _triple(values: Sequence[float]) -> str:
@@ -90,8 +82,7 @@ datasets_app = typer.Typer(invoke_without_command=True)
 app.add_typer(datasets_app, name="datasets", rich_help_panel=PANEL)
 
 DataDir = Annotated[
-    Path | None,
-    typer.Option("--data-dir", help="Folder for data sets (default: PROTOSTEER_DATA, or the cache)."),
+    Path | None, Option("--data-dir", help="Folder for data sets (default: PROTOSTEER_DATA, or the cache).")
 ]
 
 
@@ -107,7 +98,8 @@ def datasets(context: typer.Context, data_dir: DataDir = None, as_json: Json = F
     if as_json:
         print(json.dumps({"datasets": [_dataset(row) for row in rows], "folder": str(root)}, indent=2))
         return
-    _show_datasets(rows, root, make_console())
+    console = make_console()
+    show([_datasets_table(rows, root, short=console.width < 120)], console)
     say(
         f"Data sets are looked for in {root}; what is absent is fetched when first used, "
         "or by: protosteer datasets get NAME"
@@ -117,9 +109,7 @@ def datasets(context: typer.Context, data_dir: DataDir = None, as_json: Json = F
 @datasets_app.command("get")
 def get_datasets(
     context: typer.Context,
-    names: Annotated[
-        list[str], typer.Argument(metavar="NAME...", help="Data sets to get.", show_default=False)
-    ],
+    names: Annotated[list[str], Argument(metavar="NAME...", help="Data sets to get.", show_default=False)],
     data_dir: DataDir = None,
 ) -> None:
     """Download data sets that are not there yet, and check their files."""
@@ -143,10 +133,7 @@ def _dataset(row: DatasetStatus) -> dict[str, Any]:
         "bytes": info.size,
         "licence": info.licence,
         "source": info.source,
-        "files": [
-            {"name": file.name, "bytes": file.size, "md5": file.md5, "urls": list(file.urls)}
-            for file in info.files
-        ],
+        "files": [{"name": f.name, "bytes": f.size, "md5": f.md5, "urls": list(f.urls)} for f in info.files],
         "note": info.note or None,
         "by_hand": info.by_hand or None,
         "present": row.path is not None,
@@ -154,25 +141,24 @@ def _dataset(row: DatasetStatus) -> dict[str, Any]:
     }
 
 
-def _show_datasets(rows: Sequence[DatasetStatus], root: Path, console: Console) -> None:
-    from protosteer.report.tables import plain_table
+def _datasets_table(rows: Sequence[DatasetStatus], root: Path, short: bool) -> Table:
+    """short: of a source the host alone, which fits into one line."""
+    from rich.table import Column
 
-    table = plain_table()
-    table.add_column("Name", no_wrap=True)
-    table.add_column("Classes", justify="right")
-    table.add_column("Download", justify="right", no_wrap=True)
-    for heading in ("Licence", "Source", "On disk"):
-        table.add_column(heading, overflow="fold")
+    from protosteer.report.tables import numbers, plain_table
+
+    texts = (Column(heading, overflow="fold") for heading in ("Licence", "Source", "On disk"))
+    figures = numbers(["Classes", "Download"], no_wrap=True)
+    table = plain_table(None, Column("Name", no_wrap=True), *figures, *texts)
     for row in rows:
         info = row.info
         size = "by hand" if info.by_hand else "unknown" if info.files else "none"
         if info.size:
             size = f"{info.size / 1e6:,.0f} MB"
         source = info.source.partition("://")[2].removeprefix("www.").rstrip("/")
-        if console.width < 120:  # the host alone fits into one line
-            source = source.partition("/")[0]
+        source = source.partition("/")[0] if short else source
         table.add_row(info.name, str(info.classes), size, info.licence, source, _place(row, root))
-    console.print(table)
+    return table
 
 
 def _place(row: DatasetStatus, root: Path) -> str:

@@ -10,23 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
-from protosteer.cli.common import Json, app, check_plot, make_console, say, write_plot
-from protosteer.cli.models import (
-    PANEL,
-    BackboneName,
-    Device,
-    ModelFile,
-    Threads,
-    Weights,
-    clear_up,
-    open_learner,
-)
+from protosteer.cli.common import app, check_plot, say, show, write_plot
+from protosteer.cli.models import PANEL, clear_up, open_learner
+from protosteer.cli.options import Device, Json, ModelBackbone, ModelFile, ModelWeights, Threads
 from protosteer.cli.words import parse_pairs
 from protosteer.errors import ProtosteerError
 
 if TYPE_CHECKING:
-    from protosteer.method.forgetting import Forgotten
     from protosteer.modelfile import Model
 
 
@@ -35,12 +27,10 @@ def forget(
     model: ModelFile,
     names: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="NAME", help="Classes; after -- if one begins with a dash.", show_default=False
-        ),
+        Argument(metavar="NAME", help="Classes; after -- if one begins with a dash.", show_default=False),
     ] = None,
-    task: Annotated[str | None, typer.Option(help="A task, with all its classes, instead.")] = None,
-    backup: Annotated[Path | None, typer.Option(help="Keep the model as it was in this file.")] = None,
+    task: Annotated[str | None, Option(help="A task, with all its classes, instead.")] = None,
+    backup: Annotated[Path | None, Option(help="Keep the model as it was in this file.")] = None,
     as_json: Json = False,
 ) -> None:
     """Remove classes or a task from a model, and say what that guarantees. No backbone is needed."""
@@ -49,6 +39,7 @@ def forget(
     from protosteer.method.forgetting import forget_all
     from protosteer.method.memory import Memory
     from protosteer.util.files import Identity, write_atomically, writing
+    from protosteer.util.text import printable
 
     if bool(names) == (task is not None):
         raise typer.BadParameter("name the classes to forget, or one task with --task")
@@ -74,23 +65,16 @@ def forget(
         kept = str(backup) if backup else None
         print(json.dumps({"forgotten": removed, "before": before, "after": after, "backup": kept}, indent=1))
     else:
-        _tell_forgotten(outcome, before, after)
+        for one in outcome:
+            print(printable(f"forgotten: {', '.join(one.classes)} (task {one.task}), {one.bytes:,} bytes"))
+            print(printable(f"  {one.guarantee}"))
+        print(f"before: {_counted(before)}\nafter: {_counted(after)}")
     say(f"Written: {model}" + (f"; as it was: {backup}" if backup else "; no copy of the old file was kept"))
 
 
 def _size(model: Model) -> dict[str, int]:
     memory = model.memory
     return {"classes": len(memory.classes), "tasks": len(memory), "bytes": sum(t.bytes for t in memory.tasks)}
-
-
-def _tell_forgotten(outcome: list[Forgotten], before: dict[str, int], after: dict[str, int]) -> None:
-    from protosteer.util.text import printable
-
-    for one in outcome:
-        print(printable(f"forgotten: {', '.join(one.classes)} (task {one.task}), {one.bytes:,} bytes"))
-        print(printable(f"  {one.guarantee}"))
-    for when, size in (("before", before), ("after", after)):
-        print(f"{when}: {_counted(size)}")
 
 
 def _counted(size: dict[str, int]) -> str:
@@ -102,18 +86,16 @@ def _counted(size: dict[str, int]) -> str:
 @app.command(rich_help_panel=PANEL)
 def merge(
     models: Annotated[
-        list[Path], typer.Argument(metavar="MODEL MODEL...", help="Model files.", show_default=False)
+        list[Path], Argument(metavar="MODEL MODEL...", help="Model files.", show_default=False)
     ],
-    out: Annotated[Path, typer.Option("-o", "--out", help="File for the merged model.", show_default=False)],
+    out: Annotated[Path, Option("-o", "--out", help="File for the merged model.", show_default=False)],
     rename: Annotated[
         list[str] | None,
-        typer.Option("--rename", metavar="OLD=NEW", help="Rename a class of the second and later models."),
+        Option("--rename", metavar="OLD=NEW", help="Rename a class of the second and later models."),
     ] = None,
     rename_task: Annotated[
         list[str] | None,
-        typer.Option(
-            "--rename-task", metavar="OLD=NEW", help="Rename a task of the second and later models."
-        ),
+        Option("--rename-task", metavar="OLD=NEW", help="Rename a task of the second and later models."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -128,11 +110,8 @@ def merge(
     parts = [modelfile.read(path) for path in models]
     classes = {name for part in parts[1:] for name in part.memory.classes}
     tasks = {name for part in parts[1:] for name in part.memory.task_names}
-    merged = modelfile.merge(
-        parts,
-        parse_pairs(rename or [], "--rename", classes),
-        parse_pairs(rename_task or [], "--rename-task", tasks),
-    )
+    renames = parse_pairs(rename or [], "--rename", classes)
+    merged = modelfile.merge(parts, renames, parse_pairs(rename_task or [], "--rename-task", tasks))
     with writing(out, "--out"):
         merged.write(out)
     size = _size(merged)
@@ -145,10 +124,8 @@ def merge(
 @app.command(rich_help_panel=PANEL)
 def inspect(
     model: ModelFile,
-    plot: Annotated[
-        Path | None, typer.Option(help="PNG file for a picture of which classes are alike.")
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help="List every class, however many there are.")] = False,
+    plot: Annotated[Path | None, Option(help="PNG file for a picture of which classes are alike.")] = None,
+    every: Annotated[bool, Option("--all", help="List every class, however many there are.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show what a model file holds: tasks, classes, sizes, backbone, settings. No backbone is needed."""
@@ -163,9 +140,7 @@ def inspect(
     else:
         from protosteer.report.inspection import overview
 
-        console = make_console()
-        for part in overview(about, all_classes=every):
-            console.print(part)
+        show(overview(about, all_classes=every))
     if plot:
         from protosteer.report.plots import class_similarity
 
@@ -176,44 +151,39 @@ def inspect(
 def export(
     model: ModelFile,
     onnx: Annotated[
-        Path, typer.Option("--onnx", metavar="DIR", help="Folder for the ONNX files.", show_default=False)
+        Path, Option("--onnx", metavar="DIR", help="Folder for the ONNX files.", show_default=False)
     ],
-    backbone: BackboneName = None,
-    weights: Weights = None,
+    backbone: ModelBackbone = None,
+    weights: ModelWeights = None,
     as_json: Json = False,
 ) -> None:
     """Write a model for onnxruntime: the network, its prototypes, and a program that predicts without protosteer."""
     from protosteer.photos.onnx import export_onnx
 
     learner = open_learner(model, backbone, weights, "cpu", None)
-    files = export_onnx(learner, onnx, say, option="--onnx")
+    files = {str(path): path.stat().st_size for path in export_onnx(learner, onnx, say, option="--onnx")}
     if as_json:
-        print(json.dumps({"files": {str(path): path.stat().st_size for path in files}}, indent=1))
+        print(json.dumps({"files": files}, indent=1))
     else:
-        for path in files:
-            print(f"{path}  {path.stat().st_size:,} bytes")
+        print("\n".join(f"{path}  {size:,} bytes" for path, size in files.items()))
 
 
 @app.command(rich_help_panel=PANEL)
 def serve(
     model: ModelFile,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every address.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
-    reject: Annotated[
-        float, typer.Option(help="Fraction of known images that may be called unknown.")
-    ] = 0.05,
+    host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 is every address.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    reject: Annotated[float, Option(help="Fraction of known images that may be called unknown.")] = 0.05,
     allow_teach: Annotated[
-        bool, typer.Option("--allow-teach", help="Classes can be taught and forgotten, with the token.")
+        bool, Option("--allow-teach", help="Classes can be taught and forgotten, with the token.")
     ] = False,
     token: Annotated[
         str | None,
-        typer.Option(
-            help="Bearer token for teaching (default: PROTOSTEER_TOKEN, or a new one, which is printed)."
-        ),
+        Option(help="Bearer token for teaching (default: PROTOSTEER_TOKEN, or a new one, which is printed)."),
     ] = None,
-    access_log: Annotated[bool, typer.Option("--access-log", help="Print a line for every request.")] = False,
-    backbone: BackboneName = None,
-    weights: Weights = None,
+    access_log: Annotated[bool, Option("--access-log", help="Print a line for every request.")] = False,
+    backbone: ModelBackbone = None,
+    weights: ModelWeights = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:

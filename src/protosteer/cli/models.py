@@ -1,11 +1,9 @@
-"""Options and steps that the commands on model files share."""
+"""Steps that the commands on model files share."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from protosteer.backbones import Backbone
@@ -16,17 +14,6 @@ PANEL = "Your own images"
 # Seconds after which what a killed learning left behind is of no use: one that runs writes much more often.
 STALE = 3600.0
 
-ModelFile = Annotated[Path, typer.Argument(metavar="MODEL", help="Model file.", show_default=False)]
-BackboneName = Annotated[
-    str | None, typer.Option("--backbone", help="Short name, or a name of timm's (default: the model's own).")
-]
-Weights = Annotated[
-    Path | None,
-    typer.Option("--weights", help="File with the backbone's weights, if they are not where they were."),
-]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads of the processor.")]
-
 
 def open_learner(
     path: Path, name: str | None, weights: Path | None, device: str, threads: int | None
@@ -36,26 +23,23 @@ def open_learner(
     from protosteer.learner import Learner
 
     model = modelfile.read(path)
-    return Learner.of_model(model, backbone_of(model, name, weights, device, threads))
+    return Learner.of_model(model, backbone_of(model, name, weights, prepare(device, threads)))
 
 
-def backbone_of(
-    model: Model, name: str | None, weights: Path | None, device: str, threads: int | None
-) -> Backbone:
+def backbone_of(model: Model, name: str | None, weights: Path | None, device: str) -> Backbone:
     from protosteer.errors import ModelFileError, WeightsError
 
-    place = prepare(device, threads)
+    known = model.backbone["name"]
     try:
-        return model.backbone_for(model.load_backbone(name, weights, place))
+        return model.load_backbone(name, weights, device)
     except WeightsError as error:
         if name or weights:
             raise ModelFileError(
-                f"{model.path} was learned with backbone '{model.backbone['name']}', and {weights or name} "
-                f"cannot be it ({error})"
+                f"{model.path} was learned with backbone '{known}', and {weights or name} cannot be it ({error})"
             ) from error
         raise ModelFileError(
-            f"{model.path} needs backbone '{model.backbone['name']}', which cannot be loaded ({error}); say "
-            "where its weights are with --weights FILE"
+            f"{model.path} needs backbone '{known}', which cannot be loaded ({error}); say where its weights "
+            "are with --weights FILE"
         ) from error
 
 

@@ -6,20 +6,17 @@ import glob
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from protosteer.cli.common import app, polite_kill, say
-from protosteer.cli.models import PANEL, BackboneName, Device, ModelFile, Threads, Weights, open_learner
+from protosteer.cli.models import PANEL, open_learner
+from protosteer.cli.options import Device, ModelBackbone, ModelFile, ModelWeights, Threads
 from protosteer.errors import DataError
-
-if TYPE_CHECKING:
-    from protosteer.report.predictions import Line
-
-STANDARD_INPUT = "-"
 
 
 @app.command(rich_help_panel=PANEL)
@@ -27,58 +24,55 @@ def predict(
     model: ModelFile,
     paths: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="PATH",
             help="Image files, folders, patterns such as 'new/*.jpg', or - for a list on standard input.",
             show_default=False,
         ),
     ],
-    top: Annotated[int, typer.Option(min=1, help="So many classes, the likeliest first.")] = 3,
+    top: Annotated[int, Option(min=1, help="So many classes, the likeliest first.")] = 3,
     reject: Annotated[
         float | None,
-        typer.Option(
+        Option(
             metavar="FRACTION",
             help="Call images unknown that are less like the classes than this share of known ones.",
         ),
     ] = None,
     explain: Annotated[
-        bool,
-        typer.Option("--explain", help="Say which tasks were retrieved, what won, and what came second."),
+        bool, Option("--explain", help="Say which tasks were retrieved, what won, and what came second.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
-    backbone: BackboneName = None,
-    weights: Weights = None,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object per line.")] = False,
+    as_csv: Annotated[bool, Option("--csv", help="Print CSV.")] = False,
+    backbone: ModelBackbone = None,
+    weights: ModelWeights = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
     """Say what is on images. Files that cannot be read are named, and the others are predicted all the same."""
     from protosteer.data.images import ForgivingFiles
     from protosteer.photos.rejection import Rejection
-    from protosteer.report.predictions import csv_header, lines
+    from protosteer.report import predictions
 
     if as_json and as_csv:
         raise typer.BadParameter("choose one of --json and --csv")
     files = find_files(paths)
     learner = open_learner(model, backbone, weights, device, threads)
     rejection = Rejection(learner.memory, reject) if reject is not None else None
-    show = _writer(as_json, as_csv)
+    write = json.dumps if as_json else predictions.as_csv if as_csv else predictions.as_text
     if as_csv:
-        print(csv_header(min(top, len(learner.classes)), explain))
+        print(predictions.csv_header(min(top, len(learner.classes)), explain))
     images = ForgivingFiles(files, learner.backbone.preprocessing)
     chunk = learner.backbone.batch_size(learner.settings.embed_batch_size)
     done = 0
     with polite_kill():
-        for prediction in learner.stream(images, chunk):
-            names = [str(path) for path in files[done : done + len(prediction)]]
-            for row, line in enumerate(
-                lines(names, prediction, learner.index, top, rejection, explain), done
-            ):
-                if row in images.errors:
-                    say(f"warning: {images.errors[row]}")
+        for part in learner.stream(images, chunk):
+            names = [str(path) for path in files[done : done + len(part)]]
+            for row in predictions.told(names, part, learner.index, top, rejection, explain):
+                if done in images.errors:
+                    say(f"warning: {images.errors[done]}")
                 else:
-                    show(line)
-            done += len(prediction)
+                    print(write(row), flush=True)
+                done += 1
     if images.errors:
         raise DataError(
             f"{len(images.errors)} of {len(files)} files could not be read; the others were predicted"
@@ -91,7 +85,7 @@ def find_files(words: list[str]) -> list[Path]:
 
     found: list[Path] = []
     for word in words:
-        if word == STANDARD_INPUT:
+        if word == "-":
             found += [Path(line) for line in _listed()]
             continue
         matches = [word] if Path(word).exists() else sorted(glob.glob(word, recursive=True))
@@ -111,11 +105,3 @@ def _listed() -> Iterator[str]:
     for line in sys.stdin:
         if line.strip():
             yield line.rstrip("\r\n")
-
-
-def _writer(as_json: bool, as_csv: bool) -> Callable[[Line], None]:
-    def show(line: Line) -> None:
-        text = json.dumps(line.as_json()) if as_json else line.as_csv() if as_csv else line.as_text()
-        print(text, flush=True)
-
-    return show

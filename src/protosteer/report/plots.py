@@ -61,7 +61,15 @@ def accuracy_matrices(matrices: Mapping[str, Matrix]) -> bytes:
     figure = Figure(figsize=((side + 0.7) * len(matrices) + 1.0, side + 1.2), dpi=DPI, layout="compressed")
     panels = figure.subplots(1, len(matrices), squeeze=False)[0]
     for axes, (name, matrix) in zip(panels, matrices.items(), strict=True):
-        image = _heat_map(axes, matrix, scale, side)
+        cells = np.full((len(matrix), len(matrix)), np.nan)
+        for i, row in enumerate(matrix):
+            cells[i, : i + 1] = row
+        image = _heat_map(axes, cells, scale, 1, min(10.0, 72.0 * side / len(matrix) / NUMBER_WIDTH))
+        numbers = _task_numbers(len(matrix))
+        ticks = [number - 1 for number in numbers]
+        axes.set(xticks=ticks, yticks=ticks, xticklabels=numbers, yticklabels=numbers)
+        axes.set(xlabel="accuracy on test images of task", ylabel="after learning task")
+        axes.spines[["top", "right"]].set_visible(False)
         end = metrics.summary(matrix)
         title = f"{name}\nLast {end['last_accuracy']:.1f} %, forgetting {end['last_forgetting']:.1f} points"
         axes.set_title(title, fontsize=11, parse_math=False)
@@ -69,25 +77,13 @@ def accuracy_matrices(matrices: Mapping[str, Matrix]) -> bytes:
     return _png(figure)
 
 
-def _heat_map(axes: Axes, matrix: Matrix, scale: Normalize, side: float) -> Any:
-    """`side` of the map, in inches. Numbers are as large as cells allow, and absent where too small."""
-    tasks = len(matrix)
-    cells = np.full((tasks, tasks), np.nan)
-    size = min(10.0, 72.0 * side / tasks / NUMBER_WIDTH)
-    for i, row in enumerate(matrix):
-        for j, value in enumerate(row):
-            cells[i, j] = value
-            if size < LEAST_SIZE:
-                continue
-            axes.text(j, i, f"{value:.1f}", ha="center", va="center", color=_ink(value, scale), fontsize=size)
-    image = axes.imshow(np.ma.masked_invalid(cells), cmap=HEAT, norm=scale)
-    numbers = _task_numbers(tasks)
-    axes.set_xticks([number - 1 for number in numbers], [str(number) for number in numbers])
-    axes.set_yticks([number - 1 for number in numbers], [str(number) for number in numbers])
-    axes.set_xlabel("accuracy on test images of task")
-    axes.set_ylabel("after learning task")
-    axes.spines[["top", "right"]].set_visible(False)
-    return image
+def _heat_map(axes: Axes, cells: Floats, scale: Normalize, decimals: int, size: float) -> Any:
+    """size: of the numbers in cells; they are left out where they would be too small."""
+    for (i, j), cell in np.ndenumerate(cells):
+        if size >= LEAST_SIZE and not np.isnan(cell):
+            text = f"{round(float(cell), decimals) + 0.0:.{decimals}f}"  # no "-0.00"
+            axes.text(j, i, text, ha="center", va="center", color=_ink(float(cell), scale), fontsize=size)
+    return axes.imshow(np.ma.masked_invalid(cells), cmap=HEAT, norm=scale)
 
 
 def _ink(value: float, scale: Normalize) -> str:
@@ -112,32 +108,26 @@ def accuracy_bands(rows: Mapping[str, Sequence[Matrix]]) -> bytes:
     A row's seeds are compared as far as all of them have come.
     """
     outside = len(rows) > ROWS_INSIDE
-    figure = Figure(
-        figsize=(10.4 if outside else 7.2, 5.2 if outside else 4.5), dpi=DPI, layout="constrained"
-    )
+    figure = Figure(figsize=(10.4, 5.2) if outside else (7.2, 4.5), dpi=DPI, layout="constrained")
     axes = figure.subplots()
     for i, (name, matrices) in enumerate(rows.items()):
         _band(axes, i, name, matrices)
-    axes.set_title("Accuracy on all classes learned so far")
-    axes.set_xlabel("tasks learned")
+    axes.set(title="Accuracy on all classes learned so far", xlabel="tasks learned")
     axes.set_ylabel("mean accuracy over these tasks (%)")
     axes.set_xticks(_task_numbers(max(len(matrix) for matrices in rows.values() for matrix in matrices)))
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     spread = any(len(matrices) > 1 for matrices in rows.values())
     title = "after the last task" + (",\n± one standard deviation over seeds" if spread else "")
-    if outside:
-        figure.legend(loc="outside right center", frameon=False, title=title, alignment="left")
-    else:
-        axes.legend(loc="best", frameon=False, title=title, alignment="left")
+    owner, place = (figure, "outside right center") if outside else (axes, "best")
+    owner.legend(loc=place, frameon=False, title=title, alignment="left")
     return _png(figure)
 
 
 def _band(axes: Axes, i: int, name: str, matrices: Sequence[Matrix]) -> None:
     """Line number i, and its band if there is more than one matrix."""
-    heights = np.array(
-        [[metrics.average_accuracy(matrix, k) for k in range(min(map(len, matrices)))] for matrix in matrices]
-    )
+    moments = range(min(map(len, matrices)))
+    heights = np.array([[metrics.average_accuracy(matrix, k) for k in moments] for matrix in matrices])
     tasks, mean = np.arange(1, heights.shape[1] + 1), heights.mean(axis=0)
     turn, k = divmod(i, len(LINE_COLOURS))
     end = f"{mean[-1]:.1f} %"
@@ -163,18 +153,18 @@ def tsne_before_after(
     labels: Sequence[str],
     prototypes_before: Mapping[str, Floats],
     prototypes_after: Mapping[str, Floats],
-    titles: tuple[str, str] = ("before: no prompt", "after: with prompts"),
 ) -> bytes:
     """Two maps of the same images, [N, D] each, with every class's prototypes [c, D] among them."""
     classes = list(dict.fromkeys([*prototypes_before, *labels]))
     columns = math.ceil(len(classes) / 10)
     figure = Figure(figsize=(11.2 + 0.9 * columns, 5.6), dpi=DPI, layout="constrained")
-    panels = figure.subplots(1, 2)
-    sides = ((before, prototypes_before), (after, prototypes_after))
-    for axes, title, (points, prototypes) in zip(panels, titles, sides, strict=True):
-        _scatter(axes, points, labels, prototypes, classes)
-        axes.set_title(title)
-    handles = [_handle(classes, name) for name in classes]
+    left, right = figure.subplots(1, 2)
+    _scatter(left, before, labels, prototypes_before, classes)
+    _scatter(right, after, labels, prototypes_after, classes)
+    left.set_title("before: no prompt")
+    right.set_title("after: under the prompt that made each image's best match")
+    looks = [_look(i) for i in range(len(classes))]
+    handles = [Line2D([], [], linestyle="", markersize=7, color=colour, marker=m) for colour, m in looks]
     star = Line2D([], [], linestyle="", marker="*", markersize=11, color="white", markeredgecolor="black")
     figure.legend(
         [*handles, star], [*classes, "prototype"], loc="outside right center", frameon=False, ncols=columns,
@@ -190,25 +180,22 @@ def _scatter(
     owners = [name for name, group in prototypes.items() for _ in range(len(group))]
     flat = tsne_map(np.concatenate([points, *prototypes.values()]))
     images, stars = flat[: len(points)], flat[len(points) :]
-    for name in classes:
+    for i, name in enumerate(classes):
         own = images[[label == name for label in labels]]
         marks = stars[[owner == name for owner in owners]]
-        colour, marker = _look(classes, name)
+        colour, marker = _look(i)
         axes.scatter(own[:, 0], own[:, 1], s=13, color=colour, marker=marker, linewidths=0, alpha=0.75)
         axes.scatter(
             marks[:, 0], marks[:, 1], s=130, color=colour, marker="*", edgecolors="black", linewidths=0.9, zorder=3
         )  # fmt: skip
-        if len(classes) <= len(CLASS_COLOURS) and len(own):
-            _name(axes, name, np.median(own, axis=0))
-    axes.set_xticks([])
-    axes.set_yticks([])
-
-
-def _name(axes: Axes, name: str, place: Floats) -> None:
-    """The class's name amid its images, so that colour is not all that tells classes apart."""
-    halo = [withStroke(linewidth=3, foreground="white")]
-    x, y = place.tolist()
-    axes.text(x, y, name, fontsize=15, weight="bold", ha="center", va="center", zorder=4, path_effects=halo)
+        if len(classes) <= len(CLASS_COLOURS) and len(
+            own
+        ):  # so that colour is not all that tells classes apart
+            x, y = np.median(own, axis=0).tolist()
+            halo = [withStroke(linewidth=3, foreground="white")]
+            place: dict[str, Any] = {"ha": "center", "va": "center", "zorder": 4}
+            axes.text(x, y, name, fontsize=15, weight="bold", path_effects=halo, **place)
+    axes.set(xticks=[], yticks=[])
 
 
 def tsne_map(points: Floats) -> Floats:
@@ -219,13 +206,9 @@ def tsne_map(points: Floats) -> Floats:
     return flat
 
 
-def _handle(classes: list[str], name: str) -> Line2D:
-    colour, marker = _look(classes, name)
-    return Line2D([], [], linestyle="", marker=marker, markersize=7, color=colour)
-
-
-def _look(classes: list[str], name: str) -> tuple[str, str]:
-    turn, colour = divmod(classes.index(name), len(CLASS_COLOURS))
+def _look(i: int) -> tuple[str, str]:
+    """Colour and marker of class number i."""
+    turn, colour = divmod(i, len(CLASS_COLOURS))
     return CLASS_COLOURS[colour], CLASS_MARKERS[turn % len(CLASS_MARKERS)]
 
 
@@ -255,11 +238,8 @@ def _similarity_figure(names: Sequence[str], cells: Floats, title: str) -> Figur
     room = LETTER_WIDTH * size / 72.0 * max(map(len, labels))
     figure = Figure(figsize=(side + room + 1.6, side + room + 0.8), dpi=DPI, layout="compressed")
     axes = figure.subplots()
-    scale = _similarity_scale(cells)
-    image = axes.imshow(np.ma.masked_invalid(cells), cmap=HEAT, norm=scale)
+    image = _heat_map(axes, cells, _similarity_scale(cells), 2, 9 if len(names) <= NUMBERED else 0)
     axes.set_facecolor(SAME)
-    if len(names) <= NUMBERED:
-        _write_cells(axes, cells, scale)
     axes.set_xticks(range(len(names)), labels, rotation=90, fontsize=size, parse_math=False)
     axes.set_yticks(range(len(names)), labels, fontsize=size, parse_math=False)
     axes.tick_params(length=0)
@@ -267,13 +247,6 @@ def _similarity_figure(names: Sequence[str], cells: Floats, title: str) -> Figur
     axes.set_title(title, fontsize=11)
     figure.colorbar(image, ax=axes, label="greatest cosine between centroids", shrink=0.8)
     return figure
-
-
-def _write_cells(axes: Axes, cells: Floats, scale: Normalize) -> None:
-    for (i, j), cell in np.ndenumerate(cells):
-        value = round(float(cell), 2) + 0.0  # no "-0.00"
-        if i != j:
-            axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=_ink(value, scale), fontsize=9)
 
 
 def _alike_together(cells: Floats) -> list[int]:
@@ -307,7 +280,5 @@ def _png(figure: Figure) -> bytes:
     file = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # boxes in the picture say so themselves
-        figure.savefig(
-            file, format="png", metadata={"Software": None}
-        )  # no version: same figures, same bytes
+        figure.savefig(file, format="png", metadata={"Software": None})  # same figures, same bytes
     return file.getvalue()

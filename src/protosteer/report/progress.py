@@ -156,12 +156,9 @@ class RunProgress(LearnProgress):
 
 
 def _bars(console: Console, live: bool) -> Progress:
+    name = Column(no_wrap=True, overflow="ellipsis", min_width=26, max_width=28)
     return Progress(
-        TextColumn(
-            "{task.description}",
-            markup=False,
-            table_column=Column(no_wrap=True, overflow="ellipsis", min_width=26, max_width=28),
-        ),
+        TextColumn("{task.description}", markup=False, table_column=name),
         BarColumn(bar_width=16),
         TextColumn("{task.percentage:>3.0f}%"),
         TextColumn(

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from protosteer.evaluation.metrics import Matrix, over_seeds
+
+Row = tuple[str, Sequence[Mapping[str, Any]]]  # a label, and the figures of each seed
 
 NOTHING = "–"  # where a method has no such figure
 LABEL_WIDTH = 24  # of a run's name; longer ones go on in the next line
@@ -85,71 +86,41 @@ DIAGNOSIS = {
     "key_spread": Figure("Key spread", decimals=3),
     "value_spread": Figure("Value spread", decimals=3),
 }
+# The same as narrow columns; as a task has few test images, the second decimal of a percentage says nothing.
+SHORT_DIAGNOSIS = {
+    name: replace(figure, heading=figure.heading.replace(" ", "\n"), decimals=1 if figure.unit else 3)
+    for name, figure in DIAGNOSIS.items()
+}
+# What is measured after each task, beside the matrix.
+MOMENTS = {
+    "accuracy_over_tasks": Figure("Acc. (%),\nmean over\ntasks"),
+    "accuracy_over_images": Figure("Acc. (%),\nmean over\nimages"),
+    "forgetting": Figure("Forgetting"),
+    "retrieval_accuracy": Figure("Task\nretrieved\n(%)"),
+    "prompts_per_image": Figure("Prompts per\nimage"),
+}
 
 
-def figures_table(
-    rows: Mapping[str, Mapping[str, float | None]],
-    columns: Sequence[str] = USUAL,
-    title: str | None = None,
-) -> Table:
-    """One line per run; `columns` are names of figures."""
-    figures = {column: FIGURES[column] for column in columns}
-    averages = {figure.average for figure in figures.values() if figure.average}
-    table = plain_table(title)
-    add_labels(table)
-    for figure in figures.values():
-        named = len(averages) > 1 and figure.average
-        table.add_column(
-            f"{figure.heading}, mean over {figure.average}" if named else figure.heading, justify="right"
-        )
+def figures_table(rows: Mapping[str, Mapping[str, float | None]], title: str | None = None) -> Table:
+    """The usual figures with their units, one line per run."""
+    table = plain_table(title, labels(), *numbers(FIGURES[name].heading for name in USUAL))
     for name, values in rows.items():
-        table.add_row(label(name), *(figure.text(values.get(key)) for key, figure in figures.items()))
+        table.add_row(label(name), *(FIGURES[key].text(values.get(key)) for key in USUAL))
     return table
 
 
-def matrix_table(matrix: Matrix, title: str | None = None) -> Table:
-    """Row i: accuracy in percent on each task's test images when task i had just been learned."""
-    tasks = len(matrix)
-    if tasks <= MOST_TASKS:
-        return _matrix_part(matrix, title, range(tasks))
-    shares = [range(tasks)[first : first + MOST_TASKS] for first in range(0, tasks, MOST_TASKS)]
-    return stack(*(_matrix_part(matrix, None if share[0] else title, share) for share in shares))
-
-
-def _matrix_part(matrix: Matrix, title: str | None, columns: range) -> Table:
-    wordy, decimals = len(matrix) <= WORDY_TASKS, int(len(matrix) <= DECIMAL_TASKS)
-    table = plain_table(title)
-    if not wordy:
-        table.padding = 0
-    table.add_column("", no_wrap=True)
-    for j in columns:
-        table.add_column(f"on task {j + 1}" if wordy else f"{j + 1}", justify="right", no_wrap=not wordy)
-    for i, row in enumerate(matrix[columns[0] :], columns[0]):
-        cells = row[columns[0] : columns[-1] + 1]
-        table.add_row(
-            f"after task {i + 1}" if wordy else f"after {i + 1}", *(f"{v:.{decimals}f}" for v in cells)
-        )
+def spread_table(
+    title: str | None, figures: Mapping[str, Figure], rows: Iterable[Row], count_seeds: bool = False
+) -> Table:
+    """One line per row: its figures over seeds, means and deviations."""
+    headings = numbers(figure.heading for figure in figures.values())
+    table = plain_table(title, labels(), *numbers(["Seeds"] if count_seeds else []), *headings)
+    for name, seeds in rows:
+        mean, std = spread_over_seeds(seeds)
+        # Where room is short a cell breaks before the sign, so that it stays with its deviation.
+        cells = (figure.number(mean.get(key), std.get(key)) for key, figure in figures.items())
+        table.add_row(label(name), *([str(len(seeds))] if count_seeds else []), *cells)
     return table
-
-
-def run_report(figures: Mapping[str, Any]) -> list[RenderableType]:
-    """All about one run: matrix, averages, costs, and why the accuracy is what it is.
-
-    figures: of one seed, or of several as `run --json` prints them; then means (± std) over seeds are shown.
-    """
-    seeds: Sequence[Mapping[str, Any]] = figures.get("seeds", [figures])
-    title = "Accuracy (%) after each task"
-    parts: list[RenderableType] = [
-        matrix_table(seed["matrix"], f"{title}, seed {seed['seed']}" if len(seeds) > 1 else title)
-        for seed in seeds
-    ]
-    if all(seed.get("after_each_task") for seed in seeds):
-        parts.append(_moments([seed["after_each_task"] for seed in seeds]))
-    mean, std = spread_over_seeds(seeds)
-    parts += [_averages(mean, std), _costs(mean, std)]
-    if all(seed.get("diagnosis") for seed in seeds):
-        parts.append(_diagnosis([seed["diagnosis"] for seed in seeds]))
-    return parts
 
 
 def spread_over_seeds(seeds: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], dict[str, float]]:
@@ -158,30 +129,48 @@ def spread_over_seeds(seeds: Sequence[Mapping[str, Any]]) -> tuple[dict[str, flo
     return mean, std if len(seeds) > 1 else {}
 
 
-def _moments(seeds: Sequence[Sequence[Mapping[str, Any]]]) -> Table:
-    """What was measured after each task, beside the matrix."""
-    table = plain_table()
-    table.add_column("", no_wrap=True)
-    columns = {
-        "accuracy_over_tasks": Figure("Acc. (%), mean over tasks"),
-        "accuracy_over_images": Figure("Acc. (%), mean over images"),
-        "forgetting": FIGURES["last_forgetting"],
-        "retrieval_accuracy": Figure("Task retrieved (%)"),
-        "prompts_per_image": FIGURES["prompts_per_image"],
-    }
-    for figure in columns.values():
-        table.add_column(textwrap.fill(figure.heading, 12), justify="right")
-    for i, moment in enumerate(zip(*seeds, strict=True), 1):
-        mean, std = spread_over_seeds(moment)
-        cells = (figure.number(mean.get(name), std.get(name)) for name, figure in columns.items())
-        table.add_row(f"after {i}", *cells)
+def matrix_tables(matrix: Matrix, title: str | None = None) -> list[Table]:
+    """Row i: accuracy in percent on each task's test images when task i had just been learned."""
+    tasks = range(len(matrix))
+    shares = [tasks[first : first + MOST_TASKS] for first in tasks[::MOST_TASKS]]
+    return [_matrix_part(matrix, None if share[0] else title, share) for share in shares]
+
+
+def _matrix_part(matrix: Matrix, title: str | None, columns: range) -> Table:
+    wordy, decimals = len(matrix) <= WORDY_TASKS, int(len(matrix) <= DECIMAL_TASKS)
+    on, after = ("on task ", "after task") if wordy else ("", "after")
+    headings = numbers((f"{on}{j + 1}" for j in columns), no_wrap=not wordy)
+    table = plain_table(title, Column(no_wrap=True), *headings)
+    if not wordy:
+        table.padding = 0
+    for i, row in enumerate(matrix[columns[0] :], columns[0] + 1):
+        cells = row[columns[0] : columns[-1] + 1]
+        table.add_row(f"{after} {i}", *(f"{value:.{decimals}f}" for value in cells))
     return table
 
 
+def run_report(figures: Mapping[str, Any]) -> list[Table]:
+    """All about one run: matrix, averages, costs, and why the accuracy is what it is.
+
+    figures: of one seed, or of several as `run --json` prints them; then means (± std) over seeds are shown.
+    """
+    seeds: Sequence[Mapping[str, Any]] = figures.get("seeds", [figures])
+    parts = []
+    for seed in seeds:
+        which = f", seed {seed['seed']}" if len(seeds) > 1 else ""
+        parts += matrix_tables(seed["matrix"], f"Accuracy (%) after each task{which}")
+    if all(seed.get("after_each_task") for seed in seeds):
+        moments = enumerate(zip(*(seed["after_each_task"] for seed in seeds), strict=True), 1)
+        parts.append(spread_table(None, MOMENTS, [(f"after {i}", moment) for i, moment in moments]))
+    mean, std = spread_over_seeds(seeds)
+    parts += [_averages(mean, std), _costs(mean, std)]
+    if all(seed.get("diagnosis") for seed in seeds):
+        parts.append(_diagnosis([seed["diagnosis"] for seed in seeds]))
+    return parts
+
+
 def _averages(mean: Mapping[str, float], std: Mapping[str, float]) -> Table:
-    table = plain_table()
-    for heading in ("", "mean over tasks", "mean over images"):
-        table.add_column(heading, justify="right" if heading else "left")
+    table = plain_table(None, "", *numbers(["mean over tasks", "mean over images"]))
     rows = (
         ("Last accuracy (%)", "last_accuracy", "last_image_accuracy"),
         ("Avg accuracy (%)", "avg_accuracy", "avg_image_accuracy"),
@@ -195,10 +184,8 @@ def _averages(mean: Mapping[str, float], std: Mapping[str, float]) -> Table:
 
 def _costs(mean: Mapping[str, float], std: Mapping[str, float]) -> Table:
     """What it took; figures that the method does not have are left out."""
-    table = plain_table()
+    table = plain_table(None, "", *numbers([""]))
     table.show_header = False
-    table.add_column()
-    table.add_column(justify="right")
     names = list(FIGURES)
     for name in names[names.index("retrieval_accuracy") :]:
         if name in mean:
@@ -211,41 +198,28 @@ def _costs(mean: Mapping[str, float], std: Mapping[str, float]) -> Table:
 
 def _diagnosis(seeds: Sequence[Mapping[str, Any]]) -> Table:
     """A line per task and their mean; of several seeds, means without deviations, which would not fit."""
-    table = plain_table("Diagnosis after the last task (%; spread: mean cosine)")
-    add_labels(table)
-    figures = {name: _short(figure) for name, figure in DIAGNOSIS.items()}
-    for figure in figures.values():
-        table.add_column(figure.heading.replace(" ", "\n"), justify="right")
     tasks = [(rows[0]["task"], rows) for rows in zip(*(seed["tasks"] for seed in seeds), strict=True)]
-    for name, rows in [*tasks, ("mean", [seed["mean"] for seed in seeds])]:
-        mean, _ = spread_over_seeds(rows)
-        cells = (figure.number(mean.get(key)) for key, figure in figures.items())
-        table.add_row(label(name), *cells, end_section=name == tasks[-1][0])
+    rows = [*tasks, ("mean", [seed["mean"] for seed in seeds])]
+    means = [(name, [over_seeds(values)[0]]) for name, values in rows]
+    table = spread_table("Diagnosis after the last task (%; spread: mean cosine)", SHORT_DIAGNOSIS, means)
+    table.rows[-2].end_section = True
     return table
 
 
-def _short(figure: Figure) -> Figure:
-    """A task has few test images: the second decimal of a percentage says nothing."""
-    return replace(figure, decimals=1) if figure.unit == "%" else figure
-
-
-def plain_table(title: str | None = None) -> Table:
+def plain_table(title: str | None = None, *columns: Column | str) -> Table:
     """The look that all tables share: no lines but one below the headings."""
     heading = None if title is None else Text(title, style="bold")  # never markup
-    return Table(title=heading, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    look: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0)}
+    return Table(*columns, title=heading, title_justify="left", **look)
 
 
-def stack(*tables: Table) -> Table:
-    """Tables one below the other."""
-    grid = Table.grid()
-    for table in tables:
-        grid.add_row(table)
-    return grid
-
-
-def add_labels(table: Table) -> None:
+def labels() -> Column:
     """The first column, which never gives way to the figures: they may take two lines, names stay whole."""
-    table.add_column("", style="bold", no_wrap=True)
+    return Column(style="bold", no_wrap=True)
+
+
+def numbers(headings: Iterable[str], no_wrap: bool = False) -> list[Column]:
+    return [Column(heading, justify="right", no_wrap=no_wrap) for heading in headings]
 
 
 def label(name: str) -> Text:

@@ -1,0 +1,30 @@
+"""Options that mean the same in several commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+Json = Annotated[bool, Option("--json", help="Print the figures as JSON.")]
+Device = Annotated[str, Option("--device", help="auto, cpu, cuda or mps.")]
+Threads = Annotated[int | None, Option("--threads", min=1, help="Threads of the processor.")]
+Weights = Annotated[Path | None, Option("--weights", help="File with the backbone's weights.")]
+Preset = Annotated[
+    str | None,
+    Option("--preset", metavar="paper|fast", help="Settings of the paper (the default), or quicker ones."),
+]
+Settings = Annotated[
+    list[str] | None, Option("--set", metavar="NAME=VALUE", help="A setting of the method; repeatable.")
+]
+
+# Of a model file, which knows its backbone and where its weights were.
+ModelFile = Annotated[Path, Argument(metavar="MODEL", help="Model file.", show_default=False)]
+ModelBackbone = Annotated[
+    str | None, Option("--backbone", help="Short name, or a name of timm's (default: the model's own).")
+]
+ModelWeights = Annotated[
+    Path | None,
+    Option("--weights", help="File with the backbone's weights, if they are not where they were."),
+]
