@@ -144,7 +144,7 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="SUBJECT",
-            help="Of prediction, training, matrix, scaling, memory, startup, service.",
+            help="Of prediction, training, matrix, scaling, service.",
             show_default=False,
         ),
     ] = None,
