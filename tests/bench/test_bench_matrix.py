@@ -5,36 +5,22 @@ from __future__ import annotations
 import pytest
 
 from protosteer.bench import matrix
-from protosteer.bench.subjects import small
+from vit_toys import small
 
 pytestmark = pytest.mark.slow
 
 
-def subjects():
-    backbone = small()
-    return backbone, *matrix.subjects(backbone, tasks=5, classes=3, images=12)
-
-
-def test_the_naive_matrix_equals_ours():
-    backbone, memory, stream = subjects()
-    ours = matrix.our_run(backbone, memory, stream).matrix
-    assert matrix.naive_matrix(backbone, memory, stream) == ours
-    assert ours[0] == [100.0]
-    assert len({accuracy for row in ours for accuracy in row}) > 3  # equality means something
-
-
-def test_our_side_makes_the_matrix_and_nothing_else():
-    backbone, memory, stream = subjects()
-    run = matrix.our_run(backbone, memory, stream)
+def test_both_protocols_give_one_matrix_and_ours_makes_nothing_else(monkeypatch):
+    for name, value in {"vit_tiny": small, "TASKS": 5, "CLASSES": 3, "IMAGES": 12}.items():
+        monkeypatch.setattr(matrix, name, value)
+    case = small(), *matrix.subjects(small(), 5, 3, 12)
+    run = matrix.our_run(*case)
+    assert matrix.naive_matrix(*case) == run.matrix
+    assert len({accuracy for row in run.matrix for accuracy in row}) > 3  # equality means something
     assert run.diagnosis is None and run.diagnosis_passes == 0
-    assert run.figures()["retrieval_accuracy"] == 100.0
-    assert run.figures()["naive_forward_passes"] > run.figures()["forward_passes"]
-
-
-def test_the_ratio_names_both_numbers_of_passes():
-    backbone, memory, stream = subjects()
-    ratio = matrix.measure(backbone, memory, stream, repeats=2)
-    figures = matrix.our_run(backbone, memory, stream).figures()
-    assert (ratio.name, ratio.target) == ("matrix", 3.0)
-    passes = f"forward passes: {figures['forward_passes']:,}, naive {figures['naive_forward_passes']:,}"
-    assert ratio.notes == [passes]
+    figures, (ratio,) = run.figures(), matrix.run(2)
+    assert figures["retrieval_accuracy"] == 100.0
+    assert figures["naive_forward_passes"] > figures["forward_passes"]
+    assert (ratio.name, ratio.target, len(ratio.ours)) == ("matrix", 3.0, 2)
+    passes = "forward passes: {forward_passes:,}, naive {naive_forward_passes:,}"
+    assert ratio.notes == [passes.format(**figures)]

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 
 from conftest import OnStep, easy_task, tiny_backbone, train
-from protosteer.bench.subjects import small
 from protosteer.data.augment import Augmentation
 from protosteer.errors import TrainingError
 from protosteer.method import losses
@@ -24,6 +23,7 @@ from protosteer.method.training import (
 )
 from protosteer.running.progress import TrainingProgress
 from protosteer.settings import Settings
+from vit_toys import small
 
 QUICK = Settings(epochs=4, batch_size=8, neck_hidden=16, augmentation="crop")
 

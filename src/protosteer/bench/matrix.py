@@ -7,29 +7,21 @@ by the same quick `Learner.predict`. Both judge the same records, so nothing is 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from operator import eq
 
-import torch
-from torch import Tensor
-
 from protosteer.backbones import Backbone
-from protosteer.bench.subjects import memory_of, pictures, vit_tiny
-from protosteer.bench.timing import Ratio, interleaved
+from protosteer.bench.harness import Ratio, interleaved, memory_of, pictures, vit_tiny
 from protosteer.data.images import ArrayImages
 from protosteer.evaluation.protocol import Run, run_stream
 from protosteer.learner import Learner
-from protosteer.method.memory import Memory, TaskRecord
+from protosteer.method.memory import Memory
 from protosteer.methods.base import Lesson
 from protosteer.methods.cpp import CPP
-from protosteer.running.progress import OnStage
-from protosteer.running.resume import Bookmark
 from protosteer.settings import Settings
 from protosteer.streams.base import Stream, Task
 
-TASKS, CLASSES, CENTROIDS = 10, 10, 5
+TASKS, CLASSES = 10, 10
 IMAGES = 4  # test images per task
-MOST_REPEATS = 3
 TARGET = 3.0
 
 
@@ -40,31 +32,18 @@ class Known(CPP):
         super().__init__(backbone, Settings())
         self.records = {record.name: record for record in memory.tasks}
 
-    def learn(self, task: Lesson, on_stage: OnStage | None = None, bookmark: Bookmark | None = None) -> None:
+    def learn(self, task: Lesson, *_: object, **__: object) -> None:
         self.learner.memory.add(self.records[task.name])
 
 
 def run(repeats: int) -> list[Ratio]:
     backbone = vit_tiny()
-    memory, stream = subjects(backbone, TASKS, CLASSES, IMAGES)
-    return [measure(backbone, memory, stream, min(repeats, MOST_REPEATS))]
-
-
-def measure(backbone: Backbone, memory: Memory, stream: Stream, repeats: int) -> Ratio:
-    figures = our_run(backbone, memory, stream).figures()  # warms up too
-    times = interleaved(
-        {
-            "naive": partial(naive_matrix, backbone, memory, stream),
-            "ours": partial(our_run, backbone, memory, stream),
-        },
-        repeats,
-        warm_up=False,
-    )
-    about = (
-        f"{backbone.name}: accuracy matrix of {len(stream)} tasks, against predicting all again after each"
-    )
-    notes = ["forward passes: {forward_passes:,}, naive {naive_forward_passes:,}".format(**figures)]
-    return Ratio.of("matrix", about, times["naive"], times["ours"], TARGET, notes)
+    case = backbone, *subjects(backbone, TASKS, CLASSES, IMAGES)
+    times = interleaved({"naive": lambda: naive_matrix(*case), "ours": lambda: our_run(*case)}, repeats)
+    about = f"{backbone.name}: accuracy matrix of {TASKS} tasks, against predicting all again after each"
+    passes = "forward passes: {forward_passes:,}, naive {naive_forward_passes:,}"
+    notes = [passes.format(**our_run(*case).figures())]
+    return [Ratio("matrix", about, times["naive"], times["ours"], TARGET, notes)]
 
 
 def our_run(backbone: Backbone, memory: Memory, stream: Stream) -> Run:
@@ -87,21 +66,12 @@ def naive_matrix(backbone: Backbone, memory: Memory, stream: Stream) -> list[lis
 
 
 def subjects(backbone: Backbone, tasks: int, classes: int, images: int) -> tuple[Memory, Stream]:
-    """Random records, and so many test images for each, labelled as their own task alone would label them."""
+    """Random records, and for each so many test images, which are among its keys: they mostly retrieve it."""
     memory, stream = Memory(), []
-    for number, record in enumerate(memory_of(backbone, tasks, classes, CENTROIDS).tasks):
+    for number, record in enumerate(memory_of(backbone, tasks, classes).tasks):
         test = ArrayImages(pictures(backbone, images, seed=number))
-        memory.add(retrieved_by(record, backbone.embed_set(test)))
-        alone = Learner(backbone)
-        alone.memory.add(record)
-        labels = alone.predict(test).labels
+        first, *others = record.classes
+        memory.add(replace(record, classes=(replace(first, keys=backbone.embed_set(test)), *others)))
+        labels = [record.class_names[i % classes] for i in range(images)]
         stream.append(Task(record.name, record.class_names, ArrayImages(test.array[:0]), [], test, labels))
     return memory, Stream("random", stream)
-
-
-def retrieved_by(record: TaskRecord, queries: Tensor) -> TaskRecord:
-    """The record with queries [n, D] for its first keys: a task's own images mostly retrieve it."""
-    keys = torch.cat([queries] + [part.keys for part in record.classes])
-    sizes = [len(part.keys) for part in record.classes]
-    shifted = zip(record.classes, keys[: sum(sizes)].split(sizes), strict=True)
-    return replace(record, classes=tuple(replace(part, keys=own) for part, own in shifted))

@@ -6,9 +6,7 @@ user gets. The backbone's part, one pass per image and one per candidate, does n
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from operator import add
 from statistics import median
@@ -16,86 +14,46 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from protosteer.backbones import Backbone
+from protosteer.bench.harness import Ratio, Side, interleaved, memory_of, vit_tiny
 from protosteer.bench.prediction import best_batch, plain_passes
-from protosteer.bench.subjects import class_record, pictures, vit_tiny
-from protosteer.bench.timing import Ratio, Side, interleaved
 from protosteer.method.inference import Index, Matches, Prediction, match
-from protosteer.method.memory import Memory, TaskRecord
-from protosteer.method.vit import ViT
 from protosteer.settings import Settings
 
 CLASSES = (100, 1_000, 10_000, 100_000)
 JUDGED = 10_000  # the number of classes at which the target holds
-CENTROIDS, DIM = 5, 192
-MOST_TASKS = 1_000
+MOST_TASKS = 1_000  # tasks have ten classes until there are so many
 MOST_IMAGES, MOST_SCORES = 128, 6_400_000  # images handled at once, and their scores over all classes
-CURVE_REPEATS = 2  # for points that only make up the curve
-POOL = 997  # classes that differ; more of them are copies, so that memory holds 10^5 classes
 TARGET = 0.95
 
 
-@dataclass(frozen=True)
-class Point:
-    """Seconds per image at one number of classes, of each repeat."""
-
-    classes: int
-    tasks: int
-    passes: float  # of the backbone, per image
-    backbone: list[float]
-    overhead: list[float]
-    index: float  # seconds to make the index of the memory, not per image
-
-    @property
-    def share(self) -> float:
-        """Overhead in percent of the backbone's time."""
-        return 100 * median(self.overhead) / median(self.backbone)
-
-    def __str__(self) -> str:
-        cost = f"{1000 * median(self.overhead):.2f} ms an image, {self.share:.1f} %"
-        return f"{self.classes:,} classes, {self.tasks:,} tasks: {cost}; index made in {self.index:.2f} s"
-
-
 def run(repeats: int) -> list[Ratio]:
-    points = curve(repeats)
-    judged = next(point for point in points if point.classes == JUDGED)
-    total = list(map(add, judged.backbone, judged.overhead))
-    about = f"ViT-Ti/16: backbone's share of predict at {judged.classes:,} classes, {judged.tasks:,} tasks"
-    backbone = (
-        f"beside {1000 * median(judged.backbone):.0f} ms of {judged.passes:.1f} backbone passes an image:"
-    )
-    notes = [backbone, *map(str, points)]
-    return [Ratio.of("many_classes", about, judged.backbone, total, TARGET, notes)]
-
-
-def curve(repeats: int, classes: Sequence[int] = CLASSES) -> list[Point]:
-    """The cost at each number of classes, in tasks of ten classes until there are `MOST_TASKS`."""
     backbone = vit_tiny()
-    ready = backbone.preprocessing(pictures(backbone, 16))
-    batch = best_batch(backbone.vit, ready, (8, 16))
-
-    def at(number: int) -> Point:
-        times = repeats if number == JUDGED else min(repeats, CURVE_REPEATS)
-        return point(backbone.vit, ready, batch, number, min(number // 10, MOST_TASKS), times)
-
-    return list(map(at, classes))
+    batch = best_batch(backbone)
+    ratios = {classes: measure(backbone, batch, classes, repeats) for classes in CLASSES}
+    return [replace(ratios[JUDGED], notes=[note for ratio in ratios.values() for note in ratio.notes])]
 
 
-def point(vit: ViT, ready: Tensor, batch: int, classes: int, tasks: int, repeats: int) -> Point:
-    memory = random_memory(classes, tasks)
-    began = time.perf_counter()
-    index = Index.build(memory)
-    making = time.perf_counter() - began
+def measure(backbone: Backbone, batch: Tensor, classes: int, repeats: int) -> Ratio:
+    """The backbone's share of a prediction's time."""
+    tasks = min(classes // 10, MOST_TASKS)
+    index = Index.build(memory_of(backbone, tasks, classes // tasks))
     images = max(1, min(MOST_IMAGES, MOST_SCORES // classes))
-    embeddings = torch.randn(images, DIM, generator=torch.Generator().manual_seed(1))
+    embeddings = torch.randn(images, backbone.dim, generator=torch.Generator().manual_seed(1))
     sides: dict[str, Side] = {
-        "backbone": partial(plain_passes, vit, ready, len(ready), batch),
-        "overhead": partial(overhead, index, embeddings),
+        "backbone": partial(plain_passes, backbone.vit, batch, len(batch)),
+        "rest": partial(overhead, index, embeddings),
     }
     times = interleaved(sides, repeats)
     passes = overhead(index, embeddings).forward_passes / images
-    backbone = [seconds * passes / len(ready) for seconds in times["backbone"]]
-    rest = [seconds / images for seconds in times["overhead"]]
-    return Point(classes, tasks, passes, backbone, rest, making)
+    forward = [seconds * passes / len(batch) for seconds in times["backbone"]]
+    rest = [seconds / images for seconds in times["rest"]]
+    about = f"{backbone.name}: backbone's share of predict at {classes:,} classes"
+    note = (
+        f"{classes:,} classes, {tasks:,} tasks: {1000 * median(rest):.2f} ms an image beside "
+        f"{1000 * median(forward):.0f} ms of {passes:.1f} backbone passes"
+    )
+    return Ratio("many_classes", about, forward, list(map(add, forward, rest)), TARGET, [note])
 
 
 def overhead(index: Index, embeddings: Tensor) -> Matches:
@@ -105,19 +63,3 @@ def overhead(index: Index, embeddings: Tensor) -> Matches:
     joined = Matches.join([matches])
     Prediction.build(index, joined, defaults.temperature)
     return joined
-
-
-def random_memory(classes: int, tasks: int) -> Memory:
-    """Random centroids of DeiT-Tiny's dimension; the classes are dealt out to the tasks."""
-    generator = torch.Generator().manual_seed(0)
-    keys, values = (torch.randn(POOL, CENTROIDS, DIM, generator=generator) for _ in range(2))
-    pool = [class_record("", keys[k], values[k]) for k in range(POOL)]
-    prompt = torch.zeros(1, 1, DIM)
-    return Memory(
-        TaskRecord(
-            f"task-{t}",
-            tuple(replace(pool[k % POOL], name=f"class-{k}") for k in range(t, classes, tasks)),
-            prompt,
-        )
-        for t in range(tasks)
-    )

@@ -7,9 +7,7 @@ against our own step with prompts in all layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from statistics import median
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -17,16 +15,14 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from torch import Tensor, nn
 
 from protosteer.backbones import Backbone
-from protosteer.bench.subjects import LATE, LATE_NANO, pictures, vit_tiny
-from protosteer.bench.timing import Ratio, interleaved
+from protosteer.bench.harness import Ratio, by_layer, pictures, quarters, vit_tiny
 from protosteer.data.augment import Augmentation, Choices
-from protosteer.data.transforms import Preprocessing
 from protosteer.method.prototypes import Prototypes
 from protosteer.method.training import Head, initial_prompt, update
 from protosteer.method.vit import ViT
 from protosteer.settings import Settings
 
-TARGET, TARGET_LATE = 1.6, 1.0
+TARGET = 1.6
 BATCH, BATCH_NANO = 16, 64
 CLASSES = 10
 EARLIER = 450  # prototypes: nine tasks of ten classes with five centroids each came before
@@ -35,79 +31,54 @@ EARLIER = 450  # prototypes: nine tasks of ten classes with five centroids each 
 def run(repeats: int) -> list[Ratio]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        tiny, nano = Batch.random(vit_tiny(), BATCH), Batch.random(Backbone.load("nano"), BATCH_NANO)
-        return [*measure(tiny, LATE, repeats), *measure(nano, LATE_NANO, repeats, "nano")]
+        tiny = measure("training_step", vit_tiny(), BATCH, repeats)
+        return tiny + measure("training_step_nano", Backbone.load("nano"), BATCH_NANO, repeats)
 
 
-def measure(batch: Batch, late: Sequence[int], repeats: int, which: str = "") -> list[Ratio]:
-    """The naive step against ours, and ours with prompts in all layers against prompts from layer k on."""
-    steps = {"naive": naive(batch), **{f"k{k}": ours(batch, k) for k in (1, *late)}}
-    times = interleaved(steps, repeats)
-    what = f"training step, {batch.backbone.name}, batch of {len(batch.pixels)}"
-
-    def ratio(name: str, compared: str, reference: str, side: str, target: float) -> Ratio:
-        each = [1000 * median(times[one]) / len(batch.pixels) for one in (reference, side)]
-        notes = ["{:.2f} ms an image against {:.2f}".format(*each)]
-        return Ratio.of(name, f"{what}: {compared}", times[reference], times[side], target, notes)
-
-    suffix, prefix = (f"_{which}", f"{which}_") if which else ("", "")
-    return [
-        ratio(f"training_step{suffix}", "naive / ours", "naive", "k1", TARGET),
-        *(
-            ratio(f"late_training_{prefix}k{k}", f"prompts from layer 1 / {k}", "k1", f"k{k}", TARGET_LATE)
-            for k in late
-        ),
-    ]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """What both sides are given."""
-
-    backbone: Backbone
-    pixels: Tensor
-    labels: Tensor
-    prototypes: Prototypes
-
-    @classmethod
-    def random(cls, backbone: Backbone, size: int) -> Batch:
-        means, scales = torch.randn(EARLIER, backbone.dim), torch.rand(EARLIER, backbone.dim)
-        earlier = Prototypes(means, scales, torch.arange(EARLIER))
-        return cls(backbone, pictures(backbone, size), torch.arange(size) % CLASSES, earlier)
+def measure(name: str, backbone: Backbone, size: int, repeats: int) -> list[Ratio]:
+    pixels = pictures(backbone, size)
+    steps = {0: naive(backbone, pixels), **{k: ours(backbone, pixels, k) for k in quarters(backbone)}}
+    about = f"training step, {backbone.name}, batch of {size}: naive / ours"
+    return by_layer(name, about, size, steps, TARGET, repeats)
 
 
 class Step:
     """A step as in method/training.py; how a prompt becomes embeddings [B, D] of the batch is given."""
 
-    def __init__(self, batch: Batch, embed: Callable[[Tensor], Tensor], from_layer: int = 1):
-        self.batch, self.embed = batch, embed
-        self.settings = Settings(prompt_start="random", prompt_from_layer=from_layer)
-        self.prompt = nn.Parameter(initial_prompt(batch.backbone, self.settings, None))
-        self.head = Head(batch.backbone.dim, CLASSES, self.settings)
+    def __init__(self, backbone: Backbone, size: int, embed: Callable[[Tensor], Tensor], from_layer: int = 1):
+        settings = Settings(prompt_start="random", prompt_from_layer=from_layer)
+        self.embed, self.clip = embed, settings.gradient_clip
+        self.prompt = nn.Parameter(initial_prompt(backbone, settings, None))
+        self.head = Head(backbone.dim, CLASSES, settings)
         parameters = [self.prompt, *self.head.parameters()]
         self.optimiser = torch.optim.AdamW(
-            parameters, lr=self.settings.learning_rate, weight_decay=self.settings.weight_decay
+            parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay
         )
+        self.labels = torch.arange(size) % CLASSES
+        means, deviations = torch.randn(EARLIER, backbone.dim), torch.rand(EARLIER, backbone.dim)
+        self.prototypes = Prototypes(means, deviations, torch.arange(EARLIER))
 
     def __call__(self) -> None:
-        loss = self.head.loss(self.embed(self.prompt), self.batch.labels, self.batch.prototypes)
-        groups = [[self.prompt], list(self.head.parameters())]
-        update(loss, groups, self.optimiser, self.settings.gradient_clip)
+        loss = self.head.loss(self.embed(self.prompt), self.labels, self.prototypes)
+        update(loss, [[self.prompt], list(self.head.parameters())], self.optimiser, self.clip)
 
 
-def ours(batch: Batch, from_layer: int = 1) -> Step:
-    backbone, layers = batch.backbone, from_layer - 1
+def ours(backbone: Backbone, pixels: Tensor, from_layer: int = 1) -> Step:
+    augment, layers = Augmentation(backbone.preprocessing), from_layer - 1
+
+    def embed(prompt: Tensor) -> Tensor:
+        return backbone.rest(backbone.trunk(augment(pixels), layers), layers, prompt)
+
+    return Step(backbone, len(pixels), embed, from_layer)
+
+
+def naive(backbone: Backbone, pixels: Tensor) -> Step:
     augment = Augmentation(backbone.preprocessing)
 
     def embed(prompt: Tensor) -> Tensor:
-        return backbone.rest(backbone.trunk(augment(batch.pixels), layers), layers, prompt)
+        return concatenating(backbone.vit, by_pillow(augment, pixels), prompt)
 
-    return Step(batch, embed, from_layer)
-
-
-def naive(batch: Batch) -> Step:
-    augment = pillow_augmentation(batch.backbone.preprocessing)
-    return Step(batch, lambda prompt: concatenating(batch.backbone.vit, augment(batch.pixels), prompt))
+    return Step(backbone, len(pixels), embed)
 
 
 def concatenating(vit: ViT, images: Tensor, prompt: Tensor) -> Tensor:
@@ -123,29 +94,23 @@ def concatenating(vit: ViT, images: Tensor, prompt: Tensor) -> Tensor:
     return vit.pool(x)
 
 
-def pillow_augmentation(preprocessing: Preprocessing) -> Callable[[Tensor], Tensor]:
-    """The paper's list in Pillow: one image and one step after the other, in 8 bits, then a normalised tensor."""
-    draw, size = Augmentation(preprocessing).draw, preprocessing.image_size
-
-    def augment(pixels: Tensor) -> Tensor:
-        choices = draw(pixels.shape)
-        images = [np.array(_with_pillow(image, choices, i, size)) for i, image in enumerate(pixels)]
-        levels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
-        return preprocessing.normalise(levels.float().div(255))
-
-    return augment
+def by_pillow(augment: Augmentation, pixels: Tensor) -> Tensor:
+    """What `augment` draws, done in Pillow: one image and one step after the other, in 8 bits, then normalised."""
+    choices, size = augment.draw(pixels.shape), augment.preprocessing.image_size
+    images = [np.array(_one_by_pillow(image, choices, i, size)) for i, image in enumerate(pixels)]
+    levels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
+    return augment.preprocessing.normalise(levels.float().div(255))
 
 
-def _with_pillow(pixels: Tensor, choices: Choices, i: int, size: int) -> Image.Image:
+def _one_by_pillow(pixels: Tensor, choices: Choices, i: int, size: int) -> Image.Image:
     left, top, right, bottom = choices.boxes[i].tolist()
     image = Image.fromarray(pixels.permute(1, 2, 0).numpy()).crop((left, top, right, bottom))
     image = image.resize((size, size), Image.Resampling.BICUBIC)
     if choices.mirrored[i]:
         image = ImageOps.mirror(image)
     if choices.jittered[i]:
-        factors = choices.factors[i].tolist()
         for step in choices.orders[i].tolist():
-            image = _JITTER[step](image, factors[step])
+            image = _jittered(image, step, choices.factors[i, step].item())
     if choices.grey[i]:
         image = image.convert("L").convert("RGB")
     if choices.blurred[i]:
@@ -153,16 +118,11 @@ def _with_pillow(pixels: Tensor, choices: Choices, i: int, size: int) -> Image.I
     return ImageOps.solarize(image) if choices.solarized[i] else image
 
 
-def _shift_hue(image: Image.Image, turns: float) -> Image.Image:
+def _jittered(image: Image.Image, step: int, factor: float) -> Image.Image:
+    """Steps are numbered as in augment.JITTER_STEPS; the last one turns the hue."""
+    if step < 3:
+        enhance = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)[step]
+        return enhance(image).enhance(factor)
     hue, saturation, value = image.convert("HSV").split()
-    turned = hue.point([(level + round(255 * turns)) % 256 for level in range(256)])
+    turned = hue.point([(level + round(255 * factor)) % 256 for level in range(256)])
     return Image.merge("HSV", (turned, saturation, value)).convert("RGB")
-
-
-# In the order of augment.JITTER_STEPS.
-_JITTER: tuple[Callable[[Image.Image, float], Image.Image], ...] = (
-    lambda image, factor: ImageEnhance.Brightness(image).enhance(factor),
-    lambda image, factor: ImageEnhance.Contrast(image).enhance(factor),
-    lambda image, factor: ImageEnhance.Color(image).enhance(factor),
-    _shift_hue,
-)

@@ -1,0 +1,125 @@
+"""What all measurements share: ratios of times, and backbones, images and memories that nobody had to learn.
+
+Speed does not depend on what the weights are, so random ones stand for trained ones.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protosteer.backbones import IMAGENET, Backbone
+from protosteer.data.transforms import Preprocessing
+from protosteer.learner import Learner
+from protosteer.method.memory import ClassRecord, Memory, TaskRecord
+from protosteer.method.prototypes import Centroids
+from protosteer.method.vit import ViT, ViTConfig
+
+CENTROIDS = 5  # of a class
+
+Name = TypeVar("Name", bound=Hashable)
+Side = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times as long the reference takes as ours does."""
+
+    name: str
+    about: str  # what is measured against what, for a person
+    reference: list[float]  # seconds of each repeat
+    ours: list[float]  # repeat i ran beside repeat i of the reference
+    target: float
+    notes: list[str] = field(default_factory=list)  # absolute rates and the like, as information only
+
+    @property
+    def value(self) -> float:
+        return median(self.reference) / median(self.ours)
+
+    @property
+    def spread(self) -> float:
+        """Greatest minus smallest ratio over the repeats."""
+        each = [slow / quick for slow, quick in zip(self.reference, self.ours, strict=True)]
+        return max(each) - min(each)
+
+
+def interleaved(sides: Mapping[Name, Side], repeats: int) -> dict[Name, list[float]]:
+    """Seconds of each repeat of each side, after one that is not counted; all run before any runs again."""
+    times: dict[Name, list[float]] = {name: [] for name in sides}
+    for repeat in range(repeats + 1):
+        for name in sides if repeat % 2 else reversed(list(sides)):
+            begin = time.perf_counter()
+            sides[name]()
+            times[name].append(time.perf_counter() - begin)
+    return {name: seconds[1:] for name, seconds in times.items()}
+
+
+def by_layer(
+    name: str, about: str, images: int, sides: Mapping[int, Side], target: float, repeats: int
+) -> list[Ratio]:
+    """Ours, side 1, against the reference, side 0; then ours with prompts from layer k on, side k, against side 1."""
+    times = interleaved(sides, repeats)
+    ratios = [Ratio(name, about, times[0], times[1], target)]
+    for k in list(sides)[2:]:
+        late, compared = f"late_{name.replace('_step', '')}_k{k}", f"ours with prompts from layer 1 / {k}"
+        ratios.append(Ratio(late, compared, times[1], times[k], 1.0))
+    for ratio in ratios:
+        each = [1000 * median(seconds) / images for seconds in (ratio.reference, ratio.ours)]
+        ratio.notes.append("{:.2f} ms an image against {:.2f}".format(*each))
+    return ratios
+
+
+def quarters(backbone: Backbone) -> range:
+    """Layers that prompts begin in: the first one, and every further quarter of the depth."""
+    return range(1, backbone.depth, max(1, backbone.depth // 4))
+
+
+def vit_tiny() -> Backbone:
+    """A random ViT-Ti/16 at 224 px: the shape of DeiT-Tiny."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        vit = ViT(ViTConfig(image_size=224, patch_size=16, dim=192, depth=12, heads=3, mlp_dim=768))
+    return Backbone("random ViT-Ti/16", vit, Preprocessing(224, IMAGENET["mean"], IMAGENET["std"]))
+
+
+def pictures(backbone: Backbone, count: int, seed: int = 0) -> Tensor:
+    """uint8 [count, 3, s, s]: 4 x 4 fields of random colours; plain noise looks much alike to a ViT."""
+    generator = torch.Generator().manual_seed(seed)
+    fields = torch.randint(0, 256, (count, 3, 4, 4), generator=generator, dtype=torch.uint8)
+    return F.interpolate(fields, size=backbone.image_size, mode="nearest")
+
+
+def memory_of(backbone: Backbone, tasks: int = 10, classes: int = 10, prompt_from_layer: int = 1) -> Memory:
+    """Random records whose centroids are spread as the backbone's embeddings are.
+
+    So different images retrieve different tasks. The centroids do not depend on the prompts' layers.
+    """
+    embeddings = backbone.embed_pixels(pictures(backbone, 16, seed=1))
+    generator = torch.Generator().manual_seed(0)
+    shape = (tasks, classes, CENTROIDS, backbone.dim)
+    mean, deviation = embeddings.mean(dim=0), embeddings.std(dim=0)
+    keys, values = (mean + deviation * torch.randn(shape, generator=generator) for _ in range(2))
+    prompts = torch.randn(tasks, *backbone.prompt_shape(1, from_layer=prompt_from_layer), generator=generator)
+    deviations = torch.zeros(1, 1).expand(CENTROIDS, backbone.dim)  # takes no memory
+    counts = torch.ones(CENTROIDS, dtype=torch.int64)
+
+    def record(t: int, k: int) -> ClassRecord:
+        return ClassRecord(f"class-{t}-{k}", keys[t, k], Centroids(values[t, k], deviations, counts))
+
+    return Memory(
+        TaskRecord(f"task-{t}", tuple(record(t, k) for k in range(classes)), prompts[t]) for t in range(tasks)
+    )
+
+
+def learner_for(backbone: Backbone, prompt_from_layer: int = 1) -> Learner:
+    """A learner of ten tasks of ten classes; all such learners retrieve the same candidates."""
+    learner = Learner(backbone)
+    learner.memory = memory_of(backbone, prompt_from_layer=prompt_from_layer)
+    return learner
