@@ -15,7 +15,14 @@ from protosteer.errors import SettingsError
 from protosteer.evaluation.manifest import circumstances
 from protosteer.report.tables import plain_table
 
-SUBJECTS = ("prediction", "training", "matrix", "scaling", "service")  # modules, imported when measured
+SUBJECTS = (
+    "prediction",
+    "training",
+    "photos",
+    "matrix",
+    "scaling",
+    "service",
+)  # modules, imported when measured
 
 
 def run_all(

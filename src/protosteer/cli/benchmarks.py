@@ -120,7 +120,7 @@ def bench(
         list[str] | None,
         Argument(
             metavar="SUBJECT",
-            help="Of prediction, training, matrix, scaling, service.",
+            help="Of prediction, training, photos, matrix, scaling, service.",
             show_default=False,
         ),
     ] = None,
