@@ -205,10 +205,11 @@ class Backbone:
         batch_size: int = 64,
         on_batch: Callable[[int], None] | None = None,
         rows: Sequence[int] | None = None,
+        whole: bool = False,
     ) -> Tensor:
         """All images of a set, or some `rows`, by the evaluation transform -> float32 [N, D] on the CPU.
 
-        Never with a graph. `on_batch` is told how many are done.
+        whole: all tokens of each image instead. Never with a graph. `on_batch` is told how many are done.
         """
         order = range(len(images)) if rows is None else rows
         each = prompt if prompt is not None and prompt.ndim == 4 else None
@@ -218,16 +219,17 @@ class Backbone:
             )
         batch_size = self.batch_size(batch_size)
         batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-        embeddings = torch.empty(len(order), self.dim)
-        done = 0
+        compute, found, done = self.tokens if whole else self.embed, torch.empty(0, self.dim), 0
         for pixels in prefetched(images, batches, device=self.device):
             some = slice(done, done + len(pixels))
             prompts = prompt if each is None else each[some]
-            embeddings[some] = self.embed(self.preprocessing(pixels, self.device), prompts).float().cpu()
+            part = compute(self.preprocessing(pixels, self.device), prompts).float().cpu()
+            found = found if done else part.new_empty(len(order), *part.shape[1:])
+            found[some] = part
             done = some.stop
             if on_batch:
                 on_batch(done)
-        return embeddings
+        return found
 
     def transform(self, image: Image.Image) -> Tensor:
         """A PIL image -> normalised [3, H, W], by the evaluation preprocessing of the weights."""

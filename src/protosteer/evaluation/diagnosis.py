@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -40,10 +40,6 @@ class Diagnosis:
         """Means over tasks."""
         rows = [asdict(task) for task in self.tasks]
         return {key: sum(r[key] for r in rows) / len(rows) for key in rows[0] if key != "task"}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {"mean": self.mean(), "tasks": [asdict(task) for task in self.tasks]}
 
 
 @runtime_checkable
@@ -85,6 +81,7 @@ def _task(
     own = torch.tensor([record.class_names.index(label) for label in labels])
     plain = embed(every, None)
     prompted = plain if record.prompt is None else embed(every, torch.full_like(every, j))
+    about = record.about
 
     def percent(mask: Tensor) -> float:
         return 100.0 * int(mask.sum()) / len(mask)
@@ -97,8 +94,8 @@ def _task(
         not_retrieved=percent(wrong & ~retrieved),
         wrong_prompt_won=percent(wrong & retrieved & ~right_prompt),
         wrong_class=percent(wrong & retrieved & right_prompt),
-        key_spread=_known(record.about.key_spread),
-        value_spread=_known(record.about.value_spread),
+        key_spread=math.nan if about.key_spread is None else about.key_spread,
+        value_spread=math.nan if about.value_spread is None else about.value_spread,
     )
 
 
@@ -107,7 +104,3 @@ def _nearest(embeddings: Tensor, groups: list[Tensor]) -> Tensor:
     owners = torch.arange(len(groups)).repeat_interleave(torch.tensor([len(g) for g in groups]))
     similarity = F.normalize(embeddings, dim=1) @ F.normalize(torch.cat(groups), dim=1).T
     return owners[similarity.argmax(dim=1)]
-
-
-def _known(figure: float | None) -> float:
-    return math.nan if figure is None else figure

@@ -48,7 +48,7 @@ def circumstances(device: torch.device) -> dict[str, Any]:
             "system": platform.system(),
             "processor": processor_name(),
             "cores": os.cpu_count(),
-            "device": _device(device),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         },
         "threads": torch.get_num_threads(),
     }
@@ -70,7 +70,3 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
 def _short(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _device(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

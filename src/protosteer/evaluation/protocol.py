@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +14,9 @@ from protosteer.errors import RunError
 from protosteer.evaluation import metrics
 from protosteer.evaluation.cache import EmbeddingCache
 from protosteer.evaluation.diagnosis import Diagnosis, diagnose
+from protosteer.evaluation.runs import SeedFolder
 from protosteer.methods.base import Method
 from protosteer.running.progress import OnStage, Stage
-from protosteer.running.resume import Bookmark
 from protosteer.streams.base import Stream
 
 
@@ -70,10 +70,10 @@ class Run:
     def _overall_prompts(self) -> float | None:
         """Mean over all images of all evaluations."""
         seen = [sum(self.test_images[: i + 1]) for i in range(len(self.rows))]
-        counts = [row.prompts_per_image for row in self.rows]
-        if any(count is None for count in counts):
+        counts = [row.prompts_per_image for row in self.rows if row.prompts_per_image is not None]
+        if len(counts) < len(seen):
             return None
-        return sum(c * n for c, n in zip(counts, seen, strict=True) if c is not None) / sum(seen)
+        return sum(c * n for c, n in zip(counts, seen, strict=True)) / sum(seen)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain data."""
@@ -89,20 +89,10 @@ class Run:
                 }
                 for i, row in enumerate(self.rows)
             ],
-            "diagnosis": self.diagnosis.to_dict() if self.diagnosis else None,
+            "diagnosis": {"mean": self.diagnosis.mean(), **asdict(self.diagnosis)}
+            if self.diagnosis
+            else None,
         }
-
-
-class Store(Protocol):
-    """Where a run keeps what it would need to go on after having been killed."""
-
-    def rows(self) -> list[Row]: ...
-    def save_rows(self, rows: list[Row]) -> None: ...
-    def learned(self, task: int) -> tuple[bytes, float] | None: ...
-    def save_learned(self, task: int, state: bytes, seconds: float) -> None: ...
-    def embeddings(self) -> list[Mapping[str, Tensor]]: ...
-    def save_embeddings(self, task: int, embeddings: Mapping[str, Tensor]) -> None: ...
-    def bookmark(self, task: int) -> Bookmark: ...
 
 
 def run_stream(
@@ -110,7 +100,7 @@ def run_stream(
     stream: Stream,
     on_stage: OnStage | None = None,
     on_task: Callable[[int, Run], None] | None = None,
-    store: Store | None = None,
+    store: SeedFolder | None = None,
     diagnosed: bool = True,
 ) -> Run:
     """Learn the stream's tasks in order and evaluate after each; with a `store`, from where it was left."""
@@ -124,7 +114,7 @@ def run_stream(
         if store:
             fresh = {f"{j}/{key}": t for j, cache in enumerate(caches) for key, t in cache.take_new().items()}
             store.save_embeddings(i, fresh)
-            store.save_rows(run.rows)
+            store.save_rows([asdict(row) for row in run.rows])
         if on_task:
             on_task(i, run)
     if diagnosed:
@@ -135,12 +125,11 @@ def run_stream(
     return run
 
 
-def _restore(method: Method, run: Run, caches: list[EmbeddingCache], store: Store) -> None:
-    run.rows = store.rows()
+def _restore(method: Method, run: Run, caches: list[EmbeddingCache], store: SeedFolder) -> None:
+    run.rows = [Row(**row) for row in store.rows()]
     for saved in store.embeddings():
         for j, cache in enumerate(caches):
-            own = {key.removeprefix(f"{j}/"): t for key, t in saved.items() if key.startswith(f"{j}/")}
-            cache.put(own)
+            cache.put({k.removeprefix(f"{j}/"): t for k, t in saved.items() if k.startswith(f"{j}/")})
     if run.rows:
         learned = store.learned(len(run.rows) - 1)
         if learned is None:
@@ -150,7 +139,9 @@ def _restore(method: Method, run: Run, caches: list[EmbeddingCache], store: Stor
         method.restore(learned[0])
 
 
-def _learn(method: Method, stream: Stream, i: int, on_stage: OnStage | None, store: Store | None) -> float:
+def _learn(
+    method: Method, stream: Stream, i: int, on_stage: OnStage | None, store: SeedFolder | None
+) -> float:
     """Seconds that learning task i took, those of interrupted training included."""
     if store and (learned := store.learned(i)):  # killed while it was being evaluated
         method.restore(learned[0])
