@@ -46,6 +46,7 @@ class Backbone:
             raise SettingsError(f"precision {precision!r} is unknown; choose one of {', '.join(PRECISIONS)}")
         self.name = name
         self.vit = vit
+        self.dim, self.depth, self.image_size = vit.config.dim, vit.config.depth, vit.config.image_size
         self.preprocessing = preprocessing
         self._fingerprint = fingerprint or weights_fingerprint(vit.state_dict(), vit.config)
         self.source = source
@@ -95,18 +96,6 @@ class Backbone:
         return weights_fingerprint(self.vit.state_dict(), self.vit.config)
 
     @property
-    def dim(self) -> int:
-        return self.vit.config.dim
-
-    @property
-    def depth(self) -> int:
-        return self.vit.config.depth
-
-    @property
-    def image_size(self) -> int:
-        return self.vit.config.image_size
-
-    @property
     def parameters(self) -> int:
         """How many numbers the ViT has."""
         return sum(p.numel() for p in self.vit.parameters())
@@ -154,10 +143,8 @@ class Backbone:
 
     def tokens(self, images: Tensor, prompt: Tensor | None = None) -> Tensor:
         """As `embed`, but all tokens [B, N, D]; the L tokens of a prompt come out at 1 : 1 + L."""
-        place = self.vit.cls_token
-        with self._computing(prompt):
-            prompt = None if prompt is None else prompt.to(place)
-            return self.vit.tokens(self._moved(images), prompt).to(place.dtype)
+        with self._computing(prompt) as own:
+            return self.vit.tokens(self._moved(images), own).to(self.vit.cls_token.dtype)
 
     def trunk(self, images: Tensor, layers: int) -> Tensor:
         """Normalised images -> tokens [B, T, D] after the first `layers` layers, before any prompt."""
@@ -166,20 +153,19 @@ class Backbone:
 
     def rest(self, tokens: Tensor, layers: int, prompt: Tensor | None = None) -> Tensor:
         """As `embed`, from what `trunk` gave for the same number of layers."""
-        place = self.vit.cls_token
-        with self._computing(prompt):
-            prompt = None if prompt is None else prompt.to(place)
-            return self.vit.rest(tokens.to(place, non_blocking=True), layers, prompt).to(place.dtype)
+        with self._computing(prompt) as own:
+            moved = tokens.to(self.vit.cls_token, non_blocking=True)
+            return self.vit.rest(moved, layers, own).to(self.vit.cls_token.dtype)
 
     @contextmanager
-    def _computing(self, prompt: Tensor | None = None) -> Iterator[None]:
-        """In the backbone's precision, with a graph only where `embed` says so."""
+    def _computing(self, prompt: Tensor | None = None) -> Iterator[Tensor | None]:
+        """In the backbone's precision, with a graph only where `embed` says so; gives the prompt, moved."""
         wanted = self.trainable or (prompt is not None and prompt.requires_grad)
         with (
             torch.set_grad_enabled(wanted and torch.is_grad_enabled()),
             nullcontext() if self.precision == "fp32" else torch.autocast(self.device.type, torch.bfloat16),
         ):
-            yield
+            yield None if prompt is None else prompt.to(self.vit.cls_token)
 
     def _moved(self, images: Tensor) -> Tensor:
         if not images.is_floating_point():

@@ -124,7 +124,7 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     wanted, *optional = get_args(hint) or (hint,)
     if value is None and optional:
         return None
-    accepted = {Path: (str, Path), float: (float, int)}.get(wanted, (wanted,))
+    accepted: Any = {Path: (str, Path), float: (float, int)}.get(wanted, (wanted,))
     if not isinstance(value, accepted) or (isinstance(value, bool) and wanted is not bool):
         raise SettingsError(f"{name} = {value!r}: must be {accepted[0].__name__}, not {type(value).__name__}")
     if name in ("image_size", "threads") and value < 1:

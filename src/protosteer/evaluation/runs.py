@@ -104,7 +104,7 @@ class RunFolder:
             return None
         known = read_json(file)
         whole = isinstance(known, dict) and known.keys() >= {"configuration", "seeds", "sessions"}
-        if not whole or known.get("format") != manifest.FORMAT:
+        if not whole or known.get("format") != manifest.FORMAT or not known["sessions"]:
             raise RunError(
                 f"{file} is not of run format {manifest.FORMAT}, the one that this version knows, or was altered by "
                 "hand; choose another folder"

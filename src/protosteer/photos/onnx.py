@@ -9,8 +9,7 @@ from __future__ import annotations
 import io
 import json
 import os
-import secrets
-import shutil
+import tempfile
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -74,9 +73,11 @@ def export_onnx(
     readme = _README.format(
         classes=len(learner.classes), version=protosteer.__version__, net=learner.backbone
     )
+    prototypes = io.BytesIO()
+    np.savez(prototypes, allow_pickle=False, **arrays)
     contents = {
         "embedding.onnx": graph,
-        "prototypes.npz": _npz(arrays),
+        "prototypes.npz": prototypes.getvalue(),
         "model.json": json.dumps(_about(learner), indent=2, ensure_ascii=False).encode() + b"\n",
         "predict.py": program.read_bytes(),
         "README.md": readme.encode(),
@@ -121,12 +122,6 @@ def _about(learner: Learner) -> dict[str, Any]:
         "tasks": learner.tasks,
         "labels": learner.classes,
     }
-
-
-def _npz(arrays: dict[str, np.ndarray]) -> bytes:
-    buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **arrays)
-    return buffer.getvalue()
 
 
 def _check(graph: bytes, backbone: Backbone, arrays: dict[str, np.ndarray], most: int = 8) -> float:
@@ -196,20 +191,16 @@ def _is_export(folder: Path) -> bool:
 def _replace_folder(folder: Path, contents: dict[str, bytes]) -> None:
     """Build a folder beside the wanted one and rename it: the old one or the new one, never a mixture."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    beside = f".{folder.name}.{secrets.token_hex(4)}"
-    new, old = folder.with_name(f"{beside}.tmp"), folder.with_name(f"{beside}.old")
-    try:
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as beside:
+        new, old = Path(beside, "new"), Path(beside, "old")
         new.mkdir()
         for name, data in contents.items():
             write_atomically(new / name, data)
         if folder.exists():
             folder.rename(old)
-        new.rename(folder)
-    except BaseException:
-        if old.exists() and not folder.exists():
-            old.rename(folder)
-        raise
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-        if folder.exists():
-            shutil.rmtree(old, ignore_errors=True)
+        try:
+            new.rename(folder)
+        except BaseException:
+            if old.exists():
+                old.rename(folder)
+            raise
