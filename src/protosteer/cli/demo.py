@@ -136,7 +136,7 @@ def _run_variants(
 
 def _variant_figures(run: Run) -> dict[str, Any]:
     assert run.diagnosis is not None
-    return {**run.figures(), "matrix": run.matrix, "diagnosis": run.diagnosis.mean()}
+    return {**run.figures(), "matrix": run.matrix, "diagnosis": run.diagnosis["mean"]}
 
 
 def _save_and_reload(learner: Learner, stream: Stream, path: Path) -> Reloaded:

@@ -14,38 +14,35 @@ Rows = dict[str, list[dict[str, Any]]]
 
 def gather(given: Sequence[str]) -> Rows:
     """Figures of every seed by the row's label; each argument is FOLDER or LABEL=FOLDER."""
-    groups: list[tuple[str | None, dict[str, Any], list[dict[str, Any]]]] = []
-    for word in given:
-        label, path = _parse(word)
+    groups: list[tuple[str, dict[str, Any], dict[int, dict[str, Any]]]] = []  # label, configuration, by seed
+    for label, path in map(_parse, given):
         configuration, seeds = read_run(path)
-        same = next((g for g in groups if g[1] == configuration and g[0] == label), None)
-        if same is None:
-            groups.append((label, configuration, list(seeds)))
-            continue
+        group = next((g for g in groups if g[:2] == (label, configuration)), None)
+        if group is None:
+            group = (label, configuration, {})
+            groups.append(group)
         for figures in seeds:
-            if any(known["seed"] == figures["seed"] for known in same[2]):
+            if figures["seed"] in group[2]:
                 raise RunError(
                     f"{path} has seed {figures['seed']} of a configuration that another folder has too; leave one "
                     "out, or give each a label of its own (LABEL=FOLDER)"
                 )
-            same[2].append(figures)
-    names = [name for name, _, _ in groups if name is not None]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice:
-        raise RunError(f"label '{twice}' stands for two different configurations; give each its own")
+            group[2][figures["seed"]] = figures
+    rows: Rows = {}
     labels = _labels([configuration for _, configuration, _ in groups])
-    return {
-        given_label or label: sorted(seeds, key=lambda figures: int(figures["seed"]))
-        for (given_label, _, seeds), label in zip(groups, labels, strict=True)
-    }
+    for (given_label, _, by_seed), label in zip(groups, labels, strict=True):
+        if given_label in rows:
+            raise RunError(
+                f"label '{given_label}' stands for two different configurations; give each its own"
+            )
+        rows[given_label or label] = [by_seed[seed] for seed in sorted(by_seed)]
+    return rows
 
 
-def _parse(word: str) -> tuple[str | None, Path]:
-    """A folder whose own name has an = in it is still a folder."""
+def _parse(word: str) -> tuple[str, Path]:
+    """The label, if any, and the folder; one whose own name has an = in it is still a folder."""
     label, equals, path = word.partition("=")
-    if equals and label and not Path(word).is_dir():
-        return label, Path(path)
-    return None, Path(word)
+    return (label, Path(path)) if equals and label and not Path(word).is_dir() else ("", Path(word))
 
 
 def _labels(configurations: list[dict[str, Any]]) -> list[str]:

@@ -25,6 +25,7 @@ from protosteer.running.resume import SECONDS
 from protosteer.settings import Values, unknown_setting
 from protosteer.streams import Stream, StreamOptions, find_benchmark, open_stream
 from protosteer.util.files import writing
+from protosteer.util.text import one_line
 
 
 class Reporter:
@@ -74,9 +75,8 @@ class Experiment:
         if "stream" not in values:
             raise SettingsError("say which stream to run, for instance split-cifar100 or folder:PATH")
         if "seed" in values:
-            raise SettingsError(
-                f"seed = {values['seed']}: a run has seeds, for instance seeds={values['seed']}"
-            )
+            seed = values["seed"]
+            raise SettingsError(f"seed = {seed}: a run has seeds, for instance seeds={seed}")
         own, options = get_type_hints(cls), get_type_hints(StreamOptions)
         del own["settings"], own["options"]
         hints = own | options
@@ -160,9 +160,7 @@ def run_experiment(
 ) -> dict[str, Any]:
     """Run every seed that is not done yet; returns the figures as `run --json` prints them."""
     if resume and overwrite:
-        raise SettingsError(
-            "resume=True goes on with the run in the folder, overwrite=True removes it; choose one"
-        )
+        raise SettingsError("resume=True goes on with a run, overwrite=True removes it; choose one")
     if experiment.threads is not None:
         torch.set_num_threads(experiment.threads)
     said: list[str] = []
@@ -189,15 +187,13 @@ def run_experiment(
         seeds, lines = folder.open(configuration, now, command, experiment.seeds, resume, overwrite)
         for line in lines:
             tell(line)
-        methods = {
-            seed: method_class(backbone, experiment.settings_for(seed, backbone.depth)) for seed in seeds
-        }
         for line in (" ".join(command), *said):
             folder.log(line)
-        runs = [f"seed {seed}" for seed in methods]
+        runs = [f"seed {seed}" for seed in seeds]
         reporter = make_reporter(stream, runs, folder.log) if make_reporter else Reporter()
         with reporter, _warnings_to(reporter.say):
-            for seed, method in methods.items():
+            for seed in seeds:
+                method = method_class(backbone, experiment.settings_for(seed, backbone.depth))
                 store = SeedFolder(folder.seed(seed), method.suffix, bookmark_seconds)
                 if folder.finished(seed):
                     reporter.begin(f"seed {seed}", "done already", len(stream))
@@ -217,16 +213,8 @@ def _run_seed(seed: int, method: Method, stream: Stream, reporter: Any, store: S
 
 @contextmanager
 def _warnings_to(say: Callable[[str], None]) -> Iterator[None]:
-    """Warnings on purpose become lines of the report and of the log."""
+    """Warnings, ours always, become lines of the report and of the log."""
     with warnings.catch_warnings():
-        show = warnings.showwarning
-
-        def tell(message: Any, category: type[Warning], *rest: Any, **more: Any) -> None:
-            if issubclass(category, ProtosteerWarning):
-                say(f"warning: {message}")
-            else:
-                show(message, category, *rest, **more)
-
         warnings.simplefilter("always", ProtosteerWarning)
-        warnings.showwarning = tell
+        warnings.showwarning = lambda message, *rest, **more: say(f"warning: {one_line(str(message))}")
         yield

@@ -45,31 +45,33 @@ class SeedFolder:
 
     def rows(self) -> list[dict[str, Any]]:
         path = self.unfinished / "rows.json"
-        return read_json(path) if path.is_file() else []
+        rows = read_json(path) if path.is_file() else []
+        return rows if self._model(len(rows) - 1).is_file() else []
 
     def save_rows(self, rows: list[dict[str, Any]]) -> None:
         write_json(self.unfinished / "rows.json", rows)
 
     def learned(self, task: int) -> tuple[bytes, float] | None:
         """The state after a task, and the seconds that learning it took."""
-        path = self._model(task)
-        return (path.read_bytes(), float(read_json(self._seconds(task)))) if path.is_file() else None
+        if not self._model(task).is_file():
+            return None
+        return self._model(task).read_bytes(), float(read_json(self._kept("seconds", task)))
 
     def save_learned(self, task: int, state: bytes, seconds: float) -> None:
-        write_json(self._seconds(task), seconds)
+        write_json(self._kept("seconds", task), seconds)
         write_atomically(self._model(task), state)
         self.bookmark(task).clear()
 
     def embeddings(self) -> list[Mapping[str, Tensor]]:
         """Those behind the rows that there are; an evaluation that was cut off is made, and counted, anew."""
-        return [load_file(self._embeddings(task)) for task in range(len(self.rows()))]
+        return [load_file(self._kept("embeddings", task)) for task in range(len(self.rows()))]
 
     def save_embeddings(self, task: int, embeddings: Mapping[str, Tensor]) -> None:
         whole = {name: tensor.contiguous() for name, tensor in embeddings.items()}
-        write_atomically(self._embeddings(task), save(whole))
+        write_atomically(self._kept("embeddings", task), save(whole))
 
     def bookmark(self, task: int) -> Bookmark:
-        return Bookmark(self.unfinished / f"training-{task + 1:03}.safetensors", self.bookmark_seconds)
+        return Bookmark(self._kept("training", task), self.bookmark_seconds)
 
     def finish(self, figures: dict[str, Any]) -> None:
         write_atomically(self.path / "matrix.csv", matrix_csv(figures["matrix"]).encode())
@@ -80,14 +82,12 @@ class SeedFolder:
         shutil.rmtree(self.unfinished, ignore_errors=True)
         remove_leftovers(self.path)
 
-    def _embeddings(self, task: int) -> Path:
-        return self.unfinished / f"embeddings-{task + 1:03}.safetensors"
-
     def _model(self, task: int) -> Path:
         return self.path / f"task-{task + 1:02}{self.suffix}"
 
-    def _seconds(self, task: int) -> Path:
-        return self.unfinished / f"seconds-{task + 1:03}.json"
+    def _kept(self, kind: str, task: int) -> Path:
+        suffix = "json" if kind == "seconds" else "safetensors"
+        return self.unfinished / f"{kind}-{task + 1:03}.{suffix}"
 
 
 class RunFolder:

@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import protosteer
 from protosteer.backbones import Backbone
 from protosteer.errors import LearnerError, ProtosteerError
 from protosteer.learner import Learner
+from protosteer.method.vit import shared_layers
 from protosteer.photos import rejection
-from protosteer.photos.onnx_graph import as_array, network, slots
 from protosteer.util.files import write_atomically, writing
 
 FORMAT = "protosteer-onnx-1"
@@ -59,7 +60,14 @@ def export_onnx(
 
     option: by what a caller names the folder, for a message about one that cannot be written to.
     """
-    _require_packages()
+    try:
+        import onnxruntime  # noqa: F401
+
+        from protosteer.photos.onnx_graph import network
+    except ImportError as error:
+        raise ProtosteerError(
+            f"exporting needs packages that are not here ({error}); pip install 'protosteer[onnx]'"
+        ) from error
     if not learner.classes:
         raise LearnerError("nothing has been learned yet; there is nothing to export")
     folder = Path(os.path.realpath(folder))
@@ -96,15 +104,29 @@ def _arrays(learner: Learner) -> dict[str, np.ndarray]:
     distinct = [prompt for prompt in (tasks[t].prompt for t in owners) if prompt is not None]
     prompts, enters = slots(distinct, learner.backbone.depth, learner.backbone.dim)
     return {
-        "keys": as_array(index.keys),
+        "keys": index.keys.numpy(),
         "key_tasks": index.key_tasks.numpy(),
-        "values": as_array(index.values),
+        "values": index.values.numpy(),
         "value_classes": index.value_classes.numpy(),
         "class_tasks": index.class_tasks.numpy(),
         "task_prompts": np.array(task_prompts, dtype=np.int64),
         "prompts": prompts,
         "enters": enters,
     }
+
+
+def slots(prompts: list[Tensor], depth: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Prompts [S, L, D] of any shapes -> `prompts` [1 + P, depth, L, D] and `enters`; row 0 is for none."""
+    longest = max((prompt.shape[1] for prompt in prompts), default=0)
+    tokens = np.zeros((1 + len(prompts), depth, longest, dim), dtype=np.float32)
+    enters = np.zeros(tokens.shape[:3], dtype=bool)
+    for row, prompt in enumerate(prompts, start=1):
+        layers, length = prompt.shape[:2]
+        first = shared_layers(prompt, depth)
+        here = (row, slice(first, first + layers), slice(length))
+        tokens[here] = prompt.numpy()
+        enters[here] = True
+    return tokens, enters
 
 
 def _about(learner: Learner) -> dict[str, Any]:
@@ -149,16 +171,6 @@ def _check(graph: bytes, backbone: Backbone, arrays: dict[str, np.ndarray], most
             f"(difference {difference:.1e}), so nothing was written; try another version of onnxruntime"
         )
     return difference
-
-
-def _require_packages() -> None:
-    try:
-        import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
-    except ImportError as error:
-        raise ProtosteerError(
-            f"exporting needs packages that are not here ({error}); pip install 'protosteer[onnx]'"
-        ) from error
 
 
 def _check_place(folder: Path) -> None:
