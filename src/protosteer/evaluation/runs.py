@@ -1,15 +1,8 @@
-"""A run folder: everything about one experiment, written so that the process may be killed at any moment.
+"""A run folder, as docs/runs.md shows it, written so that the process may be killed at any moment.
 
-    manifest.json            what was run, with what, on what
-    metrics.json             figures of every seed, their mean and standard deviation; there when all is done
-    log.txt                  what was said, with times
-    seed-0/matrix.csv        accuracy on every task after every task
-    seed-0/metrics.json      figures and diagnosis; there when the seed is done
-    seed-0/task-01.protosteer  the model after each task
-    seed-0/unfinished/       what an interrupted run needs to go on; gone when the seed is done
-
-Every file is written whole or not at all, in an order that leaves nothing out: first the model of a task,
-then the embeddings that its evaluation made, then its row of the matrix.
+What an interrupted run needs to go on is in `seed-0/unfinished/`, which is gone when the seed is done. Every file is
+written whole or not at all, in an order that leaves nothing out: first the model of a task, then the embeddings that its
+evaluation made, then its row of the matrix.
 """
 
 from __future__ import annotations
