@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conftest import tiny_backbone
-from protosteer.backbones import PAPER_WEIGHTS, Backbone, list_backbones
+from protosteer.backbones import Backbone, full_name, list_backbones
 from protosteer.errors import WeightsError
 from protosteer.method.vit import ViT, ViTConfig
 from protosteer.util.files import cache_dir
@@ -27,7 +27,7 @@ def test_a_config_beside_the_file_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("alias", ["vit", "deit", "dino"])
 def test_without_network_one_line_says_where_to_put_what(alias: str) -> None:
-    full = {paper.alias: paper.name for paper in PAPER_WEIGHTS}[alias]
+    full = full_name(alias)
     for name in (alias, full):
         with pytest.raises(WeightsError) as caught:
             Backbone.load(name)

@@ -10,16 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from conftest import easy_task, tiny_backbone
-from protosteer import modelfile
-from protosteer.learner import Learner
 from protosteer.method.memory import About, ClassRecord, Memory, TaskRecord
 from protosteer.method.prototypes import Centroids
 from protosteer.modelfile import Model
 from protosteer.photos import inspection
 from protosteer.settings import Settings
 
-QUICK = Settings(epochs=2, batch_size=8, neck_hidden=16, augmentation="none", centroids=2)
 BACKBONE = {"name": "tiny", "fingerprint": "ab" * 32, "dim": 24, "depth": 2, "image_size": 16, "heads": 3,
             "preprocessing": {"crop": 1.0}, "weights": None}  # fmt: skip
 
@@ -170,17 +166,3 @@ def test_a_model_that_was_not_written_and_one_without_tasks(tmp_path: Path) -> N
     told = inspection.describe(Model(tmp_path / "none", dict(BACKBONE), Settings(), Memory()))
     assert told["file"]["bytes"] is None and told["totals"]["bytes_per_class"] is None
     assert told["confusable"] == [] and not told["rejection"]["calibrated"]
-
-
-def test_a_real_file(tmp_path: Path) -> None:
-    learner = Learner(tiny_backbone(), QUICK)
-    learner.learn(easy_task(["cat", "dog"]), name="first")
-    learner.add_class("owl", easy_task(["owl"])[0])
-    learner.save(tmp_path / "m.protosteer")
-    told = inspection.describe(modelfile.read(tmp_path / "m.protosteer"))
-    assert told["file"]["bytes"] == (tmp_path / "m.protosteer").stat().st_size
-    assert (told["backbone"]["dim"], told["backbone"]["depth"]) == (24, 2)
-    assert [task["images"] for task in told["tasks"]] == [16, 8]
-    assert [task["few_shot"] for task in told["tasks"]] == [False, True]
-    assert told["totals"]["bytes"] == sum(task.bytes for task in learner.memory.tasks)
-    assert json.dumps(told)

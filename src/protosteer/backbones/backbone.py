@@ -200,9 +200,7 @@ class Backbone:
         order = range(len(images)) if rows is None else rows
         each = prompt if prompt is not None and prompt.ndim == 4 else None
         if each is not None and len(each) != len(order):
-            raise DataError(
-                f"{len(each)} prompts for {len(order)} images; give one per image, or one [S, L, D]"
-            )
+            raise DataError(f"{len(each)} prompts for {len(order)} images; give one each, or one [S, L, D]")
         batch_size = self.batch_size(batch_size)
         batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
         compute, found, done = self.tokens if whole else self.embed, torch.empty(0, self.dim), 0

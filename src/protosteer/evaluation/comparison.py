@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,27 +48,24 @@ def _parse(word: str) -> tuple[str, Path]:
 def _labels(configurations: list[dict[str, Any]]) -> list[str]:
     """The method, and what tells a row from others: of the data and backbone, and within a method of its settings."""
     shared = [_shared(configuration) for configuration in configurations]
+    settings = [_words(configuration["settings"]) for configuration in configurations]
+    methods = [configuration["method"] for configuration in configurations]
     labels = []
-    for mine, configuration in zip(shared, configurations, strict=True):
-        method, settings = configuration["method"], configuration["settings"]
-        others = [c["settings"] for c in configurations if c["method"] == method]
-        parts = [_part(n, v) for n, v in mine.items() if any(other.get(n) != v for other in shared)]
-        parts += [_part(n, v) for n, v in settings.items() if any(other.get(n) != v for other in others)]
+    for method, mine, own in zip(methods, shared, settings, strict=True):
+        others = [words for words, name in zip(settings, methods, strict=True) if name == method]
+        parts = [word for word in mine if any(word not in other for other in shared)]
+        parts += [word for word in own if any(word not in other for other in others)]
         labels.append(", ".join([method, *parts]))
     return [f"{label} ({i + 1})" if labels.count(label) > 1 else label for i, label in enumerate(labels)]
 
 
-def _shared(configuration: dict[str, Any]) -> dict[str, Any]:
+def _shared(configuration: dict[str, Any]) -> list[str]:
     """What a reader would want to know apart; the rest of a stream follows from its options."""
     stream, backbone = configuration["stream"], configuration["backbone"]
-    return {
-        "stream": stream["name"],
-        **{name: value for name, value in stream["options"].items() if value is not None},
-        "backbone": backbone["name"],
-        "fingerprint": backbone["fingerprint"][:8],
-        "image_size": backbone["image_size"],
-    }
+    options = {name: value for name, value in stream["options"].items() if value is not None}
+    weights = {"fingerprint": backbone["fingerprint"][:8], "image_size": backbone["image_size"]}
+    return [stream["name"], *_words(options), backbone["name"], *_words(weights)]
 
 
-def _part(name: str, value: Any) -> str:
-    return str(value) if name in ("stream", "backbone") else f"{name} {value}"
+def _words(values: Mapping[str, Any]) -> list[str]:
+    return [f"{name} {value}" for name, value in values.items()]

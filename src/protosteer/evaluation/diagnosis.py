@@ -59,7 +59,6 @@ def _task(
     own = torch.tensor([record.class_names.index(label) for label in labels])
     plain = embed(every, None)
     prompted = plain if record.prompt is None else embed(every, torch.full_like(every, j))
-    about = record.about
 
     def percent(mask: Tensor) -> float:
         return 100.0 * int(mask.sum()) / len(mask)
@@ -76,8 +75,8 @@ def _task(
         "wrong_prompt_won": percent(wrong & retrieved & ~right_prompt),  # another one made the best match
         "wrong_class": percent(wrong & retrieved & right_prompt),
         # Mean cosine of the task's training embeddings to their common mean.
-        "key_spread": math.nan if about.key_spread is None else about.key_spread,
-        "value_spread": math.nan if about.value_spread is None else about.value_spread,
+        "key_spread": math.nan if record.about.key_spread is None else record.about.key_spread,
+        "value_spread": math.nan if record.about.value_spread is None else record.about.value_spread,
     }
 
 

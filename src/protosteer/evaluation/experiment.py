@@ -107,13 +107,9 @@ class Experiment:
 
     def load_backbone(self) -> Backbone:
         crop = self.crop if self.crop is not None else find_benchmark(self.stream).crop
+        device, size = choose_device(self.device), self.image_size
         return Backbone.load(
-            self.backbone,
-            weights=self.weights,
-            image_size=self.image_size,
-            crop=crop,
-            device=choose_device(self.device),
-            precision=self.precision,
+            self.backbone, self.weights, size, crop=crop, device=device, precision=self.precision
         )
 
 

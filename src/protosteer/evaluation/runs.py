@@ -67,7 +67,11 @@ class SeedFolder:
         return Bookmark(self._kept("training", task), self.bookmark_seconds)
 
     def finish(self, figures: dict[str, Any]) -> None:
-        write_atomically(self.path / "matrix.csv", matrix_csv(figures["matrix"]).encode())
+        matrix = figures["matrix"]  # in a line, what had not been learned by then is left empty
+        lines: list[list[Any]] = [["after_task", *(f"task_{j + 1}" for j in range(len(matrix)))]]
+        lines += [[i + 1, *row, *[""] * (len(matrix) - len(row))] for i, row in enumerate(matrix)]
+        text = "".join(",".join(map(str, line)) + "\n" for line in lines)
+        write_atomically(self.path / "matrix.csv", text.encode())
         write_json(self.path / METRICS, figures)
 
     def clean(self) -> None:
@@ -237,13 +241,6 @@ def read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     if not done:
         raise RunError(f"{path} has no finished seed; go on with the run by resume=True")
     return known["configuration"], done
-
-
-def matrix_csv(matrix: metrics.Matrix) -> str:
-    """One line per moment; what had not been learned by then is left empty."""
-    lines: list[list[Any]] = [["after_task", *(f"task_{j + 1}" for j in range(len(matrix)))]]
-    lines += [[i + 1, *row, *[""] * (len(matrix) - len(row))] for i, row in enumerate(matrix)]
-    return "".join(",".join(map(str, line)) + "\n" for line in lines)
 
 
 def read_json(path: Path) -> Any:

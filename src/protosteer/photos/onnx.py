@@ -78,9 +78,8 @@ def export_onnx(
         name = learner.backbone.name
         on_message(f"embedding.onnx computes what {name} does (greatest difference {difference:.0e})")
     program = resources.files("protosteer").joinpath("assets", "onnx_predict.py")
-    readme = _README.format(
-        classes=len(learner.classes), version=protosteer.__version__, net=learner.backbone
-    )
+    known, version = len(learner.classes), protosteer.__version__
+    readme = _README.format(classes=known, version=version, net=learner.backbone)
     prototypes = io.BytesIO()
     np.savez(prototypes, allow_pickle=False, **arrays)
     contents = {
@@ -152,8 +151,7 @@ def _check(graph: bytes, backbone: Backbone, arrays: dict[str, np.ndarray], most
 
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
     rows = np.unique(np.linspace(0, len(arrays["prompts"]) - 1, most).round().astype(int))
-    generator = torch.Generator().manual_seed(0)
-    size = backbone.image_size
+    size, generator = backbone.image_size, torch.Generator().manual_seed(0)
     images = torch.randn(len(rows), 3, size, size, generator=generator)
     prompts, enters = arrays["prompts"][rows], arrays["enters"][rows]
     feed = {"images": images.numpy(), "prompts": prompts, "enters": enters}
