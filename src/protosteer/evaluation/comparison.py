@@ -32,9 +32,7 @@ def gather(given: Sequence[str]) -> Rows:
     labels = _labels([configuration for _, configuration, _ in groups])
     for (given_label, _, by_seed), label in zip(groups, labels, strict=True):
         if given_label in rows:
-            raise RunError(
-                f"label '{given_label}' stands for two different configurations; give each its own"
-            )
+            raise RunError(f"label '{given_label}' stands for two configurations; give each its own")
         rows[given_label or label] = [by_seed[seed] for seed in sorted(by_seed)]
     return rows
 

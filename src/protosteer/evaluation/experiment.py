@@ -156,7 +156,9 @@ def run_experiment(
 ) -> dict[str, Any]:
     """Run every seed that is not done yet; returns the figures as `run --json` prints them."""
     if resume and overwrite:
-        raise SettingsError("resume=True goes on with a run, overwrite=True removes it; choose one")
+        raise SettingsError(
+            "resume=True goes on with the run in the folder, overwrite=True removes it; choose one"
+        )
     if experiment.threads is not None:
         torch.set_num_threads(experiment.threads)
     said: list[str] = []
