@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from conftest import tiny_backbone
-from protosteer.backbones import PAPER_WEIGHTS, Backbone
+from protosteer.backbones import Backbone, full_name, list_backbones
 from protosteer.errors import WeightsError
+from protosteer.method.vit import ViT, ViTConfig
 from protosteer.util.files import cache_dir
 from weight_toys import HALF, IMAGENET, OWN, hub_config, statistics, tiny_weights
 from weight_toys import empty_caches as empty_caches  # a fixture for every test here
@@ -26,7 +27,7 @@ def test_a_config_beside_the_file_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("alias", ["vit", "deit", "dino"])
 def test_without_network_one_line_says_where_to_put_what(alias: str) -> None:
-    full = {paper.alias: paper.name for paper in PAPER_WEIGHTS}[alias]
+    full = full_name(alias)
     for name in (alias, full):
         with pytest.raises(WeightsError) as caught:
             Backbone.load(name)
@@ -48,9 +49,7 @@ def test_a_file_put_into_the_cache_is_found_before_the_network(suffix: str) -> N
     path = tiny_weights(cache_dir() / "weights" / f"deit_mine.x{suffix}")
     if suffix == ".pth":
         torch.save({"model": tiny_backbone().vit.state_dict()}, path)
-    (path.parent / "config.json").write_text(
-        hub_config()
-    )  # whose is it? Not to be believed in a shared folder
+    (path.parent / "config.json").write_text(hub_config())  # whose? Not to be believed in a shared folder
     backbone = Backbone.load("deit_mine.x", heads=3)
     assert (backbone.source, statistics(backbone)) == (path, IMAGENET)
     (path.parent / "deit_mine.x.json").write_text(hub_config())
@@ -109,6 +108,22 @@ def test_mae_download_is_kept_only_with_its_checksum(tmp_path: Path, monkeypatch
     with pytest.raises(WeightsError, match="damaged"):  # passed the check, so it got its name and was read
         Backbone.load("mae")
     assert (cache_dir() / "weights" / "mae_finetuned_vit_base.pth").is_file()
+
+
+def test_the_list_needs_no_network_and_knows_what_is_on_disk() -> None:
+    path = cache_dir() / "weights" / "mae_finetuned_vit_base.pth"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    nano, *papers = list_backbones()
+    assert [row.alias for row in (nano, *papers)] == ["nano", "vit", "deit", "dino", "mae"]
+    assert nano.on_disk and [row.path for row in papers] == [None, None, None, path]
+    loaded = Backbone.load("nano")
+    assert (nano.parameters, nano.preprocessing) == (loaded.parameters, loaded.preprocessing)
+    assert nano.pool == loaded.vit.config.pool
+    assert [row.preprocessing.mean for row in papers] == [HALF[0], *[IMAGENET[0]] * 3]
+    with torch.device("meta"):
+        base = ViT(ViTConfig(224, 16, 768, 12, 12, 3072))
+    assert {row.parameters for row in papers} == {sum(p.numel() for p in base.parameters())}
 
 
 def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

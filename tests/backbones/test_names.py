@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from conftest import tiny_backbone
-from protosteer.backbones import PAPER_WEIGHTS, Backbone
+from protosteer.backbones import Backbone
 from protosteer.errors import WeightsError
 from weight_toys import HALF, IMAGENET, statistics, tiny_weights, to_flax
 
@@ -47,17 +47,6 @@ def test_statistics_that_nothing_tells_are_asked_for(name: str, tmp_path: Path) 
     assert statistics(Backbone.load(name, path, heads=3, mean=HALF[0], std=HALF[1])) == HALF
 
 
-def test_short_names_mean_the_papers_checkpoints() -> None:
-    assert {paper.alias: paper.name for paper in PAPER_WEIGHTS} == {
-        "vit": "vit_base_patch16_224.augreg_in21k_ft_in1k",
-        "deit": "deit_base_patch16_224.fb_in1k",
-        "dino": "vit_base_patch16_224.dino",
-        "mae": "mae_finetuned_vit_base",
-    }
-
-
 def test_another_architecture_does_not_pass_under_a_short_name(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="width 24, depth 2"):
         Backbone.load("deit", tiny_weights(tmp_path / "w.safetensors"), heads=3)
-    with pytest.raises(WeightsError, match="self-supervised"):
-        Backbone.load("mae", tiny_weights(tmp_path / "w.safetensors"), heads=3)

@@ -11,10 +11,11 @@ import torch
 from protosteer.backbones import Backbone
 from protosteer.data.transforms import Preprocessing
 from protosteer.method.vit import ViT, ViTConfig
-from protosteer.photos.onnx_graph import network, slots
+from protosteer.photos.onnx import slots
 
 pytest.importorskip("onnx", reason="onnx is not installed (extra `onnx`)")
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (extra `onnx`)")
+from protosteer.photos.onnx_graph import network  # noqa: E402 (needs onnx)
 
 
 def other_architecture(**changes: Any) -> Backbone:
@@ -47,11 +48,8 @@ def test_the_graph_is_the_vit(changes: dict[str, Any], batch: int) -> None:
     prompts = [None, *(torch.randn(layers, length, 24) for layers, length in shapes)]
     tokens, enters = slots([p for p in prompts if p is not None], 3, 24)
     for row, prompt in enumerate(prompts):
-        feed = {
-            "images": images.numpy(),
-            "prompts": tokens[[row] * batch],
-            "enters": enters[[row] * batch],
-        }
+        rows = [row] * batch
+        feed = {"images": images.numpy(), "prompts": tokens[rows], "enters": enters[rows]}
         expected = backbone.vit(images, prompt)
         (found,) = session.run(None, feed)
         torch.testing.assert_close(torch.from_numpy(found), expected, rtol=0, atol=1e-5)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from conftest import easy_task
 from photo_toys import photos, taught
 from protosteer.errors import LearnerError, SettingsError
 from protosteer.method.memory import ClassRecord, Memory, TaskRecord
-from protosteer.method.prototypes import centroids, left_out_similarity
+from protosteer.method.prototypes import centroids
 from protosteer.photos.rejection import Rejection, calibrated, own_thresholds, threshold
 
 VALUES = centroids(torch.eye(4), 2)
@@ -35,8 +34,8 @@ def known(tmp_path_factory):
 def test_the_threshold_is_a_rank_over_all_classes(fraction):
     similarities = torch.rand(199, generator=torch.Generator().manual_seed(0))
     parts = memory(similarities[:3], None, similarities[3:150], similarities[150:])
-    limit = threshold(parts, fraction)
-    assert limit == sorted(similarities.tolist())[round(fraction * 200) - 1]
+    assert threshold(parts, fraction) == sorted(similarities.tolist())[round(fraction * 200) - 1]
+    assert calibrated(parts) and threshold(parts, 0.0) == -torch.inf
 
 
 @pytest.mark.parametrize(("held", "fraction"), [(9, 0.1), (19, 0.05), (21, 0.05), (40, 0.2)])
@@ -48,10 +47,6 @@ def test_a_new_known_image_is_rejected_with_at_most_that_chance(held, fraction):
         for _ in range(2000)
     )
     assert 0.6 * fraction <= rejected / 2000 <= 1.15 * fraction
-
-
-def test_a_fraction_of_zero_rejects_nothing():
-    assert threshold(memory(torch.tensor([0.3, -0.9])), 0.0) == -torch.inf
 
 
 @pytest.mark.parametrize("fraction", [-0.01, 1.0, 5.0, float("nan")])
@@ -66,20 +61,6 @@ def test_a_model_without_held_out_images_is_not_calibrated(held_out):
     for fraction in (0.0, 0.05):
         with pytest.raises(LearnerError, match="no held-out images.*holdout="):
             threshold(memory(*held_out), fraction)
-
-
-def test_one_class_with_held_out_images_is_enough():
-    assert (
-        calibrated(memory(None, torch.tensor([0.5]))) and threshold(memory(torch.tensor([0.5])), 0.05) == 0.5
-    )
-
-
-def test_left_out_similarity_by_hand():
-    embeddings = torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
-    for i, similarity in enumerate(left_out_similarity(embeddings).tolist()):
-        others = torch.cat([embeddings[:i], embeddings[i + 1 :]]).mean(dim=0)
-        assert similarity == pytest.approx(float(F.cosine_similarity(embeddings[i], others, dim=0)), abs=1e-5)
-    assert left_out_similarity(embeddings[:1]) is None
 
 
 def test_about_that_share_of_new_known_images_is_rejected_and_more_of_others(known):

@@ -126,10 +126,8 @@ def test_a_split_is_per_class_disjoint_and_complete(holdout):
     for part in (learned, held):
         assert part.labels == [path.parent.name for path in part.paths]
         assert part.paths == [path for path in files.paths if path in set(part.paths)]  # order is kept
-    expected = {
-        name: max(1, round(holdout * n)) for name, n in (("five", 5), ("twelve", 12), ("hundred", 100))
-    }
-    assert collections.Counter(held.labels) == expected
+    large = {"five": 5, "twelve": 12, "hundred": 100}
+    assert collections.Counter(held.labels) == {n: max(1, round(holdout * large[n])) for n in large}
 
 
 def test_a_split_depends_on_the_class_and_the_seed_alone():
@@ -137,12 +135,6 @@ def test_a_split_depends_on_the_class_and_the_seed_alone():
     assert alone.paths == [path for path in among.paths if path.parent.name == "b"]
     assert alone.paths == split(listed(b=40), 0.25, 0)[1].paths != split(listed(b=40), 0.25, 1)[1].paths
     assert [p.name for p in alone.paths] != [p.name for p in split(listed(a=40), 0.25, 0)[1].paths]
-
-
-def test_five_images_are_enough_for_one_to_be_held_out_and_four_are_not():
-    assert [len(part) for part in split(listed(a=5), 0.1, 0)] == [4, 1]
-    assert [len(part) for part in split(listed(a=4), 0.5, 0)] == [4, 0]
-    assert [len(part) for part in split(listed(a=100), 0.0, 0)] == [100, 0]
 
 
 @pytest.mark.parametrize("holdout", [-0.1, 0.51, float("nan")])
@@ -199,17 +191,12 @@ def test_held_out_similarities_of_an_independent_task_do_not_depend_on_others(tm
     assert all(torch.equal(a.similarities, b.similarities) for a, b in pairs)
 
 
-def test_nothing_held_out_means_no_check(spring):
-    learner = Learner(tiny_backbone(), QUICK)
-    outcome = teach(learner, survey(spring), holdout=0)
-    assert outcome.check is None and outcome.record.about.held_out == 0
-    assert learner.memory.tasks == (outcome.record,)
-    assert all(c.similarities is None and c.images == 8 for c in outcome.record.classes)
-
-
 def test_small_classes_are_learned_whole_beside_large_ones(tmp_path):
     folder = photos(tmp_path / "new", ["ant", "bee"], per_class=4)
     photos(folder, ["cat"], per_class=5)
+    whole = teach(Learner(tiny_backbone(), QUICK), survey(folder), holdout=0)
+    assert whole.check is None and whole.record.about.held_out == 0 and whole.record.classes[2].images == 5
+    assert all(c.similarities is None for c in whole.record.classes)
     outcome = teach(Learner(tiny_backbone(), QUICK), survey(folder))
     assert {c.name: c.images for c in outcome.record.classes} == {"ant": 4, "bee": 4, "cat": 4}
     assert [c.similarities is None for c in outcome.record.classes] == [True, True, False]
@@ -243,10 +230,8 @@ def test_stages_are_told_in_order_and_to_their_ends(before, summer):
 def test_known_classes_are_refused_before_any_work(tmp_path, before):
     found = survey(photos(tmp_path / "new", ["ant", "bee", "cat"], per_class=2), before.memory)
     heard = []
-    with pytest.raises(
-        LearnerError,
-        match=r"class 'ant' \(and 1 more\) was learned in task 'spring'.*Survey\.without_known\(\)",
-    ):
+    told = r"class 'ant' \(and 1 more\) was learned in task 'spring'.*Survey\.without_known\(\)"
+    with pytest.raises(LearnerError, match=told):
         teach(before.copy(), found, on_stage=heard.append)
     learner = before.copy()
     assert teach(learner, found.without_known(), holdout=0).record.class_names == ["cat"] and not heard
@@ -255,12 +240,8 @@ def test_known_classes_are_refused_before_any_work(tmp_path, before):
 def test_task_names_come_from_the_folder_and_do_not_clash(tmp_path, before):
     learner = before.copy()
     learner.settings = QUICK.replace(prompts=False)
-    for place, classes in (
-        ("x", ["cat"]),
-        ("y", ["spring"]),
-        ("z", ["dog"]),
-    ):  # a class may be called as a task
-        teach(learner, survey(photos(tmp_path / place / "spring", classes, per_class=2)))
+    for name in ("cat", "spring", "dog"):  # a class may be called as a task
+        teach(learner, survey(photos(tmp_path / name / "spring", [name], per_class=2)))
     assert learner.tasks == ["spring", "spring-2", "spring-3", "spring-4"]
     assert learner.classes == ["ant", "bee", "cat", "spring", "dog"]
     with pytest.raises(LearnerError, match="task named 'spring' exists"):
@@ -292,14 +273,12 @@ def test_a_bookmark_belongs_to_these_files_this_model_and_these_settings(tmp_pat
     assert first == path() == path(before.copy()) and first.parent == tmp_path
     assert first.name.startswith(".pets.protosteer.") and first.suffix == ".part"
     others = [path(name="other"), path(holdout=0.2), path(Learner(tiny_backbone(), QUICK))]
-    changed = before.copy()
-    changed.settings = QUICK.replace(epochs=3)
-    elsewhere = Learner(tiny_backbone(seed=1), QUICK)
-    elsewhere.memory = before.memory
-    normalised = Learner(tiny_backbone(), QUICK)
-    normalised.memory = before.memory
-    normalised.backbone.preprocessing = Preprocessing(16, (0.4, 0.4, 0.4), (0.5, 0.5, 0.5))
-    others += [path(changed), path(elsewhere), path(normalised)]
+    settings = Learner(tiny_backbone(), QUICK.replace(epochs=3))
+    weights, pixels = Learner(tiny_backbone(seed=1), QUICK), Learner(tiny_backbone(), QUICK)
+    pixels.backbone.preprocessing = Preprocessing(16, (0.4, 0.4, 0.4), (0.5, 0.5, 0.5))
+    for learner in (settings, weights, pixels):
+        learner.memory = before.memory
+        others.append(path(learner))
     forgetful = before.copy()
     forgetful.forget("ant")
     others.append(path(forgetful))
@@ -331,10 +310,7 @@ def test_the_same_call_goes_on_and_ends_in_the_same_bits(tmp_path, before, summe
 
     with pytest.raises(KeyboardInterrupt):
         teach(learner, survey(summer), None, 0.25, interrupt, Bookmark(path, seconds=0))
-    assert (
-        path.exists()
-        and bookmark_path(tmp_path / "m.protosteer", survey(summer), learner, None, 0.25) == path
-    )
+    assert path.exists()
     torch.randn(3)  # another process has another random state
 
     def on_stage(message):

@@ -1,17 +1,7 @@
 """A backbone by name: its weights, the preprocessing that belongs to them, and their fingerprint."""
 
 from protosteer.backbones.backbone import Backbone
-from protosteer.backbones.hub import find_weights
-from protosteer.backbones.listing import BackboneInfo, list_backbones
-from protosteer.backbones.names import IMAGENET, NANO, PAPER_WEIGHTS, full_name
+from protosteer.backbones.hub import find_weights, list_backbones
+from protosteer.backbones.names import IMAGENET, NANO, BackboneInfo, full_name
 
-__all__ = [
-    "IMAGENET",
-    "NANO",
-    "PAPER_WEIGHTS",
-    "Backbone",
-    "BackboneInfo",
-    "find_weights",
-    "full_name",
-    "list_backbones",
-]
+__all__ = ["IMAGENET", "NANO", "Backbone", "BackboneInfo", "find_weights", "full_name", "list_backbones"]

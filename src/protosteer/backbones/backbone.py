@@ -46,6 +46,7 @@ class Backbone:
             raise SettingsError(f"precision {precision!r} is unknown; choose one of {', '.join(PRECISIONS)}")
         self.name = name
         self.vit = vit
+        self.dim, self.depth, self.image_size = vit.config.dim, vit.config.depth, vit.config.image_size
         self.preprocessing = preprocessing
         self._fingerprint = fingerprint or weights_fingerprint(vit.state_dict(), vit.config)
         self.source = source
@@ -95,18 +96,6 @@ class Backbone:
         return weights_fingerprint(self.vit.state_dict(), self.vit.config)
 
     @property
-    def dim(self) -> int:
-        return self.vit.config.dim
-
-    @property
-    def depth(self) -> int:
-        return self.vit.config.depth
-
-    @property
-    def image_size(self) -> int:
-        return self.vit.config.image_size
-
-    @property
     def parameters(self) -> int:
         """How many numbers the ViT has."""
         return sum(p.numel() for p in self.vit.parameters())
@@ -154,10 +143,8 @@ class Backbone:
 
     def tokens(self, images: Tensor, prompt: Tensor | None = None) -> Tensor:
         """As `embed`, but all tokens [B, N, D]; the L tokens of a prompt come out at 1 : 1 + L."""
-        place = self.vit.cls_token
-        with self._computing(prompt):
-            prompt = None if prompt is None else prompt.to(place)
-            return self.vit.tokens(self._moved(images), prompt).to(place.dtype)
+        with self._computing(prompt) as own:
+            return self.vit.tokens(self._moved(images), own).to(self.vit.cls_token.dtype)
 
     def trunk(self, images: Tensor, layers: int) -> Tensor:
         """Normalised images -> tokens [B, T, D] after the first `layers` layers, before any prompt."""
@@ -166,20 +153,19 @@ class Backbone:
 
     def rest(self, tokens: Tensor, layers: int, prompt: Tensor | None = None) -> Tensor:
         """As `embed`, from what `trunk` gave for the same number of layers."""
-        place = self.vit.cls_token
-        with self._computing(prompt):
-            prompt = None if prompt is None else prompt.to(place)
-            return self.vit.rest(tokens.to(place, non_blocking=True), layers, prompt).to(place.dtype)
+        with self._computing(prompt) as own:
+            moved = tokens.to(self.vit.cls_token, non_blocking=True)
+            return self.vit.rest(moved, layers, own).to(self.vit.cls_token.dtype)
 
     @contextmanager
-    def _computing(self, prompt: Tensor | None = None) -> Iterator[None]:
-        """In the backbone's precision, with a graph only where `embed` says so."""
+    def _computing(self, prompt: Tensor | None = None) -> Iterator[Tensor | None]:
+        """In the backbone's precision, with a graph only where `embed` says so; gives the prompt, moved."""
         wanted = self.trainable or (prompt is not None and prompt.requires_grad)
         with (
             torch.set_grad_enabled(wanted and torch.is_grad_enabled()),
             nullcontext() if self.precision == "fp32" else torch.autocast(self.device.type, torch.bfloat16),
         ):
-            yield
+            yield None if prompt is None else prompt.to(self.vit.cls_token)
 
     def _moved(self, images: Tensor) -> Tensor:
         if not images.is_floating_point():
@@ -205,29 +191,29 @@ class Backbone:
         batch_size: int = 64,
         on_batch: Callable[[int], None] | None = None,
         rows: Sequence[int] | None = None,
+        whole: bool = False,
     ) -> Tensor:
         """All images of a set, or some `rows`, by the evaluation transform -> float32 [N, D] on the CPU.
 
-        Never with a graph. `on_batch` is told how many are done.
+        whole: all tokens of each image instead. Never with a graph. `on_batch` is told how many are done.
         """
         order = range(len(images)) if rows is None else rows
         each = prompt if prompt is not None and prompt.ndim == 4 else None
         if each is not None and len(each) != len(order):
-            raise DataError(
-                f"{len(each)} prompts for {len(order)} images; give one per image, or one [S, L, D]"
-            )
+            raise DataError(f"{len(each)} prompts for {len(order)} images; give one each, or one [S, L, D]")
         batch_size = self.batch_size(batch_size)
         batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-        embeddings = torch.empty(len(order), self.dim)
-        done = 0
+        compute, found, done = self.tokens if whole else self.embed, torch.empty(0, self.dim), 0
         for pixels in prefetched(images, batches, device=self.device):
             some = slice(done, done + len(pixels))
             prompts = prompt if each is None else each[some]
-            embeddings[some] = self.embed(self.preprocessing(pixels, self.device), prompts).float().cpu()
+            part = compute(self.preprocessing(pixels, self.device), prompts).float().cpu()
+            found = found if done else part.new_empty(len(order), *part.shape[1:])
+            found[some] = part
             done = some.stop
             if on_batch:
                 on_batch(done)
-        return embeddings
+        return found
 
     def transform(self, image: Image.Image) -> Tensor:
         """A PIL image -> normalised [3, H, W], by the evaluation preprocessing of the weights."""

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import pickle
 import re
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from protosteer.backbones.flax import from_flax
@@ -55,7 +53,15 @@ def read_checkpoint(path: Path, config: Path | None = None) -> Checkpoint:
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise WeightsError(f"{path}: unknown kind of weights file; give one of {', '.join(_READERS)}")
-    tensors, about = reader(path)
+    try:
+        tensors, about = reader(path)
+    except WeightsError:
+        raise
+    except Exception as error:  # of safetensors, torch and numpy each has its own
+        raise WeightsError(
+            f"{path}: damaged, or it holds more than weights, which could run code when read; fetch it again, or "
+            f"save its state dict as safetensors ({_brief(error)})"
+        ) from error
     if config is not None and config.is_file():
         about = _read_config(config) | about
     return Checkpoint(path, _canonical(path, tensors), about)
@@ -72,25 +78,15 @@ def _canonical(path: Path, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _read_safetensors(path: Path) -> Content:
-    try:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {}).get(METADATA_KEY, "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise WeightsError(f"{path}: damaged safetensors file ({_brief(error)}); fetch it again") from error
-    return tensors, about
+    with safe_open(path, framework="pt") as file:
+        about = json.loads((file.metadata() or {}).get(METADATA_KEY, "{}"))
+        return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 (not a dict)
 
 
 def _read_torch(path: Path) -> Content:
     """Some authors saved their command-line arguments beside the weights: a Namespace is plain data."""
-    try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        raise WeightsError(
-            f"{path}: damaged, or it holds more than weights, which could run code when read; "
-            f"save its state dict as safetensors ({_brief(error)})"
-        ) from error
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        content = torch.load(path, map_location="cpu", weights_only=True)
     for _ in range(2):  # DINO's training files hold the teacher next to the student, at the top level
         inner = next((key for key in _CONTAINERS if isinstance(content, dict) and key in content), None)
         content = content if inner is None else content[inner]
@@ -100,12 +96,8 @@ def _read_torch(path: Path) -> Content:
 
 
 def _read_npz(path: Path) -> Content:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: torch.from_numpy(file[name]) for name in file.files}
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, AttributeError) as error:
-        raise WeightsError(f"{path}: damaged npz file ({_brief(error)}); fetch it again") from error
-    return from_flax(arrays)
+    with np.load(path, allow_pickle=False) as file:
+        return from_flax({name: torch.from_numpy(file[name]) for name in file.files})
 
 
 _READERS = {".safetensors": _read_safetensors, ".pth": _read_torch, ".pt": _read_torch, ".npz": _read_npz}

@@ -6,10 +6,11 @@ the hub's own cache; the network.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
-from protosteer.backbones.names import NANO, SHORT_NAMES, PaperWeights, paper_weights
+from protosteer.backbones.names import KNOWN, NANO, BackboneInfo, paper_weights
 from protosteer.errors import WeightsError
 from protosteer.util.files import cache_dir
 
@@ -19,8 +20,7 @@ _HUB_FILES = ("config.json", "model.safetensors")
 def find_weights(name: str) -> Path | None:
     """The file of these weights, if it is on this disk."""
     if name == NANO:
-        shipped = Path(str(resources.files("protosteer").joinpath("assets", "nano.safetensors")))
-        return shipped if shipped.is_file() else None
+        return Path(str(resources.files("protosteer").joinpath("assets", "nano.safetensors")))
     if Path(name).name != name:  # a name, possibly out of a stranger's model file, is not a path
         return None
     by_hand = (_folder() / f"{name}{suffix}" for suffix in (".safetensors", ".pth", ".npz"))
@@ -29,10 +29,13 @@ def find_weights(name: str) -> Path | None:
 
 def fetch_weights(name: str) -> Path:
     """The file of these weights, from the network."""
-    if name == NANO:
-        raise WeightsError("nano.safetensors is missing from the installed package; install protosteer again")
     paper = paper_weights(name)
-    return _fetch_url(paper, paper.url) if paper and paper.url else _fetch_from_hub(name)
+    return _fetch_url(paper.url, paper.md5) if paper and paper.url else _fetch_from_hub(name)
+
+
+def list_backbones() -> list[BackboneInfo]:
+    """Those that have a short name. Looks at the disk alone, never at the network."""
+    return [replace(known, path=find_weights(known.name)) for known in KNOWN]
 
 
 def config_beside(path: Path) -> Path:
@@ -60,7 +63,7 @@ def _fetch_from_hub(name: str) -> Path:
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
-    repo, short = f"timm/{name}", ", ".join(SHORT_NAMES)
+    repo, short = f"timm/{name}", ", ".join(known.alias for known in KNOWN)
     try:
         HfApi().model_info(repo, timeout=10)  # fails at once without a network; a download would keep trying
         _, weights = (hf_hub_download(repo, file) for file in _HUB_FILES)
@@ -77,7 +80,7 @@ def _fetch_from_hub(name: str) -> Path:
         ) from error
 
 
-def _fetch_url(paper: PaperWeights, url: str) -> Path:
+def _fetch_url(url: str, md5: str) -> Path:
     """Download under a temporary name; only a file with the published checksum gets its own."""
     import pooch
 
@@ -90,7 +93,7 @@ def _fetch_url(paper: PaperWeights, url: str) -> Path:
             "or pass weights=FILE"
         ) from error
     found = pooch.file_hash(str(part), alg="md5")
-    if not found.startswith(paper.md5):
+    if not found.startswith(md5):
         part.unlink()
-        raise WeightsError(f"{url}: md5 {found} does not begin with {paper.md5}; fetch it again")
+        raise WeightsError(f"{url}: md5 {found} does not begin with {md5}; fetch it again")
     return part.replace(final)

@@ -18,26 +18,29 @@ HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 
 
 @dataclass(frozen=True)
-class PaperWeights:
-    """One of the checkpoints behind the paper's figures; all are ViT-B/16 for images of 224 pixels."""
+class BackboneInfo:
+    """A backbone that has a short name: one line of `protosteer backbones`."""
 
     alias: str
     name: str
     licence: str
     pool: str = "token"
+    parameters: int = 85_798_656  # a ViT-B/16 for images of 224 pixels, as all of the paper's are
+    image_size: int = 224
     url: str | None = None  # None: timm's hub has it
     md5: str = ""  # the digits that its authors publish
+    path: Path | None = None  # where `list_backbones` has found the weights on this disk
 
-    parameters = 85_798_656
-    image_size = 224
+    @property
+    def on_disk(self) -> bool:
+        return self.path is not None
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        return preprocessing(self.name, self.path, self.image_size, {})
 
     def check(self, config: ViTConfig, path: Path) -> None:
         """A short name means one checkpoint; a file of another architecture must not pass under it."""
-        if self.pool == "mean" and config.pool == "token":
-            raise WeightsError(
-                f"{path} has no fc_norm, so it is not the fine-tuned MAE but probably the self-supervised "
-                f"one; '{self.alias}' means {self.name}.pth"
-            )
         if (config.dim, config.depth, config.patch_size, config.pool) != (768, 12, 16, self.pool):
             raise WeightsError(
                 f"{path} is not {self.name}: width {config.dim}, depth {config.depth}, "
@@ -46,10 +49,10 @@ class PaperWeights:
 
 
 PAPER_WEIGHTS = (
-    PaperWeights("vit", "vit_base_patch16_224.augreg_in21k_ft_in1k", "Apache-2.0"),
-    PaperWeights("deit", "deit_base_patch16_224.fb_in1k", "Apache-2.0"),
-    PaperWeights("dino", "vit_base_patch16_224.dino", "Apache-2.0"),
-    PaperWeights(
+    BackboneInfo("vit", "vit_base_patch16_224.augreg_in21k_ft_in1k", "Apache-2.0"),
+    BackboneInfo("deit", "deit_base_patch16_224.fb_in1k", "Apache-2.0"),
+    BackboneInfo("dino", "vit_base_patch16_224.dino", "Apache-2.0"),
+    BackboneInfo(
         "mae",
         "mae_finetuned_vit_base",  # fine-tuned with labels; the self-supervised file is another one
         "CC-BY-NC-4.0",
@@ -58,10 +61,10 @@ PAPER_WEIGHTS = (
         md5="1b25e9",
     ),
 )
-SHORT_NAMES = (NANO, *(paper.alias for paper in PAPER_WEIGHTS))
+KNOWN = (BackboneInfo(NANO, NANO, "Apache-2.0", "mean", 622_080, 32), *PAPER_WEIGHTS)
 
 
-def paper_weights(name: str) -> PaperWeights | None:
+def paper_weights(name: str) -> BackboneInfo | None:
     plain = name.removeprefix("timm/")
     return next((paper for paper in PAPER_WEIGHTS if plain in (paper.alias, paper.name)), None)
 
@@ -87,6 +90,8 @@ def _family(name: str, path: Path | None) -> dict[str, Any]:
     def has(*starts: str) -> bool:
         return any(word.startswith(starts) for word in words)
 
+    if name == NANO:
+        return HALF | {"crop": 1.0}
     if has("dinov2"):
         return IMAGENET | {"crop": 1.0}
     if "mae" in words or has("deit", "dino"):

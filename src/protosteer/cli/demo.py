@@ -111,7 +111,7 @@ def _introduce(log: Console, backbone: Backbone, stream: Stream) -> None:
 
 def _variant_figures(run: Run) -> dict[str, Any]:
     assert run.diagnosis is not None
-    return {**run.figures(), "matrix": run.matrix, "diagnosis": run.diagnosis.mean()}
+    return {**run.figures(), "matrix": run.matrix, "diagnosis": run.diagnosis["mean"]}
 
 
 def _save_and_reload(learner: Learner, stream: Stream, path: Path) -> str:

@@ -49,22 +49,13 @@ class EmbeddingCache:
         return embeddings[rows]
 
     def tokens(self, rows: Tensor, prompt: Tensor | None = None) -> Tensor:
-        backbone = self.method.backbone
         self.asked += len(rows)
-        self.forward_passes += len(rows)
-        batch = backbone.batch_size(self.method.embed_batch_size)
-        parts = []
-        with torch.no_grad():
-            for some in torch.arange(len(rows)).split(batch):
-                images = backbone.preprocessing(self.pixels(rows[some]), backbone.device)
-                own = prompt[some] if prompt is not None and prompt.ndim == 4 else prompt
-                parts.append(backbone.tokens(images, own).float().cpu())
-        return torch.cat(parts)
+        return self._compute(rows, prompt, whole=True)
 
-    def _compute(self, rows: Tensor, prompt: Tensor | None) -> Tensor:
+    def _compute(self, rows: Tensor, prompt: Tensor | None, whole: bool = False) -> Tensor:
         self.forward_passes += len(rows)
-        method = self.method
-        return method.backbone.embed_set(self.images, prompt, method.embed_batch_size, rows=rows.tolist())
+        backbone, batch = self.method.backbone, self.method.embed_batch_size
+        return backbone.embed_set(self.images, prompt, batch, rows=rows.tolist(), whole=whole)
 
     def take_new(self) -> dict[str, Tensor]:
         """What was embedded since the last call, for `put`."""

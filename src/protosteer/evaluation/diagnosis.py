@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -14,36 +13,6 @@ from torch import Tensor
 from protosteer.method.inference import Embed, Index, match
 from protosteer.method.memory import Memory, TaskRecord
 from protosteer.methods.base import Images, Method
-
-
-@dataclass(frozen=True)
-class TaskDiagnosis:
-    """All in percent of the task's test images, at the end of the stream. The three error bins and
-    `accuracy` add up to 100."""
-
-    task: str
-    accuracy: float
-    true_task_with_prompt: float  # accuracy among the task's own classes, values and prompt
-    true_task_without_prompt: float  # the same with keys and no prompt: did the prompt help?
-    not_retrieved: float  # wrong, and the true task was not among the candidates
-    wrong_prompt_won: float  # wrong, the true task was a candidate, but another prompt made the best match
-    wrong_class: float  # wrong under the right prompt
-    key_spread: float  # mean cosine of the task's training embeddings to their common mean
-    value_spread: float
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    tasks: list[TaskDiagnosis]
-
-    def mean(self) -> dict[str, float]:
-        """Means over tasks."""
-        rows = [asdict(task) for task in self.tasks]
-        return {key: sum(r[key] for r in rows) / len(rows) for key in rows[0] if key != "task"}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {"mean": self.mean(), "tasks": [asdict(task) for task in self.tasks]}
 
 
 @runtime_checkable
@@ -57,22 +26,27 @@ class Diagnosable(Protocol):
     def embedder(self, images: Images) -> Embed: ...
 
 
-def diagnose(method: Method, tests: Sequence[tuple[Images, list[str]]]) -> Diagnosis | None:
-    """Measure every task learned, given its test images and their labels; None for methods of other kinds."""
+def diagnose(method: Method, tests: Sequence[tuple[Images, list[str]]]) -> dict[str, Any] | None:
+    """Figures of every task learned and their mean over tasks, given each task's test images and their labels.
+
+    All in percent of the task's test images. None for methods of other kinds.
+    """
     if not isinstance(method, Diagnosable):
         return None
     index = Index.build(method.memory)
-    return Diagnosis(
-        [
-            _task(index, record, j, method.embedder(images), labels, method.neighbours)
-            for j, (record, (images, labels)) in enumerate(zip(method.memory.tasks, tests, strict=True))
-        ]
-    )
+    tasks = [
+        _task(index, record, j, method.embedder(images), labels, method.neighbours)
+        for j, (record, (images, labels)) in enumerate(zip(method.memory.tasks, tests, strict=True))
+    ]
+    return {
+        "mean": {name: sum(t[name] for t in tasks) / len(tasks) for name in tasks[0] if name != "task"},
+        "tasks": tasks,
+    }
 
 
 def _task(
     index: Index, record: TaskRecord, j: int, embed: Embed, labels: list[str], neighbours: int
-) -> TaskDiagnosis:
+) -> dict[str, Any]:
     matches = match(index, embed, len(labels), neighbours)
     number = {name: i for i, name in enumerate(index.classes)}
     truth = torch.tensor([number[label] for label in labels])
@@ -89,17 +63,21 @@ def _task(
     def percent(mask: Tensor) -> float:
         return 100.0 * int(mask.sum()) / len(mask)
 
-    return TaskDiagnosis(
-        task=record.name,
-        accuracy=percent(~wrong),
-        true_task_with_prompt=percent(_nearest(prompted, [c.values.means for c in record.classes]) == own),
-        true_task_without_prompt=percent(_nearest(plain, [c.keys for c in record.classes]) == own),
-        not_retrieved=percent(wrong & ~retrieved),
-        wrong_prompt_won=percent(wrong & retrieved & ~right_prompt),
-        wrong_class=percent(wrong & retrieved & right_prompt),
-        key_spread=_known(record.about.key_spread),
-        value_spread=_known(record.about.value_spread),
-    )
+    with_prompt = _nearest(prompted, [c.values.means for c in record.classes]) == own
+    without = _nearest(plain, [c.keys for c in record.classes]) == own
+    return {
+        "task": record.name,
+        "accuracy": percent(~wrong),  # this and the three kinds of errors add up to 100
+        # Among the task's own classes: did the prompt help?
+        "true_task_with_prompt": percent(with_prompt),
+        "true_task_without_prompt": percent(without),
+        "not_retrieved": percent(wrong & ~retrieved),
+        "wrong_prompt_won": percent(wrong & retrieved & ~right_prompt),  # another one made the best match
+        "wrong_class": percent(wrong & retrieved & right_prompt),
+        # Mean cosine of the task's training embeddings to their common mean.
+        "key_spread": math.nan if record.about.key_spread is None else record.about.key_spread,
+        "value_spread": math.nan if record.about.value_spread is None else record.about.value_spread,
+    }
 
 
 def _nearest(embeddings: Tensor, groups: list[Tensor]) -> Tensor:
@@ -107,7 +85,3 @@ def _nearest(embeddings: Tensor, groups: list[Tensor]) -> Tensor:
     owners = torch.arange(len(groups)).repeat_interleave(torch.tensor([len(g) for g in groups]))
     similarity = F.normalize(embeddings, dim=1) @ F.normalize(torch.cat(groups), dim=1).T
     return owners[similarity.argmax(dim=1)]
-
-
-def _known(figure: float | None) -> float:
-    return math.nan if figure is None else figure

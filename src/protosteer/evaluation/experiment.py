@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import torch
 
@@ -17,7 +17,7 @@ from protosteer.backbones import NANO, Backbone
 from protosteer.errors import ProtosteerWarning, SettingsError
 from protosteer.evaluation import manifest
 from protosteer.evaluation.protocol import Run, run_stream
-from protosteer.evaluation.runs import RunFolder
+from protosteer.evaluation.runs import RunFolder, SeedFolder
 from protosteer.methods import Method, find_method
 from protosteer.running.devices import choose_device
 from protosteer.running.progress import Stage
@@ -25,15 +25,7 @@ from protosteer.running.resume import SECONDS
 from protosteer.settings import Values, unknown_setting
 from protosteer.streams import Stream, StreamOptions, find_benchmark, open_stream
 from protosteer.util.files import writing
-
-_STREAM_OPTIONS = tuple(f.name for f in dataclasses.fields(StreamOptions))
-# Of what may come from a file; the rest of a stream's options and a method's settings look after themselves.
-_TYPES: dict[str, tuple[type[Any], ...]] = {
-    "stream": (str,), "method": (str,), "backbone": (str,), "device": (str,), "class_order": (str,),
-    "preset": (str,), "precision": (str,),
-    "weights": (str, Path), "data_dir": (str, Path), "out": (str, Path), "task_file": (str, Path),
-    "image_size": (int,), "threads": (int,), "crop": (float, int), "skip_unreadable": (bool,),
-}  # fmt: skip
+from protosteer.util.text import one_line
 
 
 class Reporter:
@@ -80,23 +72,24 @@ class Experiment:
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Experiment:
         """From one flat table of names: those of a run, a stream's options and the method's settings."""
-        own = [f.name for f in dataclasses.fields(cls) if f.name not in ("settings", "options")]
-        plain: dict[str, Any] = {name: _typed(name, value) for name, value in values.items()}
-        if "stream" not in plain:
+        if "stream" not in values:
             raise SettingsError("say which stream to run, for instance split-cifar100 or folder:PATH")
-        if "seed" in plain:
-            raise SettingsError(
-                f"seed = {plain['seed']}: a run has seeds, for instance seeds={plain['seed']}"
-            )
-        options = StreamOptions(**{name: v for name, v in plain.items() if name in _STREAM_OPTIONS})
-        made = cls(**{name: v for name, v in plain.items() if name in own}, options=options)
-        settings = {name: v for name, v in plain.items() if name not in own and name not in _STREAM_OPTIONS}
-        known = [*made.settings_for(0).to_dict(), *own, *_STREAM_OPTIONS]
+        if "seed" in values:
+            seed = values["seed"]
+            raise SettingsError(f"seed = {seed}: a run has seeds, for instance seeds={seed}")
+        own, options = get_type_hints(cls), get_type_hints(StreamOptions)
+        del own["settings"], own["options"]
+        hints = own | options
+        typed = {name: _typed(name, v, hints[name]) for name, v in values.items() if name in hints}
+        stream = StreamOptions(**{name: v for name, v in typed.items() if name in options})
+        made = cls(**{name: v for name, v in typed.items() if name in own}, options=stream)
+        settings = {name: v for name, v in values.items() if name not in hints}
+        known = [*made.settings_for(0).to_dict(), *hints]
         for name in settings:
             if name not in known:
                 raise SettingsError(f"method {made.method}: {unknown_setting(name, known)}")
         made = dataclasses.replace(made, settings=settings)
-        made.settings_for(0)  # complains of what the method does not know
+        made.settings_for(0)  # complains of values that the method does not take
         return made
 
     def settings_for(self, seed: int, depth: int = 12) -> Values:
@@ -114,28 +107,25 @@ class Experiment:
 
     def load_backbone(self) -> Backbone:
         crop = self.crop if self.crop is not None else find_benchmark(self.stream).crop
+        device, size = choose_device(self.device), self.image_size
         return Backbone.load(
-            self.backbone,
-            weights=self.weights,
-            image_size=self.image_size,
-            crop=crop,
-            device=choose_device(self.device),
-            precision=self.precision,
+            self.backbone, self.weights, size, crop=crop, device=device, precision=self.precision
         )
 
 
-def _typed(name: str, value: Any) -> Any:
-    """The value of a run's own option, refused if it is of a wrong kind."""
+def _typed(name: str, value: Any, hint: Any) -> Any:
+    """The value of an option, refused if it is not of the kind that its field has."""
     if name == "seeds":
         return parse_seeds(value)
-    wanted = _TYPES.get(name)
-    if wanted is None or value is None:
-        return value
-    if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
-        raise SettingsError(f"{name} = {value!r}: must be {wanted[0].__name__}, not {type(value).__name__}")
-    if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+    wanted, *optional = get_args(hint) or (hint,)
+    if value is None and optional:
+        return None
+    accepted: Any = {Path: (str, Path), float: (float, int)}.get(wanted, (wanted,))
+    if not isinstance(value, accepted) or (isinstance(value, bool) and wanted is not bool):
+        raise SettingsError(f"{name} = {value!r}: must be {accepted[0].__name__}, not {type(value).__name__}")
+    if name in ("image_size", "threads") and value < 1:
         raise SettingsError(f"{name} = {value}: must be at least 1")
-    return Path(value) if isinstance(value, (str, Path)) and Path in wanted else value
+    return Path(value) if wanted is Path else value
 
 
 def overridden(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,47 +185,34 @@ def run_experiment(
         seeds, lines = folder.open(configuration, now, command, experiment.seeds, resume, overwrite)
         for line in lines:
             tell(line)
-        methods = {
-            seed: method_class(backbone, experiment.settings_for(seed, backbone.depth)) for seed in seeds
-        }
         for line in (" ".join(command), *said):
             folder.log(line)
-        runs = [f"seed {seed}" for seed in methods]
+        runs = [f"seed {seed}" for seed in seeds]
         reporter = make_reporter(stream, runs, folder.log) if make_reporter else Reporter()
         with reporter, _warnings_to(reporter.say):
-            for seed, method in methods.items():
-                _run_seed(folder, seed, method, stream, reporter, bookmark_seconds)
+            for seed in seeds:
+                method = method_class(backbone, experiment.settings_for(seed, backbone.depth))
+                store = SeedFolder(folder.seed(seed), method.suffix, bookmark_seconds)
+                if folder.finished(seed):
+                    reporter.begin(f"seed {seed}", "done already", len(stream))
+                else:
+                    _run_seed(seed, method, stream, reporter, store)
+                store.clean()
         return folder.finish()
 
 
-def _run_seed(
-    folder: RunFolder, seed: int, method: Method, stream: Stream, reporter: Any, bookmark_seconds: float
-) -> None:
-    store = folder.seed(seed, method.suffix, bookmark_seconds)
-    name = f"seed {seed}"
-    if store.figures() is not None:
-        store.clean()
-        reporter.begin(name, "done already", len(stream))
-        return
-    rows = store.rows()
-    again = f"{method.name}, goes on after task {len(rows)}" if rows else method.name
-    reporter.begin(name, f"{again}, {len(stream)} tasks, {len(stream.classes)} classes", len(rows))
+def _run_seed(seed: int, method: Method, stream: Stream, reporter: Any, store: SeedFolder) -> None:
+    done = len(store.rows())
+    again = f"{method.name}, goes on after task {done}" if done else method.name
+    reporter.begin(f"seed {seed}", f"{again}, {len(stream)} tasks, {len(stream.classes)} classes", done)
     run = run_stream(method, stream, reporter.on_stage, reporter.on_task, store)
-    store.finish(seed, run)
+    store.finish({"seed": seed, **run.to_dict()})
 
 
 @contextmanager
 def _warnings_to(say: Callable[[str], None]) -> Iterator[None]:
-    """Warnings on purpose become lines of the report and of the log."""
+    """Warnings, ours always, become lines of the report and of the log."""
     with warnings.catch_warnings():
-        show = warnings.showwarning
-
-        def tell(message: Any, category: type[Warning], *rest: Any, **more: Any) -> None:
-            if issubclass(category, ProtosteerWarning):
-                say(f"warning: {message}")
-            else:
-                show(message, category, *rest, **more)
-
         warnings.simplefilter("always", ProtosteerWarning)
-        warnings.showwarning = tell
+        warnings.showwarning = lambda message, *rest, **more: say(f"warning: {one_line(str(message))}")
         yield

@@ -48,7 +48,7 @@ def circumstances(device: torch.device) -> dict[str, Any]:
             "system": platform.system(),
             "processor": processor_name(),
             "cores": os.cpu_count(),
-            "device": _device(device),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         },
         "threads": torch.get_num_threads(),
     }
@@ -64,13 +64,4 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
         return found
     if isinstance(old, list) and isinstance(new, list) and old and len(old) == len(new):
         return [line for i in range(len(old)) for line in differences(old[i], new[i], f"{path}[{i}]")]
-    return [] if old == new else [f"{path}: {_short(old)} -> {_short(new)}"]
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _device(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return [] if old == new else [f"{path}: {old!s:.60} -> {new!s:.60}"]

@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from protosteer.errors import RunError
 from protosteer.evaluation import metrics
 from protosteer.evaluation.cache import EmbeddingCache
-from protosteer.evaluation.diagnosis import Diagnosis, diagnose
+from protosteer.evaluation.diagnosis import diagnose
+from protosteer.evaluation.runs import SeedFolder
 from protosteer.methods.base import Method
 from protosteer.running.progress import OnStage, Stage
-from protosteer.running.resume import Bookmark
 from protosteer.streams.base import Stream
-
-
-@dataclass(frozen=True)
-class Row:
-    """One moment of a run: everything measured when a task had just been learned."""
-
-    accuracy: list[float]  # percent on each task so far
-    prompts_per_image: float | None  # mean over all test images of this evaluation
-    retrieval_accuracy: float | None  # percent of them whose true task was among the candidates
-    train_seconds: float
-    eval_seconds: float
-    forward_passes: int
-    naive_forward_passes: int
-    bytes: int  # of the state
-    trained_parameters: int  # since the run began
 
 
 @dataclass
@@ -41,39 +25,42 @@ class Run:
 
     test_images: list[int]  # of each task
     classes: list[int]  # of each task
-    rows: list[Row] = field(default_factory=list)
-    diagnosis: Diagnosis | None = None
+    rows: list[dict[str, Any]] = field(default_factory=list)  # of `_evaluate`
+    diagnosis: dict[str, Any] | None = None
     diagnosis_passes: int = 0  # forward passes that the diagnosis needed beyond the matrix
 
     @property
     def matrix(self) -> list[list[float]]:
-        return [row.accuracy for row in self.rows]
+        return [row["accuracy"] for row in self.rows]
 
     def figures(self) -> dict[str, Any]:
         """The run's figures under the names that every command uses."""
         last, tasks = self.rows[-1], len(self.rows)
         return {
             **metrics.summary(self.matrix, self.test_images),
-            "prompts_per_image": last.prompts_per_image,
+            "prompts_per_image": last["prompts_per_image"],
             "overall_prompts_per_image": self._overall_prompts(),
-            "retrieval_accuracy": last.retrieval_accuracy,
-            "bytes_per_task": last.bytes / tasks,
-            "bytes_per_class": last.bytes / sum(self.classes[:tasks]),
-            "trained_parameters": last.trained_parameters,
-            "train_seconds": sum(row.train_seconds for row in self.rows),
-            "eval_seconds": sum(row.eval_seconds for row in self.rows),
-            "forward_passes": sum(row.forward_passes for row in self.rows),
-            "naive_forward_passes": sum(row.naive_forward_passes for row in self.rows),
+            "retrieval_accuracy": last["retrieval_accuracy"],
+            "bytes_per_task": last["bytes"] / tasks,
+            "bytes_per_class": last["bytes"] / sum(self.classes[:tasks]),
+            "trained_parameters": last["trained_parameters"],
+            "train_seconds": self._sum("train_seconds"),
+            "eval_seconds": self._sum("eval_seconds"),
+            "forward_passes": self._sum("forward_passes"),
+            "naive_forward_passes": self._sum("naive_forward_passes"),
             "diagnosis_forward_passes": self.diagnosis_passes,
         }
+
+    def _sum(self, name: str) -> Any:
+        return sum(row[name] for row in self.rows)
 
     def _overall_prompts(self) -> float | None:
         """Mean over all images of all evaluations."""
         seen = [sum(self.test_images[: i + 1]) for i in range(len(self.rows))]
-        counts = [row.prompts_per_image for row in self.rows]
-        if any(count is None for count in counts):
+        counts = [row["prompts_per_image"] for row in self.rows]
+        if None in counts:
             return None
-        return sum(c * n for c, n in zip(counts, seen, strict=True) if c is not None) / sum(seen)
+        return sum(c * n for c, n in zip(counts, seen, strict=True)) / sum(seen)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain data."""
@@ -85,24 +72,12 @@ class Run:
                     "accuracy_over_tasks": metrics.average_accuracy(self.matrix, i),
                     "accuracy_over_images": metrics.image_accuracy(self.matrix, i, self.test_images),
                     "forgetting": metrics.forgetting(self.matrix, i),
-                    **{key: value for key, value in asdict(row).items() if key != "accuracy"},
+                    **{key: value for key, value in row.items() if key != "accuracy"},
                 }
                 for i, row in enumerate(self.rows)
             ],
-            "diagnosis": self.diagnosis.to_dict() if self.diagnosis else None,
+            "diagnosis": self.diagnosis,
         }
-
-
-class Store(Protocol):
-    """Where a run keeps what it would need to go on after having been killed."""
-
-    def rows(self) -> list[Row]: ...
-    def save_rows(self, rows: list[Row]) -> None: ...
-    def learned(self, task: int) -> tuple[bytes, float] | None: ...
-    def save_learned(self, task: int, state: bytes, seconds: float) -> None: ...
-    def embeddings(self) -> list[Mapping[str, Tensor]]: ...
-    def save_embeddings(self, task: int, embeddings: Mapping[str, Tensor]) -> None: ...
-    def bookmark(self, task: int) -> Bookmark: ...
 
 
 def run_stream(
@@ -110,7 +85,7 @@ def run_stream(
     stream: Stream,
     on_stage: OnStage | None = None,
     on_task: Callable[[int, Run], None] | None = None,
-    store: Store | None = None,
+    store: SeedFolder | None = None,
     diagnosed: bool = True,
 ) -> Run:
     """Learn the stream's tasks in order and evaluate after each; with a `store`, from where it was left."""
@@ -135,22 +110,18 @@ def run_stream(
     return run
 
 
-def _restore(method: Method, run: Run, caches: list[EmbeddingCache], store: Store) -> None:
+def _restore(method: Method, run: Run, caches: list[EmbeddingCache], store: SeedFolder) -> None:
     run.rows = store.rows()
     for saved in store.embeddings():
         for j, cache in enumerate(caches):
-            own = {key.removeprefix(f"{j}/"): t for key, t in saved.items() if key.startswith(f"{j}/")}
-            cache.put(own)
-    if run.rows:
-        learned = store.learned(len(run.rows) - 1)
-        if learned is None:
-            raise RunError(
-                f"the model after task {len(run.rows)} is missing, though it was tested; the folder was altered"
-            )
+            cache.put({k.removeprefix(f"{j}/"): t for k, t in saved.items() if k.startswith(f"{j}/")})
+    if run.rows and (learned := store.learned(len(run.rows) - 1)):
         method.restore(learned[0])
 
 
-def _learn(method: Method, stream: Stream, i: int, on_stage: OnStage | None, store: Store | None) -> float:
+def _learn(
+    method: Method, stream: Stream, i: int, on_stage: OnStage | None, store: SeedFolder | None
+) -> float:
     """Seconds that learning task i took, those of interrupted training included."""
     if store and (learned := store.learned(i)):  # killed while it was being evaluated
         method.restore(learned[0])
@@ -171,40 +142,33 @@ def _evaluate(
     caches: list[EmbeddingCache],
     train_seconds: float,
     on_stage: OnStage | None,
-) -> Row:
+) -> dict[str, Any]:
     """One row of the matrix, with what is known now and nothing else."""
     began = time.perf_counter()
     made, asked = (sum(getattr(c, name) for c in caches) for name in ("forward_passes", "asked"))
     number = {name: k for k, name in enumerate(method.classes)}
-    accuracy: list[float] = []
-    prompts: list[Tensor] = []
-    retrieved: list[Tensor] = []
+    right, prompts, retrieved = [], [], []
     for j, cache in enumerate(caches):
         answer = method.answer(cache)
-        truth = torch.tensor([number[label] for label in stream[j].test_labels])
-        accuracy.append(100.0 * int((answer.classes == truth).sum()) / len(truth))
-        if answer.prompts is not None:
-            prompts.append(answer.prompts)
-        if answer.candidates is not None:
-            retrieved.append(answer.candidates[:, j])
+        right.append(answer.classes == torch.tensor([number[label] for label in stream[j].test_labels]))
+        prompts.append(answer.prompts)
+        retrieved.append(None if answer.candidates is None else answer.candidates[:, j])
         if on_stage:
             on_stage(Stage(stream[len(caches) - 1].name, "testing", j + 1, len(caches)))
-    return Row(
-        accuracy=accuracy,
-        prompts_per_image=_mean(prompts),
-        retrieval_accuracy=None if not retrieved else 100.0 * (_mean(retrieved) or 0.0),
-        train_seconds=train_seconds,
-        eval_seconds=time.perf_counter() - began,
-        forward_passes=sum(cache.forward_passes for cache in caches) - made,
-        naive_forward_passes=sum(cache.asked for cache in caches) - asked,
-        bytes=sum(method.bytes_per_task()),
-        trained_parameters=method.trained_parameters(),
-    )
+    return {
+        "accuracy": [100.0 * int(hits.sum()) / len(hits) for hits in right],  # on each task so far
+        "prompts_per_image": _mean(prompts),
+        "retrieval_accuracy": _mean(retrieved, of=100.0),  # of images whose true task was a candidate
+        "train_seconds": train_seconds,
+        "eval_seconds": time.perf_counter() - began,
+        "forward_passes": sum(cache.forward_passes for cache in caches) - made,
+        "naive_forward_passes": sum(cache.asked for cache in caches) - asked,
+        "bytes": sum(method.bytes_per_task()),  # of the state
+        "trained_parameters": method.trained_parameters(),  # since the run began
+    }
 
 
-def _mean(parts: list[Tensor]) -> float | None:
-    """Exact: whole numbers summed, then one division."""
-    if not parts:
-        return None
-    values = torch.cat(parts)
-    return int(values.sum()) / len(values)
+def _mean(parts: list[Tensor | None], of: float = 1.0) -> float | None:
+    """Exact: whole numbers summed, then one division; None for what a method does not tell."""
+    known = [part for part in parts if part is not None]
+    return of * (int(torch.cat(known).sum()) / sum(map(len, known))) if known else None

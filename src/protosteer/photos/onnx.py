@@ -9,8 +9,7 @@ from __future__ import annotations
 import io
 import json
 import os
-import secrets
-import shutil
+import tempfile
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -19,13 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import protosteer
 from protosteer.backbones import Backbone
 from protosteer.errors import LearnerError, ProtosteerError
 from protosteer.learner import Learner
+from protosteer.method.vit import shared_layers
 from protosteer.photos import rejection
-from protosteer.photos.onnx_graph import as_array, network, slots
 from protosteer.util.files import write_atomically, writing
 
 FORMAT = "protosteer-onnx-1"
@@ -60,7 +60,14 @@ def export_onnx(
 
     option: by what a caller names the folder, for a message about one that cannot be written to.
     """
-    _require_packages()
+    try:
+        import onnxruntime  # noqa: F401
+
+        from protosteer.photos.onnx_graph import network
+    except ImportError as error:
+        raise ProtosteerError(
+            f"exporting needs packages that are not here ({error}); pip install 'protosteer[onnx]'"
+        ) from error
     if not learner.classes:
         raise LearnerError("nothing has been learned yet; there is nothing to export")
     folder = Path(os.path.realpath(folder))
@@ -71,12 +78,13 @@ def export_onnx(
         name = learner.backbone.name
         on_message(f"embedding.onnx computes what {name} does (greatest difference {difference:.0e})")
     program = resources.files("protosteer").joinpath("assets", "onnx_predict.py")
-    readme = _README.format(
-        classes=len(learner.classes), version=protosteer.__version__, net=learner.backbone
-    )
+    known, version = len(learner.classes), protosteer.__version__
+    readme = _README.format(classes=known, version=version, net=learner.backbone)
+    prototypes = io.BytesIO()
+    np.savez(prototypes, allow_pickle=False, **arrays)
     contents = {
         "embedding.onnx": graph,
-        "prototypes.npz": _npz(arrays),
+        "prototypes.npz": prototypes.getvalue(),
         "model.json": json.dumps(_about(learner), indent=2, ensure_ascii=False).encode() + b"\n",
         "predict.py": program.read_bytes(),
         "README.md": readme.encode(),
@@ -95,15 +103,29 @@ def _arrays(learner: Learner) -> dict[str, np.ndarray]:
     distinct = [prompt for prompt in (tasks[t].prompt for t in owners) if prompt is not None]
     prompts, enters = slots(distinct, learner.backbone.depth, learner.backbone.dim)
     return {
-        "keys": as_array(index.keys),
+        "keys": index.keys.numpy(),
         "key_tasks": index.key_tasks.numpy(),
-        "values": as_array(index.values),
+        "values": index.values.numpy(),
         "value_classes": index.value_classes.numpy(),
         "class_tasks": index.class_tasks.numpy(),
         "task_prompts": np.array(task_prompts, dtype=np.int64),
         "prompts": prompts,
         "enters": enters,
     }
+
+
+def slots(prompts: list[Tensor], depth: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Prompts [S, L, D] of any shapes -> `prompts` [1 + P, depth, L, D] and `enters`; row 0 is for none."""
+    longest = max((prompt.shape[1] for prompt in prompts), default=0)
+    tokens = np.zeros((1 + len(prompts), depth, longest, dim), dtype=np.float32)
+    enters = np.zeros(tokens.shape[:3], dtype=bool)
+    for row, prompt in enumerate(prompts, start=1):
+        layers, length = prompt.shape[:2]
+        first = shared_layers(prompt, depth)
+        here = (row, slice(first, first + layers), slice(length))
+        tokens[here] = prompt.numpy()
+        enters[here] = True
+    return tokens, enters
 
 
 def _about(learner: Learner) -> dict[str, Any]:
@@ -123,20 +145,13 @@ def _about(learner: Learner) -> dict[str, Any]:
     }
 
 
-def _npz(arrays: dict[str, np.ndarray]) -> bytes:
-    buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **arrays)
-    return buffer.getvalue()
-
-
 def _check(graph: bytes, backbone: Backbone, arrays: dict[str, np.ndarray], most: int = 8) -> float:
     """Greatest difference between normalised embeddings of graph and ViT, on noise, prompt by prompt."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
     rows = np.unique(np.linspace(0, len(arrays["prompts"]) - 1, most).round().astype(int))
-    generator = torch.Generator().manual_seed(0)
-    size = backbone.image_size
+    size, generator = backbone.image_size, torch.Generator().manual_seed(0)
     images = torch.randn(len(rows), 3, size, size, generator=generator)
     prompts, enters = arrays["prompts"][rows], arrays["enters"][rows]
     feed = {"images": images.numpy(), "prompts": prompts, "enters": enters}
@@ -154,16 +169,6 @@ def _check(graph: bytes, backbone: Backbone, arrays: dict[str, np.ndarray], most
             f"(difference {difference:.1e}), so nothing was written; try another version of onnxruntime"
         )
     return difference
-
-
-def _require_packages() -> None:
-    try:
-        import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
-    except ImportError as error:
-        raise ProtosteerError(
-            f"exporting needs packages that are not here ({error}); pip install 'protosteer[onnx]'"
-        ) from error
 
 
 def _check_place(folder: Path) -> None:
@@ -196,20 +201,16 @@ def _is_export(folder: Path) -> bool:
 def _replace_folder(folder: Path, contents: dict[str, bytes]) -> None:
     """Build a folder beside the wanted one and rename it: the old one or the new one, never a mixture."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    beside = f".{folder.name}.{secrets.token_hex(4)}"
-    new, old = folder.with_name(f"{beside}.tmp"), folder.with_name(f"{beside}.old")
-    try:
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as beside:
+        new, old = Path(beside, "new"), Path(beside, "old")
         new.mkdir()
         for name, data in contents.items():
             write_atomically(new / name, data)
         if folder.exists():
             folder.rename(old)
-        new.rename(folder)
-    except BaseException:
-        if old.exists() and not folder.exists():
-            old.rename(folder)
-        raise
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-        if folder.exists():
-            shutil.rmtree(old, ignore_errors=True)
+        try:
+            new.rename(folder)
+        except BaseException:
+            if old.exists():
+                old.rename(folder)
+            raise

@@ -20,12 +20,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
 import protosteer
 from protosteer.backbones import Backbone
 from protosteer.errors import WeightsError
-from protosteer.method.vit import Block, ViT, shared_layers
+from protosteer.method.vit import Block, ViT
 
 _OPSET, _IR = 17, 8  # the oldest that have layer normalisation: runtimes since 2022 read the file
 _MOST_BYTES = 2**31 - 2**20  # a protobuf message has less than 2 GiB
@@ -33,8 +34,6 @@ _MOST_BYTES = 2**31 - 2**20  # a protobuf message has less than 2 GiB
 
 def network(backbone: Backbone) -> bytes:
     """The file's contents: `images`, `prompts` and `enters` -> `embeddings`."""
-    from onnx import TensorProto, helper
-
     if 4 * backbone.parameters > _MOST_BYTES:
         raise WeightsError(
             f"{backbone.name} has {backbone.parameters:,} parameters, more than the 2 GiB that one ONNX file "
@@ -61,24 +60,6 @@ def network(backbone: Backbone) -> bytes:
     return model.SerializeToString()
 
 
-def slots(prompts: list[Tensor], depth: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
-    """Prompts [S, L, D] of any shapes -> `prompts` [1 + P, depth, L, D] and `enters`; row 0 is for none."""
-    longest = max((prompt.shape[1] for prompt in prompts), default=0)
-    tokens = np.zeros((1 + len(prompts), depth, longest, dim), dtype=np.float32)
-    enters = np.zeros(tokens.shape[:3], dtype=bool)
-    for row, prompt in enumerate(prompts, start=1):
-        layers, length = prompt.shape[:2]
-        first = shared_layers(prompt, depth)
-        here = (row, slice(first, first + layers), slice(length))
-        tokens[here] = as_array(prompt)
-        enters[here] = True
-    return tokens, enters
-
-
-def as_array(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().float().cpu().contiguous().numpy()
-
-
 class _Graph:
     """An ONNX graph in the making; values are known by their names."""
 
@@ -88,17 +69,13 @@ class _Graph:
 
     def constant(self, value: Tensor | np.ndarray | list[int] | float, name: str | None = None) -> str:
         """A number that is part of the file; integers are shapes and places, 64 bits wide."""
-        from onnx import numpy_helper
-
-        array = as_array(value) if isinstance(value, Tensor) else np.asarray(value)
+        array = value.detach().float().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
         array = array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
         name = name or f"constant.{array.dtype}.{array.tolist()}"
         self.constants[name] = numpy_helper.from_array(array, name)
         return name
 
     def op(self, kind: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
-        from onnx import helper
-
         output = output or f"{kind}.{len(self.nodes)}"
         self.nodes.append(helper.make_node(kind, inputs, [output], name=output, **attributes))
         return output
@@ -130,8 +107,6 @@ class _Graph:
 
 def _forward(graph: _Graph, vit: ViT) -> None:
     """What `ViT.forward` computes, with slots for prompts."""
-    from onnx import TensorProto
-
     config = vit.config
     tokens, count = _embed_patches(graph, vit), 1 + config.registers + config.patches
     # Added to the similarities of a layer's queries and keys: 0 for tokens, which are first, and used slots.

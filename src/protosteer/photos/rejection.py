@@ -1,11 +1,8 @@
 """Unknown images: those that are less similar to every prototype than known images are.
 
-Appendix B of the paper takes CPP as an energy-based model, E(x) = -tau log sum_y exp(s_y / tau), low for images like those
-learned. At the temperature of training the sum runs over every class alike and says little; "given an appropriate
-temperature", as the paper has it, the greatest similarity dominates. Rejection therefore uses the cold limit,
-E(x) -> -max_y s_y. docs/unknown.md has the measurements. The limit also does not change when classes are added that an
-image is unlike, so that a threshold stays roughly right while the model grows: other tasks can only make an image more
-similar to something, and rejection more careful.
+Appendix B of the paper takes CPP as an energy-based model, E(x) = -tau log sum_y exp(s_y / tau). Rejection uses its cold
+limit, -max_y s_y: docs/unknown.md says why. It does not change when classes are added that an image is unlike, so that a
+threshold stays roughly right while the model grows.
 
 Each class carries the greatest similarities of images that were held out when it was learned: scalars, no images. They
 depend on its own task alone, so that they come and go with it. A class from a handful of images has none to hold out: it
@@ -23,7 +20,7 @@ from protosteer.method.memory import ClassRecord, Memory
 
 def calibrated(memory: Memory) -> bool:
     """Whether any class knows how similar images of its own are that it has not learned."""
-    return any(record.similarities is not None and len(record.similarities) for record in memory.records)
+    return any(len(_similarities(record)) for record in memory.records)
 
 
 def threshold(memory: Memory, fraction: float) -> float:

@@ -53,9 +53,7 @@ class Survey:
         rows = [i for i, label in enumerate(self.files.labels) if label not in self.known]
         if not rows:
             raise LearnerError(f"every class of {self.folder} is known already; there is nothing to learn")
-        unreadable = [
-            path for path in self.unreadable if path.relative_to(self.folder).parts[0] not in self.known
-        ]
+        unreadable = [p for p in self.unreadable if p.relative_to(self.folder).parts[0] not in self.known]
         return Survey(self.folder, self.files.rows(rows), unreadable, {})
 
 
@@ -111,12 +109,11 @@ def survey(
                 f"class folder {name!r} of {folder} has control characters or broken letters in its name; rename it"
             )
     left, unreadable = readable(files, lambda done: on_file(done, len(files)))
-    kept = set(left.labels)
-    for name in dict.fromkeys(files.labels):
-        if name not in kept:
-            raise DataError(
-                f"class folder {folder / name} has no image that can be read; replace its files or remove it"
-            )
+    empty = set(files.labels) - set(left.labels)
+    if empty:
+        raise DataError(
+            f"class folder {folder / min(empty)} has no image that can be read; replace its files or remove it"
+        )
     owners = memory.owners if memory else {}
     known = {name: owners[name] for name in dict.fromkeys(files.labels) if name in owners}
     return Survey(folder, left, unreadable, known)

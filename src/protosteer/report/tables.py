@@ -75,7 +75,7 @@ FIGURES = {
 }
 USUAL = ("last_accuracy", "avg_accuracy", "last_forgetting", "prompts_per_image", "bytes_per_class")
 
-# The diagnosis by the names of `diagnosis.TaskDiagnosis`.
+# The diagnosis by the names of `evaluation.diagnosis`.
 DIAGNOSIS = {
     "accuracy": Figure("Right", "%"),
     "not_retrieved": Figure("Task not retrieved", "%"),
