@@ -5,8 +5,8 @@
 
 The page is the script: in its ```console blocks, lines that begin with "$ " are commands, the lines below them their
 output. They run one after the other, in a folder with pictures of handwritten digits; `protosteer` is this
-checkout's. What depends on the moment is left out (how far training is) or may differ (dates; figures by a little,
-since processors round differently). A command that ends in " &" goes on until the page ends.
+checkout's. What depends on the moment is left out (how far training is) or may differ (dates; figures by a
+little, since processors round differently). A command that ends in " &" goes on until the page ends.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def _variant_figures(run: Run) -> dict[str, Any]:
 
 
 def _save_and_reload(learner: Learner, stream: Stream, path: Path) -> str:
-    """Predict one test image of each class before saving and after loading; tells whether that was the same."""
+    """Predict an image of each class before saving and after loading; says whether that was the same."""
     firsts = [(task, task.test_labels.index(name)) for task in stream for name in task.classes]
     images = torch.cat([task.test.pixels([row]) for task, row in firsts])
     before = learner.predict(images)
@@ -124,8 +124,8 @@ def _save_and_reload(learner: Learner, stream: Stream, path: Path) -> str:
     pairs = list(zip(stream.classes, after.labels, strict=True))
     same = torch.equal(before.scores, after.scores)
     return (
-        f"Saved the model ({path.stat().st_size:,} bytes), reloaded it and predicted {len(pairs)} test images: "
-        f"{sum(truth == label for truth, label in pairs)} right "
+        f"Saved the model ({path.stat().st_size:,} bytes), reloaded it and predicted {len(pairs)} test "
+        f"images: {sum(truth == label for truth, label in pairs)} right "
         f"({', '.join(f'{truth} → {label}' for truth, label in pairs)}); "
         f"{'scores equal to the last bit' if same else 'SCORES DIFFER from those before saving'}."
     )

@@ -34,7 +34,8 @@ def learn(
         list[Path],
         Argument(
             metavar="MODEL FOLDER",
-            help="Model file, which is made or extended, and a folder with one sub-folder of images per class.",
+            help="Model file, which is made or extended, and a folder with one sub-folder of images per "
+            "class.",
             show_default=False,
         ),
     ],
@@ -251,8 +252,7 @@ def _tell_taught(taught: Taught, learner: Learner, path: Path, as_json: bool) ->
     if taught.record.prompt is None and learner.settings.prompts:
         say("one class and nothing to tell it from: prototypes alone were learned, no prompt")
     if taught.check is None:
-        say(
-            "no image was held out: there is no self-check, and predict --reject knows nothing of these classes"
-        )
+        lost = "there is no self-check, and predict --reject knows nothing of these classes"
+        say(f"no image was held out: {lost}")
     size = f"{_size(learner.memory)}, {path.stat().st_size:,} bytes"
     say(f"Written: {path}: {size}; task {taught.record.name} is new")

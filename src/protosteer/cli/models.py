@@ -35,7 +35,8 @@ def backbone_of(model: Model, name: str | None, weights: Path | None, device: st
     except WeightsError as error:
         if name or weights:
             raise ModelFileError(
-                f"{model.path} was learned with backbone '{known}', and {weights or name} cannot be it ({error})"
+                f"{model.path} was learned with backbone '{known}', and {weights or name} cannot be it "
+                f"({error})"
             ) from error
         raise ModelFileError(
             f"{model.path} needs backbone '{known}', which cannot be loaded ({error}); say where its weights "

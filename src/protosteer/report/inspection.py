@@ -73,7 +73,8 @@ def _dates(first: str | None, last: str | None) -> str:
 def _sizes(totals: Told) -> str:
     if not totals["classes"]:
         return "nothing has been learned"
-    line = f"{human_bytes(totals['bytes_per_class'])} per class, {human_bytes(totals['bytes_per_task'])} per task"
+    per_class, per_task = (human_bytes(totals[name]) for name in ("bytes_per_class", "bytes_per_task"))
+    line = f"{per_class} per class, {per_task} per task"
     times = totals["times_smaller"]
     if times is None:
         return line
