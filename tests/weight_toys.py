@@ -65,8 +65,10 @@ def hub_config(crop: float = 0.95) -> str:
     return json.dumps({"global_pool": "token", "model_args": {"num_heads": 3}, "pretrained_cfg": trained})
 
 
-def to_flax(state: State, heads: int, late: bool = False, prefix: str = "") -> dict[str, Any]:
-    """Google's layout, early or late numbering of a block's parts."""
+def to_flax(
+    state: State, heads: int, late: bool = False, stacked: bool = False, prefix: str = ""
+) -> dict[str, Any]:
+    """Google's layout, early or late numbering of a block's parts, blocks apart or stacked."""
     s = {name: tensor.numpy() for name, tensor in state.items()}
     dim, depth = s["cls_token"].shape[-1], len([name for name in s if name.endswith("norm1.bias")])
     attention, mlp, norm2 = (0, 0, 1) if late else (1, 3, 2)
@@ -82,6 +84,7 @@ def to_flax(state: State, heads: int, late: bool = False, prefix: str = "") -> d
         "pre_logits/kernel": np.ones((dim, dim), np.float32),
         "pre_logits/bias": np.ones(dim, np.float32),
     }
+    blocks: list[dict[str, Any]] = []
     for i in range(depth):
         b = {name.removeprefix(f"blocks.{i}."): array for name, array in s.items()}
         block = {"LayerNorm_0/scale": b["norm1.weight"], "LayerNorm_0/bias": b["norm1.bias"]}
@@ -99,7 +102,11 @@ def to_flax(state: State, heads: int, late: bool = False, prefix: str = "") -> d
         for j in range(2):
             at = f"MlpBlock_{mlp}/Dense_{j}"
             block |= {f"{at}/kernel": b[f"mlp.fc{j + 1}.weight"].T, f"{at}/bias": b[f"mlp.fc{j + 1}.bias"]}
-        flax |= {f"Transformer/encoderblock_{i}/{part}": array for part, array in block.items()}
+        blocks.append(block)
+    if stacked:
+        flax |= {f"Transformer/encoderblock/{k}": np.stack([b[k] for b in blocks]) for k in blocks[0]}
+    else:
+        flax |= {f"Transformer/encoderblock_{i}/{k}": b[k] for i, b in enumerate(blocks) for k in b}
     return {prefix + name: array for name, array in flax.items()}
 
 

@@ -17,7 +17,7 @@ from protosteer.data.images import ArrayImages
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError, SettingsError
 from protosteer.method.vit import ViT, ViTConfig
-from weight_toys import OWN, statistics, tiny_weights
+from weight_toys import IMAGENET, OWN, statistics, tiny_weights
 
 
 def test_a_file_of_our_own_carries_everything(tmp_path: Path) -> None:
@@ -196,3 +196,13 @@ def test_a_batch_is_no_larger_than_is_good_for_a_processor() -> None:
     assert of(192, 224).batch_size(64) == 17  # 197 tokens of 768 floats each, 10 MiB
     assert of(192, 224).batch_size(5) == 5 and of(48, 32).batch_size(64) == 64
     assert of(3072, 448).batch_size(64) == 1
+
+
+def test_real_deit_tiny_by_the_contract(shared: Path) -> None:
+    path = shared / "weights" / "deit_tiny_patch16_224.safetensors"
+    if not path.is_file():
+        pytest.skip("no DeiT-Tiny weights in the shared folder")
+    backbone = Backbone.load("deit_tiny_patch16_224", weights=path, image_size=64)
+    assert (backbone.dim, backbone.depth, backbone.image_size, backbone.vit.config.heads) == (192, 12, 64, 3)
+    assert statistics(backbone) == IMAGENET
+    assert backbone.embed(torch.randn(2, 3, 64, 64)).isfinite().all()

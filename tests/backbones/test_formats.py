@@ -51,6 +51,7 @@ CONTAINERS: dict[str, tuple[str, Callable[[State], Any]]] = {
     ),
     "mask token": (".pth", lambda s: s | {"mask_token": torch.zeros(1, 24)}),
     "npz": (".npz", lambda s: to_flax(s, 3)),
+    "npz, stacked": (".npz", lambda s: to_flax(s, 3, late=True, stacked=True)),
     "npz, late numbering": (".npz", lambda s: to_flax(s, 3, late=True, prefix="params/")),
     "npz, optimiser beside": (
         ".npz",

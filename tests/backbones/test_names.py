@@ -50,3 +50,5 @@ def test_statistics_that_nothing_tells_are_asked_for(name: str, tmp_path: Path) 
 def test_another_architecture_does_not_pass_under_a_short_name(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="width 24, depth 2"):
         Backbone.load("deit", tiny_weights(tmp_path / "w.safetensors"), heads=3)
+    with pytest.raises(WeightsError, match="self-supervised"):
+        Backbone.load("mae", tiny_weights(tmp_path / "w.safetensors"), heads=3)

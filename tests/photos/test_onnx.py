@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import os
 import subprocess
 import sys
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -307,3 +309,31 @@ def test_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_equal_models_give_equal_files(tmp_path: Path) -> None:
     a, b = (export_onnx(small_learner(), tmp_path / name) for name in "ab")
     assert [path.read_bytes() for path in a] == [path.read_bytes() for path in b]
+
+
+@pytest.mark.slow
+def test_real_deit_tiny_on_cifar(shared: Path, tmp_path: Path) -> None:
+    weights = shared / "weights" / "deit_tiny_patch16_224.safetensors"
+    archive = shared / "data" / "cifar100_lossless.zip"
+    for path in (weights, archive):
+        if not path.is_file():
+            pytest.skip(f"no shared data: {path} does not exist")
+    with zipfile.ZipFile(archive) as file:
+        strip = Image.open(io.BytesIO(file.read("cifar-100-python/test/000.webp"))).convert("RGB")
+    # The strip holds 500 images, one below the other. Four are classes, of which shifted copies are learned.
+    pixels = torch.from_numpy(np.array(strip)).reshape(500, 32, 32, 3).permute(0, 3, 1, 2)
+    settings = QUICK.replace(batch_size=8, learning_rate=1e-4)
+    learner = Learner(Backbone.load("deit_tiny_patch16_224", weights=weights), settings)
+    for classes in (range(2), range(2, 4)):
+        copies = [pixels[n].roll(shift, dims=2) for n in classes for shift in (-6, -2, 2, 6)]
+        learner.learn((torch.stack(copies), [f"picture {n}" for n in classes for _ in range(4)]))
+    for n in range(12):
+        strip.crop((0, 32 * n, 32, 32 * n + 32)).save(tmp_path / f"{n:02}.png")
+    paths = pictures(tmp_path)
+    export_onnx(learner, tmp_path / "exported")
+    done = run_script(tmp_path / "exported", "-c", OTHER_PROCESS, given=json.dumps(paths))
+    assert not done.returncode, done.stderr
+    theirs, ours = json.loads(done.stdout), learner.predict(paths)
+    assert [label for label, _, _ in theirs["found"]] == ours.labels
+    assert ours.labels[:4] == [f"picture {n}" for n in range(4)]
+    torch.testing.assert_close(torch.tensor(theirs["scores"]), ours.scores, rtol=0, atol=1e-4)

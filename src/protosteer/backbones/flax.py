@@ -32,13 +32,23 @@ def from_flax(arrays: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Any]
     root = next((name for name in arrays if name.endswith("embedding/kernel")), "embedding/kernel")
     prefix = root.removesuffix("embedding/kernel")  # "opt/target/", "params/": an optimiser may stand beside
     inside = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-    query = next((a for n, a in inside.items() if n.endswith("/query/kernel") and a.ndim == 3), None)
-    about = {} if query is None else {"heads": query.shape[-2]}  # [D, heads, D / heads]
+    query = next((a for n, a in inside.items() if n.endswith("/query/kernel") and a.ndim >= 3), None)
+    about = {} if query is None else {"heads": query.shape[-2]}  # [(depth,) D, heads, D / heads]
     tensors: dict[str, Tensor] = {}
-    for name, array in inside.items():
+    for name, array in _unstacked(inside).items():
         timm_name = _timm_name(name)
         tensors[timm_name] = _timm_layout(timm_name, array)
     return _join_qkv(tensors), about
+
+
+def _unstacked(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Some files keep all blocks in one array with a leading depth axis."""
+    stack = "Transformer/encoderblock/"
+    return {
+        name.replace(stack, f"Transformer/encoderblock_{i}/"): part
+        for name, array in arrays.items()
+        for i, part in enumerate(array if name.startswith(stack) else [array])
+    }
 
 
 def _timm_name(name: str) -> str:

@@ -41,6 +41,11 @@ class BackboneInfo:
 
     def check(self, config: ViTConfig, path: Path) -> None:
         """A short name means one checkpoint; a file of another architecture must not pass under it."""
+        if self.pool == "mean" and config.pool == "token":
+            raise WeightsError(
+                f"{path} has no fc_norm, so it is not the fine-tuned MAE but probably the self-supervised "
+                f"one; '{self.alias}' means {self.name}.pth"
+            )
         if (config.dim, config.depth, config.patch_size, config.pool) != (768, 12, 16, self.pool):
             raise WeightsError(
                 f"{path} is not {self.name}: width {config.dim}, depth {config.depth}, "
