@@ -32,10 +32,10 @@ from protosteer.settings import Settings
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 README, API, SERVICE = (REPOSITORY / name for name in ("README.md", "docs/api.md", "docs/service.md"))
 
-# A comment before a block says that it is not run, and why; weights other than nano's need a download in any case.
+# A comment before a block says that it is not run, and why; weights other than nano's need a download.
 NOT_RUN = re.compile(r"<!-- not run: (.+) -->\s*\Z")
 OTHER_WEIGHTS = re.compile(r'Backbone\.load\((?!"nano"\))')
-# The README learns with the paper's settings. Fifty epochs would take a test too long, so here nothing is trained.
+# The README learns for fifty epochs, which would take a test too long: here nothing is trained.
 QUICKER = {"ps.Learner(backbone)": "ps.Learner(backbone, ps.Settings(prompts=False))"}
 
 TRAINED = Settings(epochs=1, batch_size=16, neck_hidden=16, augmentation="crop")

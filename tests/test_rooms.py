@@ -1,4 +1,4 @@
-"""The house: CONTRIBUTING.md lists its rooms from the ground up, and a room imports only from itself and those above it."""
+"""CONTRIBUTING.md lists the rooms from the ground up; a room imports from itself and those above it."""
 
 from __future__ import annotations
 

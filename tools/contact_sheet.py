@@ -2,9 +2,9 @@
 
     python tools/contact_sheet.py --out docs/images/augmentation.png
 
-The pictures come with scikit-learn (two photographs and the digits) or are drawn here, so that the sheet may be
-shown anywhere. Images are augmented at 224 px and laid out at half that, in 256 colours, to keep the file small.
-Below each version stands what happened to it besides the crop; a blur radius is in pixels of the 224.
+The pictures come with scikit-learn (two photographs and the digits) or are drawn here, so that the sheet may
+be shown anywhere. Images are augmented at 224 px and laid out at half that, in 256 colours, to keep the file
+small. Below each version stands what happened to it besides the crop; a blur radius is in pixels of the 224.
 """
 
 from __future__ import annotations

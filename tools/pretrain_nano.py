@@ -6,9 +6,10 @@ nano learns to say three things about a 32-px picture, by regression and without
 - where which colours are: a thumbnail of 8 x 8 pixels (`layout`);
 - for photographs also what a DeiT-Tiny sees in them: its class token, for the picture enlarged.
 
-The descriptions are centred, reduced by PCA, weighted (`PARTS`) and put side by side; nano's embedding itself,
-without any head, is turned towards the joint vector. Photographs are CIFAR-100's training images. Beside them stand
-made-up glyphs (`procedural.py`), for which the teacher's part is zero. No digit is ever seen.
+The descriptions are centred, reduced by PCA, weighted (`PARTS`) and put side by side; nano's embedding
+itself, without any head, is turned towards the joint vector. Photographs are CIFAR-100's training images.
+Beside them stand made-up glyphs (`procedural.py`), for which the teacher's part is zero. No digit is ever
+seen.
 
     python tools/pretrain_nano.py --cifar DIR --teacher deit_tiny_patch16_224.safetensors --out nano.safetensors
     python tools/pretrain_nano.py --evaluate nano.safetensors --cifar DIR --mnist DIR --notmnist DIR
@@ -152,8 +153,8 @@ def evaluate(file: Path, args: argparse.Namespace) -> dict[str, float]:
 def edges(images: Tensor) -> Tensor:
     """Histograms of gradient directions [N, BINS * cells] of images [N, 3, 32, 32] in 0..1.
 
-    A pixel votes with its gradient's length, split linearly over the two nearest directions and, by a triangular
-    window, over the nearest cells. The whole histogram is scaled to length 1, then square-rooted.
+    A pixel votes with its gradient's length, split linearly over the two nearest directions and, by a
+    triangular window, over the nearest cells. The whole histogram is scaled to length 1, then square-rooted.
     """
     smooth = torch.tensor([1.0, 2.0, 1.0]) / 4
     grey = F.pad(images.mean(dim=1, keepdim=True), (2, 2, 2, 2), mode="replicate")

@@ -2,9 +2,9 @@
 
     python tools/screenshot_page.py --out docs/images/page.png
 
-The model knows seven of scikit-learn's ten digits, in three tasks. The page is shown pictures of some of them, and of
-a digit that it does not know. Needs `pip install 'protosteer[serve]' playwright` and a Chromium that is installed; none
-is downloaded.
+The model knows seven of scikit-learn's ten digits, in three tasks. The page is shown pictures of some of
+them, and of a digit that it does not know. Needs `pip install 'protosteer[serve]' playwright` and a Chromium
+that is installed; none is downloaded.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     python tools/story.py docs/your-images.md            # do the commands still print what the page says?
     python tools/story.py docs/your-images.md --write    # put what they print into the page
 
-The page is the script: in its ```console blocks, lines that begin with "$ " are commands, the lines below them their
-output. They run one after the other, in a folder with pictures of handwritten digits; `protosteer` is this
-checkout's. What depends on the moment is left out (how far training is) or may differ (dates; figures by a
-little, since processors round differently). A command that ends in " &" goes on until the page ends.
+The page is the script: in its ```console blocks, lines that begin with "$ " are commands, the lines below
+them their output. They run one after the other, in a folder with pictures of handwritten digits; `protosteer`
+is this checkout's. What depends on the moment is left out (how far training is) or may differ (dates; figures
+by a little, since processors round differently). A command that ends in " &" goes on until the page ends.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def steps(page: str) -> list[Step]:
 
 
 def write_photos(folder: Path) -> None:
-    """Folders of scikit-learn's digits: four batches to learn from, and new pictures of all ten, nine included."""
+    """Folders of scikit-learn's digits: four batches to learn from, and new pictures of all ten."""
     digits = load_digits()
     for batch, names in BATCHES.items():
         for name in names:
@@ -118,7 +118,7 @@ def play(page: str, folder: Path) -> Iterator[tuple[Step, str]]:
 
 
 def _run(command: str, folder: Path, environment: dict[str, str]) -> str:
-    """Everything printed. A plain protosteer command runs in this process, since importing torch takes a while."""
+    """Everything printed. A plain protosteer command runs in this process: importing torch takes a while."""
     if command.startswith("protosteer ") and not SHELL.search(command):
         words = shlex.split(command)[1:]
         words = [found for word in words for found in sorted(glob.glob(word, root_dir=folder)) or [word]]

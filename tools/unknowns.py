@@ -1,12 +1,14 @@
-"""How well images of known classes are told from images of classes never taught, and whether `--reject` keeps its word.
+"""How well images of known classes are told from images of classes never taught, and whether `--reject` keeps
+its word.
 
     python tools/unknowns.py measure cifar-100-python --tasks 3 --classes-per-task 10 --train 20 --known 10 --unseen 5 \
         --set epochs=15 --set batch_size=50 --out deit.json
     python tools/unknowns.py table experiments/unknown/*.json
 
-The first classes of a data set are written as image files and taught as `protosteer learn` does it, task after task, with
-a share held out for calibration. Test images of these classes are known; those of the set's other classes, and of the
-sets that --unknown names, are not. Images are the first of each class in file order, classes follow their numbers.
+The first classes of a data set are written as image files and taught as `protosteer learn` does it, task
+after task, with a share held out for calibration. Test images of these classes are known; those of the set's
+other classes, and of the sets that --unknown names, are not. Images are the first of each class in file
+order, classes follow their numbers.
 """
 
 from __future__ import annotations
@@ -130,7 +132,8 @@ def rejected(prediction: Prediction, limit: float) -> Tensor:
 
 
 def growth(learner: Learner, known: Mapping[str, Files]) -> dict[str, Any]:
-    """Percent of each task's known images that are rejected: by a model of that task alone, and after each task.
+    """Percent of each task's known images that are rejected: by a model of that task alone, and after each
+    task.
 
     The thresholds are those that the model had at the time.
     """

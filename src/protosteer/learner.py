@@ -1,4 +1,4 @@
-"""The estimator: a backbone and what has been learned with it. Learn task after task, predict, forget, save, load."""
+"""The estimator, a backbone and what has been learned with it: learn, predict, forget, save, load."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ class Learner:
         """Learn the classes of a folder of class folders, of (images, labels), or of a torch Dataset.
 
         Nothing changes until the task is learned completely: an error or Ctrl-C leaves the learner as it was.
-        With a `bookmark` the same call goes on where an earlier one was interrupted, and ends in the same bits.
+        With a `bookmark` the same call goes on where an earlier one was interrupted, and ends in the same
+        bits.
         """
         name = name or self._next_name()
         images, labels = as_labelled(data, self.backbone.preprocessing)

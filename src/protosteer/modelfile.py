@@ -94,7 +94,7 @@ class Model:
     def load_backbone(
         self, name: str | None = None, weights: Path | None = None, device: str | torch.device = "cpu"
     ) -> Backbone:
-        """The backbone of the model, with its preprocessing, unless told otherwise from where its weights were."""
+        """The model's backbone with its preprocessing, from where its weights were unless told otherwise."""
         about = self.backbone
         hint = about.get("weights") if name is None or full_name(name) == about["name"] else None
         same = about["preprocessing"]
@@ -198,7 +198,7 @@ def _task(t: int, header: dict[str, Any], tensors: dict[str, Tensor]) -> TaskRec
     return TaskRecord(header["name"], tuple(classes), prompt, header["independent"], about, few_shot)
 
 
-# A file from someone else may be sealed and say anything: whatever reads a model can rely on what is checked here.
+# A file from someone else may be sealed and say anything: readers of a model rely on what is checked here.
 
 
 def _check_backbone(about: dict[str, Any]) -> None:

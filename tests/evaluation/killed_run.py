@@ -1,4 +1,5 @@
-"""Runs one experiment in children that are killed at random moments, until KILLS have been; not a test itself.
+"""Runs one experiment in children that are killed at random moments, until KILLS have been; not a test
+itself.
 
     python killed_run.py OUT KILLS LONGEST
 

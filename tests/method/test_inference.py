@@ -53,7 +53,7 @@ def embedder(seed: int = 1):
 
 
 class ByPrompt:
-    """The same by what is in the prompt, so that a copy embeds as its original does; counts what it is asked for."""
+    """The same by what is in the prompt, so that a copy embeds as its original does; counts requests."""
 
     def __init__(self, mem: Memory):
         self.prompts = [None if task.prompt is None else int(task.prompt[0, 0, 0]) for task in mem.tasks]

@@ -34,7 +34,7 @@ def test_prototypes_carry_the_noise_that_was_asked_for():
 
 @pytest.mark.parametrize("noise", ["cluster", "class", "none"])
 def test_samples_are_perturbed_by_the_formula(noise):
-    """mu + m * eps, normalised: m is a deviation per dimension, the variance of the class as one number, or 0."""
+    """mu + m * eps, normalised: m is a deviation per dimension, one variance per class, or 0."""
     (a, _), (b, _) = record("a"), record("b", seed=1)
     drawn_from = Memory([TaskRecord("t", (a, b), None)]).prototypes(noise)
     torch.manual_seed(4)

@@ -41,10 +41,11 @@ def prototypes(count: int = 6, dim: int = 24) -> Prototypes:
 
 @pytest.mark.parametrize(("clip", "layer"), [(5.0, 1), (0.05, 1), (5.0, 3)])
 def test_training_equals_a_loop_written_out(clip, layer):
-    """Batches, views, loss, clipping, rates and decay of every step, in the order in which they draw at random.
+    """Batches, views, loss, clipping, rates and decay of every step, in the order in which they draw at
+    random.
 
-    Both kinds of gradient are far above the small bound, so that it decides every step. The twin knows no trunk:
-    whole images go through the whole backbone, however late the prompt begins.
+    Both kinds of gradient are far above the small bound, so that it decides every step. The twin knows no
+    trunk: whole images go through the whole backbone, however late the prompt begins.
     """
     settings = QUICK.replace(epochs=3, gradient_clip=clip, weight_decay=0.1, final_weight_decay=0.9)
     settings = settings.replace(prompt_from_layer=layer)
@@ -93,7 +94,7 @@ def test_training_equals_a_loop_written_out(clip, layer):
 
 
 def test_gradients_are_clipped_group_by_group():
-    """A step of plain descent moves each group by its own clipped gradient: a large one does not shrink the other."""
+    """Each group moves by its own clipped gradient: a large one does not shrink the other."""
     small, large = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(4))
     optimiser = torch.optim.SGD([small, large], lr=1.0)
     loss = small.sum() * 0.1 + large.sum() * 100.0

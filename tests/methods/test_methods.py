@@ -37,7 +37,7 @@ def test_checks(name: str, check: Check) -> None:
 
 
 def test_checks_find_a_method_that_breaks_them() -> None:
-    """One that looks at its own backbone's old embeddings, draws from the caller's generator, and forgets its state."""
+    """One that draws from the caller's generator, forgets its state, and answers before it has learned."""
 
     class Careless(NCM):
         def learn(self, task, on_stage=None, bookmark=None):
@@ -66,7 +66,7 @@ def test_checks_find_a_method_that_breaks_them() -> None:
 
 
 def test_a_stale_cache_is_found() -> None:
-    """A method that trains its backbone and says that it does not would get the embeddings of its first weights."""
+    """A method that trains its backbone undeclared would get the embeddings of its first weights."""
 
     class Undeclared(Finetune):
         trains_backbone = False

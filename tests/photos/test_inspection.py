@@ -29,7 +29,7 @@ def some_class(name: str, values: torch.Tensor, held_out: int = 0) -> ClassRecor
 
 
 def some_memory(classes: int, dim: int = 24, most: int = 4, seed: int = 0) -> Memory:
-    """Classes with 1 to `most` centroids each, two to a task; embeddings have a few strong directions, as real ones."""
+    """Classes with 1 to `most` centroids each, two to a task; embeddings have a few strong directions."""
     generator = torch.Generator().manual_seed(seed)
     strength = torch.arange(1, dim + 1) ** -0.7
     records = []

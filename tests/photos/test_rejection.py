@@ -1,4 +1,4 @@
-"""Unknown images: the threshold comes from what held-out images gave, and rejects at most the share asked for."""
+"""Unknown images: the threshold comes from held-out images and rejects at most the share asked for."""
 
 from __future__ import annotations
 

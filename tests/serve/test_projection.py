@@ -28,7 +28,7 @@ def spots(projection: Projection) -> dict[str, tuple[float, float]]:
 
 
 def test_three_classes_lie_as_their_directions_do():
-    # An isosceles triangle on the unit sphere: A and B differ most, along x; C lies off their middle, along y.
+    # An isosceles triangle on the unit sphere: A and B differ most, along x; C lies off their middle.
     angle = 0.5
     a, b = [math.cos(1.0), math.sin(1.0), 0.0], [math.cos(1.0), -math.sin(1.0), 0.0]
     c = [math.cos(1.0) * math.cos(angle), 0.0, math.sin(angle)]

@@ -64,7 +64,7 @@ def interleaved(sides: Mapping[Name, Side], repeats: int) -> dict[Name, list[flo
 def by_layer(
     name: str, about: str, images: int, sides: Mapping[int, Side], target: float, repeats: int
 ) -> list[Ratio]:
-    """Ours, side 1, against the reference, side 0; then ours with prompts from layer k on, side k, against side 1."""
+    """Ours, side 1, against the reference, side 0; then prompts from layer k on, side k, against side 1."""
     times = interleaved(sides, repeats)
     ratios = [Ratio(name, about, times[0], times[1], target)]
     for k in list(sides)[2:]:

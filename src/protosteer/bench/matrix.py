@@ -1,7 +1,7 @@
 """The full accuracy matrix of a stream: our protocol, which keeps embeddings, against one that starts afresh.
 
-The naive protocol predicts all test images of all tasks so far after every task, coarse pass and candidates again,
-by the same quick `Learner.predict`. Both judge the same records, so nothing is trained here.
+The naive protocol predicts all test images of all tasks so far after every task, coarse pass and candidates
+again, by the same quick `Learner.predict`. Both judge the same records, so nothing is trained here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Learning a task from photographs: every file decoded again in every epoch, against decoded once and kept."""
+"""Learning a task from photographs: files decoded again in every epoch, against once and kept."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ def measure(name: str, backbone: Backbone, paths: list[Path], repeats: int) -> R
         "kept": lambda: learn(kept(FileImages(paths, backbone.preprocessing))),
     }
     times = interleaved(sides, repeats)
-    about = f"learning {len(paths)} photographs of {SIZE[0]} x {SIZE[1]} in {SETTINGS.epochs} epochs, {backbone.name}"
-    return Ratio(name, f"{about}: decoded in each / once", times["again"], times["kept"], TARGET)
+    about = f"{backbone.name}: learning {len(paths)} photographs of {SIZE[0]} x {SIZE[1]}, {SETTINGS.epochs} epochs"
+    return Ratio(name, f"{about}; decoded in each / once", times["again"], times["kept"], TARGET)

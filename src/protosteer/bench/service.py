@@ -1,8 +1,8 @@
 """The HTTP service under load, against `Learner.predict` on the same image files.
 
-The service is a process of its own: `python -m protosteer.bench.service CASE` prints its address and serves. Clients are
-threads of this process; each keeps its connection, and waits for an answer before it sends the next request. They
-use the same cores, and what they take is part of the service's time.
+The service is a process of its own: `python -m protosteer.bench.service CASE` prints its address and serves.
+Clients are threads of this process; each keeps its connection, and waits for an answer before it sends the
+next request. They use the same cores, and what they take is part of the service's time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def run(repeats: int) -> list[Ratio]:
 
 
 def throughput(name: str, which: str, repeats: int, sizes: Sequence[int] = (1,)) -> list[Ratio]:
-    """Images a second at saturation against those of `predict`, with so many images a request: one ratio each."""
+    """Images a second at saturation against those of `predict`; one ratio for each size of a request."""
     learner = learner_for(CASES[which][0]())
     with tempfile.TemporaryDirectory() as folder, serving(which) as address:
         files = image_files(which, Path(folder))
@@ -133,6 +133,6 @@ def serving(which: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    # The service as `protosteer serve` runs it, of a model that nobody had to learn; its file is never written.
+    # The service as `protosteer serve` runs it, of a random model whose file is never written.
     app = create_app(learner_for(CASES[sys.argv[1]][0]()), "bench.protosteer")
     serve_until_stopped(app, port=0, on_ready=lambda address: print(address, flush=True))

@@ -1,8 +1,8 @@
 """One whole training step, from uint8 pixels to the changed prompt: as people commonly write it against ours.
 
-The reference augments image by image in Pillow, puts the prompt among the tokens of every layer and computes the
-whole last layer, in float32. Neck, loss, clipping and AdamW are the same on both sides. Late prompts are measured
-against our own step with prompts in all layers.
+The reference augments image by image in Pillow, puts the prompt among the tokens of every layer and computes
+the whole last layer, in float32. Neck, loss, clipping and AdamW are the same on both sides. Late prompts are
+measured against our own step with prompts in all layers.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def naive(backbone: Backbone, pixels: Tensor) -> Step:
 
 
 def concatenating(vit: ViT, images: Tensor, prompt: Tensor) -> Tensor:
-    """The usual forward pass: a deep prompt [S, L, D] put in as tokens before every layer and cut out after it.
+    """The usual forward pass: a deep prompt [S, L, D] put in as tokens before every layer and cut out after
+    it.
 
     All tokens leave the last layer, though the class token may be the only one that is used.
     """
@@ -95,7 +96,7 @@ def concatenating(vit: ViT, images: Tensor, prompt: Tensor) -> Tensor:
 
 
 def by_pillow(augment: Augmentation, pixels: Tensor) -> Tensor:
-    """What `augment` draws, done in Pillow: one image and one step after the other, in 8 bits, then normalised."""
+    """What `augment` draws, done in Pillow: image by image, step by step, in 8 bits, then normalised."""
     choices, size = augment.draw(pixels.shape), augment.preprocessing.image_size
     images = [np.array(_one_by_pillow(image, choices, i, size)) for i, image in enumerate(pixels)]
     levels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()

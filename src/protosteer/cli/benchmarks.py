@@ -128,7 +128,7 @@ def bench(
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Measure speed, as ratios within one run: against the hardware's limit and the naive way. Some minutes."""
+    """Measure speed, as ratios within one run: against the limit and the naive way. Some minutes."""
     import torch
 
     from protosteer.bench.report import as_json as figures

@@ -57,7 +57,7 @@ def run_demo(
     stream: Stream | None = None,
     settings: Settings = DEMO,
 ) -> Outcome:
-    """Run all variants and write the files. `log` hears the story; the figures are returned."""
+    """Run all variants and write the files. `log` shows the story; the figures are returned."""
     began = time.perf_counter()
     with writing(out, "--out"):
         out.mkdir(parents=True, exist_ok=True)

@@ -99,7 +99,7 @@ def merge(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Put the tasks of several models into one file. They must have the same backbone, which is not needed."""
+    """Put the tasks of several models, all of one backbone, into one file. The backbone is not needed."""
     from protosteer import modelfile
     from protosteer.util.files import writing
 
@@ -157,7 +157,9 @@ def export(
     weights: ModelWeights = None,
     as_json: Json = False,
 ) -> None:
-    """Write a model for onnxruntime: the network, its prototypes, and a program that predicts without protosteer."""
+    """Write a model for onnxruntime: the network, its prototypes, and a program that predicts without
+    protosteer.
+    """
     from protosteer.photos.onnx import export_onnx
 
     learner = open_learner(model, backbone, weights, "cpu", None)

@@ -48,7 +48,7 @@ def predict(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Say what is on images. Files that cannot be read are named, and the others are predicted all the same."""
+    """Say what is on images. Files that cannot be read are named, the others predicted all the same."""
     from protosteer.data.images import ForgivingFiles
     from protosteer.photos.rejection import Rejection
     from protosteer.report import predictions

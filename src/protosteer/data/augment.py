@@ -12,9 +12,9 @@ Four choices that the list leaves open:
 - Solarization turns the values from 128 of 255 on upside down, Pillow's threshold.
 
 All random choices of a batch are drawn first, on the CPU, so that one seed means one augmentation on every
-device. They are carried out in one of two ways, which differ by rounding alone: all images at once, on a GPU and
-for small images, because every single operation has its price; one by one on the CPU, because there an image of
-224 pixels stays in the processor's cache and a batch of them does not (docs/augmentation.md).
+device. They are carried out in one of two ways, which differ by rounding alone: all images at once, on a GPU
+and for small images, because every single operation has its price; one by one on the CPU, because there an
+image of 224 pixels stays in the processor's cache and a batch of them does not (docs/augmentation.md).
 """
 
 from __future__ import annotations
@@ -194,8 +194,8 @@ def _batched(pixels: Tensor, choices: Choices, size: int) -> Tensor:
     return images
 
 
-# The steps, in the paper's order. Each changes floats in 0..1 in place: one image [3, h, w] with its factor, or
-# a batch [b, 3, h, w] with factors [b, 1, 1, 1].
+# The steps, in the paper's order. Each changes floats in 0..1 in place: one image [3, h, w] with its factor,
+# or a batch [b, 3, h, w] with factors [b, 1, 1, 1].
 
 
 def crop_and_resize(pixels: Tensor, boxes: Tensor, size: int) -> Tensor:
@@ -275,7 +275,7 @@ def grey_(image: Tensor) -> None:
 
 
 def blur_(images: Tensor, radius: float | Tensor, reach: int) -> None:
-    """[b, 3, h, w]; the kernel ends `reach` pixels away, the image's edge is continued outwards as in Pillow."""
+    """[b, 3, h, w]; the kernel ends `reach` pixels away, the edge is continued outwards as in Pillow."""
     sigma = torch.as_tensor(radius).view(-1, 1).expand(-1, 2)  # kornia looks at it, so it stays on the CPU
     size = (2 * reach + 1, 2 * reach + 1)
     images.copy_(gaussian_blur2d(images, size, sigma, border_type="replicate"))

@@ -1,4 +1,4 @@
-"""A labelled collection of images as streams use it: classes in their natural order, and two or more splits."""
+"""A labelled collection of images as streams use it: classes in their natural order, and two splits."""
 
 from __future__ import annotations
 

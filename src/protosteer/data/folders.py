@@ -134,7 +134,7 @@ def stratified_split(
 
 
 def readable(files: Files, on_file: Callable[[int], None] = lambda done: None) -> tuple[Files, list[Path]]:
-    """The files that really decode, and the paths of those that do not. on_file: hears how many are done."""
+    """The files that decode, and the paths of those that do not. on_file: is given how many are done."""
     good: list[int] = []
     bad: list[int] = []
     for row, fine in enumerate(in_threads(_decodes, files.paths)):

@@ -138,7 +138,7 @@ class FileImages(LazyImages):
 
 
 class ForgivingFiles(FileImages):
-    """Image files of which some may be unreadable: those are seen as black, and `errors` says what is wrong."""
+    """Image files of which some may be unreadable: those are black, and `errors` says what is wrong."""
 
     def __init__(self, paths: Iterable[str | os.PathLike[str]], preprocessing: Preprocessing):
         super().__init__(paths, preprocessing)

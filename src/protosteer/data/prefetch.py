@@ -1,8 +1,8 @@
 """Batches of pixels, the next ones being decoded while the caller works on the last one.
 
-Only image files are read ahead. Arrays are at hand anyway, and what a user's own Dataset does when it is asked
-for an item is unknown: if it draws random numbers, in another thread, the same seed would no longer give the
-same run. One thread suffices here, because FileImages spreads each batch over several.
+Only image files are read ahead. Arrays are at hand anyway, and what a user's own Dataset does when it is
+asked for an item is unknown: if it draws random numbers, in another thread, the same seed would no longer
+give the same run. One thread suffices here, because FileImages spreads each batch over several.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ def prefetched(
     """Yields `images.pixels(rows)` for each of the batches, in their order.
 
     At most `ahead` batches are being decoded or lie ready. An error comes up at the batch that it belongs to.
-    Closing the generator drops what is not begun and waits for the batch in work. The pixels stay on the CPU, in
-    pinned memory if `device` is a CUDA device, so that the caller's `to(device, non_blocking=True)` does not wait.
+    Closing the generator drops what is not begun and waits for the batch in work. The pixels stay on the CPU,
+    in pinned memory if `device` is a CUDA device, so that the caller's `to(device, non_blocking=True)` does
+    not wait.
     """
     if ahead < 1:
         raise SettingsError(f"prefetched got ahead={ahead}; it must be at least 1")

@@ -57,7 +57,7 @@ class Preprocessing:
         return round(self.image_size / self.crop)
 
     def __call__(self, pixels: Tensor, device: torch.device | None = None) -> Tensor:
-        """uint8 [B, 3, h, w] -> normalised float32 [B, 3, s, s], on the device of the pixels or another one."""
+        """uint8 [B, 3, h, w] -> normalised float32 [B, 3, s, s], on the pixels' device or another one."""
         height, width = _scaled(pixels.shape[2], pixels.shape[3], self.canvas)
         cropped = centre_crop(resize(pixels, (height, width), self.interpolation), self.image_size)
         # As bytes it is a quarter of what has to be moved after normalising.

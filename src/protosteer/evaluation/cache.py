@@ -1,8 +1,8 @@
 """Embeddings of test images, each computed once per prompt for a whole run.
 
-A backbone and a learned prompt that are frozen make an embedding serve all later evaluations, and those of a process that
-went on after the first was killed. Embeddings of a backbone that a method has trained since are dropped: they are known by
-the fingerprint of the weights that made them.
+A backbone and a learned prompt that are frozen make an embedding serve all later evaluations, and those of a
+process that went on after the first was killed. Embeddings of a backbone that a method has trained since are
+dropped: they are known by the fingerprint of the weights that made them.
 """
 
 from __future__ import annotations

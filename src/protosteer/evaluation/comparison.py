@@ -44,7 +44,7 @@ def _parse(word: str) -> tuple[str, Path]:
 
 
 def _labels(configurations: list[dict[str, Any]]) -> list[str]:
-    """The method, and what tells a row from others: of the data and backbone, and within a method of its settings."""
+    """The method, and what tells a row from others: data, backbone and, within a method, settings."""
     shared = [_shared(configuration) for configuration in configurations]
     settings = [_words(configuration["settings"]) for configuration in configurations]
     methods = [configuration["method"] for configuration in configurations]

@@ -17,7 +17,7 @@ from protosteer.methods.base import Images, Method
 
 @runtime_checkable
 class Diagnosable(Protocol):
-    """A method whose decisions can be taken apart: it retrieves tasks by keys and matches values under their prompts."""
+    """A method that retrieves tasks by keys and matches values under their prompts."""
 
     @property
     def memory(self) -> Memory: ...
@@ -27,7 +27,8 @@ class Diagnosable(Protocol):
 
 
 def diagnose(method: Method, tests: Sequence[tuple[Images, list[str]]]) -> dict[str, Any] | None:
-    """Figures of every task learned and their mean over tasks, given each task's test images and their labels.
+    """Figures of every task learned and their mean over tasks, given each task's test images and their
+    labels.
 
     All in percent of the task's test images. None for methods of other kinds.
     """

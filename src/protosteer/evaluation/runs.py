@@ -1,8 +1,8 @@
 """A run folder, as docs/runs.md shows it, written so that the process may be killed at any moment.
 
-What an interrupted run needs to go on is in `seed-0/unfinished/`, which is gone when the seed is done. Every file is
-written whole or not at all, in an order that leaves nothing out: first the model of a task, then the embeddings that its
-evaluation made, then its row of the matrix.
+What an interrupted run needs to go on is in `seed-0/unfinished/`, which is gone when the seed is done. Every
+file is written whole or not at all, in an order that leaves nothing out: first the model of a task, then the
+embeddings that its evaluation made, then its row of the matrix.
 """
 
 from __future__ import annotations
@@ -222,7 +222,8 @@ class RunFolder:
     def _remove(self, seeds: Sequence[int]) -> None:
         """What runs have written, and nothing else that a user may have put there.
 
-        The manifest goes last, and a seed's figures first: what a kill leaves is not taken for a finished run.
+        The manifest goes last, and a seed's figures first: what a kill leaves is not taken for a finished
+        run.
         """
         for seed in seeds:
             (self.seed(seed) / METRICS).unlink(missing_ok=True)

@@ -1,10 +1,11 @@
 """Groups of one class's embeddings: spectral clustering by cosine similarity, or k-means.
 
-scikit-learn does the spectral clustering of ordinary classes. Its n x n matrix and the factorisation of it grow as
-n² and n³, so large classes take `factored_labels`, which only multiplies by the n x D embeddings: same eigenvectors,
-same label assignment, a time that grows with n.
+scikit-learn does the spectral clustering of ordinary classes. Its n x n matrix and the factorisation of it
+grow as n² and n³, so large classes take `factored_labels`, which only multiplies by the n x D embeddings:
+same eigenvectors, same label assignment, a time that grows with n.
 
-scikit-learn and scipy are imported where they are used: whoever only predicts or forgets need not wait for them.
+scikit-learn and scipy are imported where they are used: whoever only predicts or forgets need not wait for
+them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Forgetting is removal of records, exact and cheap; what it guarantees depends on what was trained with them."""
+"""Forgetting is removal of records; what it guarantees depends on what was trained with them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def forget(memory: Memory, name: str | None = None, *, task: str | None = None) 
 
 
 def forget_all(memory: Memory, names: Sequence[str]) -> list[Forgotten]:
-    """Remove several classes, or none if one of them does not exist. Whole tasks go as tasks, the latest first.
+    """Remove several classes, or none if one of them does not exist. Whole tasks go as tasks, the latest
+    first.
 
     So each sentence tells of what remains when all are gone.
     """
@@ -60,7 +61,7 @@ def forget_all(memory: Memory, names: Sequence[str]) -> list[Forgotten]:
 
 
 def _influence(owner: TaskRecord, classes: list[str], tasks: Sequence[TaskRecord]) -> list[str]:
-    """Where the removed images still have a say: prompts that were trained with them or with what was made of them."""
+    """Prompts that were trained with the removed images, or with what was made of them, in words."""
     remains = []
     place = tasks.index(owner)
     earlier, later = tasks[:place], tasks[place + 1 :]

@@ -5,8 +5,8 @@
 3. The class of the value centroid that is most similar to any q_j, over all classes learned.
 
 Images are handled in batches: all pairs of an image and a candidate are embedded together, each under its own
-prompt, so that the cost does not depend on how many tasks there are. Every row of the result depends on its own
-image alone.
+prompt, so that the cost does not depend on how many tasks there are. Every row of the result depends on its
+own image alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from protosteer.method.encoder import Encoder
 from protosteer.method.memory import Memory, TaskRecord
 from protosteer.method.vit import shared_layers
 
-# Embeds some rows (int64 [m]) of the images at hand, each under the prompt of a task (int64 [m]); None: no prompt.
+# Embeds some of the images at hand, by row [m], each under the prompt of a task, by number [m]; None: no
+# prompt.
 Embed = Callable[[Tensor, Tensor | None], Tensor]
 
 
@@ -146,7 +147,7 @@ def match(index: Index, embed: Embed, count: int, neighbours: int) -> Matches:
 
 
 def _pairs(index: Index, candidates: Tensor) -> tuple[Tensor, Tensor]:
-    """Images and the tasks whose prompts to try on them, [m] each, by image and then by task; no prompt twice."""
+    """Images [m] and the tasks [m] whose prompts to try on them, in this order; no prompt twice."""
     tried = torch.zeros_like(candidates)
     rows, tasks = (candidates & index.prompted).nonzero().T
     tried[rows, index.prompt_owners[tasks]] = True
@@ -155,7 +156,8 @@ def _pairs(index: Index, candidates: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rounds(images: Tensor) -> Iterator[Tensor]:
-    """Pairs [m], ascending by image, in rounds: the first pair of every image, then the second of those that have one.
+    """Pairs [m], ascending by image, in rounds: the first pair of every image, then the second of those that
+    have one.
 
     So that no more than one score per image and class is in memory at a time.
     """
@@ -165,7 +167,7 @@ def _rounds(images: Tensor) -> Iterator[Tensor]:
 
 
 class _Best:
-    """Of every image, the best score of each class so far, and the task and embedding behind the best of all."""
+    """Of every image the best score of each class so far, and the task and embedding behind the best."""
 
     def __init__(self, index: Index, queries: Tensor):
         self.index = index

@@ -1,7 +1,8 @@
 """Prototypes: class means (paper, Eq. 1), several centroids per class, and what training does with them.
 
-A class is described by the means of a few groups of its embeddings (`clustering.py`), raw, not normalised. The value
-prototypes of all earlier classes take part in training the next task, sampled and perturbed anew at each step.
+A class is described by the means of a few groups of its embeddings (`clustering.py`), raw, not normalised.
+The value prototypes of all earlier classes take part in training the next task, sampled and perturbed anew at
+each step.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Centroids:
 def centroids(
     embeddings: Tensor, count: int, method: str = "spectral", assign: str = "discretize", seed: int = 0
 ) -> Centroids:
-    """At most `count` centroids of one class's embeddings [n,D], the same ones for the same seed; of 1, Eq. 1.
+    """At most `count` centroids of one class's embeddings [n,D], the same ones for the same seed; of 1, Eq.
+    1.
 
     method: "spectral" (paper) or "kmeans", which is Euclidean, on the embeddings as they are.
     assign: how "spectral" turns eigenvectors into groups, "discretize" (public code) or "kmeans".
@@ -84,7 +86,7 @@ def _summarise(points: Floats, labels: Labels) -> Centroids:
 
 
 def left_out_similarity(embeddings: Tensor) -> Tensor | None:
-    """[n]: cosine of each embedding [n, D] of a class to the mean of the others; None if there are no others."""
+    """[n]: cosine of each embedding [n, D] of a class to the mean of the others; None of one alone."""
     if len(embeddings) < 2:
         return None
     return F.cosine_similarity(embeddings, embeddings.sum(dim=0) - embeddings, dim=1)
@@ -92,7 +94,8 @@ def left_out_similarity(embeddings: Tensor) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Prototypes:
-    """Value prototypes of earlier classes, with the scale m of their noise: mu_hat = mu + m * eps, eps ~ N(0, I).
+    """Value prototypes of earlier classes, with the scale m of their noise: mu_hat = mu + m * eps, eps ~ N(0,
+    I).
 
     means: [A, D]. scales: [A, D], or [A, 1] for one scalar per prototype. labels: [A], classes as numbers.
     """

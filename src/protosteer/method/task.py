@@ -66,16 +66,17 @@ def learn_task(
 
 
 def trains_prompt(settings: Settings, classes: int, memory: Memory) -> bool:
-    """One class that has nothing to be told from gets no prompt: training would draw all its images to one point."""
+    """One class with nothing to be told from gets no prompt: training would draw all its images together."""
     alone = classes == 1 and (settings.independent or not len(memory))
     return settings.prompts and not alone
 
 
 def learn_class(name: str, images: TaskImages, memory: Memory, settings: Settings) -> TaskRecord:
-    """The record of one class of a handful of images, a task of its own: prototypes alone, nothing is trained.
+    """The record of one class of a handful of images, a task of its own: prototypes alone, nothing is
+    trained.
 
-    It gets a copy of the prompt of the task whose keys are nearest, and one centroid per five images, since fewer
-    make none that is better than their common mean.
+    It gets a copy of the prompt of the task whose keys are nearest, and one centroid per five images, since
+    fewer make none that is better than their common mean.
     """
     keys = images.embed(None)
     nearest = memory.tasks[nearest_task(Index.build(memory), keys)] if len(memory) else None

@@ -21,7 +21,7 @@ from protosteer.method.encoder import Encoder
 from protosteer.method.prototypes import Prototypes
 from protosteer.settings import Settings
 
-# For the batches of an epoch, as row numbers [N], their images, augmented anew, as tokens that have left the trunk.
+# For batches of row numbers [N] their images, augmented anew, as tokens that have left the trunk.
 Views = Callable[[Sequence[Tensor]], Iterable[Tensor]]
 
 
@@ -230,7 +230,7 @@ class State:
         self.order, self.losses, self.seen = [], [], []
 
     def kept(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Between two steps of an epoch: what `put_back` needs beside parameters, optimiser and random state."""
+        """What `put_back` needs, between two steps, beside parameters, optimiser and random state."""
         tensors = {"order": torch.stack(self.order), "seen": torch.cat(self.seen)}
         return tensors, {"history": [dataclasses.astuple(e) for e in self.history], "losses": self.losses}
 

@@ -1,7 +1,8 @@
 """The contract between a method and its evaluation: all that a run knows of a method.
 
-A new method is one file with one subclass of `Method` and one line in `methods/__init__.py`; docs/add-a-method.md
-walks through one. `toolkit.py` has what several need, `checks.py` what every one must pass.
+A new method is one file with one subclass of `Method` and one line in `methods/__init__.py`;
+docs/add-a-method.md walks through one. `toolkit.py` has what several need, `checks.py` what every one must
+pass.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Images(Protocol):
     def embed(self, rows: Tensor, prompt: Tensor | None = None, key: str | None = None) -> Tensor:
         """[len(rows), D] under a prompt: none, one [S, L, D] for all, or [len(rows), S, L, D], one each.
 
-        A prompt that has a key is run once per image for the whole evaluation: a key means one prompt for ever.
+        A prompt that has a key is run once per image for the whole evaluation: a key means one prompt for
+        ever.
         """
 
     def tokens(self, rows: Tensor, prompt: Tensor | None = None) -> Tensor:

@@ -3,8 +3,8 @@
     for check in checks_for(MyMethod):
         check(Maker(MyMethod, {"epochs": 2}))
 
-They run on tiny images and a random ViT of two layers, in seconds. Which of them apply depends on what the method
-declares of itself.
+They run on tiny images and a random ViT of two layers, in seconds. Which of them apply depends on what the
+method declares of itself.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def check_nothing_is_predicted_before_something_is_learned(make: Maker) -> None:
 
 
 def check_learns_what_it_is_taught(make: Maker) -> None:
-    """The task just learned is known, classes have the numbers of `classes`, and test images were not looked at."""
+    """The task just learned is known, and classes have the numbers of `classes`."""
     method = make()
     for i, group in enumerate(GROUPS):
         method.learn(ToyTask(group))

@@ -1,4 +1,4 @@
-"""Contrastive Prototypical Prompt, the method of this library, as evaluation sees it: a `Learner` and no more."""
+"""Contrastive Prototypical Prompt as evaluation sees it: a `Learner` and no more."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Sequential fine-tuning, the lower bound: the whole backbone and a linear head are trained task after task.
 
-Cross-entropy runs over all classes so far, but only this task's images are there: what was learned is overwritten.
+Cross-entropy runs over all classes so far, but only this task's images are there: what was learned is
+overwritten.
 """
 
 from __future__ import annotations

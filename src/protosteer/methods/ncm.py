@@ -1,7 +1,7 @@
 """Nearest class mean on the frozen backbone (paper, Sec. 3.2), also with several centroids per class.
 
-Nothing is trained: a class is kept as the mean of its training images' embeddings, or as the means of a few groups of
-them, and an image belongs to the class whose centroid is most similar to it.
+Nothing is trained: a class is kept as the mean of its training images' embeddings, or as the means of a few
+groups of them, and an image belongs to the class whose centroid is most similar to it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What methods are made of, beside the room `method/`: labels as numbers, augmented views, a loop that can be resumed.
+"""What methods are made of, beside the room `method/`: labels as numbers, augmented views, a loop that can be
+resumed.
 
 `seal` and `unseal` make a state of tensors and plain data into the contents of a file and back.
 """
@@ -25,7 +26,7 @@ __all__ = ["embedded", "fit", "numbered", "seal", "task_seed", "unseal"]
 
 
 def numbered(task: Lesson, known: Sequence[str]) -> tuple[list[str], Tensor]:
-    """The task's classes in alphabetical order, and its labels [n] as numbers that go on after those known."""
+    """The task's classes in alphabetical order, and its labels [n] as numbers after those known."""
     classes = sorted(set(task.train_labels))
     number = {name: len(known) + i for i, name in enumerate(classes)}
     return classes, torch.tensor([number[label] for label in task.train_labels])
@@ -56,8 +57,8 @@ def fit(
 ) -> None:
     """Train parameters on augmented images of a task; killed at any step, it goes on to the same bits.
 
-    loss: of normalised images [B, 3, H, W] and their labels [B], with the embeddings [B, D] behind it. settings
-    has `epochs`, `batch_size`, `augmentation`, `gradient_clip` and `to_dict`. Seed torch beforehand.
+    loss: of normalised images [B, 3, H, W] and their labels [B], with the embeddings [B, D] behind it.
+    settings has `epochs`, `batch_size`, `augmentation`, `gradient_clip` and `to_dict`. Seed torch beforehand.
     """
     from protosteer.data.augment import Augmentation, augmented
 

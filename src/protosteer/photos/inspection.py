@@ -1,4 +1,5 @@
-"""What a model file holds, told without its backbone: tasks, classes, bytes, and which classes are most alike.
+"""What a model file holds, told without its backbone: tasks, classes, bytes, and which classes are most
+alike.
 
 Two classes are as alike as their two most similar value centroids. Prediction compares an image with the same
 centroids, so that classes which are alike are the likely ones to be confused.
@@ -141,7 +142,7 @@ def closest(memory: Memory, most: int = 10) -> list[Pair]:
 
 
 def _blocks(memory: Memory) -> Iterator[tuple[int, Tensor]]:
-    """Some rows of the matrix at a time, from the diagonal on: the number of the first, and [rows, C - first]."""
+    """Some rows of the matrix at a time, from the diagonal on: first row, and [rows, C - first]."""
     groups = [F.normalize(record.values.means, dim=1) for record in memory.records]
     if not groups:
         return

@@ -1,12 +1,13 @@
 """Unknown images: those that are less similar to every prototype than known images are.
 
-Appendix B of the paper takes CPP as an energy-based model, E(x) = -tau log sum_y exp(s_y / tau). Rejection uses its cold
-limit, -max_y s_y: docs/unknown.md says why. It does not change when classes are added that an image is unlike, so that a
-threshold stays roughly right while the model grows.
+Appendix B of the paper takes CPP as an energy-based model, E(x) = -tau log sum_y exp(s_y / tau). Rejection
+uses its cold limit, -max_y s_y: docs/unknown.md says why. It does not change when classes are added that an
+image is unlike, so that a threshold stays roughly right while the model grows.
 
-Each class carries the greatest similarities of images that were held out when it was learned: scalars, no images. They
-depend on its own task alone, so that they come and go with it. A class from a handful of images has none to hold out: it
-carries the similarity of each image to the mean of the others, which lowers the threshold for this class alone.
+Each class carries the greatest similarities of images that were held out when it was learned: scalars, no
+images. They depend on its own task alone, so that they come and go with it. A class from a handful of images
+has none to hold out: it carries the similarity of each image to the mean of the others, which lowers the
+threshold for this class alone.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ def calibrated(memory: Memory) -> bool:
 
 
 def threshold(memory: Memory, fraction: float) -> float:
-    """The similarity below which an image counts as unknown, so that at most this fraction of the known ones does.
+    """The similarity below which an image counts as unknown, so that at most this fraction of the known ones
+    does.
 
-    That is so on average over the choice of held-out images; one choice may give more or less. Fewer than one of n + 1
-    cannot be asked for where n images were held out: then it is that one.
+    That is so on average over the choice of held-out images; one choice may give more or less. Fewer than one
+    of n + 1 cannot be asked for where n images were held out: then it is that one.
     """
     check_fraction(fraction)
     if not calibrated(memory):
@@ -39,8 +41,8 @@ def threshold(memory: Memory, fraction: float) -> float:
         return -torch.inf
     few = {id(record) for record in _few(memory)}
     ordered = torch.cat([_similarities(r) for r in memory.records if id(r) not in few]).sort().values
-    # Of n held-out similarities and a new one, each is the k-th smallest with the same chance, 1 / (n + 1): below the
-    # k-th, the new one is with k / (n + 1).
+    # Of n held-out similarities and a new one, each is the k-th smallest with the same chance, 1 / (n + 1):
+    # below the k-th, the new one is with k / (n + 1).
     rank = int(fraction * (len(ordered) + 1) + 1e-9)
     return float(ordered[max(rank, 1) - 1])
 

@@ -1,7 +1,9 @@
-"""A folder of pictures becomes a task: look what is there, hold some images out, learn the others, check oneself.
+"""A folder of pictures becomes a task: look what is there, hold some images out, learn the others, check
+oneself.
 
-The held-out images are never learned. They tell how well the model does on this folder's classes, among all that it
-knows, and how similar known images are to their prototypes, from which `rejection` takes its threshold.
+The held-out images are never learned. They tell how well the model does on this folder's classes, among all
+that it knows, and how similar known images are to their prototypes, from which `rejection` takes its
+threshold.
 """
 
 from __future__ import annotations
@@ -187,7 +189,7 @@ def split(files: Files, holdout: float, seed: int) -> tuple[Files, Files]:
 
 
 def bookmark_path(model: Path, found: Survey, learner: Learner, name: str | None, holdout: float) -> Path:
-    """Where training is kept while it is under way: beside the model, for these very files and this model alone."""
+    """Where training is kept while it is under way: beside the model, for these files alone."""
     backbone = learner.backbone
     what = (name, holdout, learner.settings, backbone.fingerprint, backbone.preprocessing)
     digest = hashlib.sha256(repr(what).encode())
@@ -212,7 +214,7 @@ def _status(path: Path) -> os.stat_result:
 def _calibrated(
     record: TaskRecord, learner: Learner, unseen: ImageSet, labels: list[str], on_stage: OnStage | None
 ) -> TaskRecord:
-    """The record with the similarities of held-out images to its own prototypes, as if it was all there is."""
+    """The record with the similarities of held-out images to its prototypes, as if it was all there is."""
     alone = Learner(learner.backbone, learner.settings)
     alone.memory = Memory([record])
     _, similarities = _answers(alone, record.name, "calibrating", unseen, on_stage)

@@ -78,7 +78,7 @@ class LearnProgress:
 class RunProgress(LearnProgress):
     """Shows several runs of a stream (seeds or variants, by name), one after the other.
 
-    log: hears every plain line, whether the console shows bars or not.
+    log: is given every plain line, whether the console shows bars or not.
     """
 
     rows = 3
@@ -192,6 +192,6 @@ def _numbers(stage: Stage) -> str:
 
 
 def _worth_a_line(stage: Stage) -> bool:
-    """Training speaks when an epoch is over, so that its loss is a whole epoch's."""
+    """Of training only the end of an epoch, so that its loss is a whole epoch's."""
     training = stage.training
     return not training or training.step * training.epochs % training.steps == 0

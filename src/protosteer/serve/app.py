@@ -83,7 +83,7 @@ def run(
     access_log: bool = False,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve until Ctrl-C or a signal to end. on_ready: hears the address; port 0 takes a free one."""
+    """Serve until Ctrl-C or a signal to end. on_ready: is given the address; port 0 takes a free one."""
     listener = _listen(host, port)
     keep_freed_memory()
     if access_log:
@@ -111,7 +111,7 @@ def run(
 
 class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """The service hears of its end before uvicorn begins to wait for open requests."""
+        """The service stops before uvicorn begins to wait for open requests."""
         self.config.app.state.service.stop()  # type: ignore[union-attr]
         await super().shutdown(sockets)
 

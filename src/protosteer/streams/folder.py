@@ -29,7 +29,7 @@ def benchmark(name: str) -> Benchmark:
     if name == PREFIX:
         raise DataError("folder: needs a path; write folder:PATH, with one sub-folder per class in PATH")
     path = _path(name)
-    # The folder's own name only: checksums tell the images, wherever the folder stands and however it is written.
+    # The folder's own name only: checksums tell the images, wherever the folder stands.
     called = f"{PREFIX}{path.resolve().name}"
     return Benchmark(called, f"Classes of {path}", tasks=5, crop=None)
 

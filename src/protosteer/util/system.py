@@ -16,9 +16,9 @@ _KEPT = 256 * 2**20
 def keep_freed_memory() -> bool:
     """Keep it for the next batch, instead of asking the system for fresh, cleared pages again and again.
 
-    glibc gives the upper end of its memory back as soon as much of it is free, and large blocks at once. A ViT that
-    is run over batch after batch frees and takes the same memory all the time: docs/performance.md. Returns whether
-    the allocator could be told so; only glibc knows how.
+    glibc gives the upper end of its memory back as soon as much of it is free, and large blocks at once. A
+    ViT that is run over batch after batch frees and takes the same memory all the time: docs/performance.md.
+    Returns whether the allocator could be told so; only glibc knows how.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -25,7 +25,7 @@ def get_dataset(info: DatasetInfo, root: Path, say: Say = to_stderr) -> tuple[Pa
 
 
 def verify(info: DatasetInfo, folder: Path) -> dict[str, str]:
-    """The checksum of every file by name: md5 where it is official, else sha256; images have one in common."""
+    """Checksums of files by name: md5 where it is official, else sha256; images have one in common."""
     found = info.find(folder) or []
     return {path.name: _verified(path, info) for path in found if path.is_file()}
 
@@ -76,7 +76,7 @@ def _obtain(info: DatasetInfo, root: Path, say: Say) -> None:
 
 
 def _given(remote: Remote, target: Path, root: Path) -> Path | None:
-    """The file, if the user has put it there; an archive may also lie beside the folder, but must be official."""
+    """The file, if the user has put it there; an official archive may also lie beside the folder."""
     places = [target, root] if remote.folder else [target]
     path = next((place / remote.name for place in places if (place / remote.name).is_file()), None)
     if path and remote.folder and remote.md5 and (found := _digest(path, "md5")) != remote.md5:
