@@ -16,6 +16,7 @@ import pytest
 import protosteer
 import protosteer.cli.demo
 from protosteer.cli import main
+from protosteer.cli.common import polite_kill
 from protosteer.errors import DataError, ProtosteerWarning
 
 
@@ -164,3 +165,18 @@ def test_threads_that_wait_sleep_soon_unless_the_user_has_said_how(given, expect
     code = "import os; from protosteer.cli import main; main(['--version']); print(os.environ.get('GOMP_SPINCOUNT'))"
     done = command("-c", code, env={**environment, **given})
     assert done.stdout.split()[-1] == str(expected)
+
+
+def test_an_interruption_that_python_calls_another_error_is_one_all_the_same():
+    """So it does, in some versions, amid the making of a class, as an import makes many."""
+
+    class Interrupted:
+        def __set_name__(self, owner: type, name: str) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), polite_kill():
+        type("Made", (), {"part": Interrupted()})
+    with pytest.raises(KeyboardInterrupt), polite_kill():
+        raise RuntimeError("while a class was made") from KeyboardInterrupt()
+    with pytest.raises(RuntimeError, match="another"), polite_kill():
+        raise RuntimeError("another") from ValueError()

@@ -63,7 +63,7 @@ def write_plot(plot: Path, picture: bytes) -> None:
 
 @contextmanager
 def polite_kill() -> Iterator[None]:
-    """A polite kill ends in the same way as Ctrl-C."""
+    """A polite kill ends in the same way as Ctrl-C, also amid an import, where Python may call it another error."""
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
@@ -71,5 +71,12 @@ def polite_kill() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, KeyboardInterrupt):
+            cause = cause.__cause__
+        if cause is None:
+            raise
+        raise KeyboardInterrupt from error
     finally:
         signal.signal(signal.SIGTERM, before)
