@@ -44,13 +44,9 @@ class Finetune(Method):
     def __init__(self, backbone: Backbone, settings: FinetuneSettings):
         self.backbone = backbone.trainable_copy()
         self.settings = settings
-        self.tasks: list[list[str]] = []  # the classes of each
+        self.tasks = []
         self.weight = nn.Parameter(torch.empty(0, backbone.dim, device=backbone.device))  # of the head
         self.bias = nn.Parameter(torch.empty(0, device=backbone.device))
-
-    @property
-    def classes(self) -> list[str]:
-        return [name for task in self.tasks for name in task]
 
     def learn(self, task: Lesson, on_stage: OnStage | None = None, bookmark: Bookmark | None = None) -> None:
         s = self.settings

@@ -42,13 +42,9 @@ class NCM(Method):
         self.backbone = backbone
         self.settings = settings
         self.embed_batch_size = settings.embed_batch_size
-        self.tasks: list[list[str]] = []  # the classes of each
+        self.tasks = []
         self.means = torch.empty(0, backbone.dim)  # [K, D]: centroids of all classes
         self.owners = torch.empty(0, dtype=torch.long)  # [K]: the class of each
-
-    @property
-    def classes(self) -> list[str]:
-        return [name for task in self.tasks for name in task]
 
     def learn(self, task: Lesson, on_stage: OnStage | None = None, bookmark: Bookmark | None = None) -> None:
         s = self.settings
