@@ -20,6 +20,7 @@ from protosteer.methods.ncm import NCM
 # Quick, and enough to learn toys from; a method that is not named here passes with its defaults.
 CHEAP: dict[str, dict[str, Any]] = {
     "cpp": {"epochs": 2, "batch_size": 8, "neck_hidden": 16, "augmentation": "crop", "centroids": 2},
+    "ranpac": {"features": 50},
     "finetune": {"epochs": 12, "batch_size": 8, "learning_rate": 3e-3, "augmentation": "crop"},
 }
 

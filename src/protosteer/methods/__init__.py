@@ -7,9 +7,10 @@ from protosteer.methods.base import Answer, Images, Lesson, Method
 from protosteer.methods.cpp import CPP
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.ncm import NCM
+from protosteer.methods.ranpac import RanPAC
 from protosteer.util.text import suggestion
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in (CPP, NCM, Finetune)}
+METHODS: dict[str, type[Method]] = {method.name: method for method in (CPP, NCM, RanPAC, Finetune)}
 
 
 def find_method(name: str) -> type[Method]:
