@@ -110,7 +110,8 @@ def play(page: str, folder: Path) -> Iterator[tuple[Step, str]]:
                     running.append(_start(command.removesuffix(" &"), folder, environment, port))
                     yield step, step.output
                 else:
-                    yield step, shown(_run(command, folder, environment).replace(port, PORT))
+                    printed = _run(command, folder, environment)
+                    yield step, shown(printed.replace(f":{port}", f":{PORT}"))  # not digits of a figure
         finally:
             for process in running:
                 process.terminate()
