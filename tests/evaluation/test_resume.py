@@ -54,7 +54,7 @@ def test_killed_runs_end_in_the_same_bits(tmp_path):
     _, _, seconds = drive(tmp_path / "whole", 0, 0.0)
     killed, places, _ = drive(tmp_path / "killed", KILLS, longest=seconds / 4)
     assert killed >= 20
-    assert places >= 4, "all kills hit the same few stages"
+    assert places >= 6, "all kills hit the same stage"
     whole = results(tmp_path / "whole" / "0")
     assert {"seed-0/matrix.csv", "seed-1/task-03.protosteer", "metrics.json"} <= whole.keys()
     for folder in (tmp_path / "killed").iterdir():
