@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from sklearn.neighbors import NearestCentroid
 
+from protosteer.cli import benchmarks
+from protosteer.cli.benchmarks import run
 from protosteer.errors import SettingsError
 from protosteer.evaluation.cache import EmbeddingCache
 from protosteer.methods import METHODS, find_method
@@ -155,3 +158,9 @@ def test_finetune_trains_every_parameter_and_counts_them():
 def test_an_unknown_method_is_named_with_the_nearest():
     with pytest.raises(SettingsError, match="no method is called 'cp'; did you mean 'cpp'"):
         find_method("cp")
+
+
+def test_the_command_line_names_every_method():
+    option = inspect.signature(run).parameters["method"].annotation
+    help_text = eval(option, vars(benchmarks)).__metadata__[0].help
+    assert all(name in help_text for name in METHODS)
