@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from protosteer.data.images import ImageSet, as_images, as_labelled
 from protosteer.data.prefetch import prefetched
 from protosteer.errors import DataError, LearnerError
 from protosteer.method.forgetting import Forgotten, forget
-from protosteer.method.inference import Index, Matches, Prediction, match, prompted_forward
+from protosteer.method.fusion import Fusion
+from protosteer.method.inference import Embed, Index, Matches, Prediction, match, prompted_forward
 from protosteer.method.memory import Memory, TaskRecord
 from protosteer.method.task import learn_class, learn_task, trains_prompt
 from protosteer.running.listeners import listeners
@@ -32,13 +33,18 @@ _CHUNK = 128
 
 
 class Learner:
-    """A frozen backbone, settings, and a list of task records."""
+    """A frozen backbone, settings, and a list of task records.
 
-    def __init__(self, backbone: Backbone, settings: Settings | None = None):
+    Without settings it learns and predicts by the preset "best"; `Settings()` are the paper's. domain: a
+    prompt that serves all classes from the first task on, see `adapt`; without one, the first task's own.
+    """
+
+    def __init__(self, backbone: Backbone, settings: Settings | None = None, domain: Tensor | None = None):
         self.backbone = backbone
-        self.settings = settings or Settings()
+        self.settings = settings or Settings.preset("best")
         self.memory = Memory()
-        self._indexed: tuple[tuple[TaskRecord, ...], Index] | None = None
+        self._domain = domain
+        self._read: tuple[tuple[TaskRecord, ...], Index, Fusion | None] | None = None
 
     @property
     def classes(self) -> list[str]:
@@ -50,10 +56,26 @@ class Learner:
 
     @property
     def index(self) -> Index:
-        """All centroids as matrices; built anew only when what is remembered has changed."""
-        if self._indexed is None or self._indexed[0] is not self.memory.tasks:
-            self._indexed = self.memory.tasks, Index.build(self.memory)
-        return self._indexed[1]
+        """All centroids as matrices."""
+        return self._reading()[0]
+
+    @property
+    def fusion(self) -> Fusion | None:
+        """What prediction by evidence needs; None where the paper's rule is the one."""
+        return self._reading()[1]
+
+    def _reading(self) -> tuple[Index, Fusion | None]:
+        """Built anew only when what is remembered has changed."""
+        if self._read is None or self._read[0] is not self.memory.tasks:
+            index = Index.build(self.memory)
+            evidence = self.settings.rule == "evidence" and self.memory.evidence
+            self._read = self.memory.tasks, index, Fusion(self.memory, index) if evidence else None
+        return self._read[1:]
+
+    @property
+    def domain(self) -> Tensor | None:
+        """The prompt for all classes, if there is one that the next task will be seen under."""
+        return self.memory.domain if len(self.memory) else self._domain
 
     def learn(
         self,
@@ -61,12 +83,13 @@ class Learner:
         name: str | None = None,
         on_stage: OnStage | None = None,
         bookmark: Bookmark | None = None,
+        on_usable: Callable[[TaskRecord], None] | None = None,
     ) -> TaskRecord:
         """Learn the classes of a folder of class folders, of (images, labels), or of a torch Dataset.
 
         Nothing changes until the task is learned completely: an error or Ctrl-C leaves the learner as it was.
         With a `bookmark` the same call goes on where an earlier one was interrupted, and ends in the same
-        bits.
+        bits. on_usable: is given the record as it is before its prompt is trained, which can be used already.
         """
         name = name or self._next_name()
         images, labels = as_labelled(data, self.backbone.preprocessing)
@@ -78,13 +101,16 @@ class Learner:
         numbers = torch.tensor([number[label] for label in labels])
         heard = listeners(name, self._which(classes, len(labels)), on_stage, bookmark)
         seen = SeenImages(kept(images), self.backbone, self.settings, name, on_stage)
-        record = learn_task(name, classes, seen, numbers, self.backbone, self.memory, self.settings, heard)
+        backbone, memory, settings = self.backbone, self.memory, self.settings
+        record = learn_task(
+            name, classes, seen, numbers, backbone, memory, settings, heard, self.domain, on_usable
+        )
         self.memory.add(record)
         return record
 
     def trains_prompt(self, classes: int) -> bool:
         """Whether a task of so many classes would get a prompt."""
-        return trains_prompt(self.settings, classes, self.memory)
+        return trains_prompt(self.settings, classes, self.memory, self.domain)
 
     def add_class(self, name: str, images: Any) -> TaskRecord:
         """Learn one class from a handful of images, at once: see `method.task.learn_class`."""
@@ -101,12 +127,23 @@ class Learner:
     def predict(self, images: Any) -> Prediction:
         """Predict paths, a folder, PIL images, or a tensor of pixels."""
         parts = list(self._matches(as_images(images, self.backbone.preprocessing), _CHUNK))
-        return Prediction.build(self.index, Matches.join(parts), self.settings.temperature)
+        return Prediction.build(self.index, Matches.join(parts), self.temperature)
 
     def stream(self, images: Any, chunk: int = _CHUNK) -> Iterator[Prediction]:
         """The same, `chunk` images at a time, so that the first are known before the last are read."""
         for part in self._matches(as_images(images, self.backbone.preprocessing), chunk):
-            yield Prediction.build(self.index, part, self.settings.temperature)
+            yield Prediction.build(self.index, part, self.temperature)
+
+    @property
+    def temperature(self) -> float:
+        """By which scores are divided to become logits; evidence comes as logits."""
+        return 1.0 if self.fusion else self.settings.temperature
+
+    def match(self, embed: Embed, count: int) -> Matches:
+        """Decide on `count` images that `embed` knows by their rows, by the learner's rule."""
+        if self.fusion:
+            return self.fusion.match(embed, count)
+        return match(self.index, embed, count, self.settings.neighbours)
 
     def _matches(self, images: ImageSet, chunk: int) -> Iterator[Matches]:
         self._require_knowledge()
@@ -116,7 +153,7 @@ class Learner:
         for pixels in prefetched(images, chunks, ahead=1, device=backbone.device):
             tokens = backbone.trunk_pixels(pixels, index.shared_layers(backbone.depth), batch)
             embed = prompted_forward(backbone, index, tokens, batch)
-            yield match(index, embed, len(pixels), self.settings.neighbours)
+            yield self.match(embed, len(pixels))
 
     def forget(self, name: str | None = None, *, task: str | None = None) -> Forgotten:
         """Remove a class, or a whole task with `task=`. The result says what that guarantees."""
@@ -147,7 +184,7 @@ class Learner:
 
     def copy(self) -> Learner:
         """A learner that can change without this one: records are shared, the list of them is not."""
-        other = Learner(self.backbone, self.settings)
+        other = Learner(self.backbone, self.settings, self._domain)
         other.memory = Memory(self.memory.tasks)
         return other
 

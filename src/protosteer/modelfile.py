@@ -19,12 +19,12 @@ from protosteer.backbones import Backbone, find_weights, full_name
 from protosteer.errors import LearnerError, ModelFileError, ProtosteerError, WeightsError
 from protosteer.method.memory import About, ClassRecord, Memory, TaskRecord
 from protosteer.method.merging import Renames, concatenate
-from protosteer.method.prototypes import Centroids
+from protosteer.method.prototypes import Centroids, Sketch
 from protosteer.settings import Settings
 from protosteer.util.files import write_atomically
 from protosteer.util.sealed import seal, unseal
 
-FORMAT = 1
+FORMAT = 2  # 1: without sketches; still read, and still written where there are none
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ class Model:
     def pack(self) -> bytes:
         """The contents of a model file; equal models give equal bytes."""
         tensors: dict[str, Tensor] = {}
-        tasks = []
+        tasks: list[dict[str, Any]] = []
+        domains: list[Tensor] = []
         for t, task in enumerate(self.memory.tasks):
             tensors |= {f"tasks.{t}.{name}": tensor for name, tensor in task.tensors()}
             tasks.append(
@@ -79,11 +80,13 @@ class Model:
                     "prompt": task.prompt is not None,
                     "independent": task.independent,
                     **({"few_shot": True} if task.few_shot else {}),
+                    **({} if task.domain is None else {"domain": _place(domains, task.domain)}),
                     "about": task.about.to_dict(),
                 }
             )
+        tensors |= {f"domains.{i}": prompt for i, prompt in enumerate(domains)}
         header = {
-            "format": FORMAT,
+            "format": FORMAT if any(record.plain for record in self.memory.records) else 1,
             "protosteer": protosteer.__version__,
             "backbone": self.backbone,
             "settings": self.settings.to_dict(),
@@ -110,6 +113,15 @@ class Model:
             heads=about["heads"],
             device=device,
         )
+
+
+def _place(prompts: list[Tensor], prompt: Tensor) -> int:
+    """Where an equal one stands in the list; at its end, if there is none."""
+    for i, other in enumerate(prompts):
+        if torch.equal(other, prompt):
+            return i
+    prompts.append(prompt)
+    return len(prompts) - 1
 
 
 def backbone_header(backbone: Backbone) -> dict[str, Any]:
@@ -142,7 +154,7 @@ def _check_alike(first: Model, other: Model) -> None:
             f"learners see images differently: preprocessing is {mine['preprocessing']} and "
             f"{theirs['preprocessing']}; teach one of them again with that of the other"
         )
-    for setting in ("neighbours", "temperature"):
+    for setting in ("rule", "neighbours", "temperature"):
         here, there = getattr(first.settings, setting), getattr(other.settings, setting)
         if here != there:
             raise LearnerError(
@@ -165,9 +177,9 @@ def read(path: str | Path) -> Model:
 def unpack(data: bytes, path: Path) -> Model:
     """Check the contents of a model file; `path` is what messages call it."""
     header, tensors = unseal(data, str(path))
-    if header.get("format") != FORMAT:
+    if header.get("format") not in (1, FORMAT):
         raise ModelFileError(
-            f"{path} has format {header.get('format')}, this version reads {FORMAT}; use protosteer "
+            f"{path} has format {header.get('format')}, this version reads up to {FORMAT}; use protosteer "
             f"{header.get('protosteer')}"
         )
     try:
@@ -184,18 +196,27 @@ def unpack(data: bytes, path: Path) -> Model:
 def _task(t: int, header: dict[str, Any], tensors: dict[str, Tensor]) -> TaskRecord:
     _check_task(header)
 
-    def centroids(prefix: str) -> Centroids:
-        return Centroids(*(tensors[f"{prefix}.{part}"] for part in ("means", "deviations", "counts")))
+    def whole(name: str) -> Tensor:
+        tensor = tensors[name]
+        return tensor.float() if tensor.dtype == torch.float16 else tensor
+
+    def sketch(prefix: str) -> Sketch | None:
+        if f"{prefix}.points" not in tensors:
+            return None
+        return Sketch(*(whole(f"{prefix}.{part}") for part in ("points", "counts", "deviations")))
 
     classes = []
     for i, name in enumerate(header["classes"]):
         prefix = f"tasks.{t}.classes.{i}"
+        values = Centroids(*(whole(f"{prefix}.values.{part}") for part in ("means", "deviations", "counts")))
+        plain, domain = sketch(f"{prefix}.plain"), sketch(f"{prefix}.domain")
+        keys = plain.points if plain else tensors[f"{prefix}.keys"]
         similarities = tensors.get(f"{prefix}.held_out")
-        values = centroids(f"{prefix}.values")
-        classes.append(ClassRecord(name, tensors[f"{prefix}.keys"], values, similarities))
+        classes.append(ClassRecord(name, keys, values, similarities, plain, domain))
     prompt = tensors[f"tasks.{t}.prompt"] if header["prompt"] else None
+    common = tensors[f"domains.{header['domain']}"] if "domain" in header else None
     about, few_shot = About.from_dict(header["about"]), header.get("few_shot", False)
-    return TaskRecord(header["name"], tuple(classes), prompt, header["independent"], about, few_shot)
+    return TaskRecord(header["name"], tuple(classes), prompt, header["independent"], about, few_shot, common)
 
 
 # A file from someone else may be sealed and say anything: readers of a model rely on what is checked here.
@@ -228,11 +249,11 @@ def _check_shapes(memory: Memory, backbone: dict[str, Any]) -> None:
     """Every tensor as docs/api.md describes it."""
     dim, depth = backbone.get("dim"), backbone.get("depth")
     for task in memory.tasks:
-        if task.prompt is not None:
-            dim = dim or task.prompt.shape[-1]
-            _check_tensor(task.prompt, 3, dim, f"prompt of {task.name}")
-            if depth is not None and len(task.prompt) > depth:
-                raise TypeError(f"prompt of {task.name} has {len(task.prompt)} layers, the backbone {depth}")
+        for prompt in (p for p in (task.prompt, task.domain) if p is not None):
+            dim = dim or prompt.shape[-1]
+            _check_tensor(prompt, 3, dim, f"prompt of {task.name}")
+            if depth is not None and len(prompt) > depth:
+                raise TypeError(f"prompt of {task.name} has {len(prompt)} layers, the backbone {depth}")
         for record in task.classes:
             dim, values = dim or record.keys.shape[-1], record.values
             for tensor in (record.keys, values.means, values.deviations):
@@ -241,9 +262,25 @@ def _check_shapes(memory: Memory, backbone: dict[str, Any]) -> None:
                 raise TypeError(f"centroids of {record.name} are not as many as their counts")
             if values.counts.ndim != 1 or values.counts.dtype != torch.int64:
                 raise TypeError(f"counts of {record.name} are not whole numbers")
+            for sketch in (s for s in (record.plain, record.domain) if s is not None):
+                _check_sketch(sketch, record, dim)
+            if (record.domain is None) != (task.domain is None):
+                raise TypeError(
+                    f"{record.name} lacks its points under the prompt for all classes, or the prompt"
+                )
             held_out = record.similarities
             if held_out is not None and (held_out.ndim != 1 or not held_out.dtype.is_floating_point):
                 raise TypeError(f"held-out similarities of {record.name} are not a list of numbers")
+
+
+def _check_sketch(sketch: Sketch, record: ClassRecord, dim: int) -> None:
+    _check_tensor(sketch.points, 2, dim, f"points of {record.name}")
+    _check_tensor(sketch.deviations, 1, dim, f"deviations of {record.name}")
+    counts, points = sketch.counts, len(sketch.points)
+    if counts.shape != (points,) or counts.dtype != torch.int64 or int(counts.min()) < 1:
+        raise TypeError(f"points of {record.name} are not as many as their counts, or a count is below 1")
+    if points < sketch.single:
+        raise TypeError(f"{record.name} has {points} points for more images")
 
 
 def _check_tensor(tensor: Tensor, axes: int, dim: int, what: str) -> None:

@@ -25,7 +25,7 @@ else:
 AUGMENTATIONS = ("paper", "no-flip", "crop", "none")
 CLUSTERINGS = ("spectral", "kmeans")
 LABEL_ASSIGNMENTS = ("discretize", "kmeans")
-PRESETS = ("paper", "fast")
+PRESETS = ("best", "fast", "instant", "paper")
 
 # Settings that older files name, with the value at which they did nothing.
 RETIRED = {"cached_views": 0}
@@ -73,6 +73,7 @@ class Settings(Values):
 
     # Prompt: L_p, its kind, and where a new task's prompt starts.
     prompts: bool = True  # False: the training-free baseline, Sec. 3.2
+    prompt_tasks: str = "all"  # that get one; "first": only the one that serves all classes
     prompt_length: int = 1
     prompt_kind: str = "deep"
     prompt_from_layer: int = 1  # later: the layers before are one trunk for all prompts (not in the paper)
@@ -107,7 +108,8 @@ class Settings(Values):
     clustering: str = "spectral"
     assign_labels: str = "discretize"
 
-    # Inference: r nearest key centroids.
+    # Inference: the paper's rule with its r nearest key centroids, or evidence (docs/beyond.md).
+    rule: str = "paper"
     neighbours: int = 3
     embed_batch_size: int = 64
 
@@ -116,6 +118,8 @@ class Settings(Values):
     seed: int = 0
 
     CHOICES: ClassVar = {
+        "rule": ("paper", "evidence"),
+        "prompt_tasks": ("all", "first"),
         "prompt_kind": ("deep", "shallow"),
         "prompt_start": ("previous", "zero", "random"),
         "loss": ("cpl", "supcon", "cross-entropy"),
@@ -159,9 +163,9 @@ class Settings(Values):
             )
 
     @classmethod
-    def preset(cls, name: str, depth: int, **changes: Any) -> Settings:
-        """Settings by the name of a preset, for a backbone of `depth` layers; what is given besides wins."""
-        return cls.from_dict({**preset(name, depth), **changes})
+    def preset(cls, name: str, **changes: Any) -> Settings:
+        """Settings by the name of a preset; what is given besides wins."""
+        return cls.from_dict({**preset(name), **changes})
 
     @classmethod
     def from_file(cls, values: Mapping[str, Any]) -> Settings:
@@ -196,13 +200,22 @@ def read_toml(path: Path) -> dict[str, Any]:
     return values
 
 
-def preset(name: str, depth: int) -> dict[str, Any]:
-    """What a preset changes: "paper" nothing; "fast" trades accuracy for time, see docs/performance.md."""
+# "best" trains a prompt per task, "fast" one for all classes, "instant" nothing; all three read what they keep
+# as evidence.
+_QUICKER = {"epochs": 15, "batch_size": 50}
+_CHANGES: Mapping[str, Mapping[str, Any]] = {
+    "best": {"rule": "evidence", **_QUICKER},
+    "fast": {"rule": "evidence", **_QUICKER, "prompt_tasks": "first"},
+    "instant": {"rule": "evidence", "prompts": False},
+    "paper": {},
+}
+
+
+def preset(name: str) -> dict[str, Any]:
+    """What a preset changes in the paper's settings."""
     if name not in PRESETS:
         raise SettingsError(f"preset {name!r} is unknown; choose one of {', '.join(PRESETS)}")
-    if name == "paper":
-        return {}
-    return {"prompt_from_layer": max(1, min(depth // 2 + 1, depth - 1))}
+    return dict(_CHANGES[name])
 
 
 def unknown_setting(key: str, known: Sequence[str]) -> str:

@@ -45,7 +45,7 @@ def measure(backbone: Backbone, batch: Tensor, classes: int, repeats: int) -> Ra
         "rest": partial(overhead, index, embeddings),
     }
     times = interleaved(sides, repeats)
-    passes = overhead(index, embeddings).forward_passes / images
+    passes = float(overhead(index, embeddings).passes.double().mean())
     forward = [seconds * passes / len(batch) for seconds in times["backbone"]]
     rest = [seconds / images for seconds in times["rest"]]
     about = f"{backbone.name}: backbone's share of predict at {classes:,} classes"

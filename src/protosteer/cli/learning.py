@@ -189,7 +189,7 @@ def _learner(
         learner = Learner(Backbone.load(name or NANO, weights=weights, device=device))
         if name is None:
             say(f"backbone {NANO}, for first tries; for photographs take a larger one: --backbone vit")
-    given = settings_of(preset, learner.backbone.depth) if preset else {}
+    given = settings_of(preset) if preset else {}
     learner.settings = learner.settings.replace(**(given | changes))
     return learner
 

@@ -49,17 +49,17 @@ MakeReporter = Callable[[Stream, Sequence[str], Callable[[str], None]], Any]
 class Experiment:
     """What `protosteer run` is told. `settings` belong to the method, `options` to the stream.
 
-    A preset stands for settings that depend on the backbone's depth; settings that are given win over it.
+    Settings that are given win over those of a preset.
     """
 
     stream: str
-    method: str = "cpp"
+    method: str = "protosteer"
     backbone: str = NANO
     weights: Path | None = None
     image_size: int | None = None
     crop: float | None = None  # None: the stream's own, or else the weights'
     seeds: tuple[int, ...] | None = None  # None: those of the run that is resumed, or else 0
-    preset: str = "paper"
+    preset: str | None = None  # None: the method's own
     settings: Mapping[str, Any] = field(default_factory=dict)
     options: StreamOptions = field(default_factory=StreamOptions)
     data_dir: Path | None = None
@@ -92,10 +92,9 @@ class Experiment:
         made.settings_for(0)  # complains of values that the method does not take
         return made
 
-    def settings_for(self, seed: int, depth: int = 12) -> Values:
-        """Settings of the method, on a backbone of so many layers: a preset looks at it."""
+    def settings_for(self, seed: int) -> Values:
         method = find_method(self.method)
-        return method.settings_from({**method.preset(self.preset, depth), **self.settings, "seed": seed})
+        return method.settings_from({**method.preset(self.preset), **self.settings, "seed": seed})
 
     @property
     def folder(self) -> Path:
@@ -179,7 +178,7 @@ def run_experiment(
     )
     folder = RunFolder(experiment.folder)
     with writing(folder.path, "out="), folder.locked():
-        settings = experiment.settings_for(0, backbone.depth)
+        settings = experiment.settings_for(0)
         configuration = manifest.configuration(method_class, settings, backbone, stream)
         now = manifest.circumstances(backbone.device)
         seeds, lines = folder.open(configuration, now, command, experiment.seeds, resume, overwrite)
@@ -191,7 +190,7 @@ def run_experiment(
         reporter = make_reporter(stream, runs, folder.log) if make_reporter else Reporter()
         with reporter, _warnings_to(reporter.say):
             for seed in seeds:
-                method = method_class(backbone, experiment.settings_for(seed, backbone.depth))
+                method = method_class(backbone, experiment.settings_for(seed))
                 store = SeedFolder(folder.seed(seed), method.suffix, bookmark_seconds)
                 if folder.finished(seed):
                     reporter.begin(f"seed {seed}", "done already", len(stream))

@@ -24,18 +24,21 @@ from protosteer.method.encoder import Encoder
 from protosteer.method.memory import Memory, TaskRecord
 from protosteer.method.vit import shared_layers
 
-# Embeds some of the images at hand, by row [m], each under the prompt of a task, by number [m]; None: no
+# Embeds some of the images at hand, by row [m], each under a prompt of the index, by number [m]; None: no
 # prompt.
 Embed = Callable[[Tensor, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True)
 class Index:
-    """All centroids as normalised matrices, which task or class each belongs to, and the tasks' prompts."""
+    """All centroids as normalised matrices, which task or class each belongs to, and the prompts.
+
+    Prompts have the numbers of their tasks; the one for all classes, if there is one, comes last.
+    """
 
     tasks: list[str]
     classes: list[str]
-    prompts: list[Tensor | None]  # of each task, [S, L, D]
+    prompts: list[Tensor | None]  # [S, L, D] each
     prompted: Tensor  # bool [T]
     prompt_owners: Tensor  # [T]: the first task that has the same prompt
     keys: Tensor  # [K, D]
@@ -46,14 +49,14 @@ class Index:
 
     @classmethod
     def build(cls, memory: Memory) -> Index:
-        records = memory.records
+        records, domain = memory.records, memory.domain
         class_tasks = torch.tensor([t for t, task in enumerate(memory.tasks) for _ in task.classes])
         key_counts = torch.tensor([len(record.keys) for record in records])
         value_counts = torch.tensor([len(record.values.means) for record in records])
         return cls(
             tasks=memory.task_names,
             classes=memory.classes,
-            prompts=[task.prompt for task in memory.tasks],
+            prompts=[*(task.prompt for task in memory.tasks), *([] if domain is None else [domain])],
             prompted=torch.tensor([task.prompt is not None for task in memory.tasks]),
             prompt_owners=_prompt_owners(memory.tasks),
             keys=F.normalize(torch.cat([record.keys for record in records]), dim=1),
@@ -110,27 +113,26 @@ def _same_shape(index: Index, tasks: Tensor) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Matches:
-    """Outcome for B images, in numbers. `scores` [B, C]: best cosine over a class's centroids and all q_j."""
+    """Outcome for B images, in numbers."""
 
-    scores: Tensor
-    candidates: Tensor  # bool [B, T]: the retrieved tasks
+    scores: Tensor  # [B, C]: the greatest wins
+    similarities: Tensor  # [B, C]: as cosines, for people and for telling unknown images
+    candidates: Tensor  # bool [B, T]: the tasks that were taken into consideration
     winners: Tensor  # [B]: the task under whose prompt the best match was made; of copies the first
     embeddings: Tensor  # [B, D]: the image as that prompt makes it seen
-    forward_passes: int
+    passes: Tensor  # int64 [B]: forward passes that each image took
 
     @classmethod
     def join(cls, parts: Sequence[Matches]) -> Matches:
-        return cls(
-            torch.cat([p.scores for p in parts]),
-            torch.cat([p.candidates for p in parts]),
-            torch.cat([p.winners for p in parts]),
-            torch.cat([p.embeddings for p in parts]),
-            sum(p.forward_passes for p in parts),
-        )
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        return cls(*(torch.cat(column) for column in columns))
 
 
 def match(index: Index, embed: Embed, count: int, neighbours: int) -> Matches:
-    """Steps 1 to 3 for `count` images that `embed` knows by their rows."""
+    """Steps 1 to 3 for `count` images that `embed` knows by their rows.
+
+    A score is the best cosine over a class's centroids and all q_j.
+    """
     queries = embed(torch.arange(count), None)
     candidates = retrieve(index, queries, neighbours)  # [B, T]
     images, tasks = _pairs(index, candidates)  # [m], [m]
@@ -143,7 +145,8 @@ def match(index: Index, embed: Embed, count: int, neighbours: int) -> Matches:
     best.offer(some, plain[some].argmax(dim=1), queries[some])
     for some in _rounds(images):
         best.offer(images[some], tasks[some], embeddings[some])
-    return Matches(best.scores, candidates, best.tasks, best.embeddings, count + len(images))
+    passes = 1 + torch.bincount(images, minlength=count)
+    return Matches(best.scores, best.scores, candidates, best.tasks, best.embeddings, passes)
 
 
 def _pairs(index: Index, candidates: Tensor) -> tuple[Tensor, Tensor]:
@@ -216,12 +219,14 @@ class Prediction:
 
     classes: list[str]
     labels: list[str]
-    scores: Tensor  # [B, C]: cosine similarity
+    scores: Tensor  # [B, C]: the greatest is the label's; cosines by the paper's rule, logits by evidence
+    similarities: Tensor  # [B, C]: cosines
     probabilities: Tensor  # [B, C]: softmax of scores / temperature
     energy: Tensor  # [B]: low for images like those learned, high for unknown ones
     tasks: list[str]  # the task that the predicted class belongs to
     candidates: list[list[str]]  # the tasks whose prompts were tried
     embeddings: Tensor  # [B, D]: the image under the prompt that won
+    passes: Tensor  # int64 [B]: forward passes that each image took
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -233,7 +238,7 @@ class Prediction:
         """
         labels = self.scores.argmax(dim=1, keepdim=True)
         places = self.scores.scatter(1, labels, math.inf).topk(min(top, len(self.classes)), dim=1).indices
-        rows = (places, self.probabilities.gather(1, places), self.scores.gather(1, places))
+        rows = (places, self.probabilities.gather(1, places), self.similarities.gather(1, places))
         return [
             [(self.classes[c], p, s) for c, p, s in zip(*row, strict=True)]
             for row in zip(*(column.tolist() for column in rows), strict=True)
@@ -247,9 +252,11 @@ class Prediction:
             classes=list(index.classes),
             labels=[index.classes[i] for i in best.tolist()],
             scores=scores,
+            similarities=matches.similarities,
             probabilities=(scores / temperature).softmax(dim=1),
             energy=-temperature * (scores / temperature).logsumexp(dim=1),
             tasks=[index.tasks[i] for i in index.class_tasks[best].tolist()],
             candidates=[[index.tasks[t] for t in row.nonzero()[:, 0].tolist()] for row in matches.candidates],
             embeddings=matches.embeddings,
+            passes=matches.passes,
         )

@@ -14,20 +14,24 @@ import torch
 from torch import Tensor
 
 from protosteer.errors import LearnerError
-from protosteer.method.prototypes import Centroids, Prototypes
+from protosteer.method.prototypes import Centroids, Prototypes, Sketch
 from protosteer.util.text import listed
 
 
 @dataclass(frozen=True, eq=False)
 class ClassRecord:
-    """A class: key centroids (no prompt) and value centroids (its task's prompt), raw, not normalised."""
+    """A class: key centroids (no prompt) and value centroids (its task's prompt), raw, not normalised.
+
+    A class that is read as evidence (`evidence.py`) has sketches too; the points of the plain one are its
+    keys.
+    """
 
     name: str
     keys: Tensor  # [c, D]
     values: Centroids
-    similarities: Tensor | None = (
-        None  # [h]: of images of the class that were not learned; see photos/rejection.py
-    )
+    similarities: Tensor | None = None  # [h]: of images that were not learned; see photos/rejection.py
+    plain: Sketch | None = None  # no prompt
+    domain: Sketch | None = None  # the prompt for all classes
 
     @property
     def images(self) -> int:
@@ -56,6 +60,7 @@ class About:
     learned: str | None = None  # date, ISO
     image_bytes: int | None = None  # of the files that were learned
     held_out: int | None = None  # images that were not learned but checked the result
+    unfinished: bool | None = None  # can be used, but its prompt was still to be trained
 
     def to_dict(self) -> dict[str, Any]:
         """For files: plain data, without what is not known."""
@@ -65,11 +70,11 @@ class About:
     def from_dict(cls, values: Mapping[str, Any]) -> About:
         """From a file; what this version does not know is left out, what has another type is refused."""
         kinds = {"settings": dict, "learned": str, "images": int, "image_bytes": int, "held_out": int}
-        kinds |= {"trained_parameters": int}
+        kinds |= {"trained_parameters": int, "unfinished": bool}
         known = {f.name: values[f.name] for f in dataclasses.fields(cls) if values.get(f.name) is not None}
         for name, value in known.items():
             kind = kinds.get(name, (int, float))
-            if not isinstance(value, kind) or isinstance(value, bool):
+            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
                 raise TypeError(f"task {name} is {value!r}")
         return cls(**known)
 
@@ -84,25 +89,37 @@ class TaskRecord:
     independent: bool = False  # no other task had a say in training its prompt, or there is none
     about: About = About()
     few_shot: bool = False  # nothing was trained: the prompt, if any, is a copy of the nearest task's
+    domain: Tensor | None = None  # the prompt for all classes, under which its domain sketches were made
 
     @property
     def class_names(self) -> list[str]:
         return [record.name for record in self.classes]
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """All tensors with names that are unique within the task."""
+        """All tensors with names that are unique within the task, but for the prompt for all classes.
+
+        In half precision where that holds them exactly.
+        """
         if self.prompt is not None:
             yield "prompt", self.prompt
         for i, record in enumerate(self.classes):
-            yield f"classes.{i}.keys", record.keys
-            for part in dataclasses.fields(record.values):
-                yield f"classes.{i}.values.{part.name}", getattr(record.values, part.name)
+            parts = {"values": record.values, "plain": record.plain, "domain": record.domain}
+            if record.plain is None:
+                yield f"classes.{i}.keys", record.keys
+            for name, part in parts.items():
+                for field in dataclasses.fields(part) if part is not None else ():
+                    yield f"classes.{i}.{name}.{field.name}", _packed(getattr(part, field.name))
             if record.similarities is not None:
                 yield f"classes.{i}.held_out", record.similarities
 
     @property
     def bytes(self) -> int:
         return sum(t.numel() * t.element_size() for _, t in self.tensors())
+
+
+def _packed(tensor: Tensor) -> Tensor:
+    half = tensor.half() if tensor.dtype == torch.float32 else tensor
+    return half if torch.equal(half.to(tensor.dtype), tensor) else tensor
 
 
 class Memory:
@@ -130,6 +147,20 @@ class Memory:
     @property
     def task_names(self) -> list[str]:
         return [task.name for task in self.tasks]
+
+    @property
+    def evidence(self) -> bool:
+        """Whether every class can be read as evidence; where one cannot, all are read as the paper reads."""
+        return bool(self.tasks) and all(record.plain is not None for record in self.records)
+
+    @property
+    def domain(self) -> Tensor | None:
+        """The prompt for all classes, if they have one in common."""
+        first = self.tasks[0].domain if self.tasks else None
+        if first is None:
+            return None
+        same = (task.domain is not None and torch.equal(task.domain, first) for task in self.tasks)
+        return first if all(same) else None
 
     @property
     def owners(self) -> dict[str, str]:

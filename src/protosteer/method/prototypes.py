@@ -85,6 +85,52 @@ def _summarise(points: Floats, labels: Labels) -> Centroids:
     return Centroids(torch.from_numpy(means).float(), torch.from_numpy(deviations).float(), counts)
 
 
+@dataclass(frozen=True)
+class Sketch:
+    """One class in one space, as unit vectors: `points` [k, D], `counts` int64 [k] of images behind each.
+
+    `deviations` [D] is the root mean square of what lies between images and their points, dimension by
+    dimension. All are numbers that half precision holds exactly, so that a file need not keep more.
+    """
+
+    points: Tensor
+    counts: Tensor
+    deviations: Tensor
+
+    @property
+    def single(self) -> int:
+        """How many points are images as they are; they come first, the same images in every space."""
+        few = len(self.points) == int(self.counts.sum())
+        return len(self.points) if few else SINGLE
+
+
+# A class is sketched by at most so many points, of which so many are images as they are: what the evidence
+# would be without them is known exactly, and calibrates it.
+POINTS, SINGLE = 20, 5
+
+
+def sketch(embeddings: Tensor, seed: int = 0) -> Sketch:
+    """A class's embeddings [n, D] as they are while they are few, else a few of them and groups of the rest."""
+    units = halved(F.normalize(torch.from_numpy(_checked(embeddings)), dim=1).float())
+    if len(units) <= POINTS:
+        return Sketch(units, torch.ones(len(units), dtype=torch.int64), torch.zeros(units.shape[1]))
+    order = torch.randperm(len(units), generator=torch.Generator().manual_seed(seed))
+    rest = units[order[SINGLE:].sort().values]
+    groups = centroids(rest, POINTS - SINGLE, "kmeans", seed=seed % 2**32)
+    ones = torch.ones(SINGLE, dtype=torch.int64)
+    within = (groups.deviations**2 * groups.counts[:, None]).sum(dim=0) / len(units)
+    return Sketch(
+        torch.cat([units[order[:SINGLE].sort().values], halved(groups.means)]),
+        torch.cat([ones, groups.counts]),
+        halved(within.sqrt()),
+    )
+
+
+def halved(numbers: Tensor) -> Tensor:
+    """Rounded to what half precision holds, in single precision."""
+    return numbers.half().float()
+
+
 def left_out_similarity(embeddings: Tensor) -> Tensor | None:
     """[n]: cosine of each embedding [n, D] of a class to the mean of the others; None of one alone."""
     if len(embeddings) < 2:

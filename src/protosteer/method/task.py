@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -15,7 +16,7 @@ from protosteer.method import health
 from protosteer.method.encoder import Encoder
 from protosteer.method.inference import Index, nearest_task
 from protosteer.method.memory import About, ClassRecord, Memory, TaskRecord
-from protosteer.method.prototypes import Centroids, centroids, left_out_similarity
+from protosteer.method.prototypes import Centroids, centroids, halved, left_out_similarity, sketch
 from protosteer.method.training import Listener, Trained, train_prompt
 from protosteer.settings import Settings
 
@@ -42,53 +43,91 @@ def learn_task(
     memory: Memory,
     settings: Settings,
     listeners: Sequence[Listener] = (),
+    domain: Tensor | None = None,
+    on_usable: Callable[[TaskRecord], None] | None = None,
 ) -> TaskRecord:
-    """The record of a task. labels: [n], places in `classes`. memory: what has been learned before."""
+    """The record of a task. labels: [n], places in `classes`. memory: what has been learned before.
+
+    domain: a prompt for all classes. Without one, a first task that is read as evidence makes its own prompt
+    that. on_usable: is given the record as it is before anything is trained.
+    """
     earlier = Memory() if settings.independent else memory
     seed = task_seed(settings.seed, classes)
+    trains = trains_prompt(settings, len(classes), memory, domain)
+    seen = _Seen(images.embed(None), None if domain is None else images.embed(domain))
+    _warn(health.near_chance(seen.plain, labels))
 
-    keys = images.embed(None)
-    _warn(health.near_chance(keys, labels))
-    values, trained = keys, None
-    if trains_prompt(settings, len(classes), memory):
-        start = earlier.tasks[-1].prompt if len(earlier) else None
-        prototypes = earlier.prototypes(settings.noise)
-        trained = train_prompt(encoder, images.views, labels, settings, start, prototypes, seed, listeners)
-        values = images.embed(trained.prompt)
-        _warn(health.collapse(keys, values, labels))
+    def record(trained: Trained | None, values: Tensor, domain: Tensor | None) -> TaskRecord:
+        count = settings.centroids if trained or settings.rule == "paper" else 1
+        records = tuple(
+            _class_record(label, seen.of(labels == i), values[labels == i], count, settings, seed)
+            for i, label in enumerate(classes)
+        )
+        prompt, about = trained.prompt if trained else None, _about(settings, seen.plain, values, trained)
+        return TaskRecord(name, records, prompt, settings.independent, about, domain=domain)
 
-    records = tuple(
-        _class_record(label, keys[labels == i], values[labels == i], settings.centroids, settings, seed)
-        for i, label in enumerate(classes)
-    )
-    prompt = trained.prompt if trained else None
-    return TaskRecord(name, records, prompt, settings.independent, _about(settings, keys, values, trained))
+    if not trains:
+        return record(None, seen.plain, domain)
+    if on_usable:
+        usable = record(None, seen.plain, domain)
+        on_usable(dataclasses.replace(usable, about=dataclasses.replace(usable.about, unfinished=True)))
+    start = earlier.tasks[-1].prompt if len(earlier) else None
+    prototypes = earlier.prototypes(settings.noise)
+    trained = train_prompt(encoder, images.views, labels, settings, start, prototypes, seed, listeners)
+    values = images.embed(trained.prompt)
+    _warn(health.collapse(seen.plain, values, labels))
+    if makes_domain(settings, memory, domain):
+        seen, domain = _Seen(seen.plain, values), trained.prompt
+    return record(trained, values, domain)
 
 
-def trains_prompt(settings: Settings, classes: int, memory: Memory) -> bool:
+def trains_prompt(settings: Settings, classes: int, memory: Memory, domain: Tensor | None = None) -> bool:
     """One class with nothing to be told from gets no prompt: training would draw all its images together."""
     alone = classes == 1 and (settings.independent or not len(memory))
-    return settings.prompts and not alone
+    served = settings.prompt_tasks == "first" and (domain is not None or len(memory) > 0)
+    return settings.prompts and not alone and not served
+
+
+def makes_domain(settings: Settings, memory: Memory, domain: Tensor | None) -> bool:
+    """Whether the prompt of the task that is learned now will serve all classes that come later too."""
+    return settings.rule == "evidence" and domain is None and not len(memory) and not settings.independent
+
+
+@dataclasses.dataclass(frozen=True)
+class _Seen:
+    """Embeddings of images without a prompt, and under the one for all classes."""
+
+    plain: Tensor
+    domain: Tensor | None
+
+    def of(self, rows: Tensor) -> _Seen:
+        return _Seen(self.plain[rows], None if self.domain is None else self.domain[rows])
 
 
 def learn_class(name: str, images: TaskImages, memory: Memory, settings: Settings) -> TaskRecord:
     """The record of one class of a handful of images, a task of its own: prototypes alone, nothing is
     trained.
 
-    It gets a copy of the prompt of the task whose keys are nearest, and one centroid per five images, since
-    fewer make none that is better than their common mean.
+    By the paper's rule it gets a copy of the prompt of the task whose keys are nearest, and one centroid per
+    five images, since fewer make none that is better than their common mean. Evidence needs no prompt.
     """
-    keys = images.embed(None)
-    nearest = memory.tasks[nearest_task(Index.build(memory), keys)] if len(memory) else None
+    evidence, domain = settings.rule == "evidence", memory.domain
+    seen = _Seen(images.embed(None), None if domain is None else images.embed(domain))
+    nearest = None
+    if len(memory) and not evidence:
+        nearest = memory.tasks[nearest_task(Index.build(memory), seen.plain)]
     prompt = nearest.prompt if nearest else None
-    values = keys if prompt is None else images.embed(prompt)
-    count = min(settings.centroids, max(1, len(keys) // _IMAGES_PER_CENTROID))
+    values = seen.plain if prompt is None else images.embed(prompt)
+    count = 1 if evidence else min(settings.centroids, max(1, len(values) // _IMAGES_PER_CENTROID))
     seed = task_seed(settings.seed, [name])
-    record = _class_record(name, keys, values, count, settings, seed, left_out_similarity(values))
+    similarities = None if evidence else left_out_similarity(values)
+    record = _class_record(name, seen, values, count, settings, seed, similarities)
     # What a copy of a prompt was trained with is what the prompt was trained with.
     independent = nearest is None or prompt is None or nearest.independent
-    about = About(settings.to_dict(), len(keys))
-    return TaskRecord(memory.free_name(name), (record,), prompt, independent, about, few_shot=True)
+    about = About(settings.to_dict(), len(values))
+    return TaskRecord(
+        memory.free_name(name), (record,), prompt, independent, about, few_shot=True, domain=domain
+    )
 
 
 def task_seed(seed: int, classes: Sequence[str]) -> int:
@@ -99,7 +138,7 @@ def task_seed(seed: int, classes: Sequence[str]) -> int:
 
 def _class_record(
     name: str,
-    keys: Tensor,
+    seen: _Seen,
     values: Tensor,
     count: int,
     settings: Settings,
@@ -109,7 +148,12 @@ def _class_record(
     def cluster(embeddings: Tensor) -> Centroids:
         return centroids(embeddings, count, settings.clustering, settings.assign_labels, seed % 2**32)
 
-    return ClassRecord(name, cluster(keys).means, cluster(values), similarities)
+    if settings.rule == "paper":
+        return ClassRecord(name, cluster(seen.plain).means, cluster(values), similarities)
+    plain, groups = sketch(seen.plain, seed), cluster(values)
+    domain = None if seen.domain is None else sketch(seen.domain, seed)
+    groups = Centroids(halved(groups.means), halved(groups.deviations), groups.counts)
+    return ClassRecord(name, plain.points, groups, similarities, plain, domain)
 
 
 def _about(settings: Settings, keys: Tensor, values: Tensor, trained: Trained | None) -> About:

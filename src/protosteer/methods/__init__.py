@@ -7,10 +7,13 @@ from protosteer.methods.base import Answer, Images, Lesson, Method
 from protosteer.methods.cpp import CPP
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.ncm import NCM
+from protosteer.methods.protosteer import Protosteer
 from protosteer.methods.ranpac import RanPAC
 from protosteer.util.text import suggestion
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in (CPP, NCM, RanPAC, Finetune)}
+METHODS: dict[str, type[Method]] = {
+    method.name: method for method in (Protosteer, CPP, NCM, RanPAC, Finetune)
+}
 
 
 def find_method(name: str) -> type[Method]:

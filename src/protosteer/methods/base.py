@@ -55,11 +55,12 @@ class Images(Protocol):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a method says of B images. Methods that retrieve nothing leave the last two out."""
+    """What a method says of B images. What a method does not know it leaves out."""
 
     classes: Tensor  # int64 [B]: numbers in the method's list of classes
     candidates: Tensor | None = None  # bool [B, T]: the tasks that were taken into consideration
     prompts: Tensor | None = None  # int64 [B]: forward passes beyond the first
+    confidence: Tensor | None = None  # [B]: the probability that each is right, as the method sees it
 
 
 class Method(ABC):
@@ -80,9 +81,9 @@ class Method(ABC):
         return cls.settings_class.from_dict(values)
 
     @classmethod
-    def preset(cls, name: str, depth: int) -> dict[str, Any]:
-        """Settings that a preset stands for, on a backbone of `depth` layers; "paper" changes nothing."""
-        if name != "paper":
+    def preset(cls, name: str | None) -> dict[str, Any]:
+        """Settings that a preset stands for; None: the method's own choice."""
+        if name not in (None, "paper"):
             raise SettingsError(f"method {cls.name} has no preset {name!r}; leave it out")
         return {}
 

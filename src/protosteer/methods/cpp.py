@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,22 +10,18 @@ from torch import Tensor
 from protosteer import modelfile
 from protosteer.backbones import Backbone
 from protosteer.learner import Learner
-from protosteer.method.inference import Embed, match
+from protosteer.method.inference import Embed
 from protosteer.method.memory import Memory
 from protosteer.methods.base import Answer, Images, Lesson, Method
 from protosteer.running.progress import OnStage
 from protosteer.running.resume import Bookmark
-from protosteer.settings import Settings, preset
+from protosteer.settings import Settings
 
 
 class CPP(Method):
     name = "cpp"
     settings_class = Settings
     suffix = ".protosteer"
-
-    @classmethod
-    def preset(cls, name: str, depth: int) -> dict[str, Any]:
-        return preset(name, depth)
 
     def __init__(self, backbone: Backbone, settings: Settings):
         self.learner = Learner(backbone, settings)
@@ -50,22 +45,22 @@ class CPP(Method):
 
     def answer(self, images: Images) -> Answer:
         self.require_knowledge()
-        index = self.learner.index
-        matches = match(index, self.embedder(images), len(images), self.neighbours)
-        prompts = (matches.candidates & index.prompted).sum(dim=1)
-        return Answer(matches.scores.argmax(dim=1), matches.candidates, prompts)
+        matches = self.learner.match(self.embedder(images), len(images))
+        probabilities = (matches.scores / self.learner.temperature).softmax(dim=1)
+        confidence, classes = probabilities.amax(dim=1), matches.scores.argmax(dim=1)
+        return Answer(classes, matches.candidates, matches.passes - 1, confidence)
 
     def embedder(self, images: Images) -> Embed:
-        """`images.embed` as inference calls it, by the numbers of the memory's tasks."""
-        tasks = self.memory.tasks
+        """`images.embed` as inference calls it, by the numbers of the index's prompts."""
+        names, prompts = [*self.learner.tasks, "for all classes"], self.learner.index.prompts
 
         def embed(rows: Tensor, numbers: Tensor | None) -> Tensor:
             if numbers is None:
                 return images.embed(rows)
             embeddings = torch.empty(len(rows), self.backbone.dim)
             for number in numbers.unique().tolist():  # what was computed before is known by task
-                some, task = numbers == number, tasks[number]
-                embeddings[some] = images.embed(rows[some], task.prompt, task.name)
+                some = numbers == number
+                embeddings[some] = images.embed(rows[some], prompts[number], names[number])
             return embeddings
 
         return embed

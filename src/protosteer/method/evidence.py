@@ -1,0 +1,217 @@
+"""Coarse evidence: how much an embedding speaks for each of all classes, read from a few points per class.
+
+Everything here is a closed form over the points of all classes in one space, so that classes come and go
+without training, and so that what the evidence would have been without an image that was learned is known
+exactly. From that come the weights: probabilities that mean something need no image held out.
+
+- Whitened cosine: between an embedding and a class mean, both seen from the mean of all class means and
+  whitened by the covariance within classes, which is shrunk as far as its own noise says (Chen et al. 2010,
+  oracle approximating shrinkage).
+- Kernel ridge over the points with the arc-cosine kernel (Cho and Saul 2009), the limit of infinitely many
+  random ReLU features. It needs a solve over all points and is left out where there are too many.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protosteer.method.prototypes import Sketch
+
+RIDGE = 0.03  # lambda
+RIDGE_SHARE = 0.5  # of a whitened cosine's weight
+RIDGE_LIMIT = 4096  # points; the solve costs their number cubed
+UNCALIBRATED = 10.0  # the weight where no image can be left out
+LEFT_OUT_LIMIT = 4_000_000  # left-out images times classes that weights are found from
+
+
+@dataclass(frozen=True)
+class Space:
+    """The sketches of C classes in one space as matrices, in double precision."""
+
+    points: Tensor  # [P, D]
+    counts: Tensor  # [P]: images behind each
+    owners: Tensor  # [P]: classes as numbers
+    single: Tensor  # bool [P]: images as they are, of classes that have others: these can be left out
+    sizes: Tensor  # [C]: images of each class
+    means: Tensor  # [C, D]
+    scatter: Tensor  # [D, D]: of all images about their class means
+
+    @classmethod
+    def of(cls, sketches: Sequence[Sketch]) -> Space:
+        points = torch.cat([s.points for s in sketches]).double()
+        counts = torch.cat([s.counts for s in sketches]).double()
+        lengths = torch.tensor([len(s.points) for s in sketches])
+        owners = torch.arange(len(sketches)).repeat_interleave(lengths)
+        sizes = torch.zeros(len(sketches), dtype=torch.double).index_add_(0, owners, counts)
+        sums = points.new_zeros(len(sketches), points.shape[1])
+        means = sums.index_add_(0, owners, points * counts[:, None]) / sizes[:, None]
+        apart = (points - means[owners]) * counts.sqrt()[:, None]
+        within = torch.stack([s.deviations for s in sketches]).double().square()
+        scatter = apart.T @ apart + torch.diag(sizes @ within)
+        place = torch.arange(len(points)) - (lengths.cumsum(0) - lengths)[owners]
+        single = (place < torch.tensor([s.single for s in sketches])[owners]) & (sizes[owners] > 1)
+        return cls(points, counts, owners, single, sizes, means, scatter)
+
+
+class Whitened:
+    """Whitened cosine to the class means."""
+
+    def __init__(self, space: Space):
+        self.space = space
+        freedom = float((space.sizes - 1).sum())
+        covariance = space.scatter / max(freedom, 1.0)
+        self.shrinkage = oas(covariance, freedom)
+        scale = covariance.trace() / len(covariance)
+        shrunk = (1 - self.shrinkage) * covariance + self.shrinkage * scale * torch.eye(len(covariance))
+        flat = float(scale) <= 1e-12  # one image per class, or copies of one: there is nothing to whiten with
+        self.precision = torch.eye(len(shrunk)).double() if flat else torch.linalg.inv(shrunk)
+        # What one image adds to the shrunk covariance is this much of the square of its residual.
+        self.share = 0.0 if flat else (1 - self.shrinkage) / max(freedom, 1.0)
+        # A class alone has nothing to be seen from but the origin.
+        self.centre = space.means.mean(dim=0) if len(space.means) > 1 else torch.zeros_like(space.means[0])
+        self.directions = (space.means - self.centre) @ self.precision  # [C, D]
+        self.lengths = _dot(self.directions, space.means - self.centre)  # [C], squared
+
+    def scores(self, embeddings: Tensor) -> Tensor:
+        """[B, C] of unit vectors [B, D]."""
+        centred = embeddings - self.centre
+        own = _dot(centred @ self.precision, centred)[:, None]
+        return _cosine(centred @ self.directions.T, own, self.lengths)
+
+    def left_out(self, rows: Tensor) -> Tensor:
+        """[m, C]: scores of single points, each as if its image had not been learned.
+
+        Its class mean is that of the others, and the precision is updated for one residual less (Sherman and
+        Morrison); shrinkage and centre stay.
+        """
+        space, owners = self.space, self.space.owners[rows]
+        sizes, index = space.sizes[owners], torch.arange(len(rows))
+        centred = space.points[rows] - self.centre
+        residual = space.points[rows] - space.means[owners]
+        seen = residual @ self.precision
+        weight = self.share * sizes / (sizes - 1)
+        gain = weight / (1 - weight * _dot(seen, residual)).clamp(min=1e-9)
+        mine = _dot(seen, centred)  # residual and embedding
+        theirs = residual @ self.directions.T  # residual and class means
+        across = centred @ self.directions.T
+        lengths = self.lengths.repeat(len(rows), 1)
+        without = space.means[owners] - residual / (sizes - 1)[:, None] - self.centre
+        theirs[index, owners] = _dot(seen, without)
+        across[index, owners] = _dot(centred @ self.precision, without)
+        lengths[index, owners] = _dot(without @ self.precision, without)
+        own = _dot(centred @ self.precision, centred) + gain * mine**2
+        return _cosine(
+            across + gain[:, None] * mine[:, None] * theirs, own[:, None], lengths + gain[:, None] * theirs**2
+        )
+
+
+class Ridge:
+    """Kernel ridge regression of class membership on the points."""
+
+    def __init__(self, space: Space):
+        self.space = space
+        self.points = F.normalize(space.points, dim=1)
+        self.targets = F.one_hot(space.owners, len(space.sizes)).double()
+        kernel = arc_cosine(self.points, self.points) + RIDGE * torch.diag(1 / space.counts)
+        self.inverse = torch.linalg.inv(kernel)
+        self.weights = self.inverse @ self.targets  # [P, C]
+
+    def scores(self, embeddings: Tensor) -> Tensor:
+        return arc_cosine(embeddings, self.points) @ self.weights
+
+    def left_out(self, rows: Tensor) -> Tensor:
+        """[m, C]: the score of each point by the ridge over all others, in closed form."""
+        return self.targets[rows] - self.weights[rows] / self.inverse.diagonal()[rows][:, None]
+
+
+class Coarse:
+    """Both together, and how similar an embedding is to the classes.
+
+    Similarity, the mean of the cosines to a class mean with and without whitening, is what tells images like no
+    class: whitening sees small differences, without it an image must lie where images lie at all.
+    """
+
+    def __init__(self, sketches: Sequence[Sketch]):
+        self.space = Space.of(sketches)
+        self.whitened = Whitened(self.space)
+        self.ridge = Ridge(self.space) if len(self.space.points) <= RIDGE_LIMIT else None
+        self.directions = F.normalize(self.space.means, dim=1)
+
+    def scores(self, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+        """Evidence [B, C] of embeddings [B, D], and similarity [B, C] as a cosine."""
+        unit = F.normalize(embeddings.double(), dim=1)
+        whitened = self.whitened.scores(unit)
+        plain = unit @ self.directions.T
+        ridge = self.ridge.scores(unit) if self.ridge else None
+        return _joined(whitened, ridge, plain)
+
+    def left_out(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of single points [m], each as if its image had not been learned."""
+        space, owners = self.space, self.space.owners[rows]
+        points, sizes = space.points[rows], space.sizes[owners][:, None]
+        plain = points @ self.directions.T
+        others = sizes * space.means[owners] - points
+        plain[torch.arange(len(rows)), owners] = F.cosine_similarity(points, others, dim=1)
+        ridge = self.ridge.left_out(rows) if self.ridge else None
+        return _joined(self.whitened.left_out(rows), ridge, plain)
+
+
+def _joined(whitened: Tensor, ridge: Tensor | None, plain: Tensor) -> tuple[Tensor, Tensor]:
+    evidence = whitened if ridge is None else whitened + RIDGE_SHARE * ridge
+    return evidence, (whitened + plain) / 2
+
+
+def oas(covariance: Tensor, freedom: float) -> float:
+    """Oracle approximating shrinkage: the share of a scaled identity, from the covariance's own spread."""
+    dim = len(covariance)
+    trace, squares = float(covariance.trace()), float(covariance.square().sum())
+    excess = squares - trace**2 / dim
+    if freedom < 1 or excess <= 0:
+        return 1.0
+    return min(1.0, ((1 - 2 / dim) * squares + trace**2) / ((freedom + 1 - 2 / dim) * excess))
+
+
+def arc_cosine(a: Tensor, b: Tensor) -> Tensor:
+    """[A, B] of unit vectors: (sin t + (pi - t) cos t) / pi, t the angle between them."""
+    cosine = (a @ b.T).clamp(-1, 1)
+    angle = cosine.acos()
+    return (angle.sin() + (math.pi - angle) * cosine) / math.pi
+
+
+def weights(evidence: Sequence[Tensor], labels: Tensor) -> Tensor:
+    """One weight per kind of evidence [m, C]: those under which the true classes [m] are likeliest.
+
+    Never negative. That nothing among m images went wrong does not mean that nothing ever will: the m + 1st
+    counts as one that says nothing, which bounds how sure a model can be.
+    """
+    stacked = torch.stack(list(evidence), dim=-1)
+    if not len(labels):
+        return torch.full((len(evidence),), UNCALIBRATED / len(evidence), dtype=torch.double)
+    logs = torch.full((len(evidence),), math.log(UNCALIBRATED / len(evidence)), dtype=torch.double)
+    logs.requires_grad_()
+    optimiser = torch.optim.LBFGS([logs], max_iter=50, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimiser.zero_grad()
+        smoothing = 1 / (len(labels) + 1)
+        value = F.cross_entropy(stacked @ logs.exp(), labels, label_smoothing=smoothing)
+        value.backward()
+        return value
+
+    optimiser.step(loss)
+    return logs.detach().exp()
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(dim=1)
+
+
+def _cosine(across: Tensor, own: Tensor, lengths: Tensor) -> Tensor:
+    """Zero where one of the two has no length."""
+    return across / (own * lengths).clamp(min=1e-24).sqrt()

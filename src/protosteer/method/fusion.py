@@ -1,0 +1,151 @@
+"""Prediction by evidence: coarse over all classes, fine inside the tasks that it leaves open.
+
+1. An image is embedded in the best view of all classes, without a prompt or under the prompt for all classes,
+   whichever tells images apart better that were left out. Coarse evidence makes a posterior of it. Whoever is
+   sure then is done, after a single pass.
+2. The others are seen in the second view, if that is worth its pass, ...
+3. ... and those still open under the prompts of the tasks that the posterior leaves open. How similar the
+   image is to a class's value centroids, each under its own task's prompt, is fine evidence for the class.
+
+Weights of the views come from the images that can be left out of the records, so that probabilities mean what
+they say; nothing is held out for that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protosteer.method import evidence
+from protosteer.method.evidence import Coarse
+from protosteer.method.inference import Embed, Index, Matches
+from protosteer.method.memory import Memory
+from protosteer.method.prototypes import Sketch
+
+SURE = 0.8  # the probability of a class from which on no further pass is made
+OPEN = 0.1  # the probability of a task from which on its prompt is tried
+WORTH = 0.2  # the share of all weight from which on a second view is worth a pass
+FINE = 0.5  # the weight of fine evidence, as a share of the weight of coarse evidence
+
+
+@dataclass(frozen=True)
+class View:
+    """One space that all classes are known in."""
+
+    prompt: int | None  # its number in the index
+    coarse: Coarse
+    weight: float  # together with the other views
+    alone: float  # by itself
+    familiar: Tensor  # [m]: greatest similarities of images that were left out
+
+
+class Fusion:
+    """What prediction by evidence needs of all records, computed once."""
+
+    def __init__(self, memory: Memory, index: Index):
+        self.index = index
+        self.views = _views(memory, index)
+        self.owned = index.prompted & ~_trained_domain(memory)  # bool [T]: tasks with a prompt of their own
+
+    def match(self, embed: Embed, count: int) -> Matches:
+        """Steps 1 to 3 for `count` images that `embed` knows by their rows. Scores are logits."""
+        index, first = self.index, self.views[0]
+        rows = torch.arange(count)
+        embeddings = embed(rows, _number(first.prompt, count))
+        coarse, similarities = first.coarse.scores(embeddings)
+        logits, passes = first.alone * coarse, torch.ones(count, dtype=torch.int64)
+        for view in self.views[1:]:
+            rows = _unsure(logits)
+            if len(rows):
+                other, _ = view.coarse.scores(embed(rows, _number(view.prompt, len(rows))))
+                logits[rows] = first.weight * coarse[rows] + view.weight * other
+                passes[rows] += 1
+        tried = self._open(logits)
+        images, tasks = tried.nonzero().T
+        if len(images):
+            fine = self._fine(embed(images, tasks), images, tasks, tried)
+            logits += FINE * sum(view.weight for view in self.views) * fine
+            passes += tried.sum(dim=1)
+        winners = index.class_tasks[logits.argmax(dim=1)]
+        return Matches(logits.float(), similarities.float(), tried, winners, embeddings, passes)
+
+    def _open(self, logits: Tensor) -> Tensor:
+        """bool [B, T]: the tasks whose own prompts are worth trying."""
+        empty = logits.new_zeros(len(logits), len(self.index.tasks))
+        tasks = self.index.class_tasks.expand(len(logits), -1)
+        posterior = empty.scatter_add_(1, tasks, logits.softmax(dim=1))
+        unsure = torch.zeros(len(logits), 1, dtype=torch.bool)
+        unsure[_unsure(logits)] = True
+        return (posterior >= OPEN) & self.owned & unsure
+
+    def _fine(self, embeddings: Tensor, images: Tensor, tasks: Tensor, tried: Tensor) -> Tensor:
+        """[B, C]: greatest cosine to a class's value centroids; of tasks not tried, what is usual for the
+        image."""
+        index = self.index
+        fine = torch.full((len(tried), len(index.classes)), torch.nan, dtype=torch.double)
+        units = F.normalize(embeddings, dim=1)
+        value_tasks = index.class_tasks[index.value_classes]
+        for t in tasks.unique().tolist():
+            own, some = value_tasks == t, tasks == t
+            classes, places = index.value_classes[own].unique(return_inverse=True)
+            similarity = units[some] @ index.values[own].T
+            best = torch.full((len(similarity), len(classes)), -torch.inf)
+            best.scatter_reduce_(1, places.expand(len(similarity), -1), similarity, "amax")
+            fine[images[some][:, None], classes] = best.double()
+        usual = fine.nanmean(dim=1, keepdim=True).nan_to_num(0.0)
+        return torch.where(fine.isnan(), usual, fine)
+
+
+def _views(memory: Memory, index: Index) -> list[View]:
+    """The views of all classes, the one that weighs most first; those not worth a pass are left out."""
+    coarse: dict[int | None, Coarse] = {None: Coarse([_known(record.plain) for record in memory.records])}
+    if memory.domain is not None:
+        coarse[len(index.tasks)] = Coarse([_known(record.domain) for record in memory.records])
+    rows = _left_out_rows(coarse[None], len(index.classes))
+    labels = coarse[None].space.owners[rows]
+    left_out = {prompt: view.left_out(rows) for prompt, view in coarse.items()}
+    # To images that the prompt for all classes was trained with, it does more justice than to others.
+    fair = ~_trained_domain(memory)[index.class_tasks[labels]]
+    fair = fair if fair.any() else torch.ones_like(fair)
+
+    def weights(prompts: list[int | None]) -> list[float]:
+        return evidence.weights([left_out[p][0][fair] for p in prompts], labels[fair]).tolist()
+
+    both = dict(zip(coarse, weights(list(coarse)), strict=True))
+    worth = [p for p in coarse if both[p] >= WORTH * sum(both.values())]
+    kept = sorted(worth, key=lambda p: -both[p])
+    together = dict(zip(kept, weights(kept), strict=True))
+    return [View(p, coarse[p], together[p], weights([p])[0], left_out[p][1].amax(dim=1)) for p in kept]
+
+
+def _trained_domain(memory: Memory) -> Tensor:
+    """bool [T]: the task, if it is there, whose own prompt is the one for all classes."""
+    domain = memory.domain
+    same = [
+        domain is not None and t.prompt is not None and torch.equal(t.prompt, domain) for t in memory.tasks
+    ]
+    return torch.tensor(same)
+
+
+def _left_out_rows(coarse: Coarse, classes: int) -> Tensor:
+    """Points [m] that can be left out: all, or as many as memory allows, spread evenly."""
+    rows = coarse.space.single.nonzero()[:, 0]
+    most = max(1, evidence.LEFT_OUT_LIMIT // classes)
+    return rows if len(rows) <= most else rows[torch.linspace(0, len(rows) - 1, most).round().long()]
+
+
+def _known(sketch: Sketch | None) -> Sketch:
+    assert sketch is not None
+    return sketch
+
+
+def _number(prompt: int | None, count: int) -> Tensor | None:
+    return None if prompt is None else torch.full((count,), prompt)
+
+
+def _unsure(logits: Tensor) -> Tensor:
+    """Rows [m] whose likeliest class is not likely enough."""
+    return (logits.softmax(dim=1).amax(dim=1) < SURE).nonzero()[:, 0]

@@ -1,0 +1,16 @@
+"""Prediction by evidence, docs/beyond.md: what CPP learns, read better."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from protosteer.methods.cpp import CPP
+from protosteer.settings import preset
+
+
+class Protosteer(CPP):
+    name = "protosteer"
+
+    @classmethod
+    def preset(cls, name: str | None) -> dict[str, Any]:
+        return preset(name or "best")
