@@ -174,7 +174,7 @@ def oas(covariance: Tensor, freedom: float) -> float:
     excess = squares - trace**2 / dim
     if freedom < 1 or excess <= 0:
         return 1.0
-    return min(1.0, ((1 - 2 / dim) * squares + trace**2) / ((freedom + 1 - 2 / dim) * excess))
+    return min(1.0, (squares + trace**2) / ((freedom + 1) * excess))
 
 
 def arc_cosine(a: Tensor, b: Tensor) -> Tensor:
