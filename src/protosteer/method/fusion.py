@@ -57,6 +57,9 @@ class Fusion:
         records = memory.records
         self.views = _views(memory, [records[i] for i in self.order.tolist()], self.class_tasks)
         self.domain = _trained_domain(memory)  # bool [T]
+        # Value centroids stand task by task: where each begins.
+        owners = index.class_tasks[index.value_classes]
+        self.starts = torch.searchsorted(owners, torch.arange(len(index.tasks) + 1)).tolist()
 
     def match(self, embed: Embed, count: int) -> Matches:
         """Steps 1 to 3 for `count` images that `embed` knows by their rows. Scores are logits."""
@@ -113,9 +116,8 @@ class Fusion:
             embeddings[known] = domain[images[known]]
         fine = torch.full((len(tried), len(index.classes)), -torch.inf, dtype=torch.double)
         units, places = F.normalize(embeddings, dim=1), self.order.argsort()
-        value_tasks = index.class_tasks[index.value_classes]
         for t in tasks.unique().tolist():
-            own, some = value_tasks == t, tasks == t
+            own, some = slice(self.starts[t], self.starts[t + 1]), tasks == t
             classes, owners = index.value_classes[own].unique(return_inverse=True)
             similarity = units[some] @ index.values[own].T
             best = torch.full((len(similarity), len(classes)), -torch.inf)
@@ -160,7 +162,7 @@ def _trained_domain(memory: Memory) -> Tensor:
 def _left_out(coarse: Coarse) -> Tensor:
     """Which of the points that can be left out are: all, or as many as memory allows, spread evenly."""
     count, classes = int(coarse.space.single.sum()), len(coarse.space.sizes)
-    most = max(1, evidence.LEFT_OUT_LIMIT // classes)
+    most = max(evidence.LEFT_OUT_LEAST, evidence.LEFT_OUT_LIMIT // classes)
     return torch.linspace(0, count - 1, min(count, most)).round().long()
 
 
