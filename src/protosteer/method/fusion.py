@@ -28,6 +28,7 @@ from protosteer.method.prototypes import Sketch
 
 SURE = 0.8  # the probability of a class from which on no further pass is made
 OPEN = 0.1  # the probability of a task from which on its prompt is tried
+MOST = 2  # prompts that are tried, those of the likeliest tasks
 WORTH = 0.2  # the share of all weight from which on a second view is worth a pass
 FINE = 0.5  # the weight of fine evidence, as a share of the weight of coarse evidence
 
@@ -96,9 +97,11 @@ class Fusion:
         empty = logits.new_zeros(len(logits), len(self.index.tasks))
         tasks = self.class_tasks.expand(len(logits), -1)
         posterior = empty.scatter_add_(1, tasks, logits.softmax(dim=1))
-        unsure = torch.zeros(len(logits), 1, dtype=torch.bool)
+        unsure = torch.zeros_like(posterior, dtype=torch.bool)
         unsure[_unsure(logits)] = True
-        return (posterior >= OPEN) & self.index.prompted & unsure
+        worth = posterior * (self.index.prompted & unsure & (posterior >= OPEN))
+        leading = worth.topk(min(MOST, len(self.index.tasks)), dim=1).indices
+        return torch.zeros_like(unsure).scatter_(1, leading, True) & (worth > 0)
 
     def _fine(
         self, embed: Embed, domain: Tensor | None, images: Tensor, tasks: Tensor, tried: Tensor
