@@ -24,6 +24,7 @@ from protosteer.method.evidence import Coarse
 from protosteer.method.inference import Embed, Index, Matches
 from protosteer.method.memory import Memory
 from protosteer.method.prototypes import Sketch
+from protosteer.settings import Settings
 
 SURE = 0.8  # the probability of a class from which on no further pass is made
 OPEN = 0.1  # the probability of a task from which on its prompt is tried
@@ -97,6 +98,13 @@ class Fusion:
             fine[images[some][:, None], classes] = best.double()
         usual = fine.nanmean(dim=1, keepdim=True).nan_to_num(0.0)
         return torch.where(fine.isnan(), usual, fine)
+
+
+def fusion_of(memory: Memory, settings: Settings, index: Index | None = None) -> Fusion | None:
+    """None where the paper's rule is the one: by the settings, or because a class has no sketch."""
+    if settings.rule == "paper" or not memory.evidence:
+        return None
+    return Fusion(memory, index or Index.build(memory))
 
 
 def _views(memory: Memory, index: Index) -> list[View]:
