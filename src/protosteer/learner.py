@@ -61,8 +61,8 @@ class Learner:
 
     @property
     def fusion(self) -> Fusion | None:
-        """What prediction by evidence needs; None where the paper's rule is the one."""
-        return self._reading()[1]
+        """What prediction by evidence needs; None where the paper's rule is the one, or nothing is known."""
+        return self._reading()[1] if len(self.memory) else None
 
     def _reading(self) -> tuple[Index, Fusion | None]:
         """Built anew only when what is remembered has changed."""

@@ -154,7 +154,7 @@ def test_chosen_pictures_get_the_answers_of_the_model(visit, address, folder, le
     page = visit(address)
     choose(page, paths)
     expected = learner.predict(paths)
-    limit = threshold(learner.memory, 0.05)
+    limit = threshold(learner, 0.05)
     assert expected.labels == ["five", "zero", "six", "two"]
     facts = (expected.labels, expected.scores, expected.probabilities, expected.candidates)
     for card, label, scores, shares, tried in zip(page.locator(".card").all(), *facts, strict=True):
@@ -224,7 +224,7 @@ def test_the_map_has_every_class_and_the_pictures_tied_to_their_cards(visit, add
 
 def test_unknown_pictures_have_a_badge(visit, address, folder, learner):
     paths = new(folder, "nine", 12)
-    unknown = (learner.predict(paths).scores.amax(1) < threshold(learner.memory, 0.05)).tolist()
+    unknown = (learner.predict(paths).scores.amax(1) < threshold(learner, 0.05)).tolist()
     assert any(unknown)
     page = visit(address)
     choose(page, paths)

@@ -60,7 +60,7 @@ def test_predictions_equal_those_of_the_learner(client, learner):
     torch.testing.assert_close(torch.tensor([p["energy"] for p in served]), expected.energy)
     places = Projection.fit(learner.memory).place(expected.embeddings)
     torch.testing.assert_close(torch.tensor([p["position"] for p in served]), torch.tensor(places))
-    limit = threshold(learner.memory, 0.2)
+    limit = threshold(learner, 0.2)
     assert [p["unknown"] for p in served] == (best < limit).tolist()
     for row, prediction in enumerate(served):
         ranked = expected.scores[row].argsort(descending=True)[:3].tolist()

@@ -66,7 +66,7 @@ def describe(model: Model, fusion: Fusion | None) -> dict[str, Any]:
 def notes(memory: Memory, fusion: Fusion | None) -> list[str]:
     """What a model could do better than it does, and how; a sentence each. fusion: as a `Learner` has it."""
     better = "learn its folders again into a new model for calibrated probabilities and higher accuracy"
-    rule = [] if fusion else [f"this model predicts by the paper's rule; {better}"]
+    rule = [] if fusion or not len(memory) else [f"this model predicts by the paper's rule; {better}"]
     unfinished = [task.name for task in memory.tasks if task.about.unfinished]
     return rule + [f"task '{n}' has no prompt yet; the same learn command trains it" for n in unfinished]
 

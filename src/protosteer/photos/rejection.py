@@ -35,7 +35,7 @@ def familiar(memory: Memory, fusion: Fusion | None) -> Tensor:
 
 def calibrated(learner: Learner) -> bool:
     """Whether the model knows how similar images are that it has not learned."""
-    return len(learner.memory) > 0 and len(familiar(learner.memory, learner.fusion)) > 0
+    return len(familiar(learner.memory, learner.fusion)) > 0
 
 
 def threshold(learner: Learner, fraction: float) -> float:

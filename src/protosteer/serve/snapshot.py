@@ -20,9 +20,8 @@ class Snapshot:
         self.learner = learner
         self.memory = learner.memory
         self.path = path
-        # Built here, by whoever makes the change, not by the next prediction.
-        fusion = learner.fusion if len(self.memory) else None
-        self.projection = Projection.fit(self.memory, fusion)
+        # What is computed of the records is computed here, by whoever makes the change, not by the next prediction.
+        self.projection = Projection.fit(self.memory, learner.fusion)
         self.calibrated = calibrated(learner)
         self.rejection = lru_cache(maxsize=64)(partial(Rejection, learner))
         self._owners = self.memory.owners
