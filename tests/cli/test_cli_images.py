@@ -383,8 +383,8 @@ def test_reject_marks_the_least_similar(photos, taught, by_paper, capsys, rule):
     assert [row["unknown"] for row in rows] == (greatest < limit).tolist()
     assert any(row["unknown"] for row in rows)
     assert main(["predict", str(path), str(photos / "new"), "--reject", "0.5"]) == 0
-    similarity = r"similarity 0\.\d+, " if rule == "evidence" else ""
-    assert re.search(f": unknown, {similarity}nearest to ", capsys.readouterr().out)
+    words = r"similarity 0\.\d+; if known, " if rule == "evidence" else "nearest to "
+    assert re.search(f": unknown, {words}", capsys.readouterr().out)
     assert "reject = 1.5" in fails(capsys, "predict", path, photos / "new", "--reject", "1.5")
 
 

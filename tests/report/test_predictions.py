@@ -140,4 +140,4 @@ def test_what_is_unknown_is_decided_by_the_greatest_similarity_of_any_class(by_e
     rejection.threshold = 2.0
     (told_of,) = told(["a.png"], prediction, by_evidence, 1, rejection, False)
     text = as_text(told_of, True)
-    assert text.startswith(f"a.png: unknown, similarity {told_of['similarity']:.3f}, nearest to bee ")
+    assert text.startswith(f"a.png: unknown, similarity {told_of['similarity']:.3f}; if known, bee ")

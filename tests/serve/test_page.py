@@ -163,7 +163,7 @@ def test_chosen_pictures_get_the_answers_of_the_model(visit, address, folder, le
         best = scores.argsort(descending=True)[:3].tolist()
         rows = card.locator("tbody tr")
         assert rows.locator("th").all_inner_texts() == [learner.classes[i] for i in best]
-        numbers = [text for i in best for text in (f"{scores[i]:.2f}", f"{100 * shares[i]:.0f} %")]
+        numbers = [text for i in best for text in (f"{scores[i]:.2f}", f"{100 * shares[i]:.1f} %")]
         assert rows.locator(".number").all_inner_texts() == numbers
         widths = [box["width"] for box in (bar.bounding_box() for bar in rows.locator(".track i").all())]
         track = rows.locator(".track").first.bounding_box()["width"]

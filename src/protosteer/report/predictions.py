@@ -83,9 +83,11 @@ def as_text(row: Row, evidence: bool) -> str:
         return _percent(one["probability"]) if evidence else f"{one['similarity']:.3f}"
 
     others = ", ".join(f"{other['label']} {figure(other)}" for other in row["top"][1:])
-    unlike = f"unknown, similarity {row['similarity']:.3f}, " if evidence else "unknown, "
-    nearest = f"{unlike}nearest to " if row["unknown"] else ""
-    text = f"{row['path']}: {nearest}{row['label']} {figure(row)}"
+    strange = (
+        f"unknown, similarity {row['similarity']:.3f}; if known, " if evidence else "unknown, nearest to "
+    )
+    prefix = strange if row["unknown"] else ""
+    text = f"{row['path']}: {prefix}{row['label']} {figure(row)}"
     text = printable(f"{text}  ({others})" if others else text)
     if "candidates" not in row:
         return text
