@@ -113,15 +113,9 @@ def row(**changes: object) -> dict[str, object]:
     [
         ({"probability": 0.8}, "sure after one pass, no task's prompt was needed; "),
         ({}, "    one pass, no further prompt to try; "),
-        (
-            {"passes": 2},
-            "2 passes, with and without the prompt for all classes, no task's own prompt was tried",
-        ),
-        ({"passes": 2, "candidates": ["may"]}, "2 passes, prompts tried: may; "),
-        (
-            {"passes": 4, "candidates": ["may", "june"]},
-            "4 passes, with and without the prompt for all classes, prompts tried: may, june; ",
-        ),
+        ({"passes": 2}, "2 passes, with and without the prompt for all classes; "),
+        ({"passes": 4, "candidates": ["may", "june"]}, "4 passes, prompts tried: may, june; "),
+        ({"candidates": ["may"]}, "1 pass, prompts tried: may; "),
     ],
 )
 def test_by_evidence_an_explanation_says_what_was_tried(changes, words):

@@ -57,28 +57,33 @@ class Model:
         """Scores are logits. First view, second view where that leaves an image unsure, then the prompts of the
         tasks that are still open."""
         first, *others = views = self.about["views"]
-        coarse, similarities = self.coarse(0, images, first["prompt"])
+        seen = {first["prompt"]: self.embed(images, np.full(len(images), first["prompt"]))}
+        coarse, similarities = self.coarse(0, seen[first["prompt"]])
         logits = first["alone"] * coarse
         for number, view in enumerate(others, start=1):
             rows = self.unsure(logits).nonzero()[0]
+            units = seen[view["prompt"]] = np.full_like(seen[first["prompt"]], np.nan)
             if len(rows):
-                other, _ = self.coarse(number, images[rows], view["prompt"])
+                units[rows] = self.embed(images[rows], np.full(len(rows), view["prompt"]))
+                other, _ = self.coarse(number, units[rows])
                 logits[rows] = first["weight"] * coarse[rows] + view["weight"] * other
-        tasks = np.zeros((len(images), len(self.arrays["owned"])))
-        np.add.at(tasks.T, self.arrays["class_tasks"], softmax(logits).T)
-        tried = (tasks >= self.about["open"]) & self.arrays["owned"] & self.unsure(logits)[:, None]
+        posterior = np.zeros((len(images), len(self.arrays["task_prompts"])))
+        np.add.at(posterior.T, self.arrays["class_tasks"], softmax(logits).T)
+        prompted = self.arrays["task_prompts"] > 0
+        tried = (posterior >= self.about["open"]) & prompted & self.unsure(logits)[:, None]
         if tried.any():
-            logits += self.about["fine"] * sum(view["weight"] for view in views) * self.fine(images, tried)
+            weight = self.about["fine"] * sum(view["weight"] for view in views)
+            logits += weight * self.fine(images, seen, tried)
         return logits, similarities
 
     def unsure(self, logits: np.ndarray) -> np.ndarray:
         return softmax(logits).max(axis=1) < self.about["sure"]
 
-    def coarse(self, view: int, images: np.ndarray, prompt: int) -> tuple[np.ndarray, np.ndarray]:
+    def coarse(self, view: int, embeddings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Evidence and similarity [B, classes]: whitened cosine and kernel ridge; whitened and plain cosine."""
         named, prefix = self.arrays.items(), f"view{view}_"
         mine = {name.removeprefix(prefix): array for name, array in named if name.startswith(prefix)}
-        units = self.embed(images, np.full(len(images), prompt)).astype(np.float64)
+        units = embeddings.astype(np.float64)
         units /= np.linalg.norm(units, axis=1, keepdims=True)
         centred = units - mine["centre"]
         own = ((centred @ mine["precision"]) * centred).sum(axis=1, keepdims=True)
@@ -91,18 +96,22 @@ class Model:
             evidence = whitened + self.about["ridge_share"] * (kernel @ mine["weights"])
         return evidence, (whitened + units @ mine["means"].T) / 2
 
-    def fine(self, images: np.ndarray, tried: np.ndarray) -> np.ndarray:
+    def fine(self, images: np.ndarray, seen: dict[int, np.ndarray], tried: np.ndarray) -> np.ndarray:
         """[B, classes]: greatest similarity under the prompt of the class's task; of tasks not tried, the
-        image's mean of the others."""
+        greatest of the others. seen: images under prompts that they need no other pass for."""
         rows, tasks = tried.nonzero()
-        embeddings = self.embed(images[rows], self.arrays["task_prompts"][tasks])
+        prompts = self.arrays["task_prompts"][tasks]
+        embeddings = np.empty((len(rows), self.arrays["values"].shape[1]), dtype=np.float32)
+        new = ~np.isin(prompts, list(seen))
+        embeddings[new] = self.embed(images[rows[new]], prompts[new])
+        for prompt, units in seen.items():
+            embeddings[prompts == prompt] = units[rows[prompts == prompt]]
         similarity = np.maximum.reduceat(embeddings @ self.arrays["values"].T, self.starts, axis=1)
         pairs, classes = (tasks[:, None] == self.arrays["class_tasks"]).nonzero()
-        fine = np.full((len(images), len(self.labels)), np.nan)
+        fine = np.full((len(images), len(self.labels)), -np.inf)
         fine[rows[pairs], classes] = similarity[pairs, classes]
-        known = ~np.isnan(fine)
-        usual = np.where(known, fine, 0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
-        return np.where(known, fine, usual[:, None])
+        usual = fine.max(axis=1, keepdims=True)
+        return np.where(np.isinf(fine), np.where(np.isinf(usual), 0.0, usual), fine)
 
     def by_centroids(self, images: np.ndarray) -> np.ndarray:
         """[B, classes]: greatest similarity to a class's centroids."""

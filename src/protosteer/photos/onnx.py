@@ -145,18 +145,18 @@ def _prompt_rows(learner: Learner) -> tuple[list[int], list[Tensor]]:
 
 def _evidence(fused: Fusion) -> dict[str, np.ndarray]:
     """What evidence is made of, view by view, in double precision as it is computed."""
-    arrays = {"owned": fused.owned.numpy()}
+    arrays: dict[str, np.ndarray] = {}
     for number, view in enumerate(fused.views):
-        coarse = view.coarse
+        coarse, places = view.coarse, fused.places
         parts = {
             "centre": coarse.whitened.centre,
             "precision": coarse.whitened.precision,
-            "whitened": coarse.whitened.directions,
-            "lengths": coarse.whitened.lengths,
-            "means": coarse.directions,
+            "whitened": coarse.whitened.directions[places],
+            "lengths": coarse.whitened.lengths[places],
+            "means": coarse.directions[places],
         }
         if coarse.ridge:
-            parts |= {"points": coarse.ridge.points, "weights": coarse.ridge.weights}
+            parts |= {"points": coarse.ridge.points, "weights": coarse.ridge.weights[:, places]}
         arrays |= {f"view{number}_{name}": tensor.numpy() for name, tensor in parts.items()}
     return arrays
 

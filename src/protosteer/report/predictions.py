@@ -103,14 +103,15 @@ def as_text(row: Row, evidence: bool) -> str:
 
 def _passes(row: Row) -> str:
     """What an image was tried under, and why no more than that."""
-    passes, tried = row["passes"], row["candidates"]
-    if passes == 1:
-        sure = "sure after one pass, no task's prompt was needed"
-        why = sure if row["probability"] >= SURE else "one pass, no further prompt to try"
+    passes, tried = counted(row["passes"], "pass"), row["candidates"]
+    if tried:
+        why = f"{passes}, prompts tried: {', '.join(tried)}"
+    elif row["passes"] > 1:
+        why = f"{passes}, with and without the prompt for all classes"
+    elif row["probability"] >= SURE:
+        why = "sure after one pass, no task's prompt was needed"
     else:
-        both = [] if passes == 1 + len(tried) else ["with and without the prompt for all classes"]
-        why = ", ".join([counted(passes, "pass"), *both])
-        why += f", prompts tried: {', '.join(tried)}" if tried else ", no task's own prompt was tried"
+        why = "one pass, no further prompt to try"
     return f"{why}; similarity {row['similarity']:.3f}"
 
 

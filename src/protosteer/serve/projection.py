@@ -37,7 +37,9 @@ class Projection:
         """fusion: as a `Learner` has it."""
         if not memory.records:
             raise LearnerError("a model without classes has no map; learn a class first")
-        directions = fusion.views[0].coarse.directions if fusion else _directions(memory.records)
+        directions = _directions(memory.records)
+        if fusion:
+            directions = fusion.views[0].coarse.directions[fusion.places]
         origin = directions.mean(dim=0)
         axes = _axes(directions - origin, origin)
         extent = float(((directions - origin) @ axes.T).abs().max())
