@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from conftest import easy_task, tiny_backbone
+from protosteer.learner import Learner
 from protosteer.method.memory import About, ClassRecord, Memory, TaskRecord
 from protosteer.method.prototypes import Centroids
-from protosteer.modelfile import Model
+from protosteer.modelfile import Model, read
 from protosteer.photos import inspection
 from protosteer.settings import Settings
 
@@ -168,3 +171,34 @@ def test_a_model_that_was_not_written_and_one_without_tasks(tmp_path: Path) -> N
     told = inspection.describe(Model(tmp_path / "none", dict(BACKBONE), Settings(), Memory()), None)
     assert told["file"]["bytes"] is None and told["totals"]["bytes_per_class"] is None
     assert told["confusable"] == [] and not told["rejection"]["calibrated"]
+
+
+def test_by_evidence_the_views_and_what_calibrates_them_are_told(tmp_path: Path) -> None:
+    learner = Learner(tiny_backbone(), Settings.preset("best", epochs=1, neck_hidden=16, augmentation="none"))
+    learner.learn(easy_task(["ant", "bee"], per_class=30), name="spring")
+    learner.add_class("cat", easy_task(["cat"], per_class=3)[0])
+    learner.save(tmp_path / "m.protosteer")
+    told = inspection.describe(read(tmp_path / "m.protosteer"), learner.fusion)
+    domain = learner.memory.domain
+    assert told["rule"] == "evidence" and told["notes"] == []
+    assert told["evidence"] == {
+        "domain_prompt": {"layers": domain.shape[0], "length": 1, "bytes": domain.nbytes},
+        "views": [{"prompt": v.prompt is not None, "weight": v.weight} for v in learner.fusion.views],
+        "left_out": 5 + 5 + 3,
+    }
+    assert told["rejection"] == {"calibrated": True, "images": 13, "held_out": 0}
+    assert [c["points"] for task in told["tasks"] for c in task["classes"]] == [20, 20, 3]
+    assert told["totals"]["points"] == 43
+    for task, record in zip(told["tasks"], learner.memory.tasks, strict=True):
+        prompt = task["prompt"]["bytes"] if task["prompt"] else 0
+        assert sum(c["bytes"] for c in task["classes"]) + prompt == task["bytes"] == record.bytes
+    assert json.loads(json.dumps(told)) == told
+
+
+def test_notes_say_what_a_model_could_do_better(tmp_path: Path) -> None:
+    first, second = two_tasks()
+    late = replace(second, about=replace(second.about, unfinished=True))
+    rule, unfinished = inspection.notes(Memory([first, late]), None)
+    assert "paper's rule" in rule and "new model" in rule
+    assert unfinished == "task 'owl' has no prompt yet; the same learn command trains it"
+    assert inspection.notes(Memory(), None) == []

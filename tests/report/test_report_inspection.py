@@ -81,6 +81,30 @@ def test_the_header_says_what_is_true_of_the_whole_model() -> None:
     assert line_of(text, "Settings") == "epochs 10"
 
 
+def test_by_evidence_the_header_says_what_calibrates() -> None:
+    views = [{"prompt": False, "weight": 6.0}, {"prompt": True, "weight": 2.0}]
+    prompt = {"layers": 12, "length": 1, "bytes": 9_216}
+    evidence = {"domain_prompt": prompt, "views": views, "left_out": 1_000}
+    task = one_task("spring", [], unfinished=True, trained=False)
+    tasks = [task | {"classes": [one_class("cat", points=17)]}]
+    text = printed(described(tasks, evidence=evidence, totals={"points": 17}, notes=["do this", "and that"]))
+    assert line_of(text, "Knows").endswith("as 17 points")
+    assert line_of(text, "Rule") == "evidence"
+    assert line_of(text, "Prompt for all") == "9.2 kB; evidence weighs 75 % without it, 25 % with it"
+    assert line_of(text, "Probabilities") == "calibrated by 1,000 images, each left out in turn"
+    assert line_of(text, "Unknown images") == "can be rejected, with thresholds from images left out in turn"
+    assert line_of(text, "Note") == "do this" and " and that" in text
+    rows = [" ".join(line.split()) for line in text.splitlines()]
+    assert "cat spring 20 2 17 12.3 kB" in rows
+    assert "spring 2026-11-16 1 1,234 56.8 kB 9.2 kB prompt to come" in rows
+    bare = {"domain_prompt": None, "views": views[:1], "left_out": 0}
+    rejection = {"calibrated": False, "images": 0, "held_out": 0}
+    text = printed(described(evidence=bare, rejection=rejection))
+    assert line_of(text, "Prompt for all") == "none"
+    assert line_of(text, "Probabilities") == "not calibrated, as no class has two images"
+    assert line_of(text, "Unknown images") == "cannot be rejected, as no class has two images"
+
+
 def test_what_is_not_known_is_not_told() -> None:
     unknown = dict.fromkeys(("image_bytes", "times_smaller", "first_learned", "last_learned"))
     changes = {
