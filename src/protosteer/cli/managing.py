@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from protosteer.cli.common import app, check_plot, say, show, write_plot
-from protosteer.cli.models import PANEL, clear_up, open_learner
+from protosteer.cli.models import PANEL, clear_up, open_learner, say_notes
 from protosteer.cli.options import Device, Json, ModelBackbone, ModelFile, ModelWeights, Threads
 from protosteer.cli.words import parse_pairs
 from protosteer.errors import ProtosteerError
@@ -130,11 +130,12 @@ def inspect(
 ) -> None:
     """Show what a model file holds: tasks, classes, sizes, backbone, settings. No backbone is needed."""
     from protosteer import modelfile
+    from protosteer.method.fusion import fusion_of
     from protosteer.photos.inspection import describe, similarity
 
     check_plot(plot)
     read = modelfile.read(model)
-    about = describe(read)
+    about = describe(read, fusion_of(read.memory, read.settings))
     if as_json:
         print(json.dumps(about, indent=1))
     else:
@@ -201,6 +202,7 @@ def serve(
 
     def ready(address: str) -> None:
         say(f"serving {model}, {len(learner.classes)} classes, at {address} (Ctrl-C stops)")
+        say_notes(learner)
         if made:
             say(f"token for teaching: {made}")
 
