@@ -50,8 +50,11 @@ class Fusion:
         self.views = _views(memory, index)
         self.owned = index.prompted & ~_trained_domain(memory)  # bool [T]: tasks with a prompt of their own
 
-    def match(self, embed: Embed, count: int) -> Matches:
-        """Steps 1 to 3 for `count` images that `embed` knows by their rows. Scores are logits."""
+    def match(self, embed: Embed, count: int, fine: bool = True) -> Matches:
+        """Steps 1 to 3 for `count` images that `embed` knows by their rows; without `fine`, steps 1 and 2.
+
+        Scores are logits.
+        """
         index, first = self.index, self.views[0]
         rows = torch.arange(count)
         embeddings = embed(rows, _number(first.prompt, count))
@@ -63,11 +66,11 @@ class Fusion:
                 other, _ = view.coarse.scores(embed(rows, _number(view.prompt, len(rows))))
                 logits[rows] = first.weight * coarse[rows] + view.weight * other
                 passes[rows] += 1
-        tried = self._open(logits)
+        tried = self._open(logits) & fine
         images, tasks = tried.nonzero().T
         if len(images):
-            fine = self._fine(embed(images, tasks), images, tasks, tried)
-            logits += FINE * sum(view.weight for view in self.views) * fine
+            similar = self._fine(embed(images, tasks), images, tasks, tried)
+            logits += FINE * sum(view.weight for view in self.views) * similar
             passes += tried.sum(dim=1)
         winners = index.class_tasks[logits.argmax(dim=1)]
         return Matches(logits.float(), similarities.float(), tried, winners, embeddings, passes)

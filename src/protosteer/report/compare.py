@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.table import Table
 
-from protosteer.report.tables import DIAGNOSIS, FIGURES, Figure, spread_over_seeds, spread_table
+from protosteer.report.tables import DIAGNOSIS, FIGURES, Figure, Row, had, spread_over_seeds, spread_table
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 
@@ -26,30 +26,50 @@ QUALITY = {
     "avg_image_accuracy": Figure("Avg acc.\nmean over\nimages"),
     "last_forgetting": Figure("Forget-\nting"),
 }
-COSTS = ("retrieval_accuracy", "prompts_per_image", "bytes_per_class", "train_seconds", "eval_seconds")
+COSTS = (
+    "calibration_error", "retrieval_accuracy", "passes_per_image", "bytes_per_class", "train_seconds", "eval_seconds",
+)  # fmt: skip
 COST = {name: replace(FIGURES[name], heading=fill(FIGURES[name].title, 12)) for name in COSTS}
-# The diagnosis, beside the other figures: how the images of a task ended, and why.
+# The diagnosis, beside the other figures: how the images of a task ended, and why. A method has one kind.
 CAUSES = {f"diagnosis_{name}": figure for name, figure in DIAGNOSIS.items()}
-NARROW = [(name, replace(figure, heading=fill(figure.heading, 12))) for name, figure in CAUSES.items()]
-ENDED, WHY = dict(NARROW[:4]), dict(NARROW[4:])
+ENDED = "Test images after the last task (%), means over tasks"
+KINDS = (
+    (ENDED, ("accuracy", "not_retrieved", "wrong_prompt_won", "wrong_class")),
+    (
+        "True task given: accuracy (%); and spread (mean cosine)",
+        ("true_task_with_prompt", "true_task_without_prompt", "key_spread", "value_spread"),
+    ),
+    (ENDED, ("accuracy", "task_not_tried", "coarse_wrong", "fine_wrong")),
+    ("What evidence is worth (%)", ("coarse_accuracy", "true_task_accuracy", "confidence", "passes")),
+    (ENDED, ("accuracy", "same_task", "other_task")),
+)
 
 
 def comparison_tables(rows: Rows) -> list[Table]:
-    """Narrow enough for a terminal: how good, at what cost, and why."""
-    flat = _flat(rows).items()
+    """Narrow enough for a terminal: how good, at what cost, and why, for each kind of diagnosis."""
+    flat = list(_flat(rows).items())
     good = "Accuracy (%) and forgetting (points), mean ± std over seeds"
     return [
         spread_table(good, QUALITY, flat, count_seeds=True),
-        spread_table("Retrieval and cost", COST, flat),
-        spread_table("Test images after the last task (%), means over tasks", ENDED, flat),
-        spread_table("True task given: accuracy (%); and spread (mean cosine)", WHY, flat),
+        spread_table("Calibration, retrieval and cost", COST, flat),
+        *(table for title, names in KINDS for table in _causes(title, names, flat)),
     ]
+
+
+def _causes(title: str, names: Sequence[str], rows: Sequence[Row]) -> list[Table]:
+    """One kind of diagnosis of the rows that have it; nothing if none has."""
+    figures = {f"diagnosis_{name}": DIAGNOSIS[name] for name in names}
+    wanted = {name: replace(figure, heading=fill(figure.heading, 12)) for name, figure in figures.items()}
+    telling = f"diagnosis_{names[1]}"  # the first may be of any kind, a spread may be unknown
+    those = [row for row in rows if telling in had(wanted, [row])]
+    return [spread_table(title, wanted, those)] if those else []
 
 
 def comparison_markdown(rows: Rows) -> str:
     """Two GitHub tables of the same figures."""
+    flat = _flat(rows)
     figures = {name: FIGURES[name] for name in (*QUALITY, *COSTS)}
-    return f"{_markdown(_flat(rows), figures)}\n{_markdown(_flat(rows), CAUSES)}"
+    return f"{_markdown(flat, figures)}\n{_markdown(flat, had(CAUSES, flat.items()))}"
 
 
 def comparison_csv(rows: Rows) -> str:
