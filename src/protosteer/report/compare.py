@@ -26,21 +26,22 @@ QUALITY = {
     "avg_image_accuracy": Figure("Avg acc.\nmean over\nimages"),
     "last_forgetting": Figure("Forget-\nting"),
 }
-COSTS = (
-    "calibration_error", "retrieval_accuracy", "passes_per_image", "bytes_per_class", "train_seconds", "eval_seconds",
-)  # fmt: skip
-COST = {name: replace(FIGURES[name], heading=fill(FIGURES[name].title, 12)) for name in COSTS}
+DECIDING = ("calibration_error", "passes_per_image", "retrieval_accuracy")
+COSTS = ("bytes_per_class", "train_seconds", "eval_seconds")
 # The diagnosis, beside the other figures: how the images of a task ended, and why. A method has one kind.
 CAUSES = {f"diagnosis_{name}": figure for name, figure in DIAGNOSIS.items()}
-ENDED = "Test images after the last task (%), means over tasks"
+ENDED = "Test images after the last task, means over tasks"
 KINDS = (
     (ENDED, ("accuracy", "not_retrieved", "wrong_prompt_won", "wrong_class")),
     (
-        "True task given: accuracy (%); and spread (mean cosine)",
+        "True task given: accuracy; and spread (mean cosine)",
         ("true_task_with_prompt", "true_task_without_prompt", "key_spread", "value_spread"),
     ),
     (ENDED, ("accuracy", "task_not_tried", "coarse_wrong", "fine_wrong")),
-    ("What evidence is worth (%)", ("coarse_accuracy", "true_task_accuracy", "confidence", "passes")),
+    (
+        "What evidence is worth, means over tasks",
+        ("coarse_accuracy", "true_task_accuracy", "confidence", "passes"),
+    ),
     (ENDED, ("accuracy", "same_task", "other_task")),
 )
 
@@ -51,24 +52,28 @@ def comparison_tables(rows: Rows) -> list[Table]:
     good = "Accuracy (%) and forgetting (points), mean ± std over seeds"
     return [
         spread_table(good, QUALITY, flat, count_seeds=True),
-        spread_table("Calibration, retrieval and cost", COST, flat),
+        spread_table("Decisions after the last task", _narrow(FIGURES, DECIDING), flat),
+        spread_table("Cost", _narrow(FIGURES, COSTS), flat),
         *(table for title, names in KINDS for table in _causes(title, names, flat)),
     ]
 
 
 def _causes(title: str, names: Sequence[str], rows: Sequence[Row]) -> list[Table]:
     """One kind of diagnosis of the rows that have it; nothing if none has."""
-    figures = {f"diagnosis_{name}": DIAGNOSIS[name] for name in names}
-    wanted = {name: replace(figure, heading=fill(figure.heading, 12)) for name, figure in figures.items()}
+    figures = _narrow(CAUSES, [f"diagnosis_{name}" for name in names])
     telling = f"diagnosis_{names[1]}"  # the first may be of any kind, a spread may be unknown
-    those = [row for row in rows if telling in had(wanted, [row])]
-    return [spread_table(title, wanted, those)] if those else []
+    those = [row for row in rows if telling in had(figures, [row])]
+    return [spread_table(title, figures, those)] if those else []
+
+
+def _narrow(figures: Mapping[str, Figure], names: Sequence[str]) -> dict[str, Figure]:
+    return {name: replace(figures[name], heading=fill(figures[name].title, 12)) for name in names}
 
 
 def comparison_markdown(rows: Rows) -> str:
     """Two GitHub tables of the same figures."""
     flat = _flat(rows)
-    figures = {name: FIGURES[name] for name in (*QUALITY, *COSTS)}
+    figures = {name: FIGURES[name] for name in (*QUALITY, *DECIDING, *COSTS)}
     return f"{_markdown(flat, figures)}\n{_markdown(flat, had(CAUSES, flat.items()))}"
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from protosteer.evaluation.metrics import BINS, Bins, calibration_error, pooled
 from protosteer.report.plots import DPI, LINE_COLOURS, LINE_MARKERS, LINE_STYLES, legend_text, png
 
-FEW = 1.0  # percent of the images: points of smaller bins are faint, as a few images say little
+FEW = 1.0  # percent of the images; fewer say little
 
 
 def reliability_plot(rows: Mapping[str, Sequence[Bins]]) -> bytes:
@@ -22,9 +22,7 @@ def reliability_plot(rows: Mapping[str, Sequence[Bins]]) -> bytes:
     """
     figure = Figure(figsize=(6.4, 6.6), dpi=DPI, layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    upper.plot(
-        [0, 100], [0, 100], color="#777777", linewidth=1, linestyle=(0, (4, 3)), label="as sure as right"
-    )
+    upper.plot([0, 100], [0, 100], color="#777777", linewidth=1, linestyle=(0, (4, 3)))
     for i, (name, seeds) in enumerate(rows.items()):
         _row(upper, lower, i, name, pooled(seeds))
     upper.set(title="Reliability of probabilities", ylabel="accuracy (%)", xlim=(0, 100), ylim=(0, 102))
@@ -33,7 +31,7 @@ def reliability_plot(rows: Mapping[str, Sequence[Bins]]) -> bytes:
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     figure.legend(
-        *upper.get_legend_handles_labels(), loc="outside lower center", frameon=False, title="calibration error",
+        *upper.get_legend_handles_labels(), loc="outside lower center", frameon=False, title="calibration error (faint: bins of less than 1 % of the images)",
         alignment="left",
     )  # fmt: skip
     return png(figure)
@@ -56,6 +54,6 @@ def _row(upper: Axes, lower: Axes, i: int, name: str, bins: Bins) -> None:
     ):
         upper.scatter(
             confidence[some], accuracy[some], color=colour, marker=LINE_MARKERS[k], alpha=alpha, s=40, label=label,
-            linewidths=0, zorder=3,
+            linewidths=0, zorder=3, clip_on=False,
         )  # fmt: skip
     lower.stairs(shares, np.linspace(0, 100, BINS + 1), color=colour, linestyle=style, linewidth=2)
