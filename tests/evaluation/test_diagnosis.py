@@ -62,9 +62,7 @@ def test_errors_by_evidence_agree_with_a_twin_that_looks_at_one_image_after_the_
     run = run_stream(method, tasks)
     assert run.diagnosis is not None
     fusion = method.learner.fusion
-    assert fusion is not None and fusion.owned.any() and not fusion.owned.all(), (
-        "some tasks have no own prompt"
-    )
+    assert fusion is not None
     for j, (task, row) in enumerate(zip(tasks, run.diagnosis["tasks"], strict=True)):
         names = ("accuracy", "task_not_tried", "coarse_wrong", "fine_wrong")
         found = dict.fromkeys((*names, "coarse_accuracy", "true_task_accuracy", "confidence", "passes"), 0.0)
@@ -76,7 +74,7 @@ def test_errors_by_evidence_agree_with_a_twin_that_looks_at_one_image_after_the_
             if said.labels[0] == label:
                 kind = "accuracy"
             elif task.name not in said.candidates[0]:
-                if bool(fusion.owned[j]) and not sure:
+                if bool(fusion.index.prompted[j]) and not sure:
                     kind = "task_not_tried"
                 elif guess != label:
                     kind = "coarse_wrong"
@@ -106,16 +104,15 @@ def coarse_logits(method: Protosteer, pixels: torch.Tensor) -> list[float]:
             logits, before = first.alone * scores, scores
         elif max(softmax(logits.tolist())) < SURE:
             logits = first.weight * before + view.weight * scores
-    return logits.tolist()
+    return logits[fusion.order.argsort()].tolist()
 
 
 def softmax(logits: list[float]) -> list[float]:
     return torch.tensor(logits, dtype=torch.double).softmax(dim=0).tolist()
 
 
-@pytest.mark.parametrize("changes", [{"prompts": False}, {"prompt_tasks": "first"}])
-def test_without_prompts_of_their_own_tasks_have_errors_of_coarse_evidence_alone(changes):
-    run = run_stream(Protosteer(tiny_backbone(), QUICK.replace(rule="evidence", **changes)), stream())
+def test_without_prompts_all_errors_are_of_coarse_evidence():
+    run = run_stream(Protosteer(tiny_backbone(), QUICK.replace(rule="evidence", prompts=False)), stream())
     assert run.diagnosis is not None
     mean = run.diagnosis["mean"]
     assert mean["task_not_tried"] == mean["fine_wrong"] == 0 < mean["coarse_wrong"]

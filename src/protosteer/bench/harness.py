@@ -19,8 +19,9 @@ from protosteer.backbones import IMAGENET, Backbone
 from protosteer.data.transforms import Preprocessing
 from protosteer.learner import Learner
 from protosteer.method.memory import ClassRecord, Memory, TaskRecord
-from protosteer.method.prototypes import Centroids
+from protosteer.method.prototypes import Centroids, Sketch
 from protosteer.method.vit import ViT, ViTConfig
+from protosteer.settings import Settings
 
 CENTROIDS = 5  # of a class
 
@@ -96,10 +97,13 @@ def pictures(backbone: Backbone, count: int, seed: int = 0) -> Tensor:
     return F.interpolate(fields, size=backbone.image_size, mode="nearest")
 
 
-def memory_of(backbone: Backbone, tasks: int = 10, classes: int = 10, prompt_from_layer: int = 1) -> Memory:
+def memory_of(
+    backbone: Backbone, tasks: int = 10, classes: int = 10, prompt_from_layer: int = 1, evidence: bool = False
+) -> Memory:
     """Random records whose centroids are spread as the backbone's embeddings are.
 
     So different images retrieve different tasks. The centroids do not depend on the prompts' layers.
+    evidence: the keys are sketches too, of as many images.
     """
     embeddings = backbone.embed_pixels(pictures(backbone, 16, seed=1))
     generator = torch.Generator().manual_seed(0)
@@ -111,7 +115,9 @@ def memory_of(backbone: Backbone, tasks: int = 10, classes: int = 10, prompt_fro
     counts = torch.ones(CENTROIDS, dtype=torch.int64)
 
     def record(t: int, k: int) -> ClassRecord:
-        return ClassRecord(f"class-{t}-{k}", keys[t, k], Centroids(values[t, k], deviations, counts))
+        groups = Centroids(values[t, k], deviations, counts)
+        sketch = Sketch(F.normalize(keys[t, k], dim=1), counts, deviations[0]) if evidence else None
+        return ClassRecord(f"class-{t}-{k}", keys[t, k], groups, plain=sketch)
 
     return Memory(
         TaskRecord(f"task-{t}", tuple(record(t, k) for k in range(classes)), prompts[t]) for t in range(tasks)
@@ -120,6 +126,6 @@ def memory_of(backbone: Backbone, tasks: int = 10, classes: int = 10, prompt_fro
 
 def learner_for(backbone: Backbone, prompt_from_layer: int = 1) -> Learner:
     """A learner of ten tasks of ten classes; all such learners retrieve the same candidates."""
-    learner = Learner(backbone)
+    learner = Learner(backbone, Settings())
     learner.memory = memory_of(backbone, prompt_from_layer=prompt_from_layer)
     return learner

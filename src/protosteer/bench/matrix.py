@@ -52,7 +52,7 @@ def our_run(backbone: Backbone, memory: Memory, stream: Stream) -> Run:
 
 def naive_matrix(backbone: Backbone, memory: Memory, stream: Stream) -> list[list[float]]:
     """Percent right on each task so far, after each task."""
-    learner = Learner(backbone)
+    learner = Learner(backbone, Settings())
     matrix = []
 
     def accuracy(task: Task) -> float:

@@ -25,9 +25,10 @@ from protosteer.method.prototypes import Sketch
 
 RIDGE = 0.03  # lambda
 RIDGE_SHARE = 0.5  # of a whitened cosine's weight
-RIDGE_LIMIT = 4096  # points; the solve costs their number cubed
+RIDGE_LIMIT = 2048  # points; the solve costs their number cubed, a second or two for these
 UNCALIBRATED = 10.0  # the weight where no image can be left out
-LEFT_OUT_LIMIT = 4_000_000  # left-out images times classes that weights are found from
+LEFT_OUT_LEAST = 200  # images to find weights from; more, as long as images times classes are below
+LEFT_OUT_LIMIT = 4_000_000
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Whitened:
         scale = covariance.trace() / len(covariance)
         shrunk = (1 - self.shrinkage) * covariance + self.shrinkage * scale * torch.eye(len(covariance))
         flat = float(scale) <= 1e-12  # one image per class, or copies of one: there is nothing to whiten with
-        self.precision = torch.eye(len(shrunk)).double() if flat else torch.linalg.inv(shrunk)
+        self.precision = torch.eye(len(shrunk)).double() if flat else _inverse(shrunk)
         # What one image adds to the shrunk covariance is this much of the square of its residual.
         self.share = 0.0 if flat else (1 - self.shrinkage) / max(freedom, 1.0)
         # A class alone has nothing to be seen from but the origin.
@@ -119,7 +120,7 @@ class Ridge:
         self.points = F.normalize(space.points, dim=1)
         self.targets = F.one_hot(space.owners, len(space.sizes)).double()
         kernel = arc_cosine(self.points, self.points) + RIDGE * torch.diag(1 / space.counts)
-        self.inverse = torch.linalg.inv(kernel)
+        self.inverse = _inverse(kernel)
         self.weights = self.inverse @ self.targets  # [P, C]
 
     def scores(self, embeddings: Tensor) -> Tensor:
@@ -174,7 +175,7 @@ def oas(covariance: Tensor, freedom: float) -> float:
     excess = squares - trace**2 / dim
     if freedom < 1 or excess <= 0:
         return 1.0
-    return min(1.0, ((1 - 2 / dim) * squares + trace**2) / ((freedom + 1 - 2 / dim) * excess))
+    return min(1.0, (squares + trace**2) / ((freedom + 1) * excess))
 
 
 def arc_cosine(a: Tensor, b: Tensor) -> Tensor:
@@ -206,6 +207,10 @@ def weights(evidence: Sequence[Tensor], labels: Tensor) -> Tensor:
 
     optimiser.step(loss)
     return logs.detach().exp()
+
+
+def _inverse(positive: Tensor) -> Tensor:
+    return torch.cholesky_inverse(torch.linalg.cholesky(positive))
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

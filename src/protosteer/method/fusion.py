@@ -13,6 +13,7 @@ they say; nothing is held out for that.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 from protosteer.method import evidence
 from protosteer.method.evidence import Coarse
 from protosteer.method.inference import Embed, Index, Matches
-from protosteer.method.memory import Memory
+from protosteer.method.memory import ClassRecord, Memory
 from protosteer.method.prototypes import Sketch
 
 SURE = 0.8  # the probability of a class from which on no further pass is made
@@ -43,75 +44,103 @@ class View:
 
 
 class Fusion:
-    """What prediction by evidence needs of all records, computed once."""
+    """What prediction by evidence needs of all records, computed once.
+
+    Inside, classes stand in the order of their names, so that no bit depends on the order in which tasks were
+    learned or merged.
+    """
 
     def __init__(self, memory: Memory, index: Index):
         self.index = index
-        self.views = _views(memory, index)
-        self.owned = index.prompted & ~_trained_domain(memory)  # bool [T]: tasks with a prompt of their own
+        self.order = torch.tensor(sorted(range(len(index.classes)), key=index.classes.__getitem__))
+        self.class_tasks = index.class_tasks[self.order]
+        records = memory.records
+        self.views = _views(memory, [records[i] for i in self.order.tolist()], self.class_tasks)
+        self.domain = _trained_domain(memory)  # bool [T]
+        # Value centroids stand task by task: where each begins.
+        owners = index.class_tasks[index.value_classes]
+        self.starts = torch.searchsorted(owners, torch.arange(len(index.tasks) + 1)).tolist()
 
     def match(self, embed: Embed, count: int, fine: bool = True) -> Matches:
         """Steps 1 to 3 for `count` images that `embed` knows by their rows; without `fine`, steps 1 and 2.
 
         Scores are logits.
         """
-        index, first = self.index, self.views[0]
-        rows = torch.arange(count)
-        embeddings = embed(rows, _number(first.prompt, count))
-        coarse, similarities = first.coarse.scores(embeddings)
+        first = self.views[0]
+        seen = {first.prompt: embed(torch.arange(count), _number(first.prompt, count))}
+        coarse, similarities = first.coarse.scores(seen[first.prompt])
         logits, passes = first.alone * coarse, torch.ones(count, dtype=torch.int64)
         for view in self.views[1:]:
             rows = _unsure(logits)
+            seen[view.prompt] = torch.full_like(seen[first.prompt], torch.nan)
             if len(rows):
-                other, _ = view.coarse.scores(embed(rows, _number(view.prompt, len(rows))))
+                seen[view.prompt][rows] = embed(rows, _number(view.prompt, len(rows)))
+                other, _ = view.coarse.scores(seen[view.prompt][rows])
                 logits[rows] = first.weight * coarse[rows] + view.weight * other
                 passes[rows] += 1
         tried = self._open(logits) & fine
         images, tasks = tried.nonzero().T
         if len(images):
-            similar = self._fine(embed(images, tasks), images, tasks, tried)
+            similar, more = self._fine(embed, seen.get(len(self.index.tasks)), images, tasks, tried)
             logits += FINE * sum(view.weight for view in self.views) * similar
-            passes += tried.sum(dim=1)
-        winners = index.class_tasks[logits.argmax(dim=1)]
-        return Matches(logits.float(), similarities.float(), tried, winners, embeddings, passes)
+            passes += more
+        winners = self.class_tasks[logits.argmax(dim=1)]
+        scores, shown = self._in_order(logits), self._in_order(similarities)
+        return Matches(scores, shown, tried, winners, seen[first.prompt], passes)
+
+    def _in_order(self, columns: Tensor) -> Tensor:
+        """[B, C]: as the memory has its classes."""
+        turned = torch.empty_like(columns, dtype=torch.float32)
+        turned[:, self.order] = columns.float()
+        return turned
 
     def _open(self, logits: Tensor) -> Tensor:
         """bool [B, T]: the tasks whose own prompts are worth trying."""
         empty = logits.new_zeros(len(logits), len(self.index.tasks))
-        tasks = self.index.class_tasks.expand(len(logits), -1)
+        tasks = self.class_tasks.expand(len(logits), -1)
         posterior = empty.scatter_add_(1, tasks, logits.softmax(dim=1))
         unsure = torch.zeros(len(logits), 1, dtype=torch.bool)
         unsure[_unsure(logits)] = True
-        return (posterior >= OPEN) & self.owned & unsure
+        return (posterior >= OPEN) & self.index.prompted & unsure
 
-    def _fine(self, embeddings: Tensor, images: Tensor, tasks: Tensor, tried: Tensor) -> Tensor:
-        """[B, C]: greatest cosine to a class's value centroids; of tasks not tried, what is usual for the
-        image."""
+    def _fine(
+        self, embed: Embed, domain: Tensor | None, images: Tensor, tasks: Tensor, tried: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """[B, C], greatest cosine to a class's value centroids under its task's prompt, and passes [B] for it.
+
+        domain: images [B, D] under the prompt for all classes; the task that it comes from needs no other pass.
+        What was not tried is neither helped nor hurt against the best of what was.
+        """
         index = self.index
-        fine = torch.full((len(tried), len(index.classes)), torch.nan, dtype=torch.double)
-        units = F.normalize(embeddings, dim=1)
-        value_tasks = index.class_tasks[index.value_classes]
+        known = self.domain[tasks] if domain is not None else torch.zeros_like(tasks, dtype=torch.bool)
+        embeddings = torch.empty(len(images), index.values.shape[1])
+        embeddings[~known] = embed(images[~known], tasks[~known])
+        if domain is not None:
+            embeddings[known] = domain[images[known]]
+        fine = torch.full((len(tried), len(index.classes)), -torch.inf, dtype=torch.double)
+        units, places = F.normalize(embeddings, dim=1), self.order.argsort()
         for t in tasks.unique().tolist():
-            own, some = value_tasks == t, tasks == t
-            classes, places = index.value_classes[own].unique(return_inverse=True)
+            own, some = slice(self.starts[t], self.starts[t + 1]), tasks == t
+            classes, owners = index.value_classes[own].unique(return_inverse=True)
             similarity = units[some] @ index.values[own].T
             best = torch.full((len(similarity), len(classes)), -torch.inf)
-            best.scatter_reduce_(1, places.expand(len(similarity), -1), similarity, "amax")
-            fine[images[some][:, None], classes] = best.double()
-        usual = fine.nanmean(dim=1, keepdim=True).nan_to_num(0.0)
-        return torch.where(fine.isnan(), usual, fine)
+            best.scatter_reduce_(1, owners.expand(len(similarity), -1), similarity, "amax")
+            fine[images[some][:, None], places[classes]] = best.double()
+        usual = fine.amax(dim=1, keepdim=True).nan_to_num(neginf=0.0)
+        return torch.where(fine.isinf(), usual, fine), torch.bincount(images[~known], minlength=len(tried))
 
 
-def _views(memory: Memory, index: Index) -> list[View]:
+def _views(memory: Memory, records: Sequence[ClassRecord], class_tasks: Tensor) -> list[View]:
     """The views of all classes, the one that weighs most first; those not worth a pass are left out."""
-    coarse: dict[int | None, Coarse] = {None: Coarse([_known(record.plain) for record in memory.records])}
+    coarse: dict[int | None, Coarse] = {None: Coarse([_known(record.plain) for record in records])}
     if memory.domain is not None:
-        coarse[len(index.tasks)] = Coarse([_known(record.domain) for record in memory.records])
-    rows = _left_out_rows(coarse[None], len(index.classes))
-    labels = coarse[None].space.owners[rows]
-    left_out = {prompt: view.left_out(rows) for prompt, view in coarse.items()}
+        coarse[len(memory)] = Coarse([_known(record.domain) for record in records])
+    chosen = _left_out(coarse[None])
+    rows = {prompt: view.space.single.nonzero()[chosen, 0] for prompt, view in coarse.items()}
+    labels = coarse[None].space.owners[rows[None]]
+    left_out = {prompt: view.left_out(rows[prompt]) for prompt, view in coarse.items()}
     # To images that the prompt for all classes was trained with, it does more justice than to others.
-    fair = ~_trained_domain(memory)[index.class_tasks[labels]]
+    fair = ~_trained_domain(memory)[class_tasks[labels]]
     fair = fair if fair.any() else torch.ones_like(fair)
 
     def weights(prompts: list[int | None]) -> list[float]:
@@ -133,11 +162,11 @@ def _trained_domain(memory: Memory) -> Tensor:
     return torch.tensor(same)
 
 
-def _left_out_rows(coarse: Coarse, classes: int) -> Tensor:
-    """Points [m] that can be left out: all, or as many as memory allows, spread evenly."""
-    rows = coarse.space.single.nonzero()[:, 0]
-    most = max(1, evidence.LEFT_OUT_LIMIT // classes)
-    return rows if len(rows) <= most else rows[torch.linspace(0, len(rows) - 1, most).round().long()]
+def _left_out(coarse: Coarse) -> Tensor:
+    """Which of the points that can be left out are: all, or as many as memory allows, spread evenly."""
+    count, classes = int(coarse.space.single.sum()), len(coarse.space.sizes)
+    most = max(evidence.LEFT_OUT_LEAST, evidence.LEFT_OUT_LIMIT // classes)
+    return torch.linspace(0, count - 1, min(count, most)).round().long()
 
 
 def _known(sketch: Sketch | None) -> Sketch:

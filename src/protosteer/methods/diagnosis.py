@@ -64,15 +64,14 @@ def of_evidence(fusion: Fusion, j: int, embed: Embed, truth: Tensor) -> Figures:
 
     An error is fine evidence's if the task's own prompt was tried, or if coarse evidence had it right and
     prompts of other tasks turned it. Otherwise the task had a prompt that an unsure image was not tried under,
-    or coarse evidence was wrong and there was nothing to correct it: it was sure, or the task has no prompt of
-    its own.
+    or coarse evidence was wrong and there was nothing to correct it: it was sure, or the task has no prompt.
     """
     coarse = fusion.match(embed, len(truth), fine=False)
     matches = fusion.match(embed, len(truth))
     wrong, coarse_wrong = (m.scores.argmax(dim=1) != truth for m in (matches, coarse))
     sure = coarse.scores.softmax(dim=1).amax(dim=1) >= SURE
     tried = matches.candidates[:, j]
-    not_tried = wrong & ~tried & ~sure & fusion.owned[j]
+    not_tried = wrong & ~tried & ~sure & fusion.index.prompted[j]
     fine = wrong & (tried | ~coarse_wrong) & ~not_tried
     others = fusion.index.class_tasks != j
     inside = matches.scores.masked_fill(others, -torch.inf).argmax(dim=1)
