@@ -21,6 +21,7 @@ NCM = ["split-digits", "--method", "ncm", *SMALL]
 FIGURES = {
     "last_accuracy", "avg_accuracy", "last_forgetting", "avg_forgetting", "prompts_per_image", "retrieval_accuracy",
     "bytes_per_task", "bytes_per_class", "train_seconds", "eval_seconds", "forward_passes", "naive_forward_passes",
+    "passes_per_image",
 }  # fmt: skip
 
 
@@ -109,6 +110,26 @@ def test_compare_prints_tables_and_draws(tmp_path, capsys):
     capsys.readouterr()
     assert main(["compare", *folders, "--plot", str(tmp_path / "p.png" / "q.png")]) == 2
     assert "choose another place with --plot" in capsys.readouterr().err
+    assert main(["compare", *folders, "--reliability", str(tmp_path / "r.png")]) == 2
+    assert "none of these runs says how sure it was" in capsys.readouterr().err
+
+
+def test_reliability_is_drawn_of_the_runs_that_have_it(tmp_path, capsys):
+    assert run(*NCM, "--out", tmp_path / "ncm") == 0
+    words = ["split-digits", *SMALL, "--preset", "instant", "--out", tmp_path / "instant"]
+    assert run(*words) == 0
+    told = capsys.readouterr().out
+    assert (
+        "Calibration error (%)" in told
+        and "Coarse" in told
+        and "Task retrieved" not in told.split("instant")[0]
+    )
+    folders = [str(tmp_path / "ncm"), str(tmp_path / "instant")]
+    assert main(["compare", *folders, "--reliability", str(tmp_path / "r.png")]) == 0
+    assert "Calibration" in capsys.readouterr().out and (tmp_path / "r.png").read_bytes()[:4] == b"\x89PNG"
+    assert main(["compare", *folders, "--reliability", str(tmp_path / "r.pdf")]) == 2
+    assert main(["compare", *folders, "--reliability", str(tmp_path / "r.png" / "q.png")]) == 2
+    assert "choose another place with --reliability" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -140,14 +161,15 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path, number):
 
 def test_a_preset_stands_for_settings_and_what_is_given_wins(tmp_path, capsys):
     words = ["split-digits", *SMALL, "--set", "epochs=1", "--set", "neck_hidden=8"]
-    assert run(*words, "--preset", "fast", "--set", "centroids=2", "--out", tmp_path / "r") == 0
-    capsys.readouterr()
-    manifest = json.loads((tmp_path / "r" / "manifest.json").read_text())
-    settings = manifest["configuration"]["settings"]
-    assert settings["prompt_from_layer"] == 2 and settings["centroids"] == 2  # nano has three layers
+    assert run(*words, "--preset", "fast", "--set", "centroids=2", "--out", tmp_path / "r", "--json") == 0
+    figures = json.loads(capsys.readouterr().out)["mean"]
+    assert figures["passes_per_image"] >= 1 and 0 < figures["calibration_error"] < 100
+    told = json.loads((tmp_path / "r" / "manifest.json").read_text())["configuration"]
+    assert told["method"] == "protosteer" and told["settings"]["rule"] == "evidence"
+    assert told["settings"]["prompt_tasks"] == "first" and told["settings"]["centroids"] == 2
     for given, message in (
         (["--set", "cached_views=2"], "unknown setting 'cached_views'"),
-        (["--preset", "quick"], "preset 'quick' is unknown; choose one of paper, fast"),
+        (["--preset", "quick"], "preset 'quick' is unknown; choose one of best, fast, instant, paper"),
         (["--preset", "fast", "--method", "ncm"], "method ncm has no preset 'fast'; leave it out"),
     ):
         assert run("split-digits", *SMALL, *given, "--out", tmp_path / "s") == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
 
 from protosteer.evaluation import metrics
 
@@ -55,6 +56,37 @@ def test_both_averages_with_unequal_tasks():
     assert figures["last_image_accuracy"] == pytest.approx((85 * 10 + 60 * 30 + 50 * 60) / 100)
     second = (80 * 10 + 70 * 30) / 40
     assert figures["avg_image_accuracy"] == pytest.approx((90 + second + 56.5) / 3)
+
+
+def test_calibration_error_by_hand():
+    """Ten images 95 % sure, nine of them right; ten 30 % sure, none right: 5 and 30 points off."""
+    sure = torch.tensor([0.95] * 10 + [0.30] * 10)
+    right = torch.tensor([True] * 9 + [False] * 11)
+    bins = metrics.reliability(sure, right)
+    assert len(bins) == 15 and [b["images"] for b in bins if b["images"]] == [10, 10]
+    assert bins[14]["accuracy"] == pytest.approx(90) and bins[14]["confidence"] == pytest.approx(95)
+    assert bins[0] == {"images": 0, "confidence": None, "accuracy": None}
+    assert metrics.calibration_error(bins) == pytest.approx((5 + 30) / 2)
+    edges = metrics.reliability(torch.tensor([0.0, 0.2, 1.0]), torch.tensor([False, False, True]))
+    assert [i for i, b in enumerate(edges) if b["images"]] == [0, 3, 14]
+    assert metrics.calibration_error(edges) == pytest.approx(20 / 3)
+
+
+def test_calibration_error_agrees_with_a_twin():
+    for seed in range(5):
+        draw = torch.Generator().manual_seed(seed)
+        sure = torch.rand(200, generator=draw)
+        right = torch.rand(200, generator=draw) < sure**2
+        expected = 0.0
+        for k in range(15):
+            some = [i for i in range(200) if k / 15 <= float(sure[i]) < (k + 1) / 15]
+            if some:
+                apart = sum(float(sure[i]) for i in some) - sum(bool(right[i]) for i in some)
+                expected += abs(apart) / 200
+        assert metrics.calibration_error(metrics.reliability(sure, right)) == pytest.approx(100 * expected)
+        halves = [metrics.reliability(sure[half], right[half]) for half in (slice(50), slice(50, None))]
+        for one, both in zip(metrics.pooled(halves), metrics.reliability(sure, right), strict=True):
+            assert one == pytest.approx(both)
 
 
 def test_over_seeds_by_hand():

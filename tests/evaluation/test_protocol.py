@@ -4,31 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from protocol_toys import QUICK, stream
 
-from conftest import easy_task, tiny_backbone
-from protosteer.data.images import ArrayImages
-from protosteer.evaluation.protocol import run_stream
+from conftest import tiny_backbone
+from protosteer.evaluation import metrics
+from protosteer.evaluation.protocol import Run, run_stream
 from protosteer.learner import Learner
 from protosteer.methods.cpp import CPP
+from protosteer.methods.ncm import NCM
 from protosteer.settings import Settings
-from protosteer.streams.base import Stream, Task
-
-QUICK = Settings(epochs=2, batch_size=8, neck_hidden=16, augmentation="crop", centroids=2)
-GROUPS = [["ant", "bee"], ["cat", "dog", "eel"], ["fox"], ["gnu", "hen"]]
-
-
-def stream(tasks: int = 4) -> Stream:
-    """Unequal tasks; test images are noisier than training images, so that not all are classified."""
-    made = []
-    for classes in GROUPS[:tasks]:
-        train, train_labels = easy_task(classes)
-        test, test_labels = easy_task(classes, per_class=5, seed=70)
-        noise = torch.randint(-60, 60, test.shape, generator=torch.Generator().manual_seed(len(made)))
-        test = (test.int() + noise).clamp(0, 255).to(torch.uint8)
-        made.append(
-            Task(classes[0], classes, ArrayImages(train), train_labels, ArrayImages(test), test_labels)
-        )
-    return Stream("easy", made)
+from protosteer.streams.base import Stream
 
 
 def naive_matrix(settings: Settings, tasks: Stream) -> tuple[list[list[float]], int]:
@@ -41,16 +26,15 @@ def naive_matrix(settings: Settings, tasks: Stream) -> tuple[list[list[float]], 
             prediction = learner.predict(earlier.test)
             hits = sum(a == b for a, b in zip(prediction.labels, earlier.test_labels, strict=True))
             row.append(100.0 * hits / len(earlier.test_labels))
-            passes += len(earlier.test_labels)
-            if settings.prompts:
-                passes += sum(len(candidates) for candidates in prediction.candidates)
+            passes += int(prediction.passes.sum())
         matrix.append(row)
     return matrix, passes
 
 
+@pytest.mark.parametrize("rule", ["paper", "evidence"])
 @pytest.mark.parametrize("prompts", [True, False])
-def test_matrix_equals_the_naive_one_with_fewer_forward_passes(prompts):
-    settings, tasks = QUICK.replace(prompts=prompts), stream()
+def test_matrix_equals_the_naive_one_with_fewer_forward_passes(prompts, rule):
+    settings, tasks = QUICK.replace(prompts=prompts, rule=rule), stream()
     run = run_stream(CPP(tiny_backbone(), settings), tasks)
     matrix, passes = naive_matrix(settings, tasks)
     for ours, theirs in zip(run.matrix, matrix, strict=True):
@@ -76,7 +60,7 @@ def test_figures_have_the_names_used_everywhere():
     assert {
         "last_accuracy", "avg_accuracy", "last_forgetting", "avg_forgetting", "prompts_per_image",
         "retrieval_accuracy", "bytes_per_task", "bytes_per_class", "train_seconds", "eval_seconds",
-        "forward_passes", "naive_forward_passes", "last_image_accuracy",
+        "forward_passes", "naive_forward_passes", "last_image_accuracy", "passes_per_image", "calibration_error",
         "avg_image_accuracy", "trained_parameters",
     } <= run.figures().keys()  # fmt: skip
     assert run.figures()["bytes_per_task"] * 2 == run.figures()["bytes_per_class"] * 5
@@ -101,46 +85,44 @@ def test_retrieval_and_prompts_per_image_are_those_of_prediction():
     assert run.rows[-1]["retrieval_accuracy"] < 100, "an easier stream would test nothing"
 
 
-@pytest.mark.parametrize("prompts", [True, False])
-def test_diagnosis_agrees_with_a_twin_that_looks_at_one_image_after_the_other(prompts):
-    tasks = stream()
-    method = CPP(tiny_backbone(), QUICK.replace(prompts=prompts, neighbours=2))
-    run = run_stream(method, tasks)
-    records, backbone = method.learner.memory.tasks, method.backbone
-    assert run.diagnosis is not None
-    bins_used = set()
-    for j, (task, row) in enumerate(zip(tasks, run.diagnosis["tasks"], strict=True)):
-        names = ("accuracy", "not_retrieved", "wrong_prompt_won", "wrong_class")
-        found = dict.fromkeys((*names, "true_task_with_prompt", "true_task_without_prompt"), 0)
-        for i, label in enumerate(task.test_labels):
-            pixels = task.test.pixels([i])
-            query = backbone.embed_pixels(pixels)[0]
-            keys = [
-                (cosine(query, key), t) for t, r in enumerate(records) for c in r.classes for key in c.keys
-            ]
-            tried = {t for _, t in sorted(keys, reverse=True)[:2]}
-            best = (-2.0, "", -1)
-            for t in sorted(tried):
-                seen = backbone.embed_pixels(pixels, records[t].prompt)[0]
-                for record in records:
-                    for known in record.classes:
-                        best = max(best, *((cosine(seen, v), known.name, t) for v in known.values.means))
-            outcome = "accuracy" if best[1] == label else "not_retrieved" if j not in tried else "wrong_class"
-            if outcome == "wrong_class" and prompts and best[2] != j:
-                outcome = "wrong_prompt_won"
-            found[outcome] += 1
-            own = backbone.embed_pixels(pixels, records[j].prompt)[0]
-            inside = [(cosine(own, v), c.name) for c in records[j].classes for v in c.values.means]
-            plain = [(cosine(query, k), c.name) for c in records[j].classes for k in c.keys]
-            found["true_task_with_prompt"] += max(inside)[1] == label
-            found["true_task_without_prompt"] += max(plain)[1] == label
-            bins_used.add(outcome)
-        for name, count in found.items():
-            assert row[name] == pytest.approx(100 * count / len(task.test_labels)), name
-        assert 0 < row["key_spread"] <= 1 and (row["key_spread"] == row["value_spread"]) != prompts
-    assert run.diagnosis["mean"]["accuracy"] == pytest.approx(run.figures()["last_accuracy"])
-    assert len(bins_used) >= 3, "a stream with other errors would test more"
+@pytest.mark.parametrize("rule", ["paper", "evidence"])
+def test_passes_and_calibration_are_those_of_prediction(rule):
+    settings, tasks = QUICK.replace(rule=rule), stream()
+    run = run_stream(CPP(tiny_backbone(), settings), tasks)
+    learner, passes, seen = Learner(tiny_backbone(), settings), 0, 0
+    for i, task in enumerate(tasks):
+        learner.learn((task.train, task.train_labels), name=task.name)
+        parts = [learner.predict(earlier.test) for earlier in tasks[: i + 1]]
+        made = torch.cat([part.passes for part in parts])
+        sure = torch.cat([part.probabilities.amax(dim=1) for part in parts])
+        labels = [label for part in parts for label in part.labels]
+        truth = [label for earlier in tasks[: i + 1] for label in earlier.test_labels]
+        right = torch.tensor([a == b for a, b in zip(labels, truth, strict=True)])
+        error = metrics.calibration_error(metrics.reliability(sure, right))
+        assert run.rows[i]["passes_per_image"] == pytest.approx(float(made.double().mean()))
+        assert run.rows[i]["calibration_error"] == pytest.approx(error, abs=1e-3)
+        passes, seen = passes + int(made.sum()), seen + len(made)
+    figures = run.figures()
+    assert figures["overall_passes_per_image"] == pytest.approx(passes / seen)
+    assert figures["passes_per_image"] == figures["prompts_per_image"] + 1 > 1
+    assert figures["calibration_error"] == run.rows[-1]["calibration_error"] > 0
+    assert (figures["retrieval_accuracy"] is None) == (rule == "evidence")
+    bins = run.to_dict()["reliability"]
+    assert sum(b["images"] for b in bins) == sum(run.test_images)
+    assert not any("reliability" in row for row in run.to_dict()["after_each_task"])
 
 
-def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float(torch.nn.functional.cosine_similarity(a, b, dim=0))
+def test_a_method_that_does_not_say_how_sure_it_is_has_no_calibration():
+    figures = run_stream(NCM(tiny_backbone(), NCM.settings_class()), stream(2)).to_dict()
+    assert figures["calibration_error"] is None and figures["reliability"] is None
+    assert figures["passes_per_image"] == figures["overall_passes_per_image"] == 1
+
+
+def test_rows_of_an_older_version_lack_what_it_did_not_measure():
+    rows = run_stream(CPP(tiny_backbone(), QUICK), stream(2)).rows
+    new = ("passes_per_image", "calibration_error", "reliability")
+    old = [{name: value for name, value in row.items() if name not in new} for row in rows]
+    for known in (old, [old[0], rows[1]]):
+        figures = Run([10, 15], [2, 3], known).to_dict()
+        assert figures["overall_passes_per_image"] is None and figures["overall_prompts_per_image"]
+        assert (figures["calibration_error"] is None) == (figures["reliability"] is None) == (known is old)

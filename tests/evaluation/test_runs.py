@@ -13,7 +13,7 @@ from PIL import Image
 
 from protosteer.errors import DataError, ProtosteerError, RunError, SettingsError
 from protosteer.evaluation import manifest
-from protosteer.evaluation.comparison import gather
+from protosteer.evaluation.comparison import bins_of, gather
 from protosteer.evaluation.experiment import Experiment, run_experiment
 from protosteer.evaluation.metrics import over_seeds, summary
 from protosteer.evaluation.runs import RunFolder, read_run
@@ -229,7 +229,9 @@ def test_values_go_to_run_stream_and_method():
     assert made.seeds == (3, 1) and made.options.tasks == 3 and made.settings_for(3).seed == 3
     assert made.settings_for(1).to_dict()["epochs"] == 1
     assert made.folder == Path("runs/split-digits-cpp-nano")
-    assert Experiment.from_values({"stream": "folder:some/shop/"}).folder == Path("runs/folder-shop-cpp-nano")
+    assert Experiment.from_values({"stream": "folder:some/shop/"}).folder == Path(
+        "runs/folder-shop-protosteer-nano"
+    )
     assert Experiment.from_values(CHEAP).seeds is None
     assert Experiment.from_values({**CHEAP, "seeds": "0, 2"}).seeds == (0, 2)
 
@@ -292,6 +294,29 @@ def test_a_run_of_an_older_version_is_the_same_run_unless_a_retired_setting_was_
     assert list(gather([str(tmp_path / "r"), str(tmp_path / "s")])) == ["ncm, cached_views 4", "ncm"]
     with pytest.raises(RunError, match="settings.cached_views: 4 -> None"):
         run(tmp_path / "r", resume=True)
+
+
+def test_a_run_of_an_older_version_is_compared_and_goes_on_without_figures_that_it_lacks(tmp_path):
+    run(tmp_path / "r", **TRAINED)
+    for name in ("manifest.json", "seed-0/metrics.json"):
+        file = tmp_path / "r" / name
+        written = json.loads(file.read_text())
+        later = [written["configuration"]["settings"]] if "configuration" in written else [written]
+        for table in later:
+            for new in ("rule", "prompt_tasks", "passes_per_image", "calibration_error", "reliability"):
+                table.pop(new, None)
+        file.write_text(json.dumps(written))
+    said: list[str] = []
+    figures = run(tmp_path / "r", resume=True, seeds="0,1", said=said, **TRAINED)
+    assert said == [] and [seed["seed"] for seed in figures["seeds"]] == [0, 1]
+    assert "calibration_error" not in figures["mean"] and figures["seeds"][1]["calibration_error"] > 0
+    rows = gather([str(tmp_path / "r")])
+    assert [len(seeds) for seeds in rows.values()] == [2]
+    with pytest.raises(RunError, match="none of these runs says how sure it was"):
+        bins_of(rows)
+    run(tmp_path / "s", **{**TRAINED, "seeds": "2"})
+    rows = gather([str(tmp_path / "r"), f"new={tmp_path / 's'}"])
+    assert list(bins_of(rows)) == ["new"]
 
 
 def test_differences_of_two_trees():

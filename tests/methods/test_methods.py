@@ -21,8 +21,10 @@ from protosteer.methods.finetune import Finetune
 from protosteer.methods.ncm import NCM
 
 # Quick, and enough to learn toys from; a method that is not named here passes with its defaults.
+TRAINED = {"epochs": 2, "batch_size": 8, "neck_hidden": 16, "augmentation": "crop", "centroids": 2}
 CHEAP: dict[str, dict[str, Any]] = {
-    "cpp": {"epochs": 2, "batch_size": 8, "neck_hidden": 16, "augmentation": "crop", "centroids": 2},
+    "protosteer": TRAINED,
+    "cpp": TRAINED,
     "ranpac": {"features": 50},
     "finetune": {"epochs": 12, "batch_size": 8, "learning_rate": 3e-3, "augmentation": "crop"},
 }
@@ -120,7 +122,7 @@ def test_methods_refuse_settings_that_would_do_nothing():
     with pytest.raises(SettingsError, match="clustering = 'x': choose one of spectral, kmeans"):
         NCM.settings_from({"clustering": "x"})
     with pytest.raises(SettingsError, match="has no preset 'fast'"):
-        NCM.preset("fast", 12)
+        NCM.preset("fast")
 
 
 def test_cpp_is_the_learner():

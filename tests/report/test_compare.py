@@ -24,7 +24,8 @@ def seed(number: int, **changes: Any) -> dict[str, Any]:
     return {
         "seed": number, "matrix": [[99.0], [98.0, 97.0]], "last_accuracy": 90.0 + 2 * number,
         "avg_accuracy": 95.5, "last_forgetting": 3.0 - number, "avg_forgetting": 2.0,
-        "last_image_accuracy": 80.0 + 2 * number, "avg_image_accuracy": 85.5, "prompts_per_image": 1.5 + number,
+        "last_image_accuracy": 80.0 + 2 * number, "avg_image_accuracy": 85.5, "passes_per_image": 2.5 + number,
+        "calibration_error": 4.0,
         "retrieval_accuracy": 97.0, "bytes_per_task": 35000.0, "bytes_per_class": 13096.0,
         "trained_parameters": 1000, "train_seconds": 12345.0 + 10 * number, "eval_seconds": 12.5,
         "forward_passes": 100, "naive_forward_passes": 500,
@@ -32,12 +33,12 @@ def seed(number: int, **changes: Any) -> dict[str, Any]:
     } | changes  # fmt: skip
 
 
-PLAIN = {"retrieval_accuracy": None, "prompts_per_image": None, "diagnosis": None}
+PLAIN = {"retrieval_accuracy": None, "passes_per_image": 1, "calibration_error": None, "diagnosis": None}
 ROWS = {"ncm": [seed(0, **PLAIN)], "cpp": [seed(i) for i in range(3)], LONG: [seed(i) for i in range(3)]}
 
 
 def lines(rows: Any, width: int) -> list[str]:
-    """What a terminal shows of the four tables."""
+    """What a terminal shows of the tables."""
     console = Console(file=io.StringIO(), width=width)
     console.print(*compare.comparison_tables(rows), sep="\n")
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
@@ -58,8 +59,9 @@ def test_the_tables_in_a_hundred_columns() -> None:
     assert ["ncm", "1", "90.00", "95.50", "80.00", "85.50", "3.00"] in found
     pairs = ["92.00", "±2.00", "95.50", "±0.00", "82.00", "±2.00", "85.50", "±0.00", "2.00", "±1.00"]
     assert ["cpp", "3", *pairs] in found
-    assert ["ncm", "–", "–", "13,096", "12,345", "12.5"] in found
-    assert ["cpp", "97.00", "±0.00", "2.50", "±1.00", "13,096", "12,355", "±10", "12.5", "±0.0"] in found
+    assert ["ncm", "–", "1.00", "–"] in found and ["ncm", "13,096", "12,345", "12.5"] in found
+    assert ["cpp", "4.00", "±0.00", "3.50", "±1.00", "97.00", "±0.00"] in found
+    assert ["cpp", "13,096", "12,355", "±10", "12.5", "±0.0"] in found
     assert ["cpp", "90.00", "±0.00", "2.00", "±1.00", "2.00", "±0.00", "7.00", "±0.00"] in found
     assert ["cpp", "97.00", "±0.00", "96.00", "±0.00", "0.500", "±0.000", "0.400", "±0.000"] in found
 
@@ -73,7 +75,7 @@ def test_no_label_breaks_a_table(width: int) -> None:
     numbers = [word for word in text.split() if word[0] in "±0123456789" and "." in word]
     assert all(len(word.split(".")[1]) in (1, 2, 3) for word in numbers)  # none is torn
     whole = "".join(line[: LABEL_WIDTH + 1].strip() for line in found)
-    assert whole.replace(" ", "").count(LONG.replace(" ", "")) == 4
+    assert whole.replace(" ", "").count(LONG.replace(" ", "")) == 5
     assert "retrieved" in text  # the longest word of a heading
 
 
@@ -98,8 +100,8 @@ def test_markdown_is_two_tables_with_the_figures() -> None:
         assert len({len(cells(line)) for line in found}) == 1
         assert cells(found[1])[:2] == ["---", "---:"]
     _, _, ncm, cpp, _ = map(cells, figures.splitlines())
-    assert " ".join(ncm) == "ncm 1 90.00 95.50 80.00 85.50 3.00 – – 13,096 12,345 12.5"
-    assert cpp[2] == "92.00 ± 2.00" and cpp[10] == "12,355 ± 10"
+    assert " ".join(ncm) == "ncm 1 90.00 95.50 80.00 85.50 3.00 – 1.00 – 13,096 12,345 12.5"
+    assert cpp[2] == "92.00 ± 2.00" and cpp[11] == "12,355 ± 10"
     _, _, ncm, cpp, _ = map(cells, diagnosis.splitlines())
     assert set(ncm[2:]) == {"–"} and cpp[2:5] == ["90.00 ± 0.00", "2.00 ± 1.00", "2.00 ± 0.00"]
 
@@ -115,6 +117,27 @@ def test_csv_has_every_figure_as_a_plain_number() -> None:
     assert cpp["train_seconds_mean"] == "12355" and cpp["diagnosis_not_retrieved_std"] == "1"
     assert cpp["seeds"] == "3" and ncm["seeds"] == "1"
     assert ncm["last_accuracy_std"] == ncm["retrieval_accuracy_mean"] == ncm["diagnosis_accuracy_mean"] == ""
+
+
+def test_each_kind_of_diagnosis_has_its_tables() -> None:
+    evidence = {
+        "accuracy": 91.0, "task_not_tried": 2.0, "coarse_wrong": 3.0, "fine_wrong": 4.0, "coarse_accuracy": 90.0,
+        "true_task_accuracy": 96.0, "confidence": 89.0, "passes": 1.6,
+    }  # fmt: skip
+    classes = {"accuracy": 80.0, "same_task": 5.0, "other_task": 15.0}
+    kinds = {"ours": evidence, "cpp": DIAGNOSIS, "ncm": classes}
+    rows = {name: [seed(0, diagnosis={"mean": kind, "tasks": []})] for name, kind in kinds.items()}
+    found = [line.split() for line in lines(rows, 80)]
+    for line in (
+        ["ours", "91.00", "2.00", "3.00", "4.00"],
+        ["ours", "90.00", "96.00", "89.00", "1.60"],
+        ["cpp", "90.00", "1.00", "2.00", "7.00"],
+        ["ncm", "80.00", "5.00", "15.00"],
+    ):
+        assert line in found
+    order = [line[0] for line in found if line and line[0] in kinds]
+    assert order == [*kinds] * 3 + ["cpp", "cpp", "ours", "ours", "ncm"]
+    assert as_csv(rows)[0]["diagnosis_fine_wrong_mean"] == "4"
 
 
 def test_csv_keeps_figures_that_no_table_knows() -> None:

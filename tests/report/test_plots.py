@@ -89,8 +89,8 @@ def level(height: float, tasks: int) -> list[list[float]]:
 
 
 def test_labels_are_not_formulas_and_never_left_out() -> None:
-    assert plots._legend_text("a$x$", "1 %") == r"a\$x\$: 1 %"
-    assert not plots._legend_text("_private", "1 %").startswith("_")
+    assert plots.legend_text("a$x$", "1 %") == r"a\$x\$: 1 %"
+    assert not plots.legend_text("_private", "1 %").startswith("_")
     plots.accuracy_bands({"$broken_{": [KEEPS]})
     plots.accuracy_matrices({"$broken_{": KEEPS})
 
@@ -149,7 +149,7 @@ def maps(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     """What is drawn as maps of class similarity: names, cells, title."""
     drawn: list[tuple] = []
     monkeypatch.setattr(plots, "_similarity_figure", lambda *a: drawn.append(a))
-    monkeypatch.setattr(plots, "_png", lambda figure: b"")
+    monkeypatch.setattr(plots, "png", lambda figure: b"")
     return drawn
 
 
@@ -208,7 +208,7 @@ def test_few_classes_have_numbers_and_many_have_none(monkeypatch: pytest.MonkeyP
     written: list[str] = []
     draw = Axes.text
     monkeypatch.setattr(Axes, "text", lambda self, *a, **k: (written.append(a[2]), draw(self, *a, **k))[1])
-    monkeypatch.setattr(plots, "_png", lambda figure: b"")
+    monkeypatch.setattr(plots, "png", lambda figure: b"")
     matrix = np.array([[1.0, -0.001, 0.5], [-0.001, 1.0, 0.25], [0.5, 0.25, 1.0]])
     plots.class_similarity(["a", "b", "c"], matrix)
     assert sorted(written) == ["0.00", "0.00", "0.25", "0.25", "0.50", "0.50"]

@@ -37,6 +37,7 @@ def figures(tasks: int, **changes: Any) -> dict[str, Any]:
     return {
         "seed": 0, "matrix": many(tasks), "last_accuracy": 91.119, "avg_accuracy": 94.0,
         "last_forgetting": -0.25, "avg_forgetting": 1.5, "last_image_accuracy": 88.0, "avg_image_accuracy": 89.0,
+        "passes_per_image": 2.73, "calibration_error": 3.456,
         "prompts_per_image": 1.73, "retrieval_accuracy": 97.2, "bytes_per_task": 35000.0,
         "bytes_per_class": 3500.0, "trained_parameters": 7351296, "train_seconds": 12345.6, "eval_seconds": 9.87,
         "forward_passes": 2500, "naive_forward_passes": 10000,
@@ -47,10 +48,10 @@ def figures(tasks: int, **changes: Any) -> dict[str, Any]:
 
 
 def test_a_table_has_a_line_per_run() -> None:
-    row = {"last_accuracy": 95.254, "avg_accuracy": 97.0, "last_forgetting": -0.5, "prompts_per_image": None,
-           "bytes_per_class": 13096.0}  # fmt: skip
+    row = {"last_accuracy": 95.254, "avg_accuracy": 97.0, "last_forgetting": -0.5, "passes_per_image": 1.5,
+           "calibration_error": None, "bytes_per_class": 13096.0}  # fmt: skip
     found = words(tables.figures_table({"baseline": row, "[red]cpp": row}))
-    assert ["baseline", "95.25", "%", "97.00", "%", "-0.50", "–", "13,096"] in found
+    assert ["baseline", "95.25", "%", "97.00", "%", "-0.50", "–", "1.50", "13,096"] in found
     assert any(line[:1] == ["[red]cpp"] for line in found)
 
 
@@ -90,6 +91,8 @@ def test_a_run_report_says_all_and_nothing_is_cut(width: int) -> None:
         "Last forgetting (points) -0.25",
         "Avg forgetting (points) 1.50",
         "Task retrieved (%) 97.20",
+        "Calibration error (%) 3.46",
+        "Passes per image 2.73",
         "Prompts per image 1.73",
         "Trained parameters 7,351,296",
         "Learning (s) 12,346",
@@ -97,17 +100,35 @@ def test_a_run_report_says_all_and_nothing_is_cut(width: int) -> None:
         "Forward passes in tests 2,500",
         "Forward passes, naive protocol 10,000",
         "Forward passes, made / naive 0.25",
-        "task-10 90.0 1.0 2.0 7.0 97.0 96.0 0.500 –",
-        "mean 90.0 1.0 2.0 7.0 97.0 96.0 0.500 –",
+        "task-10 90.0 1.0 2.0 7.0 97.0 96.0 0.500",
+        "mean 90.0 1.0 2.0 7.0 97.0 96.0 0.500",
     ):
         assert line in text
     assert "…" not in "".join(text)
     assert max(map(len, lines(*parts, width=width))) <= width
 
 
-def moment(prompts: float) -> dict[str, float | None]:
-    return {"accuracy_over_tasks": 95.0, "accuracy_over_images": 94.0, "forgetting": 1.0,
-            "retrieval_accuracy": None, "prompts_per_image": prompts, "bytes": 7}  # fmt: skip
+EVIDENCE = {
+    "accuracy": 90.0, "task_not_tried": 1.04, "coarse_wrong": 2.0, "fine_wrong": 6.96, "coarse_accuracy": 88.0,
+    "true_task_accuracy": 95.0, "confidence": 91.23, "passes": 1.618,
+}  # fmt: skip
+CLASSES = {"accuracy": 90.0, "same_task": 4.0, "other_task": 6.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "cells"),
+    [(EVIDENCE, "90.0 1.0 2.0 7.0 88.0 95.0 91.2 1.62"), (CLASSES, "90.0 4.0 6.0")],
+)
+def test_a_diagnosis_has_the_figures_of_its_kind(kind: dict[str, float], cells: str) -> None:
+    told = {"mean": kind, "tasks": [{"task": f"task-{i + 1}", **kind} for i in range(2)]}
+    parts = tables.run_report(figures(2, diagnosis=told))
+    text = [" ".join(line) for line in words(parts[-1], width=80)]
+    assert f"task-2 {cells}" in text and f"mean {cells}" in text and "…" not in "".join(text)
+
+
+def moment(passes: float) -> dict[str, float | None]:
+    return {"accuracy_over_tasks": 95.0, "accuracy_over_images": 94.0, "forgetting": 1.0, "calibration_error": 4.0,
+            "retrieval_accuracy": None, "passes_per_image": passes, "bytes": 7}  # fmt: skip
 
 
 @pytest.mark.parametrize("width", [80, 100])
@@ -120,11 +141,11 @@ def test_a_report_of_several_seeds_has_means_and_deviations(width: int) -> None:
     text = [" ".join(line) for line in words(*parts, width=width)]
     for line in (
         "Accuracy (%) after each task, seed 7",
-        "after 3 95.00 ±0.00 94.00 ±0.00 1.00 ±0.00 – 2.50 ±0.71",
+        "after 3 95.00 ±0.00 94.00 ±0.00 1.00 ±0.00 4.00 ±0.00 2.50 ±0.71",
         "Last accuracy (%) 92.12 ±1.41 88.00 ±0.00",
         "Forward passes in tests 3,000 ±707",
         "Forward passes, made / naive 0.30",
-        "mean 90.0 2.0 2.0 7.0 97.0 96.0 0.500 –",
+        "mean 90.0 2.0 2.0 7.0 97.0 96.0 0.500",
     ):
         assert line in text
     assert len(parts) == 6

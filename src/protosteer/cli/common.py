@@ -53,10 +53,10 @@ def check_plot(plot: Path | None) -> None:
         raise typer.BadParameter(f"{plot} is not a .png file; the plot is one")
 
 
-def write_plot(plot: Path, picture: bytes) -> None:
+def write_plot(plot: Path, picture: bytes, option: str = "--plot") -> None:
     from protosteer.util.files import write_atomically, writing
 
-    with writing(plot, "--plot"):
+    with writing(plot, option):
         write_atomically(plot, picture)
     say(f"Written: {plot}")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from protosteer.errors import RunError
+from protosteer.evaluation.metrics import Bins
 from protosteer.evaluation.runs import read_run
 
 Rows = dict[str, list[dict[str, Any]]]
@@ -35,6 +36,17 @@ def gather(given: Sequence[str]) -> Rows:
             raise RunError(f"label '{given_label}' stands for two configurations; give each its own")
         rows[given_label or label] = [by_seed[seed] for seed in sorted(by_seed)]
     return rows
+
+
+def bins_of(rows: Rows) -> dict[str, list[Bins]]:
+    """The bins of confidence of every seed, of the rows that have them."""
+    found = {label: [seed.get("reliability") for seed in seeds] for label, seeds in rows.items()}
+    known = {label: [bins for bins in seeds if bins] for label, seeds in found.items() if all(seeds)}
+    if not known:
+        raise RunError(
+            "none of these runs says how sure it was: its method does not tell, or it is of an older version"
+        )
+    return known
 
 
 def _parse(word: str) -> tuple[str, Path]:

@@ -11,7 +11,7 @@ import torch
 
 import protosteer
 from protosteer.backbones import Backbone
-from protosteer.methods.base import Method
+from protosteer.methods import METHODS, Method
 from protosteer.settings import RETIRED, Values
 from protosteer.streams.base import Stream
 from protosteer.util.system import processor_name
@@ -30,10 +30,14 @@ def configuration(
 
 
 def in_todays_terms(configuration: dict[str, Any]) -> dict[str, Any]:
-    """A configuration that an older version wrote, without settings that are retired and did nothing."""
+    """A configuration that an older version wrote: without settings that are retired and did nothing, with
+    those that came later at their defaults, which change nothing."""
     settings = configuration.get("settings", {})
     kept = {name: v for name, v in settings.items() if name not in RETIRED or v != RETIRED[name]}
-    return {**configuration, "settings": kept}
+    method = METHODS.get(configuration.get("method", ""))
+    defaults = method.settings_class().to_dict() if method else {}
+    added = {name: v for name, v in defaults.items() if name not in kept and name != "seed"}
+    return {**configuration, "settings": {**kept, **added}}
 
 
 def circumstances(device: torch.device) -> dict[str, Any]:

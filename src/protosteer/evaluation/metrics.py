@@ -1,4 +1,4 @@
-"""Figures of a run, from its accuracy matrix.
+"""Figures of a run, from its accuracy matrix, and how far its probabilities can be trusted.
 
 A[i][j] is the accuracy in percent on task j's test images after learning task i, against all classes seen
 by then; row i has i + 1 entries.
@@ -11,7 +11,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 Matrix = Sequence[Sequence[float]]
+Bins = Sequence[Mapping[str, Any]]
+
+BINS = 15
 
 
 def average_accuracy(matrix: Matrix, i: int) -> float:
@@ -49,6 +55,42 @@ def summary(matrix: Matrix, test_images: Sequence[int] | None = None) -> dict[st
         over_images = [image_accuracy(matrix, i, test_images) for i in tasks]
         figures |= {"last_image_accuracy": over_images[-1], "avg_image_accuracy": _mean(over_images)}
     return figures
+
+
+def reliability(confidence: Tensor, right: Tensor) -> list[dict[str, Any]]:
+    """B images in bins of equal width by their confidence: how many each has, and the means of confidence
+    [B] and of being right, bool [B], in percent; None in a bin without images."""
+    places = (confidence.double() * BINS).long().clamp(0, BINS - 1)  # a bin has its lower edge, the last both
+    counts = places.bincount(minlength=BINS).tolist()
+    sure, hits = (
+        torch.zeros(BINS, dtype=torch.double).index_add_(0, places, values.double()).tolist()
+        for values in (confidence, right)
+    )
+    return [
+        {"images": n, "confidence": 100 * c / n if n else None, "accuracy": 100 * h / n if n else None}
+        for n, c, h in zip(counts, sure, hits, strict=True)
+    ]
+
+
+def calibration_error(bins: Bins) -> float:
+    """Expected calibration error in percent: how far confidence is from accuracy in a bin, mean over images."""
+    apart = [b["images"] * abs(b["confidence"] - b["accuracy"]) for b in bins if b["images"]]
+    return sum(apart) / sum(b["images"] for b in bins)
+
+
+def pooled(parts: Sequence[Bins]) -> list[dict[str, Any]]:
+    """The bins of several seeds as those of all their images."""
+    return [_pool(column) for column in zip(*parts, strict=True)]
+
+
+def _pool(same: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    filled = [b for b in same if b["images"]]
+    images = sum(b["images"] for b in filled)
+    means = {n: sum(b[n] * b["images"] for b in filled) / images if images else None for n in _MEANS}
+    return {"images": images, **means}
+
+
+_MEANS = ("confidence", "accuracy")
 
 
 def over_seeds(seeds: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], dict[str, float]]:

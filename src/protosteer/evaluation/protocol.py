@@ -38,8 +38,11 @@ class Run:
         last, tasks = self.rows[-1], len(self.rows)
         return {
             **metrics.summary(self.matrix, self.test_images),
+            "passes_per_image": last.get("passes_per_image"),
+            "overall_passes_per_image": self._overall("passes_per_image"),
             "prompts_per_image": last["prompts_per_image"],
-            "overall_prompts_per_image": self._overall_prompts(),
+            "overall_prompts_per_image": self._overall("prompts_per_image"),
+            "calibration_error": last.get("calibration_error"),
             "retrieval_accuracy": last["retrieval_accuracy"],
             "bytes_per_task": last["bytes"] / tasks,
             "bytes_per_class": last["bytes"] / sum(self.classes[:tasks]),
@@ -54,10 +57,10 @@ class Run:
     def _sum(self, name: str) -> Any:
         return sum(row[name] for row in self.rows)
 
-    def _overall_prompts(self) -> float | None:
-        """Mean over all images of all evaluations."""
+    def _overall(self, name: str) -> float | None:
+        """Mean over all images of all evaluations; None if one of them, perhaps of an older version, lacks it."""
         seen = [sum(self.test_images[: i + 1]) for i in range(len(self.rows))]
-        counts = [row["prompts_per_image"] for row in self.rows]
+        counts: list[Any] = [row.get(name) for row in self.rows]
         if None in counts:
             return None
         return sum(c * n for c, n in zip(counts, seen, strict=True)) / sum(seen)
@@ -72,10 +75,11 @@ class Run:
                     "accuracy_over_tasks": metrics.average_accuracy(self.matrix, i),
                     "accuracy_over_images": metrics.image_accuracy(self.matrix, i, self.test_images),
                     "forgetting": metrics.forgetting(self.matrix, i),
-                    **{key: value for key, value in row.items() if key != "accuracy"},
+                    **{key: value for key, value in row.items() if key not in ("accuracy", "reliability")},
                 }
                 for i, row in enumerate(self.rows)
             ],
+            "reliability": self.rows[-1].get("reliability"),
             "diagnosis": self.diagnosis,
         }
 
@@ -104,8 +108,7 @@ def run_stream(
             on_task(i, run)
     if diagnosed:
         before = sum(cache.forward_passes for cache in caches)
-        tests = [(cache, task.test_labels) for cache, task in zip(caches, stream, strict=True)]
-        run.diagnosis = diagnose(method, tests)
+        run.diagnosis = diagnose(method, list(zip(stream, caches, strict=True)))
         run.diagnosis_passes = sum(cache.forward_passes for cache in caches) - before
     return run
 
@@ -147,17 +150,24 @@ def _evaluate(
     began = time.perf_counter()
     made, asked = (sum(getattr(c, name) for c in caches) for name in ("forward_passes", "asked"))
     number = {name: k for k, name in enumerate(method.classes)}
-    right, prompts, retrieved = [], [], []
+    right, prompts, retrieved, confidence = [], [], [], []
     for j, cache in enumerate(caches):
         answer = method.answer(cache)
         right.append(answer.classes == torch.tensor([number[label] for label in stream[j].test_labels]))
         prompts.append(answer.prompts)
         retrieved.append(None if answer.candidates is None else answer.candidates[:, j])
+        confidence.append(answer.confidence)
         if on_stage:
             on_stage(Stage(stream[len(caches) - 1].name, "testing", j + 1, len(caches)))
+    prompts_per_image = _mean(prompts)
+    sure = [part for part in confidence if part is not None]
+    bins = metrics.reliability(torch.cat(sure), torch.cat(right)) if sure else None
     return {
         "accuracy": [100.0 * int(hits.sum()) / len(hits) for hits in right],  # on each task so far
-        "prompts_per_image": _mean(prompts),
+        "passes_per_image": 1 + (prompts_per_image or 0),  # all passes, the plain one included
+        "prompts_per_image": prompts_per_image,
+        "calibration_error": metrics.calibration_error(bins) if bins else None,
+        "reliability": bins,
         "retrieval_accuracy": _mean(retrieved, of=100.0),  # of images whose true task was a candidate
         "train_seconds": train_seconds,
         "eval_seconds": time.perf_counter() - began,

@@ -64,8 +64,11 @@ class Fusion:
         owners = index.class_tasks[index.value_classes]
         self.starts = torch.searchsorted(owners, torch.arange(len(index.tasks) + 1)).tolist()
 
-    def match(self, embed: Embed, count: int) -> Matches:
-        """Steps 1 to 3 for `count` images that `embed` knows by their rows. Scores are logits."""
+    def match(self, embed: Embed, count: int, fine: bool = True) -> Matches:
+        """Steps 1 to 3 for `count` images that `embed` knows by their rows; without `fine`, steps 1 and 2.
+
+        Scores are logits.
+        """
         first = self.views[0]
         seen = {first.prompt: embed(torch.arange(count), _number(first.prompt, count))}
         coarse, similarities = first.coarse.scores(seen[first.prompt])
@@ -78,11 +81,11 @@ class Fusion:
                 other, _ = view.coarse.scores(seen[view.prompt][rows])
                 logits[rows] = first.weight * coarse[rows] + view.weight * other
                 passes[rows] += 1
-        tried = self._open(logits)
+        tried = self._open(logits) & fine
         images, tasks = tried.nonzero().T
         if len(images):
-            fine, more = self._fine(embed, seen.get(len(self.index.tasks)), images, tasks, tried)
-            logits += FINE * sum(view.weight for view in self.views) * fine
+            similar, more = self._fine(embed, seen.get(len(self.index.tasks)), images, tasks, tried)
+            logits += FINE * sum(view.weight for view in self.views) * similar
             passes += more
         winners = self.class_tasks[logits.argmax(dim=1)]
         scores, shown = self._in_order(logits), self._in_order(similarities)

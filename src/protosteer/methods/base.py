@@ -17,6 +17,7 @@ from torch import Tensor
 from protosteer.backbones import Backbone
 from protosteer.data.images import ImageSet
 from protosteer.errors import LearnerError, SettingsError
+from protosteer.methods.diagnosis import of_classes
 from protosteer.running.progress import OnStage
 from protosteer.running.resume import Bookmark
 from protosteer.settings import Values
@@ -58,7 +59,7 @@ class Answer:
     """What a method says of B images. What a method does not know it leaves out."""
 
     classes: Tensor  # int64 [B]: numbers in the method's list of classes
-    candidates: Tensor | None = None  # bool [B, T]: the tasks that were taken into consideration
+    candidates: Tensor | None = None  # bool [B, T]: the tasks retrieved, if the method retrieves any
     prompts: Tensor | None = None  # int64 [B]: forward passes beyond the first
     confidence: Tensor | None = None  # [B]: the probability that each is right, as the method sees it
 
@@ -106,6 +107,13 @@ class Method(ABC):
     @abstractmethod
     def answer(self, images: Images) -> Answer:
         """Predictions against all classes learned so far, and how they came about."""
+
+    def diagnose(self, images: Images, truth: Tensor, task: int, own: Tensor) -> dict[str, float]:
+        """Why the answers to a task's images are right and wrong: see `diagnosis.py`.
+
+        truth: their classes, int64 [B]; task: its number; own: all its classes.
+        """
+        return of_classes(self.predict(images), truth, own)
 
     @abstractmethod
     def state(self) -> bytes:

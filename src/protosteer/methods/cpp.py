@@ -13,6 +13,7 @@ from protosteer.learner import Learner
 from protosteer.method.inference import Embed
 from protosteer.method.memory import Memory
 from protosteer.methods.base import Answer, Images, Lesson, Method
+from protosteer.methods.diagnosis import of_evidence, of_paper
 from protosteer.running.progress import OnStage
 from protosteer.running.resume import Bookmark
 from protosteer.settings import Settings
@@ -36,10 +37,6 @@ class CPP(Method):
     def memory(self) -> Memory:
         return self.learner.memory
 
-    @property
-    def neighbours(self) -> int:
-        return self.learner.settings.neighbours
-
     def learn(self, task: Lesson, on_stage: OnStage | None = None, bookmark: Bookmark | None = None) -> None:
         self.learner.learn((task.train, task.train_labels), task.name, on_stage, bookmark)
 
@@ -48,7 +45,16 @@ class CPP(Method):
         matches = self.learner.match(self.embedder(images), len(images))
         probabilities = (matches.scores / self.learner.temperature).softmax(dim=1)
         confidence, classes = probabilities.amax(dim=1), matches.scores.argmax(dim=1)
-        return Answer(classes, matches.candidates, matches.passes - 1, confidence)
+        # Evidence weighs all tasks: prompts that it tries are no retrieval.
+        candidates = None if self.learner.fusion else matches.candidates
+        return Answer(classes, candidates, matches.passes - 1, confidence)
+
+    def diagnose(self, images: Images, truth: Tensor, task: int, own: Tensor) -> dict[str, float]:
+        learner, embed = self.learner, self.embedder(images)
+        if learner.fusion:
+            return of_evidence(learner.fusion, task, embed, truth)
+        record, neighbours = learner.memory.tasks[task], learner.settings.neighbours
+        return of_paper(learner.index, record, task, embed, truth, neighbours)
 
     def embedder(self, images: Images) -> Embed:
         """`images.embed` as inference calls it, by the numbers of the index's prompts."""

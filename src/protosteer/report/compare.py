@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.table import Table
 
-from protosteer.report.tables import DIAGNOSIS, FIGURES, Figure, spread_over_seeds, spread_table
+from protosteer.report.tables import DIAGNOSIS, FIGURES, Figure, Row, had, spread_over_seeds, spread_table
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 
@@ -26,30 +26,55 @@ QUALITY = {
     "avg_image_accuracy": Figure("Avg acc.\nmean over\nimages"),
     "last_forgetting": Figure("Forget-\nting"),
 }
-COSTS = ("retrieval_accuracy", "prompts_per_image", "bytes_per_class", "train_seconds", "eval_seconds")
-COST = {name: replace(FIGURES[name], heading=fill(FIGURES[name].title, 12)) for name in COSTS}
-# The diagnosis, beside the other figures: how the images of a task ended, and why.
+DECIDING = ("calibration_error", "passes_per_image", "retrieval_accuracy")
+COSTS = ("bytes_per_class", "train_seconds", "eval_seconds")
+# The diagnosis, beside the other figures: how the images of a task ended, and why. A method has one kind.
 CAUSES = {f"diagnosis_{name}": figure for name, figure in DIAGNOSIS.items()}
-NARROW = [(name, replace(figure, heading=fill(figure.heading, 12))) for name, figure in CAUSES.items()]
-ENDED, WHY = dict(NARROW[:4]), dict(NARROW[4:])
+ENDED = "Test images after the last task, means over tasks"
+KINDS = (
+    (ENDED, ("accuracy", "not_retrieved", "wrong_prompt_won", "wrong_class")),
+    (
+        "True task given: accuracy; and spread (mean cosine)",
+        ("true_task_with_prompt", "true_task_without_prompt", "key_spread", "value_spread"),
+    ),
+    (ENDED, ("accuracy", "task_not_tried", "coarse_wrong", "fine_wrong")),
+    (
+        "What evidence is worth, means over tasks",
+        ("coarse_accuracy", "true_task_accuracy", "confidence", "passes"),
+    ),
+    (ENDED, ("accuracy", "same_task", "other_task")),
+)
 
 
 def comparison_tables(rows: Rows) -> list[Table]:
-    """Narrow enough for a terminal: how good, at what cost, and why."""
-    flat = _flat(rows).items()
+    """Narrow enough for a terminal: how good, at what cost, and why, for each kind of diagnosis."""
+    flat = list(_flat(rows).items())
     good = "Accuracy (%) and forgetting (points), mean ± std over seeds"
     return [
         spread_table(good, QUALITY, flat, count_seeds=True),
-        spread_table("Retrieval and cost", COST, flat),
-        spread_table("Test images after the last task (%), means over tasks", ENDED, flat),
-        spread_table("True task given: accuracy (%); and spread (mean cosine)", WHY, flat),
+        spread_table("Decisions after the last task", _narrow(FIGURES, DECIDING), flat),
+        spread_table("Cost", _narrow(FIGURES, COSTS), flat),
+        *(table for title, names in KINDS for table in _causes(title, names, flat)),
     ]
+
+
+def _causes(title: str, names: Sequence[str], rows: Sequence[Row]) -> list[Table]:
+    """One kind of diagnosis of the rows that have it; nothing if none has."""
+    figures = _narrow(CAUSES, [f"diagnosis_{name}" for name in names])
+    telling = f"diagnosis_{names[1]}"  # the first may be of any kind, a spread may be unknown
+    those = [row for row in rows if telling in had(figures, [row])]
+    return [spread_table(title, figures, those)] if those else []
+
+
+def _narrow(figures: Mapping[str, Figure], names: Sequence[str]) -> dict[str, Figure]:
+    return {name: replace(figures[name], heading=fill(figures[name].title, 12)) for name in names}
 
 
 def comparison_markdown(rows: Rows) -> str:
     """Two GitHub tables of the same figures."""
-    figures = {name: FIGURES[name] for name in (*QUALITY, *COSTS)}
-    return f"{_markdown(_flat(rows), figures)}\n{_markdown(_flat(rows), CAUSES)}"
+    flat = _flat(rows)
+    figures = {name: FIGURES[name] for name in (*QUALITY, *DECIDING, *COSTS)}
+    return f"{_markdown(flat, figures)}\n{_markdown(flat, had(CAUSES, flat.items()))}"
 
 
 def comparison_csv(rows: Rows) -> str:

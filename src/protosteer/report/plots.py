@@ -74,7 +74,7 @@ def accuracy_matrices(matrices: Mapping[str, Matrix]) -> bytes:
         title = f"{name}\nLast {end['last_accuracy']:.1f} %, forgetting {end['last_forgetting']:.1f} points"
         axes.set_title(title, fontsize=11, parse_math=False)
     figure.colorbar(image, ax=list(panels), label="accuracy (%)", shrink=0.8)
-    return _png(figure)
+    return png(figure)
 
 
 def _heat_map(axes: Axes, cells: Floats, scale: Normalize, decimals: int, size: float) -> Any:
@@ -121,7 +121,7 @@ def accuracy_bands(rows: Mapping[str, Sequence[Matrix]]) -> bytes:
     title = "after the last task" + (",\n± one standard deviation over seeds" if spread else "")
     owner, place = (figure, "outside right center") if outside else (axes, "best")
     owner.legend(loc=place, frameon=False, title=title, alignment="left")
-    return _png(figure)
+    return png(figure)
 
 
 def _band(axes: Axes, i: int, name: str, matrices: Sequence[Matrix]) -> None:
@@ -136,12 +136,12 @@ def _band(axes: Axes, i: int, name: str, matrices: Sequence[Matrix]) -> None:
         end = f"{mean[-1]:.1f} ± {std[-1]:.1f} %"
         axes.fill_between(tasks, mean - std, mean + std, color=LINE_COLOURS[k], alpha=0.2, linewidth=0)
     axes.plot(
-        tasks, mean, label=_legend_text(name, end), linewidth=2, markersize=6 if len(tasks) <= 10 else 5,
+        tasks, mean, label=legend_text(name, end), linewidth=2, markersize=6 if len(tasks) <= 10 else 5,
         color=LINE_COLOURS[k], marker=LINE_MARKERS[k], linestyle=LINE_STYLES[turn % len(LINE_STYLES)],
     )  # fmt: skip
 
 
-def _legend_text(name: str, end: str) -> str:
+def legend_text(name: str, end: str) -> str:
     """Dollars would be set as formulas, and labels that begin with an underscore left out."""
     text = "\n".join(textwrap.wrap(f"{name}: {end}", LEGEND_WIDTH)).replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
@@ -161,8 +161,8 @@ def tsne_before_after(
     left, right = figure.subplots(1, 2)
     _scatter(left, before, labels, prototypes_before, classes)
     _scatter(right, after, labels, prototypes_after, classes)
-    left.set_title("before: no prompt")
-    right.set_title("after: under the prompt that made each image's best match")
+    left.set_title("no prompt")
+    right.set_title("CPP: under the prompt that made each image's best match")
     looks = [_look(i) for i in range(len(classes))]
     handles = [Line2D([], [], linestyle="", markersize=7, color=colour, marker=m) for colour, m in looks]
     star = Line2D([], [], linestyle="", marker="*", markersize=11, color="white", markeredgecolor="black")
@@ -171,7 +171,7 @@ def tsne_before_after(
         title="class",
     )  # fmt: skip
     figure.suptitle("t-SNE of the test images' embeddings (cosine)", fontsize=12)
-    return _png(figure)
+    return png(figure)
 
 
 def _scatter(
@@ -228,7 +228,7 @@ def class_similarity(names: Sequence[str], matrix: npt.ArrayLike, most: int = 60
     order = chosen[_alike_together(whole[np.ix_(chosen, chosen)])]
     cells = whole[np.ix_(order, order)].astype(float)
     np.fill_diagonal(cells, np.nan)
-    return _png(_similarity_figure([names[i] for i in order], cells, title))
+    return png(_similarity_figure([names[i] for i in order], cells, title))
 
 
 def _similarity_figure(names: Sequence[str], cells: Floats, title: str) -> Figure:
@@ -275,7 +275,7 @@ def _short_name(name: str) -> str:
     return plain if len(plain) <= NAME_LETTERS else f"{plain[:half]}…{plain[-half:]}"
 
 
-def _png(figure: Figure) -> bytes:
+def png(figure: Figure) -> bytes:
     FigureCanvasAgg(figure)
     file = io.BytesIO()
     with warnings.catch_warnings():

@@ -61,7 +61,10 @@ FIGURES = {
     "avg_image_accuracy": Figure("Avg accuracy", "%", average="images"),
     "last_forgetting": Figure("Forgetting"),
     "avg_forgetting": Figure("Avg forgetting"),
+    "calibration_error": Figure("Calibration error", "%"),
     "retrieval_accuracy": Figure("Task retrieved", "%"),
+    "passes_per_image": Figure("Passes per image"),
+    "overall_passes_per_image": Figure("Passes per image, all tests"),
     "prompts_per_image": Figure("Prompts per image"),
     "overall_prompts_per_image": Figure("Prompts per image, all tests"),
     "bytes_per_task": Figure("Bytes per task", decimals=0),
@@ -73,11 +76,15 @@ FIGURES = {
     "forward_passes": Figure("Forward passes in tests", decimals=0),
     "naive_forward_passes": Figure("Forward passes, naive protocol", decimals=0),
 }
-USUAL = ("last_accuracy", "avg_accuracy", "last_forgetting", "prompts_per_image", "bytes_per_class")
+USUAL = (
+    "last_accuracy", "avg_accuracy", "last_forgetting", "calibration_error", "passes_per_image", "bytes_per_class",
+)  # fmt: skip
 
-# The diagnosis by the names of `evaluation.diagnosis`.
+# The diagnosis by the names of `methods.diagnosis`; which of them there are depends on the method.
 DIAGNOSIS = {
     "accuracy": Figure("Right", "%"),
+    "same_task": Figure("Other class of the task", "%"),
+    "other_task": Figure("Class of another task", "%"),
     "not_retrieved": Figure("Task not retrieved", "%"),
     "wrong_prompt_won": Figure("Wrong prompt won", "%"),
     "wrong_class": Figure("Wrong class", "%"),
@@ -85,10 +92,19 @@ DIAGNOSIS = {
     "true_task_without_prompt": Figure("True task, no prompt", "%"),
     "key_spread": Figure("Key spread", decimals=3),
     "value_spread": Figure("Value spread", decimals=3),
+    "task_not_tried": Figure("Task not tried", "%"),
+    "coarse_wrong": Figure("Coarse evidence wrong", "%"),
+    "fine_wrong": Figure("Fine evidence wrong", "%"),
+    "coarse_accuracy": Figure("Right by coarse evidence", "%"),
+    "true_task_accuracy": Figure("Right, true task given", "%"),
+    "confidence": Figure("Mean confidence", "%"),
+    "passes": Figure("Passes per image"),
 }
 # The same as narrow columns; as a task has few test images, the second decimal of a percentage says nothing.
 SHORT_DIAGNOSIS = {
-    name: replace(figure, heading=figure.heading.replace(" ", "\n"), decimals=1 if figure.unit else 3)
+    name: replace(
+        figure, heading=figure.heading.replace(" ", "\n"), decimals=1 if figure.unit else figure.decimals
+    )
     for name, figure in DIAGNOSIS.items()
 }
 # What is measured after each task, beside the matrix.
@@ -96,8 +112,9 @@ MOMENTS = {
     "accuracy_over_tasks": Figure("Acc. (%),\nmean over\ntasks"),
     "accuracy_over_images": Figure("Acc. (%),\nmean over\nimages"),
     "forgetting": Figure("Forgetting"),
+    "calibration_error": Figure("Calibration\nerror (%)"),
     "retrieval_accuracy": Figure("Task\nretrieved\n(%)"),
-    "prompts_per_image": Figure("Prompts per\nimage"),
+    "passes_per_image": Figure("Passes per\nimage"),
 }
 
 
@@ -110,9 +127,10 @@ def figures_table(rows: Mapping[str, Mapping[str, float | None]], title: str | N
 
 
 def spread_table(
-    title: str | None, figures: Mapping[str, Figure], rows: Iterable[Row], count_seeds: bool = False
+    title: str | None, figures: Mapping[str, Figure], rows: Sequence[Row], count_seeds: bool = False
 ) -> Table:
-    """One line per row: its figures over seeds, means and deviations."""
+    """One line per row: its figures over seeds, means and deviations. What no row has is left out."""
+    figures = had(figures, rows)
     headings = numbers(figure.heading for figure in figures.values())
     table = plain_table(title, labels(), *numbers(["Seeds"] if count_seeds else []), *headings)
     for name, seeds in rows:
@@ -127,6 +145,12 @@ def spread_over_seeds(seeds: Sequence[Mapping[str, Any]]) -> tuple[dict[str, flo
     """Mean and sample standard deviation of the figures that all seeds have; one seed has no deviation."""
     mean, std = over_seeds(seeds)
     return mean, std if len(seeds) > 1 else {}
+
+
+def had(figures: Mapping[str, Figure], rows: Iterable[Row]) -> dict[str, Figure]:
+    """Those that at least one row has."""
+    found = {name for _, seeds in rows for name in over_seeds(seeds)[0]}
+    return {name: figure for name, figure in figures.items() if name in found}
 
 
 def matrix_tables(matrix: Matrix, title: str | None = None) -> list[Table]:
@@ -187,7 +211,7 @@ def _costs(mean: Mapping[str, float], std: Mapping[str, float]) -> Table:
     table = plain_table(None, "", *numbers([""]))
     table.show_header = False
     names = list(FIGURES)
-    for name in names[names.index("retrieval_accuracy") :]:
+    for name in names[names.index("calibration_error") :]:
         if name in mean:
             table.add_row(FIGURES[name].title, FIGURES[name].number(mean[name], std.get(name)))
     if "forward_passes" in mean and mean.get("naive_forward_passes"):
@@ -201,7 +225,8 @@ def _diagnosis(seeds: Sequence[Mapping[str, Any]]) -> Table:
     tasks = [(rows[0]["task"], rows) for rows in zip(*(seed["tasks"] for seed in seeds), strict=True)]
     rows = [*tasks, ("mean", [seed["mean"] for seed in seeds])]
     means = [(name, [over_seeds(values)[0]]) for name, values in rows]
-    table = spread_table("Diagnosis after the last task (%; spread: mean cosine)", SHORT_DIAGNOSIS, means)
+    title = "Diagnosis after the last task (%; spread: mean cosine; passes: number)"
+    table = spread_table(title, SHORT_DIAGNOSIS, means)
     table.rows[-2].end_section = True
     return table
 

@@ -1,0 +1,59 @@
+"""How far probabilities can be trusted, as a plot: accuracy against confidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from protosteer.evaluation.metrics import BINS, Bins, calibration_error, pooled
+from protosteer.report.plots import DPI, LINE_COLOURS, LINE_MARKERS, LINE_STYLES, legend_text, png
+
+FEW = 1.0  # percent of the images; fewer say little
+
+
+def reliability_plot(rows: Mapping[str, Sequence[Bins]]) -> bytes:
+    """One line per row, all its seeds together: each bin's accuracy at its mean confidence; below, how many of
+    the images each bin has.
+
+    rows: the bins of `metrics.reliability`, of each seed.
+    """
+    figure = Figure(figsize=(6.4, 6.6), dpi=DPI, layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    upper.plot([0, 100], [0, 100], color="#777777", linewidth=1, linestyle=(0, (4, 3)))
+    for i, (name, seeds) in enumerate(rows.items()):
+        _row(upper, lower, i, name, pooled(seeds))
+    upper.set(title="Reliability of probabilities", ylabel="accuracy (%)", xlim=(0, 100), ylim=(0, 102))
+    lower.set(xlabel="confidence (%)", ylabel="images (%)", ylim=(0, None))
+    for axes in (upper, lower):
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(
+        *upper.get_legend_handles_labels(), loc="outside lower center", frameon=False, title="calibration error (faint: bins of less than 1 % of the images)",
+        alignment="left",
+    )  # fmt: skip
+    return png(figure)
+
+
+def _row(upper: Axes, lower: Axes, i: int, name: str, bins: Bins) -> None:
+    """Line number i."""
+    turn, k = divmod(i, len(LINE_COLOURS))
+    colour, style = LINE_COLOURS[k], LINE_STYLES[turn % len(LINE_STYLES)]
+    shares = 100.0 * np.array([b["images"] for b in bins]) / sum(b["images"] for b in bins)
+    confidence, accuracy = (
+        np.array([np.nan if b[part] is None else b[part] for b in bins], dtype=float)
+        for part in ("confidence", "accuracy")
+    )
+    filled = shares > 0
+    upper.plot(confidence[filled], accuracy[filled], color=colour, linestyle=style, linewidth=1, alpha=0.5)
+    for some, alpha, label in (
+        (filled & (shares < FEW), 0.35, None),
+        (shares >= FEW, 1.0, legend_text(name, f"{calibration_error(bins):.1f} %")),
+    ):
+        upper.scatter(
+            confidence[some], accuracy[some], color=colour, marker=LINE_MARKERS[k], alpha=alpha, s=40, label=label,
+            linewidths=0, zorder=3, clip_on=False,
+        )  # fmt: skip
+    lower.stairs(shares, np.linspace(0, 100, BINS + 1), color=colour, linestyle=style, linewidth=2)

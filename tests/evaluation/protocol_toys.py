@@ -1,0 +1,27 @@
+"""A small stream of easy images, some of them too noisy, and settings that learn it in seconds."""
+
+from __future__ import annotations
+
+import torch
+
+from conftest import easy_task
+from protosteer.data.images import ArrayImages
+from protosteer.settings import Settings
+from protosteer.streams.base import Stream, Task
+
+QUICK = Settings(epochs=2, batch_size=8, neck_hidden=16, augmentation="crop", centroids=2)
+GROUPS = [["ant", "bee"], ["cat", "dog", "eel"], ["fox"], ["gnu", "hen"]]
+
+
+def stream(tasks: int = 4, noise: int = 60) -> Stream:
+    """Unequal tasks; test images are noisier than training images, so that not all are classified."""
+    made = []
+    for classes in GROUPS[:tasks]:
+        train, train_labels = easy_task(classes)
+        test, test_labels = easy_task(classes, per_class=5, seed=70)
+        added = torch.randint(-noise, noise, test.shape, generator=torch.Generator().manual_seed(len(made)))
+        test = (test.int() + added).clamp(0, 255).to(torch.uint8)
+        made.append(
+            Task(classes[0], classes, ArrayImages(train), train_labels, ArrayImages(test), test_labels)
+        )
+    return Stream("easy", made)
