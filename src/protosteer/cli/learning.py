@@ -268,8 +268,8 @@ def _teach(learner: Learner, found: Survey, writer: TaskWriter, holdout: float) 
 
 
 def goes_on(bookmark: Bookmark) -> str:
-    how = "goes on with" if bookmark.path.exists() else "begins again with"
-    return f"; the same command {how} the training"
+    how = "goes on with the training" if bookmark.path.exists() else "begins the training again"
+    return f"; the same command {how}"
 
 
 def _tell_taught(taught: Taught, learner: Learner, path: Path, as_json: bool) -> None:

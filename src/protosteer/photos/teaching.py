@@ -90,10 +90,10 @@ def survey(
     """
     folder = Path(folder)
     files = files or read_folder(folder)
-    for name in dict.fromkeys(files.labels):
-        if not speakable(name):
+    for label in dict.fromkeys(files.labels):
+        if not speakable(label):
             raise DataError(
-                f"class folder {name!r} of {folder} has control characters or broken letters in its name; rename it"
+                f"class folder {label!r} of {folder} has control characters or broken letters in its name; rename it"
             )
     left, unreadable = readable(files, lambda done: on_file(done, len(files)))
     empty = set(files.labels) - set(left.labels)
@@ -175,7 +175,7 @@ def teach(
             on_usable(after, taught)
 
     images = FileImages(learned.paths, learner.backbone.preprocessing)
-    record = turn.before.learn((images, learned.labels), turn.name, on_stage, bookmark, usable)
+    record = turn.before.copy().learn((images, learned.labels), turn.name, on_stage, bookmark, usable)
     after, taught = told(record)
     learner.memory = after.memory
     return dataclasses.replace(taught, before_training=early[0].check) if early else taught

@@ -115,6 +115,8 @@ def _tasks(tasks: Sequence[Told]) -> Table:
 def _how(task: Told) -> str:
     if task["few_shot"]:
         return "few-shot"
+    if task["unfinished"]:
+        return "still to be trained"
     if not task["trained"]:
         return "no training"
     return "trained alone" if task["independent"] else "trained"
