@@ -74,6 +74,8 @@ class Learner:
     @property
     def domain(self) -> Tensor | None:
         """The prompt for all classes, if there is one that the next task will be seen under."""
+        if self.settings.rule == "paper":
+            return None
         return self.memory.domain if len(self.memory) else self._domain
 
     def learn(

@@ -95,7 +95,7 @@ def _task(task: TaskRecord) -> dict[str, Any]:
         "prompt": prompt if prompt is None else _prompt(prompt),
         "trained": prompt is not None and not task.few_shot,
         "few_shot": task.few_shot,
-        "unfinished": bool(task.about.unfinished),
+        "unfinished": bool(about.unfinished),
         "independent": task.independent,
         "loss": about.loss,
         "accuracy": about.accuracy,
