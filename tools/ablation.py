@@ -27,7 +27,7 @@ from protosteer import modelfile
 from protosteer.backbones import Backbone
 from protosteer.data.images import Chosen, ImageSet
 from protosteer.evaluation.experiment import Experiment
-from protosteer.evaluation.metrics import calibration_error
+from protosteer.evaluation.metrics import calibration_error, reliability
 from protosteer.learner import Learner
 from protosteer.method import evidence, fusion
 from protosteer.method.evidence import Coarse
@@ -74,7 +74,7 @@ def pictures(experiment: Experiment, backbone: Backbone, validation: int) -> Pic
         raise SystemExit("--validation needs train_per_class in the configuration: what was not learned")
     options = dataclasses.replace(options, train_per_class=learned + validation)
     stream = open_stream(experiment.stream, options, backbone.preprocessing, experiment.data_dir)
-    parts = []
+    parts: list[tuple[ImageSet, list[str]]] = []
     for task in stream:
         seen: dict[str, int] = {}
         rows = []
@@ -176,7 +176,7 @@ def main() -> None:
         figures[name] = {
             "accuracy": 100 * float(right.double().mean()),
             "passes_per_image": float(matches.passes.double().mean()),
-            "calibration_error": calibration_error(confidence, right),
+            "calibration_error": calibration_error(reliability(confidence, right)),
         }
         print(
             "{accuracy:6.2f} %  {passes_per_image:5.2f} passes  ece {calibration_error:4.1f}".format(
