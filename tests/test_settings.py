@@ -64,13 +64,13 @@ def test_a_retired_name_is_read_from_files_alone():
 
 
 def test_presets():
-    assert Settings.preset("paper", 12) == Settings()
-    fast = Settings.preset("fast", 12, epochs=7)
-    assert fast == Settings(prompt_from_layer=7, epochs=7)
-    assert Settings.preset("fast", 3).prompt_from_layer == 2  # nano; a prompt cannot begin in the last layer
-    assert Settings.preset("fast", 1).prompt_from_layer == 1
-    with pytest.raises(SettingsError, match="preset 'quick' is unknown; choose one of paper, fast"):
-        Settings.preset("quick", 12)
+    assert Settings.preset("paper") == Settings()
+    best, fast = Settings.preset("best"), Settings.preset("fast", epochs=7)
+    assert best.rule == fast.rule == "evidence"
+    assert (best.prompt_tasks, fast.prompt_tasks, fast.epochs) == ("all", "first", 7)
+    assert not Settings.preset("instant").prompts
+    with pytest.raises(SettingsError, match="preset 'quick' is unknown; choose one of best, fast"):
+        Settings.preset("quick")
 
 
 def test_every_string_setting_has_choices():

@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(f"no browser is installed; install one of: {', '.join(BROWSERS)}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        learner = learn_digits(folder, Settings(epochs=3, batch_size=64))
+        learner = learn_digits(folder, Settings.preset("best", augmentation="no-flip"))
         shown = ("five", "zero", "nine", "six")
         pictures = [path for digit in shown for path in draw_digits(folder / "new", digit, 1, new=True)]
         app = create_app(learner, folder / "digits.protosteer", allow_teach=True, token="token")

@@ -39,7 +39,7 @@ from protosteer.method.inference import Prediction
 from protosteer.method.memory import Memory, TaskRecord
 from protosteer.photos.rejection import threshold
 from protosteer.photos.teaching import HOLDOUT, survey, teach
-from protosteer.settings import Settings
+from protosteer.settings import PRESETS, Settings
 
 TEMPERATURES = (1.0, 0.3, 0.1, 0.05, 0.02)
 FRACTIONS = (0.01, 0.05, 0.1, 0.2)
@@ -94,11 +94,11 @@ def teach_all(learner: Learner, folders: Mapping[str, Path], holdout: float, mod
                 learner.save(model)
 
 
-def look(learner: Learner, tasks: Sequence[TaskRecord], files: Files) -> Prediction:
-    """What the learner would say if it had learned these tasks alone."""
+def of_tasks(learner: Learner, tasks: Sequence[TaskRecord]) -> Learner:
+    """The learner as it would be if it had learned these tasks alone."""
     then = learner.copy()
     then.memory = Memory(tasks)
-    return then.predict(files.paths)
+    return then
 
 
 def areas(known: Tensor, unknown: Tensor, temperature: float) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def shown(share: float | None) -> str:
 
 
 def rejected(prediction: Prediction, limit: float) -> Tensor:
-    return prediction.scores.amax(dim=1) < limit
+    return prediction.similarities.amax(dim=1) < limit
 
 
 def growth(learner: Learner, known: Mapping[str, Files]) -> dict[str, Any]:
@@ -139,8 +139,9 @@ def growth(learner: Learner, known: Mapping[str, Files]) -> dict[str, Any]:
     """
 
     def shares(tasks: Sequence[TaskRecord]) -> dict[str, dict[str, float | None]]:
-        seen = {task.name: look(learner, tasks, known[task.name]) for task in tasks}
-        limits = {f"{fraction:g}": threshold(Memory(tasks), fraction) for fraction in FRACTIONS}
+        then = of_tasks(learner, tasks)
+        seen = {task.name: then.predict(known[task.name].paths) for task in tasks}
+        limits = {f"{fraction:g}": threshold(then, fraction) for fraction in FRACTIONS}
         return {f: {t: percent(rejected(p, limit)) for t, p in seen.items()} for f, limit in limits.items()}
 
     tasks = learner.memory.tasks
@@ -153,16 +154,16 @@ def growth(learner: Learner, known: Mapping[str, Files]) -> dict[str, Any]:
 
 def report(learner: Learner, known: Mapping[str, Files], unknown: Mapping[str, Files]) -> dict[str, Any]:
     """All figures of one model; `known` by task, `unknown` by data set."""
-    seen = {task: look(learner, learner.memory.tasks, files) for task, files in known.items()}
-    strange = {name: look(learner, learner.memory.tasks, files) for name, files in unknown.items()}
-    scores = torch.cat([prediction.scores for prediction in seen.values()])
+    seen = {task: learner.predict(files.paths) for task, files in known.items()}
+    strange = {name: learner.predict(files.paths) for name, files in unknown.items()}
+    similarities = torch.cat([prediction.similarities for prediction in seen.values()])
     pairs = [pair for t, p in seen.items() for pair in zip(p.labels, known[t].labels, strict=True)]
     right = torch.tensor([label == truth for label, truth in pairs])
     retrieved = torch.tensor([t in candidates for t, p in seen.items() for candidates in p.candidates])
     choices = []
     for fraction in FRACTIONS:
-        limit = threshold(learner.memory, fraction)
-        out = scores.amax(dim=1) < limit
+        limit = threshold(learner, fraction)
+        out = similarities.amax(dim=1) < limit
         choices.append({
             "reject": fraction,
             "threshold": round(limit, 4),
@@ -178,7 +179,7 @@ def report(learner: Learner, known: Mapping[str, Files], unknown: Mapping[str, F
     return {
         "accuracy": percent(right),
         "retrieval_accuracy": percent(retrieved),
-        "auroc": {name: areas(scores, p.scores, temperature) for name, p in strange.items()},
+        "auroc": {name: areas(similarities, p.similarities, temperature) for name, p in strange.items()},
         "rejection": choices,
         "rejected_by_task": growth(learner, known),
     }
@@ -188,7 +189,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     backbone = Backbone.load(
         options.backbone, weights=options.weights, image_size=options.image_size, crop=options.crop
     )
-    settings = Settings.from_dict(parse_settings(options.set) | {"seed": options.seed})
+    settings = Settings.preset(options.preset, **parse_settings(options.set) | {"seed": options.seed})
     train, test = read(options.data, "train"), read(options.data, "test")
     size = options.classes_per_task
     tasks = {f"task-{i + 1}": train.classes[i * size : (i + 1) * size] for i in range(options.tasks)}
@@ -297,6 +298,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--weights", type=Path)
     one.add_argument("--image-size", type=int)
     one.add_argument("--crop", type=float)
+    one.add_argument("--preset", choices=PRESETS, default="paper")
     one.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting; repeatable")
     one.add_argument("--seed", type=int, default=0)
     one.add_argument("--model", type=Path, help="keep the model here after each task, and go on from there")

@@ -19,7 +19,7 @@ from protosteer.data.images import ImageSet, as_images, as_labelled
 from protosteer.data.prefetch import prefetched
 from protosteer.errors import DataError, LearnerError
 from protosteer.method.forgetting import Forgotten, forget
-from protosteer.method.fusion import Fusion
+from protosteer.method.fusion import Fusion, fusion_of
 from protosteer.method.inference import Embed, Index, Matches, Prediction, match, prompted_forward
 from protosteer.method.memory import Memory, TaskRecord
 from protosteer.method.task import learn_class, learn_task, trains_prompt
@@ -61,20 +61,21 @@ class Learner:
 
     @property
     def fusion(self) -> Fusion | None:
-        """What prediction by evidence needs; None where the paper's rule is the one."""
-        return self._reading()[1]
+        """What prediction by evidence needs; None where the paper's rule is the one, or nothing is known."""
+        return self._reading()[1] if len(self.memory) else None
 
     def _reading(self) -> tuple[Index, Fusion | None]:
         """Built anew only when what is remembered has changed."""
         if self._read is None or self._read[0] is not self.memory.tasks:
             index = Index.build(self.memory)
-            evidence = self.settings.rule == "evidence" and self.memory.evidence
-            self._read = self.memory.tasks, index, Fusion(self.memory, index) if evidence else None
+            self._read = self.memory.tasks, index, fusion_of(self.memory, self.settings, index)
         return self._read[1:]
 
     @property
     def domain(self) -> Tensor | None:
         """The prompt for all classes, if there is one that the next task will be seen under."""
+        if self.settings.rule == "paper":
+            return None
         return self.memory.domain if len(self.memory) else self._domain
 
     def learn(

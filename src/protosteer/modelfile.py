@@ -25,6 +25,7 @@ from protosteer.util.files import write_atomically
 from protosteer.util.sealed import seal, unseal
 
 FORMAT = 2  # 1: without sketches; still read, and still written where there are none
+ADAPTED = "adapted"  # what a header has instead of "format" where the file is no model: photos/adapting.py
 
 
 @dataclass(frozen=True)
@@ -177,13 +178,15 @@ def read(path: str | Path) -> Model:
 def unpack(data: bytes, path: Path) -> Model:
     """Check the contents of a model file; `path` is what messages call it."""
     header, tensors = unseal(data, str(path))
+    if ADAPTED in header:
+        raise ModelFileError(f"{path} is an adapted backbone, not a model; learn a model with it first")
     if header.get("format") not in (1, FORMAT):
         raise ModelFileError(
             f"{path} has format {header.get('format')}, this version reads up to {FORMAT}; use protosteer "
             f"{header.get('protosteer')}"
         )
     try:
-        _check_backbone(header["backbone"])
+        check_backbone(header["backbone"])
         memory = Memory(_task(t, task, tensors) for t, task in enumerate(header["tasks"]))
         _check_shapes(memory, header["backbone"])
         return Model(path, header["backbone"], Settings.from_file(header["settings"]), memory)
@@ -222,7 +225,7 @@ def _task(t: int, header: dict[str, Any], tensors: dict[str, Tensor]) -> TaskRec
 # A file from someone else may be sealed and say anything: readers of a model rely on what is checked here.
 
 
-def _check_backbone(about: dict[str, Any]) -> None:
+def check_backbone(about: dict[str, Any]) -> None:
     for key, kind in {"name": str, "fingerprint": str, "image_size": int, "preprocessing": dict}.items():
         _check(about[key], kind, f"backbone {key}")
     for key in ("dim", "depth"):
@@ -251,9 +254,7 @@ def _check_shapes(memory: Memory, backbone: dict[str, Any]) -> None:
     for task in memory.tasks:
         for prompt in (p for p in (task.prompt, task.domain) if p is not None):
             dim = dim or prompt.shape[-1]
-            _check_tensor(prompt, 3, dim, f"prompt of {task.name}")
-            if depth is not None and len(prompt) > depth:
-                raise TypeError(f"prompt of {task.name} has {len(prompt)} layers, the backbone {depth}")
+            check_prompt(prompt, dim, depth, f"prompt of {task.name}")
         for record in task.classes:
             dim, values = dim or record.keys.shape[-1], record.values
             for tensor in (record.keys, values.means, values.deviations):
@@ -271,6 +272,13 @@ def _check_shapes(memory: Memory, backbone: dict[str, Any]) -> None:
             held_out = record.similarities
             if held_out is not None and (held_out.ndim != 1 or not held_out.dtype.is_floating_point):
                 raise TypeError(f"held-out similarities of {record.name} are not a list of numbers")
+
+
+def check_prompt(prompt: Tensor, dim: int | None, depth: int | None, what: str) -> None:
+    """dim, depth: of the backbone, if they are known."""
+    _check_tensor(prompt, 3, dim or prompt.shape[-1], what)
+    if depth is not None and len(prompt) > depth:
+        raise TypeError(f"{what} has {len(prompt)} layers, the backbone {depth}")
 
 
 def _check_sketch(sketch: Sketch, record: ClassRecord, dim: int) -> None:

@@ -167,6 +167,11 @@ class Settings(Values):
         """Settings by the name of a preset; what is given besides wins."""
         return cls.from_dict({**preset(name), **changes})
 
+    def under(self, name: str) -> Settings:
+        """The same settings, but those that presets are about as this preset has them."""
+        wanted, about = Settings.preset(name), {key for changes in _CHANGES.values() for key in changes}
+        return self.replace(**{key: getattr(wanted, key) for key in about})
+
     @classmethod
     def from_file(cls, values: Mapping[str, Any]) -> Settings:
         """From a file of any version: names that have been retired since are left out."""

@@ -61,6 +61,15 @@ def taught(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def by_paper(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, by the paper's rule."""
+    path = tmp_path_factory.mktemp("paper") / "paper.protosteer"
+    for task in ("spring", "summer"):
+        assert main(["learn", str(path), str(photos / task), *QUICK, "--preset", "paper"]) == 0
+    return path
+
+
 @pytest.fixture
 def model(taught: Path, tmp_path: Path) -> Path:
     """A copy that may be changed."""
@@ -254,25 +263,59 @@ def test_a_killed_learning_leaves_the_old_model_and_goes_on(model, tmp_path, how
 # predict
 
 
-def test_predict_prints_a_line_per_image(photos, taught, capsys):
+def test_predict_prints_a_line_per_image_with_probabilities(photos, taught, capsys):
     new = photos / "new"
     assert main(["predict", str(taught), str(new / "one"), str(new / "four" / "0.png")]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 6 and lines[0].startswith(str(new / "one" / "0.png"))
-    assert sum("/one/" in line and ": one 0." in line for line in lines) >= 4
+    shown = capsys.readouterr()
+    lines = shown.out.splitlines()
+    assert len(lines) == 6 and lines[0].startswith(str(new / "one" / "0.png")) and shown.err == ""
+    assert all(re.search(r": \w+ \d+\.\d %  \(\w+ \d+\.\d %, \w+ \d+\.\d %\)$", line) for line in lines)
+    assert sum("/one/" in line and ": one " in line for line in lines) >= 4
 
 
-def test_predict_json_agrees_with_the_learner(photos, taught, capsys):
-    assert main(["predict", str(taught), str(photos / "new"), "--json", "--top", "2", "--explain"]) == 0
+def test_by_the_papers_rule_it_prints_similarities_and_says_so_once(photos, by_paper, capsys):
+    new = photos / "new"
+    assert main(["predict", str(by_paper), str(new / "one"), str(new / "four" / "0.png")]) == 0
+    shown = capsys.readouterr()
+    assert sum("/one/" in line and ": one 0." in line for line in shown.out.splitlines()) >= 4
+    (note,) = shown.err.splitlines()
+    assert note.startswith("note: this model predicts by the paper's rule; learn its folders again")
+    for kind in ("--json", "--csv"):
+        assert main(["predict", str(by_paper), str(new / "four" / "0.png"), kind]) == 0
+        assert capsys.readouterr().err == ""
+    assert main(["inspect", str(by_paper)]) == 0
+    assert "predicts by the paper's rule" in capsys.readouterr().out
+
+
+def test_a_task_whose_prompt_was_not_trained_yet_is_named(photos, model, capsys):
+    read = modelfile.read(model)
+    first, second = read.memory.tasks
+    unfinished = dataclasses.replace(second, about=dataclasses.replace(second.about, unfinished=True))
+    dataclasses.replace(read, memory=Memory([first, unfinished])).write(model)
+    assert main(["predict", str(model), str(photos / "new" / "one" / "0.png")]) == 0
+    said = "task 'summer' has no prompt yet; the same learn command trains it"
+    assert capsys.readouterr().err == f"note: {said}\n"
+    assert main(["inspect", str(model)]) == 0
+    shown = capsys.readouterr().out
+    assert said in shown and "prompt to come" in shown
+
+
+@pytest.mark.parametrize("rule", ["evidence", "paper"])
+def test_predict_json_agrees_with_the_learner(photos, taught, by_paper, capsys, rule):
+    path = taught if rule == "evidence" else by_paper
+    assert main(["predict", str(path), str(photos / "new"), "--json", "--top", "2", "--explain"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    learner = Learner.load(taught)
+    learner = Learner.load(path)
     prediction = learner.predict(photos / "new")
     assert [row["label"] for row in rows] == prediction.labels
     for i, row in enumerate(rows):
+        best = learner.classes.index(row["label"])
         assert row["probability"] == pytest.approx(float(prediction.probabilities[i].max()), abs=1e-5)
         assert row["energy"] == pytest.approx(float(prediction.energy[i]), abs=1e-5)
-        assert row["similarity"] == pytest.approx(float(prediction.scores[i].max()), abs=1e-5)
-        assert row["centroid_similarity"] == pytest.approx(row["similarity"], abs=1e-5)
+        assert row["similarity"] == pytest.approx(float(prediction.similarities[i, best]), abs=1e-5)
+        assert row["passes"] == int(prediction.passes[i])
+        if rule == "paper":
+            assert row["centroid_similarity"] == pytest.approx(row["similarity"], abs=1e-5)
         assert row["candidates"] == prediction.candidates[i] and row["unknown"] is False
         assert [other["label"] for other in row["top"]] == [
             learner.classes[j] for j in prediction.scores[i].topk(2).indices
@@ -288,17 +331,17 @@ def test_predict_csv_can_be_read_back(photos, taught, capsys):
     assert "choose one of --json and --csv" in fails(capsys, "predict", taught, photos, "--csv", "--json")
 
 
-def test_the_label_comes_first_also_where_all_classes_are_as_similar(photos, taught, capsys, monkeypatch):
+def test_the_label_comes_first_also_where_all_classes_are_as_similar(photos, by_paper, capsys, monkeypatch):
     stream = Learner.stream
 
     def tied(learner, images, chunk):
         for part in stream(learner, images, chunk):
             scores = torch.full_like(part.scores, 0.5)
             labels = [part.classes[i] for i in scores.argmax(dim=1).tolist()]
-            yield dataclasses.replace(part, scores=scores, labels=labels)
+            yield dataclasses.replace(part, scores=scores, similarities=scores, labels=labels)
 
     monkeypatch.setattr(Learner, "stream", tied)
-    predict = ["predict", str(taught), str(photos / "new" / "two" / "0.png"), "--explain"]
+    predict = ["predict", str(by_paper), str(photos / "new" / "two" / "0.png"), "--explain"]
     assert main([*predict, "--json"]) == 0
     row = json.loads(capsys.readouterr().out)
     label, *others = [one["label"] for one in row["top"]]
@@ -329,23 +372,32 @@ def test_patterns_and_lists_of_which_some_cannot_be_read(photos, taught, tmp_pat
     assert "does not exist" in fails(capsys, "predict", taught, photos / "none.jpg")
 
 
-def test_reject_marks_the_least_similar(photos, taught, capsys):
-    learner = Learner.load(taught)
-    limit = threshold(learner.memory, 0.5)
-    assert main(["predict", str(taught), str(photos / "new"), "--json", "--reject", "0.5"]) == 0
+@pytest.mark.parametrize("rule", ["evidence", "paper"])
+def test_reject_marks_the_least_similar(photos, taught, by_paper, capsys, rule):
+    path = taught if rule == "evidence" else by_paper
+    learner = Learner.load(path)
+    limit = threshold(learner, 0.5)
+    assert main(["predict", str(path), str(photos / "new"), "--json", "--reject", "0.5"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row["unknown"] for row in rows] == [row["similarity"] < limit for row in rows]
+    greatest = learner.predict(photos / "new").similarities.amax(dim=1)
+    assert [row["unknown"] for row in rows] == (greatest < limit).tolist()
     assert any(row["unknown"] for row in rows)
-    assert main(["predict", str(taught), str(photos / "new"), "--reject", "0.5"]) == 0
-    assert ": unknown, nearest to " in capsys.readouterr().out
-    assert "reject = 1.5" in fails(capsys, "predict", taught, photos / "new", "--reject", "1.5")
+    assert main(["predict", str(path), str(photos / "new"), "--reject", "0.5"]) == 0
+    words = r"similarity 0\.\d+; if known, " if rule == "evidence" else "nearest to "
+    assert re.search(f": unknown, {words}", capsys.readouterr().out)
+    assert "reject = 1.5" in fails(capsys, "predict", path, photos / "new", "--reject", "1.5")
 
 
-def test_reject_without_held_out_images_is_refused(photos, tmp_path, capsys):
-    path = tmp_path / "m.protosteer"
-    assert main(["learn", str(path), str(photos / "spring"), *QUICK, "--holdout", "0"]) == 0
-    said = fails(capsys, "predict", path, photos / "new", "--reject", "0.05")
-    assert "no held-out images" in said and "--holdout 0.1" in said
+def test_reject_needs_images_that_were_not_learned_or_can_be_left_out(photos, tmp_path, capsys):
+    paper, alone, enough = (tmp_path / f"{name}.protosteer" for name in ("paper", "alone", "enough"))
+    learn = ["learn", "--holdout", "0", *QUICK]
+    assert main([*learn, str(paper), str(photos / "spring"), "--preset", "paper"]) == 0
+    assert main([*learn, str(alone), str(write_digits(tmp_path / "single", [0, 1], count=1))]) == 0
+    assert main([*learn, str(enough), str(photos / "spring")]) == 0
+    for path in (paper, alone):
+        said = fails(capsys, "predict", path, photos / "new", "--reject", "0.05")
+        assert "two images or more" in said and "--holdout 0.1" in said
+    assert main(["predict", str(enough), str(photos / "new"), "--reject", "0.05"]) == 0
 
 
 def with_backbone(model: Path, out: Path, **changes: str) -> Path:

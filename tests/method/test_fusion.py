@@ -77,9 +77,12 @@ def one_by_one(world: World, read: Fusion) -> tuple[torch.Tensor, list[int]]:
             logits, taken = sum(v.weight * scores(v) for v in read.views), 2
         if logits.softmax(0).max() < fusion.SURE:
             fine = {}
+            shares = [
+                float(sum(logits.softmax(0)[names.index(name)] for name in task.class_names))
+                for task in tasks
+            ]
             for t, task in enumerate(tasks):
-                share = sum(logits.softmax(0)[names.index(name)] for name in task.class_names)
-                if share < fusion.OPEN:
+                if shares[t] < fusion.OPEN or sorted(shares)[-fusion.MOST] > shares[t]:
                     continue
                 taken += not (t == 0 and any(v.prompt == len(tasks) for v in read.views))
                 seen = F.normalize(world.embed(row, torch.tensor([t]))[0], dim=0)

@@ -139,7 +139,7 @@ def test_copied_prompts_and_none_beside_each_other_equal_a_naive_twin(neighbours
 def test_one_prompt_is_tried_once_however_many_have_it():
     mem = mixed()
     index, embed = Index.build(mem), ByPrompt(mem)
-    assert match(index, embed, IMAGES, 100).forward_passes == 3 * IMAGES == embed.passes
+    assert int(match(index, embed, IMAGES, 100).passes.sum()) == 3 * IMAGES == embed.passes
 
 
 def test_two_tasks_that_happen_to_be_equal_are_no_copies_unless_something_is_few_shot():
@@ -172,7 +172,7 @@ def test_the_nearest_task_is_that_of_the_most_similar_keys_on_average():
 
 def test_without_prompts_only_the_coarse_pass_is_made():
     index = Index.build(memory(prompts=False))
-    assert match(index, embedder(), IMAGES, 3).forward_passes == IMAGES
+    assert int(match(index, embedder(), IMAGES, 3).passes.sum()) == IMAGES
 
 
 def test_winner_is_the_prompt_of_the_best_match():
@@ -200,7 +200,8 @@ def test_the_label_ranks_first_also_where_all_are_as_similar(top):
     index = Index.build(memory())
     matches = match(index, embedder(), IMAGES, 3)
     prediction = Prediction.build(index, matches, 0.6)
-    tied = Prediction.build(index, dataclasses.replace(matches, scores=torch.ones_like(matches.scores)), 0.6)
+    same = torch.ones_like(matches.scores)
+    tied = Prediction.build(index, dataclasses.replace(matches, scores=same, similarities=same), 0.6)
     for one in (prediction, tied):
         for row, ranking in enumerate(one.ranked(top)):
             names, probabilities, similarities = zip(*ranking, strict=True)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from conftest import easy_task, tiny_backbone
+from protosteer.learner import Learner
 from protosteer.method.memory import About, ClassRecord, Memory, TaskRecord
 from protosteer.method.prototypes import Centroids
-from protosteer.modelfile import Model
+from protosteer.modelfile import Model, read
 from protosteer.photos import inspection
 from protosteer.settings import Settings
 
@@ -113,7 +116,7 @@ def two_tasks() -> list[TaskRecord]:
 
 
 def test_every_figure_of_a_model(tmp_path: Path) -> None:
-    told = inspection.describe(model(tmp_path, two_tasks(), epochs=3, independent=True))
+    told = inspection.describe(model(tmp_path, two_tasks(), epochs=3, independent=True), None)
     assert told["file"] == {"path": str(tmp_path / "m.protosteer"), "bytes": 1000}
     assert told["backbone"] == {k: v for k, v in BACKBONE.items() if k != "heads"}
     assert told["settings"]["all"] == Settings(epochs=3, independent=True).to_dict()
@@ -127,22 +130,24 @@ def test_every_figure_of_a_model(tmp_path: Path) -> None:
     prompt = {"layers": 2, "length": 1, "bytes": 2 * 24 * 4}
     spring, few_shot = told["tasks"]
     assert spring["classes"] == [
-        {"name": "cat", "images": 3, "keys": 3, "values": 2, "bytes": cat, "held_out": 4},
-        {"name": "dog", "images": 6, "keys": 3, "values": 3, "bytes": dog, "held_out": 1},
+        {"name": "cat", "images": 3, "keys": 3, "values": 2, "points": None, "bytes": cat, "held_out": 4},
+        {"name": "dog", "images": 6, "keys": 3, "values": 3, "points": None, "bytes": dog, "held_out": 1},
     ]
     assert {k: v for k, v in spring.items() if k != "classes"} == {
         "name": "spring", "learned": "2026-11-16", "images": 9, "image_bytes": 50_000,
-        "bytes": cat + dog + 192, "prompt": prompt, "trained": True, "few_shot": False, "independent": True,
+        "bytes": cat + dog + 192, "prompt": prompt, "trained": True, "few_shot": False, "unfinished": False,
+        "independent": True,
         "loss": 1.5, "accuracy": 90.0,
     }  # fmt: skip
     assert few_shot["few_shot"] and not few_shot["trained"] and few_shot["loss"] is None
     total = cat + dog + owl + 2 * 192
     assert told["totals"] == {
-        "classes": 3, "tasks": 2, "images": 10, "centroids": 3 * 3 + 2 + 3 + 1, "bytes": total,
+        "classes": 3, "tasks": 2, "images": 10, "centroids": 3 * 3 + 2 + 3 + 1, "points": 0, "bytes": total,
         "bytes_per_class": total / 3, "bytes_per_task": total / 2, "image_bytes": 60_000, "times_smaller": 60.0,
         "first_learned": "2026-11-16", "last_learned": "2026-12-01",
     }  # fmt: skip
-    assert told["rejection"] == {"calibrated": True, "held_out": 5}
+    assert told["rejection"] == {"calibrated": True, "images": 5, "held_out": 5}
+    assert told["rule"] == "paper" and told["evidence"] is None
     assert len(told["confusable"]) == 3 and set(told["confusable"][0]) == {"a", "b", "similarity"}
     assert json.loads(json.dumps(told)) == told
 
@@ -151,7 +156,7 @@ def test_what_is_not_known_is_none(tmp_path: Path) -> None:
     bare = TaskRecord("t", (some_class("a", torch.randn(2, 24)),), None)
     read = model(tmp_path, [*two_tasks(), bare])
     del read.backbone["dim"]  # as in an older file
-    told = inspection.describe(read)
+    told = inspection.describe(read, None)
     assert told["backbone"]["dim"] is None
     assert told["tasks"][2]["prompt"] is None and not told["tasks"][2]["trained"]
     assert told["tasks"][2]["learned"] is None and told["tasks"][2]["accuracy"] is None
@@ -159,10 +164,41 @@ def test_what_is_not_known_is_none(tmp_path: Path) -> None:
     assert told["totals"]["last_learned"] == "2026-12-01"
     read.memory.forget_class("dog")
     assert told["tasks"][0]["image_bytes"] == 50_000
-    assert inspection.describe(read)["tasks"][0]["image_bytes"] is None
+    assert inspection.describe(read, None)["tasks"][0]["image_bytes"] is None
 
 
 def test_a_model_that_was_not_written_and_one_without_tasks(tmp_path: Path) -> None:
-    told = inspection.describe(Model(tmp_path / "none", dict(BACKBONE), Settings(), Memory()))
+    told = inspection.describe(Model(tmp_path / "none", dict(BACKBONE), Settings(), Memory()), None)
     assert told["file"]["bytes"] is None and told["totals"]["bytes_per_class"] is None
     assert told["confusable"] == [] and not told["rejection"]["calibrated"]
+
+
+def test_by_evidence_the_views_and_what_calibrates_them_are_told(tmp_path: Path) -> None:
+    learner = Learner(tiny_backbone(), Settings.preset("best", epochs=1, neck_hidden=16, augmentation="none"))
+    learner.learn(easy_task(["ant", "bee"], per_class=30), name="spring")
+    learner.add_class("cat", easy_task(["cat"], per_class=3)[0])
+    learner.save(tmp_path / "m.protosteer")
+    told = inspection.describe(read(tmp_path / "m.protosteer"), learner.fusion)
+    domain = learner.memory.domain
+    assert told["rule"] == "evidence" and told["notes"] == []
+    assert told["evidence"] == {
+        "domain_prompt": {"layers": domain.shape[0], "length": 1, "bytes": domain.nbytes},
+        "views": [{"prompt": v.prompt is not None, "weight": v.weight} for v in learner.fusion.views],
+        "left_out": 5 + 5 + 3,
+    }
+    assert told["rejection"] == {"calibrated": True, "images": 13, "held_out": 0}
+    assert [c["points"] for task in told["tasks"] for c in task["classes"]] == [20, 20, 3]
+    assert told["totals"]["points"] == 43
+    for task, record in zip(told["tasks"], learner.memory.tasks, strict=True):
+        prompt = task["prompt"]["bytes"] if task["prompt"] else 0
+        assert sum(c["bytes"] for c in task["classes"]) + prompt == task["bytes"] == record.bytes
+    assert json.loads(json.dumps(told)) == told
+
+
+def test_notes_say_what_a_model_could_do_better(tmp_path: Path) -> None:
+    first, second = two_tasks()
+    late = replace(second, about=replace(second.about, unfinished=True))
+    rule, unfinished = inspection.notes(Memory([first, late]), None)
+    assert "paper's rule" in rule and "new model" in rule
+    assert unfinished == "task 'owl' has no prompt yet; the same learn command trains it"
+    assert inspection.notes(Memory(), None) == []

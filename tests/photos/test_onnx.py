@@ -25,9 +25,11 @@ from protosteer.backbones import Backbone
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import LearnerError, ProtosteerError, WeightsError
 from protosteer.learner import Learner
+from protosteer.method import evidence, fusion
 from protosteer.method.memory import Memory
 from protosteer.photos import onnx as export
 from protosteer.photos.onnx import export_onnx
+from protosteer.photos.rejection import Rejection, threshold
 from protosteer.settings import Settings
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed (extra `onnx`)")
@@ -45,7 +47,8 @@ paths = json.load(sys.stdin)
 model = predict.Model()
 found = [found for i in range(0, len(paths), 64) for found in model.predict(paths[i : i + 64])]
 images = np.stack([predict.read_image(path, model.about["preprocessing"]) for path in paths])
-print(json.dumps({"found": found, "scores": model.scores(images).tolist(), "modules": sorted(sys.modules)}))
+scores, similarities = (array.tolist() for array in model.match(images))
+print(json.dumps({"found": found, "scores": scores, "similarities": similarities, "modules": sorted(sys.modules)}))
 """
 
 
@@ -92,7 +95,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Mixed:
         {"prompt_length": 2, "prompt_kind": "shallow"},
         {"prompts": False},
     ]
-    learner = Learner(Backbone.load("nano"))
+    learner = Learner(Backbone.load("nano"), QUICK)
     for t, kind in enumerate(kinds):
         learner.settings = QUICK.replace(**kind)
         learner.learn(digit_files(root / f"task {t}", [2 * t, 2 * t + 1], 0, 20), name=f"task {t}")
@@ -110,18 +113,22 @@ def test_another_process_predicts_the_same_without_protosteer_and_torch(mixed: M
     theirs, ours = json.loads(done.stdout), learner.predict(paths)
     assert not {"torch", "protosteer"} & set(theirs["modules"])
     assert max(map(len, ours.candidates)) > 3, "images should try several prompts each"
-    labels, probabilities, similarities = zip(*theirs["found"], strict=True)
+    labels, probabilities, similarities, unknown = zip(*theirs["found"], strict=True)
     assert list(labels) == ours.labels
     torch.testing.assert_close(torch.tensor(theirs["scores"]), ours.scores, rtol=0, atol=1e-5)
     torch.testing.assert_close(torch.tensor(similarities), ours.scores.amax(1), rtol=0, atol=1e-5)
+    rejection, greatest = Rejection(learner, 0.05), ours.scores.amax(1).tolist()
+    assert list(unknown) == [rejection.unknown(*one) for one in zip(ours.labels, greatest, strict=True)]
     torch.testing.assert_close(torch.tensor(probabilities), ours.probabilities.amax(1), rtol=0, atol=1e-5)
 
 
 def test_an_image_alone_is_predicted_as_among_others(mixed: Mixed) -> None:
     _, folder, paths = mixed
     model = load_script(folder).Model()
-    for path, (label, probability, similarity) in zip(paths[::40], model.predict(paths[::40]), strict=True):
-        assert model.predict([path])[0] == (label, pytest.approx(probability), pytest.approx(similarity))
+    for path, (label, share, similarity, unknown) in zip(
+        paths[::40], model.predict(paths[::40]), strict=True
+    ):
+        assert model.predict([path])[0] == (label, pytest.approx(share), pytest.approx(similarity), unknown)
 
 
 def test_arrays_are_plain_and_copies_of_a_prompt_are_stored_once(mixed: Mixed) -> None:
@@ -147,6 +154,72 @@ def test_weights_are_in_the_network_file_and_once(mixed: Mixed) -> None:
     assert about["backbone"] == {"name": "nano", "fingerprint": learner.backbone.fingerprint}
     assert about["labels"] == learner.classes and about["tasks"] == learner.tasks
     assert (about["neighbours"], about["temperature"]) == (5, 0.6)
+
+
+@pytest.fixture(scope="module")
+def by_evidence(tmp_path_factory: pytest.TempPathFactory) -> Mixed:
+    """A prompt for all classes, tasks with prompts of their own, one with none, a class of a handful."""
+    root, patch = tmp_path_factory.mktemp("evidence"), pytest.MonkeyPatch()
+    patch.setattr(fusion, "WORTH", 0.0)  # so that both views are there
+    learner = Learner(Backbone.load("nano"), QUICK.replace(rule="evidence", independent=False))
+    for t, digits in enumerate([[4, 5], [0, 1], [2, 3]]):  # names of classes do not come in their order
+        learner.learn(digit_files(root / f"task {t}", digits, 0, 20 + 10 * t), name=f"task {t}")
+    learner.add_class("digit 6", pictures(digit_files(root / "few", [6], 0, 6)))
+    learner.add_class("digit 7", pictures(digit_files(root / "one", [7], 0, 1)))
+    export_onnx(learner, root / "exported")
+    assert len(learner.fusion.views) == 2
+    patch.undo()
+    return learner, root / "exported", pictures(digit_files(root / "test", list(range(10)), 100, 20))
+
+
+def test_by_evidence_another_process_predicts_the_same(by_evidence: Mixed) -> None:
+    learner, folder, paths = by_evidence
+    done = run_script(folder, "-c", OTHER_PROCESS, given=json.dumps(paths))
+    assert not done.returncode, done.stderr
+    theirs, ours = json.loads(done.stdout), learner.predict(paths)
+    assert not {"torch", "protosteer"} & set(theirs["modules"])
+    assert set(ours.passes.tolist()) >= {1, 2, 3}, "images should take every way there is"
+    labels, probabilities, similarities, unknown = zip(*theirs["found"], strict=True)
+    assert list(labels) == ours.labels
+    best = ours.scores.argmax(1, keepdim=True)
+    torch.testing.assert_close(torch.tensor(theirs["scores"]), ours.scores, rtol=0, atol=1e-3)
+    torch.testing.assert_close(torch.tensor(theirs["similarities"]), ours.similarities, rtol=0, atol=1e-4)
+    torch.testing.assert_close(torch.tensor(probabilities), ours.probabilities.amax(1), rtol=0, atol=1e-3)
+    own = ours.similarities.gather(1, best)[:, 0]
+    torch.testing.assert_close(torch.tensor(similarities), own, rtol=0, atol=1e-4)
+    limit = threshold(learner, 0.05)
+    greatest = ours.similarities.amax(1)
+    clear = (greatest - limit).abs() > 1e-4
+    assert torch.equal(torch.tensor(unknown)[clear], (greatest < limit)[clear]) and 0 < sum(unknown) < len(
+        paths
+    )
+
+
+def test_by_evidence_too_many_points_leave_the_ridge_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence, "RIDGE_LIMIT", 3)
+    learner = Learner(tiny_backbone(), Settings.preset("instant"))
+    learner.learn(easy_task(["ant", "bee"]))
+    export_onnx(learner, tmp_path / "exported")
+    with np.load(tmp_path / "exported" / "prototypes.npz", allow_pickle=False) as arrays:
+        assert "view0_means" in arrays.files and "view0_points" not in arrays.files
+    model, paths = load_script(tmp_path / "exported").Model(), save_images(tmp_path)
+    ours = learner.predict(paths)
+    labels, probabilities, *_ = zip(*model.predict(paths), strict=True)
+    assert list(labels) == ours.labels
+    torch.testing.assert_close(torch.tensor(probabilities), ours.probabilities.amax(1), rtol=0, atol=1e-4)
+
+
+def test_each_rule_has_a_format_of_its_own(mixed: Mixed, by_evidence: Mixed) -> None:
+    abouts = [json.loads((folder / "model.json").read_bytes()) for _, folder, _ in (mixed, by_evidence)]
+    assert [(about["format"], about["rule"]) for about in abouts] == [
+        ("protosteer-onnx-1", "paper"),
+        ("protosteer-onnx-2", "evidence"),
+    ]
+    assert "neighbours" not in abouts[1] and abouts[1]["temperature"] == 1.0
+    # Without a prompt, and under the first task's, which is stored once though it is the one for all classes.
+    assert sorted(view["prompt"] for view in abouts[1]["views"]) == [0, 1]
 
 
 def odd_images(folder: Path) -> list[str]:
@@ -334,6 +407,6 @@ def test_real_deit_tiny_on_cifar(shared: Path, tmp_path: Path) -> None:
     done = run_script(tmp_path / "exported", "-c", OTHER_PROCESS, given=json.dumps(paths))
     assert not done.returncode, done.stderr
     theirs, ours = json.loads(done.stdout), learner.predict(paths)
-    assert [label for label, _, _ in theirs["found"]] == ours.labels
+    assert [label for label, *_ in theirs["found"]] == ours.labels
     assert ours.labels[:4] == [f"picture {n}" for n in range(4)]
     torch.testing.assert_close(torch.tensor(theirs["scores"]), ours.scores, rtol=0, atol=1e-4)

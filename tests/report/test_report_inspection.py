@@ -21,21 +21,29 @@ def printed(description: dict[str, Any], width: int = 160, **options: Any) -> st
 
 
 def one_class(name: str, **changes: Any) -> dict[str, Any]:
-    return {"name": name, "images": 20, "keys": 5, "values": 4, "bytes": 12_345, "held_out": 2} | changes
+    return {
+        "name": name,
+        "images": 20,
+        "keys": 5,
+        "values": 4,
+        "points": None,
+        "bytes": 12_345,
+        "held_out": 2,
+    } | changes
 
 
 def one_task(name: str, classes: list[str], **changes: Any) -> dict[str, Any]:
     return {
         "name": name, "learned": "2026-11-16", "classes": [one_class(c) for c in classes], "images": 1_234,
         "image_bytes": None, "bytes": 56_789, "prompt": {"layers": 12, "length": 1, "bytes": 9_216},
-        "trained": True, "few_shot": False, "independent": False, "loss": 1.2, "accuracy": 95.0,
+        "trained": True, "few_shot": False, "unfinished": False, "independent": False, "loss": 1.2, "accuracy": 95.0,
     } | changes  # fmt: skip
 
 
 def described(tasks: list[dict[str, Any]] | None = None, **changes: Any) -> dict[str, Any]:
     tasks = [one_task("spring", ["cat", "dog"])] if tasks is None else tasks
     totals = {
-        "classes": 2, "tasks": len(tasks), "images": 1_234, "centroids": 18, "bytes": 56_789,
+        "classes": 2, "tasks": len(tasks), "images": 1_234, "centroids": 18, "points": 0, "bytes": 56_789,
         "bytes_per_class": 28_394.5, "bytes_per_task": 56_789.0, "image_bytes": 30_000_000,
         "times_smaller": 512.4, "first_learned": "2026-11-16", "last_learned": "2026-12-01",
     } | changes.pop("totals", {})  # fmt: skip
@@ -47,7 +55,8 @@ def described(tasks: list[dict[str, Any]] | None = None, **changes: Any) -> dict
         },
         "settings": {"all": {}, "changed": [{"name": "epochs", "value": 10, "default": 50}]},
         "totals": totals,
-        "rejection": {"calibrated": True, "held_out": 4},
+        "rule": "paper", "evidence": None, "notes": [],
+        "rejection": {"calibrated": True, "images": 4, "held_out": 4},
         "tasks": tasks,
         "confusable": [{"a": "cat", "b": "dog", "similarity": 0.8125}],
     } | changes  # fmt: skip
@@ -72,11 +81,35 @@ def test_the_header_says_what_is_true_of_the_whole_model() -> None:
     assert line_of(text, "Settings") == "epochs 10"
 
 
+def test_by_evidence_the_header_says_what_calibrates() -> None:
+    views = [{"prompt": False, "weight": 6.0}, {"prompt": True, "weight": 2.0}]
+    prompt = {"layers": 12, "length": 1, "bytes": 9_216}
+    evidence = {"domain_prompt": prompt, "views": views, "left_out": 1_000}
+    task = one_task("spring", [], unfinished=True, trained=False)
+    tasks = [task | {"classes": [one_class("cat", points=17)]}]
+    text = printed(described(tasks, evidence=evidence, totals={"points": 17}, notes=["do this", "and that"]))
+    assert line_of(text, "Knows").endswith("as 17 points")
+    assert line_of(text, "Rule") == "evidence"
+    assert line_of(text, "Prompt for all") == "9.2 kB; evidence weighs 75 % without it, 25 % with it"
+    assert line_of(text, "Probabilities") == "calibrated by 1,000 images, each left out in turn"
+    assert line_of(text, "Unknown images") == "can be rejected, with thresholds from images left out in turn"
+    assert line_of(text, "Note") == "do this" and " and that" in text
+    rows = [" ".join(line.split()) for line in text.splitlines()]
+    assert "cat spring 20 2 17 12.3 kB" in rows
+    assert "spring 2026-11-16 1 1,234 56.8 kB 9.2 kB prompt to come" in rows
+    bare = {"domain_prompt": None, "views": views[:1], "left_out": 0}
+    rejection = {"calibrated": False, "images": 0, "held_out": 0}
+    text = printed(described(evidence=bare, rejection=rejection))
+    assert line_of(text, "Prompt for all") == "none"
+    assert line_of(text, "Probabilities") == "not calibrated, as no class has two images"
+    assert line_of(text, "Unknown images") == "cannot be rejected, as no class has two images"
+
+
 def test_what_is_not_known_is_not_told() -> None:
     unknown = dict.fromkeys(("image_bytes", "times_smaller", "first_learned", "last_learned"))
     changes = {
         "file": {"path": "m", "bytes": None},
-        "rejection": {"calibrated": False, "held_out": 0},
+        "rejection": {"calibrated": False, "images": 0, "held_out": 0},
         "backbone": described()["backbone"] | {"dim": None, "depth": None, "weights": "/w/x.safetensors"},
         "settings": {"all": {}, "changed": []},
     }

@@ -154,7 +154,7 @@ def test_chosen_pictures_get_the_answers_of_the_model(visit, address, folder, le
     page = visit(address)
     choose(page, paths)
     expected = learner.predict(paths)
-    limit = threshold(learner.memory, 0.05)
+    limit = threshold(learner, 0.05)
     assert expected.labels == ["five", "zero", "six", "two"]
     facts = (expected.labels, expected.scores, expected.probabilities, expected.candidates)
     for card, label, scores, shares, tried in zip(page.locator(".card").all(), *facts, strict=True):
@@ -163,7 +163,7 @@ def test_chosen_pictures_get_the_answers_of_the_model(visit, address, folder, le
         best = scores.argsort(descending=True)[:3].tolist()
         rows = card.locator("tbody tr")
         assert rows.locator("th").all_inner_texts() == [learner.classes[i] for i in best]
-        numbers = [text for i in best for text in (f"{scores[i]:.2f}", f"{100 * shares[i]:.0f} %")]
+        numbers = [text for i in best for text in (f"{scores[i]:.2f}", f"{100 * shares[i]:.1f} %")]
         assert rows.locator(".number").all_inner_texts() == numbers
         widths = [box["width"] for box in (bar.bounding_box() for bar in rows.locator(".track i").all())]
         track = rows.locator(".track").first.bounding_box()["width"]
@@ -222,9 +222,35 @@ def test_the_map_has_every_class_and_the_pictures_tied_to_their_cards(visit, add
     expect(rows.first).to_contain_text("answer zero")
 
 
+def test_by_evidence_probabilities_come_first(visit, tmp_path):
+    learner = learn_digits(tmp_path, Settings.preset("instant"), per_class=40)
+    paths = [path for name in ("zero", "nine") for path in new(tmp_path, name)]
+    expected, limit = learner.predict(paths), threshold(learner, 0.05)
+    shares, similarities = expected.probabilities, expected.similarities
+    with serving(create_app(learner, tmp_path / "digits.protosteer", allow_teach=True, token=TOKEN)) as found:
+        page = visit(found)
+        choose(page, paths)
+        for i, card in enumerate(page.locator(".card").all()):
+            best = expected.scores[i].argsort(descending=True)[:3].tolist()
+            assert card.locator("thead th.number").all_inner_texts() == ["Probability", "Similarity"]
+            rows = card.locator("tbody tr")
+            assert rows.locator(".number").all_inner_texts() == [
+                text for c in best for text in (f"{100 * shares[i, c]:.1f} %", f"{similarities[i, c]:.2f}")
+            ]
+            widths = [box["width"] for box in (bar.bounding_box() for bar in rows.locator(".track i").all())]
+            track = rows.locator(".track").first.bounding_box()["width"]
+            assert [w / track for w in widths] == pytest.approx(shares[i, best].tolist(), abs=0.03)
+            expect(card.locator(".tried")).to_have_text("1 pass")
+            expect(card.locator("h3 .badge")).to_have_count(int(similarities[i].max() < limit))
+        expect(page.locator(".card h3").last).to_contain_text("if known: ")
+        page.get_by_text("How to read an answer").click()
+        expect(page.locator("#reading-probability")).to_contain_text("of ten answers with 90 %")
+        expect(page.locator("#train-choice")).to_be_hidden()
+
+
 def test_unknown_pictures_have_a_badge(visit, address, folder, learner):
     paths = new(folder, "nine", 12)
-    unknown = (learner.predict(paths).scores.amax(1) < threshold(learner.memory, 0.05)).tolist()
+    unknown = (learner.predict(paths).scores.amax(1) < threshold(learner, 0.05)).tolist()
     assert any(unknown)
     page = visit(address)
     choose(page, paths)
@@ -469,7 +495,9 @@ def test_the_docs_page_shows_every_route(visit, address):
     expect(teach.locator("pre")).to_contain_text('-H "Authorization: Bearer $TOKEN"')
     expect(teach.locator("pre")).to_contain_text("-F images=@one.jpg")
     predict = page.locator("section", has=page.get_by_role("heading", name="POST /predict"))
-    expect(predict).to_contain_text("candidates, top (label, task, probability, similarity), position")
+    expect(predict).to_contain_text(
+        "candidates, passes, top (label, task, probability, similarity), position"
+    )
     page.get_by_role("link", name="Try it with pictures").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("digits.protosteer")
 

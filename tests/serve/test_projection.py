@@ -7,10 +7,14 @@ import torch
 
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 
+from conftest import easy_task, tiny_backbone
 from protosteer.errors import LearnerError
+from protosteer.learner import Learner
+from protosteer.method import fusion
 from protosteer.method.memory import ClassRecord, Memory, TaskRecord
 from protosteer.method.prototypes import Centroids
 from protosteer.serve.projection import EDGE, Projection
+from protosteer.settings import Settings
 
 
 def record(name: str, *means: list[float], counts: list[int] | None = None) -> ClassRecord:
@@ -110,6 +114,27 @@ def test_axes_do_not_depend_on_the_order_of_classes_or_on_which_side_was_factore
     for name, spot in spots(straight).items():
         assert spots(backwards)[name] == pytest.approx(spot, abs=1e-6)
         assert spots(padded)[name] == pytest.approx(spot, abs=1e-6)
+
+
+@pytest.mark.parametrize("first", ["plain", "domain"])
+def test_by_evidence_pictures_lie_where_their_classes_do_in_the_first_view(first, monkeypatch):
+    monkeypatch.setattr(fusion, "WORTH", 0.0)  # so that both views are there
+    learner = Learner(tiny_backbone(), Settings.preset("best", epochs=1, neck_hidden=16, augmentation="none"))
+    for names in (["cat", "dog"], ["ant", "bee"]):  # not in the order of their names
+        learner.learn(easy_task(names))
+    learner.fusion.views.sort(key=lambda view: (view.prompt is None) == (first == "domain"))
+    view = learner.fusion.views[0]
+    assert (view.prompt is None) == (first == "plain") and len(learner.fusion.views) == 2
+    projection = Projection.fit(learner.memory, learner.fusion)
+    sketches = [getattr(record, first) for record in learner.memory.records]
+    means = torch.stack([(sketch.points * sketch.counts[:, None]).sum(dim=0) for sketch in sketches])
+    for spot, (_, _, x, y) in zip(projection.place(means), projection.classes, strict=True):
+        assert spot == pytest.approx((x, y), abs=1e-5)
+    images, labels = easy_task(["ant", "bee"])
+    seen = learner.predict(images).embeddings
+    of_ant = torch.tensor([label == "ant" for label in labels])
+    centre = torch.nn.functional.normalize(seen[of_ant], dim=1).mean(dim=0, keepdim=True)
+    assert projection.place(centre)[0] == pytest.approx(spots(projection)["ant"], abs=1e-2)
 
 
 def test_an_empty_model_has_no_map():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import logging
+import math
 import sys
 import threading
 import weakref
@@ -28,6 +29,7 @@ from protosteer.serve import answers
 from protosteer.serve.app import create_app
 from protosteer.serve.limits import Limits
 from protosteer.serve.projection import Projection
+from protosteer.settings import Settings
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +62,9 @@ def test_predictions_equal_those_of_the_learner(client, learner):
     torch.testing.assert_close(torch.tensor([p["energy"] for p in served]), expected.energy)
     places = Projection.fit(learner.memory).place(expected.embeddings)
     torch.testing.assert_close(torch.tensor([p["position"] for p in served]), torch.tensor(places))
-    limit = threshold(learner.memory, 0.2)
+    limit = threshold(learner, 0.2)
     assert [p["unknown"] for p in served] == (best < limit).tolist()
+    assert [p["passes"] for p in served] == expected.passes.tolist()
     for row, prediction in enumerate(served):
         ranked = expected.scores[row].argsort(descending=True)[:3].tolist()
         assert [t["label"] for t in prediction["top"]] == [expected.classes[c] for c in ranked]
@@ -90,6 +93,29 @@ def test_whether_an_image_is_unknown_is_null_where_the_model_cannot_tell(tmp_pat
     with TestClient(service(tmp_path, taught(), teach=False)) as client:
         (answer,) = client.post("/predict", files=form(pictures("ant", 1))).json()["predictions"]
         assert answer["unknown"] is None and client.get("/model").json()["calibrated"] is False
+
+
+def test_by_evidence_probabilities_are_calibrated_and_nothing_need_be_held_out(tmp_path):
+    learner = taught(Settings.preset("instant"))
+    pixels = torch.cat([pictures(name, 4) for name in ("ant", "dog", "yak")])
+    expected = learner.predict(pixels)
+    with TestClient(service(tmp_path, learner, teach=False)) as client:
+        served = client.post("/predict?reject=0.2", files=form(pixels)).json()["predictions"]
+        model, classes = client.get("/model").json(), client.get("/classes").json()["classes"]
+        places = {c["name"]: (c["x"], c["y"]) for c in client.get("/map").json()["classes"]}
+    assert [p["label"] for p in served] == expected.labels
+    shares = torch.tensor([p["probability"] for p in served])
+    torch.testing.assert_close(shares, expected.probabilities.amax(dim=1))
+    greatest = expected.similarities.amax(dim=1)
+    assert [p["unknown"] for p in served] == (greatest < threshold(learner, 0.2)).tolist()
+    assert all(p["unknown"] for p in served[8:]) and not all(p["unknown"] for p in served[:8])
+    assert {p["passes"] for p in served} == {1} and "greatest" not in served[0]
+    assert model["calibrated"] and model["rule"] == "evidence" and not model["trainable"]
+    assert {c["centroids"] for c in classes} == {8}
+    for answer in served[:8]:
+        assert math.dist(answer["position"], places[answer["label"]]) == min(
+            math.dist(answer["position"], place) for place in places.values()
+        )
 
 
 def test_every_client_gets_the_answers_for_its_own_images(client, learner):

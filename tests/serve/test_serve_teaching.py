@@ -252,6 +252,27 @@ def test_a_class_gets_a_prompt_of_its_own_as_if_learned_in_its_turn(client):
     assert [p["label"] for p in served] == on_disk(client).predict(pictures("fox")).labels
 
 
+def test_by_evidence_an_added_class_shares_the_prompt_for_all_classes_before_and_after_its_training(tmp_path):
+    with TestClient(service(tmp_path, taught(QUICK.replace(rule="evidence")))) as client:
+        assert client.get("/model").json()["trainable"]
+        answer = teach(client, query="?train=true", count=8)
+        added = on_disk(client).memory
+        assert added.records[-1].plain is not None and added.records[-1].domain is not None
+        assert ended(client, answer.json()["job"])["state"] == "done"
+        learner = on_disk(client)
+        served = client.post("/predict", files=form(pictures("fox"))).json()["predictions"]
+    memory = learner.memory
+    first, *_, record = memory.tasks
+    assert record.prompt is not None and not record.few_shot and record.classes[0].domain is not None
+    assert torch.equal(record.domain, first.domain) and torch.equal(memory.domain, first.prompt)
+    assert len(learner.fusion.views[0].familiar) == 40  # the new class has its say
+    assert [p["label"] for p in served] == learner.predict(pictures("fox")).labels
+    expected = taught(QUICK.replace(rule="evidence")).learn((pictures("fox", 8), ["fox"] * 8), name="fox")
+    assert torch.equal(record.classes[0].plain.points, expected.classes[0].plain.points)
+    assert torch.equal(record.classes[0].domain.points, expected.classes[0].domain.points)
+    assert torch.equal(record.prompt, expected.prompt)
+
+
 def test_predictions_and_changes_go_on_during_a_training(client, held):
     reached, go_on = held
     job = teach(client, query="?train=true").json()["job"]
@@ -323,13 +344,21 @@ def test_stopping_the_service_ends_a_training(tmp_path, held):
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"), [({"independent": True}, "independent"), ({"prompts": False}, "no prompts")]
+    ("changes", "words"),
+    [
+        ({"independent": True}, "independent"),
+        ({"prompts": False}, "no prompts"),
+        ({"rule": "evidence", "prompt_tasks": "first"}, "one prompt for all classes"),
+        ({"rule": "evidence", "prompts": False}, "no prompts"),
+    ],
 )
 def test_where_there_is_nothing_to_train_it_is_said(tmp_path, changes, words):
     with TestClient(service(tmp_path, taught(QUICK.replace(**changes)))) as client:
         answer = teach(client, query="?train=true")
         assert answer.status_code == 422 and words in answer.json()["detail"]
-        assert "fox" not in names(client) and teach(client).status_code == 201
+        assert "fox" not in names(client) and not client.get("/model").json()["trainable"]
+        answer = teach(client)
+        assert answer.status_code == 201 and answer.json()["job"] is None
 
 
 def test_a_class_that_is_left_alone_is_not_trained(tmp_path, held):

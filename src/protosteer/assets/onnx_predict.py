@@ -33,16 +33,88 @@ class Model:
         self.starts = np.searchsorted(self.arrays["value_classes"], np.arange(len(self.labels)))
         self.network = onnxruntime.InferenceSession(str(folder / "embedding.onnx"), providers=[provider])
 
-    def predict(self, paths: list[str]) -> list[tuple[str, float, float]]:
-        """(label, probability, similarity) of each image file."""
-        scores = self.scores(np.stack([read_image(path, self.about["preprocessing"]) for path in paths]))
-        powers = np.exp((scores - scores.max(axis=1, keepdims=True)) / self.about["temperature"])
-        probabilities = powers.max(axis=1) / powers.sum(axis=1)
-        labels = [self.labels[best] for best in scores.argmax(axis=1)]
-        return list(zip(labels, probabilities.tolist(), scores.max(axis=1).tolist(), strict=True))
+    def predict(self, paths: list[str]) -> list[tuple[str, float, float, bool]]:
+        """(label, probability, similarity, unknown) of each image file."""
+        images = np.stack([read_image(path, self.about["preprocessing"]) for path in paths])
+        scores, similarities = self.match(images)
+        best, rows = scores.argmax(axis=1), np.arange(len(paths))
+        labels = [self.labels[place] for place in best]
+        probabilities = softmax(scores / self.about["temperature"])[rows, best]
+        limit, own = self.about["thresholds"].get(REJECT, -np.inf), self.about["own_thresholds"]
+        limits = np.array([min(limit, own.get(label, limit)) for label in labels])
+        unknown = similarities.max(axis=1) < limits
+        found = (probabilities, similarities[rows, best], unknown)
+        return list(zip(labels, *(column.tolist() for column in found), strict=True))
 
-    def scores(self, images: np.ndarray) -> np.ndarray:
-        """Normalised images [B, 3, H, W] -> [B, classes]: greatest similarity to a class's centroids."""
+    def match(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Normalised images [B, 3, H, W] -> scores, the greatest wins, and similarities, [B, classes] each."""
+        if self.about["rule"] == "evidence":
+            return self.by_evidence(images)
+        scores = self.by_centroids(images)
+        return scores, scores
+
+    def by_evidence(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Scores are logits. First view, second view where that leaves an image unsure, then the prompts of the
+        tasks that are still open."""
+        first, *others = views = self.about["views"]
+        seen = {first["prompt"]: self.embed(images, np.full(len(images), first["prompt"]))}
+        coarse, similarities = self.coarse(0, seen[first["prompt"]])
+        logits = first["alone"] * coarse
+        for number, view in enumerate(others, start=1):
+            rows = self.unsure(logits).nonzero()[0]
+            units = seen[view["prompt"]] = np.full_like(seen[first["prompt"]], np.nan)
+            if len(rows):
+                units[rows] = self.embed(images[rows], np.full(len(rows), view["prompt"]))
+                other, _ = self.coarse(number, units[rows])
+                logits[rows] = first["weight"] * coarse[rows] + view["weight"] * other
+        posterior = np.zeros((len(images), len(self.arrays["task_prompts"])))
+        np.add.at(posterior.T, self.arrays["class_tasks"], softmax(logits).T)
+        prompted = self.arrays["task_prompts"] > 0
+        tried = (posterior >= self.about["open"]) & prompted & self.unsure(logits)[:, None]
+        if tried.any():
+            weight = self.about["fine"] * sum(view["weight"] for view in views)
+            logits += weight * self.fine(images, seen, tried)
+        return logits, similarities
+
+    def unsure(self, logits: np.ndarray) -> np.ndarray:
+        return softmax(logits).max(axis=1) < self.about["sure"]
+
+    def coarse(self, view: int, embeddings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Evidence and similarity [B, classes]: whitened cosine and kernel ridge; whitened and plain cosine."""
+        named, prefix = self.arrays.items(), f"view{view}_"
+        mine = {name.removeprefix(prefix): array for name, array in named if name.startswith(prefix)}
+        units = embeddings.astype(np.float64)
+        units /= np.linalg.norm(units, axis=1, keepdims=True)
+        centred = units - mine["centre"]
+        own = ((centred @ mine["precision"]) * centred).sum(axis=1, keepdims=True)
+        whitened = centred @ mine["whitened"].T / np.sqrt(np.maximum(own * mine["lengths"], 1e-24))
+        evidence = whitened
+        if "points" in mine:
+            cosine = np.clip(units @ mine["points"].T, -1, 1)
+            angle = np.arccos(cosine)
+            kernel = (np.sin(angle) + (np.pi - angle) * cosine) / np.pi
+            evidence = whitened + self.about["ridge_share"] * (kernel @ mine["weights"])
+        return evidence, (whitened + units @ mine["means"].T) / 2
+
+    def fine(self, images: np.ndarray, seen: dict[int, np.ndarray], tried: np.ndarray) -> np.ndarray:
+        """[B, classes]: greatest similarity under the prompt of the class's task; of tasks not tried, the
+        greatest of the others. seen: images under prompts that they need no other pass for."""
+        rows, tasks = tried.nonzero()
+        prompts = self.arrays["task_prompts"][tasks]
+        embeddings = np.empty((len(rows), self.arrays["values"].shape[1]), dtype=np.float32)
+        new = ~np.isin(prompts, list(seen))
+        embeddings[new] = self.embed(images[rows[new]], prompts[new])
+        for prompt, units in seen.items():
+            embeddings[prompts == prompt] = units[rows[prompts == prompt]]
+        similarity = np.maximum.reduceat(embeddings @ self.arrays["values"].T, self.starts, axis=1)
+        pairs, classes = (tasks[:, None] == self.arrays["class_tasks"]).nonzero()
+        fine = np.full((len(images), len(self.labels)), -np.inf)
+        fine[rows[pairs], classes] = similarity[pairs, classes]
+        usual = fine.max(axis=1, keepdims=True)
+        return np.where(np.isinf(fine), np.where(np.isinf(usual), 0.0, usual), fine)
+
+    def by_centroids(self, images: np.ndarray) -> np.ndarray:
+        """[B, classes]: greatest similarity to a class's centroids."""
         keys, values = self.arrays["keys"], self.arrays["values"]
         # Coarse: key centroids nearest to the image without a prompt name the tasks whose prompts are tried.
         queries = self.embed(images, np.zeros(len(images), dtype=int))
@@ -61,7 +133,7 @@ class Model:
 
     def embed(self, images: np.ndarray, prompts: np.ndarray) -> np.ndarray:
         """Unit vectors [B, D] of images, each under the prompt of its row."""
-        embeddings = np.empty((len(images), self.arrays["keys"].shape[1]), dtype=np.float32)
+        embeddings = np.empty((len(images), self.arrays["values"].shape[1]), dtype=np.float32)
         for start in range(0, len(images), BATCH):
             some = slice(start, start + BATCH)
             enters = self.arrays["enters"][prompts[some]]
@@ -73,6 +145,11 @@ class Model:
             }
             embeddings[some] = self.network.run(None, feed)[0]
         return embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
 
 
 def read_image(path: str, how: dict[str, Any]) -> np.ndarray:
@@ -119,16 +196,21 @@ def main(paths: list[str]) -> None:
     if not paths:
         sys.exit("usage: python predict.py IMAGE...")
     model = Model()
-    threshold, own = model.about["thresholds"].get(REJECT, -1.0), model.about["own_thresholds"]
     for start in range(0, len(paths), BATCH):
         some = paths[start : start + BATCH]
         try:
             results = model.predict(some)
         except ValueError as error:
             sys.exit(str(error))
-        for path, (label, probability, similarity) in zip(some, results, strict=True):
-            unknown = "\tunknown" if similarity < min(threshold, own.get(label, threshold)) else ""
-            print(f"{path}\t{label}\t{probability:.4f}\t{similarity:.4f}{unknown}", flush=True)
+        for path, (label, probability, similarity, unknown) in zip(some, results, strict=True):
+            words = [
+                path,
+                label,
+                f"{probability:.4f}",
+                f"{similarity:.4f}",
+                *(["unknown"] if unknown else []),
+            ]
+            print("\t".join(words), flush=True)
 
 
 if __name__ == "__main__":

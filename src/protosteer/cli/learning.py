@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import tempfile
 from pathlib import Path
@@ -14,9 +13,11 @@ from typer import Argument, Option
 from protosteer.cli.common import app, make_console, polite_kill, say, show
 from protosteer.cli.models import PANEL, backbone_of, clear_up, prepare
 from protosteer.cli.options import Device, Json, Preset, Settings, Threads, Weights
+from protosteer.cli.saving import ANOTHER, TaskWriter
 from protosteer.cli.words import parse_settings
 
 if TYPE_CHECKING:
+    from protosteer.backbones import Backbone
     from protosteer.data.folders import Files
     from protosteer.learner import Learner
     from protosteer.method.memory import Memory
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from protosteer.photos.teaching import Survey, Taught
     from protosteer.running.resume import Bookmark
 
-ANOTHER = "another MODEL"  # what to choose where nothing can be written
 MOST_NAMED = 5  # unreadable files in a line
 
 
@@ -47,6 +47,10 @@ def learn(
         str | None, Option(help="Short name, or a name of timm's (default: the model's; nano for a new one).")
     ] = None,
     weights: Weights = None,
+    adapted: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="Adapted backbone for a new model: its prompt serves all classes."),
+    ] = None,
     preset: Preset = None,
     independent: Annotated[
         bool | None,
@@ -72,19 +76,20 @@ def learn(
 ) -> None:
     """Teach a model the classes of a folder: a new model, or one more task of an old one.
 
-    The model file stays as it was until everything is learned. After Ctrl-C or a crash the same command goes
-    on with the training, at most half a minute before where it was.
+    Where a prompt is trained, the model can be used before that, after one pass over the images. Ctrl-C or a
+    crash leaves it usable, and the same command goes on with the training, at most half a minute before where
+    it was.
     """
     from protosteer.data.folders import read_folder
     from protosteer.photos.teaching import refuse_known
     from protosteer.report.teaching import as_json as figures
-    from protosteer.util.files import Identity
 
     path, folder = _model_and_folder(paths, model)
     files = read_folder(folder)  # complains before anything is loaded
-    identity = Identity.of(path)
+    writer = TaskWriter(path, name)
     old = _read(path)
-    found = _look(folder, files, old, skip_known)
+    found = look(folder, files, old, name)
+    found = found.without_known() if skip_known and found.known else found
     if not as_json:
         _tell_found(found, holdout, path, old)
     elif dry_run:
@@ -92,12 +97,11 @@ def learn(
     if dry_run:
         return
     refuse_known(found)
-    _check_place(path)
+    check_place(path, ANOTHER)
     changes = parse_settings(set_ or []) | ({} if independent is None else {"independent": independent})
-    learner = _learner(old, backbone, weights, preset, changes, prepare(device, threads))
-    taught, bookmark = _teach(learner, found, path, name, holdout)
-    taught = _save(learner, taught, path, identity, name)
-    bookmark.clear()
+    learner = _learner(old, backbone, weights, adapted, preset, changes, prepare(device, threads))
+    _tell_begun(learner, found, writer)
+    taught = _teach(learner, found, writer, holdout)
     clear_up(path)
     if as_json:
         print(json.dumps(figures(found, taught), indent=1))
@@ -122,7 +126,7 @@ def _read(path: Path) -> Model | None:
     return modelfile.read(path) if path.exists() else None
 
 
-def _look(folder: Path, files: Files, old: Model | None, skip_known: bool) -> Survey:
+def look(folder: Path, files: Files, old: Model | None = None, name: str | None = None) -> Survey:
     from rich.markup import escape
     from rich.progress import Progress
 
@@ -135,20 +139,25 @@ def _look(folder: Path, files: Files, old: Model | None, skip_known: bool) -> Su
         def on_file(done: int, of: int) -> None:
             bars.update(row, completed=done, total=of)
 
-        found = survey(folder, old.memory if old else None, on_file, files)
-    return found.without_known() if skip_known and found.known else found
+        return survey(folder, old.memory if old else None, on_file, files, name)
 
 
 def _tell_found(found: Survey, holdout: float, path: Path, old: Model | None) -> None:
     from protosteer.photos.teaching import held_count
     from protosteer.report.teaching import found_table
-    from protosteer.util.text import counted, listed
+    from protosteer.util.text import counted
 
     say(f"{path}: {_size(old.memory)}, to be extended" if old else f"{path}: a new model")
     counts, console = found.counts, make_console()
     line = f"{found.folder}: {counted(len(counts), 'class')}, {counted(len(found.files), 'image')}"
     console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(found_table(found, {name: held_count(n, holdout) for name, n in counts.items()}))
+    tell_unreadable(found)
+
+
+def tell_unreadable(found: Survey) -> None:
+    from protosteer.util.text import counted, listed
+
     if found.unreadable:
         named = listed([str(path) for path in found.unreadable], MOST_NAMED)
         say(f"warning: {counted(len(found.unreadable), 'file')} cannot be read and will be left out: {named}")
@@ -160,12 +169,12 @@ def _size(memory: Memory) -> str:
     return f"{counted(len(memory.classes), 'class')} in {counted(len(memory), 'task')}"
 
 
-def _check_place(path: Path) -> None:
+def check_place(path: Path, option: str) -> None:
     """Where nothing can be written is better known now than when everything is learned."""
     from protosteer.util.files import writing
 
     folder = path.resolve().parent
-    with writing(path, ANOTHER):
+    with writing(path, option):
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
 
@@ -174,85 +183,106 @@ def _learner(
     old: Model | None,
     name: str | None,
     weights: Path | None,
+    adapted: Path | None,
     preset: str | None,
     changes: dict[str, Any],
     device: str,
 ) -> Learner:
     """A new one, or that of the model; `changes` are settings that were given, and win over a preset's."""
-    from protosteer.backbones import NANO, Backbone
     from protosteer.learner import Learner
-    from protosteer.settings import preset as settings_of
+    from protosteer.photos import adapting
 
+    prompt = adapting.read(adapted) if adapted else None
     if old:
         learner = Learner.of_model(old, backbone_of(old, name, weights, device))
+    elif prompt:
+        backbone = backbone_of(prompt.model, name, weights, device)
+        learner = Learner(backbone, domain=prompt.prompt_for(backbone))
     else:
-        learner = Learner(Backbone.load(name or NANO, weights=weights, device=device))
-        if name is None:
-            say(f"backbone {NANO}, for first tries; for photographs take a larger one: --backbone vit")
-    given = settings_of(preset) if preset else {}
-    learner.settings = learner.settings.replace(**(given | changes))
+        learner = Learner(new_backbone(name, weights, device))
+    settings = learner.settings.under(preset) if preset else learner.settings
+    learner.settings = settings.replace(**changes)
+    if prompt:
+        prompt.check_used(learner)
     return learner
 
 
-def _teach(
-    learner: Learner, found: Survey, path: Path, name: str | None, holdout: float
-) -> tuple[Taught, Bookmark]:
+def new_backbone(name: str | None, weights: Path | None, device: str) -> Backbone:
+    from protosteer.backbones import NANO, Backbone
+
+    backbone = Backbone.load(name or NANO, weights=weights, device=device)
+    if name is None:
+        say(f"backbone {NANO}, for first tries; for photographs take a larger one: --backbone vit")
+    return backbone
+
+
+def _tell_begun(learner: Learner, found: Survey, writer: TaskWriter) -> None:
+    """Whether this goes on with a task that was begun, and what is odd about the model as it is."""
+    from protosteer.photos.teaching import unfinished_task
+
+    memory = learner.memory
+    begun = unfinished_task(memory, found.folder, found.files.labels, writer.name)
+    writer.begun = begun.name if begun else None
+    others = [task for task in memory.tasks if task is not begun]
+    if begun:
+        say(f"task {begun.name} is unfinished; going on with it")
+    for task in (task for task in others if task.about.unfinished):
+        say(
+            f"task {task.name} is unfinished: what is learned before its prompt is trained does not profit from "
+            "it; the command that began it goes on"
+        )
+    evidence = learner.settings.rule == "evidence"
+    if any((record.plain is not None) != evidence for task in others for record in task.classes):
+        say(
+            "warning: older tasks were learned by another rule, so that the model predicts by the paper's; "
+            "learn all of them again in a new model, or keep to their rule"
+        )
+
+
+def _teach(learner: Learner, found: Survey, writer: TaskWriter, holdout: float) -> Taught:
+    """Learn the task and write it, twice if a prompt is trained."""
     from protosteer.photos.teaching import bookmark_path, teach
     from protosteer.report.progress import LearnProgress
     from protosteer.running.resume import Bookmark
     from protosteer.util.files import writing
 
+    path, name = writer.path, writer.name
     bookmark = Bookmark(bookmark_path(path.resolve(), found, learner, name, holdout))
     console = make_console(stderr=True)
+
+    def on_usable(usable: Learner, early: Taught) -> None:
+        writer.put(usable, early)
+        checked = f" (self-check {early.check.accuracy:.1f} %)" if early.check else ""
+        say(f"Usable now: {path}{checked}; training the prompt for what more it brings")
+
     try:
         with polite_kill(), writing(bookmark.path, ANOTHER), LearnProgress(console) as progress:
-            return teach(learner, found, name, holdout, progress.on_stage, bookmark), bookmark
+            taught = teach(learner, found, name, holdout, progress.on_stage, bookmark, on_usable)
+            taught = writer.put(learner, taught)
     except KeyboardInterrupt:
-        goes_on = "; the same command goes on with the training" if bookmark.path.exists() else ""
-        say(f"stopped; {path} is as it was{goes_on}")
+        usable = "can be used as it is" if writer.begun else "is as it was"
+        say(f"stopped; {path} {usable}{goes_on(bookmark) if writer.begun else ''}")
         raise
-
-
-def _save(learner: Learner, taught: Taught, path: Path, identity: Any, name: str | None) -> Taught:
-    """Whoever has changed the file meanwhile loses nothing: the new task is added to what is there now."""
-    from protosteer.util.files import Identity, writing
-
-    if Identity.of(path) != identity and path.exists():
-        say(f"{path} was changed by someone else meanwhile; the new task is added to what is there now")
-        taught = _add_to_latest(learner, taught, path, name)
-    with writing(path, ANOTHER):
-        learner.save(path)
+    bookmark.clear()
     return taught
 
 
-def _add_to_latest(learner: Learner, taught: Taught, path: Path, name: str | None) -> Taught:
-    from protosteer import modelfile
-    from protosteer.learner import Learner
-
-    latest = Learner.of_model(modelfile.read(path), learner.backbone)  # refuses one of another backbone
-    memory, record = latest.memory, taught.record
-    if name is None:  # the folder's name was free when learning began
-        record = dataclasses.replace(record, name=memory.free_name(record.name))
-    gone = [c for c in learner.classes if c not in memory.classes and c not in record.class_names]
-    if gone and record.prompt is not None and not record.independent:
-        say(
-            f"warning: '{gone[0]}' was forgotten meanwhile, but the prompt of task '{record.name}' was "
-            "trained against it; to remove that too, forget this task and learn it again"
-        )
-    memory.add(record)
-    learner.memory = memory
-    return dataclasses.replace(taught, record=record)
+def goes_on(bookmark: Bookmark) -> str:
+    how = "goes on with the training" if bookmark.path.exists() else "begins the training again"
+    return f"; the same command {how}"
 
 
 def _tell_taught(taught: Taught, learner: Learner, path: Path, as_json: bool) -> None:
     from protosteer.report.teaching import check_report
 
     if taught.check and not as_json:
-        show(check_report(taught.check))
+        show(check_report(taught.check, taught.before_training))
     if taught.record.prompt is None and learner.settings.prompts:
-        say("one class and nothing to tell it from: prototypes alone were learned, no prompt")
+        alone = "one class and nothing to tell it from: prototypes alone were learned, no prompt"
+        served = "no prompt was trained: the one for all classes serves these too"
+        say(alone if taught.record.domain is None else served)
     if taught.check is None:
-        lost = "there is no self-check, and predict --reject knows nothing of these classes"
-        say(f"no image was held out: {lost}")
+        lost = "" if learner.fusion else ", and predict --reject knows nothing of these classes"
+        say(f"no image was held out: there is no self-check{lost}")
     size = f"{_size(learner.memory)}, {path.stat().st_size:,} bytes"
     say(f"Written: {path}: {size}; task {taught.record.name} is new")

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
+from protosteer.cli.adapting import tell as tell_adapted
 from protosteer.cli.common import app, check_plot, say, show, write_plot
-from protosteer.cli.models import PANEL, clear_up, open_learner
+from protosteer.cli.models import PANEL, clear_up, open_learner, say_notes
 from protosteer.cli.options import Device, Json, ModelBackbone, ModelFile, ModelWeights, Threads
 from protosteer.cli.words import parse_pairs
-from protosteer.errors import ProtosteerError
+from protosteer.errors import ModelFileError, ProtosteerError
 
 if TYPE_CHECKING:
     from protosteer.modelfile import Model
@@ -114,6 +115,10 @@ def merge(
     merged = modelfile.merge(parts, renames, parse_pairs(rename_task or [], "--rename-task", tasks))
     with writing(out, "--out"):
         merged.write(out)
+    if merged.memory.domain is None and any(part.memory.domain is not None for part in parts):
+        say(
+            "the models do not share one prompt for all classes: the merged one does without, and is less sure"
+        )
     size = _size(merged)
     if as_json:
         print(json.dumps({**size, "path": str(out), "names": merged.memory.classes}, indent=1))
@@ -130,11 +135,17 @@ def inspect(
 ) -> None:
     """Show what a model file holds: tasks, classes, sizes, backbone, settings. No backbone is needed."""
     from protosteer import modelfile
+    from protosteer.method.fusion import fusion_of
     from protosteer.photos.inspection import describe, similarity
 
     check_plot(plot)
-    read = modelfile.read(model)
-    about = describe(read)
+    try:
+        read = modelfile.read(model)
+    except ModelFileError:
+        if plot or not tell_adapted(model, as_json):
+            raise
+        return
+    about = describe(read, fusion_of(read.memory, read.settings))
     if as_json:
         print(json.dumps(about, indent=1))
     else:
@@ -201,6 +212,7 @@ def serve(
 
     def ready(address: str) -> None:
         say(f"serving {model}, {len(learner.classes)} classes, at {address} (Ctrl-C stops)")
+        say_notes(learner)
         if made:
             say(f"token for teaching: {made}")
 

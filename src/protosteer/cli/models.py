@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from protosteer.cli.common import say
+from protosteer.util.text import printable
+
 if TYPE_CHECKING:
     from protosteer.backbones import Backbone
     from protosteer.learner import Learner
@@ -24,6 +27,14 @@ def open_learner(
 
     model = modelfile.read(path)
     return Learner.of_model(model, backbone_of(model, name, weights, prepare(device, threads)))
+
+
+def say_notes(learner: Learner) -> None:
+    """What whoever predicts with a model may not know about it, on standard error."""
+    from protosteer.photos.inspection import notes
+
+    for note in notes(learner.memory, learner.fusion):
+        say(printable(f"note: {note}"))
 
 
 def backbone_of(model: Model, name: str | None, weights: Path | None, device: str) -> Backbone:

@@ -13,7 +13,12 @@ Threads = Annotated[int | None, Option("--threads", min=1, help="Threads of the 
 Weights = Annotated[Path | None, Option("--weights", help="File with the backbone's weights.")]
 Preset = Annotated[
     str | None,
-    Option("--preset", metavar="paper|fast", help="Settings of the paper (the default), or quicker ones."),
+    Option(
+        "--preset",
+        metavar="instant|fast|best|paper",
+        help="What is trained: nothing (instant), one prompt for all classes (fast), a prompt per task (best, "
+        "the default), or that and all else as in the paper (paper).",
+    ),
 ]
 Settings = Annotated[
     list[str] | None, Option("--set", metavar="NAME=VALUE", help="A setting of the method; repeatable.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import io
 import json
@@ -14,7 +15,7 @@ import typer
 from typer import Argument, Option
 
 from protosteer.cli.common import app, polite_kill, say
-from protosteer.cli.models import PANEL, open_learner
+from protosteer.cli.models import PANEL, open_learner, say_notes
 from protosteer.cli.options import Device, ModelBackbone, ModelFile, ModelWeights, Threads
 from protosteer.errors import DataError
 
@@ -39,7 +40,7 @@ def predict(
         ),
     ] = None,
     explain: Annotated[
-        bool, Option("--explain", help="Say which tasks were retrieved, what won, and what came second.")
+        bool, Option("--explain", help="Say which tasks' prompts were tried, what won, what came second.")
     ] = False,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object per line.")] = False,
     as_csv: Annotated[bool, Option("--csv", help="Print CSV.")] = False,
@@ -57,17 +58,20 @@ def predict(
         raise typer.BadParameter("choose one of --json and --csv")
     files = find_files(paths)
     learner = open_learner(model, backbone, weights, device, threads)
-    rejection = Rejection(learner.memory, reject) if reject is not None else None
-    write = json.dumps if as_json else predictions.as_csv if as_csv else predictions.as_text
+    rejection = Rejection(learner, reject) if reject is not None else None
+    as_text = functools.partial(predictions.as_text, evidence=learner.fusion is not None)
+    write = json.dumps if as_json else predictions.as_csv if as_csv else as_text
     if as_csv:
         print(predictions.csv_header(min(top, len(learner.classes)), explain))
+    elif not as_json:
+        say_notes(learner)
     images = ForgivingFiles(files, learner.backbone.preprocessing)
     chunk = learner.backbone.batch_size(learner.settings.embed_batch_size)
     done = 0
     with polite_kill():
         for part in learner.stream(images, chunk):
             names = [str(path) for path in files[done : done + len(part)]]
-            for row in predictions.told(names, part, learner.index, top, rejection, explain):
+            for row in predictions.told(names, part, learner, top, rejection, explain):
                 if done in images.errors:
                     say(f"warning: {images.errors[done]}")
                 else:

@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from protosteer.errors import LearnerError
 from protosteer.method.memory import Memory, TaskRecord
+
+# The influence of the task that gave its prompt to all; one from elsewhere is no task's influence.
+FOR_ALL = "the prompt for all classes was trained with its images"
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,10 @@ def _influence(owner: TaskRecord, classes: list[str], tasks: Sequence[TaskRecord
     place = tasks.index(owner)
     earlier, later = tasks[:place], tasks[place + 1 :]
     if owner.prompt is not None and not owner.few_shot:
-        if len(classes) < len(owner.classes):
+        stays = len(classes) < len(owner.classes)
+        if any(_serves(owner.prompt, t) for t in (*earlier, *later, *([owner] if stays else []))):
+            remains.append(FOR_ALL)
+        elif stays:
             remains.append(f"the prompt of task '{owner.name}' was trained with its images")
         copies = [t.name for t in (*earlier, *later) if t.few_shot and _same_prompt(t, owner)]
         if copies:
@@ -84,11 +91,17 @@ def _same_prompt(a: TaskRecord, b: TaskRecord) -> bool:
     return a.prompt is not None and b.prompt is not None and torch.equal(a.prompt, b.prompt)
 
 
+def _serves(prompt: Tensor, task: TaskRecord) -> bool:
+    """Whether it is the prompt for all classes that the task's images were seen under."""
+    return task.domain is not None and torch.equal(task.domain, prompt)
+
+
 def _guarantee(remains: list[str]) -> str:
     if not remains:
         return "exact: no prompt that remains was trained with it, as if it had never been learned"
+    again = "what remains again, in a new model" if FOR_ALL in remains else "those tasks again without it"
     return (
         "its prototypes are gone and it can no longer be predicted, but influence remains: "
         + " and ".join(remains)
-        + "; to remove that too, learn those tasks again without it"
+        + f"; to remove that too, learn {again}"
     )

@@ -25,9 +25,11 @@ from protosteer.method.evidence import Coarse
 from protosteer.method.inference import Embed, Index, Matches
 from protosteer.method.memory import ClassRecord, Memory
 from protosteer.method.prototypes import Sketch
+from protosteer.settings import Settings
 
 SURE = 0.8  # the probability of a class from which on no further pass is made
 OPEN = 0.1  # the probability of a task from which on its prompt is tried
+MOST = 2  # prompts that are tried, those of the likeliest tasks
 WORTH = 0.2  # the share of all weight from which on a second view is worth a pass
 FINE = 0.5  # the weight of fine evidence, as a share of the weight of coarse evidence
 
@@ -53,6 +55,7 @@ class Fusion:
     def __init__(self, memory: Memory, index: Index):
         self.index = index
         self.order = torch.tensor(sorted(range(len(index.classes)), key=index.classes.__getitem__))
+        self.places = self.order.argsort()  # where the classes of the memory stand inside
         self.class_tasks = index.class_tasks[self.order]
         records = memory.records
         self.views = _views(memory, [records[i] for i in self.order.tolist()], self.class_tasks)
@@ -99,9 +102,11 @@ class Fusion:
         empty = logits.new_zeros(len(logits), len(self.index.tasks))
         tasks = self.class_tasks.expand(len(logits), -1)
         posterior = empty.scatter_add_(1, tasks, logits.softmax(dim=1))
-        unsure = torch.zeros(len(logits), 1, dtype=torch.bool)
+        unsure = torch.zeros_like(posterior, dtype=torch.bool)
         unsure[_unsure(logits)] = True
-        return (posterior >= OPEN) & self.index.prompted & unsure
+        worth = posterior * (self.index.prompted & unsure & (posterior >= OPEN))
+        leading = worth.topk(min(MOST, len(self.index.tasks)), dim=1).indices
+        return torch.zeros_like(unsure).scatter_(1, leading, True) & (worth > 0)
 
     def _fine(
         self, embed: Embed, domain: Tensor | None, images: Tensor, tasks: Tensor, tried: Tensor
@@ -118,16 +123,23 @@ class Fusion:
         if domain is not None:
             embeddings[known] = domain[images[known]]
         fine = torch.full((len(tried), len(index.classes)), -torch.inf, dtype=torch.double)
-        units, places = F.normalize(embeddings, dim=1), self.order.argsort()
+        units = F.normalize(embeddings, dim=1)
         for t in tasks.unique().tolist():
             own, some = slice(self.starts[t], self.starts[t + 1]), tasks == t
             classes, owners = index.value_classes[own].unique(return_inverse=True)
             similarity = units[some] @ index.values[own].T
             best = torch.full((len(similarity), len(classes)), -torch.inf)
             best.scatter_reduce_(1, owners.expand(len(similarity), -1), similarity, "amax")
-            fine[images[some][:, None], places[classes]] = best.double()
+            fine[images[some][:, None], self.places[classes]] = best.double()
         usual = fine.amax(dim=1, keepdim=True).nan_to_num(neginf=0.0)
         return torch.where(fine.isinf(), usual, fine), torch.bincount(images[~known], minlength=len(tried))
+
+
+def fusion_of(memory: Memory, settings: Settings, index: Index | None = None) -> Fusion | None:
+    """None where the paper's rule is the one: by the settings, or because a class has no sketch."""
+    if settings.rule == "paper" or not memory.evidence:
+        return None
+    return Fusion(memory, index or Index.build(memory))
 
 
 def _views(memory: Memory, records: Sequence[ClassRecord], class_tasks: Tensor) -> list[View]:

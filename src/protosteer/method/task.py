@@ -111,7 +111,8 @@ def learn_class(name: str, images: TaskImages, memory: Memory, settings: Setting
     By the paper's rule it gets a copy of the prompt of the task whose keys are nearest, and one centroid per
     five images, since fewer make none that is better than their common mean. Evidence needs no prompt.
     """
-    evidence, domain = settings.rule == "evidence", memory.domain
+    evidence = settings.rule == "evidence"
+    domain = memory.domain if evidence else None
     seen = _Seen(images.embed(None), None if domain is None else images.embed(domain))
     nearest = None
     if len(memory) and not evidence:

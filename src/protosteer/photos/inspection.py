@@ -1,8 +1,8 @@
-"""What a model file holds, told without its backbone: tasks, classes, bytes, and which classes are most
-alike.
+"""What a model file holds, told without its backbone: tasks, classes, bytes, how it predicts, and which
+classes are most alike.
 
-Two classes are as alike as their two most similar value centroids. Prediction compares an image with the same
-centroids, so that classes which are alike are the likely ones to be confused.
+Two classes are as alike as their two most similar value centroids. Classes which are alike are the likely ones
+to be confused.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protosteer.method.memory import ClassRecord, Memory, TaskRecord
+from protosteer.method.fusion import Fusion
+from protosteer.method.memory import Memory, TaskRecord
 from protosteer.modelfile import Model
-from protosteer.photos import rejection
+from protosteer.photos.rejection import familiar
 from protosteer.settings import Settings
 
 _CELLS = 2**23  # similarities between centroids that are in memory at once
@@ -31,9 +32,13 @@ class Pair(NamedTuple):
     similarity: float
 
 
-def describe(model: Model) -> dict[str, Any]:
-    """All that `protosteer inspect` shows, as plain data. A figure that the model does not know is None."""
-    tasks = [_task(task) for task in model.memory.tasks]
+def describe(model: Model, fusion: Fusion | None) -> dict[str, Any]:
+    """All that `protosteer inspect` shows, as plain data. A figure that the model does not know is None.
+
+    fusion: of its records, as a `Learner` has it.
+    """
+    memory = model.memory
+    tasks = [_task(task) for task in memory.tasks]
     file_bytes = model.path.stat().st_size if model.path.is_file() else None
     names = ("name", "fingerprint", "dim", "depth", "image_size", "preprocessing", "weights")
     settings, defaults = model.settings.to_dict(), Settings().to_dict()
@@ -42,15 +47,37 @@ def describe(model: Model) -> dict[str, Any]:
         for name, value in settings.items()
         if value != defaults[name]
     ]
+    known = len(familiar(memory, fusion))
     held_out = sum(record["held_out"] for task in tasks for record in task["classes"])
     return {
         "file": {"path": str(model.path), "bytes": file_bytes},
         "backbone": {name: model.backbone.get(name) for name in names},
         "settings": {"all": settings, "changed": changed},
         "totals": _totals(tasks, file_bytes),
-        "rejection": {"calibrated": rejection.calibrated(model.memory), "held_out": held_out},
+        "rule": "evidence" if fusion else "paper",
+        "evidence": _evidence(memory, fusion) if fusion else None,
+        "rejection": {"calibrated": known > 0, "images": known, "held_out": held_out},
+        "notes": notes(memory, fusion),
         "tasks": tasks,
-        "confusable": [pair._asdict() for pair in closest(model.memory)],
+        "confusable": [pair._asdict() for pair in closest(memory)],
+    }
+
+
+def notes(memory: Memory, fusion: Fusion | None) -> list[str]:
+    """What a model could do better than it does, and how; a sentence each. fusion: as a `Learner` has it."""
+    better = "learn its folders again into a new model for calibrated probabilities and higher accuracy"
+    rule = [] if fusion or not len(memory) else [f"this model predicts by the paper's rule; {better}"]
+    unfinished = [task.name for task in memory.tasks if task.about.unfinished]
+    return rule + [f"task '{n}' has no prompt yet; the same learn command trains it" for n in unfinished]
+
+
+def _evidence(memory: Memory, fusion: Fusion) -> dict[str, Any]:
+    """The prompt for all classes, and how much each view of all classes weighs, the weightiest first."""
+    domain = memory.domain
+    return {
+        "domain_prompt": None if domain is None else _prompt(domain),
+        "views": [{"prompt": view.prompt is not None, "weight": view.weight} for view in fusion.views],
+        "left_out": len(fusion.views[0].familiar),
     }
 
 
@@ -60,7 +87,7 @@ def _task(task: TaskRecord) -> dict[str, Any]:
     return {
         "name": task.name,
         "learned": about.learned,
-        "classes": [_class(record) for record in task.classes],
+        "classes": _classes(task),
         "images": images,
         # What was written when the task was learned holds no longer once one of its classes was forgotten.
         "image_bytes": about.image_bytes if about.images == images else None,
@@ -68,6 +95,7 @@ def _task(task: TaskRecord) -> dict[str, Any]:
         "prompt": prompt if prompt is None else _prompt(prompt),
         "trained": prompt is not None and not task.few_shot,
         "few_shot": task.few_shot,
+        "unfinished": bool(about.unfinished),
         "independent": task.independent,
         "loss": about.loss,
         "accuracy": about.accuracy,
@@ -78,18 +106,23 @@ def _prompt(prompt: Tensor) -> dict[str, int]:
     return {"layers": prompt.shape[0], "length": prompt.shape[1], "bytes": prompt.nbytes}
 
 
-def _class(record: ClassRecord) -> dict[str, Any]:
-    values = record.values
-    held_out = torch.empty(0) if record.similarities is None else record.similarities
-    tensors = [record.keys, values.means, values.deviations, values.counts, held_out]
-    return {
-        "name": record.name,
-        "images": record.images,
-        "keys": len(record.keys),
-        "values": len(values.means),
-        "bytes": sum(tensor.nbytes for tensor in tensors),
-        "held_out": len(held_out),
-    }
+def _classes(task: TaskRecord) -> list[dict[str, Any]]:
+    sizes = [0] * len(task.classes)
+    for name, tensor in task.tensors():
+        if name.startswith("classes."):
+            sizes[int(name.split(".")[1])] += tensor.nbytes
+    return [
+        {
+            "name": record.name,
+            "images": record.images,
+            "keys": len(record.keys),
+            "values": len(record.values.means),
+            "points": None if record.plain is None else len(record.plain.points),
+            "bytes": size,
+            "held_out": 0 if record.similarities is None else len(record.similarities),
+        }
+        for record, size in zip(task.classes, sizes, strict=True)
+    ]
 
 
 def _totals(tasks: Sequence[dict[str, Any]], file_bytes: int | None) -> dict[str, Any]:
@@ -104,6 +137,7 @@ def _totals(tasks: Sequence[dict[str, Any]], file_bytes: int | None) -> dict[str
         "tasks": len(tasks),
         "images": sum(task["images"] for task in tasks),
         "centroids": sum(record["keys"] + record["values"] for record in classes),
+        "points": sum(record["points"] or 0 for record in classes),
         "bytes": total,
         "bytes_per_class": total / len(classes) if classes else None,
         "bytes_per_task": total / len(tasks) if tasks else None,

@@ -1,7 +1,8 @@
 """A model for programs that have neither protosteer nor torch: `export_onnx`.
 
-The folder holds the frozen ViT as an ONNX graph, the prototypes as plain arrays, labels and preprocessing as
-JSON, and a runnable example. Before anything is written the graph is run and compared with the ViT itself.
+The folder holds the frozen ViT as an ONNX graph, what has been learned as plain arrays, labels and
+preprocessing as JSON, and a program that predicts by the model's rule. Before anything is written the graph is
+run and compared with the ViT itself.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ import protosteer
 from protosteer.backbones import Backbone
 from protosteer.errors import LearnerError, ProtosteerError
 from protosteer.learner import Learner
+from protosteer.method import fusion
+from protosteer.method.evidence import RIDGE_SHARE
+from protosteer.method.fusion import Fusion
 from protosteer.method.vit import shared_layers
 from protosteer.photos import rejection
 from protosteer.util.files import write_atomically, writing
 
-FORMAT = "protosteer-onnx-1"
+FORMATS = {"paper": "protosteer-onnx-1", "evidence": "protosteer-onnx-2"}
 FRACTIONS = (0.01, 0.02, 0.05, 0.1, 0.2)  # of known images that are rejected; a threshold is written for each
 _TOLERANCE = 1e-3
 
@@ -44,13 +48,20 @@ one line per image: file, label, probability, similarity, and `unknown` if the m
 | file | contents |
 |---|---|
 | `embedding.onnx` | the frozen network {net.name}; its prompts are inputs, its weights are inside |
-| `prototypes.npz` | key and value centroids, prompts; `numpy.load(..., allow_pickle=False)` |
-| `model.json` | labels, tasks, preprocessing, neighbours, temperature, thresholds for unknown images |
+| `prototypes.npz` | {arrays}; `numpy.load(..., allow_pickle=False)` |
+| `model.json` | labels, tasks, preprocessing, {numbers}, thresholds for unknown images |
 
 Inputs of the network: `images` [batch, 3, {net.image_size}, {net.image_size}], normalised;
 `prompts` [batch, {net.depth}, length, {net.dim}]; `enters` [batch, {net.depth}, length],
 true where a prompt token comes into a layer. No prompt: length 0, or false everywhere.
 """
+_CONTENTS = {
+    "paper": {"arrays": "key and value centroids, prompts", "numbers": "neighbours, temperature"},
+    "evidence": {
+        "arrays": "class means and points in each view, value centroids, prompts",
+        "numbers": "weights of the views, when an image needs further passes",
+    },
+}
 
 
 def export_onnx(
@@ -79,7 +90,8 @@ def export_onnx(
         on_message(f"embedding.onnx computes what {name} does (greatest difference {difference:.0e})")
     program = resources.files("protosteer").joinpath("assets", "onnx_predict.py")
     known, version = len(learner.classes), protosteer.__version__
-    readme = _README.format(classes=known, version=version, net=learner.backbone)
+    contained = _CONTENTS[_rule(learner)]
+    readme = _README.format(classes=known, version=version, net=learner.backbone, **contained)
     prototypes = io.BytesIO()
     np.savez(prototypes, allow_pickle=False, **arrays)
     contents = {
@@ -94,24 +106,59 @@ def export_onnx(
     return [folder / name for name in contents]
 
 
+def _rule(learner: Learner) -> str:
+    return "evidence" if learner.fusion else "paper"
+
+
 def _arrays(learner: Learner) -> dict[str, np.ndarray]:
     """All that `predict.py` matches with; row 0 of the prompts is no prompt, equal prompts are one row."""
-    index, tasks = learner.index, learner.memory.tasks
-    owners = sorted({t for t in index.prompt_owners.tolist() if tasks[t].prompt is not None})
-    rows = {owner: row for row, owner in enumerate(owners, start=1)}
-    task_prompts = [rows.get(owner, 0) for owner in index.prompt_owners.tolist()]
-    distinct = [prompt for prompt in (tasks[t].prompt for t in owners) if prompt is not None]
+    index, fused = learner.index, learner.fusion
+    rows, distinct = _prompt_rows(learner)
     prompts, enters = slots(distinct, learner.backbone.depth, learner.backbone.dim)
+    own = {"keys": index.keys.numpy(), "key_tasks": index.key_tasks.numpy()}
     return {
-        "keys": index.keys.numpy(),
-        "key_tasks": index.key_tasks.numpy(),
+        **(_evidence(fused) if fused else own),
         "values": index.values.numpy(),
         "value_classes": index.value_classes.numpy(),
         "class_tasks": index.class_tasks.numpy(),
-        "task_prompts": np.array(task_prompts, dtype=np.int64),
+        "task_prompts": np.array(rows[: len(index.tasks)], dtype=np.int64),
         "prompts": prompts,
         "enters": enters,
     }
+
+
+def _prompt_rows(learner: Learner) -> tuple[list[int], list[Tensor]]:
+    """Of each prompt of the index, its row in the export; and the prompts from row 1 on."""
+    places: dict[tuple[torch.Size, bytes], int] = {}
+    rows: list[int] = []
+    distinct: list[Tensor] = []
+    for prompt in learner.index.prompts:
+        if prompt is None:
+            rows.append(0)
+            continue
+        row = places.setdefault((prompt.shape, prompt.contiguous().numpy().tobytes()), 1 + len(places))
+        rows.append(row)
+        if row > len(distinct):
+            distinct.append(prompt)
+    return rows, distinct
+
+
+def _evidence(fused: Fusion) -> dict[str, np.ndarray]:
+    """What evidence is made of, view by view, in double precision as it is computed."""
+    arrays: dict[str, np.ndarray] = {}
+    for number, view in enumerate(fused.views):
+        coarse, places = view.coarse, fused.places
+        parts = {
+            "centre": coarse.whitened.centre,
+            "precision": coarse.whitened.precision,
+            "whitened": coarse.whitened.directions[places],
+            "lengths": coarse.whitened.lengths[places],
+            "means": coarse.directions[places],
+        }
+        if coarse.ridge:
+            parts |= {"points": coarse.ridge.points, "weights": coarse.ridge.weights[:, places]}
+        arrays |= {f"view{number}_{name}": tensor.numpy() for name, tensor in parts.items()}
+    return arrays
 
 
 def slots(prompts: list[Tensor], depth: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
@@ -129,20 +176,36 @@ def slots(prompts: list[Tensor], depth: int, dim: int) -> tuple[np.ndarray, np.n
 
 
 def _about(learner: Learner) -> dict[str, Any]:
-    backbone, memory = learner.backbone, learner.memory
-    thresholds = {str(f): rejection.threshold(memory, f) for f in FRACTIONS if rejection.calibrated(memory)}
+    backbone, able = learner.backbone, rejection.calibrated(learner)
     return {
-        "format": FORMAT,
+        "format": FORMATS[_rule(learner)],
         "protosteer": protosteer.__version__,
         "backbone": {"name": backbone.name, "fingerprint": backbone.fingerprint},
         "preprocessing": {**backbone.preprocessing.to_dict(), "canvas": backbone.preprocessing.canvas},
-        "neighbours": learner.settings.neighbours,
-        "temperature": learner.settings.temperature,
-        "thresholds": thresholds,
-        "own_thresholds": rejection.own_thresholds(memory),
+        "rule": _rule(learner),
+        **(
+            _views(learner, learner.fusion) if learner.fusion else {"neighbours": learner.settings.neighbours}
+        ),
+        "temperature": learner.temperature,
+        "thresholds": {str(f): rejection.threshold(learner, f) for f in FRACTIONS if able},
+        "own_thresholds": rejection.own_thresholds(learner),
         "tasks": learner.tasks,
         "labels": learner.classes,
     }
+
+
+def _views(learner: Learner, fused: Fusion) -> dict[str, Any]:
+    rows, _ = _prompt_rows(learner)
+    views = [
+        {
+            "prompt": 0 if view.prompt is None else rows[view.prompt],
+            "weight": view.weight,
+            "alone": view.alone,
+        }
+        for view in fused.views
+    ]
+    constants = {"sure": fusion.SURE, "open": fusion.OPEN, "fine": fusion.FINE, "ridge_share": RIDGE_SHARE}
+    return {"views": views, **constants}
 
 
 def _check(graph: bytes, backbone: Backbone, arrays: dict[str, np.ndarray], most: int = 8) -> float:

@@ -2,8 +2,11 @@
 oneself.
 
 The held-out images are never learned. They tell how well the model does on this folder's classes, among all
-that it knows, and how similar known images are to their prototypes, from which `rejection` takes its
-threshold.
+that it knows; by the paper's rule also how similar known images are to their prototypes, from which
+`rejection` takes its threshold.
+
+Where a prompt is trained, the task is there twice: usable after one pass over its images, and finished. An
+unfinished task that a model was left with is learned again in its own place, from where its training was.
 """
 
 from __future__ import annotations
@@ -12,23 +15,24 @@ import dataclasses
 import datetime
 import hashlib
 import os
+import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from protosteer.data.canvas import kept
 from protosteer.data.folders import Files, read_folder, readable
-from protosteer.data.images import FileImages, ImageSet
+from protosteer.data.images import FileImages
 from protosteer.errors import DataError, LearnerError, SettingsError
 from protosteer.learner import Learner
 from protosteer.method.memory import Memory, TaskRecord
 from protosteer.method.task import task_seed
-from protosteer.running.progress import OnStage, Stage
+from protosteer.photos.checking import Check, calibrated
+from protosteer.running.progress import OnStage
 from protosteer.running.resume import Bookmark
 
 HOLDOUT = 0.1
@@ -60,37 +64,16 @@ class Survey:
 
 
 @dataclass(frozen=True)
-class Check:
-    """How held-out images were classified among all classes that the model knows."""
-
-    labels: list[str]
-    predicted: list[str]
-
-    @property
-    def accuracy(self) -> float:
-        """Percent."""
-        right = sum(a == b for a, b in zip(self.labels, self.predicted, strict=True))
-        return 100.0 * right / len(self.labels)
-
-    def per_class(self) -> dict[str, tuple[int, int]]:
-        """Of each class, the held-out images and how many of them were right."""
-        shown = Counter(self.labels)
-        right = Counter(a for a, b in zip(self.labels, self.predicted, strict=True) if a == b)
-        return {name: (shown[name], right[name]) for name in shown}
-
-    def confused(self, most: int = 5) -> list[tuple[str, str, int]]:
-        """(class, what it was taken for, how often), the most frequent first."""
-        pairs = Counter((a, b) for a, b in zip(self.labels, self.predicted, strict=True) if a != b)
-        ranked = sorted(pairs.items(), key=lambda item: (-item[1], item[0]))
-        return [(a, b, count) for (a, b), count in ranked[:most]]
-
-
-@dataclass(frozen=True)
 class Taught:
     """A new task, and how the model did on the held-out images; None where there were none."""
 
     record: TaskRecord
     check: Check | None
+    before_training: Check | None = None  # the same check; None where nothing was trained
+
+
+# Is given a learner that has the new task already, before its prompt is trained.
+OnUsable = Callable[[Learner, Taught], None]
 
 
 def survey(
@@ -98,17 +81,19 @@ def survey(
     memory: Memory | None = None,
     on_file: Callable[[int, int], None] = lambda done, of: None,
     files: Files | None = None,
+    name: str | None = None,
 ) -> Survey:
     """Read every image of a folder of class folders once, to know what can be learned from it.
 
-    files: what `read_folder` gave for the folder, if it was asked already.
+    files: what `read_folder` gave for the folder, if it was asked already. name: of the task to be, if it is
+    not the folder's; classes of an unfinished task that teaching would go on with are not known already.
     """
     folder = Path(folder)
     files = files or read_folder(folder)
-    for name in dict.fromkeys(files.labels):
-        if not speakable(name):
+    for label in dict.fromkeys(files.labels):
+        if not speakable(label):
             raise DataError(
-                f"class folder {name!r} of {folder} has control characters or broken letters in its name; rename it"
+                f"class folder {label!r} of {folder} has control characters or broken letters in its name; rename it"
             )
     left, unreadable = readable(files, lambda done: on_file(done, len(files)))
     empty = set(files.labels) - set(left.labels)
@@ -116,9 +101,33 @@ def survey(
         raise DataError(
             f"class folder {folder / min(empty)} has no image that can be read; replace its files or remove it"
         )
-    owners = memory.owners if memory else {}
-    known = {name: owners[name] for name in dict.fromkeys(files.labels) if name in owners}
+    owners = dict(memory.owners) if memory else {}
+    begun = unfinished_task(memory, folder, files.labels, name) if memory else None
+    for label in begun.class_names if begun else ():
+        del owners[label]
+    known = {label: owners[label] for label in dict.fromkeys(files.labels) if label in owners}
     return Survey(folder, left, unreadable, known)
+
+
+def unfinished_task(
+    memory: Memory, folder: Path, labels: Iterable[str], name: str | None
+) -> TaskRecord | None:
+    """The task of that name, or else the folder's, and of just those of the classes that no other task has, if
+    its prompt is still to be trained."""
+    wanted, owners = set(labels), memory.owners
+    for task in memory.tasks:
+        if name is None:  # where the folder's was taken, a number stands behind it
+            same = re.fullmatch(rf"{re.escape(_own_name(folder))}(-\d+)?", task.name) is not None
+        else:
+            same = task.name == name
+        own = set(task.class_names)
+        if task.about.unfinished and same and own <= wanted and wanted - own <= owners.keys():
+            return task
+    return None
+
+
+def _own_name(folder: Path) -> str:
+    return Path(os.path.abspath(folder)).name
 
 
 def speakable(name: str) -> bool:
@@ -133,29 +142,69 @@ def teach(
     holdout: float = HOLDOUT,
     on_stage: OnStage | None = None,
     bookmark: Bookmark | None = None,
+    on_usable: OnUsable | None = None,
 ) -> Taught:
     """Learn a surveyed folder as one task, named after the folder unless told otherwise.
 
-    The learner changes when all is done, or not at all.
+    The learner itself changes when all is done, or not at all. on_usable: is called before a prompt is
+    trained, if one is, with a copy that can be used already.
     """
     refuse_known(found)
     learned, held = split(found.files, holdout, learner.settings.seed)
-    name = name or learner.memory.free_name(Path(os.path.abspath(found.folder)).name)
+    turn = _turn(learner, found, name)
     size = sum(_status(path).st_size for path in learned.paths)
-    after = learner.copy()
-    images = FileImages(learned.paths, learner.backbone.preprocessing)
-    record = after.learn((images, learned.labels), name, on_stage, bookmark)
     today = datetime.date.today().isoformat()
-    about = dataclasses.replace(record.about, learned=today, image_bytes=size, held_out=len(held))
-    whole, check = dataclasses.replace(record, about=about), None
-    if len(held):
-        unseen = kept(FileImages(held.paths, learner.backbone.preprocessing))
-        whole = _calibrated(whole, learner, unseen, held.labels, on_stage)
-    after.memory.replace(record, whole)
-    if len(held):
-        check = Check(held.labels, _answers(after, name, "checking", unseen, on_stage)[0])
+    unseen = kept(FileImages(held.paths, learner.backbone.preprocessing)) if len(held) else None
+    early: list[Taught] = []
+
+    def told(record: TaskRecord) -> tuple[Learner, Taught]:
+        about = dataclasses.replace(record.about, learned=today, image_bytes=size, held_out=len(held))
+        whole, check = dataclasses.replace(record, about=about), None
+        after = turn.after(whole)
+        if unseen and after.fusion is None:
+            whole = calibrated(whole, after, unseen, held.labels, on_stage)
+            after = turn.after(whole)
+        if unseen:
+            check = Check.make(after, turn.name, unseen, held.labels, on_stage)
+        return after, Taught(whole, check)
+
+    def usable(record: TaskRecord) -> None:
+        after, taught = told(record)
+        early.append(taught)
+        if on_usable:
+            on_usable(after, taught)
+
+    images = FileImages(learned.paths, learner.backbone.preprocessing)
+    record = turn.before.copy().learn((images, learned.labels), turn.name, on_stage, bookmark, usable)
+    after, taught = told(record)
     learner.memory = after.memory
-    return Taught(whole, check)
+    return dataclasses.replace(taught, before_training=early[0].check) if early else taught
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """Where in the order of tasks one is learned: at the end, or in the place of an unfinished one."""
+
+    name: str
+    before: Learner  # knows the tasks that stand before it, against which it is trained
+    later: tuple[TaskRecord, ...]
+
+    def after(self, record: TaskRecord) -> Learner:
+        """A learner that knows all."""
+        learner = self.before.copy()
+        learner.memory = Memory((*self.before.memory.tasks, record, *self.later))
+        return learner
+
+
+def _turn(learner: Learner, found: Survey, name: str | None) -> _Turn:
+    memory = learner.memory
+    begun = unfinished_task(memory, found.folder, found.files.labels, name)
+    if begun is None:
+        return _Turn(name or memory.free_name(_own_name(found.folder)), learner.copy(), ())
+    place = memory.tasks.index(begun)
+    before = Learner(learner.backbone, learner.settings, begun.domain)
+    before.memory = Memory(memory.tasks[:place])
+    return _Turn(begun.name, before, memory.tasks[place + 1 :])
 
 
 def refuse_known(found: Survey) -> None:
@@ -196,7 +245,7 @@ def bookmark_path(model: Path, found: Survey, learner: Learner, name: str | None
     for path, label in zip(found.files.paths, found.files.labels, strict=True):
         status = _status(path)
         digest.update(repr((str(path.resolve()), label, status.st_size, status.st_mtime_ns)).encode())
-    for task in learner.memory.tasks:
+    for task in _turn(learner, found, name).before.memory.tasks:
         for _, tensor in task.tensors():
             digest.update(tensor.contiguous().numpy().tobytes())
     return model.parent / f".{model.name}.{digest.hexdigest()[:16]}.part"
@@ -209,31 +258,3 @@ def _status(path: Path) -> os.stat_result:
         raise DataError(
             f"{path} has gone since its folder was read; start again ({error.strerror})"
         ) from error
-
-
-def _calibrated(
-    record: TaskRecord, learner: Learner, unseen: ImageSet, labels: list[str], on_stage: OnStage | None
-) -> TaskRecord:
-    """The record with the similarities of held-out images to its prototypes, as if it was all there is."""
-    alone = Learner(learner.backbone, learner.settings)
-    alone.memory = Memory([record])
-    _, similarities = _answers(alone, record.name, "calibrating", unseen, on_stage)
-    classes = []
-    for c in record.classes:
-        own = torch.tensor([label == c.name for label in labels])
-        classes.append(dataclasses.replace(c, similarities=similarities[own] if own.any() else None))
-    return dataclasses.replace(record, classes=tuple(classes))
-
-
-def _answers(
-    learner: Learner, name: str, doing: str, unseen: ImageSet, on_stage: OnStage | None
-) -> tuple[list[str], Tensor]:
-    """Predicted classes of the held-out images, and the greatest similarity of each [h]."""
-    labels: list[str] = []
-    similarities: list[Tensor] = []
-    for part in learner.stream(unseen):
-        labels += part.labels
-        similarities.append(part.scores.amax(dim=1))
-        if on_stage:
-            on_stage(Stage(name, doing, len(labels), len(unseen)))
-    return labels, torch.cat(similarities)

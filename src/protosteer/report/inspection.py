@@ -41,27 +41,55 @@ def _left_out(number: int, things: str) -> list[RenderableType]:
 def _header(description: Told) -> Table:
     """What is true of the model as a whole, a line each."""
     file, totals, tasks = description["file"], description["totals"], description["tasks"]
-    changed, rejection = description["settings"]["changed"], description["rejection"]
-    held_out = counted(rejection["held_out"], "held-out image")
+    changed, evidence = description["settings"]["changed"], description["evidence"]
+    kept = counted(totals["points"], "point") if evidence else counted(totals["centroids"], "centroid")
     lines = {
         "Model": ", ".join([file["path"], *([] if file["bytes"] is None else [human_bytes(file["bytes"])])]),
         "Knows": f"{counted(totals['classes'], 'class')} from {counted(totals['images'], 'image')}, in "
-        f"{counted(totals['tasks'], 'task')}, as {counted(totals['centroids'], 'centroid')}",
+        f"{counted(totals['tasks'], 'task')}, as {kept}",
         "Learned": _dates(totals["first_learned"], totals["last_learned"]),
         "Independent": f"{sum(task['independent'] for task in tasks):,} of {counted(len(tasks), 'task')} "
         "(learned from their own images alone)",
         "Size": _sizes(totals),
-        "Unknown images": f"can be rejected, with thresholds from {held_out}"
-        if rejection["calibrated"]
-        else "cannot be rejected, as no images were held out",
+        "Rule": "evidence" if evidence else "the paper's",
+        **(_evidence(evidence) if evidence else {}),
+        "Unknown images": _unknown(description["rejection"], bool(evidence)),
         "Backbone": _backbone(description["backbone"]),
         "Settings": ", ".join(f"{one['name']} {_value(one['value'])}" for one in changed) or "defaults",
     }
     table = Table.grid(Column(style="bold", no_wrap=True), Column(overflow="fold"), padding=(0, 2, 0, 0))
     for heading, line in lines.items():
         table.add_row(heading, _name(line))
+    for i, note in enumerate(description["notes"]):
+        table.add_row("" if i else "Note", _name(note))
     table.add_row()
     return table
+
+
+def _evidence(evidence: Told) -> dict[str, str]:
+    """The prompt for all classes, and what probabilities are calibrated by."""
+    prompt, views = evidence["domain_prompt"], evidence["views"]
+    weight = sum(view["weight"] for view in views)
+    shares = [
+        f"{100 * view['weight'] / weight:.0f} % {'with' if view['prompt'] else 'without'} it"
+        for view in views
+    ]
+    weighs = f"; evidence weighs {', '.join(shares)}" if prompt else ""
+    images = counted(evidence["left_out"], "image")
+    return {
+        "Prompt for all": f"{human_bytes(prompt['bytes'])}{weighs}" if prompt else "none",
+        "Probabilities": f"calibrated by {images}, each left out in turn"
+        if evidence["left_out"]
+        else "not calibrated, as no class has two images",
+    }
+
+
+def _unknown(rejection: Told, evidence: bool) -> str:
+    if not rejection["calibrated"]:
+        why = "no class has two images" if evidence else "no images were held out"
+        return f"cannot be rejected, as {why}"
+    images = "images left out in turn" if evidence else counted(rejection["held_out"], "held-out image")
+    return f"can be rejected, with thresholds from {images}"
 
 
 def _dates(first: str | None, last: str | None) -> str:
@@ -115,6 +143,8 @@ def _tasks(tasks: Sequence[Told]) -> Table:
 def _how(task: Told) -> str:
     if task["few_shot"]:
         return "few-shot"
+    if task["unfinished"]:
+        return "prompt to come"
     if not task["trained"]:
         return "no training"
     return "trained alone" if task["independent"] else "trained"
@@ -122,10 +152,13 @@ def _how(task: Told) -> str:
 
 def _classes(rows: Iterable[tuple[int, str, Told]]) -> Table:
     """rows: number within the task, task, class. A task is named beside the first of its classes."""
-    figures = numbers(["Images", "Held out", "Centroids", "Size"], no_wrap=True)
+    rows = list(rows)
+    sketched = any(record["points"] for *_, record in rows)
+    figures = numbers(["Images", "Held out", "Points" if sketched else "Centroids", "Size"], no_wrap=True)
     table = plain_table("Classes", *_names("Class", "Task"), *figures)
     for i, task_name, record in rows:
-        counts = record["images"], record["held_out"], record["keys"] + record["values"]
+        kept = record["points"] if sketched else record["keys"] + record["values"]
+        counts = record["images"], record["held_out"], kept or 0
         names = _name(record["name"]), Text("") if i else _name(task_name)
         table.add_row(*names, *(f"{count:,}" for count in counts), human_bytes(record["bytes"]))
     return table

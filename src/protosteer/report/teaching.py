@@ -9,7 +9,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from protosteer.photos.teaching import Check, Survey, Taught
+from protosteer.photos.checking import Check
+from protosteer.photos.teaching import Survey, Taught
 from protosteer.report.tables import numbers, plain_table
 from protosteer.util.text import counted, printable
 
@@ -24,16 +25,17 @@ def found_table(found: Survey, held: Mapping[str, int]) -> Table:
     return table
 
 
-def check_report(check: Check) -> list[RenderableType]:
+def check_report(check: Check, before_training: Check | None = None) -> list[RenderableType]:
     """Accuracy on the held-out images, class by class, and what was confused."""
-    right = sum(good for _, good in check.per_class().values())
     held = counted(len(check.labels), "held-out image")
     table = plain_table(None, "Class", *numbers(["Held out", "Right", "Accuracy"]))
     for name, (shown, good) in check.per_class().items():
         table.add_row(Text(printable(name)), str(shown), str(good), f"{100 * good / shown:.1f} %")
     confused = [f"  {a} taken for {b}: {counted(n, 'time')}" for a, b, n in check.confused()]
     lines = "\n".join(["Most confused:", *map(printable, confused)])
-    summary = f"Self-check: {right} of {held} right, {check.accuracy:.1f} %"
+    summary = f"Self-check: {check.right} of {held} right, {check.accuracy:.1f} %"
+    if before_training:
+        summary += f" (before training {before_training.right}, {before_training.accuracy:.1f} %)"
     return [Text(summary), table, *([Text(lines)] if confused else [])]
 
 
@@ -56,6 +58,7 @@ def as_json(found: Survey, taught: Taught | None) -> dict[str, Any]:
             "trained": record.prompt is not None,
         }
         outcome["check"] = taught.check and _check(taught.check)
+        outcome["check_before_training"] = taught.before_training and _check(taught.before_training)
     return outcome
 
 

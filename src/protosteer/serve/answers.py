@@ -21,18 +21,19 @@ class Candidate(BaseModel):
     label: str
     task: str
     probability: float
-    similarity: float = Field(description="Greatest cosine to a prototype of this class.")
+    similarity: float = Field(description="How like the class it is, as a cosine.")
 
 
 class Prediction(BaseModel):
     name: str = Field(description="The file's name, as it was sent.")
     label: str
-    probability: float
-    similarity: float = Field(description="Greatest cosine to any prototype.")
+    probability: float = Field(description="Calibrated, unless the model's rule is the paper's.")
+    similarity: float = Field(description="How like the class of this label it is, as a cosine.")
     energy: float
     unknown: bool | None = Field(description="Whether it is like no class; null if the model cannot tell.")
     task: str = Field(description="The task that the label was learned in.")
-    candidates: list[str] = Field(description="Tasks whose prompts were tried.")
+    candidates: list[str] = Field(description="Tasks whose own prompts were tried.")
+    passes: int = Field(description="Forward passes that it took.")
     top: list[Candidate]
     position: tuple[float, float] = Field(description="Where it lies on /map.")
 
@@ -45,7 +46,7 @@ class Class(BaseModel):
     name: str
     task: str
     images: int
-    centroids: int
+    centroids: int = Field(description="Prototypes that are kept of it.")
 
 
 class Classes(BaseModel):
@@ -60,6 +61,7 @@ class Model(BaseModel):
     teaching: bool
     reject: float
     calibrated: bool = Field(description="Whether unknown images can be told.")
+    trainable: bool = Field(description="Whether a taught class can get a prompt of its own.")
 
 
 class Place(BaseModel):

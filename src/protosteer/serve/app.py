@@ -182,8 +182,13 @@ def _add_reports(app: FastAPI, service: Service) -> None:
     def model() -> Any:
         """What the model holds: tasks, classes, bytes, settings, backbone."""
         current = service.store.current
-        setup = {"teaching": service.teaching, "reject": service.reject, "calibrated": current.calibrated}
-        return {**current.description, **setup}
+        return {
+            **current.description,
+            "teaching": service.teaching,
+            "reject": service.reject,
+            "calibrated": current.calibrated,
+            "trainable": current.trainable,
+        }
 
     @app.get("/map", response_model=answers.Map)
     def map_of_classes() -> Any:

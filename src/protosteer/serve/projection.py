@@ -1,6 +1,7 @@
 """The map of the page: classes and pictures in two dimensions, by a principal component analysis.
 
-A class is the direction of the mean of its value centroids, each of length 1 and weighted by its images. The
+A class is the direction of the mean of its value centroids, each of length 1 and weighted by its images; where
+classes are read as evidence, of its points in the first view, which is the one that pictures are embedded in. The
 two axes along which these directions vary most span the map, both on one scale, which the farthest class
 fills to [-1, 1]. Which way an axis points is settled by its largest component, so that the same model always
 gives the same map.
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.errors import LearnerError
+from protosteer.method.fusion import Fusion
 from protosteer.method.memory import ClassRecord, Memory
 
 EDGE = 1.15  # where a picture is drawn that lies farther out than any class
@@ -31,10 +33,13 @@ class Projection:
     axes: Tensor  # [2, D], each already divided by the scale; 0 where there is no such axis
 
     @classmethod
-    def fit(cls, memory: Memory) -> Projection:
+    def fit(cls, memory: Memory, fusion: Fusion | None = None) -> Projection:
+        """fusion: as a `Learner` has it."""
         if not memory.records:
             raise LearnerError("a model without classes has no map; learn a class first")
         directions = _directions(memory.records)
+        if fusion:
+            directions = fusion.views[0].coarse.directions[fusion.places]
         origin = directions.mean(dim=0)
         axes = _axes(directions - origin, origin)
         extent = float(((directions - origin) @ axes.T).abs().max())

@@ -67,8 +67,8 @@ class Service:
         return [
             {
                 "name": file.filename,
-                "unknown": rejection and rejection.unknown(row["label"], row["similarity"]),
-                **row,
+                "unknown": rejection and rejection.unknown(row["label"], row["greatest"]),
+                **{name: value for name, value in row.items() if name != "greatest"},
                 "top": row["top"][:top],
             }
             for file, row in zip(files, rows, strict=True)

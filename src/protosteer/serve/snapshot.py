@@ -20,20 +20,23 @@ class Snapshot:
         self.learner = learner
         self.memory = learner.memory
         self.path = path
-        self.projection = Projection.fit(self.memory)
-        self.calibrated = calibrated(self.memory)
-        self.rejection = lru_cache(maxsize=64)(partial(Rejection, self.memory))
+        # What is computed of the records is computed here, by whoever makes the change, not by the next prediction.
+        self.projection = Projection.fit(self.memory, learner.fusion)
+        self.calibrated = calibrated(learner)
+        self.rejection = lru_cache(maxsize=64)(partial(Rejection, learner))
         self._owners = self.memory.owners
-        _ = learner.index  # built here, by whoever makes the change, not by the next prediction
 
     def predict(self, pixels: Tensor, top: int) -> list[dict[str, Any]]:
-        """One answer per image, but for its name and whether it is unknown, which its request decides."""
+        """One answer per image, but for its name and whether it is unknown, which its request decides from its
+        greatest similarity to any class."""
         prediction = self.learner.predict(pixels)
         columns = zip(
             prediction.labels,
             prediction.tasks,
             prediction.energy.tolist(),
             prediction.candidates,
+            prediction.passes.tolist(),
+            prediction.similarities.amax(dim=1).tolist(),
             self.projection.place(prediction.embeddings),
             prediction.ranked(top),
             strict=True,
@@ -46,18 +49,30 @@ class Snapshot:
                 "energy": energy,
                 "task": task,
                 "candidates": candidates,
+                "passes": passes,
+                "greatest": greatest,
                 "top": [
                     {"label": name, "task": self._owners[name], "probability": p, "similarity": s}
                     for name, p, s in ranking
                 ],
                 "position": position,
             }
-            for label, task, energy, candidates, position, ranking in columns
+            for label, task, energy, candidates, passes, greatest, position, ranking in columns
         ]
+
+    @property
+    def trainable(self) -> bool:
+        """Whether a class that is added would get a prompt of its own."""
+        return self.learner.trains_prompt(1)
 
     def classes(self) -> list[dict[str, Any]]:
         return [
-            {"name": c.name, "task": task.name, "images": c.images, "centroids": len(c.values.means)}
+            {
+                "name": c.name,
+                "task": task.name,
+                "images": c.images,
+                "centroids": len(c.values.means if c.plain is None else c.plain.points),
+            }
             for task in self.memory.tasks
             for c in task.classes
         ]
@@ -65,7 +80,7 @@ class Snapshot:
     @cached_property
     def description(self) -> dict[str, Any]:
         """As `protosteer inspect` describes the model; where files lie here is nobody else's business."""
-        description = describe(dataclasses.replace(self.learner.model, path=self.path))
+        description = describe(dataclasses.replace(self.learner.model, path=self.path), self.learner.fusion)
         description["file"]["path"] = self.path.name
         description["backbone"]["weights"] = None
         return description

@@ -40,9 +40,14 @@ class Store:
     def check_trainable(self) -> None:
         """A prompt sets a class apart from those before it; without any there is nothing to train."""
         settings = self.current.learner.settings
-        if settings.independent or not settings.prompts:
-            why = "has no prompts" if not settings.prompts else "keeps its tasks independent"
-            raise Refused(422, f"this model {why}, so that there is nothing to train; leave out train")
+        if self.current.trainable:
+            return
+        why = "keeps its tasks independent"
+        if not settings.prompts:
+            why = "has no prompts"
+        elif settings.prompt_tasks == "first":
+            why = "has one prompt for all classes"
+        raise Refused(422, f"this model {why}, so that there is nothing to train; leave out train")
 
     def add(self, name: str, pixels: Tensor, image_bytes: int) -> TaskRecord:
         """A new class from a few images [n, 3, h, w]."""

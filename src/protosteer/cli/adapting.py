@@ -1,0 +1,108 @@
+"""`protosteer adapt`: one prompt for all classes of a domain, before any of them is taught."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from protosteer.cli.common import app, make_console, polite_kill, say
+from protosteer.cli.learning import check_place, goes_on, look, new_backbone, tell_unreadable
+from protosteer.cli.models import PANEL, clear_up, prepare
+from protosteer.cli.options import Device, Json, Settings, Threads, Weights
+from protosteer.cli.words import parse_settings
+from protosteer.errors import ProtosteerError
+
+if TYPE_CHECKING:
+    from protosteer.learner import Learner
+    from protosteer.photos.adapting import Adapted
+    from protosteer.photos.teaching import Survey
+
+
+@app.command(rich_help_panel=PANEL)
+def adapt(
+    folder: Annotated[
+        Path, Argument(help="Folder with one sub-folder of images per class.", show_default=False)
+    ],
+    out: Annotated[Path, Option("-o", "--out", help="File for the adapted backbone.", show_default=False)],
+    backbone: Annotated[str | None, Option(help="Short name, or a name of timm's (default: nano).")] = None,
+    weights: Weights = None,
+    set_: Settings = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Train one prompt that serves all classes of a domain, from images that are typical of it.
+
+    `learn --adapted` begins a model with it: every class is then seen under the same prompt, and what is
+    forgotten or merged later has no part in that. After Ctrl-C or a crash the same command goes on.
+    """
+    from protosteer.data.folders import read_folder
+    from protosteer.learner import Learner
+    from protosteer.settings import Settings
+    from protosteer.util.files import writing
+    from protosteer.util.text import counted
+
+    if out.exists():
+        raise ProtosteerError(f"{out} exists already; choose another file with --out")
+    found = look(folder, read_folder(folder))
+    check_place(out, "--out")
+    classes, images = counted(len(found.counts), "class"), counted(len(found.files), "image")
+    say(f"{folder}: {classes}, {images}")
+    tell_unreadable(found)
+    settings = Settings.preset("best", **parse_settings(set_ or []))
+    learner = Learner(new_backbone(backbone, weights, prepare(device, threads)), settings)
+    adapted = _adapt(learner, found, out)
+    with writing(out, "--out"):
+        adapted.write(out)
+    clear_up(out)
+    if as_json:
+        print(json.dumps({**adapted.describe(), "path": str(out)}, indent=1))
+    say(
+        f"Written: {out}, {out.stat().st_size:,} bytes; protosteer learn --adapted {out} begins a model with it"
+    )
+
+
+def _adapt(learner: Learner, found: Survey, out: Path) -> Adapted:
+    from protosteer.photos.adapting import adapt
+    from protosteer.photos.teaching import bookmark_path
+    from protosteer.report.progress import LearnProgress
+    from protosteer.running.resume import Bookmark
+    from protosteer.util.files import writing
+
+    bookmark = Bookmark(bookmark_path(out.resolve(), found, learner, None, 0.0))
+    console = make_console(stderr=True)
+    try:
+        with polite_kill(), writing(bookmark.path, "--out"), LearnProgress(console) as progress:
+            adapted = adapt(learner.backbone, found, learner.settings, progress.on_stage, bookmark)
+    except KeyboardInterrupt:
+        say(f"stopped; {out} is not there yet{goes_on(bookmark)}")
+        raise
+    bookmark.clear()
+    return adapted
+
+
+def tell(path: Path, as_json: bool) -> bool:
+    """What `inspect` says of an adapted backbone; False if the file is none."""
+    from protosteer.photos.adapting import is_adapted, read
+    from protosteer.util.text import counted, listed, printable
+
+    if not is_adapted(path):
+        return False
+    about = read(path).describe()
+    if as_json:
+        print(json.dumps(about, indent=1))
+        return True
+    backbone, prompt = about["backbone"], about["prompt"]
+    sizes = f"{counted(prompt['layers'], 'layer')}, {counted(prompt['length'], 'token')} each"
+    lines = [
+        f"{path}: an adapted backbone ({about['fingerprint'][:12]}), not a model",
+        f"backbone {backbone['name']} ({backbone['fingerprint'][:12]}), {backbone['image_size']}-pixel images",
+        f"one prompt for all classes, {sizes}, {prompt['bytes']:,} bytes",
+        f"trained with {counted(about['images'], 'image')} of {counted(len(about['classes']), 'class')}: "
+        f"{listed(about['classes'])}",
+    ]
+    print("\n".join(map(printable, lines)))
+    return True

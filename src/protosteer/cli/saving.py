@@ -1,0 +1,107 @@
+"""A task that is being learned, on its way into a model file: first usable, then finished."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from protosteer.cli.common import say
+
+if TYPE_CHECKING:
+    from protosteer.learner import Learner
+    from protosteer.method.memory import Memory, TaskRecord
+    from protosteer.photos.teaching import Taught
+
+ANOTHER = "another MODEL"  # what to choose where nothing can be written
+
+
+class TaskWriter:
+    """Puts one task into a file. Whoever changes the file meanwhile loses nothing.
+
+    Made before the file is read. name: of the task, if it was given; else it may get a number.
+    """
+
+    def __init__(self, path: Path, name: str | None):
+        from protosteer.util.files import Identity
+
+        self.path, self.name = path, name
+        self.identity = Identity.of(path)
+        self.begun: str | None = None  # the task as it is in the file, unfinished
+
+    def put(self, learner: Learner, taught: Taught) -> Taught:
+        """Write what the learner knows; if there is a file, the new task into what that one knows now."""
+        from protosteer.util.files import Identity, writing
+
+        if self.path.exists():
+            if Identity.of(self.path) != self.identity:
+                say(
+                    f"{self.path} was changed by someone else meanwhile; the task goes into what is there now"
+                )
+            taught = self._put_into_latest(learner, taught)
+        with writing(self.path, ANOTHER):
+            learner.save(self.path)
+        self.identity = Identity.of(self.path)
+        self.begun = taught.record.name if taught.record.about.unfinished else None
+        return taught
+
+    def _put_into_latest(self, learner: Learner, taught: Taught) -> Taught:
+        from protosteer import modelfile
+        from protosteer.learner import Learner
+
+        latest = Learner.of_model(modelfile.read(self.path), learner.backbone)  # refuses another backbone
+        memory, record = latest.memory, taught.record
+        trained_after = learner.memory.tasks[: learner.tasks.index(record.name)]
+        if self.begun is None:
+            if self.name is None:  # the folder's name was free when learning began
+                record = dataclasses.replace(record, name=memory.free_name(record.name))
+            memory.add(record)
+        else:
+            there = self._unfinished(memory)
+            record = _without_forgotten(dataclasses.replace(record, name=self.begun), there)
+            memory.replace(there, record)
+        _warn_of_influence(record, trained_after, memory)
+        learner.memory = memory
+        return dataclasses.replace(taught, record=record)
+
+    def _unfinished(self, memory: Memory) -> TaskRecord:
+        from protosteer.errors import LearnerError
+
+        for task in memory.tasks:
+            if task.name == self.begun and task.about.unfinished:
+                return task
+        raise LearnerError(
+            f"task '{self.begun}' was forgotten, or finished, by someone else meanwhile; {self.path} stays as it "
+            "is now"
+        )
+
+
+def _without_forgotten(record: TaskRecord, there: TaskRecord) -> TaskRecord:
+    """The record with those classes alone that its unfinished form still has."""
+    gone = [name for name in record.class_names if name not in there.class_names]
+    if gone and record.prompt is not None:
+        say(
+            f"warning: '{gone[0]}' was forgotten meanwhile and is left out, but the prompt of task "
+            f"'{record.name}' was trained with its images; to remove that too, forget this task and learn it again"
+        )
+    return dataclasses.replace(record, classes=tuple(c for c in record.classes if c.name not in gone))
+
+
+def _warn_of_influence(record: TaskRecord, before: tuple[TaskRecord, ...], memory: Memory) -> None:
+    """Say so if the record's prompts were trained with classes that are no longer in the file."""
+    import torch
+
+    if record.about.unfinished:
+        return
+    known = set(memory.classes)
+    lost = {task.name: [c for c in task.class_names if c not in known] for task in before}
+    against = record.prompt is not None and not record.independent
+    for task in before:
+        domain, prompt = record.domain, task.prompt
+        seen_under = domain is not None and prompt is not None and torch.equal(domain, prompt)
+        if lost[task.name] and (against or seen_under):
+            say(
+                f"warning: '{lost[task.name][0]}' was forgotten meanwhile, but task '{record.name}' has a prompt "
+                "that was trained with or against it; to remove that too, forget this task and learn it again"
+            )
+            return

@@ -1,0 +1,193 @@
+"""What each piece of prediction by evidence is worth: one learned model, read again and again with a piece
+taken out.
+
+    python tools/ablation.py experiments/beyond/best.toml runs/q10/seed-0/task-10.protosteer \
+        --weights weights/deit_tiny_patch16_224.safetensors --data-dir data
+
+Images are the stream's test images, or with --validation N the next N training images of each class after
+those that were learned: what numbers are chosen by. Every image is embedded once in every space; all readings
+share that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protosteer import modelfile
+from protosteer.backbones import Backbone
+from protosteer.data.images import Chosen, ImageSet
+from protosteer.evaluation.experiment import Experiment
+from protosteer.evaluation.metrics import calibration_error, reliability
+from protosteer.learner import Learner
+from protosteer.method import evidence, fusion
+from protosteer.method.evidence import Coarse
+from protosteer.method.memory import Memory
+from protosteer.settings import read_toml
+from protosteer.streams import open_stream
+
+
+class Pictures:
+    """Images and their labels, embedded under any prompt at most once."""
+
+    def __init__(self, backbone: Backbone, parts: list[tuple[ImageSet, list[str]]]):
+        self.backbone = backbone
+        self.parts = parts
+        self.labels = [label for _, labels in parts for label in labels]
+        self.known: dict[bytes, Tensor] = {}
+
+    def under(self, prompt: Tensor | None) -> Tensor:
+        key = b"" if prompt is None else prompt.numpy().tobytes()
+        if key not in self.known:
+            self.known[key] = torch.cat([self.backbone.embed_set(images, prompt) for images, _ in self.parts])
+        return self.known[key]
+
+    def embed(self, learner: Learner) -> Any:
+        prompts = learner.index.prompts
+
+        def embed(rows: Tensor, numbers: Tensor | None) -> Tensor:
+            if numbers is None:
+                return self.under(None)[rows]
+            return torch.stack(
+                [self.under(prompts[t])[row] for row, t in zip(rows, numbers.tolist(), strict=True)]
+            )
+
+        return embed
+
+
+def pictures(experiment: Experiment, backbone: Backbone, validation: int) -> Pictures:
+    options = experiment.options
+    learned = options.train_per_class
+    if not validation:
+        stream = open_stream(experiment.stream, options, backbone.preprocessing, experiment.data_dir)
+        return Pictures(backbone, [(task.test, task.test_labels) for task in stream])
+    if learned is None:
+        raise SystemExit("--validation needs train_per_class in the configuration: what was not learned")
+    options = dataclasses.replace(options, train_per_class=learned + validation)
+    stream = open_stream(experiment.stream, options, backbone.preprocessing, experiment.data_dir)
+    parts: list[tuple[ImageSet, list[str]]] = []
+    for task in stream:
+        seen: dict[str, int] = {}
+        rows = []
+        for row, label in enumerate(task.train_labels):
+            seen[label] = seen.get(label, 0) + 1
+            if seen[label] > learned:
+                rows.append(row)
+        parts.append((Chosen(task.train, rows), [task.train_labels[row] for row in rows]))
+    return Pictures(backbone, parts)
+
+
+@contextmanager
+def changed(module: Any, **values: Any) -> Iterator[None]:
+    before = {name: getattr(module, name) for name in values}
+    for name, value in values.items():
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(module, name, value)
+
+
+class NotWhitened(evidence.Whitened):
+    """The cosine about the mean of the class means, not whitened."""
+
+    def __init__(self, space: evidence.Space):
+        super().__init__(space)
+        self.precision = torch.eye(len(self.precision), dtype=torch.double)
+        self.share = 0.0
+        self.directions = space.means - self.centre
+        self.lengths = self.directions.square().sum(dim=1)
+
+
+class RidgeAlone(Coarse):
+    def scores(self, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.ridge
+        unit = F.normalize(embeddings.double(), dim=1)
+        return self.ridge.scores(unit), super().scores(embeddings)[1]
+
+    def left_out(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.ridge
+        return self.ridge.left_out(rows), super().left_out(rows)[1]
+
+
+def readings(learner: Learner) -> Iterator[tuple[str, Learner, Any, dict[str, Any]]]:
+    """Name, the model to read, and what to change meanwhile."""
+
+    def reduced(**changes: Any) -> Learner:
+        other = learner.copy()
+        other.memory = Memory(dataclasses.replace(task, **changes) for task in learner.memory.tasks)
+        return other
+
+    bare = reduced(prompt=None)
+    yield "everything", learner, fusion, {}
+    yield "no own prompts", bare, fusion, {}
+    yield "no prompt for all classes", reduced(domain=None), fusion, {}
+    yield "no prompts at all", reduced(prompt=None, domain=None), fusion, {}
+    yield "prompt for all classes alone, one pass", bare, fusion, {"WORTH": 0.49}
+    yield "no ridge", learner, evidence, {"RIDGE_LIMIT": 0}
+    yield "ridge alone", learner, fusion, {"Coarse": RidgeAlone}
+    yield "not whitened", learner, evidence, {"Whitened": NotWhitened}
+    yield "no gate: every prompt for every image", learner, fusion, {"SURE": 1.1, "OPEN": 0.0}
+    yield "sure from 0.9", learner, fusion, {"SURE": 0.9}
+    yield "open from 0.05", learner, fusion, {"OPEN": 0.05}
+    yield "fine evidence, half as much", learner, fusion, {"FINE": 0.25}
+    yield "fine evidence, twice as much", learner, fusion, {"FINE": 1.0}
+    yield "ridge share 0.25", learner, evidence, {"RIDGE_SHARE": 0.25}
+    yield "ridge share 1", learner, evidence, {"RIDGE_SHARE": 1.0}
+    yield "lambda 0.01", learner, evidence, {"RIDGE": 0.01}
+    yield "lambda 0.1", learner, evidence, {"RIDGE": 0.1}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("config", type=Path, help="TOML file that the run was started with")
+    parser.add_argument("model", type=Path, help="a task's state in the run folder")
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--validation", type=int, default=0, metavar="N")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    given = parser.parse_args()
+    places = {"weights": given.weights, "data_dir": given.data_dir}
+    experiment = Experiment.from_values({**read_toml(given.config), **places})
+    backbone = experiment.load_backbone()
+    learner = Learner.of_model(modelfile.read(given.model), backbone)
+    shown = pictures(experiment, backbone, given.validation)
+    number = {name: i for i, name in enumerate(learner.classes)}
+    truth = torch.tensor([number[label] for label in shown.labels])
+    figures = {}
+    for name, model, module, values in readings(learner):
+        model = model.copy()  # so that it is read anew
+        with changed(module, **values):
+            matches = model.match(shown.embed(model), len(truth))
+        confidence, label = matches.scores.softmax(dim=1).max(dim=1)
+        right = label == truth
+        figures[name] = {
+            "accuracy": 100 * float(right.double().mean()),
+            "passes_per_image": float(matches.passes.double().mean()),
+            "calibration_error": calibration_error(reliability(confidence, right)),
+        }
+        print(
+            "{accuracy:6.2f} %  {passes_per_image:5.2f} passes  ece {calibration_error:4.1f}".format(
+                **figures[name]
+            ),
+            f" {name}",
+            flush=True,
+        )
+    if given.json:
+        given.json.write_text(json.dumps({"images": len(truth), "readings": figures}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
