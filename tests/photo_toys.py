@@ -13,6 +13,7 @@ from protosteer.settings import Settings
 
 QUICK = Settings(epochs=2, batch_size=8, neck_hidden=16, augmentation="none", centroids=2)
 ALONE = QUICK.replace(independent=True)
+EVIDENCE = QUICK.replace(rule="evidence")
 
 
 def photos(folder: Path, classes: list[str], per_class: int = 8, seed: int = 0) -> Path:

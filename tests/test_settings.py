@@ -73,6 +73,13 @@ def test_presets():
         Settings.preset("quick")
 
 
+def test_a_preset_over_settings_keeps_what_no_preset_is_about():
+    mine = Settings.preset("fast", epochs=3, independent=True, seed=4, prompt_length=2)
+    kept = {"independent": True, "seed": 4, "prompt_length": 2}
+    for name in ("best", "fast", "instant", "paper"):
+        assert mine.under(name) == Settings.preset(name, **kept)
+
+
 def test_every_string_setting_has_choices():
     for field in dataclasses.fields(Settings):
         if field.type == "str":

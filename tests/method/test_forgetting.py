@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conftest import easy_task, tiny_backbone
-from photo_toys import ALONE, QUICK, file_bytes, photos, taught
+from photo_toys import ALONE, EVIDENCE, QUICK, file_bytes, photos, taught
 from protosteer.errors import LearnerError
 from protosteer.learner import Learner
 from protosteer.method.forgetting import forget, forget_all
@@ -67,6 +67,48 @@ def test_bytes_are_those_of_the_records_removed(alone):
     before = sum(task.bytes for task in learner.memory.tasks)
     removed = learner.forget("cat").bytes + learner.forget(task="spring").bytes
     assert removed == before - sum(task.bytes for task in learner.memory.tasks) > 0
+
+
+FOR_ALL = "the prompt for all classes was trained with its images"
+
+
+@pytest.fixture(scope="module")
+def by_evidence(folders) -> Learner:
+    """The first task's prompt serves all classes, and is the only one; never changed by a test."""
+    return taught(*folders, settings=EVIDENCE.replace(prompt_tasks="first"))
+
+
+def test_the_prompt_for_all_classes_is_an_influence_of_its_task(by_evidence):
+    whole = by_evidence.copy().forget(task="spring")
+    assert not whole.exact and FOR_ALL in whole.guarantee and "in a new model" in whole.guarantee
+    assert "later tasks" not in whole.guarantee  # they have no prompts of their own
+    one = by_evidence.copy().forget("ant")
+    assert not one.exact and FOR_ALL in one.guarantee and "of task 'spring'" not in one.guarantee
+    assert by_evidence.copy().forget(task="summer").exact and by_evidence.copy().forget("fox").exact
+
+
+def test_a_task_goes_exactly_when_nothing_is_left_that_its_prompt_serves(by_evidence, folders):
+    outcome = forget_all(by_evidence.copy().memory, by_evidence.classes)
+    assert all(one.exact for one in outcome)
+    alone = taught(folders[0], settings=EVIDENCE)
+    assert FOR_ALL in alone.copy().forget("ant").guarantee and alone.copy().forget(task="spring").exact
+
+
+def test_a_class_of_a_few_images_is_seen_under_the_prompt_for_all_classes(by_evidence):
+    learner = by_evidence.copy()
+    learner.add_class("wasp", easy_task(["bee"], per_class=3, seed=5)[0])
+    learner.forget(task="summer")
+    learner.forget(task="autumn")
+    assert FOR_ALL in learner.copy().forget(task="spring").guarantee
+    assert learner.forget("wasp").exact and learner.forget(task="spring").exact
+
+
+def test_later_prompts_of_their_own_are_told_beside_it(folders):
+    learner = taught(*folders[:2], settings=EVIDENCE)
+    guarantee = learner.copy().forget(task="spring").guarantee
+    assert FOR_ALL in guarantee and "prompts of later tasks were trained against" in guarantee
+    guarantee = learner.copy().forget("cat").guarantee
+    assert "the prompt of task 'summer' was trained with its images" in guarantee and FOR_ALL not in guarantee
 
 
 def test_one_independent_task_among_dependent_ones():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
+import itertools
 import os
 from pathlib import Path
 
@@ -12,16 +14,19 @@ import torch.nn.functional as F
 from PIL import Image
 
 from conftest import tiny_backbone
-from photo_toys import ALONE, QUICK, file_bytes, photos, taught
+from photo_toys import ALONE, EVIDENCE, QUICK, file_bytes, photos, taught
 from protosteer.data.folders import Files
 from protosteer.data.images import FileImages
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError, LearnerError, SettingsError
 from protosteer.learner import Learner
-from protosteer.photos.teaching import Check, bookmark_path, split, survey, teach
+from protosteer.method.memory import Memory
+from protosteer.photos.checking import Check
+from protosteer.photos.teaching import bookmark_path, split, survey, teach, unfinished_task
 from protosteer.running.resume import Bookmark
 
-STAGES = ["keys", "training", "values", "calibrating", "checking"]
+CHECK = ["calibrating", "checking"]
+STAGES = ["keys", *CHECK, "training", "values", *CHECK]
 
 
 @pytest.fixture(scope="module")
@@ -203,25 +208,25 @@ def test_small_classes_are_learned_whole_beside_large_ones(tmp_path):
     assert outcome.check.labels == ["cat"]
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", range(len(STAGES)))
 def test_the_learner_changes_when_all_is_done_or_not_at_all(before, summer, stage):
     learner = before.copy()
-    tasks, reached = learner.memory.tasks, []
+    tasks, ended = learner.memory.tasks, []
 
     def interrupt(message):
-        reached.append(message.doing)
-        if message.doing == stage and message.done == message.total:
+        ended.extend([message.doing] if message.done == message.total else [])
+        if len(ended) == stage + 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         teach(learner, survey(summer), on_stage=interrupt, holdout=0.25)
-    assert reached[-1] == stage and learner.memory.tasks is tasks
+    assert ended == STAGES[: stage + 1] and learner.memory.tasks is tasks
 
 
 def test_stages_are_told_in_order_and_to_their_ends(before, summer):
     stages = []
     teach(before.copy(), survey(summer), on_stage=stages.append, holdout=0.25)
-    assert list(dict.fromkeys(stage.doing for stage in stages)) == STAGES
+    assert [doing for doing, _ in itertools.groupby(stages, lambda stage: stage.doing)] == STAGES
     last = {stage.doing: stage for stage in stages}
     assert all(stage.done == stage.total and stage.task == "summer" for stage in last.values())
     assert last["keys"].total == 18 and last["calibrating"].total == last["checking"].total == 6
@@ -302,10 +307,12 @@ def test_the_same_call_goes_on_and_ends_in_the_same_bits(tmp_path, before, summe
     teach(whole, survey(summer), holdout=0.25)
     learner = before.copy()
     path = bookmark_path(tmp_path / "m.protosteer", survey(summer), learner, None, 0.25)
-    steps = []
+    steps, heard = [], []
 
     def interrupt(message):
-        if message.doing == stage and (stage != "training" or message.done == 3):
+        heard.append(message.doing)
+        trained = "training" in heard
+        if message.doing == stage and trained and (stage != "training" or message.done == 3):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -319,6 +326,153 @@ def test_the_same_call_goes_on_and_ends_in_the_same_bits(tmp_path, before, summe
     teach(learner, survey(summer), None, 0.25, on_stage, Bookmark(path, seconds=0))
     assert (steps[:1] == [4]) if stage == "training" else not steps
     assert file_bytes(learner, tmp_path) == file_bytes(whole, tmp_path)
+
+
+# Usable before the prompt is trained
+
+
+def kept_usable(learner: Learner, folder: Path, **more) -> Learner:
+    """What is left when teaching is interrupted in its training."""
+    left = []
+
+    def interrupt(message):
+        if message.doing == "training" and message.done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        teach(
+            learner,
+            survey(folder, learner.memory),
+            on_stage=interrupt,
+            on_usable=lambda usable, taught: left.append(usable),
+            **{"holdout": 0.25, **more},
+        )
+    (usable,) = left
+    return usable
+
+
+@pytest.mark.parametrize("settings", [EVIDENCE, QUICK], ids=["evidence", "paper"])
+def test_a_task_can_be_used_before_its_prompt_is_trained(spring, summer, settings):
+    learner = taught(spring, settings=settings)
+    tasks, heard = learner.memory.tasks, []
+
+    def on_usable(usable, early):
+        assert learner.memory.tasks is tasks and usable.memory.tasks == (*tasks, early.record)
+        assert early.record.about.unfinished and early.record.prompt is None
+        assert early.before_training is None
+        assert early.check == Check(held.labels, usable.predict(held.paths).labels)
+        heard.append(early)
+
+    found = survey(summer, learner.memory)
+    _, held = split(found.files, 0.25, 0)
+    outcome = teach(learner, found, holdout=0.25, on_usable=on_usable)
+    (early,) = heard
+    assert outcome.before_training == early.check and outcome.check is not None
+    assert outcome.record.about.unfinished is None and outcome.record.prompt is not None
+    for fact in ("learned", "image_bytes", "held_out", "images", "settings"):
+        assert getattr(early.record.about, fact) == getattr(outcome.record.about, fact) is not None
+    assert learner.memory.tasks == (*tasks, outcome.record)
+
+
+@pytest.mark.parametrize(
+    ("changes", "classes"),
+    [({"prompts": False}, ["cat", "dog"]), ({"prompt_tasks": "first"}, ["cat", "dog"])],
+    ids=["instant", "fast"],
+)
+def test_where_no_prompt_is_trained_there_is_one_stage(tmp_path, spring, changes, classes):
+    learner = taught(spring, settings=EVIDENCE)
+    learner.settings = EVIDENCE.replace(**changes)
+    found = survey(photos(tmp_path / "more", classes), learner.memory)
+    outcome = teach(learner, found, on_usable=lambda *_: pytest.fail("two stages"))
+    assert outcome.before_training is None and outcome.record.about.unfinished is None
+
+
+def test_one_class_alone_is_one_stage(tmp_path):
+    found = survey(photos(tmp_path / "more", ["cat"]))
+    outcome = teach(Learner(tiny_backbone(), EVIDENCE), found, on_usable=lambda *_: pytest.fail("two stages"))
+    assert outcome.check is not None and outcome.before_training is None
+
+
+def test_evidence_needs_no_calibrating_pass_unless_it_is_not_read(spring, summer):
+    stages = []
+    learner = taught(spring, settings=EVIDENCE)
+    record = teach(learner, survey(summer, learner.memory), on_stage=stages.append).record
+    assert "calibrating" not in {stage.doing for stage in stages}
+    assert all(c.similarities is None for c in record.classes) and learner.fusion is not None
+    mixed = taught(spring)  # by the paper's rule, which then reads all
+    mixed.settings = EVIDENCE
+    record = teach(mixed, survey(summer, mixed.memory), on_stage=stages.append).record
+    assert mixed.fusion is None and all(len(c.similarities) for c in record.classes)
+    assert all((c.similarities <= 1).all() for c in record.classes)  # cosines, not logits
+
+
+@pytest.mark.parametrize("place", ["first", "last", "amid"])
+def test_an_unfinished_task_ends_in_the_same_bits_in_its_own_place(tmp_path, spring, summer, place):
+    base = Learner(tiny_backbone(), EVIDENCE) if place == "first" else taught(spring, settings=EVIDENCE)
+    whole = base.copy()
+    expected = teach(whole, survey(summer, whole.memory), holdout=0.25)
+    left = kept_usable(base, summer)
+    if place == "amid":
+        teach(left, survey(photos(tmp_path / "later", ["yak", "zebu"]), left.memory))
+        assert left.tasks == ["spring", "summer", "later"]
+    later = left.memory.tasks[2:]
+    found = survey(summer, left.memory)
+    assert found.known == {}
+    again = teach(left, found, holdout=0.25)
+    assert left.memory.tasks[-1 - len(later)] is again.record and left.memory.tasks[2:] == later
+    if place == "amid":
+        left.forget(task="later")
+    else:
+        assert again.check == expected.check and again.before_training == expected.before_training
+    assert file_bytes(left, tmp_path) == file_bytes(whole, tmp_path)
+
+
+def test_an_unfinished_first_task_keeps_the_prompt_for_all_classes_that_it_was_given(tmp_path, summer):
+    domain = torch.randn(tiny_backbone().prompt_shape(1, True, 1), generator=torch.Generator().manual_seed(0))
+    begun, whole = (Learner(tiny_backbone(), EVIDENCE, domain) for _ in range(2))
+    path = tmp_path / "m.protosteer"
+    kept_usable(begun, summer).save(path)
+    teach(whole, survey(summer), holdout=0.25)
+    again = Learner.load(path, tiny_backbone())
+    teach(again, survey(summer, again.memory), holdout=0.25)
+    assert torch.equal(again.domain, domain) and file_bytes(again, tmp_path) == file_bytes(whole, tmp_path)
+
+
+def test_the_bookmark_of_an_unfinished_task_is_found_again(tmp_path, before, summer):
+    model, found = tmp_path / "m.protosteer", survey(summer)
+    first = bookmark_path(model, found, before, None, 0.25)
+    left = kept_usable(before.copy(), summer)
+    assert bookmark_path(model, found, left, None, 0.25) == first
+    teach(left, survey(photos(tmp_path / "later", ["yak", "zebu"]), left.memory))
+    assert bookmark_path(model, found, left, None, 0.25) == first
+
+
+def test_which_unfinished_task_is_gone_on_with(before, summer):
+    memory = kept_usable(before.copy(), summer).memory
+    task, own, folder = memory.tasks[1], ["cat", "dog", "eel"], Path("a") / "summer"
+
+    def found(labels, folder=folder, name=None, memory=memory):
+        return unfinished_task(memory, folder, labels, name)
+
+    assert found(own) is found([*own, "ant"]) is found(own, Path("b"), "summer") is task
+    for labels in (["cat", "dog"], [*own, "yak"], ["ant"]):  # other classes
+        assert found(labels) is None
+    assert found(own, Path("a") / "sum") is None and found(own, name="other") is None
+    for name, same in {"summer-2": True, "summer-two": False, "summer": True}.items():
+        renamed = dataclasses.replace(task, name=name)
+        among = Memory([memory.tasks[0], renamed])
+        assert (found(own, memory=among) is renamed) == same
+    done = dataclasses.replace(task, about=dataclasses.replace(task.about, unfinished=None))
+    assert found(own, memory=Memory([memory.tasks[0], done])) is None
+
+
+def test_other_classes_of_the_folder_are_known_from_their_tasks_still(tmp_path, before, summer):
+    left = kept_usable(before.copy(), summer)
+    folder = photos(tmp_path / "summer", ["ant", "cat", "dog", "eel"])
+    found = survey(folder, left.memory)
+    assert found.known == {"ant": "spring"} and found.without_known().counts.keys() == {"cat", "dog", "eel"}
+    assert survey(folder, left.memory, name="other").known.keys() == {"ant", "cat", "dog", "eel"}
+    assert teach(left, found.without_known()).record.name == "summer"
 
 
 # Checks

@@ -116,9 +116,7 @@ def merge(
     with writing(out, "--out"):
         merged.write(out)
     if merged.memory.domain is None and any(part.memory.domain is not None for part in parts):
-        say(
-            "the models do not share one prompt for all classes: the merged one does without, and is less sure"
-        )
+        say("the models have no prompt for all classes in common: the merged one does without it")
     size = _size(merged)
     if as_json:
         print(json.dumps({**size, "path": str(out), "names": merged.memory.classes}, indent=1))
