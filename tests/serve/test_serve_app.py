@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import importlib
 import logging
@@ -116,6 +117,22 @@ def test_by_evidence_probabilities_are_calibrated_and_nothing_need_be_held_out(t
         assert math.dist(answer["position"], places[answer["label"]]) == min(
             math.dist(answer["position"], place) for place in places.values()
         )
+
+
+def test_what_is_unknown_is_decided_by_the_class_that_is_most_similar(tmp_path, monkeypatch):
+    learner, predict = taught(Settings.preset("instant")), Learner.predict
+
+    def turned(self, pixels):
+        prediction = predict(self, pixels)
+        return dataclasses.replace(prediction, similarities=prediction.similarities.roll(1, dims=1))
+
+    monkeypatch.setattr(Learner, "predict", turned)
+    pixels, limit = pictures("ant", 6), threshold(learner, 0.2)
+    with TestClient(service(tmp_path, learner, teach=False)) as client:
+        served = client.post("/predict?reject=0.2", files=form(pixels)).json()["predictions"]
+    greatest = predict(learner, pixels).similarities.amax(dim=1)
+    assert [p["unknown"] for p in served] == (greatest < limit).tolist()
+    assert any(p["similarity"] < limit and not p["unknown"] for p in served)
 
 
 def test_every_client_gets_the_answers_for_its_own_images(client, learner):
