@@ -74,10 +74,8 @@ def test_errors_by_evidence_agree_with_a_twin_that_looks_at_one_image_after_the_
             if said.labels[0] == label:
                 kind = "accuracy"
             elif task.name not in said.candidates[0]:
-                if bool(fusion.index.prompted[j]) and not sure:
-                    kind = "task_not_tried"
-                elif guess != label:
-                    kind = "coarse_wrong"
+                unsure = bool(fusion.index.prompted[j]) and not sure
+                kind = "task_not_tried" if unsure else "coarse_wrong"
             kinds.add(kind)
             found[kind] += 100
             found["coarse_accuracy"] += 100 * (guess == label)

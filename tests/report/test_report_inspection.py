@@ -95,7 +95,7 @@ def test_by_evidence_the_header_says_what_calibrates() -> None:
     assert line_of(text, "Unknown images") == "can be rejected, with thresholds from images left out in turn"
     assert line_of(text, "Note") == "do this" and " and that" in text
     rows = [" ".join(line.split()) for line in text.splitlines()]
-    assert "cat spring 20 2 17 12.3 kB" in rows
+    assert "cat spring 20 17 12.3 kB" in rows and "Held out" not in text
     assert "spring 2026-11-16 1 1,234 56.8 kB 9.2 kB prompt to come" in rows
     bare = {"domain_prompt": None, "views": views[:1], "left_out": 0}
     rejection = {"calibrated": False, "images": 0, "held_out": 0}

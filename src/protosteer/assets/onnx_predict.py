@@ -54,8 +54,8 @@ class Model:
         return scores, scores
 
     def by_evidence(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Scores are logits. First view, second view where that leaves an image unsure, then the prompts of the
-        tasks that are still open."""
+        """Scores are logits. First view, second view where that leaves an image unsure, then the prompts of
+        the likeliest tasks that are still open."""
         first, *others = views = self.about["views"]
         seen = {first["prompt"]: self.embed(images, np.full(len(images), first["prompt"]))}
         coarse, similarities = self.coarse(0, seen[first["prompt"]])
@@ -70,7 +70,10 @@ class Model:
         posterior = np.zeros((len(images), len(self.arrays["task_prompts"])))
         np.add.at(posterior.T, self.arrays["class_tasks"], softmax(logits).T)
         prompted = self.arrays["task_prompts"] > 0
-        tried = (posterior >= self.about["open"]) & prompted & self.unsure(logits)[:, None]
+        worth = posterior * (prompted & self.unsure(logits)[:, None] & (posterior >= self.about["open"]))
+        tried = np.zeros_like(worth, dtype=bool)
+        np.put_along_axis(tried, (-worth).argsort(axis=1)[:, : self.about["most"]], True, axis=1)
+        tried &= worth > 0
         if tried.any():
             weight = self.about["fine"] * sum(view["weight"] for view in views)
             logits += weight * self.fine(images, seen, tried)

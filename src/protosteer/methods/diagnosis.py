@@ -62,25 +62,25 @@ def of_paper(
 def of_evidence(fusion: Fusion, j: int, embed: Embed, truth: Tensor) -> Figures:
     """By evidence, of images of task j.
 
-    An error is fine evidence's if the task's own prompt was tried, or if coarse evidence had it right and
-    prompts of other tasks turned it. Otherwise the task had a prompt that an unsure image was not tried under,
-    or coarse evidence was wrong and there was nothing to correct it: it was sure, or the task has no prompt.
+    An error is fine evidence's if the task's own prompt was tried. If not, the image was unsure and the task has
+    a prompt that was not tried, or coarse evidence was wrong and there was nothing to correct it.
     """
     coarse = fusion.match(embed, len(truth), fine=False)
     matches = fusion.match(embed, len(truth))
-    wrong, coarse_wrong = (m.scores.argmax(dim=1) != truth for m in (matches, coarse))
+    wrong = matches.scores.argmax(dim=1) != truth
     sure = coarse.scores.softmax(dim=1).amax(dim=1) >= SURE
     tried = matches.candidates[:, j]
-    not_tried = wrong & ~tried & ~sure & fusion.index.prompted[j]
-    fine = wrong & (tried | ~coarse_wrong) & ~not_tried
+    to_try = tried | (fusion.index.prompted[j] & ~sure)
     others = fusion.index.class_tasks != j
     inside = matches.scores.masked_fill(others, -torch.inf).argmax(dim=1)
     return {
         "accuracy": _percent(~wrong),
-        "task_not_tried": _percent(not_tried),
-        "coarse_wrong": _percent(wrong & ~not_tried & ~fine),
-        "fine_wrong": _percent(fine),
-        "coarse_accuracy": _percent(~coarse_wrong),  # had no task's own prompt been tried
+        "task_not_tried": _percent(wrong & to_try & ~tried),
+        "coarse_wrong": _percent(wrong & ~to_try),  # sure, or of a task without a prompt
+        "fine_wrong": _percent(wrong & tried),
+        "coarse_accuracy": _percent(
+            coarse.scores.argmax(dim=1) == truth
+        ),  # had no task's own prompt been tried
         "true_task_accuracy": _percent(inside == truth),  # among the task's own classes, by the same scores
         "confidence": 100.0 * float(matches.scores.softmax(dim=1).amax(dim=1).double().mean()),
         "passes": float(matches.passes.double().mean()),  # per image

@@ -97,6 +97,7 @@ def _task(task: TaskRecord) -> dict[str, Any]:
         "few_shot": task.few_shot,
         "unfinished": bool(about.unfinished),
         "independent": task.independent,
+        "held_out": about.held_out,
         "loss": about.loss,
         "accuracy": about.accuracy,
     }

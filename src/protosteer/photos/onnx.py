@@ -204,8 +204,14 @@ def _views(learner: Learner, fused: Fusion) -> dict[str, Any]:
         }
         for view in fused.views
     ]
-    constants = {"sure": fusion.SURE, "open": fusion.OPEN, "fine": fusion.FINE, "ridge_share": RIDGE_SHARE}
-    return {"views": views, **constants}
+    return {
+        "views": views,
+        "sure": fusion.SURE,
+        "open": fusion.OPEN,
+        "most": fusion.MOST,
+        "fine": fusion.FINE,
+        "ridge_share": RIDGE_SHARE,
+    }
 
 
 def _check(graph: bytes, backbone: Backbone, arrays: dict[str, np.ndarray], most: int = 8) -> float:

@@ -153,14 +153,16 @@ def _how(task: Told) -> str:
 def _classes(rows: Iterable[tuple[int, str, Told]]) -> Table:
     """rows: number within the task, task, class. A task is named beside the first of its classes."""
     rows = list(rows)
-    sketched = any(record["points"] for *_, record in rows)
-    figures = numbers(["Images", "Held out", "Points" if sketched else "Centroids", "Size"], no_wrap=True)
-    table = plain_table("Classes", *_names("Class", "Task"), *figures)
+    if any(record["points"] for *_, record in rows):
+        figures = {"Images": "images", "Points": "points"}
+    else:
+        figures = {"Images": "images", "Held out": "held_out", "Centroids": "centroids"}
+    table = plain_table("Classes", *_names("Class", "Task"), *numbers([*figures, "Size"], no_wrap=True))
     for i, task_name, record in rows:
-        kept = record["points"] if sketched else record["keys"] + record["values"]
-        counts = record["images"], record["held_out"], kept or 0
+        counts = {**record, "centroids": record["keys"] + record["values"]}
         names = _name(record["name"]), Text("") if i else _name(task_name)
-        table.add_row(*names, *(f"{count:,}" for count in counts), human_bytes(record["bytes"]))
+        cells = (f"{counts[figure] or 0:,}" for figure in figures.values())
+        table.add_row(*names, *cells, human_bytes(record["bytes"]))
     return table
 
 
