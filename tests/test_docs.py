@@ -38,7 +38,7 @@ OTHER_WEIGHTS = re.compile(r'Backbone\.load\((?!"nano"\))')
 # The README learns for fifty epochs, which would take a test too long: here nothing is trained.
 QUICKER = {"ps.Learner(backbone)": "ps.Learner(backbone, ps.Settings(prompts=False))"}
 
-TRAINED = Settings(epochs=1, batch_size=16, neck_hidden=16, augmentation="crop")
+TRAINED = Settings.preset("best", epochs=1, batch_size=16, neck_hidden=16, augmentation="crop")
 TOKEN = "open-sesame"
 # Class folders that the pages speak of, and the digit that each shows.
 FOLDERS = {
@@ -307,7 +307,7 @@ def test_every_route_is_on_the_service_page_with_an_example(service):
 def test_answers_on_the_service_page_have_fields_that_exist(service, learner, tmp_path):
     schemas = service.openapi()["components"]["schemas"].values()
     known = {name for schema in schemas for name in schema["properties"]}
-    known |= set(keys(describe(read(tmp_path / "shop.protosteer"), None)))
+    known |= set(keys(describe(read(tmp_path / "shop.protosteer"), learner.fusion)))
     shown = {name for block in blocks(SERVICE, "json") for name in re.findall(r'"(\w+)":', block.code)}
     assert {"predictions", "unknown", "guarantee", "seconds_left", "totals"} <= shown
     assert shown <= known
