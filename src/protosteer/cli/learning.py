@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from protosteer.backbones import Backbone
     from protosteer.data.folders import Files
     from protosteer.learner import Learner
-    from protosteer.method.memory import Memory
+    from protosteer.method.memory import Memory, TaskRecord
     from protosteer.modelfile import Model
     from protosteer.photos.teaching import Survey, Taught
     from protosteer.running.resume import Bookmark
@@ -272,15 +272,21 @@ def goes_on(bookmark: Bookmark) -> str:
     return f"; the same command {how}"
 
 
+def _why_no_prompt(record: TaskRecord) -> str:
+    if record.domain is not None:
+        return "no prompt was trained: the one for all classes serves these too"
+    if len(record.classes) == 1:
+        return "one class and nothing to tell it from: prototypes alone were learned, no prompt"
+    return "no prompt was trained: by these settings only the first task has one"
+
+
 def _tell_taught(taught: Taught, learner: Learner, path: Path, as_json: bool) -> None:
     from protosteer.report.teaching import check_report
 
     if taught.check and not as_json:
         show(check_report(taught.check, taught.before_training))
     if taught.record.prompt is None and learner.settings.prompts:
-        alone = "one class and nothing to tell it from: prototypes alone were learned, no prompt"
-        served = "no prompt was trained: the one for all classes serves these too"
-        say(alone if taught.record.domain is None else served)
+        say(_why_no_prompt(taught.record))
     if taught.check is None:
         lost = "" if learner.fusion else ", and predict --reject knows nothing of these classes"
         say(f"no image was held out: there is no self-check{lost}")
