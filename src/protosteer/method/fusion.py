@@ -162,7 +162,12 @@ def _views(memory: Memory, records: Sequence[ClassRecord], class_tasks: Tensor) 
     worth = [p for p in coarse if both[p] >= WORTH * sum(both.values())]
     kept = sorted(worth, key=lambda p: -both[p])
     together = dict(zip(kept, weights(kept), strict=True))
-    return [View(p, coarse[p], together[p], weights([p])[0], left_out[p][1].amax(dim=1)) for p in kept]
+
+    def familiar(prompt: int | None) -> Tensor:
+        similarity = left_out[prompt][1].amax(dim=1)
+        return similarity if prompt is None else similarity[fair]
+
+    return [View(p, coarse[p], together[p], weights([p])[0], familiar(p)) for p in kept]
 
 
 def _trained_domain(memory: Memory) -> Tensor:
