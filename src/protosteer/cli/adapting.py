@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 @app.command(rich_help_panel=PANEL)
 def adapt(
     folder: Annotated[
-        Path, Argument(help="Folder with one sub-folder of images per class.", show_default=False)
+        Path,
+        Argument(
+            metavar="FOLDER", help="Folder with one sub-folder of images per class.", show_default=False
+        ),
     ],
     out: Annotated[Path, Option("-o", "--out", help="File for the adapted backbone.", show_default=False)],
     backbone: Annotated[str | None, Option(help="Short name, or a name of timm's (default: nano).")] = None,

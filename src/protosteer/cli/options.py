@@ -15,7 +15,7 @@ Preset = Annotated[
     str | None,
     Option(
         "--preset",
-        metavar="instant|fast|best|paper",
+        metavar="NAME",
         help="What is trained: nothing (instant), one prompt for all classes (fast), a prompt per task (best, "
         "the default), or that and all else as in the paper (paper).",
     ),
