@@ -113,11 +113,11 @@ class RidgeAlone(Coarse):
     def scores(self, embeddings: Tensor) -> tuple[Tensor, Tensor]:
         assert self.ridge
         unit = F.normalize(embeddings.double(), dim=1)
-        return self.ridge.scores(unit), super().scores(embeddings)[1]
+        return self.ridge.scores(unit).clamp(min=evidence.RIDGE_FLOOR).log(), super().scores(embeddings)[1]
 
     def left_out(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         assert self.ridge
-        return self.ridge.left_out(rows), super().left_out(rows)[1]
+        return self.ridge.left_out(rows).clamp(min=evidence.RIDGE_FLOOR).log(), super().left_out(rows)[1]
 
 
 def readings(learner: Learner) -> Iterator[tuple[str, Learner, Any, dict[str, Any]]]:
@@ -142,8 +142,8 @@ def readings(learner: Learner) -> Iterator[tuple[str, Learner, Any, dict[str, An
     yield "open from 0.05", learner, fusion, {"OPEN": 0.05}
     yield "fine evidence, half as much", learner, fusion, {"FINE": 0.25}
     yield "fine evidence, twice as much", learner, fusion, {"FINE": 1.0}
-    yield "ridge share 0.25", learner, evidence, {"RIDGE_SHARE": 0.25}
-    yield "ridge share 1", learner, evidence, {"RIDGE_SHARE": 1.0}
+    yield "half the ridge", learner, evidence, {"RIDGE_SHARE": 0.075}
+    yield "twice the ridge", learner, evidence, {"RIDGE_SHARE": 0.3}
     yield "lambda 0.01", learner, evidence, {"RIDGE": 0.01}
     yield "lambda 0.1", learner, evidence, {"RIDGE": 0.1}
 

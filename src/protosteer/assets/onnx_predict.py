@@ -96,7 +96,8 @@ class Model:
             cosine = np.clip(units @ mine["points"].T, -1, 1)
             angle = np.arccos(cosine)
             kernel = (np.sin(angle) + (np.pi - angle) * cosine) / np.pi
-            evidence = whitened + self.about["ridge_share"] * (kernel @ mine["weights"])
+            ridge = np.maximum(kernel @ mine["weights"], self.about["ridge_floor"])
+            evidence = whitened + self.about["ridge_share"] * np.log(ridge)
         return evidence, (whitened + units @ mine["means"].T) / 2
 
     def fine(self, images: np.ndarray, seen: dict[int, np.ndarray], tried: np.ndarray) -> np.ndarray:

@@ -8,7 +8,8 @@ exactly. From that come the weights: probabilities that mean something need no i
   whitened by the covariance within classes, which is shrunk as far as its own noise says (Chen et al. 2010,
   oracle approximating shrinkage).
 - Kernel ridge over the points with the arc-cosine kernel (Cho and Saul 2009), the limit of infinitely many
-  random ReLU features. It needs a solve over all points and is left out where there are too many.
+  random ReLU features. What it regresses is the probability of a class, so its logarithm is the evidence. It
+  needs a solve over all points and is left out where there are too many.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from torch import Tensor
 from protosteer.method.prototypes import Sketch
 
 RIDGE = 0.03  # lambda
-RIDGE_SHARE = 0.5  # of a whitened cosine's weight
+RIDGE_SHARE = 0.15  # the weight of its logarithm, as a share of a whitened cosine's
+RIDGE_FLOOR = 0.05  # a regression on zeros and ones says nothing of what is less likely
 RIDGE_LIMIT = 2048  # points; the solve costs their number cubed, a second or two for these
 UNCALIBRATED = 10.0  # the weight where no image can be left out
 LEFT_OUT_LEAST = 200  # images to find weights from; more, as long as images times classes are below
@@ -164,7 +166,7 @@ class Coarse:
 
 
 def _joined(whitened: Tensor, ridge: Tensor | None, plain: Tensor) -> tuple[Tensor, Tensor]:
-    evidence = whitened if ridge is None else whitened + RIDGE_SHARE * ridge
+    evidence = whitened if ridge is None else whitened + RIDGE_SHARE * ridge.clamp(min=RIDGE_FLOOR).log()
     return evidence, (whitened + plain) / 2
 
 

@@ -26,7 +26,7 @@ from protosteer.backbones import Backbone
 from protosteer.errors import LearnerError, ProtosteerError
 from protosteer.learner import Learner
 from protosteer.method import fusion
-from protosteer.method.evidence import RIDGE_SHARE
+from protosteer.method.evidence import RIDGE_FLOOR, RIDGE_SHARE
 from protosteer.method.fusion import Fusion
 from protosteer.method.vit import shared_layers
 from protosteer.photos import rejection
@@ -211,6 +211,7 @@ def _views(learner: Learner, fused: Fusion) -> dict[str, Any]:
         "most": fusion.MOST,
         "fine": fusion.FINE,
         "ridge_share": RIDGE_SHARE,
+        "ridge_floor": RIDGE_FLOOR,
     }
 
 
