@@ -106,7 +106,7 @@ class Sketch:
 
 # A class is sketched by at most so many points, of which so many are images as they are: what the evidence
 # would be without them is known exactly, and calibrates it.
-POINTS, SINGLE = 20, 5
+POINTS, SINGLE = 25, 5
 
 
 def sketch(embeddings: Tensor, seed: int = 0) -> Sketch:
