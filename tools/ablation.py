@@ -55,7 +55,7 @@ class Pictures:
         prompts = learner.index.prompts
 
         def embed(rows: Tensor, numbers: Tensor | None) -> Tensor:
-            if numbers is None:
+            if numbers is None or not len(rows):
                 return self.under(None)[rows]
             return torch.stack(
                 [self.under(prompts[t])[row] for row, t in zip(rows, numbers.tolist(), strict=True)]
@@ -115,9 +115,9 @@ class RidgeAlone(Coarse):
         unit = F.normalize(embeddings.double(), dim=1)
         return self.ridge.scores(unit).clamp(min=evidence.RIDGE_FLOOR).log(), super().scores(embeddings)[1]
 
-    def left_out(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def left_out(self) -> tuple[Tensor, Tensor]:
         assert self.ridge
-        return self.ridge.left_out(rows).clamp(min=evidence.RIDGE_FLOOR).log(), super().left_out(rows)[1]
+        return self.ridge.left_out().clamp(min=evidence.RIDGE_FLOOR).log(), super().left_out()[1]
 
 
 def readings(learner: Learner) -> Iterator[tuple[str, Learner, Any, dict[str, Any]]]:
@@ -134,7 +134,8 @@ def readings(learner: Learner) -> Iterator[tuple[str, Learner, Any, dict[str, An
     yield "no prompt for all classes", reduced(domain=None), fusion, {}
     yield "no prompts at all", reduced(prompt=None, domain=None), fusion, {}
     yield "prompt for all classes alone, one pass", bare, fusion, {"WORTH": 0.49}
-    yield "no ridge", learner, evidence, {"RIDGE_LIMIT": 0}
+    yield "no ridge", learner, evidence, {"RIDGE_LIMIT": 0, "LANDMARKS": 0}
+    yield "ridge with ten landmarks per class", learner, evidence, {"RIDGE_LIMIT": 0}
     yield "ridge alone", learner, fusion, {"Coarse": RidgeAlone}
     yield "not whitened", learner, evidence, {"Whitened": NotWhitened}
     yield "no gate: every prompt for every image", learner, fusion, {"SURE": 1.1, "OPEN": 0.0}
@@ -142,8 +143,8 @@ def readings(learner: Learner) -> Iterator[tuple[str, Learner, Any, dict[str, An
     yield "open from 0.05", learner, fusion, {"OPEN": 0.05}
     yield "fine evidence, half as much", learner, fusion, {"FINE": 0.25}
     yield "fine evidence, twice as much", learner, fusion, {"FINE": 1.0}
-    yield "half the ridge", learner, evidence, {"RIDGE_SHARE": 0.075}
-    yield "twice the ridge", learner, evidence, {"RIDGE_SHARE": 0.3}
+    yield "half the ridge", learner, evidence, {"RIDGE_SHARE": 0.15}
+    yield "twice the ridge", learner, evidence, {"RIDGE_SHARE": 0.6}
     yield "lambda 0.01", learner, evidence, {"RIDGE": 0.01}
     yield "lambda 0.1", learner, evidence, {"RIDGE": 0.1}
 

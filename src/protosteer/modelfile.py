@@ -207,7 +207,8 @@ def _task(t: int, header: dict[str, Any], tensors: dict[str, Tensor]) -> TaskRec
     def sketch(prefix: str) -> Sketch | None:
         if f"{prefix}.points" not in tensors:
             return None
-        return Sketch(*(whole(f"{prefix}.{part}") for part in ("points", "counts", "deviations")))
+        parts = ("points", "steps", "counts", "deviations")
+        return Sketch.unpacked({p: tensors[f"{prefix}.{p}"] for p in parts if f"{prefix}.{p}" in tensors})
 
     classes = []
     for i, name in enumerate(header["classes"]):

@@ -175,7 +175,7 @@ def test_a_model_that_was_not_written_and_one_without_tasks(tmp_path: Path) -> N
 
 def test_by_evidence_the_views_and_what_calibrates_them_are_told(tmp_path: Path) -> None:
     learner = Learner(tiny_backbone(), Settings.preset("best", epochs=1, neck_hidden=16, augmentation="none"))
-    learner.learn(easy_task(["ant", "bee"], per_class=30), name="spring")
+    learner.learn(easy_task(["ant", "bee"], per_class=60), name="spring")
     learner.add_class("cat", easy_task(["cat"], per_class=3)[0])
     learner.save(tmp_path / "m.protosteer")
     told = inspection.describe(read(tmp_path / "m.protosteer"), learner.fusion)
@@ -184,11 +184,11 @@ def test_by_evidence_the_views_and_what_calibrates_them_are_told(tmp_path: Path)
     assert told["evidence"] == {
         "domain_prompt": {"layers": domain.shape[0], "length": 1, "bytes": domain.nbytes},
         "views": [{"prompt": v.prompt is not None, "weight": v.weight} for v in learner.fusion.views],
-        "left_out": 5 + 5 + 3,
+        "left_out": 10 + 10 + 3,
     }
-    assert told["rejection"] == {"calibrated": True, "images": 13, "held_out": 0}
-    assert [c["points"] for task in told["tasks"] for c in task["classes"]] == [20, 20, 3]
-    assert told["totals"]["points"] == 43
+    assert told["rejection"] == {"calibrated": True, "images": 23, "held_out": 0}
+    assert [c["points"] for task in told["tasks"] for c in task["classes"]] == [40, 40, 3]
+    assert told["totals"]["points"] == 83
     for task, record in zip(told["tasks"], learner.memory.tasks, strict=True):
         prompt = task["prompt"]["bytes"] if task["prompt"] else 0
         assert sum(c["bytes"] for c in task["classes"]) + prompt == task["bytes"] == record.bytes

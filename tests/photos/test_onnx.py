@@ -199,6 +199,7 @@ def test_by_evidence_too_many_points_leave_the_ridge_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evidence, "RIDGE_LIMIT", 3)
+    monkeypatch.setattr(evidence, "LANDMARKS", 3)
     learner = Learner(tiny_backbone(), Settings.preset("instant"))
     learner.learn(easy_task(["ant", "bee"]))
     export_onnx(learner, tmp_path / "exported")

@@ -9,7 +9,7 @@ exactly. From that come the weights: probabilities that mean something need no i
   oracle approximating shrinkage).
 - Kernel ridge over the points with the arc-cosine kernel (Cho and Saul 2009), the limit of infinitely many
   random ReLU features. What it regresses is the probability of a class, so its logarithm is the evidence. It
-  needs a solve over all points and is left out where there are too many.
+  needs a solve over all points; where there are too many, over some of them, and in the end it is left out.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from torch import Tensor
 from protosteer.method.prototypes import Sketch
 
 RIDGE = 0.03  # lambda
-RIDGE_SHARE = 0.15  # the weight of its logarithm, as a share of a whitened cosine's
+RIDGE_SHARE = 0.3  # the weight of its logarithm, as a share of a whitened cosine's
 RIDGE_FLOOR = 0.05  # a regression on zeros and ones says nothing of what is less likely
-RIDGE_LIMIT = 2048  # points; the solve costs their number cubed, a second or two for these
+RIDGE_LIMIT = 4096  # points; the solve costs their number cubed, two seconds or so for these
+LANDMARKS, LANDMARKS_PER_CLASS = 2048, 10  # for more points, as long as there are so many of them per class
 UNCALIBRATED = 10.0  # the weight where no image can be left out
-LEFT_OUT_LEAST = 200  # images to find weights from; more, as long as images times classes are below
-LEFT_OUT_LIMIT = 4_000_000
+LEFT_OUT_LEAST, LEFT_OUT_MOST = 200, 2_000  # images to find weights from; between the two, ...
+LEFT_OUT_LIMIT = 4_000_000  # ... so many that images times classes are below
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Space:
     points: Tensor  # [P, D]
     counts: Tensor  # [P]: images behind each
     owners: Tensor  # [P]: classes as numbers
-    single: Tensor  # bool [P]: images as they are, of classes that have others: these can be left out
+    left_out: Tensor  # [m]: rows of images as they are, of classes that have others
     sizes: Tensor  # [C]: images of each class
     means: Tensor  # [C, D]
     scatter: Tensor  # [D, D]: of all images about their class means
@@ -59,7 +60,7 @@ class Space:
         scatter = apart.T @ apart + torch.diag(sizes @ within)
         place = torch.arange(len(points)) - (lengths.cumsum(0) - lengths)[owners]
         single = (place < torch.tensor([s.single for s in sketches])[owners]) & (sizes[owners] > 1)
-        return cls(points, counts, owners, single, sizes, means, scatter)
+        return cls(points, counts, owners, _some(single.nonzero()[:, 0], len(sizes)), sizes, means, scatter)
 
 
 class Whitened:
@@ -87,14 +88,15 @@ class Whitened:
         own = _dot(centred @ self.precision, centred)[:, None]
         return _cosine(centred @ self.directions.T, own, self.lengths)
 
-    def left_out(self, rows: Tensor) -> Tensor:
-        """[m, C]: scores of single points, each as if its image had not been learned.
+    def left_out(self) -> Tensor:
+        """[m, C]: scores of the images that are left out, each as if it had not been learned.
 
         Its class mean is that of the others, and the precision is updated for one residual less (Sherman and
         Morrison); shrinkage and centre stay.
         """
-        space, owners = self.space, self.space.owners[rows]
-        sizes, index = space.sizes[owners], torch.arange(len(rows))
+        space, rows = self.space, self.space.left_out
+        owners, index = space.owners[rows], torch.arange(len(rows))
+        sizes = space.sizes[owners]
         centred = space.points[rows] - self.centre
         residual = space.points[rows] - space.means[owners]
         seen = residual @ self.precision
@@ -120,17 +122,58 @@ class Ridge:
     def __init__(self, space: Space):
         self.space = space
         self.points = F.normalize(space.points, dim=1)
-        self.targets = F.one_hot(space.owners, len(space.sizes)).double()
-        kernel = arc_cosine(self.points, self.points) + RIDGE * torch.diag(1 / space.counts)
-        self.inverse = _inverse(kernel)
-        self.weights = self.inverse @ self.targets  # [P, C]
+        targets = F.one_hot(space.owners, len(space.sizes)).double()
+        self.weights, self._left_out = self._solve(targets)  # [P, C], [m, C]
+
+    @staticmethod
+    def of(space: Space) -> Ridge | None:
+        """Over all points, or with landmarks, or not at all: whatever their number allows."""
+        if len(space.points) <= RIDGE_LIMIT:
+            return Ridge(space)
+        return Landmarks(space) if len(space.sizes) * LANDMARKS_PER_CLASS <= LANDMARKS else None
 
     def scores(self, embeddings: Tensor) -> Tensor:
         return arc_cosine(embeddings, self.points) @ self.weights
 
-    def left_out(self, rows: Tensor) -> Tensor:
-        """[m, C]: the score of each point by the ridge over all others, in closed form."""
-        return self.targets[rows] - self.weights[rows] / self.inverse.diagonal()[rows][:, None]
+    def left_out(self) -> Tensor:
+        """[m, C]: scores of the images that are left out, each as if it had not been learned."""
+        return self._left_out
+
+    def _solve(self, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights of the points, and the scores of what is left out: by the ridge over all others, exactly."""
+        kernel = torch.cat([arc_cosine(some, self.points) for some in self.points.split(512)])
+        kernel.diagonal().add_(RIDGE / self.space.counts)
+        factor = torch.linalg.cholesky(kernel)
+        weights, rows = torch.cholesky_solve(targets, factor), self.space.left_out
+        places = torch.zeros(len(kernel), len(rows), dtype=torch.double)
+        places[rows, torch.arange(len(rows))] = 1.0
+        diagonal = torch.linalg.solve_triangular(factor, places, upper=False).square().sum(dim=0)
+        return weights, targets[rows] - weights[rows] / diagonal[:, None]
+
+
+class Landmarks(Ridge):
+    """The same in the span of some of the points (Nyström), which costs their number squared times that of all.
+
+    What is left out is no longer learned from, but may still be a landmark.
+    """
+
+    def _solve(self, targets: Tensor) -> tuple[Tensor, Tensor]:
+        chosen = torch.linspace(0, len(self.points) - 1, min(LANDMARKS, len(self.points))).round().long()
+        landmarks, counts = self.points[chosen], self.space.counts[:, None]
+        kernel = arc_cosine(landmarks, landmarks)
+        kernel.diagonal().add_(1e-6)  # for landmarks that are equal
+        root = torch.linalg.cholesky(kernel)
+        across = torch.cat([arc_cosine(some, landmarks) for some in self.points.split(512)])
+        features = torch.linalg.solve_triangular(root, across.T, upper=False).T  # [P, landmarks]
+        moments = features.T @ (counts * features)
+        moments.diagonal().add_(RIDGE)
+        factor = torch.linalg.cholesky(moments)
+        solved = torch.cholesky_solve(features.T @ (counts * targets), factor)
+        self.points, rows = landmarks, self.space.left_out
+        seen = torch.linalg.solve_triangular(factor, features[rows].T, upper=False)
+        leverage = seen.square().sum(dim=0)[:, None]
+        left_out = (features[rows] @ solved - leverage * targets[rows]) / (1 - leverage).clamp(min=1e-9)
+        return torch.linalg.solve_triangular(root.T, solved, upper=True), left_out
 
 
 class Coarse:
@@ -143,7 +186,7 @@ class Coarse:
     def __init__(self, sketches: Sequence[Sketch]):
         self.space = Space.of(sketches)
         self.whitened = Whitened(self.space)
-        self.ridge = Ridge(self.space) if len(self.space.points) <= RIDGE_LIMIT else None
+        self.ridge = Ridge.of(self.space)
         self.directions = F.normalize(self.space.means, dim=1)
 
     def scores(self, embeddings: Tensor) -> tuple[Tensor, Tensor]:
@@ -154,15 +197,22 @@ class Coarse:
         ridge = self.ridge.scores(unit) if self.ridge else None
         return _joined(whitened, ridge, plain)
 
-    def left_out(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of single points [m], each as if its image had not been learned."""
-        space, owners = self.space, self.space.owners[rows]
+    def left_out(self) -> tuple[Tensor, Tensor]:
+        """The same of the images that are left out [m], each as if it had not been learned."""
+        space, rows = self.space, self.space.left_out
+        owners = space.owners[rows]
         points, sizes = space.points[rows], space.sizes[owners][:, None]
         plain = points @ self.directions.T
         others = sizes * space.means[owners] - points
         plain[torch.arange(len(rows)), owners] = F.cosine_similarity(points, others, dim=1)
-        ridge = self.ridge.left_out(rows) if self.ridge else None
-        return _joined(self.whitened.left_out(rows), ridge, plain)
+        ridge = self.ridge.left_out() if self.ridge else None
+        return _joined(self.whitened.left_out(), ridge, plain)
+
+
+def _some(rows: Tensor, classes: int) -> Tensor:
+    """Rows [m] as they are, or as many as time and memory allow, spread evenly."""
+    most = max(LEFT_OUT_LEAST, min(LEFT_OUT_MOST, LEFT_OUT_LIMIT // classes))
+    return rows[torch.linspace(0, len(rows) - 1, min(len(rows), most)).round().long()]
 
 
 def _joined(whitened: Tensor, ridge: Tensor | None, plain: Tensor) -> tuple[Tensor, Tensor]:

@@ -31,6 +31,7 @@ SURE = 0.8  # the probability of a class from which on no further pass is made
 OPEN = 0.1  # the probability of a task from which on its prompt is tried
 MOST = 2  # prompts that are tried, those of the likeliest tasks
 WORTH = 0.2  # the share of all weight from which on a second view is worth a pass
+ENOUGH = 50  # images that the prompt for all classes was not trained with, to be judged by them alone
 FINE = 0.5  # the weight of fine evidence, as a share of the weight of coarse evidence
 
 
@@ -147,13 +148,12 @@ def _views(memory: Memory, records: Sequence[ClassRecord], class_tasks: Tensor) 
     coarse: dict[int | None, Coarse] = {None: Coarse([_known(record.plain) for record in records])}
     if memory.domain is not None:
         coarse[len(memory)] = Coarse([_known(record.domain) for record in records])
-    chosen = _left_out(coarse[None])
-    rows = {prompt: view.space.single.nonzero()[chosen, 0] for prompt, view in coarse.items()}
-    labels = coarse[None].space.owners[rows[None]]
-    left_out = {prompt: view.left_out(rows[prompt]) for prompt, view in coarse.items()}
+    space = coarse[None].space
+    labels = space.owners[space.left_out]  # of the same images in every view
+    left_out = {prompt: view.left_out() for prompt, view in coarse.items()}
     # To images that the prompt for all classes was trained with, it does more justice than to others.
     fair = ~_trained_domain(memory)[class_tasks[labels]]
-    fair = fair if fair.any() else torch.ones_like(fair)
+    fair = fair if int(fair.sum()) >= ENOUGH else torch.ones_like(fair)
 
     def weights(prompts: list[int | None]) -> list[float]:
         return evidence.weights([left_out[p][0][fair] for p in prompts], labels[fair]).tolist()
@@ -177,13 +177,6 @@ def _trained_domain(memory: Memory) -> Tensor:
         domain is not None and t.prompt is not None and torch.equal(t.prompt, domain) for t in memory.tasks
     ]
     return torch.tensor(same)
-
-
-def _left_out(coarse: Coarse) -> Tensor:
-    """Which of the points that can be left out are: all, or as many as memory allows, spread evenly."""
-    count, classes = int(coarse.space.single.sum()), len(coarse.space.sizes)
-    most = max(evidence.LEFT_OUT_LEAST, evidence.LEFT_OUT_LIMIT // classes)
-    return torch.linspace(0, count - 1, min(count, most)).round().long()
 
 
 def _known(sketch: Sketch | None) -> Sketch:

@@ -96,10 +96,7 @@ class TaskRecord:
         return [record.name for record in self.classes]
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """All tensors with names that are unique within the task, but for the prompt for all classes.
-
-        In half precision where that holds them exactly.
-        """
+        """All tensors, packed, with names that are unique within the task, but for the prompt for all classes."""
         if self.prompt is not None:
             yield "prompt", self.prompt
         for i, record in enumerate(self.classes):
@@ -107,19 +104,14 @@ class TaskRecord:
             if record.plain is None:
                 yield f"classes.{i}.keys", record.keys
             for name, part in parts.items():
-                for field in dataclasses.fields(part) if part is not None else ():
-                    yield f"classes.{i}.{name}.{field.name}", _packed(getattr(part, field.name))
+                for field, tensor in part.packed().items() if part is not None else ():
+                    yield f"classes.{i}.{name}.{field}", tensor
             if record.similarities is not None:
                 yield f"classes.{i}.held_out", record.similarities
 
     @property
     def bytes(self) -> int:
         return sum(t.numel() * t.element_size() for _, t in self.tensors())
-
-
-def _packed(tensor: Tensor) -> Tensor:
-    half = tensor.half() if tensor.dtype == torch.float32 else tensor
-    return half if torch.equal(half.to(tensor.dtype), tensor) else tensor
 
 
 class Memory:

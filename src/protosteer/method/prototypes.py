@@ -7,6 +7,7 @@ each step.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +30,14 @@ class Centroids:
     means: Tensor
     deviations: Tensor
     counts: Tensor
+
+    def packed(self) -> dict[str, Tensor]:
+        """For a file, in half precision where that is exact."""
+        return {
+            "means": _narrowed(self.means),
+            "deviations": _narrowed(self.deviations),
+            "counts": self.counts,
+        }
 
 
 def centroids(
@@ -90,7 +99,8 @@ class Sketch:
     """One class in one space, as unit vectors: `points` [k, D], `counts` int64 [k] of images behind each.
 
     `deviations` [D] is the root mean square of what lies between images and their points, dimension by
-    dimension. All are numbers that half precision holds exactly, so that a file need not keep more.
+    dimension. A point is a multiple of -127 to 127 of its own step, and steps and deviations are numbers that
+    half precision holds, so that a file need not keep more than eight bits per number.
     """
 
     points: Tensor
@@ -103,24 +113,40 @@ class Sketch:
         few = len(self.points) == int(self.counts.sum())
         return len(self.points) if few else SINGLE
 
+    def packed(self) -> dict[str, Tensor]:
+        """For a file."""
+        steps = _steps(self.points)
+        codes = _multiples(self.points, steps)
+        rest = {"counts": self.counts, "deviations": _narrowed(self.deviations)}
+        if not torch.equal(codes * steps, self.points):  # made otherwise
+            return {"points": _narrowed(self.points), **rest}
+        return {"points": codes.to(torch.int8), "steps": steps[:, 0].half(), **rest}
+
+    @classmethod
+    def unpacked(cls, parts: Mapping[str, Tensor]) -> Sketch:
+        points = parts["points"].float()
+        if parts["points"].dtype == torch.int8:
+            points = points * parts["steps"].float()[:, None]
+        return cls(points, parts["counts"], parts["deviations"].float())
+
 
 # A class is sketched by at most so many points, of which so many are images as they are: what the evidence
 # would be without them is known exactly, and calibrates it.
-POINTS, SINGLE = 25, 5
+POINTS, SINGLE = 40, 10
 
 
 def sketch(embeddings: Tensor, seed: int = 0) -> Sketch:
     """A class's embeddings [n, D] as they are while they are few, else a few of them and groups of the rest."""
-    units = halved(F.normalize(torch.from_numpy(_checked(embeddings)), dim=1).float())
+    units = F.normalize(torch.from_numpy(_checked(embeddings)), dim=1).float()
     if len(units) <= POINTS:
-        return Sketch(units, torch.ones(len(units), dtype=torch.int64), torch.zeros(units.shape[1]))
+        return Sketch(_coded(units), torch.ones(len(units), dtype=torch.int64), torch.zeros(units.shape[1]))
     order = torch.randperm(len(units), generator=torch.Generator().manual_seed(seed))
     rest = units[order[SINGLE:].sort().values]
     groups = centroids(rest, POINTS - SINGLE, "kmeans", seed=seed % 2**32)
     ones = torch.ones(SINGLE, dtype=torch.int64)
     within = (groups.deviations**2 * groups.counts[:, None]).sum(dim=0) / len(units)
     return Sketch(
-        torch.cat([units[order[:SINGLE].sort().values], halved(groups.means)]),
+        _coded(torch.cat([units[order[:SINGLE].sort().values], groups.means])),
         torch.cat([ones, groups.counts]),
         halved(within.sqrt()),
     )
@@ -129,6 +155,26 @@ def sketch(embeddings: Tensor, seed: int = 0) -> Sketch:
 def halved(numbers: Tensor) -> Tensor:
     """Rounded to what half precision holds, in single precision."""
     return numbers.half().float()
+
+
+def _narrowed(numbers: Tensor) -> Tensor:
+    """In half precision, where that holds them."""
+    return numbers.half() if torch.equal(halved(numbers), numbers) else numbers
+
+
+def _coded(points: Tensor) -> Tensor:
+    """Rounded to multiples, up to 127, of a step for each point."""
+    steps = _steps(points)
+    return _multiples(points, steps) * steps
+
+
+def _steps(points: Tensor) -> Tensor:
+    """[k, 1]: numbers of half precision, so that 127 of them are exact and the same step is found again."""
+    return halved(points.abs().amax(dim=1, keepdim=True) / 127)
+
+
+def _multiples(points: Tensor, steps: Tensor) -> Tensor:
+    return (points / steps).nan_to_num(0.0).round().clamp(-127, 127)
 
 
 def left_out_similarity(embeddings: Tensor) -> Tensor | None:
