@@ -135,7 +135,7 @@ def readings(learner: Learner) -> Iterator[tuple[str, Learner, Any, dict[str, An
     yield "no prompts at all", reduced(prompt=None, domain=None), fusion, {}
     yield "prompt for all classes alone, one pass", bare, fusion, {"WORTH": 0.49}
     yield "no ridge", learner, evidence, {"RIDGE_LIMIT": 0, "LANDMARKS": 0}
-    yield "ridge with ten landmarks per class", learner, evidence, {"RIDGE_LIMIT": 0}
+    yield "ridge with ten landmarks per class", learner, evidence, {"RIDGE_LIMIT": 0, "LANDMARKS": 1000}
     yield "ridge alone", learner, fusion, {"Coarse": RidgeAlone}
     yield "not whitened", learner, evidence, {"Whitened": NotWhitened}
     yield "no gate: every prompt for every image", learner, fusion, {"SURE": 1.1, "OPEN": 0.0}
