@@ -231,7 +231,7 @@ def test_landmarks_span_a_ridge_over_all_points(monkeypatch):
     """Against the normal equations in the span of the landmarks, with and without each image."""
     monkeypatch.setattr(evidence, "LANDMARKS", 7)
     space = Space.of(sketches(clouds()))
-    ours, points = Landmarks(space), F.normalize(space.points, dim=1)
+    ours, points = Landmarks(space), F.normalize(space.points.double(), dim=1)
     assert len(ours.points) == 7
     unit = F.normalize(queries().double(), dim=1)
     across, targets = arc_cosine(points, ours.points), F.one_hot(space.owners).double()

@@ -24,6 +24,7 @@ from protosteer.method.vit import ViT, ViTConfig
 from protosteer.settings import Settings
 
 CENTROIDS = 5  # of a class
+IMAGES = 20  # per class, where records are read as evidence
 
 Name = TypeVar("Name", bound=Hashable)
 Side = Callable[[], object]
@@ -103,21 +104,24 @@ def memory_of(
     """Random records whose centroids are spread as the backbone's embeddings are.
 
     So different images retrieve different tasks. The centroids do not depend on the prompts' layers.
-    evidence: the keys are sketches too, of as many images.
+    evidence: the keys are sketches, of IMAGES images each.
     """
     embeddings = backbone.embed_pixels(pictures(backbone, 16, seed=1))
     generator = torch.Generator().manual_seed(0)
-    shape = (tasks, classes, CENTROIDS, backbone.dim)
     mean, deviation = embeddings.mean(dim=0), embeddings.std(dim=0)
-    keys, values = (mean + deviation * torch.randn(shape, generator=generator) for _ in range(2))
+
+    def drawn(count: int) -> Tensor:
+        return mean + deviation * torch.randn(tasks, classes, count, backbone.dim, generator=generator)
+
+    keys, values = drawn(IMAGES if evidence else CENTROIDS), drawn(CENTROIDS)
     prompts = torch.randn(tasks, *backbone.prompt_shape(1, from_layer=prompt_from_layer), generator=generator)
     deviations = torch.zeros(1, 1).expand(CENTROIDS, backbone.dim)  # takes no memory
-    counts = torch.ones(CENTROIDS, dtype=torch.int64)
+    counts, single = (torch.ones(count, dtype=torch.int64) for count in (CENTROIDS, IMAGES))
 
     def record(t: int, k: int) -> ClassRecord:
         groups = Centroids(values[t, k], deviations, counts)
-        sketch = Sketch(F.normalize(keys[t, k], dim=1), counts, deviations[0]) if evidence else None
-        return ClassRecord(f"class-{t}-{k}", keys[t, k], groups, plain=sketch)
+        plain = Sketch(F.normalize(keys[t, k], dim=1), single, deviations[0]) if evidence else None
+        return ClassRecord(f"class-{t}-{k}", plain.points if plain else keys[t, k], groups, plain=plain)
 
     return Memory(
         TaskRecord(f"task-{t}", tuple(record(t, k) for k in range(classes)), prompts[t]) for t in range(tasks)

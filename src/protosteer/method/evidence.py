@@ -32,11 +32,12 @@ LANDMARKS, LANDMARKS_PER_CLASS = 2048, 10  # for more points, as long as there a
 UNCALIBRATED = 10.0  # the weight where no image can be left out
 LEFT_OUT_LEAST, LEFT_OUT_MOST = 200, 2_000  # images to find weights from; between the two, ...
 LEFT_OUT_LIMIT = 4_000_000  # ... so many that images times classes are below
+_BLOCK = 65_536  # points in double precision at once, so that a hundred thousand classes fit into memory
 
 
 @dataclass(frozen=True)
 class Space:
-    """The sketches of C classes in one space as matrices, in double precision."""
+    """The sketches of C classes in one space as matrices, in double precision but for the points."""
 
     points: Tensor  # [P, D]
     counts: Tensor  # [P]: images behind each
@@ -48,16 +49,20 @@ class Space:
 
     @classmethod
     def of(cls, sketches: Sequence[Sketch]) -> Space:
-        points = torch.cat([s.points for s in sketches]).double()
+        points = torch.cat([s.points for s in sketches])
         counts = torch.cat([s.counts for s in sketches]).double()
         lengths = torch.tensor([len(s.points) for s in sketches])
         owners = torch.arange(len(sketches)).repeat_interleave(lengths)
         sizes = torch.zeros(len(sketches), dtype=torch.double).index_add_(0, owners, counts)
-        sums = points.new_zeros(len(sketches), points.shape[1])
-        means = sums.index_add_(0, owners, points * counts[:, None]) / sizes[:, None]
-        apart = (points - means[owners]) * counts.sqrt()[:, None]
+        means = torch.zeros(len(sketches), points.shape[1], dtype=torch.double)
         within = torch.stack([s.deviations for s in sketches]).double().square()
-        scatter = apart.T @ apart + torch.diag(sizes @ within)
+        scatter = torch.diag(sizes @ within)
+        for some in torch.arange(len(points)).split(_BLOCK):
+            means.index_add_(0, owners[some], points[some] * counts[some, None])
+        means /= sizes[:, None]
+        for some in torch.arange(len(points)).split(_BLOCK):
+            apart = (points[some] - means[owners[some]]) * counts[some, None].sqrt()
+            scatter += apart.T @ apart
         place = torch.arange(len(points)) - (lengths.cumsum(0) - lengths)[owners]
         single = (place < torch.tensor([s.single for s in sketches])[owners]) & (sizes[owners] > 1)
         return cls(points, counts, owners, _some(single.nonzero()[:, 0], len(sizes)), sizes, means, scatter)
@@ -97,8 +102,8 @@ class Whitened:
         space, rows = self.space, self.space.left_out
         owners, index = space.owners[rows], torch.arange(len(rows))
         sizes = space.sizes[owners]
-        centred = space.points[rows] - self.centre
-        residual = space.points[rows] - space.means[owners]
+        points = space.points[rows].double()
+        centred, residual = points - self.centre, points - space.means[owners]
         seen = residual @ self.precision
         weight = self.share * sizes / (sizes - 1)
         gain = weight / (1 - weight * _dot(seen, residual)).clamp(min=1e-9)
@@ -121,7 +126,7 @@ class Ridge:
 
     def __init__(self, space: Space):
         self.space = space
-        self.points = F.normalize(space.points, dim=1)
+        self.points = F.normalize(space.points.double(), dim=1)
         targets = F.one_hot(space.owners, len(space.sizes)).double()
         self.weights, self._left_out = self._solve(targets)  # [P, C], [m, C]
 
@@ -201,7 +206,7 @@ class Coarse:
         """The same of the images that are left out [m], each as if it had not been learned."""
         space, rows = self.space, self.space.left_out
         owners = space.owners[rows]
-        points, sizes = space.points[rows], space.sizes[owners][:, None]
+        points, sizes = space.points[rows].double(), space.sizes[owners][:, None]
         plain = points @ self.directions.T
         others = sizes * space.means[owners] - points
         plain[torch.arange(len(rows)), owners] = F.cosine_similarity(points, others, dim=1)
