@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from protosteer.errors import SettingsError
+from protosteer.util.reading import read_regular
 from protosteer.util.text import suggestion
 
 if sys.version_info >= (3, 11):
@@ -194,10 +195,10 @@ class Settings(Values):
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file of `name = value` lines."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(read_regular(path).decode("utf-8"))
     except OSError as error:
         raise SettingsError(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # tomllib's and the decoder's are both of the first kind
         raise SettingsError(f"{path} is not valid TOML: {error}") from error
     table = next((name for name, value in values.items() if isinstance(value, dict)), None)
     if table is not None:
