@@ -5,7 +5,9 @@ STAMP := .venv/.installed
 # Two processes, each with one thread, are quicker than one process on two cores.
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-.PHONY: help setup demo test test-fast lint bench clean
+MINUTES ?= 10
+
+.PHONY: help setup demo test test-fast lint bench fuzz clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -35,6 +37,9 @@ lint: setup  ## check style and types
 
 bench: setup  ## measure speed as ratios within one run
 	@$(BIN)/protosteer bench
+
+fuzz: setup  ## try mutated files for MINUTES=10, and keep each that fails
+	@$(BIN)/python tools/fuzz.py --minutes $(MINUTES)
 
 clean:  ## remove everything that can be made again
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache build dist protosteer-demo

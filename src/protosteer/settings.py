@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from protosteer.errors import SettingsError
+from protosteer.util.reading import read_regular
 from protosteer.util.text import suggestion
 
 if sys.version_info >= (3, 11):
@@ -37,6 +38,21 @@ class Values:
 
     CHOICES: ClassVar[Mapping[str, Sequence[str]]] = {}
     AT_LEAST: ClassVar[Mapping[str, float]] = {}
+    # Of all methods: what sizes memory or a loop is far below this, and what lies above it is a slip.
+    AT_MOST: ClassVar[Mapping[str, int]] = {
+        "prompt_length": 4096,
+        "prompt_from_layer": 1000,
+        "prototypes_per_step": 2**20,
+        "neck_layers": 64,
+        "neck_hidden": 2**16,
+        "epochs": 100_000,
+        "warmup_epochs": 100_000,
+        "batch_size": 2**16,
+        "embed_batch_size": 2**16,
+        "centroids": 10_000,
+        "neighbours": 10_000,
+        "features": 100_000,
+    }
     ABOVE_ZERO: ClassVar[Sequence[str]] = ()
 
     def __post_init__(self) -> None:
@@ -48,6 +64,9 @@ class Values:
         for name, least in self.AT_LEAST.items():
             if getattr(self, name) < least:
                 raise SettingsError(f"{name} = {getattr(self, name)}: must be at least {least:g}")
+        for name, most in self.AT_MOST.items():
+            if getattr(self, name, most) > most:
+                raise SettingsError(f"{name} = {getattr(self, name)}: must be at most {most}")
         for name in self.ABOVE_ZERO:
             if getattr(self, name) <= 0:
                 raise SettingsError(f"{name} = {getattr(self, name)}: must be greater than 0")
@@ -194,10 +213,10 @@ class Settings(Values):
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file of `name = value` lines."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(read_regular(path).decode("utf-8"))
     except OSError as error:
         raise SettingsError(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # tomllib's and the decoder's are both of the first kind
         raise SettingsError(f"{path} is not valid TOML: {error}") from error
     table = next((name for name, value in values.items() if isinstance(value, dict)), None)
     if table is not None:
@@ -230,11 +249,14 @@ def unknown_setting(key: str, known: Sequence[str]) -> str:
 def _typed(field: dataclasses.Field[Any], value: Any) -> Any:
     """The value in the field's own type: an int may stand for a float, nothing else is converted."""
     wanted = {"bool": bool, "int": int, "float": float, "str": str}[str(field.type)]
+    if type(value) is int and abs(value) >= 2**63:  # Python may refuse even to write it
+        raise SettingsError(f"{field.name}: the number is too large")
     if wanted is float and type(value) is int:
         value = float(value)
     if type(value) is not wanted:
+        shown = f" = {value!r}" if isinstance(value, (bool, int, float, str)) else ""
         raise SettingsError(
-            f"{field.name} = {value!r}: must be {wanted.__name__}, not {type(value).__name__}"
+            f"{field.name}{shown[:80]}: must be {wanted.__name__}, not {type(value).__name__}"
         )
     if isinstance(value, float) and not math.isfinite(value):
         raise SettingsError(f"{field.name} = {value}: must be a finite number")

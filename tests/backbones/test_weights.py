@@ -62,7 +62,12 @@ REFUSED: dict[str, tuple[Callable[[State], State], str]] = {
     "width": (changed(cls_token=torch.ones(1, 1, 23)), r"cls_token \[1, 1, 23\], not \[1, 1, 24\]"),
     "gray images": (changed(patch_embed__proj__weight=torch.ones(24, 1, 4, 4)), r"\[24, 1, 4, 4\]"),
     "oblong grid": (changed(pos_embed=torch.ones(1, 1 + 12, 24)), r"pos_embed \[1, 13, 24\]"),
-    "hole": (changed(blocks__3__norm1__bias=torch.ones(24)), r"missing: blocks.2.norm1.weight.*and 18 more"),
+    "hole": (changed(blocks__3__norm1__bias=torch.ones(24)), "without a gap.* unexpected: 3$"),
+    "far block": (changed(blocks__200000__norm1__bias=torch.ones(24)), "unexpected: 200000$"),
+    "endless block": (changed(**{f"blocks__{'9' * 5000}__x": torch.ones(24)}), "unexpected: 9{100}$"),
+    "registers": (changed(reg_token=torch.ones(24)), r"reg_token \[24\], not \[1, R, D\]"),
+    "nothing in it": (changed(norm__bias=torch.ones(0)), "not floating-point tensors: norm.bias"),
+    "control characters": (changed(**{"\x1b[2J\nx": torch.ones(2)}), r"unexpected: \?\[2J\?x$"),
     "nan": (changed(norm__bias=torch.full((24,), torch.nan)), "NaN or infinite values in norm.bias"),
     "integers": (
         changed(norm__bias=torch.ones(24, dtype=torch.int8)),

@@ -446,6 +446,10 @@ def test_names_that_are_no_text_or_move_the_cursor(photos, taught, tmp_path):
     given = {"env": strict, "capture_output": True, "timeout": 120}
     listed = subprocess.run([*words, "--csv", "-"], input=odd + b"\n", **given)
     assert listed.returncode == 0 and odd in listed.stdout and b"Traceback" not in listed.stderr
+    os.mkfifo(tmp_path / "pipe.png")
+    beside = odd + b"\n" + os.fsencode(tmp_path / "pipe.png") + b"\n"
+    piped = subprocess.run([*words, "--csv", "-"], input=beside, **given)
+    assert piped.returncode == 2 and odd in piped.stdout and b"pipe.png cannot be read" in piped.stderr
     found = subprocess.run([*words, str(tmp_path)], **given)
     assert found.returncode == 0 and found.stdout.count(b"\n") == 2 and b"\x1b" not in found.stdout
 

@@ -254,6 +254,34 @@ def test_nothing_is_half_there(tmp_path):
         unpack(tmp_path / "text", "set", tmp_path / "out")
 
 
+@pytest.mark.parametrize("change", [{"flag_bits": 1}, {"compress_type": 99}, {"file_size": 10**12}])
+def test_zips_that_are_encrypted_unknown_or_bombs_are_one_line(tmp_path, change):
+    with zipfile.ZipFile(tmp_path / "archive", "w") as bundle:
+        bundle.writestr("set/a.txt", "text")
+        for key, value in change.items():
+            setattr(bundle.infolist()[0], key, value)
+    with pytest.raises(DataError, match="cannot be unpacked") as caught:
+        unpack(tmp_path / "archive", "set", tmp_path / "out")
+    assert "\n" not in str(caught.value) and not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_bombs_do_not_fill_the_disk(tmp_path, kind):
+    many = bytes(100_000_000)
+    if kind == "zip":
+        with zipfile.ZipFile(tmp_path / "archive", "w", zipfile.ZIP_DEFLATED) as bundle:
+            bundle.writestr("set/a", many)
+    else:
+        with tarfile.open(tmp_path / "archive", "w:gz") as bundle:
+            entry = tarfile.TarInfo("set/a")
+            entry.size = len(many)
+            bundle.addfile(entry, io.BytesIO(many))
+    assert (tmp_path / "archive").stat().st_size < 200_000
+    with pytest.raises(DataError, match="far more than its size allows"):
+        unpack(tmp_path / "archive", "set", tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
+
+
 def test_an_archive_of_something_else(tmp_path):
     archive = zipped(tmp_path / "archive", ["other/a.txt"])
     with pytest.raises(DataError, match="holds no folder set"):

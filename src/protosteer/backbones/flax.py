@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from protosteer.backbones.guards import MOST_BLOCKS
+
 _MODULES = {
     "cls": "cls_token",
     "embedding": "patch_embed.proj",
@@ -44,6 +46,8 @@ def from_flax(arrays: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Any]
 def _unstacked(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
     """Some files keep all blocks in one array with a leading depth axis."""
     stack = "Transformer/encoderblock/"
+    if any(name.startswith(stack) and len(array) > MOST_BLOCKS for name, array in arrays.items()):
+        raise ValueError(f"more than {MOST_BLOCKS} blocks")
     return {
         name.replace(stack, f"Transformer/encoderblock_{i}/"): part
         for name, array in arrays.items()

@@ -7,8 +7,11 @@ data allowed) and Google's `.npz`. None of them can run code.
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import math
 import re
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +23,10 @@ from safetensors import safe_open
 from torch import Tensor
 
 from protosteer.backbones.flax import from_flax
+from protosteer.backbones.guards import check_pickle, check_tensors, check_zip, checked_about
 from protosteer.errors import WeightsError
-from protosteer.util.text import listed
+from protosteer.util.reading import open_regular, read_regular
+from protosteer.util.text import printable
 
 METADATA_KEY = "protosteer"  # JSON in the header of our own safetensors files
 
@@ -54,7 +59,7 @@ def read_checkpoint(path: Path, config: Path | None = None) -> Checkpoint:
     if reader is None:
         raise WeightsError(f"{path}: unknown kind of weights file; give one of {', '.join(_READERS)}")
     try:
-        tensors, about = reader(path)
+        tensors, told = reader(path)
     except WeightsError:
         raise
     except Exception as error:  # of safetensors, torch and numpy each has its own
@@ -62,8 +67,9 @@ def read_checkpoint(path: Path, config: Path | None = None) -> Checkpoint:
             f"{path}: damaged, or it holds more than weights, which could run code when read; fetch it again, or "
             f"save its state dict as safetensors ({_brief(error)})"
         ) from error
+    about = checked_about(path, told)
     if config is not None and config.is_file():
-        about = _read_config(config) | about
+        about = checked_about(config, _read_config(config)) | about
     return Checkpoint(path, _canonical(path, tensors), about)
 
 
@@ -71,9 +77,7 @@ def _canonical(path: Path, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
     """timm's names, fp32, heads left out. Copies: the weights must not change when the file does."""
     named = {_WRAPPERS.sub("", name): value for name, value in tensors.items()}
     kept = {_RENAMED.get(name, name): value for name, value in named.items() if not _DROPPED.match(name)}
-    strange = [n for n, v in kept.items() if not isinstance(v, Tensor) or not v.is_floating_point()]
-    if strange:
-        raise WeightsError(f"{path}: not floating-point tensors: {listed(strange, 5)}; give plain weights")
+    check_tensors(path, kept)
     return {name: value.detach().to(torch.float32, copy=True).contiguous() for name, value in kept.items()}
 
 
@@ -85,6 +89,7 @@ def _read_safetensors(path: Path) -> Content:
 
 def _read_torch(path: Path) -> Content:
     """Some authors saved their command-line arguments beside the weights: a Namespace is plain data."""
+    check_pickle(path)
     with torch.serialization.safe_globals([argparse.Namespace]):
         content = torch.load(path, map_location="cpu", weights_only=True)
     for _ in range(2):  # DINO's training files hold the teacher next to the student, at the top level
@@ -96,8 +101,21 @@ def _read_torch(path: Path) -> Content:
 
 
 def _read_npz(path: Path) -> Content:
-    with np.load(path, allow_pickle=False) as file:
-        return from_flax({name: torch.from_numpy(file[name]) for name in file.files})
+    check_zip(path)
+    with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+        entries = {name.removesuffix(".npy"): name for name in archive.namelist()}
+        return from_flax({key: torch.from_numpy(_array(archive.read(name))) for key, name in entries.items()})
+
+
+def _array(data: bytes) -> np.ndarray:
+    """One array of an `.npz`; numpy would take memory for any shape before it looks for the numbers."""
+    file = io.BytesIO(data)
+    form = np.lib.format
+    headers = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}
+    shape, _, dtype = headers[form.read_magic(file)](file)
+    if math.prod(shape) * dtype.itemsize > len(data):
+        raise ValueError("an array has fewer numbers than its shape says")
+    return form.read_array(io.BytesIO(data), allow_pickle=False)
 
 
 _READERS = {".safetensors": _read_safetensors, ".pth": _read_torch, ".pt": _read_torch, ".npz": _read_npz}
@@ -106,7 +124,7 @@ _READERS = {".safetensors": _read_safetensors, ".pth": _read_torch, ".pt": _read
 def _read_config(path: Path) -> dict[str, Any]:
     """The hub's config.json for a timm model; of any other config, nothing."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_regular(path))
         trained = content.get("pretrained_cfg", content)
         size = trained.get("input_size")
         about = {
@@ -118,11 +136,11 @@ def _read_config(path: Path) -> dict[str, Any]:
             "heads": content.get("model_args", {}).get("num_heads"),
             "pool": {"token": "token", "avg": "mean"}.get(content.get("global_pool")),
         }
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, AttributeError, TypeError, LookupError, RecursionError) as error:
         raise WeightsError(f"{path}: not a model's config ({_brief(error)}); mend or remove it") from error
     return {key: value for key, value in about.items() if value is not None}
 
 
 def _brief(error: Exception) -> str:
     """The first sentence: torch's explanations are many lines long."""
-    return re.split(r"\n|\. ", str(error).strip(), maxsplit=1)[0][:120] or type(error).__name__
+    return printable(re.split(r"\n|\. ", str(error).strip(), maxsplit=1)[0][:120]) or type(error).__name__

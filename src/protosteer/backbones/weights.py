@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 
 from protosteer.backbones.formats import Checkpoint
+from protosteer.backbones.guards import MOST_BLOCKS, names
 from protosteer.errors import WeightsError
 from protosteer.method.vit import ViT, ViTConfig, resample_positions
-from protosteer.util.text import listed
 
 _ANCHORS = ("cls_token", "pos_embed", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight")
 _VIT_NAME = re.compile(r"(?:cls|reg)_token|pos_embed|(?:patch_embed\.proj|norm|fc_norm)\.\w+|blocks\.\d+\..+")
+_MOST_GRID = 64  # patches along a side that positions are interpolated for: attention takes the fourth power
 _WIDE_HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}  # so400m, huge, giant, gigantic: heads wider than 64
 
 
@@ -62,16 +63,16 @@ def derive_config(path: Path, tensors: Mapping[str, Tensor], heads: int | None =
     if kernel is None or missing or strange:
         raise WeightsError(_refusal(path, missing=missing, unexpected=strange))
     dim, patch = kernel.shape[0], kernel.shape[2]
-    registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
+    registers = _registers(path, tensors)
     grid, positions = _grid(path, tensors["pos_embed"], registers)
     hidden = tensors.get("blocks.0.mlp.fc1.bias")
     return ViTConfig(
         image_size=grid * patch,
         patch_size=patch,
         dim=dim,
-        depth=1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("blocks.")),
+        depth=_depth(path, tensors),
         heads=_heads(path, dim, heads),
-        mlp_dim=4 * dim if hidden is None else len(hidden),
+        mlp_dim=4 * dim if hidden is None else hidden.numel(),
         registers=registers,
         layer_scale="blocks.0.ls1.gamma" in tensors,
         pool="mean" if "fc_norm.weight" in tensors else "token",
@@ -93,6 +94,26 @@ def fingerprint(tensors: Mapping[str, Tensor], config: ViTConfig) -> str:
         digest.update(f"{name} {list(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().numpy().data)
     return digest.hexdigest()
+
+
+def _depth(path: Path, tensors: Mapping[str, Tensor]) -> int:
+    """Blocks, numbered without a gap: nothing is built of numbers that a name makes up."""
+    found = {name.split(".")[1] for name in tensors if name.startswith("blocks.")}
+    expected = {str(number) for number in range(min(len(found), MOST_BLOCKS))}
+    if found != expected:
+        raise WeightsError(
+            f"{path}: blocks must be numbered from 0 on without a gap, {MOST_BLOCKS} at most; "
+            f"of {len(found)} blocks, unexpected: {names(sorted(found - expected))}"
+        )
+    return len(found)
+
+
+def _registers(path: Path, tensors: Mapping[str, Tensor]) -> int:
+    if "reg_token" not in tensors:
+        return 0
+    if (token := tensors["reg_token"]).ndim != 3:
+        raise WeightsError(_refusal(path, wrong_shape=[f"reg_token {list(token.shape)}, not [1, R, D]"]))
+    return token.shape[1]
 
 
 def _grid(path: Path, pos_embed: Tensor, registers: int) -> tuple[int, int]:
@@ -122,7 +143,13 @@ def _at_size(path: Path, config: ViTConfig, image_size: int | None) -> ViTConfig
             f"{path}: image size {size} is not a multiple of the patch size {config.patch_size}; "
             f"pass image_size={max(1, round(size / config.patch_size)) * config.patch_size}"
         )
-    return replace(config, image_size=size)
+    sized = replace(config, image_size=size)
+    if sized.grid > max(_MOST_GRID, config.grid):
+        raise WeightsError(
+            f"{path}: images of {size} pixels make {sized.grid} x {sized.grid} patches, more than "
+            f"{_MOST_GRID} x {_MOST_GRID}; pass a smaller image_size="
+        )
+    return sized
 
 
 def _fold_register_positions(
@@ -158,9 +185,9 @@ def _check_tensors(path: Path, tensors: Mapping[str, Tensor], config: ViTConfig)
         raise WeightsError(_refusal(path, missing=missing, unexpected=unexpected, wrong_shape=misshapen))
     broken = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
     if broken:
-        raise WeightsError(f"{path}: NaN or infinite values in {listed(broken, 5)}; the file is damaged")
+        raise WeightsError(f"{path}: NaN or infinite values in {names(broken)}; the file is damaged")
 
 
 def _refusal(path: Path, **groups: list[str]) -> str:
-    told = [f"{kind.replace('_', ' ')}: {listed(names, 5)}" for kind, names in groups.items() if names]
+    told = [f"{kind.replace('_', ' ')}: {names(listed)}" for kind, listed in groups.items() if listed]
     return f"{path} does not hold a plain ViT with a class token; " + "; ".join(told)

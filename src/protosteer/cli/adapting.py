@@ -11,7 +11,7 @@ from typer import Argument, Option
 from protosteer.cli.common import app, make_console, polite_kill, say
 from protosteer.cli.learning import check_place, goes_on, look, new_backbone, tell_unreadable
 from protosteer.cli.models import PANEL, clear_up, prepare
-from protosteer.cli.options import Device, Json, Settings, Threads, Weights
+from protosteer.cli.options import Device, Json, Settings, Threads, Weights, path_of
 from protosteer.cli.words import parse_settings
 from protosteer.errors import ProtosteerError
 
@@ -26,7 +26,10 @@ def adapt(
     folder: Annotated[
         Path,
         Argument(
-            metavar="FOLDER", help="Folder with one sub-folder of images per class.", show_default=False
+            metavar="FOLDER",
+            parser=path_of,
+            help="Folder with one sub-folder of images per class.",
+            show_default=False,
         ),
     ],
     out: Annotated[Path, Option("-o", "--out", help="File for the adapted backbone.", show_default=False)],

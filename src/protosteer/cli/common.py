@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from protosteer.util.text import without_control
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -39,12 +41,9 @@ def show(parts: Iterable[RenderableType], console: Console | None = None) -> Non
         console.print(part)
 
 
-# Characters that would move the cursor or colour the screen; names come from other people's files.
-_CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "?")
-
-
-def say(line: str) -> None:
-    print(line.translate(_CONTROL), file=sys.stderr, flush=True)
+def say(text: str) -> None:
+    """On standard error; names in it come from other people's files."""
+    print("\n".join(map(without_control, text.split("\n"))), file=sys.stderr, flush=True)
 
 
 def check_plot(plot: Path | None) -> None:

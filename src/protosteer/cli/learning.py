@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from protosteer.cli.common import app, make_console, polite_kill, say, show
 from protosteer.cli.models import PANEL, backbone_of, clear_up, prepare
-from protosteer.cli.options import Device, Json, Preset, Settings, Threads, Weights
+from protosteer.cli.options import Device, Json, Preset, Settings, Threads, Weights, path_of
 from protosteer.cli.saving import ANOTHER, TaskWriter
 from protosteer.cli.words import parse_settings
 
@@ -34,6 +34,7 @@ def learn(
         list[Path],
         Argument(
             metavar="MODEL FOLDER",
+            parser=path_of,
             help="Model file, which is made or extended, and a folder with one sub-folder of images per "
             "class.",
             show_default=False,

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument, BadParameter, Option
 
 Json = Annotated[bool, Option("--json", help="Print the figures as JSON.")]
 Device = Annotated[str, Option("--device", help="auto, cpu, cuda or mps.")]
-Threads = Annotated[int | None, Option("--threads", min=1, help="Threads of the processor.")]
+
+
+def path_of(text: str) -> Path:
+    """An empty word is not the current folder: more likely a variable of a shell that was not set."""
+    if not text:
+        raise BadParameter("the path is empty; name a file or folder")
+    return Path(text)
+
+
+def _bounded(threads: int | None) -> int | None:
+    most = 16 * (os.cpu_count() or 1)
+    if threads is not None and threads > most:
+        raise BadParameter(f"{threads} threads are more than 16 per processor; give at most {most}")
+    return threads
+
+
+Threads = Annotated[
+    int | None, Option("--threads", min=1, callback=_bounded, help="Threads of the processor.")
+]
 Weights = Annotated[Path | None, Option("--weights", help="File with the backbone's weights.")]
 Preset = Annotated[
     str | None,
@@ -25,7 +44,7 @@ Settings = Annotated[
 ]
 
 # Of a model file, which knows its backbone and where its weights were.
-ModelFile = Annotated[Path, Argument(metavar="MODEL", help="Model file.", show_default=False)]
+ModelFile = Annotated[Path, Argument(metavar="MODEL", parser=path_of, help="Model file.", show_default=False)]
 ModelBackbone = Annotated[
     str | None, Option("--backbone", help="Short name, or a name of timm's (default: the model's own).")
 ]

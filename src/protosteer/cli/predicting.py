@@ -16,7 +16,7 @@ from typer import Argument, Option
 
 from protosteer.cli.common import app, polite_kill, say
 from protosteer.cli.models import PANEL, open_learner, say_notes
-from protosteer.cli.options import Device, ModelBackbone, ModelFile, ModelWeights, Threads
+from protosteer.cli.options import Device, ModelBackbone, ModelFile, ModelWeights, Threads, path_of
 from protosteer.errors import DataError
 
 
@@ -89,6 +89,7 @@ def find_files(words: list[str]) -> list[Path]:
 
     found: list[Path] = []
     for word in words:
+        path_of(word)
         if word == "-":
             found += [Path(line) for line in _listed()]
             continue

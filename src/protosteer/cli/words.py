@@ -51,7 +51,7 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
             raise SettingsError(f"--set {pair}: write NAME=VALUE, for instance --set epochs=20")
         try:
             values[name.strip()] = json.loads(text)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # also of numbers without end
             values[name.strip()] = text.strip()
     return values
 

@@ -5,25 +5,29 @@ pooch can neither go on with a partial file nor try the next mirror, so the fetc
 
 from __future__ import annotations
 
+import lzma
 import sys
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from protosteer.errors import DataError
+from protosteer.util.reading import open_regular
 
 TIMEOUT = (10, 60)  # seconds to connect, and without a byte
 CHUNK = 1 << 16  # at most so much is lost when a connection is cut
 LINES = 10  # about so many tell of a file's progress
+UNPACKED, UNPACKED_SLACK = 50, 2**26  # an archive may come to so many times its size, and so many bytes more
 LINE_SIZE = 20_000_000  # but none of files that are smaller
 
 Say = Callable[[str], None]
+Entry = TypeVar("Entry")
 
 
 @dataclass(frozen=True)
@@ -154,17 +158,35 @@ def unpack(archive: Path, folder: str, into: Path) -> Path:
                     f"{archive} holds no folder {folder}; it is not the official file, fetch it again"
                 )
             return Path(work, folder).rename(final)
-    except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
+    except (
+        OSError, EOFError, RuntimeError, ValueError, tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError
+    ) as error:  # fmt: skip
         raise DataError(
             f"{archive} cannot be unpacked into {into} ({error}); fetch it again, or make room"
         ) from error
 
 
 def _extract(archive: Path, into: str) -> None:
-    if zipfile.is_zipfile(archive):
-        with zipfile.ZipFile(archive) as bundle:
-            bundle.extractall(into)  # what a name has of roots and .. is left out
-        return
-    safe: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # early releases of 3.10, 3.11
-    with tarfile.open(archive) as bundle:
-        bundle.extractall(into, **safe)
+    """Nothing outside, and nothing that is packed so tightly that it is meant to fill the disk."""
+    with open_regular(archive) as file:
+        allowed = UNPACKED * archive.stat().st_size + UNPACKED_SLACK
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as bundle:
+                list(_within(allowed, ((entry, entry.file_size) for entry in bundle.infolist())))
+                bundle.extractall(into)  # what a name has of roots and .. is left out
+            return
+        file.seek(0)
+        safe: Any = (
+            {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        )  # early releases of 3.10, 3.11
+        with tarfile.open(fileobj=file) as bundle:
+            bundle.extractall(into, _within(allowed, ((member, member.size) for member in bundle)), **safe)
+
+
+def _within(allowed: int, entries: Iterable[tuple[Entry, int]]) -> Iterator[Entry]:
+    """Entries of an archive, as long as their sizes stay below what is allowed."""
+    for entry, size in entries:
+        allowed -= size
+        if allowed < 0:
+            raise ValueError("it holds far more than its size allows")
+        yield entry

@@ -10,9 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
+from protosteer.data.decoding import formats
 from protosteer.errors import DataError
+from protosteer.util.reading import open_regular, read_regular
+from protosteer.util.text import one_line
 
 SUFFIXES = frozenset((
     ".apng", ".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png",
@@ -33,12 +36,18 @@ def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterato
 def opened(path: Path) -> Iterator[Image.Image]:
     """The image of a file; whatever goes wrong inside the `with` block is said of that file, in one line."""
     try:
-        with Image.open(path) as image:
+        with open_regular(path) as file, Image.open(file, formats=formats()) as image:
             yield image
     except Image.DecompressionBombError as error:
         raise DataError(f"{path} has too many pixels to be read safely; make it smaller ({error})") from error
+    except UnidentifiedImageError as error:
+        raise DataError(
+            f"{path} cannot be read as an image; replace or remove it (unknown format)"
+        ) from error
     except Exception as error:  # a damaged file makes decoders raise nearly anything
-        raise DataError(f"{path} cannot be read as an image; replace or remove it ({error})") from error
+        raise DataError(
+            f"{path} cannot be read as an image; replace or remove it ({one_line(str(error))})"
+        ) from error
 
 
 def image_files(path: Path) -> list[Path]:
@@ -69,7 +78,7 @@ def is_image(path: Path) -> bool:
 def text_lines(path: Path) -> list[tuple[int, str]]:
     """The lines of a text file and their numbers; blank ones and those that begin with # do not count."""
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_regular(path).decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as UTF-8 text ({error}); check the file") from error
     stripped = ((number, line.strip()) for number, line in enumerate(lines, 1))
@@ -81,7 +90,7 @@ def tree_checksum(paths: Iterable[Path], base: Path) -> str:
 
     def line(path: Path) -> str:
         name = os.path.relpath(path, base).replace(os.sep, "/")
-        return f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n"
+        return f"{name}\0{hashlib.sha256(read_regular(path)).hexdigest()}\n"
 
     try:
         lines = sorted(in_threads(line, paths))

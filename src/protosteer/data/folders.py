@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protosteer.data.decoding import DECODING, decoded_bytes
 from protosteer.data.files import images_below, in_threads, is_image, opened, text_lines
 from protosteer.errors import DataError
 
@@ -145,7 +146,7 @@ def readable(files: Files, on_file: Callable[[int], None] = lambda done: None) -
 
 def _decodes(path: Path) -> bool:
     try:
-        with opened(path) as image:
+        with opened(path) as image, DECODING.taken(decoded_bytes(image)):
             image.load()
     except DataError:
         return False

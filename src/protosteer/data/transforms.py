@@ -10,19 +10,22 @@ height shrinks much more than the width: only a random crop can ask for that, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
+from protosteer.data.decoding import DECODING, decoded_bytes
 from protosteer.errors import DataError
 
 INTERPOLATIONS = ("bicubic", "bilinear")
+MOST_CANVAS = 4096  # pixels along a side: 50 MB per image
+_STRIP = 2**20  # pixels
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,11 @@ class Preprocessing:
             raise DataError(f"preprocessing image_size is {self.image_size}; it must be at least 1")
         if not 0 < self.crop <= 1:
             raise DataError(f"preprocessing crop is {self.crop}; it must lie in (0, 1]")
+        if self.image_size > MOST_CANVAS * self.crop:
+            raise DataError(
+                f"preprocessing image_size {self.image_size} and crop {self.crop} need images of more than "
+                f"{MOST_CANVAS} pixels a side; give a smaller size or a larger crop"
+            )
         if self.interpolation not in INTERPOLATIONS:
             choices = " or ".join(INTERPOLATIONS)
             raise DataError(f"preprocessing interpolation is {self.interpolation!r}; choose {choices}")
@@ -71,10 +79,11 @@ class Preprocessing:
 
     def to_canvas(self, image: Image.Image) -> Tensor:
         """A PIL image of any mode and size -> uint8 [3, canvas, canvas]."""
-        rgb = _middle(to_rgb(image))
-        height, width = _scaled(rgb.height, rgb.width, self.canvas)
-        resized = rgb.resize((width, height), Image.Resampling[self.interpolation.upper()])
-        pixels = torch.from_numpy(np.array(resized)).permute(2, 0, 1)
+        with DECODING.taken(decoded_bytes(image)):
+            plain = _middle(_eight_bit(image))
+            height, width = _scaled(plain.height, plain.width, self.canvas)
+            resized = plain.resize((width, height), Image.Resampling[self.interpolation.upper()])
+        pixels = torch.from_numpy(np.array(resized.convert("RGB"))).permute(2, 0, 1)
         return centre_crop(pixels, self.canvas).contiguous()
 
     def to_dict(self) -> dict[str, Any]:
@@ -108,6 +117,8 @@ def _scaled(height: int, width: int, shorter: int) -> tuple[int, int]:
 def _middle(image: Image.Image) -> Image.Image:
     """At most 16 times as long as wide: the ends are cropped anyway, and resizing them can take gigabytes."""
     longest = 16 * min(image.size)
+    if max(image.size) <= longest:
+        return image
     width, height = (min(side, longest) for side in image.size)
     left, top = (image.width - width) // 2, (image.height - height) // 2
     return image.crop((left, top, left + width, top + height))
@@ -115,30 +126,64 @@ def _middle(image: Image.Image) -> Image.Image:
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """Upright RGB: orientation tag obeyed, transparency laid over white, 16 bits scaled to 8, not clipped."""
-    upright = ImageOps.exif_transpose(image)
-    if upright.mode.startswith("I"):
-        return _from_integers(upright)
-    if upright.mode == "F":
-        return _from_floats(upright)
+    return _eight_bit(image).convert("RGB")
+
+
+def _eight_bit(image: Image.Image) -> Image.Image:
+    """As `to_rgb`, but what has no colours stays grey, and what is right already is not copied."""
+    image.load()
+    if image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9):
+        image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):
+        return _from_integers(image)
+    if image.mode == "F":
+        return _from_floats(image)
     try:
-        if not upright.has_transparency_data:
-            return upright.convert("RGB")
-        white = Image.new("RGBA", upright.size, "white")
-        return Image.alpha_composite(white, upright.convert("RGBA")).convert("RGB")
+        if image.has_transparency_data:
+            return _over_white(image)
+        return image if image.mode in ("L", "RGB") else image.convert("RGB")
     except ValueError as error:
-        raise DataError(f"an image has mode {upright.mode}; convert it to RGB first ({error})") from error
+        raise DataError(f"an image has mode {image.mode}; convert it to RGB first ({error})") from error
+
+
+# Strip by strip: what is computed on the way is several times as large as an image.
+
+
+def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
+    """All rows, some at a time, each time with the number of the first."""
+    rows = max(1, _STRIP // image.width)
+    for top in range(0, image.height, rows):
+        yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
+
+
+def _over_white(image: Image.Image) -> Image.Image:
+    whole = Image.new("RGB", image.size)
+    for top, strip in _strips(image):
+        white = Image.new("RGBA", strip.size, "white")
+        whole.paste(Image.alpha_composite(white, strip.convert("RGBA")).convert("RGB"), (0, top))
+    return whole
 
 
 def _from_integers(image: Image.Image) -> Image.Image:
     """Mode I;16 has 16 bits; mode I, 32 bits wide, holds 16-bit values too, unless none exceeds 255."""
-    values = np.asarray(image).astype(np.int64)
-    if image.mode != "I" or values.max() > 255:
-        values = (values + 128) // 257  # 65535 -> 255, rounded
-    return Image.fromarray(values.clip(0, 255).astype(np.uint8)).convert("RGB")
+    wide = image.mode != "I" or any(np.asarray(strip).max() > 255 for _, strip in _strips(image))
+    grey = Image.new("L", image.size)
+    for top, strip in _strips(image):
+        values = np.asarray(strip).astype(np.int64)
+        values = (values + 128) // 257 if wide else values  # 65535 -> 255, rounded
+        grey.paste(Image.fromarray(values.clip(0, 255).astype(np.uint8)), (0, top))
+    return grey
 
 
 def _from_floats(image: Image.Image) -> Image.Image:
     """Mode F has no agreed range: 0..1 if no value is greater than 1, else 0..255."""
-    values = np.nan_to_num(np.asarray(image, dtype=np.float32))
-    scale = 255 if values.max() <= 1 else 1
-    return Image.fromarray((values * scale).round().clip(0, 255).astype(np.uint8)).convert("RGB")
+    scale = 255 if all(_finite(strip).max() <= 1 for _, strip in _strips(image)) else 1
+    grey = Image.new("L", image.size)
+    for top, strip in _strips(image):
+        levels = (_finite(strip) * scale).round().clip(0, 255)
+        grey.paste(Image.fromarray(levels.astype(np.uint8)), (0, top))
+    return grey
+
+
+def _finite(strip: Image.Image) -> np.ndarray:
+    return np.nan_to_num(np.asarray(strip, dtype=np.float32))

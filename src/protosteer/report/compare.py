@@ -15,6 +15,7 @@ from typing import Any
 from rich.table import Table
 
 from protosteer.report.tables import DIAGNOSIS, FIGURES, Figure, Row, had, spread_over_seeds, spread_table
+from protosteer.util.text import without_control
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 
@@ -90,7 +91,7 @@ def comparison_csv(rows: Rows) -> str:
     writer.writerow(["run", "seeds", *(f"{name}_{kind}" for name in columns for kind in ("mean", "std"))])
     for label, spread in spreads.items():
         cells = (format(kind[name], ".12g") if name in kind else "" for name in columns for kind in spread)
-        writer.writerow([label, len(rows[label]), *cells])
+        writer.writerow([without_control(label), len(rows[label]), *cells])
     return file.getvalue()
 
 
@@ -110,5 +111,7 @@ def _markdown(rows: Rows, figures: Mapping[str, Figure]) -> str:
     for label, seeds in rows.items():
         mean, std = spread_over_seeds(seeds)
         cells = (figure.number(mean.get(name), std.get(name), " ± ") for name, figure in figures.items())
-        lines.append([label.replace("\\", "\\\\").replace("|", "\\|"), str(len(seeds)), *cells])
+        lines.append(
+            [without_control(label).replace("\\", "\\\\").replace("|", "\\|"), str(len(seeds)), *cells]
+        )
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)

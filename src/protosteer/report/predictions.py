@@ -13,7 +13,7 @@ from protosteer.learner import Learner
 from protosteer.method.fusion import SURE
 from protosteer.method.inference import Prediction
 from protosteer.photos.rejection import Rejection
-from protosteer.util.text import counted, printable
+from protosteer.util.text import counted, printable, without_control
 
 COLUMNS = ("path", "label", "probability", "similarity", "energy", "unknown", "task", "passes")
 Row = Mapping[str, Any]
@@ -141,6 +141,9 @@ def as_csv(row: Row) -> str:
 
 def _csv(cells: Iterable[str | float | bool]) -> str:
     text = io.StringIO()
-    plain = (f"{cell:.6f}" if isinstance(cell, float) else cell for cell in cells)
+    plain = (
+        f"{cell:.6f}" if isinstance(cell, float) else without_control(cell) if isinstance(cell, str) else cell
+        for cell in cells
+    )
     csv.writer(text, lineterminator="").writerow(str(c).lower() if isinstance(c, bool) else c for c in plain)
     return text.getvalue()

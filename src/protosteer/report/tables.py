@@ -13,6 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from protosteer.evaluation.metrics import Matrix, over_seeds
+from protosteer.util.text import printable
 
 Row = tuple[str, Sequence[Mapping[str, Any]]]  # a label, and the figures of each seed
 
@@ -249,4 +250,4 @@ def numbers(headings: Iterable[str], no_wrap: bool = False) -> list[Column]:
 
 def label(name: str) -> Text:
     """A name in lines that fit; it may look like markup."""
-    return Text("\n".join(textwrap.wrap(name, LABEL_WIDTH)) or name)
+    return Text("\n".join(textwrap.wrap(printable(name), LABEL_WIDTH)) or printable(name))

@@ -15,7 +15,7 @@ def choose_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.empty(1, device=device).item()  # a device such as meta has memory, but nothing in it
     except (RuntimeError, AssertionError) as error:  # torch raises either, by device
         raise SettingsError(f"device {name!r} cannot be used here; try cpu, cuda, mps or auto") from error
     if device.type == "cuda":  # same seed, same bits: some kernels are not repeatable unless asked to be

@@ -34,3 +34,12 @@ def printable(name: str) -> str:
 def one_line(text: str) -> str:
     """A message without the line breaks that it may have brought along."""
     return " ".join(text.split())
+
+
+# Characters that move the cursor, colour the screen or begin a new line.
+_CONTROL = dict.fromkeys([*range(32), *range(127, 160), 0x2028, 0x2029], "?")
+
+
+def without_control(text: str) -> str:
+    """As `printable`, but letters that are no text are left, so that a file is still found by its name."""
+    return text.translate(_CONTROL)

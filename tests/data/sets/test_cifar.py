@@ -36,7 +36,7 @@ def test_a_pickle_that_would_run_something_is_refused(tmp_path):
             return os.system, (f"touch {tmp_path / 'attacked'}",)
 
     (tmp_path / "train").write_bytes(pickle.dumps({"data": Attack()}))
-    with pytest.raises(DataError, match="asks for .*system, which no CIFAR file needs"):
+    with pytest.raises(DataError, match="asks for .*system.*do not trust it"):
         read_cifar100(tmp_path, "train")
     assert not (tmp_path / "attacked").exists()
 
@@ -57,6 +57,48 @@ def test_damaged_and_missing_files_are_named(tmp_path, content):
     (tmp_path / "test").unlink()
     with pytest.raises(DataError, match="test is missing; unpack cifar-100-python.tar.gz there"):
         read_cifar100(tmp_path, "test")
+
+
+ROWS = b"\x80\x02}U\x04data"
+HOSTILE = {
+    "ndarray called": ROWS + b"cnumpy\nndarray\nK\x01\x85U\x01OU\x08AAAAAAAA\x87Rs.",
+    "object dtype": ROWS + b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
+    b"(K\x01K\x01\x85cnumpy\ndtype\nU\x02O8K\x00K\x01\x87R\x89U\x08AAAAAAAAtbs.",
+    "dtype with fields": ROWS + b"cnumpy\ndtype\nU\x02u1\x85R(K\x03U\x01O}}K\x08K\x01K?tbs.",
+    "longer than the file": ROWS + b"cnumpy.core.multiarray\n_reconstruct\n)R"
+    b"(K\x01J\xff\xff\xff\x7fM\x00\x0c\x86cnumpy\ndtype\nU\x02u1\x85R\x89U\x08AAAAAAAAtbs.",
+    "a class built upon": ROWS + b"cnumpy\ndtype\n}U\x01aK\x01sbs.",
+    "memo of four thousand million": ROWS + b"r\xff\xff\xff\xfes.",
+    "nothing to take": b"\x80\x02\x87.",
+    "a mark that is not there": b"\x80\x02t.",
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_pickles_are_refused(tmp_path, content):
+    (write_cifar100(tmp_path) / "train").write_bytes(content)
+    with pytest.raises(DataError, match="train is no file of cifar-100-python.tar.gz"):
+        read_cifar100(tmp_path, "train")
+
+
+def test_lists_within_lists_do_not_multiply(tmp_path):
+    """Each of 40 lists holds the one before twice: for numpy it would be 2^40 numbers."""
+    nested: list = [0]
+    for _ in range(40):
+        nested = [nested, nested]
+    table = {"data": np.zeros((2, 3072), np.uint8), "fine_labels": nested}
+    (write_cifar100(tmp_path) / "train").write_bytes(pickle.dumps(table, protocol=2))
+    with pytest.raises(DataError, match="fine_labels is no list of numbers"):
+        read_cifar100(tmp_path, "train")
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_every_binary_protocol_is_read(tmp_path, protocol):
+    rows = np.arange(3 * 3072).astype(np.uint8).reshape(3, 3072)
+    table = {"data": np.asfortranarray(rows), "fine_labels": np.array([1, 70, 9]), "filenames": ["a"] * 3}
+    (write_cifar100(tmp_path) / "train").write_bytes(pickle.dumps(table, protocol=protocol))
+    pixels, labels, _ = read_cifar100(tmp_path, "train")
+    assert torch.equal(pixels, images_of(rows)) and labels.tolist() == [1, 70, 9]
 
 
 def write_cifar10(path, binary):

@@ -2,12 +2,14 @@
 
 The Python format is pickled; the binary format is plain records of label bytes and 3072 pixel bytes. Both
 hold the images in the same order. Whichever lies in the folder is read, the Python files where both do.
+
+Data sets that are opened by name have had their checksums compared by then (`obtaining.verify`), so that other
+bytes under an official name are refused unread. `read_cifar` itself reads whatever has the form, such as a part
+that somebody cut out, and is safe whatever the bytes are.
 """
 
 from __future__ import annotations
 
-import codecs
-import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,27 +22,11 @@ from torch import Tensor
 
 from protosteer.data.downloads import Remote
 from protosteer.data.sets.base import Benchmark, Contents, DatasetInfo, all_of, arrays
+from protosteer.data.sets.pickled import read_pickled
 from protosteer.errors import DataError
+from protosteer.util.reading import open_regular, read_regular
 
 PIXELS = 3 * 32 * 32
-
-# All that an array needs to be rebuilt; any other name in a pickle is refused.
-_ALLOWED: dict[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): np._core.multiarray._reconstruct,  # type: ignore[attr-defined]
-    ("numpy._core.multiarray", "_reconstruct"): np._core.multiarray._reconstruct,  # type: ignore[attr-defined]
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("_codecs", "encode"): codecs.encode,  # how Python 3 writes bytes for Python 2
-}
-
-
-class _ArraysOnly(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ALLOWED:
-            raise pickle.UnpicklingError(
-                f"it asks for {module}.{name}, which no CIFAR file needs; do not trust it"
-            )
-        return _ALLOWED[module, name]
 
 
 @dataclass(frozen=True)
@@ -110,25 +96,36 @@ def read_cifar(folder: Path, split: str, classes: int) -> tuple[Tensor, Tensor, 
     pixels, labels = (torch.from_numpy(np.concatenate(arrays)) for arrays in zip(*parts, strict=True))
     path = folder / layout.names
     with layout.checked(path):
-        lines = path.read_text("latin1").splitlines() if layout.heading else _unpickle(path)[names_key]
-    return pixels, labels, [line.strip() for line in lines if line.strip()]
+        if layout.heading:
+            names = read_regular(path).decode("latin1").splitlines()
+        else:
+            names = _unpickled(path)[names_key]
+        if type(names) is not list or not all(type(name) is str for name in names):
+            raise ValueError(f"{names_key} is no list of names")
+        return pixels, labels, [name.strip() for name in names if name.strip()]
 
 
 def _images(path: Path, layout: _Format, labels_key: str) -> tuple[np.ndarray, np.ndarray]:
+    pixels: Any
+    labels: Any
     with layout.checked(path):
         if layout.heading:
-            records = np.frombuffer(path.read_bytes(), dtype=np.uint8).reshape(-1, layout.heading + PIXELS)
+            records = np.frombuffer(read_regular(path), np.uint8).reshape(-1, layout.heading + PIXELS)
             pixels, labels = records[:, layout.heading :], records[:, layout.heading - 1]
         else:
-            table = _unpickle(path)
+            table = _unpickled(path)
             pixels, labels = table["data"], table[labels_key]
-        images = np.asarray(pixels, dtype=np.uint8).reshape(len(labels), 3, 32, 32)
-        return images, np.array(labels, dtype=np.int64)
+        # Before numpy sees them: of lists within lists it would make arrays far larger than the file.
+        if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8:
+            raise ValueError("data is no array of bytes")
+        if not isinstance(labels, np.ndarray) and not all(type(label) is int for label in labels):
+            raise ValueError(f"{labels_key} is no list of numbers")
+        return pixels.reshape(len(labels), 3, 32, 32), np.array(labels, np.int64)
 
 
-def _unpickle(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return dict(_ArraysOnly(file, encoding="latin1").load())
+def _unpickled(path: Path) -> dict[str, Any]:
+    with open_regular(path) as file:
+        return dict(read_pickled(file))
 
 
 def _read(found: Sequence[Path], classes: int) -> Contents:

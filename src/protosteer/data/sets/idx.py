@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import math
 import struct
 import zlib
@@ -15,7 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.errors import DataError
+from protosteer.util.reading import read_regular
 
+MOST_UNZIPPED = 2**29  # bytes; notMNIST, the largest, has 415 million
 PARTS = ("images-idx3-ubyte", "labels-idx1-ubyte")
 
 
@@ -29,13 +32,22 @@ def idx_files(folder: Path, prefixes: tuple[str, ...] = ("train", "t10k")) -> li
 
 def content(path: Path) -> bytes:
     """What the file holds, unzipped where it is gzipped."""
-    data = path.read_bytes()
+    try:
+        data = read_regular(path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}); check the file") from error
     if path.suffix != ".gz":
         return data
     try:
-        return gzip.decompress(data)
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as unzipped:
+            unpacked = unzipped.read(MOST_UNZIPPED + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} is damaged or cut short ({error}); fetch it again") from error
+    if len(unpacked) > MOST_UNZIPPED:
+        raise DataError(
+            f"{path} holds more than {MOST_UNZIPPED:,} bytes, which no such data set has; fetch it again"
+        )
+    return unpacked
 
 
 def read_idx(path: Path, dimensions: int) -> Tensor:

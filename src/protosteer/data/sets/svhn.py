@@ -11,6 +11,7 @@ from torch import Tensor
 from protosteer.data.downloads import Remote
 from protosteer.data.sets.base import NUMERALS, DatasetInfo, all_of, arrays
 from protosteer.errors import DataError
+from protosteer.util.reading import open_regular
 
 PAGES = ("http://ufldl.stanford.edu/housenumbers",)
 
@@ -20,7 +21,8 @@ def read_svhn(path: Path) -> tuple[Tensor, Tensor]:
     from scipy.io import loadmat
 
     try:
-        table = loadmat(path, variable_names=["X", "y"])
+        with open_regular(path) as file:
+            table = loadmat(file, variable_names=["X", "y"])
         pixels = np.asarray(table["X"], dtype=np.uint8).reshape(32, 32, 3, -1).transpose(3, 2, 0, 1)
         digits = np.asarray(table["y"], dtype=np.int64).reshape(-1) % 10
     except Exception as error:  # a damaged file makes scipy raise nearly anything

@@ -1,0 +1,139 @@
+"""What a weights file of somebody else may ask for, checked before a library does what it says.
+
+Sizes are believed as far as the file has bytes for them, names as far as weights need them, and what a file
+says about itself as far as it has the right type.
+"""
+
+from __future__ import annotations
+
+import math
+import pickletools
+import re
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from protosteer.errors import WeightsError
+from protosteer.util.reading import open_regular
+from protosteer.util.text import listed, printable
+
+# Numbers may be stored in an eighth of fp32, and archives are packed a little; a bomb is packed a thousandfold.
+_FACTOR, _SLACK = 16, 2**24
+MOST_BLOCKS = 1000
+
+_NAMES = re.compile(
+    r"collections OrderedDict|argparse Namespace|torch\._utils _rebuild_(?:tensor|tensor_v2|parameter)"
+    r"|torch\.storage (?:Typed|Untyped)Storage|torch\.nn\.parameter Parameter"
+    r"|torch (?:\w+Storage|Size|device|b?float\d+)"
+)
+_LEGACY_PICKLES = 4  # a magic number, a version, the machine, the weights
+
+Test = Callable[[Any], bool]
+
+
+def allowance(path: Path) -> int:
+    """Bytes that all of a file may come to in memory."""
+    return _FACTOR * path.stat().st_size + _SLACK
+
+
+def check_zip(path: Path) -> None:
+    """No entry that is encrypted or packed in an unusual way, and no more in all than the file can hold."""
+    with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+        entries = archive.infolist()
+    odd = [e.filename for e in entries if e.flag_bits & 1 or e.compress_type not in (0, zipfile.ZIP_DEFLATED)]
+    if odd:
+        raise WeightsError(f"{path}: encrypted, or packed in an unknown way: {names(odd)}; pack it anew")
+    _check_bytes(path, sum(entry.file_size for entry in entries))
+
+
+def check_pickle(path: Path) -> None:
+    """A PyTorch file names nothing but what plain weights are made of: torch would let it call more.
+
+    What is left out are other kinds of tensors, and functions by which a few bytes become many.
+    """
+    with open_regular(path) as file:
+        if zipfile.is_zipfile(file):
+            check_zip(path)
+            with zipfile.ZipFile(file) as archive:
+                pickles = [archive.read(name) for name in archive.namelist() if name.endswith("data.pkl")]
+                _check_names(path, (step for data in pickles for step in pickletools.genops(data)))
+        else:
+            file.seek(0)
+            _check_names(path, (step for _ in range(_LEGACY_PICKLES) for step in pickletools.genops(file)))
+
+
+def _check_names(path: Path, steps: Iterable[tuple[pickletools.OpcodeInfo, Any, int | None]]) -> None:
+    for code, argument, _ in steps:
+        if code.name == "GLOBAL" and not _NAMES.fullmatch(argument):
+            raise ValueError(f"it names {printable(argument[:80]).replace(' ', '.')}")
+
+
+def check_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
+    """Plain floating-point numbers, as many as the file can hold: views may claim any number of them."""
+    strange = [name for name, value in tensors.items() if not _plain(value)]
+    if strange:
+        raise WeightsError(f"{path}: not floating-point tensors: {names(strange)}; give plain weights")
+    _check_bytes(path, sum(tensor.numel() * 4 for tensor in tensors.values()))
+
+
+def _plain(value: Any) -> bool:
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return False
+    return value.layout == torch.strided and value.device.type == "cpu" and value.numel() > 0
+
+
+def _check_bytes(path: Path, wanted: int) -> None:
+    if wanted > allowance(path):
+        raise WeightsError(
+            f"{path}: it claims {wanted:,} bytes of weights, far more than it holds; fetch it again"
+        )
+
+
+def names(found: Iterable[str]) -> str:
+    """The first of many names that others chose, short enough for a line."""
+    return listed([printable(name[:100]) for name in found], 5)
+
+
+def _whole(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= 2**16
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e6 and math.isfinite(value)
+
+
+def _three(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 3 and all(map(_number, value))
+
+
+def _word(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= 200
+
+
+_ABOUT: Mapping[str, tuple[Test, str]] = {
+    "heads": (_whole, "a number of at least 1"),
+    "image_size": (_whole, "a number of at least 1"),
+    "mean": (_three, "three numbers"),
+    "std": (lambda value: _three(value) and min(value) > 0, "three numbers greater than 0"),
+    "crop": (lambda value: _number(value) and 0 < value <= 1, "a number in (0, 1]"),
+    "interpolation": (_word, "a word"),
+    "pool": (_word, "a word"),
+    "name": (_word, "a short text"),
+    "licence": (_word, "a short text"),
+}
+
+
+def checked_about(path: Path, about: Any) -> dict[str, Any]:
+    """What a file says about itself, of what is asked of it; each of its type."""
+    if not isinstance(about, dict):
+        raise WeightsError(f"{path}: what it says about itself is not a JSON object; mend or remove it")
+    told = {key: about[key] for key in _ABOUT if about.get(key) is not None}
+    for key, value in told.items():
+        fits, wanted = _ABOUT[key]
+        if not fits(value):
+            raise WeightsError(f"{path}: it says {key} = {printable(str(value)[:80])}; that must be {wanted}")
+    return told

@@ -1,0 +1,67 @@
+"""Whatever reads a file refuses a pipe at once, on which it would wait for ever."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from protosteer.backbones.formats import read_checkpoint
+from protosteer.data.downloads import unpack
+from protosteer.data.files import image_files, opened, text_lines
+from protosteer.data.folders import read_list
+from protosteer.data.images import FileImages
+from protosteer.data.sets import idx
+from protosteer.data.sets.cifar import read_cifar100
+from protosteer.data.sets.svhn import read_svhn
+from protosteer.errors import DataError, ProtosteerError
+from protosteer.settings import Settings
+from set_toys import SMALL
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "image": lambda path: FileImages([path], SMALL).pixels([0]),
+    "images": image_files,
+    "lines": text_lines,
+    "list": read_list,
+    "idx": idx.content,
+    "svhn": read_svhn,
+    "train": lambda path: read_cifar100(path.parent, "train"),
+    "settings": Settings.from_toml,
+    "w.pth": read_checkpoint,
+    "w.npz": read_checkpoint,
+    "w.safetensors": read_checkpoint,
+    "archive": lambda path: unpack(path, "set", path.parent / "out"),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_waiting() -> Iterator[None]:
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_pipes(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ProtosteerError, match=name):
+        READERS[name](tmp_path / name)
+
+
+def test_formats_that_need_another_program_are_not_opened(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n")
+    with pytest.raises(DataError, match="unknown format"), opened(tmp_path / "a.png"):
+        pass
+
+
+def test_a_packed_idx_file_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idx, "MOST_UNZIPPED", 999)
+    (tmp_path / "a.gz").write_bytes(gzip.compress(bytes(1000)))
+    with pytest.raises(DataError, match="holds more than 999 bytes"):
+        idx.content(tmp_path / "a.gz")
+    monkeypatch.setattr(idx, "MOST_UNZIPPED", 1000)
+    assert len(idx.content(tmp_path / "a.gz")) == 1000

@@ -1,0 +1,140 @@
+"""Try the fuzzing targets of tests/fuzz for as long as you like: python tools/fuzz.py --minutes 60 [NAME...]
+
+Each target is tried in a process of its own, so that a crash, a hang or a lack of memory is survived. An input that
+raises what it must not, takes more than 5 seconds, or brings the process above 1.5 GB is kept in
+tests/fuzz/failures/NAME/, where the tests find it. The exit code is 1 if there was one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib
+import multiprocessing
+import os
+import resource
+import secrets
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+TESTS = Path(__file__).resolve().parent.parent / "tests"
+SLOW = 5.0  # seconds for one input
+HUNG = 20.0  # after which the process is ended
+LARGE = 1_500_000_000  # bytes of a process
+TOO_LARGE = 3  # exit code
+
+Context = multiprocessing.get_context("fork")
+
+
+@dataclass
+class Shared:
+    """What the parent can still see when the process that tries inputs is gone."""
+
+    current: Path  # the input under trial
+    tried: Any  # a shared number: inputs so far
+    begun: Any  # a shared number: when the one under trial began
+    failed: Any  # a shared number: failures so far
+
+
+def targets() -> dict[str, Any]:
+    """All that the files of tests/fuzz define, by name."""
+    sys.path[:0] = [str(TESTS), str(TESTS / "fuzz")]
+    for path in sorted((TESTS / "fuzz").glob("test_fuzz_*.py")):
+        importlib.import_module(path.stem)
+    found: dict[str, Any] = importlib.import_module("targets").TARGETS
+    return found
+
+
+def keep(name: str, data: bytes, why: str) -> None:
+    folder = TESTS / "fuzz" / "failures" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / hashlib.sha256(data).hexdigest()[:16]
+    path.write_bytes(data)
+    print(f"{name}: {why}; kept as {path}", flush=True)
+
+
+def work(name: str, target: Any, seed: int, until: float, shared: Shared) -> None:
+    """Try inputs until the time is over; one failure per place in the code is kept."""
+    random, seeds, places = Random(seed), target.seeds(), set()
+    while time.time() < until:
+        data = target.mutate(random.choice(seeds), random)
+        shared.current.write_bytes(data)
+        shared.begun.value = begun = time.time()
+        try:
+            target.check(data)
+        except Exception as error:
+            place = (type(error), *(frame.lineno for frame in traceback.extract_tb(error.__traceback__)[-2:]))
+            shared.failed.value += 1
+            if place not in places:
+                places.add(place)
+                traceback.print_exc()
+                keep(name, data, f"{type(error).__name__} {error}"[:200])
+        shared.tried.value += 1
+        if time.time() - begun > SLOW:
+            shared.failed.value += 1
+            keep(name, data, f"it took {time.time() - begun:.1f} s")
+        if peak_bytes() > LARGE:
+            os._exit(TOO_LARGE)
+
+
+def peak_bytes() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def watch(name: str, target: Any, seed: int, until: float, shared: Shared) -> None:
+    """One process after the other until the time is over; what ended one before that is a failure."""
+    while time.time() < until:
+        shared.begun.value = time.time()
+        process = Context.Process(target=work, args=(name, target, seed, until, shared))
+        process.start()
+        while process.is_alive() and time.time() - shared.begun.value < HUNG:
+            process.join(0.2)
+        hung = process.is_alive()
+        if hung:
+            process.kill()
+        process.join()
+        if process.exitcode != 0:
+            why = "it hangs" if hung else f"the process ended with {process.exitcode}"
+            why = f"more than {LARGE:,} bytes were taken" if process.exitcode == TOO_LARGE else why
+            shared.failed.value += 1
+            keep(name, shared.current.read_bytes(), why)
+        seed += 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="targets (default: all)")
+    parser.add_argument("--minutes", type=float, default=10, help="for all together")
+    parser.add_argument("--seed", type=int, default=secrets.randbits(32))
+    given = parser.parse_args()
+    known = targets()
+    names = given.names or sorted(known)
+    if unknown := [name for name in names if name not in known]:
+        parser.error(f"there is no {unknown[0]}; choose from {', '.join(sorted(known))}")
+    print(f"seed {given.seed}; {given.minutes:g} minutes for {', '.join(names)}", flush=True)
+    failed = tried = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            counts = (Context.Value("Q", 0), Context.Value("d", time.time()), Context.Value("Q", 0))
+            shared = Shared(Path(folder, "current"), *counts)
+            begun = time.time()
+            watch(name, known[name], given.seed, begun + 60 * given.minutes / len(names), shared)
+            seconds = time.time() - begun
+            print(
+                f"{name}: {shared.tried.value:,} inputs in {seconds:.0f} s, {shared.failed.value} failures",
+                flush=True,
+            )
+            failed, tried = failed + shared.failed.value, tried + shared.tried.value
+    print(f"{tried:,} inputs, {failed} failures", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
