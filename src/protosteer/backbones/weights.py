@@ -19,19 +19,23 @@ import torch
 from torch import Tensor
 
 from protosteer.backbones.formats import Checkpoint
-from protosteer.errors import WeightsError
+from protosteer.errors import OtherWeights, WeightsError
 from protosteer.method.vit import ViT, ViTConfig, resample_positions
 from protosteer.util.text import listed
 
 _ANCHORS = ("cls_token", "pos_embed", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight")
 _VIT_NAME = re.compile(r"(?:cls|reg)_token|pos_embed|(?:patch_embed\.proj|norm|fc_norm)\.\w+|blocks\.\d+\..+")
+_MOST_GRID = 64  # patches along a side that positions are interpolated for: attention takes the fourth power
 _WIDE_HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}  # so400m, huge, giant, gigantic: heads wider than 64
 
 
 def load_vit(
-    checkpoint: Checkpoint, heads: int | None = None, image_size: int | None = None
+    checkpoint: Checkpoint,
+    heads: int | None = None,
+    image_size: int | None = None,
+    expected: str | None = None,
 ) -> tuple[ViT, str]:
-    """The frozen ViT of a checkpoint for images of `image_size`, and its fingerprint."""
+    """The frozen ViT of a checkpoint for images of `image_size`, and its fingerprint, if that is as `expected`."""
     path, tensors, about = checkpoint.path, checkpoint.tensors, checkpoint.about
     heads = about.get("heads") if heads is None else heads
     image_size = about.get("image_size") if image_size is None else image_size
@@ -45,6 +49,8 @@ def load_vit(
     tensors, config = _fold_register_positions(tensors, config)
     config = _at_size(path, config, image_size)
     digest = fingerprint(tensors, config)
+    if expected not in (None, digest):
+        raise OtherWeights(f"{path} has fingerprint {digest[:12]} at images of {config.image_size} pixels")
     positions = resample_positions(tensors["pos_embed"], config.grid, config.position_for_class)
     with torch.device("meta"):
         vit = ViT(config)
@@ -122,7 +128,13 @@ def _at_size(path: Path, config: ViTConfig, image_size: int | None) -> ViTConfig
             f"{path}: image size {size} is not a multiple of the patch size {config.patch_size}; "
             f"pass image_size={max(1, round(size / config.patch_size)) * config.patch_size}"
         )
-    return replace(config, image_size=size)
+    sized = replace(config, image_size=size)
+    if sized.grid > max(_MOST_GRID, config.grid):
+        raise WeightsError(
+            f"{path}: images of {size} pixels make {sized.grid} x {sized.grid} patches, more than "
+            f"{_MOST_GRID} x {_MOST_GRID}; pass a smaller image_size="
+        )
+    return sized
 
 
 def _fold_register_positions(

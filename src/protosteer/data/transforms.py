@@ -23,6 +23,7 @@ from torch import Tensor
 from protosteer.errors import DataError
 
 INTERPOLATIONS = ("bicubic", "bilinear")
+MOST_CANVAS = 4096  # pixels along a side: 50 MB per image
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,11 @@ class Preprocessing:
             raise DataError(f"preprocessing image_size is {self.image_size}; it must be at least 1")
         if not 0 < self.crop <= 1:
             raise DataError(f"preprocessing crop is {self.crop}; it must lie in (0, 1]")
+        if self.image_size > MOST_CANVAS * self.crop:
+            raise DataError(
+                f"preprocessing image_size {self.image_size} and crop {self.crop} need images of more than "
+                f"{MOST_CANVAS} pixels a side; give a smaller size or a larger crop"
+            )
         if self.interpolation not in INTERPOLATIONS:
             choices = " or ".join(INTERPOLATIONS)
             raise DataError(f"preprocessing interpolation is {self.interpolation!r}; choose {choices}")
