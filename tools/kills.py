@@ -11,33 +11,33 @@ the bit, that of the undisturbed run, with nothing beside it.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 
+# The first four, too, so that no fork has to load what they load.
+import protosteer.cli
+import protosteer.data.augment
+import protosteer.photos.teaching
+import protosteer.report.progress
 from protosteer import modelfile
 from protosteer.errors import ProtosteerError
-
-_TRAINED = ("epochs=40", "batch_size=16", "neck_hidden=64", "augmentation=none")
-# What `protosteer` does, but keeps its training at every step: a kill between two is the more telling.
-_COMMAND = """
-import sys
-from protosteer.cli import main
 from protosteer.running.resume import Bookmark
-Bookmark.__init__.__defaults__ = (0.0,)
-sys.exit(main(sys.argv[1:]))
-"""
+
+_TRAINED = ("epochs=15", "batch_size=16", "neck_hidden=64", "augmentation=none")
 
 
 @dataclass
@@ -62,6 +62,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the moments (default: 0)")
     parser.add_argument("--minutes", type=float, default=60.0, help="end after so many (default: 60)")
     asked = parser.parse_args()
+    torch.set_num_threads(1)  # a process with more cannot be forked
     chance, tally, end = random.Random(asked.seed), Tally(), time.monotonic() + 60 * asked.minutes
     with tempfile.TemporaryDirectory() as folder:
         rounds = _rounds(Path(folder))
@@ -86,16 +87,19 @@ class Round:
 
     @classmethod
     def prepare(cls, words: list[str], model: Path) -> Round:
-        before, states = _content(model), []
+        before = _content(model)
+        states: list[bytes] = []
         began = time.monotonic()
-        process = _start(words)
-        while process.poll() is None:
+
+        def look() -> None:
             now = _content(model)
             if now is not None and now != before and now not in states:
                 states.append(now)
-            time.sleep(0.002)
+
+        process = _Command(words)
+        process.wait(math.inf, look)
         last = _content(model)
-        if process.returncode or last is None:
+        if process.code or last is None:
             raise SystemExit(f"protosteer {' '.join(words)} failed undisturbed")
         return cls(words, model, before, [*(s for s in states if s != last), last], time.monotonic() - began)
 
@@ -104,23 +108,18 @@ class Round:
         _put(self.model, self.before)
         tally.rounds += 1
         while True:
-            process = _start(self.words)
+            process = _Command(self.words)
             undisturbed = tally.kills >= most or time.monotonic() > end or chance.random() < 0.15
-            try:
-                process.wait(None if undisturbed else chance.uniform(0.3, 1.1) * self.seconds)
+            if process.wait(math.inf if undisturbed else chance.uniform(0.0, 1.1) * self.seconds):
                 break
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGKILL)
-                process.wait()
-                tally.kills += 1
-                self._look(tally)
-        if process.returncode and _content(self.model) != self.states[-1]:
-            tally.problems.append(
-                f"{self.words[0]} failed after {tally.kills} kills (code {process.returncode})"
-            )
+            process.kill()
+            tally.kills += 1
+            self._look(tally)
+        if process.code and _content(self.model) != self.states[-1]:
+            tally.problems.append(f"{self.words[0]} failed after {tally.kills} kills (code {process.code})")
         elif _content(self.model) != self.states[-1]:
             tally.problems.append(f"{self.words[0]}: other bits after {tally.kills} kills")
-        elif process.returncode == 0 and self._beside():
+        elif process.code == 0 and self._beside():
             tally.problems.append(f"{self.words[0]}: left {self._beside()[0].name} beside the model")
 
     def _look(self, tally: Tally) -> None:
@@ -169,10 +168,39 @@ def _pictures(folder: Path, colour: int, count: int) -> None:
         Image.fromarray(pixels).save(folder / f"{i:02}.png")
 
 
-def _start(words: list[str]) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", _COMMAND, *words]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+class _Command:
+    """`protosteer WORDS` in a process of its own, forked, so that it need not load everything anew.
+
+    It keeps its training at every step: a kill between two is the more telling.
+    """
+
+    def __init__(self, words: list[str]):
+        self.code: int | None = None  # once it has ended
+        self.pid = os.fork()
+        if self.pid:
+            return
+        try:
+            silent = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(silent, 1)
+            os.dup2(silent, 2)
+            Bookmark.__init__.__defaults__ = (0.0,)
+            os._exit(protosteer.cli.main(words))
+        finally:
+            os._exit(70)
+
+    def wait(self, seconds: float, meanwhile: Callable[[], object] = lambda: None) -> bool:
+        """Whether it has ended by then."""
+        end = time.monotonic() + seconds
+        while self.code is None and time.monotonic() < end:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.code = os.waitstatus_to_exitcode(status) if pid else None
+            meanwhile()
+            time.sleep(0.002)
+        return self.code is not None
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
 
 
 def _content(path: Path) -> bytes | None:
