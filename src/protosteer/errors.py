@@ -13,6 +13,10 @@ class WeightsError(ProtosteerError):
     """Backbone weights are absent, unreadable or of another architecture."""
 
 
+class OtherWeights(WeightsError):
+    """Weights are not those that were asked for by their fingerprint."""
+
+
 class DataError(ProtosteerError, ValueError):
     """Images or labels cannot be used as they are."""
 

@@ -27,6 +27,7 @@ from protosteer.running.listeners import listeners
 from protosteer.running.progress import OnStage, Stage
 from protosteer.running.resume import Bookmark
 from protosteer.settings import Settings
+from protosteer.util.text import check_name
 
 # Images whose pixels and embeddings are in memory at once while predicting.
 _CHUNK = 128
@@ -97,6 +98,9 @@ class Learner:
         classes = sorted(set(labels))
         if not classes:
             raise DataError("there are no images to learn from")
+        check_name(name, "the task")
+        for label in classes:
+            check_name(label, "class")
         self.memory.check_new(name, classes)
         number = {label: i for i, label in enumerate(classes)}
         numbers = torch.tensor([number[label] for label in labels])
@@ -115,8 +119,7 @@ class Learner:
 
     def add_class(self, name: str, images: Any) -> TaskRecord:
         """Learn one class from a handful of images, at once: see `method.task.learn_class`."""
-        if not name.strip():
-            raise DataError("the class has no name; give one")
+        check_name(name, "the class")
         self.memory.check_new(self.memory.free_name(name), [name])
         seen = SeenImages(as_images(images, self.backbone.preprocessing), self.backbone, self.settings, name)
         record = learn_class(name, seen, self.memory, self.settings)
@@ -128,12 +131,23 @@ class Learner:
     def predict(self, images: Any) -> Prediction:
         """Predict paths, a folder, PIL images, or a tensor of pixels."""
         parts = list(self._matches(as_images(images, self.backbone.preprocessing), _CHUNK))
-        return Prediction.build(self.index, Matches.join(parts), self.temperature)
+        return self._answer(Matches.join(parts))
 
     def stream(self, images: Any, chunk: int = _CHUNK) -> Iterator[Prediction]:
         """The same, `chunk` images at a time, so that the first are known before the last are read."""
         for part in self._matches(as_images(images, self.backbone.preprocessing), chunk):
-            yield Prediction.build(self.index, part, self.temperature)
+            yield self._answer(part)
+
+    def _answer(self, matches: Matches) -> Prediction:
+        """A number that is none would be taken for an answer, and be greater or less than nothing."""
+        answer = Prediction.build(self.index, matches, self.temperature)
+        for numbers in (answer.scores, answer.similarities, answer.probabilities, answer.energy):
+            if not numbers.isfinite().all():
+                raise LearnerError(
+                    "similarities to what was learned are not finite numbers; the model or the backbone's weights "
+                    "are damaged: use another copy"
+                )
+        return answer
 
     @property
     def temperature(self) -> float:

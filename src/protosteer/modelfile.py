@@ -6,6 +6,8 @@ Writing goes to a temporary name that is synced and then renamed.
 from __future__ import annotations
 
 import dataclasses
+import os
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +18,16 @@ from torch import Tensor
 
 import protosteer
 from protosteer.backbones import Backbone, find_weights, full_name
-from protosteer.errors import LearnerError, ModelFileError, ProtosteerError, WeightsError
+from protosteer.errors import LearnerError, ModelFileError, OtherWeights, ProtosteerError, WeightsError
 from protosteer.method.memory import About, ClassRecord, Memory, TaskRecord
 from protosteer.method.merging import Renames, concatenate
 from protosteer.method.prototypes import Centroids, Sketch
-from protosteer.modelchecks import check_backbone, check_memory, check_task
+from protosteer.modelchecks import check_memory, check_model_header, check_packed
 from protosteer.settings import Settings
-from protosteer.util.files import write_atomically
+from protosteer.util.files import real, write_atomically
+from protosteer.util.reading import read_regular
 from protosteer.util.sealed import seal, unseal
+from protosteer.util.text import check_name
 
 FORMAT = 2  # 1: without sketches; still read, and still written where there are none
 ADAPTED = "adapted"  # what a header has instead of "format" where the file is no model: photos/adapting.py
@@ -49,6 +53,11 @@ class Model:
                     f"{self.path} needs backbone '{about['name']}', which cannot be loaded ({error}); "
                     "load it yourself and pass it as backbone="
                 ) from error
+        self._refuse_other(given)
+        return given
+
+    def _refuse_other(self, given: Backbone) -> None:
+        about = self.backbone
         if given.fingerprint != about["fingerprint"]:
             raise ModelFileError(
                 f"{self.path} was learned with backbone '{about['name']}' ({about['fingerprint'][:12]}), not with "
@@ -59,14 +68,18 @@ class Model:
                 f"{self.path} was learned with preprocessing {about['preprocessing']}, the backbone given has "
                 f"{given.preprocessing.to_dict()}; load the backbone with the same mean, std and crop"
             )
-        return given
+        if (given.dim, given.depth) != (about["dim"], about["depth"]):  # by which prompts were checked
+            raise ModelFileError(
+                f"{self.path} says of its backbone that it has width {about['dim']} and depth {about['depth']}, "
+                f"which are {given.dim} and {given.depth}; it was not written by protosteer"
+            )
 
     def write(self, path: str | Path) -> None:
         """Write the model so that `path` holds either the old file or the whole new one, never a part.
 
         A link stays one: it is the file behind it that changes, so that nothing forgotten is left there.
         """
-        write_atomically(Path(path).resolve(), self.pack())
+        write_atomically(real(Path(path)), self.pack())
 
     def pack(self) -> bytes:
         """The contents of a model file; equal models give equal bytes."""
@@ -99,22 +112,32 @@ class Model:
     def load_backbone(
         self, name: str | None = None, weights: Path | None = None, device: str | torch.device = "cpu"
     ) -> Backbone:
-        """The model's backbone with its preprocessing, from where its weights were unless told otherwise."""
+        """The model's backbone with its preprocessing, from where its weights were unless told otherwise.
+
+        Weights that are not the model's are refused before anything is made of them in the size that it names.
+        """
         about = self.backbone
         hint = about.get("weights") if name is None or full_name(name) == about["name"] else None
         same = about["preprocessing"]
-        if weights is None and hint and Path(hint).is_file():
+        if weights is None and hint and os.path.isfile(hint):  # any text
             weights = Path(hint)
-        return Backbone.load(
-            name or about["name"],
-            weights=weights,
-            image_size=about["image_size"],
-            mean=same["mean"],
-            std=same["std"],
-            crop=same["crop"],
-            heads=about["heads"],
-            device=device,
-        )
+        try:
+            return Backbone.load(
+                name or about["name"],
+                weights=weights,
+                image_size=about["image_size"],
+                mean=same["mean"],
+                std=same["std"],
+                crop=same["crop"],
+                heads=about["heads"],
+                device=device,
+                fingerprint=about["fingerprint"],
+            )
+        except OtherWeights as error:
+            raise ModelFileError(
+                f"{self.path} was learned with backbone '{about['name']}' ({about['fingerprint'][:12]}), and "
+                f"{error}; predictions would be meaningless"
+            ) from error
 
 
 def _place(prompts: list[Tensor], prompt: Tensor) -> int:
@@ -138,6 +161,9 @@ def merge(
     if not models:
         raise ModelFileError("merge needs at least one model")
     first = models[0]
+    for kind, new in [("class", renames), ("task", task_renames)]:
+        for old, name in (new or {}).items():
+            check_name(name, f"what {kind} '{old}' is to be called,")
     for other in models[1:]:
         _check_alike(first, other)
     memory = concatenate([model.memory for model in models], renames, task_renames)
@@ -167,11 +193,11 @@ def _check_alike(first: Model, other: Model) -> None:
 def read(path: str | Path) -> Model:
     """Read and check a model file."""
     path = Path(path)
-    if not path.is_file():
-        raise ModelFileError(f"there is no model file {path}; check the path")
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
+        if not os.path.exists(path):
+            raise ModelFileError(f"there is no model file {path}; check the path") from error
         raise ModelFileError(f"{path} cannot be read ({error.strerror})") from error
     return unpack(data, path)
 
@@ -183,14 +209,15 @@ def unpack(data: bytes, path: Path) -> Model:
         raise ModelFileError(f"{path} is an adapted backbone, not a model; learn a model with it first")
     if header.get("format") not in (1, FORMAT):
         raise ModelFileError(
-            f"{path} has format {header.get('format')}, this version reads up to {FORMAT}; use protosteer "
-            f"{header.get('protosteer')}"
+            f"{path} has format {reprlib.repr(header.get('format'))}, this version reads up to {FORMAT}; use the "
+            f"protosteer that wrote it, {reprlib.repr(header.get('protosteer'))}"
         )
     try:
-        check_backbone(header["backbone"])
+        check_model_header(header)
+        about = header["backbone"]
         memory = Memory(_task(t, task, tensors) for t, task in enumerate(header["tasks"]))
-        check_memory(memory, header["backbone"])
-        return Model(path, header["backbone"], Settings.from_file(header["settings"]), memory)
+        check_memory(memory, about["dim"], about["depth"])
+        return Model(path, about, Settings.from_file(header["settings"]), memory)
     except (KeyError, TypeError, ProtosteerError) as error:
         raise ModelFileError(
             f"{path} has an inconsistent header ({error}); it was not written by protosteer"
@@ -198,8 +225,6 @@ def unpack(data: bytes, path: Path) -> Model:
 
 
 def _task(t: int, header: dict[str, Any], tensors: dict[str, Tensor]) -> TaskRecord:
-    check_task(header)
-
     def whole(name: str) -> Tensor:
         tensor = tensors[name]
         return tensor.float() if tensor.dtype == torch.float16 else tensor
@@ -207,8 +232,10 @@ def _task(t: int, header: dict[str, Any], tensors: dict[str, Tensor]) -> TaskRec
     def sketch(prefix: str) -> Sketch | None:
         if f"{prefix}.points" not in tensors:
             return None
-        parts = ("points", "steps", "counts", "deviations")
-        return Sketch.unpacked({p: tensors[f"{prefix}.{p}"] for p in parts if f"{prefix}.{p}" in tensors})
+        names = ("points", "steps", "counts", "deviations")
+        parts = {p: tensors[f"{prefix}.{p}"] for p in names if f"{prefix}.{p}" in tensors}
+        check_packed(parts, prefix)
+        return Sketch.unpacked(parts)
 
     classes = []
     for i, name in enumerate(header["classes"]):

@@ -26,6 +26,7 @@ from protosteer.learner import Learner
 from protosteer.method.memory import Memory
 from protosteer.photos import teaching
 from protosteer.photos.rejection import threshold
+from protosteer.util.files import write_and_hold
 
 QUICK = ["--set", "prompts=false"]
 TRAINED = ["--set", "epochs=1", "--set", "batch_size=16", "--set", "neck_hidden=16"]
@@ -468,13 +469,17 @@ def test_forget_removes_says_before_and_after_and_keeps_no_backup(model, capsys)
     assert "after: 1 class, 1 task, " in capsys.readouterr().out
 
 
-def test_forget_removes_what_a_killed_process_left_behind_long_ago(model):
-    old, young = (model.with_name(f".shop.protosteer.{name}.tmp") for name in ("old", "young"))
-    for path in (old, young):
-        path.write_bytes(model.read_bytes())
-    os.utime(old, (0, 0))
+def test_forget_removes_at_once_what_killed_processes_left_and_says_what_it_cannot_remove(model, capsys):
+    for name in ("a.tmp", "b.part", "b.part.c.tmp"):
+        model.with_name(f".shop.protosteer.{name}").write_bytes(model.read_bytes())
     assert main(["forget", str(model), "one"]) == 0
-    assert not old.exists() and young.exists()
+    assert list(model.parent.iterdir()) == [model]
+    assert "no copy of the old file was kept" in capsys.readouterr().err
+    bookmark = model.with_name(".shop.protosteer.d.part")
+    with write_and_hold(bookmark, b"of a learning that is under way"):
+        assert main(["forget", str(model), "two"]) == 0
+    said = capsys.readouterr().err
+    assert f"warning: {bookmark} may hold what was forgotten" in said and "no copy" not in said
 
 
 def test_forget_a_task_with_a_backup(model, capsys):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from conftest import OnStep, easy_task, tiny_backbone, train
+from protosteer.errors import ProtosteerWarning, TrainingError
 from protosteer.learner import Learner
 from protosteer.method.prototypes import Prototypes
 from protosteer.method.training import State, Trained
@@ -113,3 +114,27 @@ def test_a_learner_goes_on_with_a_task(tmp_path: Path):
     record = learner.learn((images, labels), name="first", bookmark=bookmark)
     for (name, mine), (_, theirs) in zip(record.tensors(), whole.memory.tasks[0].tensors(), strict=True):
         assert torch.equal(mine, theirs), name
+
+
+@pytest.mark.parametrize("keep", [0, 7, 100, -1])
+def test_a_damaged_bookmark_is_left_out_with_a_line_and_training_starts_over(tmp_path, whole, keep):
+    path = tmp_path / "training.safetensors"
+    with pytest.raises(Killed):
+        resumed(path, stop_after=4)
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.warns(ProtosteerWarning, match="is damaged and is left out; the training .* starts over"):
+        again = resumed(path)
+    assert torch.equal(again.prompt, whole.prompt) and again.epochs == whole.epochs
+
+
+def test_a_bookmark_that_someone_made_up_is_refused_in_one_line(tmp_path):
+    path = tmp_path / "training.safetensors"
+    with pytest.raises(Killed):
+        resumed(path, stop_after=4)
+    kept = Bookmark(path).load()
+    assert kept is not None
+    tensors, about = kept
+    for changed in ({**tensors, "rng": torch.ones(3)}, {"rng": tensors["rng"]}):
+        Bookmark(path).save(changed, about)
+        with pytest.raises(TrainingError, match="does not hold what this training needs"):
+            resumed(path)

@@ -27,6 +27,8 @@ from protosteer.method.vit import ViT
 # takes fresh memory from the system for every result, embedding was a quarter slower; much smaller batches
 # have too little to do.
 _CPU_WIDEST = 10 * 2**20
+# A prompt of more would take gigabytes, image by image.
+MOST_PROMPT_TOKENS = 4096
 PRECISIONS = ("auto", "fp32", "bf16")
 
 
@@ -65,21 +67,23 @@ class Backbone:
         heads: int | None = None,
         device: str | torch.device = "cpu",
         precision: str = "auto",
+        fingerprint: str | None = None,
     ) -> Backbone:
         """`name`: nano, vit, deit, dino, mae, or a model on timm's hub; beside `weights=FILE`, any name.
 
+        `fingerprint`: that they must have; others are refused before anything is made of them.
         `precision`: fp32, bf16, or auto: bf16 on a CUDA device that has it, fp32 elsewhere.
         """
         full, paper = full_name(name), paper_weights(name)
         path = Path(weights) if weights is not None else find_weights(full) or fetch_weights(full)
         checkpoint = read_checkpoint(path, config_beside(path))
-        vit, fingerprint = load_vit(checkpoint, heads, image_size)
+        vit, found = load_vit(checkpoint, heads, image_size, fingerprint)
         if paper:
             paper.check(vit.config, path)
         asked = {"mean": mean, "std": std, "crop": crop}
         told = checkpoint.about | {key: value for key, value in asked.items() if value is not None}
         how = preprocessing(full, path, vit.config.image_size, told)
-        return cls(full, vit, how, fingerprint, path, precision).to(device)
+        return cls(full, vit, how, found, path, precision).to(device)
 
     def trainable_copy(self) -> Backbone:
         """An independent backbone whose ViT can be trained as a whole."""
@@ -118,8 +122,8 @@ class Backbone:
 
     def prompt_shape(self, length: int, deep: bool = True, from_layer: int = 1) -> tuple[int, int, int]:
         """[S, L, D] of a prompt with `length` tokens, deep ones in the layers from `from_layer` on."""
-        if length < 1:
-            raise SettingsError(f"prompt length is {length}; it must be at least 1")
+        if not 1 <= length <= MOST_PROMPT_TOKENS:
+            raise SettingsError(f"prompt length is {length}; it must lie in 1 to {MOST_PROMPT_TOKENS}")
         if from_layer > 1 and not (deep and from_layer < self.depth):
             raise SettingsError(
                 f"prompt_from_layer = {from_layer}: {self.name} has {self.depth} layers, so a deep prompt "

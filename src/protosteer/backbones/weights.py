@@ -20,7 +20,7 @@ from torch import Tensor
 
 from protosteer.backbones.formats import Checkpoint
 from protosteer.backbones.guards import MOST_BLOCKS, names
-from protosteer.errors import WeightsError
+from protosteer.errors import OtherWeights, WeightsError
 from protosteer.method.vit import ViT, ViTConfig, resample_positions
 
 _ANCHORS = ("cls_token", "pos_embed", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight")
@@ -30,9 +30,12 @@ _WIDE_HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}  # so400m, huge, giant, g
 
 
 def load_vit(
-    checkpoint: Checkpoint, heads: int | None = None, image_size: int | None = None
+    checkpoint: Checkpoint,
+    heads: int | None = None,
+    image_size: int | None = None,
+    expected: str | None = None,
 ) -> tuple[ViT, str]:
-    """The frozen ViT of a checkpoint for images of `image_size`, and its fingerprint."""
+    """The frozen ViT of a checkpoint for images of `image_size`, and its fingerprint, if that is as `expected`."""
     path, tensors, about = checkpoint.path, checkpoint.tensors, checkpoint.about
     heads = about.get("heads") if heads is None else heads
     image_size = about.get("image_size") if image_size is None else image_size
@@ -46,6 +49,8 @@ def load_vit(
     tensors, config = _fold_register_positions(tensors, config)
     config = _at_size(path, config, image_size)
     digest = fingerprint(tensors, config)
+    if expected not in (None, digest):
+        raise OtherWeights(f"{path} has fingerprint {digest[:12]} at images of {config.image_size} pixels")
     positions = resample_positions(tensors["pos_embed"], config.grid, config.position_for_class)
     with torch.device("meta"):
         vit = ViT(config)

@@ -10,10 +10,10 @@ from typer import Argument, Option
 
 from protosteer.cli.common import app, make_console, polite_kill, say
 from protosteer.cli.learning import check_place, goes_on, look, new_backbone, tell_unreadable
-from protosteer.cli.models import PANEL, clear_up, prepare
+from protosteer.cli.models import PANEL, prepare
 from protosteer.cli.options import Device, Json, Settings, Threads, Weights, path_of
+from protosteer.cli.saving import put_new, refuse_existing
 from protosteer.cli.words import parse_settings
-from protosteer.errors import ProtosteerError
 
 if TYPE_CHECKING:
     from protosteer.learner import Learner
@@ -48,11 +48,9 @@ def adapt(
     from protosteer.data.folders import read_folder
     from protosteer.learner import Learner
     from protosteer.settings import Settings
-    from protosteer.util.files import writing
     from protosteer.util.text import counted
 
-    if out.exists():
-        raise ProtosteerError(f"{out} exists already; choose another file with --out")
+    refuse_existing(out)
     found = look(folder, read_folder(folder))
     check_place(out, "--out")
     classes, images = counted(len(found.counts), "class"), counted(len(found.files), "image")
@@ -61,9 +59,6 @@ def adapt(
     settings = Settings.preset("best", **parse_settings(set_ or []))
     learner = Learner(new_backbone(backbone, weights, prepare(device, threads)), settings)
     adapted = _adapt(learner, found, out)
-    with writing(out, "--out"):
-        adapted.write(out)
-    clear_up(out)
     if as_json:
         print(json.dumps({**adapted.describe(), "path": str(out)}, indent=1))
     say(
@@ -76,16 +71,19 @@ def _adapt(learner: Learner, found: Survey, out: Path) -> Adapted:
     from protosteer.photos.teaching import bookmark_path
     from protosteer.report.progress import LearnProgress
     from protosteer.running.resume import Bookmark
-    from protosteer.util.files import writing
+    from protosteer.util.files import real, writing
 
-    bookmark = Bookmark(bookmark_path(out.resolve(), found, learner, None, 0.0))
+    bookmark = Bookmark(bookmark_path(real(out), found, learner, None, 0.0))
     console = make_console(stderr=True)
     try:
         with polite_kill(), writing(bookmark.path, "--out"), LearnProgress(console) as progress:
             adapted = adapt(learner.backbone, found, learner.settings, progress.on_stage, bookmark)
+            put_new(out, adapted.write)
     except KeyboardInterrupt:
         say(f"stopped; {out} is not there yet{goes_on(bookmark)}")
         raise
+    finally:
+        bookmark.release()
     bookmark.clear()
     return adapted
 

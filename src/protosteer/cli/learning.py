@@ -103,7 +103,6 @@ def learn(
     learner = _learner(old, backbone, weights, adapted, preset, changes, prepare(device, threads))
     _tell_begun(learner, found, writer)
     taught = _teach(learner, found, writer, holdout)
-    clear_up(path)
     if as_json:
         print(json.dumps(figures(found, taught), indent=1))
     _tell_taught(taught, learner, path, as_json)
@@ -171,13 +170,14 @@ def _size(memory: Memory) -> str:
 
 
 def check_place(path: Path, option: str) -> None:
-    """Where nothing can be written is better known now than when everything is learned."""
-    from protosteer.util.files import writing
+    """Where nothing can be written is better known now than when everything is learned. Clears up there, too."""
+    from protosteer.util.files import real, writing
 
-    folder = path.resolve().parent
+    folder = real(path).parent
     with writing(path, option):
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
+    clear_up(path)
 
 
 def _learner(
@@ -245,10 +245,10 @@ def _teach(learner: Learner, found: Survey, writer: TaskWriter, holdout: float) 
     from protosteer.photos.teaching import bookmark_path, teach
     from protosteer.report.progress import LearnProgress
     from protosteer.running.resume import Bookmark
-    from protosteer.util.files import writing
+    from protosteer.util.files import real, writing
 
     path, name = writer.path, writer.name
-    bookmark = Bookmark(bookmark_path(path.resolve(), found, learner, name, holdout))
+    bookmark = Bookmark(bookmark_path(real(path), found, learner, name, holdout))
     console = make_console(stderr=True)
 
     def on_usable(usable: Learner, early: Taught) -> None:
@@ -264,6 +264,8 @@ def _teach(learner: Learner, found: Survey, writer: TaskWriter, holdout: float) 
         usable = "can be used as it is" if writer.begun else "is as it was"
         say(f"stopped; {path} {usable}{goes_on(bookmark) if writer.begun else ''}")
         raise
+    finally:
+        bookmark.release()
     bookmark.clear()
     return taught
 

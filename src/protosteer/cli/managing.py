@@ -16,6 +16,7 @@ from protosteer.cli.adapting import tell as tell_adapted
 from protosteer.cli.common import app, check_plot, say, show, write_plot
 from protosteer.cli.models import PANEL, clear_up, open_learner, say_notes
 from protosteer.cli.options import Device, Json, ModelBackbone, ModelFile, ModelWeights, Threads
+from protosteer.cli.saving import put_new, refuse_existing
 from protosteer.cli.words import parse_pairs
 from protosteer.errors import ModelFileError, ProtosteerError
 
@@ -39,28 +40,30 @@ def forget(
     from protosteer.method.forgetting import forget as forget_one
     from protosteer.method.forgetting import forget_all
     from protosteer.method.memory import Memory
-    from protosteer.util.files import Identity, write_atomically, writing
+    from protosteer.util.files import Identity, real, replacing, write_atomically, writing
+    from protosteer.util.reading import read_regular
     from protosteer.util.text import printable
 
     if bool(names) == (task is not None):
         raise typer.BadParameter("name the classes to forget, or one task with --task")
-    identity = Identity.of(model)
-    old = modelfile.read(model)
-    memory = Memory(old.memory.tasks)
-    outcome = [forget_one(memory, task=task)] if task is not None else forget_all(memory, names or [])
-    before = _size(old)
-    if backup:
-        if backup.exists():
-            raise ProtosteerError(f"{backup} exists already; choose another file for --backup")
-        with writing(backup, "--backup"):
-            write_atomically(backup, model.read_bytes())
-    new = dataclasses.replace(old, memory=memory)
-    if Identity.of(model) != identity:
-        raise ProtosteerError(f"{model} was changed by someone else meanwhile; run the same command again")
-    with writing(model, None):
+    with writing(model, None), replacing(real(model)):
+        identity = Identity.of(model)
+        old = modelfile.read(model)
+        memory = Memory(old.memory.tasks)
+        outcome = [forget_one(memory, task=task)] if task is not None else forget_all(memory, names or [])
+        if backup:
+            if backup.exists():
+                raise ProtosteerError(f"{backup} exists already; choose another file for --backup")
+            with writing(backup, "--backup"):
+                write_atomically(backup, read_regular(model))
+        new = dataclasses.replace(old, memory=memory)
+        if Identity.of(model) != identity:  # by someone who knows of no lock
+            raise ProtosteerError(
+                f"{model} was changed by someone else meanwhile; run the same command again"
+            )
         new.write(model)
-    clear_up(model)
-    after = _size(new)
+        left = clear_up(model, bookmarks=True)
+    before, after = _size(old), _size(new)
     if as_json:
         removed = [dataclasses.asdict(one) for one in outcome]
         kept = str(backup) if backup else None
@@ -70,7 +73,12 @@ def forget(
             print(printable(f"forgotten: {', '.join(one.classes)} (task {one.task}), {one.bytes:,} bytes"))
             print(printable(f"  {one.guarantee}"))
         print(f"before: {_counted(before)}\nafter: {_counted(after)}")
-    say(f"Written: {model}" + (f"; as it was: {backup}" if backup else "; no copy of the old file was kept"))
+    if left:
+        say(
+            f"warning: {left[0]} may hold what was forgotten: someone is at work with it, or it cannot be removed"
+        )
+    kept = f"; as it was: {backup}" if backup else "" if left else "; no copy of the old file was kept"
+    say(f"Written: {model}{kept}")
 
 
 def _size(model: Model) -> dict[str, int]:
@@ -102,19 +110,16 @@ def merge(
 ) -> None:
     """Put the tasks of several models, all of one backbone, into one file. The backbone is not needed."""
     from protosteer import modelfile
-    from protosteer.util.files import writing
 
     if len(models) < 2:
         raise typer.BadParameter("give at least two model files")
-    if out.exists():
-        raise ProtosteerError(f"{out} exists already; choose another file with --out")
+    refuse_existing(out)
     parts = [modelfile.read(path) for path in models]
     classes = {name for part in parts[1:] for name in part.memory.classes}
     tasks = {name for part in parts[1:] for name in part.memory.task_names}
     renames = parse_pairs(rename or [], "--rename", classes)
     merged = modelfile.merge(parts, renames, parse_pairs(rename_task or [], "--rename-task", tasks))
-    with writing(out, "--out"):
-        merged.write(out)
+    put_new(out, merged.write)
     if merged.memory.domain is None and any(part.memory.domain is not None for part in parts):
         say("the models have no prompt for all classes in common: the merged one does without it")
     size = _size(merged)

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from protosteer.modelfile import Model
 
 PANEL = "Your own images"
-# Seconds after which what a killed learning left behind is of no use: one that runs writes much more often.
-STALE = 3600.0
 
 
 def open_learner(
@@ -66,9 +64,12 @@ def prepare(device: str, threads: int | None) -> str:
     return str(choose_device(device))
 
 
-def clear_up(path: Path) -> None:
-    """Remove what killed processes left beside a model file; it may hold what has been forgotten since."""
-    from protosteer.util.files import remove_leftovers
+def clear_up(path: Path, bookmarks: bool = False) -> list[Path]:
+    """Remove what killed processes left beside a file; it may hold what has been forgotten since.
 
-    real = path.resolve()
-    remove_leftovers(real.parent, real.name, older_than=STALE)
+    bookmarks: also those with which learning could go on, if it were not to. Gives what had to stay.
+    """
+    from protosteer.util.files import STALE, real, remove_leftovers
+
+    place = real(path)
+    return remove_leftovers(place.parent, place.name, older_than=0.0 if bookmarks else STALE)

@@ -1,8 +1,9 @@
-"""A task that is being learned, on its way into a model file: first usable, then finished."""
+"""What commands put into files while others may do the same: new files, and tasks that are being learned."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,27 @@ if TYPE_CHECKING:
     from protosteer.learner import Learner
     from protosteer.method.memory import Memory, TaskRecord
     from protosteer.photos.teaching import Taught
+    from protosteer.util.files import Identity
 
 ANOTHER = "another MODEL"  # what to choose where nothing can be written
+
+
+def refuse_existing(out: Path) -> None:
+    from protosteer.errors import ProtosteerError
+
+    if out.exists():
+        raise ProtosteerError(f"{out} exists already; choose another file with --out")
+
+
+def put_new(out: Path, write: Callable[[Path], None]) -> None:
+    """Write a file that must not be there yet."""
+    from protosteer.util.files import real, replacing, writing
+
+    with writing(out, "--out"):
+        real(out).parent.mkdir(parents=True, exist_ok=True)
+    with writing(out, "--out"), replacing(real(out)):
+        refuse_existing(out)  # again: it was looked for before the work began
+        write(out)
 
 
 class TaskWriter:
@@ -31,17 +51,16 @@ class TaskWriter:
 
     def put(self, learner: Learner, taught: Taught) -> Taught:
         """Write what the learner knows; if there is a file, the new task into what that one knows now."""
-        from protosteer.util.files import Identity, writing
+        from protosteer.util.files import Identity, real, replacing, writing
 
-        if self.path.exists():
-            if Identity.of(self.path) != self.identity:
-                say(
-                    f"{self.path} was changed by someone else meanwhile; the task goes into what is there now"
-                )
-            taught = self._put_into_latest(learner, taught)
-        with writing(self.path, ANOTHER):
+        with writing(self.path, ANOTHER), replacing(real(self.path)):
+            now = Identity.of(self.path)
+            if now != self.identity:
+                say(f"{self.path} {_happened(now)}")
+            if now.content is not None:
+                taught = self._put_into_latest(learner, taught)
             learner.save(self.path)
-        self.identity = Identity.of(self.path)
+            self.identity = Identity.of(self.path)
         self.begun = taught.record.name if taught.record.about.unfinished else None
         return taught
 
@@ -74,6 +93,12 @@ class TaskWriter:
             f"task '{self.begun}' was forgotten, or finished, by someone else meanwhile; {self.path} stays as it "
             "is now"
         )
+
+
+def _happened(now: Identity) -> str:
+    if now.content is None:
+        return "was deleted meanwhile; it is written again, with all that it held when learning began"
+    return "was changed by someone else meanwhile; the task goes into what is there now"
 
 
 def _without_forgotten(record: TaskRecord, there: TaskRecord) -> TaskRecord:

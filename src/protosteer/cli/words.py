@@ -58,8 +58,6 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
 
 def parse_pairs(words: list[str], option: str, known: Collection[str]) -> dict[str, str]:
     """old=new, several times. Of several signs in a word, the first after a known name counts."""
-    from protosteer.photos.teaching import speakable
-
     pairs: dict[str, str] = {}
     for word in words:
         places = [i for i, character in enumerate(word) if character == "=" and 0 < i < len(word) - 1]
@@ -69,7 +67,5 @@ def parse_pairs(words: list[str], option: str, known: Collection[str]) -> dict[s
         old, new = word[:place], word[place + 1 :]
         if old in pairs:
             raise typer.BadParameter(f"{old!r} is given two names", param_hint=option)
-        if not speakable(new):
-            raise typer.BadParameter(f"{new!r} has control characters or broken letters", param_hint=option)
         pairs[old] = new
     return pairs

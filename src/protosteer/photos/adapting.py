@@ -20,13 +20,14 @@ from protosteer.data.images import FileImages
 from protosteer.errors import LearnerError, ModelFileError, ProtosteerError, SettingsError
 from protosteer.learner import Learner
 from protosteer.method.memory import Memory
-from protosteer.modelchecks import check_backbone, check_prompt
+from protosteer.modelchecks import check_adapted_header, check_prompt
 from protosteer.modelfile import ADAPTED, Model, backbone_header
 from protosteer.photos.teaching import Survey
 from protosteer.running.progress import OnStage
 from protosteer.running.resume import Bookmark
 from protosteer.settings import Settings
-from protosteer.util.files import write_atomically
+from protosteer.util.files import real, write_atomically
+from protosteer.util.reading import read_regular
 from protosteer.util.sealed import seal, unseal
 
 FORMAT = 1
@@ -96,7 +97,7 @@ class Adapted:
             "images": self.images,
             "fingerprint": self.fingerprint,
         }
-        write_atomically(Path(path).resolve(), seal(header, {"prompt": self.prompt}))
+        write_atomically(real(Path(path)), seal(header, {"prompt": self.prompt}))
 
 
 def adapt(
@@ -123,7 +124,7 @@ def adapt(
 def is_adapted(path: Path) -> bool:
     """Whether it is such a file, whole and unaltered."""
     try:
-        return ADAPTED in unseal(path.read_bytes(), str(path))[0]
+        return ADAPTED in unseal(read_regular(path), str(path))[0]
     except (OSError, ModelFileError):
         return False
 
@@ -131,26 +132,25 @@ def is_adapted(path: Path) -> bool:
 def read(path: str | Path) -> Adapted:
     """Read and check the file of an adapted backbone."""
     path = Path(path)
-    if not path.is_file():
-        raise ModelFileError(f"there is no adapted backbone {path}; check the path")
-    header, tensors = unseal(path.read_bytes(), str(path))
+    try:
+        header, tensors = unseal(read_regular(path), str(path))
+    except OSError as error:
+        raise ModelFileError(
+            f"there is no adapted backbone {path} ({error.strerror}); check the path"
+        ) from error
     if header.get(ADAPTED) != FORMAT:
         raise ModelFileError(
             f"{path} is not an adapted backbone that this version knows; make one with adapt"
         )
     try:
-        backbone, prompt, classes, images = (
+        check_adapted_header(header)
+        backbone, prompt, settings = (
             header["backbone"],
             tensors["prompt"],
-            header["classes"],
-            header["images"],
+            Settings.from_file(header["settings"]),
         )
-        check_backbone(backbone)
-        check_prompt(prompt, backbone.get("dim"), backbone.get("depth"), "the prompt")
-        if not isinstance(images, int) or not all(isinstance(name, str) for name in classes):
-            raise TypeError("classes or images are not what they should be")
-        settings = Settings.from_file(header["settings"])
-        adapted = Adapted(path, backbone, settings, list(classes), images, prompt)
+        check_prompt(prompt, backbone["dim"], backbone["depth"], "the prompt")
+        adapted = Adapted(path, backbone, settings, header["classes"], header["images"], prompt)
         if adapted.fingerprint != header["fingerprint"]:
             raise TypeError("its fingerprint is another's")
         return adapted

@@ -16,7 +16,6 @@ import datetime
 import hashlib
 import os
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from protosteer.method.task import task_seed
 from protosteer.photos.checking import Check, calibrated
 from protosteer.running.progress import OnStage
 from protosteer.running.resume import Bookmark
+from protosteer.util.text import check_name
 
 HOLDOUT = 0.1
 # A class with fewer images needs them all for learning.
@@ -91,10 +91,9 @@ def survey(
     folder = Path(folder)
     files = files or read_folder(folder)
     for label in dict.fromkeys(files.labels):
-        if not speakable(label):
-            raise DataError(
-                f"class folder {label!r} of {folder} has control characters or broken letters in its name; rename it"
-            )
+        check_name(label, f"a class folder of {folder},")
+    if name is not None:
+        check_name(name, "the task")
     left, unreadable = readable(files, lambda done: on_file(done, len(files)))
     empty = set(files.labels) - set(left.labels)
     if empty:
@@ -128,11 +127,6 @@ def unfinished_task(
 
 def _own_name(folder: Path) -> str:
     return Path(os.path.abspath(folder)).name
-
-
-def speakable(name: str) -> bool:
-    """Whether a class's name can be printed in one line, and encoded for others."""
-    return not any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in name)
 
 
 def teach(

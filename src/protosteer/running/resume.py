@@ -6,18 +6,21 @@ the same bits as one that was never interrupted.
 
 from __future__ import annotations
 
-import json
 import time
+import warnings
 from collections.abc import Mapping
+from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
-from protosteer.util.files import write_atomically
+from protosteer.errors import ModelFileError, ProtosteerWarning, TrainingError
+from protosteer.util.files import write_and_hold
+from protosteer.util.reading import read_regular
+from protosteer.util.sealed import seal, unseal
+from protosteer.util.text import one_line
 
 SECONDS = 30.0
 
@@ -29,33 +32,45 @@ class Bookmark:
         self.path = path
         self.seconds = seconds
         self._last = time.monotonic()
+        self._held: FileIO | None = None  # what was saved last: open, and locked, as long as it is in use
 
     def due(self) -> bool:
         return time.monotonic() - self._last >= self.seconds
 
     def save(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
         """Replace what was kept before, atomically."""
-        whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        write_atomically(self.path, save(whole, metadata={"about": json.dumps(about)}))
-        self._last = time.monotonic()
+        held = write_and_hold(self.path, seal(about, tensors))
+        self.release()
+        self._held, self._last = held, time.monotonic()
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """What was kept last; None if there is nothing."""
-        if not self.path.is_file():
+        """What was kept last; None if there is nothing, or nothing whole."""
+        if not self.path.exists():
             return None
-        with safe_open(self.path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            return tensors, json.loads(file.metadata()["about"])
+        try:
+            about, tensors = unseal(read_regular(self.path), str(self.path))
+        except (OSError, ModelFileError):
+            warnings.warn(
+                f"{self.path} is damaged and is left out; the training that was kept there starts over",
+                ProtosteerWarning,
+                stacklevel=2,
+            )
+            return None
+        return tensors, about
 
     def seconds_spent(self) -> float:
         """How long the training that is kept here had taken."""
-        if not self.path.is_file():
-            return 0.0
-        with safe_open(self.path, framework="pt") as file:
-            return float(json.loads(file.metadata()["about"])["seconds"])
+        kept = self.load()
+        return float(kept[1]["seconds"]) if kept else 0.0
+
+    def release(self) -> None:
+        """Nobody trains this any more: from now on it may be removed as a leftover."""
+        if self._held:
+            self._held.close()
 
     def clear(self) -> None:
         self.path.unlink(missing_ok=True)
+        self.release()
 
 
 class Training(Protocol):
@@ -83,18 +98,24 @@ class Resume:
 
     def begin(self, training: Training) -> None:
         kept = self.bookmark.load()
-        if kept is None or kept[1]["which"] != self.which:
+        if kept is None or kept[1].get("which") != self.which:
             return
         tensors, about = kept
-        for name, parameter in training.parameters.items():
-            parameter.data.copy_(tensors[name])
-            moments = {key: tensors[f"{name}/{key}"] for key in about["moments"]}
-            training.optimiser.state[parameter] = {
-                key: value if key == "step" else value.to(parameter.device) for key, value in moments.items()
-            }
-        training.put_back(tensors, about["notes"])
-        torch.set_rng_state(tensors["rng"])
-        self.earlier = about["seconds"]
+        try:
+            training.put_back(tensors, about["notes"])
+            for name, parameter in training.parameters.items():
+                parameter.data.copy_(tensors[name])
+                moments = {key: tensors[f"{name}/{key}"] for key in about["moments"]}
+                training.optimiser.state[parameter] = {
+                    key: value if key == "step" else value.to(parameter.device)
+                    for key, value in moments.items()
+                }
+            torch.set_rng_state(tensors["rng"])
+            self.earlier = float(about["seconds"])
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise TrainingError(
+                f"{self.bookmark.path} does not hold what this training needs ({one_line(str(error))}); remove it"
+            ) from error
 
     def step(self, training: Training) -> None:
         if self.bookmark.due():

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from starlette.requests import ClientDisconnect, Request
 
-from protosteer.errors import SettingsError
+from protosteer.errors import DataError, SettingsError
 from protosteer.learner import Learner
 from protosteer.photos.rejection import check_fraction
-from protosteer.photos.teaching import speakable
 from protosteer.serve.answers import Taught
 from protosteer.serve.batching import Batcher, Row
 from protosteer.serve.jobs import Jobs
@@ -21,8 +20,8 @@ from protosteer.serve.limits import Limits, Refused
 from protosteer.serve.metrics import Metrics
 from protosteer.serve.store import Store
 from protosteer.serve.uploads import Uploads
+from protosteer.util.text import check_name
 
-_NAME_LENGTH = 200
 _DRAIN_SECONDS = 3.0  # for what is in the queue when the service stops
 _JOIN_SECONDS = 5.0  # for a batch or a training step that is under way then
 
@@ -75,11 +74,10 @@ class Service:
         ]
 
     async def teach(self, request: Request, name: str, train: bool) -> Taught:
-        if not name.strip() or len(name) > _NAME_LENGTH or not speakable(name):
-            raise Refused(
-                422,
-                f"the class's name needs 1 to {_NAME_LENGTH} characters, none of them a control character",
-            )
+        try:
+            check_name(name, "the class")
+        except DataError as error:
+            raise Refused(422, str(error)) from error
         self.store.current.memory.check_new("", [name])
         if train:
             self.store.check_trainable()

@@ -19,7 +19,7 @@ from protosteer.method.forgetting import Forgotten, forget
 from protosteer.method.memory import Memory, TaskRecord
 from protosteer.serve.limits import Refused
 from protosteer.serve.snapshot import Snapshot
-from protosteer.util.files import Identity
+from protosteer.util.files import Identity, real, replacing
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
@@ -30,7 +30,7 @@ class Outdated(Exception):
 
 class Store:
     def __init__(self, learner: Learner, path: Path, writable: bool):
-        self.path = path.resolve()  # so that a link to the file stays one
+        self.path = real(path)
         self._identity = Identity.of(self.path)
         if writable:
             _check_same(learner.memory, self.path)
@@ -89,19 +89,22 @@ class Store:
             raise Outdated
 
     def _change(self, memory: Memory) -> None:
-        if Identity.of(self.path) != self._identity:
-            raise Refused(409, f"the model file {self.path.name} changed on disk; restart the service")
         learner = self.current.learner.copy()
         learner.memory = memory
         following = Snapshot(learner, self.path)
         try:
-            learner.save(self.path)
+            with replacing(self.path):
+                if Identity.of(self.path) != self._identity:
+                    raise Refused(
+                        409, f"the model file {self.path.name} changed on disk; restart the service"
+                    )
+                learner.save(self.path)
+                self._identity = Identity.of(self.path)
         except OSError as error:
             status = 507 if error.errno in _NO_SPACE else 500
             raise Refused(
                 status, f"{self.path.name} cannot be written ({error.strerror or error}); nothing was changed"
             ) from error
-        self._identity = Identity.of(self.path)
         self.current = following
 
 

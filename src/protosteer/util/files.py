@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import os
 import stat
+import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
-from protosteer.errors import ProtosteerError
+from protosteer.errors import ProtosteerError, ProtosteerWarning
+from protosteer.util.reading import open_regular
+
+if sys.platform != "win32":
+    import fcntl
+
+_TEMPORARY, _BOOKMARK = ".tmp", ".part"
+# Seconds after which a file that nobody can lock, or of a learning that was stopped, is of no use: one that is in
+# use is written to much more often.
+STALE = 3600.0
 
 
 def cache_dir() -> Path:
@@ -22,17 +35,25 @@ def cache_dir() -> Path:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace `path` with `data`: temporary file beside it, synced, renamed, folder synced."""
+    write_and_hold(path, data).close()
+
+
+def write_and_hold(path: Path, data: bytes) -> FileIO:
+    """The same. Until the result is closed, a lock on the new file tells others that its writer lives."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    for leftover in _temporaries(path.parent, path.name):
+        _remove_dead(leftover)
+    file, temporary = _new_temporary(path)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        _write_all(file.fileno(), data)
+        os.fsync(file.fileno())
         os.chmod(temporary, _mode(path))
+        if sys.platform == "win32":  # which renames no open file
+            file.close()
         os.replace(temporary, path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
+        file.close()
+        with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
     with contextlib.suppress(OSError):  # some file systems cannot sync a folder
@@ -41,6 +62,23 @@ def write_atomically(path: Path, data: bytes) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+    return file
+
+
+def _new_temporary(path: Path) -> tuple[FileIO, str]:
+    """A locked file beside `path`. Whoever removes leftovers may have taken it for one before it was locked."""
+    while True:
+        prefix = f".{path.name.lstrip('.')}."
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=_TEMPORARY)
+        if _try_lock(handle) is not False and os.fstat(handle).st_nlink:
+            return FileIO(handle, "wb"), name
+        os.close(handle)
+
+
+def _write_all(handle: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(handle, rest) :]
 
 
 @contextlib.contextmanager
@@ -53,16 +91,98 @@ def writing(place: Path, option: str | None) -> Iterator[None]:
         raise ProtosteerError(f"cannot write to {place}: {error.strerror or error}; {remedy}") from error
 
 
-def remove_leftovers(folder: Path, name: str | None = None, older_than: float = 0.0) -> None:
-    """What a killed process left behind for a file of that name, or for any: temporary files and bookmarks.
+def remove_leftovers(folder: Path, name: str | None = None, older_than: float = 0.0) -> list[Path]:
+    """Remove what dead processes left behind for a file of that name, or for any; gives what had to stay.
 
-    older_than: seconds that such a file must not have been written to.
+    Temporary files go at once. older_than: seconds for which a bookmark is kept, with which learning could go
+    on.
     """
-    stem = "*" if name is None else glob.escape(name)
-    for path in [*folder.glob(f".{stem}.*.tmp"), *folder.glob(f".{stem}.*.part")]:
-        with contextlib.suppress(FileNotFoundError):
-            if time.time() - path.stat().st_mtime >= older_than:
+    bookmarks = folder.glob(f".{'*' if name is None else glob.escape(name)}.*{_BOOKMARK}")
+    found = [(path, 0.0) for path in _temporaries(folder, name)] + [(path, older_than) for path in bookmarks]
+    for path, age in found:
+        _remove_dead(path, age)
+    return [path for path, _ in found if path.exists()]
+
+
+def _temporaries(folder: Path, name: str | None) -> list[Path]:
+    stem = "*" if name is None else glob.escape(name.lstrip("."))
+    return list(folder.glob(f".{stem}.*{_TEMPORARY}"))
+
+
+def _remove_dead(path: Path, older_than: float = 0.0) -> None:
+    """A file whose lock can be had belongs to nobody; without locks, one that is old."""
+    with contextlib.suppress(OSError):
+        with open_regular(path) as file:
+            free, status = _try_lock(file.fileno()), os.fstat(file.fileno())
+            age = time.time() - status.st_mtime
+            # By now the name may be that of another file, which is not the one that was locked.
+            if free and age >= older_than and os.path.samestat(status, path.stat()):
                 path.unlink()
+        if free is None and age >= max(older_than, STALE):
+            path.unlink()
+
+
+def _try_lock(handle: int) -> bool | None:
+    """Whether the lock on an open file is ours now; None where the system or the file system has no locks."""
+    if sys.platform == "win32":
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+@contextlib.contextmanager
+def replacing(path: Path, seconds: float = 30.0) -> Iterator[None]:
+    """One at a time, of all processes and threads: from the look at the old file to the rename of the new one.
+
+    It is the folder that is locked, so that no lock file stays behind. seconds: to wait for others.
+    """
+    if not path.parent.is_dir():  # nothing is there that could be lost
+        yield
+        return
+    end = time.monotonic() + seconds
+    with _opened_folder(path.parent) as folder:
+        while (ours := None if folder is None else _try_lock(folder)) is False:
+            if time.monotonic() > end:
+                raise ProtosteerError(
+                    f"someone else has been writing in {path.parent} for {seconds:g} s; wait for that and run the "
+                    "same command again"
+                )
+            time.sleep(0.01)
+        if ours is None:
+            warnings.warn(
+                f"{path.parent} cannot be locked; let nobody else write to {path.name} at the same time",
+                ProtosteerWarning,
+                stacklevel=3,
+            )
+        yield
+
+
+@contextlib.contextmanager
+def _opened_folder(path: Path) -> Iterator[int | None]:
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:  # Windows opens no folders
+        yield None
+        return
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def real(path: Path) -> Path:
+    """Where a link leads: that file is replaced, so that the link stays one."""
+    try:
+        path.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ProtosteerError(f"{path} is a link that leads back to itself; remove it") from error
+    return path.resolve()
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,8 +17,10 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from protosteer.errors import ModelFileError
+from protosteer.util.text import one_line
 
 _KEY = "protosteer"
+_DIGITS = 20  # of a whole number: 64 bits and a sign
 
 
 def seal(header: dict[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
@@ -34,24 +37,42 @@ def unseal(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         tensors = load(data)
         length = int.from_bytes(data[:8], "little")
-        metadata = json.loads(data[8 : 8 + length]).get("__metadata__") or {}
-    except (SafetensorError, ValueError) as error:
+        metadata = _parsed(data[8 : 8 + length]).get("__metadata__") or {}
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise ModelFileError(
-            f"{name} is truncated or not a model file ({error}); use another copy"
+            f"{name} is truncated or not a model file ({one_line(str(error))}); use another copy"
         ) from error
     if _KEY not in metadata:
         raise ModelFileError(
             f"{name} is a safetensors file but not a protosteer model; teach one with learn()"
         )
     try:
-        sealed = json.loads(metadata[_KEY])
+        sealed = _parsed(metadata[_KEY])
         header: dict[str, Any] = sealed["header"]
         intact = isinstance(header, dict) and sealed["sha256"] == _checksum(header, tensors)
-    except (json.JSONDecodeError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         intact = False
     if not intact:
         raise ModelFileError(f"{name} was altered or damaged after it was written; use another copy")
     return header, tensors
+
+
+def _parsed(text: str | bytes) -> Any:
+    """JSON, in which every number is one that arithmetic can go on with."""
+    return json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _DIGITS:
+        raise ValueError(f"a number has {len(digits)} digits")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError("a number is not finite")
+    return number
 
 
 def _checksum(header: dict[str, Any], tensors: dict[str, Tensor]) -> str:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable, Sequence
+
+from protosteer.errors import DataError
+
+NAME_LENGTH = 200  # characters of a class's or task's name
 
 
 def counted(number: int, thing: str) -> str:
@@ -29,6 +34,18 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 def printable(name: str) -> str:
     """A name as others may have chosen it: nothing in it moves the cursor or begins a new line."""
     return "".join(c if c.isprintable() else "?" for c in name)
+
+
+def check_name(name: str, what: str, most: int = NAME_LENGTH) -> None:
+    """Refuse a name for a class or a task that does not fit into a line of text, here or elsewhere."""
+    if not name.strip():
+        raise DataError(f"{what} has no name; give it one")
+    if len(name) > most:
+        raise DataError(
+            f"{what} {name[:20]!r}... has a name of {len(name):,} characters; give it at most {most}"
+        )
+    if any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in name):
+        raise DataError(f"{what} {name!r} has control characters or broken letters in its name; rename it")
 
 
 def one_line(text: str) -> str:

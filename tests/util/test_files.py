@@ -1,0 +1,148 @@
+"""Whole files or none; what dead writers left goes at once, what living ones hold stays; one replaces at a time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from protosteer.errors import ProtosteerError, ProtosteerWarning
+from protosteer.util import files
+from protosteer.util.files import real, remove_leftovers, replacing, write_and_hold, write_atomically
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_leftovers_of_the_dead_go_whatever_their_age_and_those_of_the_living_stay(tmp_path):
+    model = tmp_path / "shop.protosteer"
+    write_atomically(model, b"old")
+    for name in (".shop.protosteer.dead.tmp", ".shop.protosteer.0123.part.dead.tmp", ".other.dead.tmp"):
+        (tmp_path / name).write_bytes(b"secret")
+    file, living = files._new_temporary(model)
+    left = remove_leftovers(tmp_path, model.name)
+    assert left == [Path(living)]
+    assert names(tmp_path) == sorted([Path(living).name, ".other.dead.tmp", model.name])
+    file.close()
+    assert remove_leftovers(tmp_path, model.name) == []
+    assert names(tmp_path) == [".other.dead.tmp", model.name]
+
+
+def test_every_write_removes_what_dead_writers_of_the_same_file_left(tmp_path):
+    path = tmp_path / "shop.protosteer"
+    (tmp_path / ".shop.protosteer.dead.tmp").write_bytes(b"secret")
+    write_atomically(path, b"new")
+    assert names(tmp_path) == [path.name] and path.read_bytes() == b"new"
+
+
+def test_a_bookmark_stays_as_long_as_it_is_held_or_young(tmp_path):
+    bookmark = tmp_path / ".shop.protosteer.0123.part"
+    held = write_and_hold(bookmark, b"state")
+    held = (write_and_hold(bookmark, b"later state"), held.close())[0]
+    assert remove_leftovers(tmp_path, "shop.protosteer") == [bookmark]
+    held.close()
+    assert remove_leftovers(tmp_path, "shop.protosteer", older_than=60) == [bookmark]
+    os.utime(bookmark, (0, 0))
+    assert remove_leftovers(tmp_path, "shop.protosteer", older_than=60) == [] and not names(tmp_path)
+
+
+def test_without_locks_age_decides_and_writing_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_try_lock", lambda handle: None)
+    old, young = tmp_path / ".m.old.tmp", tmp_path / ".m.young.tmp"
+    for path in (old, young):
+        path.write_bytes(b"secret")
+    os.utime(old, (0, 0))
+    with pytest.warns(ProtosteerWarning, match="cannot be locked"), replacing(tmp_path / "m"):
+        write_atomically(tmp_path / "m", b"new")
+    assert names(tmp_path) == [young.name, "m"]
+
+
+def test_what_is_no_file_of_ours_is_left_alone(tmp_path):
+    os.mkfifo(tmp_path / ".m.pipe.tmp")
+    (tmp_path / ".m.folder.tmp").mkdir()
+    assert len(remove_leftovers(tmp_path, "m")) == 2
+
+
+def test_a_temporary_file_that_was_taken_for_a_leftover_is_made_again(tmp_path, monkeypatch):
+    """Between its making and its lock somebody else may have locked and removed it."""
+    lock, taken = files._try_lock, []
+
+    def robbed(handle: int) -> bool | None:
+        if not taken:
+            taken.extend(tmp_path.glob(".m.*.tmp"))
+            taken[0].unlink()
+        return lock(handle)
+
+    monkeypatch.setattr(files, "_try_lock", robbed)
+    write_atomically(tmp_path / "m", b"new")
+    assert taken and names(tmp_path) == ["m"] and (tmp_path / "m").read_bytes() == b"new"
+
+
+def test_short_writes_are_gone_on_with(tmp_path, monkeypatch):
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[:3]))
+    write_atomically(tmp_path / "m", b"0123456789")
+    assert (tmp_path / "m").read_bytes() == b"0123456789"
+
+
+COUNTER = """
+import sys
+from pathlib import Path
+from protosteer.util.files import replacing, write_atomically
+path = Path(sys.argv[1])
+for _ in range(25):
+    with replacing(path):
+        write_atomically(path, str(int(path.read_text()) + 1).encode())
+"""
+
+
+def test_no_update_is_lost_between_processes_and_threads(tmp_path):
+    path = tmp_path / "number"
+    path.write_text("0")
+    command = [sys.executable, "-c", COUNTER, str(path)]
+    other = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+
+    def count() -> None:
+        for _ in range(25):
+            with replacing(path):
+                write_atomically(path, str(int(path.read_text()) + 1).encode())
+
+    threads = [threading.Thread(target=count) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert other.wait() == 0 and path.read_text() == "75" and names(tmp_path) == ["number"]
+
+
+def test_who_waits_too_long_is_told_so(tmp_path):
+    with (
+        replacing(tmp_path / "a"),
+        pytest.raises(ProtosteerError, match=r"someone else has been writing in .* for 0\.05 s"),
+        replacing(tmp_path / "b", seconds=0.05),
+    ):
+        pass
+
+
+def test_a_read_only_folder_can_be_locked_and_none_needs_none(tmp_path):
+    tmp_path.chmod(0o500)
+    with replacing(tmp_path / "m"):
+        pass
+    tmp_path.chmod(0o700)
+    with replacing(tmp_path / "none" / "m"):
+        pass
+    assert names(tmp_path) == []
+
+
+def test_a_link_that_leads_back_to_itself_is_refused_in_one_line(tmp_path):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(ProtosteerError, match="leads back to itself"):
+        real(tmp_path / "a")
+    (tmp_path / "new").symlink_to("target")
+    assert real(tmp_path / "new") == (tmp_path / "target").resolve()
