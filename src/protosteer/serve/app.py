@@ -23,6 +23,7 @@ import protosteer
 from protosteer.errors import DataError, LearnerError, ProtosteerError
 from protosteer.learner import Learner
 from protosteer.serve import answers, metrics
+from protosteer.serve.connections import Connection
 from protosteer.serve.limits import Limits, Refused
 from protosteer.serve.middleware import Observed
 from protosteer.serve.service import Service
@@ -92,24 +93,30 @@ def run(
     if on_ready:
         shown = f"[{host}]" if ":" in host else host
         on_ready(f"http://{shown}:{listener.getsockname()[1]}/")
-    config = uvicorn.Config(
-        app,
-        lifespan="on",
-        ws="none",
-        proxy_headers=False,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=_STOP_SECONDS,
-    )
     try:
-        _Server(config).run(sockets=[listener])
+        Server(app).run(sockets=[listener])
     except KeyboardInterrupt:  # uvicorn raises the signal again when all has ended well
         pass
     finally:
         listener.close()
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
+    def __init__(self, app: FastAPI):
+        config = uvicorn.Config(
+            app,
+            http=Connection,
+            lifespan="on",
+            ws="none",
+            proxy_headers=False,
+            log_level="error",  # a warning for every odd request would be a way to fill the disk
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=app.state.service.limits.idle_seconds,
+            timeout_graceful_shutdown=_STOP_SECONDS,
+        )
+        super().__init__(config)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """The service stops before uvicorn begins to wait for open requests."""
         self.config.app.state.service.stop()  # type: ignore[union-attr]

@@ -40,6 +40,7 @@ class Service:
         if allow_teach and not token:
             raise SettingsError("teaching over HTTP needs a token: give one, or do not allow teaching")
         check_fraction(reject)
+        self.limits = limits
         self.teaching = allow_teach
         self.reject = reject
         self.metrics = Metrics()
