@@ -44,6 +44,7 @@ def service(folder: Path, learner: Learner | None = None, teach: bool = True, **
     learner = learner or taught()
     learner.save(folder / "toy.protosteer")
     given = {"allow_teach": True, "token": TOKEN} if teach else {}
+    given["host_names"] = ["testserver"]  # what TestClient calls it
     return create_app(learner, folder / "toy.protosteer", **{**given, **options})
 
 

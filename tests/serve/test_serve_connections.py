@@ -145,6 +145,17 @@ def test_a_body_that_is_not_http_is_answered_once(address):
         assert answer(client)[0] == 400 and gone(client)
 
 
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [(b"1.1\r\n", 400), (b"1.1\r\nHost: localhost\r\nHost: localhost\r\n", 400), (b"1.0\r\n", 200)],
+)
+def test_a_request_names_one_host(address, lines, status):
+    with connect(address) as client:
+        client.sendall(b"GET /healthz HTTP/" + lines + b"\r\n")
+        got, body = answer(client)
+        assert got == status and (got == 200 or body["detail"].endswith("headers 'Host'; send one"))
+
+
 # Time
 
 

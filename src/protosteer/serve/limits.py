@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from protosteer.errors import ProtosteerError, SettingsError
+from protosteer.util.text import printable
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Refused(ProtosteerError):
     """A request that is not carried out: its HTTP status, and one line that says why and what to do."""
 
     def __init__(self, status: int, detail: str, retry_after: int | None = None):
-        super().__init__(detail)
+        super().__init__(printable(detail))  # names that others chose stand in it
         self.status = status
         self.headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
         if status == 401:
