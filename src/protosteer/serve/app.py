@@ -95,6 +95,8 @@ def run(
     """Serve until Ctrl-C or a signal to end. on_ready: is given the address; port 0 takes a free one."""
     listener = _listen(host, port)
     keep_freed_memory()
+    # A warning for every odd request would be a way to fill the disk.
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
     if access_log:
         logging.getLogger("protosteer.serve").setLevel(logging.INFO)
         logging.basicConfig(format="%(asctime)s %(message)s")
@@ -117,7 +119,7 @@ class Server(uvicorn.Server):
             lifespan="on",
             ws="none",
             proxy_headers=False,
-            log_level="error",  # a warning for every odd request would be a way to fill the disk
+            log_level="error",  # as above
             access_log=False,
             server_header=False,
             timeout_keep_alive=app.state.service.limits.idle_seconds,
