@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from http.client import HTTPConnection
 from itertools import count
 from pathlib import Path
-from statistics import quantiles
+from statistics import median
 
 from protosteer.bench.service import forms, image_files, serving
 
@@ -173,8 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             thread.join()
         after = megabytes(process)
     print(", ".join(f"{what}: {number:,}" for what, number in sorted(siege.counts.items())))
-    percent = quantiles(siege.waits, n=100, method="inclusive")
-    print(f"ordinary: p50 {1000 * percent[49]:.0f} ms, p99 {1000 * percent[98]:.0f} ms")
+    print(f"ordinary: median {median(siege.waits):.2f} s, longest {max(siege.waits):.2f} s")
     print(f"memory at most: {before:.0f} MB before, {after:.0f} MB after")
     print(f"wrong: {len(siege.wrong)}", *siege.wrong[:5], sep="\n  ")
     if siege.wrong or after > MOST_MEGABYTES:
