@@ -93,7 +93,7 @@ class Siege:
             head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
             client.sendall(f"{head}Content-Type: {_FORM['Content-Type']}\r\n\r\n".encode() + body)
         self._note("gone", True, "")
-        time.sleep(0.1)
+        time.sleep(1)
 
     def repeat(self, work: Callable[[], None]) -> None:
         while time.monotonic() < self.until:
