@@ -326,7 +326,7 @@ def keys(value: object) -> Iterator[str]:
 def test_metrics_on_the_service_page_exist(service):
     from fastapi.testclient import TestClient
 
-    with TestClient(service) as client:
+    with TestClient(service, base_url="http://localhost") as client:
         client.get("/healthz")
         text = client.get("/metrics").text
     (shown,) = [block.code for block in blocks(SERVICE, "text") if block.code.startswith("protosteer_")]

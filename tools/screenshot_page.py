@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import uvicorn
 from fastapi import FastAPI
 from PIL import Image
 from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
@@ -29,7 +28,7 @@ from sklearn.datasets import load_digits
 from protosteer.backbones import Backbone
 from protosteer.learner import Learner
 from protosteer.photos.teaching import survey, teach
-from protosteer.serve.app import create_app
+from protosteer.serve.app import Server, create_app
 from protosteer.settings import Settings
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -76,7 +75,7 @@ def learn_digits(
 def serving(app: FastAPI) -> Iterator[str]:
     """Address of the app on a free port of this machine, until the block ends."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    server = Server(app)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:

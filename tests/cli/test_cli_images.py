@@ -617,6 +617,7 @@ def test_export_writes_the_files(taught, tmp_path, capsys):
 def test_serve_answers_and_stops_politely(photos, model):
     pytest.importorskip("fastapi", reason="the service's packages are not installed")
     words = [sys.executable, "-m", "protosteer", "serve", str(model), "--port", "0", "--allow-teach"]
+    words += ["--host-name", "shop.example.org"]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     try:
         said = process.stderr.readline()
@@ -624,6 +625,9 @@ def test_serve_answers_and_stops_politely(photos, model):
         token = re.fullmatch(r"token for teaching: (\S+)\n", process.stderr.readline())[1]
         with urllib.request.urlopen(f"{address}classes") as answer:
             assert len(json.load(answer)["classes"]) == 5
+        asked = urllib.request.Request(f"{address}healthz", headers={"Host": "shop.example.org"})
+        with urllib.request.urlopen(asked) as answer:
+            assert json.load(answer) == {"status": "ok"}
         asked = urllib.request.Request(f"{address}classes/one", method="DELETE")
         asked.add_header("Authorization", f"Bearer {token}")
         with urllib.request.urlopen(asked) as answer:

@@ -18,7 +18,6 @@ import torch
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 
 from fastapi.testclient import TestClient
-from serve_toys import BEARER, encoded, form, pictures, service, taught
 
 import protosteer.serve
 from conftest import easy_task
@@ -31,6 +30,7 @@ from protosteer.serve.app import create_app
 from protosteer.serve.limits import Limits
 from protosteer.serve.projection import Projection
 from protosteer.settings import Settings
+from serve_toys import BEARER, encoded, form, pictures, service, taught
 
 
 @pytest.fixture(scope="module")
@@ -193,10 +193,52 @@ def test_reports(client, learner):
 def test_pages_load_nothing_from_elsewhere(client, path):
     answer = client.get(path)
     assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/html")
-    assert "default-src 'self'" in answer.headers["content-security-policy"]
-    assert answer.headers["x-content-type-options"] == "nosniff"
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'sha256-") and "unsafe" not in policy
+    assert 'http-equiv="Content-Security' not in answer.text  # one policy, not two
     assert "access-control-allow-origin" not in answer.headers
     assert '"https://' not in answer.text and "cdn" not in answer.text.lower()
+
+
+@pytest.mark.parametrize("path", ["/", "/docs", "/style.css", "/model", "/nowhere", "/classes/%ff"])
+def test_every_answer_tells_browsers_to_be_careful(client, path):
+    headers = client.get(path).headers
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+    assert len(headers.get_list("content-security-policy")) == 1
+    assert headers["x-content-type-options"] == "nosniff" and headers["x-frame-options"] == "DENY"
+    assert headers["referrer-policy"] == "no-referrer" and headers["cache-control"] == "no-store"
+    assert headers["cross-origin-resource-policy"] == "same-origin"
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost",
+        "localhost:8000",
+        "LOCALHOST.",
+        "127.0.0.1:1",
+        "[::1]:8000",
+        "192.0.2.7",
+        "shop.example.org:443",
+    ],
+)
+def test_a_service_answers_to_its_names_and_to_addresses(tmp_path, learner, host):
+    with TestClient(service(tmp_path, learner, host_names=["Shop.example.org"])) as client:
+        assert client.get("/healthz", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:8000", "", "[", "[::1", "[::1].evil.example", "127.0.0.1.evil.example", "a\x1b[2J",
+     "localhost.evil.example", "127.1", "0x7f000001"],
+)  # fmt: skip
+def test_another_name_is_refused_so_that_it_cannot_be_turned_to_us(client, host):
+    answer = client.get("/model", headers={"Host": host})
+    assert answer.status_code == 421 and list(answer.json()) == ["detail"]
+    assert answer.json()["detail"].startswith("this service does not know itself as '")
+    assert "host_names=" in answer.json()["detail"] and answer.json()["detail"].isprintable()
+    assert 'route="none",status="421"' in client.get("/metrics").text
 
 
 def test_metrics_count_by_route_and_not_by_path(client):
@@ -269,6 +311,47 @@ def test_unknown_routes_and_methods(client):
         assert answer.status_code == status and "/docs lists what there is" in answer.json()["detail"]
 
 
+@pytest.mark.parametrize("path", ["/classes/", "/healthz/", "/docs/"])
+def test_nothing_is_redirected(client, path):
+    answer = client.get(path, follow_redirects=False)
+    assert answer.status_code in (404, 405) and "location" not in answer.headers and "detail" in answer.json()
+
+
+@pytest.mark.parametrize("path", ["/classes/%ff", "/classes/caf%e9", "/jobs/%c3%28", "/%ff"])
+def test_an_address_that_is_not_text_is_refused(client, path):
+    for method in ("GET", "POST", "DELETE"):
+        answer = client.request(method, path, headers=BEARER)
+        assert answer.status_code == 400 and "not UTF-8" in answer.json()["detail"]
+
+
+def test_details_stay_on_one_line_whatever_was_asked_for(client):
+    for method, path in (("GET", "/jobs/a%0Ab%1b[2J"), ("GET", "/no%0Awhere"), ("DELETE", "/classes/a%0Ab")):
+        answer = client.request(method, path, headers=BEARER)
+        assert answer.status_code == 404 and answer.json()["detail"].isprintable()
+
+
+@pytest.mark.parametrize("name", ["x" * 201, "a%0Ab", "a%1b[2J", "%20", "a%E2%80%A8b", "x" * 1000])
+def test_names_that_cannot_be_shown_are_refused(client, name):
+    answer = client.post(f"/classes/{name}", files=form(pictures("new", 2)), headers=BEARER)
+    assert answer.status_code in (404, 422) and answer.json()["detail"].isprintable()
+    assert len(client.get("/classes").json()["classes"]) == 5
+
+
+@pytest.mark.parametrize("field", ["similarities", "energy"])
+def test_what_is_not_finite_is_never_an_answer(tmp_path, monkeypatch, field):
+    learner, predict = taught(Settings.preset("instant")), Learner.predict
+
+    def spoilt(self, pixels):
+        prediction = predict(self, pixels)
+        return dataclasses.replace(prediction, **{field: getattr(prediction, field) * math.nan})
+
+    monkeypatch.setattr(Learner, "predict", spoilt)
+    with TestClient(service(tmp_path, learner, teach=False)) as client:
+        answer = client.post("/predict", files=form(pictures("ant", 2)))
+    assert answer.status_code == 500 and list(answer.json()) == ["detail"]
+    assert "not finite" in answer.json()["detail"]
+
+
 def test_a_full_queue_refuses_before_anything_is_decoded(tmp_path, learner, monkeypatch):
     decoded = []
     app = service(tmp_path, learner, limits=Limits(images=2, queue=2, batch=2))
@@ -283,7 +366,7 @@ def test_a_full_queue_refuses_before_anything_is_decoded(tmp_path, learner, monk
 
     monkeypatch.setattr(state.store.current, "predict", slow)
     canvas = state.uploads.canvas
-    monkeypatch.setattr(state.uploads, "canvas", lambda file: decoded.append(file) or canvas(file))
+    monkeypatch.setattr(state.uploads, "canvas", lambda image: decoded.append(image) or canvas(image))
     with TestClient(app) as client, ThreadPoolExecutor(3) as pool:
 
         def ask():

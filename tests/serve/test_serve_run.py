@@ -11,39 +11,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 
-import uvicorn
 from fastapi import FastAPI
-from serve_toys import encoded, pictures, service, until
 
 import protosteer
 from protosteer.errors import ProtosteerError
-from protosteer.serve.app import _listen, _Server, run
+from protosteer.serve.app import run
+from serve_toys import encoded, pictures, served, service, until
 
 PICTURE = encoded(pictures("ant", 1)[0])
-
-
-@contextmanager
-def served(app: FastAPI) -> Iterator[tuple[int, uvicorn.Server]]:
-    """Its port, and the server; both end with the block."""
-    listener = _listen("127.0.0.1", 0)
-    server = _Server(uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=15))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        yield listener.getsockname()[1], server
-    finally:
-        server.should_exit = True
-        thread.join(30)
-        listener.close()
-        assert not thread.is_alive()
 
 
 def sent(port: int, picture: bytes = PICTURE) -> http.client.HTTPConnection:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import gc
+import os
 import threading
 import weakref
 
@@ -14,7 +15,6 @@ import torch
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 
 from fastapi.testclient import TestClient
-from serve_toys import BEARER, QUICK, form, pictures, service, taught, until
 
 from conftest import easy_task, tiny_backbone
 from protosteer.errors import ModelFileError
@@ -24,6 +24,7 @@ from protosteer.method.memory import Memory
 from protosteer.serve.app import create_app
 from protosteer.serve.jobs import Jobs
 from protosteer.serve.limits import Limits
+from serve_toys import BEARER, QUICK, form, pictures, service, taught, until
 
 
 @pytest.fixture
@@ -419,3 +420,14 @@ def test_old_jobs_are_forgotten_and_unknown_ones_refused(client, monkeypatch):
         jobs.append(teach(client, name, "?train=true").json()["job"])
         ended(client, jobs[-1])
     assert [client.get(f"/jobs/{job}").status_code for job in (*jobs, "none")] == [404, 200, 200, 404]
+
+
+@pytest.mark.parametrize("teach", [True, False])
+def test_what_killed_writers_left_is_removed_at_the_start(tmp_path, teach):
+    app = service(tmp_path, teach=teach)
+    left, other = tmp_path / ".toy.protosteer.abc.tmp", tmp_path / ".another.protosteer.abc.tmp"
+    for path in (left, other):
+        path.write_bytes(b"a whole model")
+        os.utime(path, (0, 0))
+    with TestClient(app):
+        assert left.exists() is not teach and other.exists()  # a service that only reads removes nothing

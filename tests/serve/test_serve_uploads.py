@@ -14,17 +14,23 @@ pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 import anyio
 from fastapi.testclient import TestClient
 from PIL import Image
-from serve_toys import encoded, form, pictures, service
 from starlette.datastructures import UploadFile
 
 from conftest import tiny_backbone
 from protosteer.data.transforms import Preprocessing
 from protosteer.serve.limits import Limits, Refused
 from protosteer.serve.uploads import Uploads
+from serve_toys import encoded, form, pictures, service
 
 PREPROCESSING = tiny_backbone().preprocessing
 SMALL = Limits(
-    images=3, file_bytes=20_000, request_bytes=50_000, pixels=10_000, upload_seconds=0.3, uploads=2
+    images=3,
+    file_bytes=20_000,
+    request_bytes=50_000,
+    pixels=10_000,
+    request_pixels=20_000,
+    upload_seconds=0.3,
+    uploads=2,
 )
 
 
@@ -35,7 +41,8 @@ def client(tmp_path):
 
 
 def decoded(data: bytes, name: str = "photo.png") -> torch.Tensor:
-    return Uploads(PREPROCESSING, SMALL).canvas(UploadFile(io.BytesIO(data), filename=name))
+    uploads = Uploads(PREPROCESSING, SMALL)
+    return uploads.canvas(uploads.opened(UploadFile(io.BytesIO(data), filename=name)))
 
 
 def test_an_upload_is_decoded_as_a_file_is():
@@ -83,6 +90,14 @@ def test_an_image_with_too_many_pixels_is_refused_by_its_header(size, monkeypatc
     assert refused.value.status == 413
 
 
+def test_images_with_too_many_pixels_together_are_refused_before_any_is_decoded(client, monkeypatch):
+    monkeypatch.setattr(Preprocessing, "to_canvas", lambda *_: pytest.fail("decoded"))
+    files = [("images", (f"{i}.png", encoded(torch.zeros(3, 90, 90, dtype=torch.uint8)))) for i in range(3)]
+    answer = client.post("/predict", files=files)
+    assert answer.status_code == 413
+    assert answer.json()["detail"] == "the images have more than 20,000 pixels together; send fewer at once"
+
+
 def test_a_nasty_name_stays_on_one_line():
     with pytest.raises(Refused) as refused:
         decoded(b"", "a\nb\x1b[31m" + "x" * 500)
@@ -124,7 +139,7 @@ async def status_of(app, receive) -> int:
         "scheme": "http",
         "path": "/predict",
         "query_string": b"",
-        "headers": [(b"content-type", b"multipart/form-data; boundary=b")],
+        "headers": [(b"host", b"localhost"), (b"content-type", b"multipart/form-data; boundary=b")],
     }
     statuses = []
 

@@ -189,6 +189,13 @@ def serve(
     model: ModelFile,
     host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 is every address.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    host_name: Annotated[
+        list[str] | None,
+        Option(
+            help="What browsers may call the service, beside localhost and any address; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
     reject: Annotated[float, Option(help="Fraction of known images that may be called unknown.")] = 0.05,
     allow_teach: Annotated[
         bool, Option("--allow-teach", help="Classes can be taught and forgotten, with the token.")
@@ -211,7 +218,14 @@ def serve(
         raise typer.BadParameter("a token is for teaching; add --allow-teach, or leave it out")
     token = token or (os.environ.get("PROTOSTEER_TOKEN") if allow_teach else None)
     made = secrets.token_urlsafe(18) if allow_teach and token is None else None
-    application = create_app(learner, model, allow_teach=allow_teach, token=token or made, reject=reject)
+    application = create_app(
+        learner,
+        model,
+        allow_teach=allow_teach,
+        token=token or made,
+        reject=reject,
+        host_names=[host, *(host_name or [])],
+    )
 
     def ready(address: str) -> None:
         say(f"serving {model}, {len(learner.classes)} classes, at {address} (Ctrl-C stops)")

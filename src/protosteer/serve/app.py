@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import mimetypes
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import uvicorn
 from fastapi import Depends, FastAPI, Query
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -23,10 +25,12 @@ import protosteer
 from protosteer.errors import DataError, LearnerError, ProtosteerError
 from protosteer.learner import Learner
 from protosteer.serve import answers, metrics
+from protosteer.serve.connections import Connection
 from protosteer.serve.limits import Limits, Refused
-from protosteer.serve.middleware import Observed
+from protosteer.serve.middleware import Named, Observed, page_policy
 from protosteer.serve.service import Service
 from protosteer.util.system import keep_freed_memory
+from protosteer.util.text import printable
 
 _NOBODY = 499  # what a log calls a request whose client has gone
 _STOP_SECONDS = 15  # after which uvicorn cuts connections
@@ -44,15 +48,18 @@ def create_app(
     token: str | None = None,
     reject: float = 0.05,
     limits: Limits | None = None,
+    host_names: Iterable[str] = (),
 ) -> FastAPI:
     """The service for a model that was loaded from `path`, to which changes are written.
 
     reject: the share of known images that may count as unknown, where a request names no other.
+    host_names: what browsers may call the service, beside localhost and any address.
     """
     service = Service(learner, Path(path), allow_teach, token, reject, limits or Limits())
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.start()
         yield
         service.stop()
         await service.join()
@@ -63,10 +70,12 @@ def create_app(
         summary="Recognise images, and teach new classes.",
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # a redirection would name whatever host the request does
         lifespan=lifespan,
     )
     app.state.service = service
-    app.add_middleware(Observed, metrics=service.metrics)
+    app.add_middleware(Named, names=host_names)
+    app.add_middleware(Observed, metrics=service.metrics)  # outside, so that refusals are counted
     _add_error_handlers(app)
     _add_predict(app, service)  # first, since routes are tried in this order
     _add_reports(app, service)
@@ -86,30 +95,38 @@ def run(
     """Serve until Ctrl-C or a signal to end. on_ready: is given the address; port 0 takes a free one."""
     listener = _listen(host, port)
     keep_freed_memory()
+    # A warning for every odd request would be a way to fill the disk.
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
     if access_log:
         logging.getLogger("protosteer.serve").setLevel(logging.INFO)
         logging.basicConfig(format="%(asctime)s %(message)s")
     if on_ready:
         shown = f"[{host}]" if ":" in host else host
         on_ready(f"http://{shown}:{listener.getsockname()[1]}/")
-    config = uvicorn.Config(
-        app,
-        lifespan="on",
-        ws="none",
-        proxy_headers=False,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=_STOP_SECONDS,
-    )
     try:
-        _Server(config).run(sockets=[listener])
+        Server(app).run(sockets=[listener])
     except KeyboardInterrupt:  # uvicorn raises the signal again when all has ended well
         pass
     finally:
         listener.close()
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
+    def __init__(self, app: FastAPI):
+        config = uvicorn.Config(
+            app,
+            http=Connection,
+            lifespan="on",
+            ws="none",
+            proxy_headers=False,
+            log_level="error",  # as above
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=app.state.service.limits.idle_seconds,
+            timeout_graceful_shutdown=_STOP_SECONDS,
+        )
+        super().__init__(config)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """The service stops before uvicorn begins to wait for open requests."""
         self.config.app.state.service.stop()  # type: ignore[union-attr]
@@ -149,7 +166,8 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def framework(request: Request, error: HTTPException) -> Response:
-        detail = f"{request.method} {request.url.path}: {error.detail}; /docs lists what there is"
+        asked = printable(f"{request.method} {request.scope['path']}")
+        detail = f"{asked}: {error.detail}; /docs lists what there is"
         return JSONResponse({"detail": detail}, error.status_code, error.headers)
 
     @app.exception_handler(ClientDisconnect)
@@ -159,8 +177,11 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 def _add_pages(app: FastAPI) -> None:
     def add(route: str, name: str) -> None:
-        path = Path(__file__).with_name(name)
-        app.add_api_route(route, lambda: FileResponse(path), include_in_schema=False)
+        content = Path(__file__).with_name(name).read_bytes()
+        kind, _ = mimetypes.guess_type(name)
+        headers = {"Content-Security-Policy": page_policy(content)} if kind == "text/html" else {}
+        answer = partial(Response, content, headers=headers, media_type=kind)
+        app.add_api_route(route, lambda: answer(), include_in_schema=False)
 
     add("/", "page.html")
     add("/docs", "docs.html")
@@ -219,7 +240,7 @@ def _add_predict(app: FastAPI, service: Service) -> None:
         """What is on each image: send one or several."""
         rows = await service.predict(request, top, reject)
         # As it is: checking every answer against its model would take longer than all the rest here.
-        body = json.dumps({"predictions": rows}, ensure_ascii=False, separators=(",", ":"))
+        body = json.dumps({"predictions": rows}, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         return Response(body.encode("utf-8", "replace"), media_type="application/json")
 
 

@@ -6,16 +6,27 @@ import dataclasses
 from dataclasses import dataclass
 
 from protosteer.errors import ProtosteerError, SettingsError
+from protosteer.util.text import printable
 
 
 @dataclass(frozen=True)
 class Limits:
     # One request
+    line_bytes: int = 8 * 2**10  # of its address, and of each header
+    head_bytes: int = 32 * 2**10  # of all that is not its body
+    head_seconds: float = 10.0
     images: int = 64
     file_bytes: int = 20 * 2**20
     request_bytes: int = 64 * 2**20
     pixels: int = 50_000_000  # of one image, before it is resized
+    request_pixels: int = 250_000_000  # of all images of one request: twenty of a telephone's
     upload_seconds: float = 60.0
+    answer_seconds: float = 60.0  # until a client has read what it is sent
+
+    # All connections
+    connections: int = 512
+    connections_per_address: int = 64
+    idle_seconds: float = 15.0  # between two requests
 
     # All requests together
     uploads: int = 256  # requests that are sending their images
@@ -38,7 +49,7 @@ class Refused(ProtosteerError):
     """A request that is not carried out: its HTTP status, and one line that says why and what to do."""
 
     def __init__(self, status: int, detail: str, retry_after: int | None = None):
-        super().__init__(detail)
+        super().__init__(printable(detail))  # names that others chose stand in it
         self.status = status
         self.headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
         if status == 401:

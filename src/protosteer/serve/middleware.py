@@ -1,30 +1,106 @@
-"""Around every request: it is counted, timed, maybe logged, answered with headers that keep pages safe."""
+"""Around every request: whom it names, how it is counted, timed, maybe logged; headers that keep browsers safe."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import ipaddress
 import logging
+import re
 import time
-from urllib.parse import quote
+from collections.abc import Iterable
+from urllib.parse import quote, unquote_to_bytes
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from protosteer.serve.limits import Refused
 from protosteer.serve.metrics import Metrics
 
 logger = logging.getLogger("protosteer.serve")
 
 _METHODS = frozenset(["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
+# For answers that bring no policy of their own: a browser that is shown one as a page does nothing with it.
 _HEADERS = {
-    # The page is one file with its own style and script; nothing comes from any other host.
-    "Content-Security-Policy": (
-        "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
-        "img-src 'self' data: blob:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
-    ),
+    "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+
+
+def page_policy(page: bytes) -> str:
+    """What a page of ours may do: run the script and apply the style that stand in it, and ask its own service."""
+
+    def sources(tag: bytes) -> str:
+        found = re.findall(rb"<%s>(.*?)</%s>" % (tag, tag), page, re.DOTALL)
+        return " ".join(
+            f"'sha256-{base64.b64encode(hashlib.sha256(own).digest()).decode()}'" for own in found
+        )
+
+    return (
+        f"default-src 'none'; script-src {sources(b'script')}; style-src 'self' {sources(b'style')}; "
+        "img-src 'self' data: blob:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+class Named:
+    """Takes requests that name this service, and paths that are text.
+
+    A site whose name begins to point at this machine (DNS rebinding) has its own name in the header Host.
+    Addresses cannot be turned in this way, so that all of them are taken.
+    """
+
+    def __init__(self, app: ASGIApp, names: Iterable[str]):
+        self.app = app
+        self.names = {"localhost", *(name.lower().rstrip(".") for name in names)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self._check_host(scope)
+                _check_path(scope)
+            except Refused as refused:
+                answer = JSONResponse({"detail": str(refused)}, refused.status, refused.headers)
+                await answer(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+    def _check_host(self, scope: Scope) -> None:
+        given = Headers(scope=scope).getlist("host")
+        if not given and scope["http_version"] == "1.0":
+            return
+        if len(given) != 1:
+            raise Refused(400, f"the request has {len(given)} headers 'Host'; send one")
+        name = re.sub(r":\d*$", "", given[0].lower()).rstrip(".")
+        if name not in self.names and not _is_address(name):
+            raise Refused(
+                421,
+                f"this service does not know itself as '{name}'; ask for it by its address, "
+                f"or start it with host_names=['{name}']",
+            )
+
+
+def _is_address(name: str) -> bool:
+    bracketed = name.startswith("[") and name.endswith("]")
+    try:
+        ipaddress.IPv6Address(name[1:-1]) if bracketed else ipaddress.IPv4Address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_path(scope: Scope) -> None:
+    """Else two names that are not text would become the same one."""
+    try:
+        unquote_to_bytes(scope.get("raw_path", b"")).decode()
+    except UnicodeDecodeError:
+        raise Refused(400, "the address is not UTF-8; encode names as UTF-8, then with % signs") from None
 
 
 class Observed:
@@ -45,7 +121,7 @@ class Observed:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
-                    headers.append(name, value)
+                    headers.setdefault(name, value)
             await send(message)
 
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from protosteer.serve.limits import Limits, Refused
 from protosteer.serve.metrics import Metrics
 from protosteer.serve.store import Store
 from protosteer.serve.uploads import Uploads
+from protosteer.util.files import STALE, remove_leftovers
 from protosteer.util.text import check_name
 
 _DRAIN_SECONDS = 3.0  # for what is in the queue when the service stops
@@ -39,6 +41,7 @@ class Service:
         if allow_teach and not token:
             raise SettingsError("teaching over HTTP needs a token: give one, or do not allow teaching")
         check_fraction(reject)
+        self.limits = limits
         self.teaching = allow_teach
         self.reject = reject
         self.metrics = Metrics()
@@ -61,6 +64,13 @@ class Service:
                 canvases = await self.uploads.decode(files)
                 answer = asyncio.wrap_future(self.batcher.submit(canvases, top))
         rows = await _unless_gone(request, answer)
+        for file, row in zip(files, rows, strict=True):
+            if not all(
+                math.isfinite(row[name]) for name in ("greatest", "similarity", "probability", "energy")
+            ):
+                raise Refused(
+                    500, f"what the model makes of {file.filename} is not finite; use another copy of it"
+                )
         current = self.store.current
         rejection = current.rejection(reject) if current.calibrated else None
         return [
@@ -100,6 +110,11 @@ class Service:
             raise Refused(403, "teaching is not allowed here; start the service with allow_teach=True")
         if token is None or not hmac.compare_digest(token.encode("latin-1"), self._token):
             raise Refused(401, "no token, or a wrong one; send the header 'Authorization: Bearer TOKEN'")
+
+    def start(self) -> None:
+        """What killed writers left beside the file may hold what has been forgotten since."""
+        if self.teaching:  # else nothing here is written
+            remove_leftovers(self.store.path.parent, self.store.path.name, older_than=STALE)
 
     def stop(self) -> None:
         """Take nothing more and end soon. Returns at once; may be called more than once."""

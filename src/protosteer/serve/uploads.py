@@ -11,9 +11,11 @@ import functools
 import io
 import math
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
 
 from PIL import Image
 from starlette.datastructures import FormData, UploadFile
@@ -25,6 +27,9 @@ from torch import Tensor
 from protosteer.data.transforms import Preprocessing
 from protosteer.serve.limits import Limits, Refused
 from protosteer.util.text import printable
+
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
 
 FIELD = "images"
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "TGA")
@@ -58,12 +63,20 @@ class Uploads:
 
     async def decode(self, files: Sequence[UploadFile]) -> list[Tensor]:
         """uint8 [3, h, w] of each image, all of one size; the first bad image is named."""
+        images = await self._shared_out(self.opened, files)
+        most = self._limits.request_pixels
+        if sum(image.pixels for image in images) > most:
+            raise Refused(413, f"the images have more than {most:,} pixels together; send fewer at once")
+        return await self._shared_out(self.canvas, images)
+
+    async def _shared_out(self, work: Callable[[_In], _Out], items: Sequence[_In]) -> list[_Out]:
+        """What `work` makes of each item, in threads; all have ended before the first error is raised."""
         loop = asyncio.get_running_loop()
-        step = math.ceil(len(files) / _THREADS)
-        shares = [files[i : i + step] for i in range(0, len(files), step)]
-        tasks = [loop.run_in_executor(self._pool, self._canvases, share) for share in shares]
+        step = math.ceil(len(items) / _THREADS)
+        shares = [items[i : i + step] for i in range(0, len(items), step)]
+        tasks = [loop.run_in_executor(self._pool, _each, work, share) for share in shares]
         await asyncio.gather(*tasks, return_exceptions=True)
-        return [canvas for task in tasks for canvas in task.result()]
+        return [made for task in tasks for made in task.result()]
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -108,22 +121,45 @@ class Uploads:
             raise Refused(422, f"the form has no file in field '{FIELD}'; add at least one image")
         return files
 
-    def _canvases(self, files: Sequence[UploadFile]) -> list[Tensor]:
-        return [self.canvas(file) for file in files]
-
-    def canvas(self, file: UploadFile) -> Tensor:
+    def opened(self, file: UploadFile) -> Opened:
         name, most = _shown(file.filename or ""), self._limits.pixels
-        try:
-            with Image.open(io.BytesIO(file.file.read()), formats=_formats()) as image:
-                if image.width * image.height > most:
-                    raise Image.DecompressionBombError
-                return self._preprocessing.to_canvas(image)
-        except Image.DecompressionBombError:
-            raise Refused(413, f"{name} has more than {most:,} pixels; make it smaller") from None
-        except Exception:  # a damaged file makes decoders raise nearly anything
-            raise Refused(
-                422, f"{name} cannot be read as an image; send a JPEG, PNG, WebP, GIF, BMP or TIFF file"
-            ) from None
+        with _reading(name, most):
+            image = Image.open(io.BytesIO(file.file.read()), formats=_formats())
+            if image.width * image.height > most:
+                raise Image.DecompressionBombError
+        return Opened(name, image)
+
+    def canvas(self, opened: Opened) -> Tensor:
+        with _reading(opened.name, self._limits.pixels), opened.image as image:
+            return self._preprocessing.to_canvas(image)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An image of which nothing is known but its header."""
+
+    name: str
+    image: Image.Image
+
+    @property
+    def pixels(self) -> int:
+        return self.image.width * self.image.height
+
+
+@contextmanager
+def _reading(name: str, most: int) -> Iterator[None]:
+    try:
+        yield
+    except Image.DecompressionBombError:
+        raise Refused(413, f"{name} has more than {most:,} pixels; make it smaller") from None
+    except Exception:  # a damaged file makes decoders raise nearly anything
+        raise Refused(
+            422, f"{name} cannot be read as an image; send a JPEG, PNG, WebP, GIF, BMP or TIFF file"
+        ) from None
+
+
+def _each(work: Callable[[_In], _Out], items: Sequence[_In]) -> list[_Out]:
+    return [work(item) for item in items]
 
 
 def _counted(receive: Receive, most: int) -> Receive:

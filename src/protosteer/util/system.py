@@ -1,8 +1,9 @@
-"""What is asked of the machine: its processor's name, and its allocator to keep freed memory."""
+"""What is asked of the machine: its processor's name, how many files it opens, to keep freed memory."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 import platform
 import sys
 from contextlib import suppress
@@ -36,3 +37,13 @@ def processor_name() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def most_open_files() -> float:
+    """How many files and connections this process may have open at once."""
+    with suppress(ImportError):  # Windows has no such limit to ask for
+        import resource
+
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return math.inf if most == resource.RLIM_INFINITY else most
+    return math.inf

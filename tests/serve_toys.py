@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import io
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from PIL import Image
 
 from conftest import easy_task, tiny_backbone
 from protosteer.learner import Learner
-from protosteer.serve.app import create_app
+from protosteer.serve.app import Server, _listen, create_app
 from protosteer.settings import Settings
 
 QUICK = Settings(epochs=2, batch_size=8, neck_hidden=16, augmentation="crop", centroids=2)
@@ -42,7 +44,24 @@ def service(folder: Path, learner: Learner | None = None, teach: bool = True, **
     learner = learner or taught()
     learner.save(folder / "toy.protosteer")
     given = {"allow_teach": True, "token": TOKEN} if teach else {}
+    given["host_names"] = ["testserver"]  # what TestClient calls it
     return create_app(learner, folder / "toy.protosteer", **{**given, **options})
+
+
+@contextmanager
+def served(app: FastAPI) -> Iterator[tuple[int, Server]]:
+    """Its port, and the server; both end with the block."""
+    listener = _listen("127.0.0.1", 0)
+    server = Server(app)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield listener.getsockname()[1], server
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        listener.close()
+        assert not thread.is_alive()
 
 
 def pictures(name: str, count: int = 8, seed: int = 50) -> torch.Tensor:

@@ -1,0 +1,184 @@
+"""A siege of the service, on this machine alone: ordinary clients among hostile ones, for some seconds.
+
+    python tools/siege.py --seconds 120
+
+The service is a process of its own with the backbone `nano` and a random model. Ordinary clients send images
+whose answers are known; odd ones send what is refused in one line; hostile ones send headers without end,
+half requests, names of others, and bodies that are no form. It is held if every ordinary request is answered
+as it was before the siege, every odd one with its status, and the service's memory stays below a bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import socket
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from http.client import HTTPConnection
+from itertools import count
+from pathlib import Path
+from statistics import median
+
+from protosteer.bench.service import forms, image_files, serving
+
+MOST_MEGABYTES = 1500
+_FORM = {"Content-Type": "multipart/form-data; boundary=protosteer-bench"}
+
+
+class Siege:
+    def __init__(self, address: str, bodies: Sequence[bytes], seconds: float):
+        self.host, _, port = address.rpartition(":")
+        self.port = int(port)
+        self.bodies = bodies
+        self.expected = [self._predicted(body) for body in bodies]
+        self.until = time.monotonic() + seconds
+        self.counts: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self.waits: list[float] = []
+        self._lock = threading.Lock()
+
+    def ordinary(self) -> None:
+        """One request, which must be answered as before the siege; a full queue may ask for patience."""
+        number = self.counts["ordinary"] % len(self.bodies)
+        began = time.monotonic()
+        labels = self._predicted(self.bodies[number])
+        with self._lock:
+            self.waits.append(time.monotonic() - began)
+        self._note("ordinary", labels == self.expected[number], f"labels {labels}")
+
+    def odd(self) -> None:
+        """Requests that are refused in one line."""
+        for method, path, headers, body, status in (
+            ("POST", "/predict", _FORM, b"--x", 422),
+            ("POST", "/predict", {"Content-Type": "application/json"}, b'{"images": NaN}', 422),
+            ("POST", "/classes/new", _FORM, b"", 403),
+            ("GET", "/model", {"Host": "evil.example"}, b"", 421),
+            ("GET", "/classes/%ff", {}, b"", 400),
+            ("GET", "/" + "a" * 9000, {}, b"", 414),
+            ("BREW", "/predict", {}, b"", 400),
+        ):
+            got, told = self._asked(method, path, headers, body)
+            right = got == status and list(json.loads(told)) == ["detail"]
+            self._note("odd", right, f"{method} {path[:20]}: {got}")
+
+    def giant_header(self) -> None:
+        self._pour(b"GET /healthz HTTP/1.1\r\nX: ", b"a" * 65536, 8 * 2**20)
+
+    def giant_trailer(self) -> None:
+        head = (
+            b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+        )
+        self._pour(head + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: ", b"a" * 65536, 8 * 2**20)
+
+    def half_request(self) -> None:
+        """Eight connections that say half a request, or nothing, and stay for a while."""
+        opened = [self._connected() for _ in range(8)]
+        for client in opened[1:]:
+            client.sendall(b"GET /healthz HTTP/1.1\r\nHost: loc")
+        time.sleep(2)
+        for client in opened:
+            client.close()
+        self._note("half requests", True, "")
+
+    def gone(self) -> None:
+        """A client that does not wait for its answer."""
+        with self._connected() as client:
+            body = self.bodies[0]
+            head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+            client.sendall(f"{head}Content-Type: {_FORM['Content-Type']}\r\n\r\n".encode() + body)
+        self._note("gone", True, "")
+        time.sleep(1)
+
+    def repeat(self, work: Callable[[], None]) -> None:
+        while time.monotonic() < self.until:
+            try:
+                work()
+            except (OSError, ValueError) as error:
+                # To hang up on the hostile is right; whoever asks properly must hear why.
+                self._note(work.__name__, work not in (self.ordinary, self.odd), repr(error))
+
+    def _predicted(self, body: bytes) -> list[str]:
+        for _ in count():
+            status, answer = self._asked("POST", "/predict", _FORM, body)
+            if status != 503:
+                return [row["label"] for row in json.loads(answer)["predictions"]]
+            time.sleep(0.2)
+        raise AssertionError
+
+    def _asked(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
+        connection = HTTPConnection(self.host, self.port, timeout=60)
+        try:
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    def _connected(self) -> socket.socket:
+        return socket.create_connection((self.host, self.port), timeout=60)
+
+    def _pour(self, start: bytes, piece: bytes, most: int) -> None:
+        with self._connected() as client:
+            client.sendall(start)
+            for _ in range(most // len(piece)):
+                client.sendall(piece)
+            self._note("poured", client.recv(12).startswith(b"HTTP/1.1 4"), "a stream without end was taken")
+
+    def _note(self, what: str, right: bool, told: str) -> None:
+        with self._lock:
+            self.counts[what] += 1
+            if not right:
+                self.wrong.append(f"{what}: {told}")
+
+
+def megabytes(process: str) -> float:
+    """Memory that a process has had at most."""
+    status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return int(found[1]) / 1000 if found else float("nan")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--clients", type=int, default=4, help="of each kind")
+    given = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder, serving("nano") as address:
+        (process,) = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="utf-8").split()
+        bodies = forms(image_files("nano", Path(folder))[:64], 4)
+        siege = Siege(address, bodies, given.seconds)
+        before = megabytes(process)
+        kinds = (
+            siege.ordinary,
+            siege.odd,
+            siege.giant_header,
+            siege.giant_trailer,
+            siege.half_request,
+            siege.gone,
+        )
+        threads = [
+            threading.Thread(target=siege.repeat, args=(kind,))
+            for kind in kinds
+            for _ in range(given.clients)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        after = megabytes(process)
+    print(", ".join(f"{what}: {number:,}" for what, number in sorted(siege.counts.items())))
+    print(f"ordinary: median {median(siege.waits):.2f} s, longest {max(siege.waits):.2f} s")
+    print(f"memory at most: {before:.0f} MB before, {after:.0f} MB after")
+    print(f"wrong: {len(siege.wrong)}", *siege.wrong[:5], sep="\n  ")
+    if siege.wrong or after > MOST_MEGABYTES:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
