@@ -7,7 +7,6 @@ before any memory is taken for them, and only formats are opened that need no ot
 from __future__ import annotations
 
 import asyncio
-import functools
 import io
 import math
 import os
@@ -24,6 +23,7 @@ from starlette.requests import Request
 from starlette.types import Message, Receive
 from torch import Tensor
 
+from protosteer.data.decoding import formats
 from protosteer.data.transforms import Preprocessing
 from protosteer.serve.limits import Limits, Refused
 from protosteer.util.text import printable
@@ -32,7 +32,6 @@ _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
 FIELD = "images"
-_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "TGA")
 _THREADS = min(8, os.cpu_count() or 1)  # that decode
 _FIELDS = 8  # parts of a form that are not files; none is looked at
 
@@ -124,7 +123,7 @@ class Uploads:
     def opened(self, file: UploadFile) -> Opened:
         name, most = _shown(file.filename or ""), self._limits.pixels
         with _reading(name, most):
-            image = Image.open(io.BytesIO(file.file.read()), formats=_formats())
+            image = Image.open(io.BytesIO(file.file.read()), formats=formats())
             if image.width * image.height > most:
                 raise Image.DecompressionBombError
         return Opened(name, image)
@@ -179,13 +178,6 @@ def _counted(receive: Receive, most: int) -> Receive:
 def _check_bytes(count: int, most: int) -> None:
     if count > most:
         raise Refused(413, f"the request is larger than {most:,} bytes; send fewer images at once")
-
-
-@functools.cache
-def _formats() -> list[str]:
-    """Those of ours that this build of Pillow has."""
-    Image.init()
-    return [name for name in _FORMATS if name in Image.OPEN]
 
 
 def _shown(name: str) -> str:
