@@ -18,7 +18,7 @@ from conftest import easy_task, tiny_backbone
 from photo_toys import EVIDENCE, QUICK
 from protosteer import modelfile
 from protosteer.backbones import Backbone
-from protosteer.errors import DataError, LearnerError, ModelFileError, ProtosteerError, WeightsError
+from protosteer.errors import DataError, ModelFileError, ProtosteerError, WeightsError
 from protosteer.learner import Learner
 from protosteer.photos import adapting
 from protosteer.settings import Settings
@@ -228,7 +228,7 @@ def test_a_similarity_that_is_no_number_is_never_an_answer(paper, monkeypatch):
                 broken.vit.norm.weight.data.fill_(torch.nan)
                 patch.setattr(learner, "backbone", broken)
             for predict in (learner.predict, lambda some: next(learner.stream(some))):
-                with pytest.raises(LearnerError, match="not finite"):
+                with pytest.raises(ModelFileError, match="not finite"):
                     predict(images)
 
 

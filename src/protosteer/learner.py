@@ -17,7 +17,7 @@ from protosteer.backbones import Backbone
 from protosteer.data.canvas import kept
 from protosteer.data.images import ImageSet, as_images, as_labelled
 from protosteer.data.prefetch import prefetched
-from protosteer.errors import DataError, LearnerError
+from protosteer.errors import DataError, LearnerError, ModelFileError
 from protosteer.method.forgetting import Forgotten, forget
 from protosteer.method.fusion import Fusion, fusion_of
 from protosteer.method.inference import Embed, Index, Matches, Prediction, match, prompted_forward
@@ -143,7 +143,7 @@ class Learner:
         answer = Prediction.build(self.index, matches, self.temperature)
         for numbers in (answer.scores, answer.similarities, answer.probabilities, answer.energy):
             if not numbers.isfinite().all():
-                raise LearnerError(
+                raise ModelFileError(
                     "similarities to what was learned are not finite numbers; the model or the backbone's weights "
                     "are damaged: use another copy"
                 )
