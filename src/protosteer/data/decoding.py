@@ -19,7 +19,21 @@ from protosteer.errors import DataError
 
 MOST_DECODED = 2**30  # bytes
 # Formats whose decoders need no other program: of some, Pillow would start one.
-_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "TGA", "ICO", "PCX", "HEIF")
+_FORMATS = (
+    "JPEG",
+    "PNG",
+    "WEBP",
+    "GIF",
+    "BMP",
+    "TIFF",
+    "AVIF",
+    "JPEG2000",
+    "PPM",
+    "TGA",
+    "ICO",
+    "PCX",
+    "HEIF",
+)
 
 # Bytes per pixel: in Pillow's memory, by mode; what a decoder needs besides, by format.
 _IN_MEMORY = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}
