@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import importlib
+import logging
 import math
 import sys
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -17,6 +20,8 @@ pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 from fastapi.testclient import TestClient
 
 import protosteer.serve
+from conftest import easy_task
+from protosteer.data.transforms import Preprocessing
 from protosteer.errors import SettingsError
 from protosteer.learner import Learner
 from protosteer.method.inference import Prediction
@@ -26,7 +31,7 @@ from protosteer.serve.app import create_app
 from protosteer.serve.limits import Limits
 from protosteer.serve.projection import Projection
 from protosteer.settings import Settings
-from serve_toys import BEARER, form, pictures, service, taught
+from serve_toys import BEARER, encoded, form, pictures, service, taught
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +121,225 @@ def test_by_evidence_probabilities_are_calibrated_and_nothing_need_be_held_out(t
 
 
 def test_what_is_unknown_is_decided_by_the_class_that_is_most_similar(tmp_path, monkeypatch):
+    learner, predict = taught(Settings.preset("instant")), Learner.predict
+
+    def turned(self, pixels):
+        prediction = predict(self, pixels)
+        return dataclasses.replace(prediction, similarities=prediction.similarities.roll(1, dims=1))
+
+    monkeypatch.setattr(Learner, "predict", turned)
+    pixels, limit = pictures("ant", 6), threshold(learner, 0.2)
+    with TestClient(service(tmp_path, learner, teach=False)) as client:
+        served = client.post("/predict?reject=0.2", files=form(pixels)).json()["predictions"]
+    greatest = predict(learner, pixels).similarities.amax(dim=1)
+    assert [p["unknown"] for p in served] == (greatest < limit).tolist()
+    assert any(p["similarity"] < limit and not p["unknown"] for p in served)
+
+
+def test_every_client_gets_the_answers_for_its_own_images(client, learner):
+    names = learner.classes
+    pixels, labels = easy_task(names, per_class=24, seed=90)
+    expected = dict(zip(range(len(labels)), learner.predict(pixels).labels, strict=True))
+
+    def ask(worker: int) -> bool:
+        rows = list(range(worker, len(labels), 12))
+        right = True
+        while rows:
+            some, rows = rows[: 1 + worker % 3], rows[1 + worker % 3 :]
+            files = [("images", (str(row), encoded(pixels[row]))) for row in some]
+            served = client.post("/predict", files=files).json()["predictions"]
+            right &= [(p["name"], p["label"]) for p in served] == [(str(r), expected[r]) for r in some]
+        return right
+
+    with ThreadPoolExecutor(12) as pool:
+        assert all(pool.map(ask, range(12)))
+    assert metric(client, "protosteer_images_total") == len(labels)
+
+
+def test_nothing_keeps_images_after_the_answer(client, learner, monkeypatch):
+    references, to_canvas = [], Preprocessing.to_canvas
+
+    def noted(self, image):
+        canvas = to_canvas(self, image)
+        references.append(weakref.ref(canvas))
+        return canvas
+
+    monkeypatch.setattr(Preprocessing, "to_canvas", noted)
+    assert client.post("/predict", files=form(pictures("ant", 3))).status_code == 200
+    assert client.post("/classes/new", files=form(pictures("new", 3)), headers=BEARER).status_code == 201
+    assert len(references) == 6
+    gc.collect()
+    assert all(reference() is None for reference in references)
+    assert "new" not in learner.classes  # the service has its own copy
+
+
+# Reports
+
+
+def test_reports(client, learner):
+    assert client.get("/healthz").json() == {"status": "ok"}
+    classes = client.get("/classes").json()["classes"]
+    assert [c["name"] for c in classes] == learner.classes
+    assert classes[0] == {"name": "ant", "task": "ant task", "images": 8, "centroids": 2}
+    model = client.get("/model").json()
+    assert (model["teaching"], model["reject"], model["calibrated"]) == (True, 0.05, True)
+    assert [task["name"] for task in model["tasks"]] == learner.tasks
+    drawn = client.get("/map").json()
+    assert drawn["method"] == "pca" and drawn["tasks"] == learner.tasks
+    assert [c["name"] for c in drawn["classes"]] == learner.classes
+    assert all(-1 <= value <= 1 for c in drawn["classes"] for value in (c["x"], c["y"]))
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_pages_load_nothing_from_elsewhere(client, path):
+    answer = client.get(path)
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/html")
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'sha256-") and "unsafe" not in policy
+    assert 'http-equiv="Content-Security' not in answer.text  # one policy, not two
+    assert "access-control-allow-origin" not in answer.headers
+    assert '"https://' not in answer.text and "cdn" not in answer.text.lower()
+
+
+@pytest.mark.parametrize("path", ["/", "/docs", "/style.css", "/model", "/nowhere", "/classes/%ff"])
+def test_every_answer_tells_browsers_to_be_careful(client, path):
+    headers = client.get(path).headers
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+    assert len(headers.get_list("content-security-policy")) == 1
+    assert headers["x-content-type-options"] == "nosniff" and headers["x-frame-options"] == "DENY"
+    assert headers["referrer-policy"] == "no-referrer" and headers["cache-control"] == "no-store"
+    assert headers["cross-origin-resource-policy"] == "same-origin"
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost",
+        "localhost:8000",
+        "LOCALHOST.",
+        "127.0.0.1:1",
+        "[::1]:8000",
+        "192.0.2.7",
+        "shop.example.org:443",
+    ],
+)
+def test_a_service_answers_to_its_names_and_to_addresses(tmp_path, learner, host):
+    with TestClient(service(tmp_path, learner, host_names=["Shop.example.org"])) as client:
+        assert client.get("/healthz", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:8000", "", "[", "[::1", "[::1].evil.example", "127.0.0.1.evil.example", "a\x1b[2J",
+     "localhost.evil.example", "127.1", "0x7f000001"],
+)  # fmt: skip
+def test_another_name_is_refused_so_that_it_cannot_be_turned_to_us(client, host):
+    answer = client.get("/model", headers={"Host": host})
+    assert answer.status_code == 421 and list(answer.json()) == ["detail"]
+    assert answer.json()["detail"].startswith("this service does not know itself as '")
+    assert "host_names=" in answer.json()["detail"] and answer.json()["detail"].isprintable()
+    assert 'route="none",status="421"' in client.get("/metrics").text
+
+
+def test_metrics_count_by_route_and_not_by_path(client):
+    client.post("/predict", files=form(pictures("ant", 4)))
+    for number in range(5):
+        client.get(f"/nowhere/{number}")
+        client.get(f"/jobs/{number}")
+    client.request("BREW", "/")
+    lines = client.get("/metrics").text.splitlines()
+    samples = [line for line in lines if not line.startswith("#")]
+    values = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in samples)}
+    assert len(values) == len(samples)
+    assert values['protosteer_requests_total{method="GET",route="none",status="404"}'] == 5
+    assert values['protosteer_requests_total{method="GET",route="/jobs/{id}",status="404"}'] == 5
+    assert values['protosteer_requests_total{method="other",route="/",status="405"}'] == 1
+    assert values["protosteer_images_total"] == 4
+    assert values['protosteer_batch_images_bucket{le="2"}'] == 0
+    assert values['protosteer_batch_images_bucket{le="4"}'] == 1
+    assert values['protosteer_request_seconds_bucket{route="/predict",le="+Inf"}'] == 1
+    assert values['protosteer_request_seconds_sum{route="/predict"}'] > 0
+    assert values["protosteer_classes"] == 5 and values["protosteer_queue_images"] == 0
+    typed = {line.split()[2] for line in lines if line.startswith("# TYPE")}
+    assert all(any(name.startswith(kind) for kind in typed) for name in values)
+
+
+def metric(client: TestClient, name: str) -> float:
+    lines = client.get("/metrics").text.splitlines()
+    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name} "))
+
+
+def test_requests_are_logged_only_if_asked_for(client, caplog):
+    client.get("/healthz")
+    assert not caplog.records
+    with caplog.at_level(logging.INFO, "protosteer.serve"):
+        client.get("/jobs/a%0Ab")
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "protosteer.serve"]
+    assert line.startswith("GET /jobs/a%0Ab 404 ") and line.endswith(" ms")
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [("top=0", "option top = '0'"), ("top=x", "option top = 'x'"), ("reject=1", "option reject = '1'")],
+)
+def test_bad_options_are_named(client, query, words):
+    answer = client.post(f"/predict?{query}", files=form(pictures("ant", 1)))
+    assert answer.status_code == 422 and answer.json()["detail"].startswith(words)
+
+
+def test_a_request_without_images_is_told_how_to_send_them(client):
+    for options in ({}, {"data": {"images": "text"}}, {"files": [("other", ("a.png", b"x"))]}):
+        answer = client.post("/predict", **options)
+        assert answer.status_code == 422 and "'images'" in answer.json()["detail"]
+
+
+def test_a_bad_image_is_named_and_only_its_own_request_fails(client):
+    files = form(pictures("ant", 3))
+    files[1] = ("images", ("holiday.jpg", b"not an image"))
+    answer = client.post("/predict", files=files)
+    assert answer.status_code == 422
+    assert answer.json()["detail"].startswith("holiday.jpg cannot be read as an image")
+    assert client.post("/predict", files=form(pictures("ant", 3))).status_code == 200
+
+
+def test_unknown_routes_and_methods(client):
+    for method, path, status in (("GET", "/nowhere", 404), ("GET", "/predict", 405)):
+        answer = client.request(method, path)
+        assert answer.status_code == status and "/docs lists what there is" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("path", ["/classes/", "/healthz/", "/docs/"])
+def test_nothing_is_redirected(client, path):
+    answer = client.get(path, follow_redirects=False)
+    assert answer.status_code in (404, 405) and "location" not in answer.headers and "detail" in answer.json()
+
+
+@pytest.mark.parametrize("path", ["/classes/%ff", "/classes/caf%e9", "/jobs/%c3%28", "/%ff"])
+def test_an_address_that_is_not_text_is_refused(client, path):
+    for method in ("GET", "POST", "DELETE"):
+        answer = client.request(method, path, headers=BEARER)
+        assert answer.status_code == 400 and "not UTF-8" in answer.json()["detail"]
+
+
+def test_details_stay_on_one_line_whatever_was_asked_for(client):
+    for method, path in (("GET", "/jobs/a%0Ab%1b[2J"), ("GET", "/no%0Awhere"), ("DELETE", "/classes/a%0Ab")):
+        answer = client.request(method, path, headers=BEARER)
+        assert answer.status_code == 404 and answer.json()["detail"].isprintable()
+
+
+@pytest.mark.parametrize("name", ["x" * 201, "a%0Ab", "a%1b[2J", "%20", "a%E2%80%A8b", "x" * 1000])
+def test_names_that_cannot_be_shown_are_refused(client, name):
+    answer = client.post(f"/classes/{name}", files=form(pictures("new", 2)), headers=BEARER)
+    assert answer.status_code in (404, 422) and answer.json()["detail"].isprintable()
+    assert len(client.get("/classes").json()["classes"]) == 5
+
+
+@pytest.mark.parametrize("field", ["similarities", "energy"])
+def test_what_is_not_finite_is_never_an_answer(tmp_path, monkeypatch, field):
     learner, build = taught(Settings.preset("instant")), Prediction.build
 
     def spoilt(*given):

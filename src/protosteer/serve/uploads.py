@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -129,7 +129,7 @@ class Uploads:
         return Opened(name, image)
 
     def canvas(self, opened: Opened) -> Tensor:
-        with _reading(opened.name, self._limits.pixels), opened.image as image:
+        with _reading(opened.name, self._limits.pixels), closing(opened.image) as image:
             return self._preprocessing.to_canvas(image)
 
 
