@@ -92,12 +92,15 @@ def spoiled(value: float) -> Callable[[Tensor], Tensor]:
     return change
 
 
-HEADERS: list[Change] = [
+BACKBONES: list[Change] = [
     *(backbone(weights=True), backbone(heads="3"), backbone(heads=0), backbone(heads=True), without("heads")),
     *(backbone(preprocessing={}), backbone(image_size=32000), backbone(image_size=-1), backbone(depth=2**30)),
-    *(backbone(dim=1.0), without("dim"), without("depth"), backbone(name="a\0b"), backbone(name=" ")),
+    *(backbone(dim=1.0), backbone(depth=0), backbone(name="a\0b"), backbone(name=" ")),
     *(how(crop=0.0003), how(crop=0), how(crop="1"), how(mean=[0.5] * 4), how(std=[0.5, 0.5, 0]), how(more=1)),
     *(how(interpolation="best"), backbone(fingerprint=7), backbone(parameters=-1)),
+]
+HEADERS: list[Change] = [
+    *BACKBONES,
     *(task(name="a\nb"), task(name=""), task(classes=[]), task(classes=["x" * 201, "y"]), task(classes=[[]])),
     *(task(domain=-1), task(domain="0"), task(few_shot=1), about(loss="low"), about(images=-3)),
     *(about(settings={"seed": {}}), about(accuracy=True), task(independent=None)),
@@ -205,8 +208,16 @@ def test_a_prompt_deeper_than_the_backbone_is_refused_though_the_header_says_it_
         header["backbone"]["depth"] = 9
         tensors["tasks.0.prompt"] = tensors["tasks.0.prompt"][:1].repeat(9, 1, 1)
 
-    with pytest.raises(ModelFileError, match="width 24 and depth 9, which are 24 and 2"):
+    with pytest.raises(ModelFileError, match="9 layers of 1 tokens, the backbone 2 layers"):
         Learner.of_model(modelfile.unpack(forged(paper, change), PLACE), tiny_backbone())
+
+
+def test_early_files_do_not_tell_width_and_depth_and_are_read(paper):
+    def change(header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        del header["backbone"]["dim"], header["backbone"]["depth"]
+
+    learner = Learner.of_model(modelfile.unpack(forged(paper, change), PLACE), tiny_backbone())
+    assert learner.classes == modelfile.unpack(paper, PLACE).memory.classes
 
 
 def test_positions_are_not_interpolated_before_the_fingerprint_is_known(monkeypatch):
@@ -252,7 +263,7 @@ def test_names_are_lines_of_text_wherever_they_enter(paper):
     assert learner.add_class("Fuß ☃ " + "x" * 194, images).class_names
 
 
-@pytest.mark.parametrize("change", [*HEADERS[:23], tensor("prompt", spoiled(torch.nan))])
+@pytest.mark.parametrize("change", [*BACKBONES, tensor("prompt", spoiled(torch.nan))])
 def test_an_odd_adapted_backbone_is_refused_too(tmp_path, change):
     prompt = torch.zeros(2, 1, 24)
     header = modelfile.backbone_header(tiny_backbone())

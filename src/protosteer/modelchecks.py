@@ -22,6 +22,7 @@ from protosteer.util.text import NAME_LENGTH, check_name
 Check = Callable[[Any, str], None]  # of a value, and of how to call it
 
 _LINE = 100  # characters
+_DEEPEST = 2**10  # layers
 _MANY = 2**40  # of images, bytes, parameters
 _GREATEST = 2.0**20  # number in an embedding or a prompt
 _UNIT = 1.01  # greatest number in a unit vector, with what rounding adds
@@ -118,12 +119,12 @@ _BACKBONE = _record(
         "name": _name(),
         "fingerprint": _text(128),
         "image_size": _whole(1, MOST_CANVAS),
-        "dim": _whole(1, 2**16),
-        "depth": _whole(1, 2**10),
         "heads": _whole(1, 2**10),
         "preprocessing": _PREPROCESSING,
     },
     {
+        "dim": _whole(1, 2**16),
+        "depth": _whole(1, _DEEPEST),
         "weights": _text(4096),
         "source": _text(4096),
         "pool": _text(20),
@@ -173,8 +174,10 @@ def check_adapted_header(header: Any) -> None:
     Preprocessing.from_dict(header["backbone"]["preprocessing"])
 
 
-def check_memory(memory: Memory, dim: int, depth: int) -> None:
-    """Every tensor of a memory whose backbone has that width and depth."""
+def check_memory(memory: Memory, dim: int | None, depth: int | None) -> None:
+    """Every tensor of a memory whose backbone has that width and depth; early files do not tell them."""
+    if dim is None and memory.records and memory.records[0].keys.ndim:
+        dim = memory.records[0].keys.shape[-1]
     for task in memory.tasks:
         for prompt in (p for p in (task.prompt, task.domain) if p is not None):
             check_prompt(prompt, dim, depth, f"prompt of {task.name}")
@@ -186,10 +189,10 @@ def check_memory(memory: Memory, dim: int, depth: int) -> None:
                 )
 
 
-def check_prompt(prompt: Tensor, dim: int, depth: int, what: str) -> None:
+def check_prompt(prompt: Tensor, dim: int | None, depth: int | None, what: str) -> None:
     _check_tensor(prompt, 3, dim, what)
     layers, tokens, _ = prompt.shape
-    if layers > depth or tokens > MOST_PROMPT_TOKENS:
+    if layers > (depth or _DEEPEST) or tokens > MOST_PROMPT_TOKENS:
         raise TypeError(f"{what} has {layers} layers of {tokens} tokens, the backbone {depth} layers")
 
 
@@ -208,7 +211,7 @@ def check_packed(parts: Mapping[str, Tensor], what: str) -> None:
             raise TypeError(f"points of {what} are {tensor.dtype}")
 
 
-def _check_class(record: ClassRecord, dim: int) -> None:
+def _check_class(record: ClassRecord, dim: int | None) -> None:
     name, values, held_out = record.name, record.values, record.similarities
     _check_tensor(record.keys, 2, dim, f"keys of {name}")
     _check_tensor(values.means, 2, dim, f"centroids of {name}")
@@ -226,7 +229,7 @@ def _check_class(record: ClassRecord, dim: int) -> None:
         raise TypeError(f"held-out similarities of {name} are not a list of numbers")
 
 
-def _check_sketch(sketch: Sketch, name: str, dim: int) -> None:
+def _check_sketch(sketch: Sketch, name: str, dim: int | None) -> None:
     _check_tensor(sketch.points, 2, dim, f"points of {name}", -_UNIT, _UNIT)
     _check_tensor(sketch.deviations, 1, dim, f"deviations of {name}", 0.0, _UNIT)
     _check_counts(sketch.counts, len(sketch.points), f"points of {name}")
@@ -242,9 +245,10 @@ def _check_counts(counts: Tensor, number: int, what: str) -> None:
 
 
 def _check_tensor(
-    tensor: Tensor, axes: int, dim: int, what: str, least: float = -_GREATEST, most: float = _GREATEST
+    tensor: Tensor, axes: int, dim: int | None, what: str, least: float = -_GREATEST, most: float = _GREATEST
 ) -> None:
-    if tensor.dtype != torch.float32 or tensor.ndim != axes or tensor.shape[-1] != dim or not tensor.numel():
+    shaped = tensor.ndim == axes and dim in (None, tensor.shape[-1]) and tensor.numel() > 0
+    if tensor.dtype != torch.float32 or not shaped:
         raise TypeError(f"{what} have shape {list(tensor.shape)}, {tensor.dtype}")
     if not ((tensor >= least) & (tensor <= most)).all():  # false of NaN too
         raise TypeError(f"{what} are not finite, or beyond {least:g} to {most:g}")

@@ -68,11 +68,12 @@ class Model:
                 f"{self.path} was learned with preprocessing {about['preprocessing']}, the backbone given has "
                 f"{given.preprocessing.to_dict()}; load the backbone with the same mean, std and crop"
             )
-        if (given.dim, given.depth) != (about["dim"], about["depth"]):  # by which prompts were checked
+        try:
+            check_memory(self.memory, given.dim, given.depth)
+        except TypeError as error:
             raise ModelFileError(
-                f"{self.path} says of its backbone that it has width {about['dim']} and depth {about['depth']}, "
-                f"which are {given.dim} and {given.depth}; it was not written by protosteer"
-            )
+                f"{self.path} does not fit its backbone ({error}); it was not written by protosteer"
+            ) from error
 
     def write(self, path: str | Path) -> None:
         """Write the model so that `path` holds either the old file or the whole new one, never a part.
@@ -216,7 +217,7 @@ def unpack(data: bytes, path: Path) -> Model:
         check_model_header(header)
         about = header["backbone"]
         memory = Memory(_task(t, task, tensors) for t, task in enumerate(header["tasks"]))
-        check_memory(memory, about["dim"], about["depth"])
+        check_memory(memory, about.get("dim"), about.get("depth"))
         return Model(path, about, Settings.from_file(header["settings"]), memory)
     except (KeyError, TypeError, ProtosteerError) as error:
         raise ModelFileError(

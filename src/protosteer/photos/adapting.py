@@ -149,7 +149,7 @@ def read(path: str | Path) -> Adapted:
             tensors["prompt"],
             Settings.from_file(header["settings"]),
         )
-        check_prompt(prompt, backbone["dim"], backbone["depth"], "the prompt")
+        check_prompt(prompt, backbone.get("dim"), backbone.get("depth"), "the prompt")
         adapted = Adapted(path, backbone, settings, header["classes"], header["images"], prompt)
         if adapted.fingerprint != header["fingerprint"]:
             raise TypeError("its fingerprint is another's")
