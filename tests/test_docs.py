@@ -206,7 +206,7 @@ def test_learner_prediction_and_errors_are_listed_whole():
     fields = [re.match(r"`(\w+)`", row[0])[1] for row in rows(API, "field")]
     assert set(fields) == {field.name for field in dataclasses.fields(Prediction)}
     kinds = {
-        n for n, e in inspect.getmembers(errors, inspect.isclass) if errors.ProtosteerError in e.__bases__
+        n for n, e in inspect.getmembers(errors, inspect.isclass) if errors.ProtosteerError in e.__mro__[1:]
     }
     assert {re.match(r"`(\w+)`", row[0])[1] for row in rows(API, "error")} == kinds
 

@@ -19,7 +19,7 @@ def test_files_are_decoded_in_every_epoch_or_once(monkeypatch, tmp_path):
     monkeypatch.setattr(photos, "SETTINGS", photos.SETTINGS.replace(epochs=3, batch_size=4, neck_hidden=16))
     paths = photos.photographs(tmp_path, small())
     opened, learned, original = Counter(), [], Image.open
-    monkeypatch.setattr(Image, "open", lambda path: opened.update([str(path)]) or original(path))
+    monkeypatch.setattr(Image, "open", lambda f, **how: opened.update([str(f.name)]) or original(f, **how))
     learn_task = photos.learn_task
 
     def counted(*arguments):

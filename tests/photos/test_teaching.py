@@ -506,9 +506,9 @@ def test_every_file_is_decoded_once_by_the_survey_and_once_for_learning(spring, 
     opened = []
     original = Image.open
 
-    def counting(path, *more, **options):
-        opened.append(str(path))
-        return original(path, *more, **options)
+    def counting(file, **options):
+        opened.append(str(file.name))
+        return original(file, **options)
 
     monkeypatch.setattr(Image, "open", counting)
     found = survey(spring)

@@ -16,19 +16,23 @@ def open_regular(path: str | Path) -> BinaryIO:
     afterwards, because it may have been exchanged in between.
     """
     _require_regular(os.stat(path), path)
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 (whoever asked closes it)
     try:
-        _require_regular(os.fstat(handle), path)
-        return os.fdopen(handle, "rb")
+        _require_regular(os.fstat(file.fileno()), path)
     except BaseException:
-        os.close(handle)
+        file.close()
         raise
+    return file
 
 
 def read_regular(path: str | Path) -> bytes:
     """All of a regular file."""
     with open_regular(path) as file:
         return file.read()
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _require_regular(status: os.stat_result, path: str | Path) -> None:
