@@ -139,6 +139,8 @@ def readings(learner: Learner) -> Iterator[tuple[str, Learner, Any, dict[str, An
     yield "ridge alone", learner, fusion, {"Coarse": RidgeAlone}
     yield "not whitened", learner, evidence, {"Whitened": NotWhitened}
     yield "no gate: every prompt for every image", learner, fusion, {"SURE": 1.1, "OPEN": 0.0}
+    yield "at most one own prompt", learner, fusion, {"MOST": 1}
+    yield "second view never worth a pass", learner, fusion, {"WORTH": 0.49}
     yield "sure from 0.9", learner, fusion, {"SURE": 0.9}
     yield "open from 0.05", learner, fusion, {"OPEN": 0.05}
     yield "fine evidence, half as much", learner, fusion, {"FINE": 0.25}

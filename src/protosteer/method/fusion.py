@@ -29,7 +29,7 @@ from protosteer.settings import Settings
 
 SURE = 0.8  # the probability of a class from which on no further pass is made
 OPEN = 0.1  # the probability of a task from which on its prompt is tried
-MOST = 2  # prompts that are tried, those of the likeliest tasks
+MOST = 2  # passes after the first: in the second view, and under the prompts of the likeliest tasks
 WORTH = 0.2  # the share of all weight from which on a second view is worth a pass
 ENOUGH = 50  # images that the prompt for all classes was not trained with, to be judged by them alone
 FINE = 0.5  # the weight of fine evidence, as a share of the weight of coarse evidence
@@ -60,6 +60,7 @@ class Fusion:
         self.class_tasks = index.class_tasks[self.order]
         records = memory.records
         self.views = _views(memory, [records[i] for i in self.order.tolist()], self.class_tasks)
+        self.most = MOST - len(self.views[1:])  # own prompts that are tried
         self.domain = _trained_domain(memory)  # bool [T]
         # Value centroids stand task by task: where each begins.
         owners = index.class_tasks[index.value_classes]
@@ -106,7 +107,7 @@ class Fusion:
         unsure = torch.zeros_like(posterior, dtype=torch.bool)
         unsure[_unsure(logits)] = True
         worth = posterior * (self.index.prompted & unsure & (posterior >= OPEN))
-        leading = worth.topk(min(MOST, len(self.index.tasks)), dim=1).indices
+        leading = worth.topk(min(self.most, len(self.index.tasks)), dim=1).indices
         return torch.zeros_like(unsure).scatter_(1, leading, True) & (worth > 0)
 
     def _fine(

@@ -208,7 +208,7 @@ def _views(learner: Learner, fused: Fusion) -> dict[str, Any]:
         "views": views,
         "sure": fusion.SURE,
         "open": fusion.OPEN,
-        "most": fusion.MOST,
+        "most": fused.most,
         "fine": fusion.FINE,
         "ridge_share": RIDGE_SHARE,
         "ridge_floor": RIDGE_FLOOR,
