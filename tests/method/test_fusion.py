@@ -82,7 +82,10 @@ def one_by_one(world: World, read: Fusion) -> tuple[torch.Tensor, list[int]]:
                 for task in tasks
             ]
             for t, task in enumerate(tasks):
-                if shares[t] < fusion.OPEN or sorted(shares)[-(fusion.MOST + 1 - len(read.views))] > shares[t]:
+                if (
+                    shares[t] < fusion.OPEN
+                    or sorted(shares)[-(fusion.MOST + 1 - len(read.views))] > shares[t]
+                ):
                     continue
                 taken += not (t == 0 and any(v.prompt == len(tasks) for v in read.views))
                 seen = F.normalize(world.embed(row, torch.tensor([t]))[0], dim=0)
