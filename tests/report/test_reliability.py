@@ -47,3 +47,10 @@ def test_points_and_shares_are_those_of_all_seeds(monkeypatch: pytest.MonkeyPatc
 def test_the_same_figures_make_the_same_picture() -> None:
     assert reliability_plot({"a": [bins(0)]}) == reliability_plot({"a": [bins(0)]})
     assert reliability_plot({"a": [bins(0)]}) != reliability_plot({"a": [bins(1)]})
+
+
+def test_long_names_make_a_taller_picture_not_a_smaller_plot() -> None:
+    def height(name: str) -> int:
+        return Image.open(io.BytesIO(reliability_plot({f"{name} {i}": [bins(i)] for i in range(4)}))).height
+
+    assert height("a name of many words " * 10) > height("a") + 200

@@ -20,7 +20,7 @@ def reliability_plot(rows: Mapping[str, Sequence[Bins]]) -> bytes:
 
     rows: the bins of `metrics.reliability`, of each seed.
     """
-    figure = Figure(figsize=(6.4, 6.6), dpi=DPI, layout="constrained")
+    figure = Figure(dpi=DPI, layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     upper.plot([0, 100], [0, 100], color="#777777", linewidth=1, linestyle=(0, (4, 3)))
     for i, (name, seeds) in enumerate(rows.items()):
@@ -30,8 +30,10 @@ def reliability_plot(rows: Mapping[str, Sequence[Bins]]) -> bytes:
     for axes in (upper, lower):
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
+    handles, labels = upper.get_legend_handles_labels()
+    figure.set_size_inches(6.4, 5.6 + 0.2 * sum(1 + label.count("\n") for label in labels))
     figure.legend(
-        *upper.get_legend_handles_labels(), loc="outside lower center", frameon=False, title="calibration error (faint: bins of less than 1 % of the images)",
+        handles, labels, loc="outside lower center", frameon=False, title="calibration error (faint: bins of less than 1 % of the images)",
         alignment="left",
     )  # fmt: skip
     return png(figure)
