@@ -15,7 +15,7 @@ from protosteer.data.images import ArrayImages, Chosen
 from protosteer.errors import DataError
 from protosteer.learner import Learner
 from protosteer.settings import Settings
-from protosteer.streams.base import Stream, StreamOptions, Task, build, drawn_mask
+from protosteer.streams.base import Stream, StreamOptions, Task, build, drawn_mask, lesson
 
 ANIMALS = ["ant", "bee", "cat", "dog", "eel", "fox", "gnu"]
 COUNTS = [3, 9, 1, 4, 2, 6, 5]
@@ -225,3 +225,14 @@ def test_a_permuted_stream_is_learned():
     assert sorted(learner.classes) == ANIMALS and learner.tasks == ["task-1", "task-2", "task-3"]
     for t in stream:
         assert learner.predict(t.test).labels == t.test_labels
+
+
+def test_images_of_a_task_that_is_over_cannot_be_read():
+    images = ArrayImages(torch.zeros(2, 3, 4, 4, dtype=torch.uint8))
+    task = Task("first", ["a"], images, ["a", "a"], images, ["a", "a"])
+    with lesson(task) as lent:
+        assert lent.train.pixels([1]).shape == (1, 3, 4, 4) and not hasattr(lent, "test")
+        again = Chosen(lent.train, [0])
+    for gone in (lent.train, again):
+        with pytest.raises(DataError, match="task 'first' is over and its images are gone"):
+            gone.pixels([0])

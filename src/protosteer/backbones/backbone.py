@@ -21,6 +21,7 @@ from protosteer.data.images import ArrayImages, ImageSet
 from protosteer.data.prefetch import prefetched
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError, SettingsError
+from protosteer.method.prefix import Prompt
 from protosteer.method.vit import ViT
 
 # Bytes of a layer's widest result, for which a batch is best on a CPU. Above 32 MiB, from where on glibc
@@ -92,6 +93,13 @@ class Backbone:
         copied.source, copied.trainable = None, True
         return copied
 
+    def frozen_copy(self) -> Backbone:
+        """An independent backbone that stays as this one is now."""
+        copied = self.trainable_copy()
+        copied.vit.requires_grad_(False)
+        copied._fingerprint, copied.trainable = self.fingerprint, False
+        return copied
+
     @property
     def fingerprint(self) -> str:
         """sha256 of the weights; those of a trainable copy as they are now."""
@@ -138,14 +146,15 @@ class Backbone:
             return self._precision
         return "bf16" if self.device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
 
-    def embed(self, images: Tensor, prompt: Tensor | None = None) -> Tensor:
-        """Normalised images [B, 3, H, W] -> [B, D]; `prompt` [S, L, D] for all, or [B, S, L, D], one each.
+    def embed(self, images: Tensor, prompt: Prompt | None = None) -> Tensor:
+        """Normalised images [B, 3, H, W] -> [B, D]; `prompt` [S, L, D] for all, or [B, S, L, D], one each;
+        or a `Prefix`.
 
         A graph is kept only if the prompt wants its gradient, or the backbone is a trainable copy.
         """
         return self.rest(self.trunk(images, 0), 0, prompt)
 
-    def tokens(self, images: Tensor, prompt: Tensor | None = None) -> Tensor:
+    def tokens(self, images: Tensor, prompt: Prompt | None = None) -> Tensor:
         """As `embed`, but all tokens [B, N, D]; the L tokens of a prompt come out at 1 : 1 + L."""
         with self._computing(prompt) as own:
             return self.vit.tokens(self._moved(images), own).to(self.vit.cls_token.dtype)
@@ -155,14 +164,14 @@ class Backbone:
         with self._computing():
             return self.vit.trunk(self._moved(images), layers)
 
-    def rest(self, tokens: Tensor, layers: int, prompt: Tensor | None = None) -> Tensor:
+    def rest(self, tokens: Tensor, layers: int, prompt: Prompt | None = None) -> Tensor:
         """As `embed`, from what `trunk` gave for the same number of layers."""
         with self._computing(prompt) as own:
             moved = tokens.to(self.vit.cls_token, non_blocking=True)
             return self.vit.rest(moved, layers, own).to(self.vit.cls_token.dtype)
 
     @contextmanager
-    def _computing(self, prompt: Tensor | None = None) -> Iterator[Tensor | None]:
+    def _computing(self, prompt: Prompt | None = None) -> Iterator[Prompt | None]:
         """In the backbone's precision, with a graph only where `embed` says so; gives the prompt, moved."""
         wanted = self.trainable or (prompt is not None and prompt.requires_grad)
         with (
@@ -176,7 +185,7 @@ class Backbone:
             raise DataError(f"images must be normalised, not {images.dtype}; use embed_pixels for uint8")
         return images.to(self.vit.cls_token, non_blocking=True)
 
-    def embed_pixels(self, pixels: Tensor, prompt: Tensor | None = None, batch_size: int = 64) -> Tensor:
+    def embed_pixels(self, pixels: Tensor, prompt: Prompt | None = None, batch_size: int = 64) -> Tensor:
         """As `embed_set`, for uint8 [N, 3, h, w]."""
         return self.embed_set(ArrayImages(pixels.cpu()), prompt, batch_size)
 
@@ -191,7 +200,7 @@ class Backbone:
     def embed_set(
         self,
         images: ImageSet,
-        prompt: Tensor | None = None,
+        prompt: Prompt | None = None,
         batch_size: int = 64,
         on_batch: Callable[[int], None] | None = None,
         rows: Sequence[int] | None = None,

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from protosteer.backbones import Backbone
 from protosteer.data.images import ImageSet
+from protosteer.method.prefix import Prompt
 from protosteer.methods.base import Method
 
 
@@ -34,27 +36,35 @@ class EmbeddingCache:
     def pixels(self, rows: Tensor) -> Tensor:
         return self.images.pixels(rows.tolist())
 
-    def embed(self, rows: Tensor, prompt: Tensor | None = None, key: str | None = None) -> Tensor:
+    def embed(
+        self,
+        rows: Tensor,
+        prompt: Prompt | None = None,
+        key: str | None = None,
+        backbone: Backbone | None = None,
+    ) -> Tensor:
         self.asked += len(rows)
-        if prompt is not None and key is None:
-            return self._compute(rows, prompt)
-        name = self._name(key)
+        if key is None and (prompt is not None or backbone is not None):
+            return self._compute(rows, prompt, backbone)
+        name = self._name(key) if backbone is None else f"backbone {key}"
         embeddings, known = self._of(name)
         new = rows[~known[rows]]
         if len(new):
             some = prompt[~known[rows]] if prompt is not None and prompt.ndim == 4 else prompt
-            embeddings[new] = self._compute(new, some)
+            embeddings[new] = self._compute(new, some, backbone)
             known[new] = True
             self._new.setdefault(name, []).append(new)
         return embeddings[rows]
 
-    def tokens(self, rows: Tensor, prompt: Tensor | None = None) -> Tensor:
+    def tokens(self, rows: Tensor, prompt: Prompt | None = None) -> Tensor:
         self.asked += len(rows)
         return self._compute(rows, prompt, whole=True)
 
-    def _compute(self, rows: Tensor, prompt: Tensor | None, whole: bool = False) -> Tensor:
+    def _compute(
+        self, rows: Tensor, prompt: Prompt | None, backbone: Backbone | None = None, whole: bool = False
+    ) -> Tensor:
         self.forward_passes += len(rows)
-        backbone, batch = self.method.backbone, self.method.embed_batch_size
+        backbone, batch = backbone or self.method.backbone, self.method.embed_batch_size
         return backbone.embed_set(self.images, prompt, batch, rows=rows.tolist(), whole=whole)
 
     def take_new(self) -> dict[str, Tensor]:
@@ -82,8 +92,9 @@ class EmbeddingCache:
             return name
         version = self.method.backbone.fingerprint
         if version != self._version:
-            self._known = {n: kept for n, kept in self._known.items() if n.startswith(version)}
-            self._new, self._version = {}, version
+            self._known = {n: kept for n, kept in self._known.items() if n.startswith((version, "backbone "))}
+            self._new = {n: rows for n, rows in self._new.items() if n in self._known}
+            self._version = version
         return f"{version} {name}"
 
     def _of(self, name: str) -> tuple[Tensor, Tensor]:

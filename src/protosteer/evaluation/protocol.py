@@ -16,7 +16,7 @@ from protosteer.evaluation.diagnosis import diagnose
 from protosteer.evaluation.runs import SeedFolder
 from protosteer.methods.base import Method
 from protosteer.running.progress import OnStage, Stage
-from protosteer.streams.base import Stream
+from protosteer.streams.base import Stream, lesson
 
 
 @dataclass
@@ -132,7 +132,8 @@ def _learn(
     bookmark = store.bookmark(i) if store else None
     earlier = bookmark.seconds_spent() if bookmark else 0.0
     began = time.perf_counter()
-    method.learn(stream[i], on_stage, bookmark)
+    with lesson(stream[i]) as task:
+        method.learn(task, on_stage, bookmark)
     seconds = earlier + time.perf_counter() - began
     if store:
         store.save_learned(i, method.state(), seconds)

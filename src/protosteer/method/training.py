@@ -111,14 +111,14 @@ def learning_rate(step: int, steps: int, settings: Settings) -> float:
     warm = int(steps * min(settings.warmup_epochs / settings.epochs, settings.warmup_fraction))
     if step < warm:
         return settings.learning_rate * (step + 1) / warm
-    return _cosine(step - warm, steps - warm, settings.learning_rate, settings.final_learning_rate)
+    return cosine(step - warm, steps - warm, settings.learning_rate, settings.final_learning_rate)
 
 
 def weight_decay(step: int, steps: int, settings: Settings) -> float:
-    return _cosine(step, steps, settings.weight_decay, settings.final_weight_decay)
+    return cosine(step, steps, settings.weight_decay, settings.final_weight_decay)
 
 
-def _cosine(step: int, steps: int, start: float, end: float) -> float:
+def cosine(step: int, steps: int, start: float, end: float) -> float:
     """`start` at step 0, `end` at the last step."""
     return end + (start - end) * 0.5 * (1.0 + math.cos(math.pi * step / max(1, steps - 1)))
 

@@ -11,6 +11,7 @@ is where prompts enter:
 - Prompts come in after the position embeddings and carry none.
 - With class-token pooling only the class token leaves the last layer, so only it is computed there.
 - Who needs what comes out at a prompt's places calls `tokens`, which computes all of the last layer.
+- A `Prefix` is no token: its keys and values enter the attention of some layers as they are.
 
 Parameters are frozen unless somebody asks for their gradients; dropout and stochastic depth do not exist.
 """
@@ -23,6 +24,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from protosteer.method.prefix import Prefix, Prompt
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,10 @@ class Attention(nn.Module):
         self.proj = nn.Linear(config.dim, config.dim)
 
     def forward(self, x: Tensor, prefix: Tensor | None, queries: int | None) -> Tensor:
-        """x [B, N, D]; prefix [B or 1, L, D]: further keys and values; the first `queries` are queries."""
+        """x [B, N, D]; the first `queries` are queries.
+
+        prefix: further places, [B or 1, L, D], or their keys and values themselves, [B or 1, 2, L, D].
+        """
         dim = x.shape[-1]
         if queries is None:
             q, k, v = self._heads(self.qkv(x), 3)
@@ -67,8 +73,9 @@ class Attention(nn.Module):
             (q,) = self._heads(self._project(x[:, :queries], 0, dim), 1)
             k, v = self._heads(self._project(x, dim, 3 * dim), 2)
         if prefix is not None:
-            prefix_kv = self._heads(self._project(prefix, dim, 3 * dim), 2)
-            pk, pv = (t.expand(len(x), -1, -1, -1) for t in prefix_kv)
+            whole = prefix.ndim == 4
+            joint = prefix.transpose(1, 2).flatten(2) if whole else self._project(prefix, dim, 3 * dim)
+            pk, pv = (t.expand(len(x), -1, -1, -1) for t in self._heads(joint, 2))
             k, v = torch.cat([k, pk], dim=2), torch.cat([v, pv], dim=2)
         out = F.scaled_dot_product_attention(q, k, v)  # [B, heads, queries, D / heads]
         return self.proj(out.transpose(1, 2).flatten(2))
@@ -103,7 +110,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """One Transformer layer; `prompt` are its extra tokens, `queries` the tokens that go on."""
+    """One Transformer layer; `prompt`: its extra tokens or their keys and values; `queries`: who goes on."""
 
     def __init__(self, config: ViTConfig):
         super().__init__()
@@ -116,7 +123,7 @@ class Block(nn.Module):
         self.ls2 = LayerScale(dim) if config.layer_scale else nn.Identity()
 
     def forward(self, x: Tensor, prompt: Tensor | None = None, queries: int | None = None) -> Tensor:
-        prefix = None if prompt is None else self.norm1(prompt)
+        prefix = prompt if prompt is None or prompt.ndim == 4 else self.norm1(prompt)
         attended = self.ls1(self.attn(self.norm1(x), prefix, queries))
         x = x[:, :queries] + attended
         return x + self.ls2(self.mlp(self.norm2(x)))
@@ -152,8 +159,11 @@ class ViT(nn.Module):
             self.fc_norm = nn.LayerNorm(dim, eps=1e-6)
         self.requires_grad_(False)
 
-    def forward(self, images: Tensor, prompt: Tensor | None = None) -> Tensor:
-        """prompt: [S, L, D] for all images or [B, S, L, D], one each; of the last S layers, or 1: shallow."""
+    def forward(self, images: Tensor, prompt: Prompt | None = None) -> Tensor:
+        """prompt: [S, L, D] for all images or [B, S, L, D], one each; of the last S layers, or 1: shallow.
+
+        Or a `Prefix`.
+        """
         return self.rest(self.trunk(images, 0), 0, prompt)
 
     def trunk(self, images: Tensor, layers: int) -> Tensor:
@@ -163,22 +173,28 @@ class ViT(nn.Module):
             x = block(x)
         return x
 
-    def rest(self, x: Tensor, done: int, prompt: Tensor | None = None) -> Tensor:
+    def rest(self, x: Tensor, done: int, prompt: Prompt | None = None) -> Tensor:
         """What `forward` gives, from the tokens that `trunk` gave after `done` layers."""
         x, last = self._before_last_layer(x, done, prompt)
         return self.pool(self.blocks[-1](x, last, 1 if self.config.pool == "token" else None))
 
-    def tokens(self, images: Tensor, prompt: Tensor | None = None) -> Tensor:
+    def tokens(self, images: Tensor, prompt: Prompt | None = None) -> Tensor:
         """All tokens [B, N, D] after the last layer and the norm: class, prompt (L), registers, patches."""
         x, last = self._before_last_layer(self.trunk(images, 0), 0, prompt)
-        x = self.blocks[-1](x if last is None else _with_prompt(x, last))
+        x = (
+            self.blocks[-1](x, last)
+            if last is None or last.ndim == 4
+            else self.blocks[-1](_with_prompt(x, last))
+        )
         return self.norm(x) if self.config.pool == "token" else self.fc_norm(x)
 
-    def _before_last_layer(self, x: Tensor, done: int, prompt: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The tokens that enter the last layer, and a deep prompt's tokens for it [B or 1, L, D]."""
+    def _before_last_layer(self, x: Tensor, done: int, prompt: Prompt | None) -> tuple[Tensor, Tensor | None]:
+        """The tokens that enter the last layer, and what a prompt has for it: see `Attention.forward`."""
         depth = self.config.depth
         layers: list[Tensor | None] = [None] * depth
-        if prompt is not None:
+        if isinstance(prompt, Prefix):
+            layers[: len(prompt.layers)] = self._check_prefix(prompt, len(x), done).layers
+        elif prompt is not None:
             prompt = self._check_prompt(prompt, len(x), done)  # [B or 1, S, L, D]
             if prompt.shape[1] == 1:
                 x = _with_prompt(x, prompt[:, 0])
@@ -209,6 +225,18 @@ class ViT(nn.Module):
         if self.config.pool == "token":
             return self.norm(x[:, 0])
         return self.fc_norm(x[:, -self.config.patches :].mean(dim=1))
+
+    def _check_prefix(self, prefix: Prefix, batch: int, done: int) -> Prefix:
+        depth, dim = self.config.depth, self.config.dim
+        wrong = [t for t in prefix.present if t.ndim != 4 or t.shape[1] != 2 or t.shape[3] != dim]
+        if wrong or len(prefix.layers) > depth or len(prefix) not in (1, batch):
+            shapes = [None if t is None else list(t.shape) for t in prefix.layers]
+            raise ValueError(
+                f"a prefix of {batch} images has [{batch} or 1, 2, L, {dim}] for up to {depth} layers, not {shapes}"
+            )
+        if any(layer is not None for layer in prefix.layers[:done]):
+            raise ValueError(f"{done} layers are done, but the prefix enters before that")
+        return prefix
 
     def _check_prompt(self, prompt: Tensor, batch: int, done: int) -> Tensor:
         depth, dim = self.config.depth, self.config.dim

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protosteer.errors import SettingsError
-from protosteer.methods.base import Answer, Images, Lesson, Method
+from protosteer.methods.base import Answer, Images, Lesson, Method, Source
 from protosteer.methods.cpp import CPP
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.ncm import NCM
@@ -12,7 +12,14 @@ from protosteer.methods.ranpac import RanPAC
 from protosteer.util.text import suggestion
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (Protosteer, CPP, NCM, RanPAC, Finetune)
+    method.name: method
+    for method in (
+        Protosteer,
+        CPP,
+        NCM,
+        RanPAC,
+        Finetune,
+    )
 }
 
 
@@ -22,4 +29,4 @@ def find_method(name: str) -> type[Method]:
     return METHODS[name]
 
 
-__all__ = ["METHODS", "Answer", "Images", "Lesson", "Method", "find_method"]
+__all__ = ["METHODS", "Answer", "Images", "Lesson", "Method", "Source", "find_method"]

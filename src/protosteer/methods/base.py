@@ -15,21 +15,16 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor
 
 from protosteer.backbones import Backbone
-from protosteer.data.images import ImageSet
 from protosteer.errors import LearnerError, SettingsError
+from protosteer.method.prefix import Prompt
 from protosteer.methods.diagnosis import of_classes
 from protosteer.running.progress import OnStage
 from protosteer.running.resume import Bookmark
 from protosteer.settings import Values
+from protosteer.streams.base import Lesson
+from protosteer.util.sealed import seal, unseal
 
-
-class Lesson(Protocol):
-    """A task as a method sees it: its training images, and no others."""
-
-    name: str
-    classes: list[str]
-    train: ImageSet
-    train_labels: list[str]
+__all__ = ["Answer", "Images", "Lesson", "Method", "Source"]
 
 
 class Images(Protocol):
@@ -43,14 +38,20 @@ class Images(Protocol):
     def pixels(self, rows: Tensor) -> Tensor:
         """uint8 [len(rows), 3, h, w]."""
 
-    def embed(self, rows: Tensor, prompt: Tensor | None = None, key: str | None = None) -> Tensor:
+    def embed(
+        self,
+        rows: Tensor,
+        prompt: Prompt | None = None,
+        key: str | None = None,
+        backbone: Backbone | None = None,
+    ) -> Tensor:
         """[len(rows), D] under a prompt: none, one [S, L, D] for all, or [len(rows), S, L, D], one each.
 
-        A prompt that has a key is run once per image for the whole evaluation: a key means one prompt for
-        ever.
+        backbone: another than the method's own. A prompt or a backbone that has a key is run once per image
+        for the whole evaluation: a key means the same one for ever.
         """
 
-    def tokens(self, rows: Tensor, prompt: Tensor | None = None) -> Tensor:
+    def tokens(self, rows: Tensor, prompt: Prompt | None = None) -> Tensor:
         """[len(rows), N, D]: all that the last layer gives out, the prompt's own outputs included."""
 
 
@@ -64,16 +65,34 @@ class Answer:
     confidence: Tensor | None = None  # [B]: the probability that each is right, as the method sees it
 
 
+@dataclass(frozen=True)
+class Source:
+    """Where a method was published first."""
+
+    authors: str  # such as "Wang et al."
+    title: str
+    venue: str
+    year: int
+
+
 class Method(ABC):
     name: ClassVar[str]
+    source: ClassVar[Source]
+    trains: ClassVar[str] = "nothing"  # in a few words
     settings_class: ClassVar[type[Values]]  # one of its settings is `seed`
     suffix: ClassVar[str] = ".safetensors"  # of files that hold a state
     trains_backbone: ClassVar[bool] = False  # if so, `backbone` is a trainable copy of the one that was given
-    buffer: ClassVar[bool] = False  # keeps images of earlier tasks
+    buffer: ClassVar[bool] = (
+        False  # keeps images of earlier tasks, of which `buffer_size` is a setting, or all
+    )
+    grows: ClassVar[bool] = (
+        False  # keeps something of every image it learns from, so that there is no end to it
+    )
     backbone: Backbone
     tasks: list[
         list[str]
     ]  # names of the classes of each; a method that has them elsewhere overrides `classes`
+    settings: Any
     embed_batch_size: int = 64
 
     @classmethod
@@ -115,13 +134,25 @@ class Method(ABC):
         """
         return of_classes(self.predict(images), truth, own)
 
-    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything learned so far, but `tasks`: what `state` keeps. Not needed by who overrides `state`."""
+        return {}
+
+    def put_back(self, tensors: dict[str, Tensor]) -> None:
+        """What `tensors` gave; unless told otherwise, each is an attribute of its name."""
+        for name, tensor in tensors.items():
+            setattr(self, name, tensor)
+
     def state(self) -> bytes:
         """Everything learned so far, as the contents of a file without pickle; equal states, equal bytes."""
+        header = {"method": self.name, "settings": self.settings.to_dict(), "tasks": self.tasks}
+        return seal(header, self.tensors())
 
-    @abstractmethod
     def restore(self, state: bytes) -> None:
         """Back to a state that `state` gave."""
+        header, tensors = unseal(state, "the saved state")
+        self.tasks = header["tasks"]
+        self.put_back(tensors)
 
     @abstractmethod
     def bytes_per_task(self) -> list[int]:

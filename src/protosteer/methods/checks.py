@@ -22,10 +22,12 @@ from protosteer.backbones import Backbone
 from protosteer.data.images import ArrayImages, ImageSet
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import LearnerError, ModelFileError
+from protosteer.method.prefix import Prompt
 from protosteer.method.vit import ViT, ViTConfig
 from protosteer.methods.base import Images, Method
 from protosteer.running.progress import Stage
 from protosteer.running.resume import Bookmark
+from protosteer.streams.base import Lesson, lesson
 
 GROUPS = (["ant", "bee"], ["cat", "dog", "eel"], ["fox"])
 
@@ -37,6 +39,7 @@ class Maker:
     method: type[Method]
     settings: Mapping[str, Any] = field(default_factory=dict)
     see: Callable[[Method, ImageSet], Images] | None = None  # None: nothing is cached
+    states: dict[tuple[int, int], bytes] = field(default_factory=dict)  # by tasks and seed
 
     def __call__(self, seed: int = 0, backbone: Backbone | None = None) -> Method:
         own = self.method.preset(None)
@@ -44,9 +47,14 @@ class Maker:
         return self.method(backbone or toy_backbone(), settings)
 
     def taught(self, tasks: int = len(GROUPS), seed: int = 0) -> Method:
+        """One that has learned the first tasks. What was taught once is restored, not taught again."""
         method = self(seed)
-        for group in GROUPS[:tasks]:
-            method.learn(ToyTask(group))
+        begun = max((n for n, s in self.states if s == seed and n <= tasks), default=0)
+        if begun:
+            method.restore(self.states[begun, seed])
+        for i in range(begun, tasks):
+            teach(method, GROUPS[i])
+            self.states[i + 1, seed] = method.state()
         return method
 
     def images(self, method: Method, classes: Sequence[str], rows: slice = slice(None)) -> Images:
@@ -58,6 +66,12 @@ class Maker:
         return [
             method.predict(self.images(method, group)) for group in GROUPS[: len(method.bytes_per_task())]
         ]
+
+
+def teach(method: Method, group: Sequence[str], per_class: int = 8, **more: Any) -> None:
+    """A task as a run teaches it: its images are gone afterwards."""
+    with lesson(toy_task(group, per_class)) as task:
+        method.learn(task, **more)
 
 
 Check = Callable[[Maker], None]
@@ -76,9 +90,12 @@ def checks_for(method: type[Method]) -> list[Check]:
         check_a_damaged_state_is_refused,
         check_interrupted_learning_goes_on,
         check_the_given_backbone_stays_as_it_was,
+        check_tasks_are_not_told_apart_by_how_images_come,
     ]
-    if not method.buffer:
+    if not method.grows:
         chosen.append(check_memory_does_not_grow_with_images)
+    if method.buffer:
+        chosen.append(check_images_of_earlier_tasks_are_counted)
     if method.trains_backbone:
         chosen.append(check_embeddings_of_earlier_weights_are_not_used)
     return chosen
@@ -96,9 +113,8 @@ def check_nothing_is_predicted_before_something_is_learned(make: Maker) -> None:
 
 def check_learns_what_it_is_taught(make: Maker) -> None:
     """The task just learned is known, and classes have the numbers of `classes`."""
-    method = make()
     for i, group in enumerate(GROUPS):
-        method.learn(ToyTask(group))
+        method = make.taught(i + 1)
         assert method.classes == [name for some in GROUPS[: i + 1] for name in some]
         assert len(method.bytes_per_task()) == i + 1 and min(method.bytes_per_task()) > 0
         labels = toy_images(group, per_class=5)[1]
@@ -124,10 +140,11 @@ def check_predicting_changes_nothing(make: Maker) -> None:
 
 def check_the_same_seed_gives_the_same_state(make: Maker) -> None:
     """And the caller's random state is left as it was."""
-    first, again = make.taught(2), make.taught(1)
+    first, again = make.taught(2), make()
     torch.manual_seed(7)
     before = torch.get_rng_state()
-    again.learn(ToyTask(GROUPS[1]))
+    for group in GROUPS[:2]:
+        teach(again, group)
     assert torch.equal(torch.get_rng_state(), before)
     assert first.state() == again.state() != make.taught(2, seed=1).state()
 
@@ -142,10 +159,13 @@ def check_a_state_restores_everything(make: Maker) -> None:
 
 
 def check_a_restored_method_learns_on(make: Maker) -> None:
-    other = make()
+    """As one that was never interrupted: all that it needs of earlier tasks is in its state."""
+    other, whole = make(), make()
     other.restore(make.taught(2).state())
-    other.learn(ToyTask(GROUPS[2]))
-    assert other.state() == make.taught(3).state()
+    teach(other, GROUPS[2])
+    for group in GROUPS:
+        teach(whole, group)
+    assert other.state() == whole.state()
 
 
 def check_a_damaged_state_is_refused(make: Maker) -> None:
@@ -169,11 +189,10 @@ def check_interrupted_learning_goes_on(make: Maker) -> None:
     with TemporaryDirectory() as folder:
         begun, bookmark = make.taught(1), Bookmark(Path(folder) / "bookmark", seconds=0)
         try:
-            begun.learn(ToyTask(GROUPS[1]), stop, bookmark)
+            teach(begun, GROUPS[1], on_stage=stop, bookmark=bookmark)
         except _Interrupted:
-            begun = make()
-            begun.restore(make.taught(1).state())
-            begun.learn(ToyTask(GROUPS[1]), None, bookmark)
+            begun = make.taught(1)
+            teach(begun, GROUPS[1], bookmark=bookmark)
     assert begun.state() == make.taught(2).state()
 
 
@@ -185,7 +204,7 @@ def check_the_given_backbone_stays_as_it_was(make: Maker) -> None:
     given = toy_backbone()
     before = {name: tensor.clone() for name, tensor in given.vit.state_dict().items()}
     method = make(backbone=given)
-    method.learn(ToyTask(GROUPS[0]))
+    teach(method, GROUPS[0])
     assert all(torch.equal(before[name], tensor) for name, tensor in given.vit.state_dict().items())
     assert (method.backbone is given) != method.trains_backbone
     assert (method.backbone.fingerprint != given.fingerprint) == method.trains_backbone
@@ -193,19 +212,40 @@ def check_the_given_backbone_stays_as_it_was(make: Maker) -> None:
 
 def check_memory_does_not_grow_with_images(make: Maker) -> None:
     """Of a few images more may be kept than of fewer, but there is an end to it."""
-    many, more = make(), make()
-    many.learn(ToyTask(GROUPS[0], per_class=40))
-    more.learn(ToyTask(GROUPS[0], per_class=80))
-    assert many.bytes_per_task() == more.bytes_per_task()
+    quick = {"epochs": 1} if hasattr(make.method.settings_class, "epochs") else {}
+    states, counted = [], []
+    for per_class in (40, 80):
+        method = Maker(make.method, {**make.settings, **quick})()
+        teach(method, GROUPS[0], per_class)
+        states.append(len(method.state()))
+        counted.append(method.bytes_per_task())
+    assert counted[0] == counted[1] and abs(states[0] - states[1]) < 500, (counted, states)
+
+
+def check_images_of_earlier_tasks_are_counted(make: Maker) -> None:
+    """A buffer is part of the state, and of its bytes."""
+    method = make.taught()
+    assert method.buffer and len(method.state()) > 16 * 16 * 3 * len(GROUPS)
+    assert sum(method.bytes_per_task()) <= len(method.state()) <= sum(method.bytes_per_task()) + 50_000
+
+
+def check_tasks_are_not_told_apart_by_how_images_come(make: Maker) -> None:
+    """Images of all tasks together get the answers that they get task by task."""
+    method = make.taught()
+    together = method.predict(make.images(method, [name for group in GROUPS for name in group]))
+    pixels = [toy_images(group, per_class=5, seed=90)[0] for group in GROUPS]
+    mixed = toy_images([name for group in GROUPS for name in group], per_class=5, seed=90)[0]
+    see = make.see or PlainImages
+    apart = [method.predict(see(method, ArrayImages(some))) for some in mixed.split([len(p) for p in pixels])]
+    assert torch.equal(together, torch.cat(apart))
 
 
 def check_embeddings_of_earlier_weights_are_not_used(make: Maker) -> None:
     """Test images that were seen before a task was learned are answered as if they were new."""
-    method = make()
-    method.learn(ToyTask(GROUPS[0]))
+    method = make.taught(1)
     seen = make.images(method, GROUPS[0])
     before = seen.embed(torch.arange(len(seen)))
-    method.learn(ToyTask(GROUPS[1]))
+    teach(method, GROUPS[1])
     fresh = make.images(method, GROUPS[0])
     assert not torch.equal(before, fresh.embed(torch.arange(len(fresh))))
     assert torch.equal(seen.embed(torch.arange(len(seen))), fresh.embed(torch.arange(len(fresh))))
@@ -224,23 +264,25 @@ class PlainImages:
     def pixels(self, rows: Tensor) -> Tensor:
         return self.images.pixels(rows.tolist())
 
-    def embed(self, rows: Tensor, prompt: Tensor | None = None, key: str | None = None) -> Tensor:
-        return self.method.backbone.embed_pixels(self.pixels(rows), prompt)
+    def embed(
+        self,
+        rows: Tensor,
+        prompt: Prompt | None = None,
+        key: str | None = None,
+        backbone: Backbone | None = None,
+    ) -> Tensor:
+        return (backbone or self.method.backbone).embed_pixels(self.pixels(rows), prompt)
 
-    def tokens(self, rows: Tensor, prompt: Tensor | None = None) -> Tensor:
+    def tokens(self, rows: Tensor, prompt: Prompt | None = None) -> Tensor:
         backbone = self.method.backbone
         with torch.no_grad():
             return backbone.tokens(backbone.preprocessing(self.pixels(rows), backbone.device), prompt).cpu()
 
 
-class ToyTask:
-    """A task of easy images, without test images that could be looked at."""
-
-    def __init__(self, classes: Sequence[str], per_class: int = 8):
-        pixels, self.train_labels = toy_images(classes, per_class)
-        self.name = classes[0]
-        self.classes = list(classes)
-        self.train: ImageSet = ArrayImages(pixels)
+def toy_task(classes: Sequence[str], per_class: int = 8) -> Lesson:
+    """A task of easy images."""
+    pixels, labels = toy_images(classes, per_class)
+    return Lesson(classes[0], list(classes), ArrayImages(pixels), labels)
 
 
 def toy_backbone(seed: int = 0, pool: str = "token") -> Backbone:

@@ -12,7 +12,7 @@ from protosteer.backbones import Backbone
 from protosteer.learner import Learner
 from protosteer.method.inference import Embed
 from protosteer.method.memory import Memory
-from protosteer.methods.base import Answer, Images, Lesson, Method
+from protosteer.methods.base import Answer, Images, Lesson, Method, Source
 from protosteer.methods.diagnosis import of_evidence, of_paper
 from protosteer.running.progress import OnStage
 from protosteer.running.resume import Bookmark
@@ -21,12 +21,20 @@ from protosteer.settings import Settings
 
 class CPP(Method):
     name = "cpp"
+    source = Source(
+        "Li et al.",
+        "Steering prototypes with prompt-tuning for rehearsal-free continual learning",
+        "WACV",
+        2024,
+    )
+    trains = "a prompt per task"
     settings_class = Settings
     suffix = ".protosteer"
 
     def __init__(self, backbone: Backbone, settings: Settings):
         self.learner = Learner(backbone, settings)
         self.backbone = backbone
+        self.settings = settings
         self.embed_batch_size = settings.embed_batch_size
 
     @property

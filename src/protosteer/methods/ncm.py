@@ -11,11 +11,12 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from protosteer.backbones import Backbone
 from protosteer.method.prototypes import centroids
-from protosteer.methods.base import Answer, Images, Lesson, Method
-from protosteer.methods.toolkit import embedded, numbered, seal, task_seed, unseal
+from protosteer.methods.base import Answer, Images, Lesson, Method, Source
+from protosteer.methods.toolkit import embedded, numbered, task_seed
 from protosteer.running.progress import OnStage
 from protosteer.running.resume import Bookmark
 from protosteer.settings import CLUSTERINGS, LABEL_ASSIGNMENTS, Values
@@ -36,6 +37,9 @@ class NCMSettings(Values):
 
 class NCM(Method):
     name = "ncm"
+    source = Source(
+        "Mensink et al.", "Distance-based image classification: nearest class mean", "TPAMI", 2013
+    )
     settings_class = NCMSettings
 
     def __init__(self, backbone: Backbone, settings: NCMSettings):
@@ -69,13 +73,8 @@ class NCM(Method):
         classes = self.owners[similarity.argmax(dim=1)]
         return Answer(classes, candidates, torch.zeros(len(images), dtype=torch.long))
 
-    def state(self) -> bytes:
-        header = {"method": self.name, "settings": self.settings.to_dict(), "tasks": self.tasks}
-        return seal(header, {"means": self.means, "owners": self.owners})
-
-    def restore(self, state: bytes) -> None:
-        header, tensors = unseal(state, "the saved state")
-        self.tasks, self.means, self.owners = header["tasks"], tensors["means"], tensors["owners"]
+    def tensors(self) -> dict[str, Tensor]:
+        return {"means": self.means, "owners": self.owners}
 
     def bytes_per_task(self) -> list[int]:
         each = self.owners.bincount(minlength=len(self.classes)) * (self.means.shape[1] * 4 + 8)

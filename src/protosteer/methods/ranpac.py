@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.backbones import Backbone
-from protosteer.methods.base import Answer, Images, Lesson, Method
-from protosteer.methods.toolkit import embedded, numbered, seal, unseal
+from protosteer.methods.base import Answer, Images, Lesson, Method, Source
+from protosteer.methods.toolkit import embedded, numbered
 from protosteer.running.progress import OnStage
 from protosteer.running.resume import Bookmark
 from protosteer.settings import Values
@@ -40,6 +40,12 @@ class RanPACSettings(Values):
 
 class RanPAC(Method):
     name = "ranpac"
+    source = Source(
+        "McDonnell et al.",
+        "RanPAC: random projections and pre-trained models for continual learning",
+        "NeurIPS",
+        2023,
+    )
     settings_class = RanPACSettings
 
     def __init__(self, backbone: Backbone, settings: RanPACSettings):
@@ -74,16 +80,8 @@ class RanPAC(Method):
         hidden = F.relu(images.embed(torch.arange(len(images))) @ self.projection)
         return Answer((hidden @ self.weights).argmax(dim=1))
 
-    def state(self) -> bytes:
-        header = {"method": self.name, "settings": self.settings.to_dict(), "tasks": self.tasks}
-        names = ("factor", "sums", "errors", "weights")
-        return seal(header, {name: getattr(self, name) for name in names})
-
-    def restore(self, state: bytes) -> None:
-        header, tensors = unseal(state, "the saved state")
-        self.tasks = header["tasks"]
-        for name, tensor in tensors.items():
-            setattr(self, name, tensor)
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in ("factor", "sums", "errors", "weights")}
 
     def bytes_per_task(self) -> list[int]:
         """The sums G and C as the paper keeps them: G comes with the first task."""

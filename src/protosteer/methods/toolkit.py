@@ -1,28 +1,55 @@
-"""What methods are made of, beside the room `method/`: labels as numbers, augmented views, a loop that can be
+"""What methods are made of, beside the room `method/`: labels as numbers, a head that grows, a loop that can be
 resumed.
-
-`seal` and `unseal` make a state of tensors and plain data into the contents of a file and back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protosteer.backbones import Backbone
 from protosteer.data.canvas import kept
+from protosteer.data.images import ImageSet
 from protosteer.method.task import task_seed
-from protosteer.method.training import State, update
-from protosteer.methods.base import Lesson
+from protosteer.method.training import State, cosine, update
+from protosteer.methods.base import Answer, Lesson
 from protosteer.running.listeners import listeners
 from protosteer.running.progress import OnStage, Stage
 from protosteer.running.resume import Bookmark
-from protosteer.util.sealed import seal, unseal
+from protosteer.settings import AUGMENTATIONS, Values
 
-__all__ = ["embedded", "fit", "numbered", "seal", "task_seed", "unseal"]
+__all__ = ["Head", "Training", "answer_by", "embedded", "fit", "numbered", "task_seed"]
+
+
+@dataclass(frozen=True)
+class Training(Values):
+    """What every method that trains by `fit` can be told; a method's own settings build on it."""
+
+    epochs: int = 5
+    batch_size: int = 64
+    learning_rate: float = 1e-4
+    schedule: str = "constant"
+    weight_decay: float = 1e-2
+    gradient_clip: float = 5.0
+    augmentation: str = "paper"
+    embed_batch_size: int = 64
+    seed: int = 0
+
+    CHOICES: ClassVar = {"augmentation": AUGMENTATIONS, "schedule": ("constant", "cosine")}
+    AT_LEAST: ClassVar[Mapping[str, float]] = {
+        "epochs": 1,
+        "batch_size": 2,
+        "learning_rate": 0,
+        "weight_decay": 0,
+        "embed_batch_size": 1,
+        "seed": 0,
+    }
+    ABOVE_ZERO: ClassVar = ("gradient_clip",)
 
 
 def numbered(task: Lesson, known: Sequence[str]) -> tuple[list[str], Tensor]:
@@ -33,7 +60,12 @@ def numbered(task: Lesson, known: Sequence[str]) -> tuple[list[str], Tensor]:
 
 
 def embedded(
-    task: Lesson, backbone: Backbone, batch_size: int, on_stage: OnStage | None = None, doing: str = "keys"
+    task: Lesson,
+    backbone: Backbone,
+    batch_size: int,
+    on_stage: OnStage | None = None,
+    doing: str = "keys",
+    prompt: Tensor | None = None,
 ) -> Tensor:
     """[n, D]: the task's training images by the evaluation transform."""
 
@@ -41,37 +73,69 @@ def embedded(
         if on_stage:
             on_stage(Stage(task.name, doing, done, len(task.train)))
 
-    return backbone.embed_set(task.train, None, batch_size, on_batch)
+    return backbone.embed_set(task.train, prompt, batch_size, on_batch)
+
+
+class Head(nn.Module):
+    """A linear layer over embeddings that gets rows for new classes; those it has stay as they are."""
+
+    def __init__(self, dim: int, device: torch.device):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(0, dim, device=device))
+        self.bias = nn.Parameter(torch.empty(0, device=device))
+
+    def grow(self, new: int) -> None:
+        fresh = nn.Linear(self.weight.shape[1], new).to(self.weight.device)
+        self.weight = nn.Parameter(torch.cat([self.weight.detach(), fresh.weight.detach()]))
+        self.bias = nn.Parameter(torch.cat([self.bias.detach(), fresh.bias.detach()]))
+
+    def put_back(self, weight: Tensor, bias: Tensor) -> None:
+        self.weight, self.bias = (nn.Parameter(t.to(self.weight.device)) for t in (weight, bias))
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """[B, D] -> logits [B, K]."""
+        return F.linear(embeddings.to(self.weight.device), self.weight, self.bias)
+
+
+def answer_by(logits: Tensor, **more: Tensor) -> Answer:
+    """The largest of logits [B, K]; as sure as their softmax is."""
+    found = logits.detach().cpu().softmax(dim=1).max(dim=1)
+    return Answer(found.indices, confidence=found.values, **more)
 
 
 def fit(
-    task: Lesson,
+    name: str,
+    images: ImageSet,
     labels: Tensor,
     backbone: Backbone,
     parameters: Mapping[str, nn.Parameter],
     optimiser: torch.optim.Optimizer,
     loss: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-    settings: Any,
+    settings: Training,
     on_stage: OnStage | None = None,
     bookmark: Bookmark | None = None,
 ) -> None:
     """Train parameters on augmented images of a task; killed at any step, it goes on to the same bits.
 
-    loss: of normalised images [B, 3, H, W] and their labels [B], with the embeddings [B, D] behind it.
-    settings has `epochs`, `batch_size`, `augmentation`, `gradient_clip` and `to_dict`. Seed torch beforehand.
+    name: of the task. loss: of normalised images [B, 3, H, W] and their labels [B], with the embeddings [B, D]
+    behind it. Everything that is random in it must come from torch's generator: seed that beforehand.
     """
     from protosteer.data.augment import Augmentation, augmented
 
-    images, device = kept(task.train), backbone.device
+    images, device = kept(images), backbone.device
     augment = Augmentation(backbone.preprocessing, settings.augmentation)
     state = State(parameters, optimiser, labels, settings.batch_size, settings.epochs)
-    which = {"settings": settings.to_dict(), "classes": sorted(set(task.train_labels)), "images": len(labels)}
-    heard = listeners(task.name, which, on_stage, bookmark)
+    rates = [group["lr"] for group in optimiser.param_groups]
+    which = {"settings": settings.to_dict(), "classes": labels.unique().tolist(), "images": len(labels)}
+    heard = listeners(name, which, on_stage, bookmark)
     for listener in heard:
         listener.begin(state)
     while state.epoch < settings.epochs:
         batches = state.batches_left()
         for rows, views in zip(batches, augmented(images, batches, augment, device), strict=True):
+            if settings.schedule == "cosine":
+                for group, rate in zip(optimiser.param_groups, rates, strict=True):
+                    group["lr"] = cosine(state.step, state.steps, rate, 0.0)
             value, embeddings = loss(views, labels[rows].to(device))
             update(value, [list(parameters.values())], optimiser, settings.gradient_clip)
             state.record(value, embeddings)

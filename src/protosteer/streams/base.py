@@ -6,11 +6,13 @@ A dataset becomes a stream by `build`, the same for every benchmark: the classes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
+from torch import Tensor
 
 from protosteer.data.datasets import Dataset, Labelled
 from protosteer.data.images import Chosen, ImageSet
@@ -42,6 +44,42 @@ class Task:
             strangers = set(labels) - set(self.classes)
             if strangers:
                 raise DataError(f"task {self.name!r}: {part} labels {sorted(strangers)} are not its classes")
+
+
+class Lent(Chosen):
+    """Images that can be read until they are given back."""
+
+    def __init__(self, images: ImageSet, task: str):
+        super().__init__(images, range(len(images)))
+        self.task = task
+        self.over = False
+
+    def pixels(self, rows: Sequence[int]) -> Tensor:
+        if self.over:
+            raise DataError(
+                f"task {self.task!r} is over and its images are gone; a method that needs them later keeps a buffer"
+            )
+        return super().pixels(rows)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A task as a method sees it: its training images as long as it is being learned, and no others."""
+
+    name: str
+    classes: list[str]
+    train: ImageSet
+    train_labels: list[str]
+
+
+@contextmanager
+def lesson(task: Task | Lesson) -> Iterator[Lesson]:
+    """A task to learn from; whatever a method has kept of it afterwards, its images cannot be read again."""
+    lent = Lent(task.train, task.name)
+    try:
+        yield Lesson(task.name, list(task.classes), lent, list(task.train_labels))
+    finally:
+        lent.over = True
 
 
 class Stream(Sequence[Task]):

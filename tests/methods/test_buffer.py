@@ -1,0 +1,56 @@
+"""What a buffer keeps, and by which rule."""
+
+from __future__ import annotations
+
+import torch
+
+from protosteer.data.images import ArrayImages
+from protosteer.methods.buffer import Buffer, balanced, reservoir
+
+
+def grey(*values: int) -> ArrayImages:
+    return ArrayImages(torch.tensor(values, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 2, 2))
+
+
+def shown(buffer: Buffer) -> list[int]:
+    return buffer.pixels[:, 0, 0, 0].tolist()
+
+
+def test_rows_number_what_is_kept_and_then_what_is_new():
+    buffer = Buffer()
+    buffer.offer(grey(1, 2, 3), torch.tensor([0, 0, 1]), torch.tensor([0, 2]), logits=torch.eye(3))
+    assert shown(buffer) == [1, 3] and buffer.labels.tolist() == [0, 1] and buffer.seen == 3
+    buffer.offer(grey(4, 5), torch.tensor([2, 3]), torch.tensor([3, 0, 2]), logits=torch.eye(3)[:2] * 7)
+    assert shown(buffer) == [5, 1, 4] and buffer.labels.tolist() == [3, 0, 2] and buffer.seen == 5
+    assert buffer.notes["logits"].tolist() == [[0, 7, 0], [1, 0, 0], [7, 0, 0]]
+
+
+def test_a_buffer_can_be_put_back():
+    buffer, other = Buffer(), Buffer()
+    buffer.offer(grey(1, 2), torch.tensor([0, 1]), torch.arange(2), logits=torch.eye(2))
+    other.put_back(buffer.tensors())
+    assert shown(other) == [1, 2] and other.seen == 2 and torch.equal(other.notes["logits"], torch.eye(2))
+    assert len(other.images) == 2 and sorted(other.draw(5).tolist()) == [0, 1]
+
+
+def test_a_reservoir_keeps_every_image_with_the_same_probability():
+    """Offered in three parts, 30 images for 6 places: each is kept in a fifth of 3,000 trials."""
+    torch.manual_seed(0)
+    counts = torch.zeros(30)
+    for _ in range(3000):
+        kept, seen = torch.empty(0, dtype=torch.long), 0
+        for part in torch.arange(30).split([4, 16, 10]):
+            rows = reservoir(len(kept), seen, len(part), size=6)
+            kept, seen = torch.cat([kept, part])[rows], seen + len(part)
+        assert len(kept) == len(kept.unique()) == 6
+        counts[kept] += 1
+    deviation = (3000 * 0.2 * 0.8) ** 0.5
+    assert (counts - 600).abs().max() < 4.5 * deviation, counts
+
+
+def test_balanced_classes_differ_by_one_at_most_and_keep_their_first():
+    labels = torch.tensor([0] * 9 + [1] * 2 + [2] * 9)
+    rows = balanced(labels, 10)
+    assert labels[rows].bincount().tolist() == [4, 2, 4]
+    assert rows.tolist() == [0, 1, 2, 3, 9, 10, 11, 12, 13, 14]
+    assert balanced(labels, 99).tolist() == list(range(20))
