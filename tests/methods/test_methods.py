@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from cheap import CHEAP
 from sklearn.neighbors import NearestCentroid
 
 from protosteer.cli import benchmarks
@@ -20,15 +21,6 @@ from protosteer.methods.checks import GROUPS, Check, Maker, checks_for, teach, t
 from protosteer.methods.cpp import CPP
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.ncm import NCM
-
-# Quick, and enough to learn toys from; a method that is not named here passes with its defaults.
-TRAINED = {"epochs": 2, "batch_size": 8, "neck_hidden": 16, "augmentation": "crop", "centroids": 2}
-CHEAP: dict[str, dict[str, Any]] = {
-    "protosteer": TRAINED,
-    "cpp": TRAINED,
-    "ranpac": {"features": 50},
-    "finetune": {"epochs": 12, "batch_size": 8, "learning_rate": 3e-3, "augmentation": "crop"},
-}
 
 
 def maker(name: str, **changes: Any) -> Maker:
