@@ -288,12 +288,16 @@ def toy_task(classes: Sequence[str], per_class: int = 8) -> Lesson:
 def toy_backbone(seed: int = 0, pool: str = "token") -> Backbone:
     """A random two-layer ViT for 16-px images; its embeddings depend on its images enough to learn from."""
     config = ViTConfig(image_size=16, patch_size=8, dim=24, depth=2, heads=3, mlp_dim=48, pool=pool)
-    vit = ViT(config)
+    with torch.device("meta"):  # torch's own generator is left alone: another thread may be training with it
+        vit = ViT(config)
     generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in vit.named_parameters():
-            if not (name.startswith("norm") or ".norm" in name):
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    weights: dict[str, Tensor] = {}
+    for name, parameter in vit.named_parameters():
+        if name.startswith("norm") or ".norm" in name:
+            weights[name] = torch.full(parameter.shape, float(name.endswith("weight")))
+        else:
+            weights[name] = torch.randn(parameter.shape, generator=generator) * 0.2
+    vit.load_state_dict(weights, assign=True)
     half = (0.5, 0.5, 0.5)
     return Backbone("tiny", vit, Preprocessing(16, half, half))
 
