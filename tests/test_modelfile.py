@@ -171,9 +171,9 @@ def test_a_link_stays_one_and_the_file_behind_it_changes(learner, saved):
 
 def test_a_newer_format_is_refused_with_the_version_that_wrote_it(saved):
     header, tensors = unseal(saved.read_bytes(), "pets")
-    saved.write_bytes(seal({**header, "format": 3}, tensors))
+    saved.write_bytes(seal({**header, "format": 4}, tensors))
     with pytest.raises(
-        ModelFileError, match="has format 3, this version reads up to 2; use the protosteer that wrote it"
+        ModelFileError, match="has format 4, this version reads up to 3; use the protosteer that wrote it"
     ):
         modelfile.read(saved)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protosteer import modelfile
+from protosteer import indexfile, modelfile
 from protosteer.backbones import Backbone
 from protosteer.data.canvas import kept
 from protosteer.data.images import ImageSet, as_images, as_labelled
@@ -22,6 +22,8 @@ from protosteer.method.forgetting import Forgotten, forget
 from protosteer.method.fusion import Fusion, fusion_of
 from protosteer.method.inference import Embed, Index, Matches, Prediction, match, prompted_forward
 from protosteer.method.memory import Memory, TaskRecord
+from protosteer.method.search import Partition
+from protosteer.method.shortlist import Shortlist
 from protosteer.method.task import learn_class, learn_task, trains_prompt
 from protosteer.running.listeners import listeners
 from protosteer.running.progress import OnStage, Stage
@@ -46,6 +48,8 @@ class Learner:
         self.memory = Memory()
         self._domain = domain
         self._read: tuple[tuple[TaskRecord, ...], Index, Fusion | None] | None = None
+        self._shortlist: tuple[Fusion, Shortlist | None] | None = None
+        self._partition: Partition | None = None  # how classes were parted before, in memory or on disk
 
     @property
     def classes(self) -> list[str]:
@@ -67,10 +71,26 @@ class Learner:
 
     def _reading(self) -> tuple[Index, Fusion | None]:
         """Built anew only when what is remembered has changed."""
-        if self._read is None or self._read[0] is not self.memory.tasks:
+        if self._read is None or not self._current():
             index = Index.build(self.memory)
             self._read = self.memory.tasks, index, fusion_of(self.memory, self.settings, index)
         return self._read[1:]
+
+    def _current(self) -> bool:
+        """Whether what was built is of what is remembered."""
+        return self._read is not None and self._read[0] is self.memory.tasks
+
+    @property
+    def shortlist(self) -> Shortlist | None:
+        """What finds the candidates of an image; None where all classes are scored."""
+        fusion = self.fusion
+        if fusion is None:
+            return None
+        if self._shortlist is None or self._shortlist[0] is not fusion:
+            found = fusion.shortlist(self._partition)
+            self._shortlist = fusion, found
+            self._partition = found.partition if found else None
+        return self._shortlist[1]
 
     @property
     def domain(self) -> Tensor | None:
@@ -154,10 +174,13 @@ class Learner:
         """By which scores are divided to become logits; evidence comes as logits."""
         return 1.0 if self.fusion else self.settings.temperature
 
-    def match(self, embed: Embed, count: int) -> Matches:
-        """Decide on `count` images that `embed` knows by their rows, by the learner's rule."""
+    def match(self, embed: Embed, count: int, every: bool = True) -> Matches:
+        """Decide on `count` images that `embed` knows by their rows, by the learner's rule.
+
+        every: all classes are scored; else, where they are very many, the candidates of each image alone.
+        """
         if self.fusion:
-            return self.fusion.match(embed, count)
+            return self.fusion.match(embed, count, shortlist=None if every else self.shortlist)
         return match(self.index, embed, count, self.settings.neighbours)
 
     def _matches(self, images: ImageSet, chunk: int) -> Iterator[Matches]:
@@ -168,7 +191,7 @@ class Learner:
         for pixels in prefetched(images, chunks, ahead=1, device=backbone.device):
             tokens = backbone.trunk_pixels(pixels, index.shared_layers(backbone.depth), batch)
             embed = prompted_forward(backbone, index, tokens, batch)
-            yield self.match(embed, len(pixels))
+            yield self.match(embed, len(pixels), every=False)
 
     def forget(self, name: str | None = None, *, task: str | None = None) -> Forgotten:
         """Remove a class, or a whole task with `task=`. The result says what that guarantees."""
@@ -184,11 +207,16 @@ class Learner:
         """Write the model to one file, atomically."""
         self._require_knowledge()
         self.model.write(path)
+        if self._partition is not None and self._current():
+            indexfile.write(path, self._partition, self.backbone.fingerprint)
 
     @classmethod
     def load(cls, path: str | Path, backbone: Backbone | None = None) -> Learner:
         """Read a model file; without `backbone`, the one it was learned with is loaded by name."""
-        return cls.of_model(modelfile.read(path), backbone)
+        model = modelfile.read(path)
+        learner = cls.of_model(model, backbone)
+        learner._partition = indexfile.read(path, learner.backbone.fingerprint)
+        return learner
 
     @classmethod
     def of_model(cls, model: modelfile.Model, backbone: Backbone | None = None) -> Learner:
@@ -201,6 +229,7 @@ class Learner:
         """A learner that can change without this one: records are shared, the list of them is not."""
         other = Learner(self.backbone, self.settings, self._domain)
         other.memory = Memory(self.memory.tasks)
+        other._partition = self._partition
         return other
 
     def _require_knowledge(self) -> None:

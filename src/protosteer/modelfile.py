@@ -6,9 +6,11 @@ Writing goes to a temporary name that is synced and then renamed.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import os
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,19 +19,22 @@ import torch
 from torch import Tensor
 
 import protosteer
+from protosteer import indexfile
 from protosteer.backbones import Backbone, find_weights, full_name
 from protosteer.errors import LearnerError, ModelFileError, OtherWeights, ProtosteerError, WeightsError
 from protosteer.method.memory import About, ClassRecord, Memory, TaskRecord
 from protosteer.method.merging import Renames, concatenate
 from protosteer.method.prototypes import Centroids, Sketch
-from protosteer.modelchecks import check_memory, check_model_header, check_packed
+from protosteer.method.stack import Slices, Stack
+from protosteer.modelchecks import check_memory, check_model_header, check_packed, check_stack
 from protosteer.settings import Settings
 from protosteer.util.files import real, write_atomically
 from protosteer.util.reading import read_regular
 from protosteer.util.sealed import seal, unseal
 from protosteer.util.text import check_name
 
-FORMAT = 2  # 1: without sketches; still read, and still written where there are none
+FORMAT = 3  # 1: without sketches; 2: class by class; both still read, and still written where classes are few
+MANY = 1_000  # classes from which on they are kept together: a hundred thousand apart take minutes to read
 ADAPTED = "adapted"  # what a header has instead of "format" where the file is no model: photos/adapting.py
 
 
@@ -81,28 +86,26 @@ class Model:
         A link stays one: it is the file behind it that changes, so that nothing forgotten is left there.
         """
         write_atomically(real(Path(path)), self.pack())
+        indexfile.follow(path, self.memory.classes)
 
     def pack(self) -> bytes:
         """The contents of a model file; equal models give equal bytes."""
-        tensors: dict[str, Tensor] = {}
-        tasks: list[dict[str, Any]] = []
-        domains: list[Tensor] = []
-        for t, task in enumerate(self.memory.tasks):
-            tensors |= {f"tasks.{t}.{name}": tensor for name, tensor in task.tensors()}
-            tasks.append(
-                {
-                    "name": task.name,
-                    "classes": task.class_names,
-                    "prompt": task.prompt is not None,
-                    "independent": task.independent,
-                    **({"few_shot": True} if task.few_shot else {}),
-                    **({} if task.domain is None else {"domain": _place(domains, task.domain)}),
-                    "about": task.about.to_dict(),
-                }
-            )
+        memory, domains = self.memory, list[Tensor]()
+        tasks = [_about_task(task, domains) for task in memory.tasks]
+        stack = Stack.of(memory.tasks) if len(memory.classes) >= MANY else None
+        if stack is not None:
+            tensors = {f"classes.{name}": tensor for name, tensor in stack.tensors.items()}
+            tensors |= {f"starts.{name}": tensor for name, tensor in stack.starts.items()}
+            prompts = {f"tasks.{t}.prompt": task.prompt for t, task in enumerate(memory.tasks)}
+            tensors |= {name: prompt for name, prompt in prompts.items() if prompt is not None}
+            version = FORMAT
+        else:
+            own = ((f"tasks.{t}.", task.tensors()) for t, task in enumerate(memory.tasks))
+            tensors = {prefix + name: tensor for prefix, parts in own for name, tensor in parts}
+            version = 2 if any(record.plain for record in memory.records) else 1
         tensors |= {f"domains.{i}": prompt for i, prompt in enumerate(domains)}
         header = {
-            "format": FORMAT if any(record.plain for record in self.memory.records) else 1,
+            "format": version,
             "protosteer": protosteer.__version__,
             "backbone": self.backbone,
             "settings": self.settings.to_dict(),
@@ -139,6 +142,19 @@ class Model:
                 f"{self.path} was learned with backbone '{about['name']}' ({about['fingerprint'][:12]}), and "
                 f"{error}; predictions would be meaningless"
             ) from error
+
+
+def _about_task(task: TaskRecord, domains: list[Tensor]) -> dict[str, Any]:
+    """What a header has of a task. domains: the prompts for all classes so far; a new one is added."""
+    return {
+        "name": task.name,
+        "classes": task.class_names,
+        "prompt": task.prompt is not None,
+        "independent": task.independent,
+        **({"few_shot": True} if task.few_shot else {}),
+        **({} if task.domain is None else {"domain": _place(domains, task.domain)}),
+        "about": task.about.to_dict(),
+    }
 
 
 def _place(prompts: list[Tensor], prompt: Tensor) -> int:
@@ -208,7 +224,7 @@ def unpack(data: bytes, path: Path) -> Model:
     header, tensors = unseal(data, str(path))
     if ADAPTED in header:
         raise ModelFileError(f"{path} is an adapted backbone, not a model; learn a model with it first")
-    if header.get("format") not in (1, FORMAT):
+    if header.get("format") not in (1, 2, FORMAT):
         raise ModelFileError(
             f"{path} has format {reprlib.repr(header.get('format'))}, this version reads up to {FORMAT}; use the "
             f"protosteer that wrote it, {reprlib.repr(header.get('protosteer'))}"
@@ -216,7 +232,8 @@ def unpack(data: bytes, path: Path) -> Model:
     try:
         check_model_header(header)
         about = header["backbone"]
-        memory = Memory(_task(t, task, tensors) for t, task in enumerate(header["tasks"]))
+        read_classes = _together(header, tensors) if header["format"] == FORMAT else _apart(header, tensors)
+        memory = Memory(map(functools.partial(_task, tensors), header["tasks"], itertools.count(), read_classes))
         check_memory(memory, about.get("dim"), about.get("depth"))
         return Model(path, about, Settings.from_file(header["settings"]), memory)
     except (KeyError, TypeError, ProtosteerError) as error:
@@ -225,7 +242,34 @@ def unpack(data: bytes, path: Path) -> Model:
         ) from error
 
 
-def _task(t: int, header: dict[str, Any], tensors: dict[str, Tensor]) -> TaskRecord:
+def _task(
+    tensors: dict[str, Tensor], header: dict[str, Any], t: int, classes: Sequence[ClassRecord]
+) -> TaskRecord:
+    prompt = tensors[f"tasks.{t}.prompt"] if header["prompt"] else None
+    common = tensors[f"domains.{header['domain']}"] if "domain" in header else None
+    about, few_shot = About.from_dict(header["about"]), header.get("few_shot", False)
+    return TaskRecord(header["name"], classes, prompt, header["independent"], about, few_shot, common)
+
+
+def _together(header: dict[str, Any], tensors: dict[str, Tensor]) -> Iterator[Sequence[ClassRecord]]:
+    """The classes of each task, from a file that has all classes one after the other."""
+    names = [name for task in header["tasks"] for name in task["classes"]]
+
+    def under(prefix: str) -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+    stack = Stack(names, under("classes."), under("starts."))
+    check_stack(stack, header["backbone"].get("dim"))
+    ends = itertools.accumulate(len(task["classes"]) for task in header["tasks"])
+    first = 0
+    for last in ends:
+        yield Slices(stack, first, last)
+        first = last
+
+
+def _apart(header: dict[str, Any], tensors: dict[str, Tensor]) -> Iterator[Sequence[ClassRecord]]:
+    """The same, from a file that has each class by itself."""
+
     def whole(name: str) -> Tensor:
         tensor = tensors[name]
         return tensor.float() if tensor.dtype == torch.float16 else tensor
@@ -238,18 +282,14 @@ def _task(t: int, header: dict[str, Any], tensors: dict[str, Tensor]) -> TaskRec
         check_packed(parts, prefix)
         return Sketch.unpacked(parts)
 
-    classes = []
-    for i, name in enumerate(header["classes"]):
-        prefix = f"tasks.{t}.classes.{i}"
+    def record(prefix: str, name: str) -> ClassRecord:
         values = Centroids(*(whole(f"{prefix}.values.{part}") for part in ("means", "deviations", "counts")))
         plain, domain = sketch(f"{prefix}.plain"), sketch(f"{prefix}.domain")
         keys = plain.points if plain else tensors[f"{prefix}.keys"]
-        similarities = tensors.get(f"{prefix}.held_out")
-        classes.append(ClassRecord(name, keys, values, similarities, plain, domain))
-    prompt = tensors[f"tasks.{t}.prompt"] if header["prompt"] else None
-    common = tensors[f"domains.{header['domain']}"] if "domain" in header else None
-    about, few_shot = About.from_dict(header["about"]), header.get("few_shot", False)
-    return TaskRecord(header["name"], tuple(classes), prompt, header["independent"], about, few_shot, common)
+        return ClassRecord(name, keys, values, tensors.get(f"{prefix}.held_out"), plain, domain)
+
+    for t, task in enumerate(header["tasks"]):
+        yield tuple(record(f"tasks.{t}.classes.{i}", name) for i, name in enumerate(task["classes"]))
 
 
 def _hint(backbone: Backbone) -> str | None:

@@ -71,7 +71,7 @@ def measure(backbone: Backbone, batch: Tensor, classes: int, rule: str, repeats:
 
 def overhead(learner: Learner, embeddings: Tensor) -> Matches:
     """All that `Learner.predict` does with images whose embeddings are ready, under any prompt."""
-    matches = learner.match(lambda rows, _: embeddings[rows], len(embeddings))
+    matches = learner.match(lambda rows, _: embeddings[rows], len(embeddings), every=False)
     joined = Matches.join([matches])
     Prediction.build(learner.index, joined, learner.temperature)
     return joined

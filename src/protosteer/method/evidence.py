@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.method.prototypes import Sketch
+from protosteer.method.stack import Bulk
 
 RIDGE = 0.03  # lambda
 RIDGE_SHARE = 0.3  # the weight of its logarithm, as a share of a whitened cosine's
@@ -32,6 +33,7 @@ LANDMARKS, LANDMARKS_PER_CLASS = 2048, 10  # for more points, as long as there a
 UNCALIBRATED = 10.0  # the weight where no image can be left out
 LEFT_OUT_LEAST, LEFT_OUT_MOST = 200, 2_000  # images to find weights from; between the two, ...
 LEFT_OUT_LIMIT = 4_000_000  # ... so many that images times classes are below
+COVARIANCE = 262_144  # points that the covariance within classes is taken from; more add nothing but time
 _BLOCK = 65_536  # points in double precision at once, so that a hundred thousand classes fit into memory
 
 
@@ -45,27 +47,36 @@ class Space:
     left_out: Tensor  # [m]: rows of images as they are, of classes that have others
     sizes: Tensor  # [C]: images of each class
     means: Tensor  # [C, D]
-    scatter: Tensor  # [D, D]: of all images about their class means
+    scatter: Tensor  # [D, D]: of images about their class means, ...
+    freedom: float  # ... and of how many, less one per class
 
     @classmethod
-    def of(cls, sketches: Sequence[Sketch]) -> Space:
-        points = torch.cat([s.points for s in sketches])
-        counts = torch.cat([s.counts for s in sketches]).double()
-        lengths = torch.tensor([len(s.points) for s in sketches])
-        owners = torch.arange(len(sketches)).repeat_interleave(lengths)
-        sizes = torch.zeros(len(sketches), dtype=torch.double).index_add_(0, owners, counts)
-        means = torch.zeros(len(sketches), points.shape[1], dtype=torch.double)
-        within = torch.stack([s.deviations for s in sketches]).double().square()
-        scatter = torch.diag(sizes @ within)
+    def of(cls, sketches: Sequence[Sketch] | Bulk) -> Space:
+        bulk = sketches if isinstance(sketches, Bulk) else Bulk.of(sketches)
+        points, counts, owners = bulk.points, bulk.counts.double(), bulk.owners
+        classes = len(bulk.lengths)
+        sizes = torch.zeros(classes, dtype=torch.double).index_add_(0, owners, counts)
+        means = torch.zeros(classes, points.shape[1], dtype=torch.double)
         for some in torch.arange(len(points)).split(_BLOCK):
             means.index_add_(0, owners[some], points[some] * counts[some, None])
         means /= sizes[:, None]
-        for some in torch.arange(len(points)).split(_BLOCK):
+        spread = _spread_classes(bulk.lengths)
+        scatter = torch.diag((sizes * spread) @ bulk.deviations.double().square())
+        for some in spread[owners].nonzero()[:, 0].split(_BLOCK):
             apart = (points[some] - means[owners[some]]) * counts[some, None].sqrt()
             scatter += apart.T @ apart
-        place = torch.arange(len(points)) - (lengths.cumsum(0) - lengths)[owners]
-        single = (place < torch.tensor([s.single for s in sketches])[owners]) & (sizes[owners] > 1)
-        return cls(points, counts, owners, _some(single.nonzero()[:, 0], len(sizes)), sizes, means, scatter)
+        freedom = float(((sizes - 1) * spread).sum())
+        place = torch.arange(len(points)) - (bulk.lengths.cumsum(0) - bulk.lengths)[owners]
+        single = (place < bulk.singles[owners]) & (sizes[owners] > 1)
+        left_out = _some(single.nonzero()[:, 0], classes)
+        return cls(points, counts, owners, left_out, sizes, means, scatter, freedom)
+
+
+def _spread_classes(lengths: Tensor) -> Tensor:
+    """bool [C]: the classes whose points make the covariance: all, or evenly spread ones that have enough."""
+    share = max(1.0, float(lengths.sum()) / COVARIANCE)
+    chosen = torch.arange(0, len(lengths), share, dtype=torch.double).long()
+    return torch.zeros(len(lengths), dtype=torch.bool).index_fill_(0, chosen, True)
 
 
 class Whitened:
@@ -73,7 +84,7 @@ class Whitened:
 
     def __init__(self, space: Space):
         self.space = space
-        freedom = float((space.sizes - 1).sum())
+        freedom = space.freedom
         covariance = space.scatter / max(freedom, 1.0)
         self.shrinkage = oas(covariance, freedom)
         scale = covariance.trace() / len(covariance)
@@ -87,11 +98,18 @@ class Whitened:
         self.directions = (space.means - self.centre) @ self.precision  # [C, D]
         self.lengths = _dot(self.directions, space.means - self.centre)  # [C], squared
 
-    def scores(self, embeddings: Tensor) -> Tensor:
-        """[B, C] of unit vectors [B, D]."""
+    def scores(self, embeddings: Tensor, classes: Tensor | None = None) -> Tensor:
+        """[B, C] of unit vectors [B, D]; of some classes alone: [n], or [B, n], different ones for each."""
         centred = embeddings - self.centre
         own = _dot(centred @ self.precision, centred)[:, None]
-        return _cosine(centred @ self.directions.T, own, self.lengths)
+        lengths = self.lengths if classes is None else self.lengths[classes]
+        return _cosine(_across(centred, self.directions, classes), own, lengths)
+
+    def units(self, vectors: Tensor) -> Tensor:
+        """float32 [N, D]: directions whose dot products are whitened cosines, of vectors [N, D]."""
+        root = torch.linalg.cholesky(self.precision)
+        parts = [F.normalize((some - self.centre) @ root, dim=1).float() for some in vectors.split(_BLOCK)]
+        return torch.cat(parts)
 
     def left_out(self) -> Tensor:
         """[m, C]: scores of the images that are left out, each as if it had not been learned.
@@ -188,18 +206,23 @@ class Coarse:
     class: whitening sees small differences, without it an image must lie where images lie at all.
     """
 
-    def __init__(self, sketches: Sequence[Sketch]):
+    def __init__(self, sketches: Sequence[Sketch] | Bulk):
         self.space = Space.of(sketches)
         self.whitened = Whitened(self.space)
         self.ridge = Ridge.of(self.space)
         self.directions = F.normalize(self.space.means, dim=1)
 
-    def scores(self, embeddings: Tensor) -> tuple[Tensor, Tensor]:
-        """Evidence [B, C] of embeddings [B, D], and similarity [B, C] as a cosine."""
+    def scores(self, embeddings: Tensor, classes: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Evidence [B, C] of embeddings [B, D], and similarity [B, C] as a cosine.
+
+        classes: some of them alone, [n], or [B, n], different ones for each.
+        """
         unit = F.normalize(embeddings.double(), dim=1)
-        whitened = self.whitened.scores(unit)
-        plain = unit @ self.directions.T
+        whitened = self.whitened.scores(unit, classes)
+        plain = _across(unit, self.directions, classes)
         ridge = self.ridge.scores(unit) if self.ridge else None
+        if ridge is not None and classes is not None:
+            ridge = ridge[:, classes] if classes.ndim == 1 else ridge.gather(1, classes)
         return _joined(whitened, ridge, plain)
 
     def left_out(self) -> tuple[Tensor, Tensor]:
@@ -272,6 +295,13 @@ def _inverse(positive: Tensor) -> Tensor:
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum(dim=1)
+
+
+def _across(vectors: Tensor, directions: Tensor, classes: Tensor | None) -> Tensor:
+    """Dot products of vectors [B, D] and the directions of all classes [C, D], of some [n], or of its own [B, n]."""
+    if classes is None or classes.ndim == 1:
+        return vectors @ (directions if classes is None else directions[classes]).T
+    return (directions[classes] @ vectors[:, :, None])[:, :, 0]
 
 
 def _cosine(across: Tensor, own: Tensor, lengths: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ they say; nothing is held out for that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -21,10 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.method import evidence
+from protosteer.method import shortlist as shortlisting
 from protosteer.method.evidence import Coarse
 from protosteer.method.inference import Embed, Index, Matches
-from protosteer.method.memory import ClassRecord, Memory
-from protosteer.method.prototypes import Sketch
+from protosteer.method.memory import Memory
+from protosteer.method.search import Partition
+from protosteer.method.shortlist import Scored, Shortlist
+from protosteer.method.stack import Bulk, sketches_of
 from protosteer.settings import Settings
 
 SURE = 0.8  # the probability of a class from which on no further pass is made
@@ -58,40 +61,56 @@ class Fusion:
         self.order = torch.tensor(sorted(range(len(index.classes)), key=index.classes.__getitem__))
         self.places = self.order.argsort()  # where the classes of the memory stand inside
         self.class_tasks = index.class_tasks[self.order]
-        records = memory.records
-        self.views = _views(memory, [records[i] for i in self.order.tolist()], self.class_tasks)
+        self.views = _views(memory, self.order, self.class_tasks)
         self.most = MOST - len(self.views[1:])  # own prompts that are tried
         self.domain = _trained_domain(memory)  # bool [T]
         # Value centroids stand task by task: where each begins.
         owners = index.class_tasks[index.value_classes]
         self.starts = torch.searchsorted(owners, torch.arange(len(index.tasks) + 1)).tolist()
 
-    def match(self, embed: Embed, count: int, fine: bool = True) -> Matches:
+    def match(
+        self, embed: Embed, count: int, fine: bool = True, shortlist: Shortlist | None = None
+    ) -> Matches:
         """Steps 1 to 3 for `count` images that `embed` knows by their rows; without `fine`, steps 1 and 2.
 
-        Scores are logits.
+        Scores are logits. shortlist: of the first view, where not all classes are to be scored.
         """
         first = self.views[0]
         seen = {first.prompt: embed(torch.arange(count), _number(first.prompt, count))}
-        coarse, similarities = first.coarse.scores(seen[first.prompt])
+        scored = shortlist.of(seen[first.prompt]) if shortlist else Scored()
+        coarse, similarities = scored.scores(first.coarse, seen[first.prompt])
         logits, passes = first.alone * coarse, torch.ones(count, dtype=torch.int64)
         for view in self.views[1:]:
-            rows = _unsure(logits)
+            rows = _unsure(scored.posterior(logits))
             seen[view.prompt] = torch.full_like(seen[first.prompt], torch.nan)
             if len(rows):
                 seen[view.prompt][rows] = embed(rows, _number(view.prompt, len(rows)))
-                other, _ = view.coarse.scores(seen[view.prompt][rows])
+                other, _ = scored.rows(rows).scores(view.coarse, seen[view.prompt][rows])
                 logits[rows] = first.weight * coarse[rows] + view.weight * other
                 passes[rows] += 1
-        tried = self._open(logits) & fine
+        tried = self._open(scored.posterior(logits), scored.columns) & fine
         images, tasks = tried.nonzero().T
         if len(images):
-            similar, more = self._fine(embed, seen.get(len(self.index.tasks)), images, tasks, tried)
+            embeddings, own = self._embedded(embed, seen.get(len(self.index.tasks)), images, tasks)
+            similar = self._fine(embeddings, images, tasks, scored.columns, logits.shape)
             logits += FINE * sum(view.weight for view in self.views) * similar
-            passes += more
-        winners = self.class_tasks[logits.argmax(dim=1)]
-        scores, shown = self._in_order(logits), self._in_order(similarities)
-        return Matches(scores, shown, tried, winners, seen[first.prompt], passes)
+            passes += torch.bincount(own, minlength=count)
+        return self._matches(scored, logits, similarities, tried, seen[first.prompt], passes)
+
+    def _matches(
+        self, scored: Scored, logits: Tensor, similarities: Tensor, tried: Tensor, seen: Tensor, passes: Tensor
+    ) -> Matches:
+        """As the memory has its classes."""
+        rest, logits = scored.rest(logits), scored.candidates(logits)
+        best = logits.argmax(dim=1, keepdim=True)
+        if scored.columns is None or rest is None:
+            scores, shown = self._in_order(logits), self._in_order(similarities)
+            return Matches(scores, shown, tried, self.class_tasks[best[:, 0]], seen, passes)
+        winners = self.class_tasks[scored.columns.gather(1, best)[:, 0]]
+        scores, shown = logits.float(), scored.candidates(similarities).float()
+        return Matches(
+            scores, shown, tried, winners, seen, passes, self.order[scored.columns], rest.float()
+        )
 
     def _in_order(self, columns: Tensor) -> Tensor:
         """[B, C]: as the memory has its classes."""
@@ -99,42 +118,62 @@ class Fusion:
         turned[:, self.order] = columns.float()
         return turned
 
-    def _open(self, logits: Tensor) -> Tensor:
+    def _open(self, posterior: Tensor, columns: Tensor | None) -> Tensor:
         """bool [B, T]: the tasks whose own prompts are worth trying."""
-        empty = logits.new_zeros(len(logits), len(self.index.tasks))
-        tasks = self.class_tasks.expand(len(logits), -1)
-        posterior = empty.scatter_add_(1, tasks, logits.softmax(dim=1))
-        unsure = torch.zeros_like(posterior, dtype=torch.bool)
-        unsure[_unsure(logits)] = True
-        worth = posterior * (self.index.prompted & unsure & (posterior >= OPEN))
+        tasks = self.class_tasks.expand(len(posterior), -1) if columns is None else self.class_tasks[columns]
+        empty = posterior.new_zeros(len(posterior), len(self.index.tasks))
+        shares = empty.scatter_add_(1, tasks, posterior)
+        unsure = torch.zeros_like(shares, dtype=torch.bool)
+        unsure[_unsure(posterior)] = True
+        worth = shares * (self.index.prompted & unsure & (shares >= OPEN))
         leading = worth.topk(min(self.most, len(self.index.tasks)), dim=1).indices
         return torch.zeros_like(unsure).scatter_(1, leading, True) & (worth > 0)
 
-    def _fine(
-        self, embed: Embed, domain: Tensor | None, images: Tensor, tasks: Tensor, tried: Tensor
+    def _embedded(
+        self, embed: Embed, domain: Tensor | None, images: Tensor, tasks: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """[B, C], greatest cosine to a class's value centroids under its task's prompt, and passes [B] for it.
+        """Images [m] under the prompts of tasks [m], as unit vectors [m, D]; and the images that took a pass.
 
         domain: images [B, D] under the prompt for all classes; the task that it comes from needs no other pass.
-        What was not tried is neither helped nor hurt against the best of what was.
         """
-        index = self.index
         known = self.domain[tasks] if domain is not None else torch.zeros_like(tasks, dtype=torch.bool)
-        embeddings = torch.empty(len(images), index.values.shape[1])
+        embeddings = torch.empty(len(images), self.index.values.shape[1])
         embeddings[~known] = embed(images[~known], tasks[~known])
         if domain is not None:
             embeddings[known] = domain[images[known]]
-        fine = torch.full((len(tried), len(index.classes)), -torch.inf, dtype=torch.double)
-        units = F.normalize(embeddings, dim=1)
+        return F.normalize(embeddings, dim=1), images[~known]
+
+    def _fine(
+        self, units: Tensor, images: Tensor, tasks: Tensor, columns: Tensor | None, shape: torch.Size
+    ) -> Tensor:
+        """[B, C], or of candidates and sample: greatest cosine to a class's value centroids under its task's prompt.
+
+        What was not tried is neither helped nor hurt against the best of what was.
+        """
+        index = self.index
+        fine = torch.full(shape, -torch.inf, dtype=torch.double)
         for t in tasks.unique().tolist():
             own, some = slice(self.starts[t], self.starts[t + 1]), tasks == t
             classes, owners = index.value_classes[own].unique(return_inverse=True)
             similarity = units[some] @ index.values[own].T
             best = torch.full((len(similarity), len(classes)), -torch.inf)
             best.scatter_reduce_(1, owners.expand(len(similarity), -1), similarity, "amax")
-            fine[images[some][:, None], self.places[classes]] = best.double()
+            rows = images[some]
+            if columns is None:
+                fine[rows[:, None], self.places[classes]] = best.double()
+                continue
+            numbers, width = self.order[columns[rows]], columns.shape[1]  # [m, n]
+            mine = best.gather(1, (numbers - classes[0]).clamp(0, len(classes) - 1)).double()
+            fine[rows, :width] = mine.where(index.class_tasks[numbers] == t, fine[rows, :width])
         usual = fine.amax(dim=1, keepdim=True).nan_to_num(neginf=0.0)
-        return torch.where(fine.isinf(), usual, fine), torch.bincount(images[~known], minlength=len(tried))
+        return torch.where(fine.isinf(), usual, fine)
+
+    def shortlist(self, known: Partition | None = None) -> Shortlist | None:
+        """None where classes are so few that all are scored. known: how they were parted before."""
+        if len(self.order) < shortlisting.FROM:
+            return None
+        names = [self.index.classes[i] for i in self.order.tolist()]
+        return Shortlist(self.views[0].coarse, names, known)
 
 
 def fusion_of(memory: Memory, settings: Settings, index: Index | None = None) -> Fusion | None:
@@ -144,11 +183,12 @@ def fusion_of(memory: Memory, settings: Settings, index: Index | None = None) ->
     return Fusion(memory, index or Index.build(memory))
 
 
-def _views(memory: Memory, records: Sequence[ClassRecord], class_tasks: Tensor) -> list[View]:
+def _views(memory: Memory, order: Tensor, class_tasks: Tensor) -> list[View]:
     """The views of all classes, the one that weighs most first; those not worth a pass are left out."""
-    coarse: dict[int | None, Coarse] = {None: Coarse([_known(record.plain) for record in records])}
+    prompts: dict[int | None, str] = {None: "plain"}
     if memory.domain is not None:
-        coarse[len(memory)] = Coarse([_known(record.domain) for record in records])
+        prompts[len(memory)] = "domain"
+    coarse = {prompt: Coarse(_known(memory, part).ordered(order)) for prompt, part in prompts.items()}
     space = coarse[None].space
     labels = space.owners[space.left_out]  # of the same images in every view
     left_out = {prompt: view.left_out() for prompt, view in coarse.items()}
@@ -156,19 +196,20 @@ def _views(memory: Memory, records: Sequence[ClassRecord], class_tasks: Tensor) 
     fair = ~_trained_domain(memory)[class_tasks[labels]]
     fair = fair if int(fair.sum()) >= ENOUGH else torch.ones_like(fair)
 
-    def weights(prompts: list[int | None]) -> list[float]:
+    @functools.cache  # of one view alone the weights are asked for three times
+    def weights(*prompts: int | None) -> list[float]:
         return evidence.weights([left_out[p][0][fair] for p in prompts], labels[fair]).tolist()
 
-    both = dict(zip(coarse, weights(list(coarse)), strict=True))
+    both = dict(zip(coarse, weights(*coarse), strict=True))
     worth = [p for p in coarse if both[p] >= WORTH * sum(both.values())]
     kept = sorted(worth, key=lambda p: -both[p])
-    together = dict(zip(kept, weights(kept), strict=True))
+    together = dict(zip(kept, weights(*kept), strict=True))
 
     def familiar(prompt: int | None) -> Tensor:
         similarity = left_out[prompt][1].amax(dim=1)
         return similarity if prompt is None else similarity[fair]
 
-    return [View(p, coarse[p], together[p], weights([p])[0], familiar(p)) for p in kept]
+    return [View(p, coarse[p], together[p], weights(p)[0], familiar(p)) for p in kept]
 
 
 def _trained_domain(memory: Memory) -> Tensor:
@@ -180,15 +221,16 @@ def _trained_domain(memory: Memory) -> Tensor:
     return torch.tensor(same)
 
 
-def _known(sketch: Sketch | None) -> Sketch:
-    assert sketch is not None
-    return sketch
+def _known(memory: Memory, part: str) -> Bulk:
+    bulk = sketches_of(memory.tasks, part)
+    assert bulk is not None
+    return bulk
 
 
 def _number(prompt: int | None, count: int) -> Tensor | None:
     return None if prompt is None else torch.full((count,), prompt)
 
 
-def _unsure(logits: Tensor) -> Tensor:
+def _unsure(posterior: Tensor) -> Tensor:
     """Rows [m] whose likeliest class is not likely enough."""
-    return (logits.softmax(dim=1).amax(dim=1) < SURE).nonzero()[:, 0]
+    return (posterior.amax(dim=1) < SURE).nonzero()[:, 0]

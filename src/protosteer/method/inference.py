@@ -15,6 +15,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from protosteer.method.encoder import Encoder
 from protosteer.method.memory import Memory, TaskRecord
+from protosteer.method.stack import centroids_of, key_lengths_of, keys_of, value_lengths_of
 from protosteer.method.vit import shared_layers
 
 # Embeds some of the images at hand, by row [m], each under a prompt of the index, by number [m]; None: no
@@ -41,30 +43,41 @@ class Index:
     prompts: list[Tensor | None]  # [S, L, D] each
     prompted: Tensor  # bool [T]
     prompt_owners: Tensor  # [T]: the first task that has the same prompt
-    keys: Tensor  # [K, D]
-    key_tasks: Tensor  # [K]
-    values: Tensor  # [V, D]
-    value_classes: Tensor  # [V]
     class_tasks: Tensor  # [C]
+    records: tuple[TaskRecord, ...]  # that the centroids are taken from, when they are first asked for
 
     @classmethod
     def build(cls, memory: Memory) -> Index:
-        records, domain = memory.records, memory.domain
-        class_tasks = torch.tensor([t for t, task in enumerate(memory.tasks) for _ in task.classes])
-        key_counts = torch.tensor([len(record.keys) for record in records])
-        value_counts = torch.tensor([len(record.values.means) for record in records])
+        tasks, domain = memory.tasks, memory.domain
         return cls(
             tasks=memory.task_names,
             classes=memory.classes,
-            prompts=[*(task.prompt for task in memory.tasks), *([] if domain is None else [domain])],
-            prompted=torch.tensor([task.prompt is not None for task in memory.tasks]),
-            prompt_owners=_prompt_owners(memory.tasks),
-            keys=F.normalize(torch.cat([record.keys for record in records]), dim=1),
-            key_tasks=class_tasks.repeat_interleave(key_counts),
-            values=F.normalize(torch.cat([record.values.means for record in records]), dim=1),
-            value_classes=torch.arange(len(records)).repeat_interleave(value_counts),
-            class_tasks=class_tasks,
+            prompts=[*(task.prompt for task in tasks), *([] if domain is None else [domain])],
+            prompted=torch.tensor([task.prompt is not None for task in tasks]),
+            prompt_owners=_prompt_owners(tasks),
+            class_tasks=torch.tensor([t for t, task in enumerate(tasks) for _ in range(len(task.classes))]),
+            records=tasks,
         )
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """[K, D]"""
+        return F.normalize(keys_of(self.records), dim=1)
+
+    @cached_property
+    def key_tasks(self) -> Tensor:
+        """[K]"""
+        return self.class_tasks.repeat_interleave(key_lengths_of(self.records))
+
+    @cached_property
+    def values(self) -> Tensor:
+        """[V, D]"""
+        return F.normalize(centroids_of(self.records).means, dim=1)
+
+    @cached_property
+    def value_classes(self) -> Tensor:
+        """[V]"""
+        return torch.arange(len(self.classes)).repeat_interleave(value_lengths_of(self.records))
 
     def shared_layers(self, depth: int) -> int:
         """Layers that no task's prompt touches: one run of them serves the query and every prompt."""
@@ -115,17 +128,19 @@ def _same_shape(index: Index, tasks: Tensor) -> list[Tensor]:
 class Matches:
     """Outcome for B images, in numbers."""
 
-    scores: Tensor  # [B, C]: the greatest wins
+    scores: Tensor  # [B, C], or of some classes [B, n]: the greatest wins
     similarities: Tensor  # [B, C]: as cosines, for people and for telling unknown images
     candidates: Tensor  # bool [B, T]: the tasks that were taken into consideration
     winners: Tensor  # [B]: the task under whose prompt the best match was made; of copies the first
     embeddings: Tensor  # [B, D]: the image as that prompt makes it seen
     passes: Tensor  # int64 [B]: forward passes that each image took
+    columns: Tensor | None = None  # [B, n]: the classes that were scored, as numbers; None: all, in their order
+    rest: Tensor | None = None  # [B]: one score for all others together, where scores are logits
 
     @classmethod
     def join(cls, parts: Sequence[Matches]) -> Matches:
         columns = zip(*(vars(part).values() for part in parts), strict=True)
-        return cls(*(torch.cat(column) for column in columns))
+        return cls(*(None if column[0] is None else torch.cat(column) for column in columns))
 
 
 def match(index: Index, embed: Embed, count: int, neighbours: int) -> Matches:
@@ -215,7 +230,10 @@ def class_scores(index: Index, embeddings: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What `Learner.predict` returns: one row per image; columns of scores follow `classes`."""
+    """What `Learner.predict` returns: one row per image; columns of scores follow `classes`.
+
+    Among very many classes n candidates are scored of each image, and `columns` tells which.
+    """
 
     classes: list[str]
     labels: list[str]
@@ -227,6 +245,7 @@ class Prediction:
     candidates: list[list[str]]  # the tasks whose prompts were tried
     embeddings: Tensor  # [B, D]: the image under the prompt that won
     passes: Tensor  # int64 [B]: forward passes that each image took
+    columns: Tensor | None = None  # [B, n]: the classes that were scored, as numbers; None: all, in their order
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -237,26 +256,36 @@ class Prediction:
         The label comes first also where another class is exactly as similar.
         """
         labels = self.scores.argmax(dim=1, keepdim=True)
-        places = self.scores.scatter(1, labels, math.inf).topk(min(top, len(self.classes)), dim=1).indices
-        rows = (places, self.probabilities.gather(1, places), self.similarities.gather(1, places))
+        places = self.scores.scatter(1, labels, math.inf).topk(min(top, self.scores.shape[1]), dim=1).indices
+        numbers = places if self.columns is None else self.columns.gather(1, places)
+        rows = (numbers, self.probabilities.gather(1, places), self.similarities.gather(1, places))
         return [
             [(self.classes[c], p, s) for c, p, s in zip(*row, strict=True)]
             for row in zip(*(column.tolist() for column in rows), strict=True)
         ]
 
+    def column(self, row: int, name: str) -> int:
+        """Where a class that was scored stands in a row of scores."""
+        number = self.classes.index(name)
+        return number if self.columns is None else self.columns[row].tolist().index(number)
+
     @classmethod
     def build(cls, index: Index, matches: Matches, temperature: float) -> Prediction:
-        scores = matches.scores
+        scores, columns = matches.scores, matches.columns
         best = scores.argmax(dim=1)
+        if columns is not None:
+            best = columns.gather(1, best[:, None])[:, 0]
+        logits = (scores if matches.rest is None else torch.cat([scores, matches.rest[:, None]], 1)) / temperature
         return cls(
             classes=list(index.classes),
             labels=[index.classes[i] for i in best.tolist()],
             scores=scores,
             similarities=matches.similarities,
-            probabilities=(scores / temperature).softmax(dim=1),
-            energy=-temperature * (scores / temperature).logsumexp(dim=1),
+            probabilities=logits.softmax(dim=1)[:, : scores.shape[1]],
+            energy=-temperature * logits.logsumexp(dim=1),
             tasks=[index.tasks[i] for i in index.class_tasks[best].tolist()],
             candidates=[[index.tasks[t] for t in row.nonzero()[:, 0].tolist()] for row in matches.candidates],
             embeddings=matches.embeddings,
             passes=matches.passes,
+            columns=columns,
         )

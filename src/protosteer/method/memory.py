@@ -6,9 +6,9 @@ No record refers to another task's numbers, so that resuming, merging and forget
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -44,6 +44,40 @@ class ClassRecord:
         mean = (weights * self.values.means).sum(dim=0)
         squares = self.values.deviations**2 + (self.values.means - mean) ** 2
         return float((weights * squares).sum(dim=0).mean())
+
+
+class LazyClasses(Sequence[ClassRecord]):
+    """Records that are made when one of them is looked at; their names are known before."""
+
+    def __init__(self, names: Sequence[str]):
+        self.names = names
+        self._records: tuple[ClassRecord, ...] | None = None
+
+    @property
+    def made(self) -> bool:
+        return self._records is not None
+
+    def make(self) -> tuple[ClassRecord, ...]:
+        raise NotImplementedError
+
+    @property
+    def evidence(self) -> bool:
+        """Whether all of them have a sketch without a prompt."""
+        raise NotImplementedError
+
+    @overload
+    def __getitem__(self, place: int) -> ClassRecord: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> tuple[ClassRecord, ...]: ...
+
+    def __getitem__(self, place: int | slice) -> ClassRecord | tuple[ClassRecord, ...]:
+        if self._records is None:
+            self._records = self.make()
+        return self._records[place]
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 @dataclass(frozen=True)
@@ -84,7 +118,7 @@ class TaskRecord:
     """Everything kept of one task. `prompt` is None for the training-free baseline."""
 
     name: str
-    classes: tuple[ClassRecord, ...]
+    classes: Sequence[ClassRecord]
     prompt: Tensor | None
     independent: bool = False  # no other task had a say in training its prompt, or there is none
     about: About = About()
@@ -93,7 +127,16 @@ class TaskRecord:
 
     @property
     def class_names(self) -> list[str]:
+        if isinstance(self.classes, LazyClasses):
+            return list(self.classes.names)
         return [record.name for record in self.classes]
+
+    @property
+    def evidence(self) -> bool:
+        """Whether each of its classes can be read as evidence."""
+        if isinstance(self.classes, LazyClasses):
+            return self.classes.evidence
+        return all(record.plain is not None for record in self.classes)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """All tensors, packed, with names that are unique within the task, but for the prompt for all classes."""
@@ -129,7 +172,7 @@ class Memory:
 
     @property
     def classes(self) -> list[str]:
-        return [record.name for record in self.records]
+        return [name for task in self.tasks for name in task.class_names]
 
     @property
     def records(self) -> list[ClassRecord]:
@@ -143,7 +186,7 @@ class Memory:
     @property
     def evidence(self) -> bool:
         """Whether every class can be read as evidence; where one cannot, all are read as the paper reads."""
-        return bool(self.tasks) and all(record.plain is not None for record in self.records)
+        return bool(self.tasks) and all(task.evidence for task in self.tasks)
 
     @property
     def domain(self) -> Tensor | None:

@@ -34,8 +34,8 @@ class Centroids:
     def packed(self) -> dict[str, Tensor]:
         """For a file, in half precision where that is exact."""
         return {
-            "means": _narrowed(self.means),
-            "deviations": _narrowed(self.deviations),
+            "means": narrowed(self.means),
+            "deviations": narrowed(self.deviations),
             "counts": self.counts,
         }
 
@@ -115,19 +115,27 @@ class Sketch:
 
     def packed(self) -> dict[str, Tensor]:
         """For a file."""
-        steps = _steps(self.points)
-        codes = _multiples(self.points, steps)
-        rest = {"counts": self.counts, "deviations": _narrowed(self.deviations)}
-        if not torch.equal(codes * steps, self.points):  # made otherwise
-            return {"points": _narrowed(self.points), **rest}
-        return {"points": codes.to(torch.int8), "steps": steps[:, 0].half(), **rest}
+        return {**packed_points(self.points), "counts": self.counts, "deviations": narrowed(self.deviations)}
 
     @classmethod
     def unpacked(cls, parts: Mapping[str, Tensor]) -> Sketch:
-        points = parts["points"].float()
-        if parts["points"].dtype == torch.int8:
-            points = points * parts["steps"].float()[:, None]
+        points = unpacked_points(parts["points"], parts.get("steps"))
         return cls(points, parts["counts"], parts["deviations"].float())
+
+
+def packed_points(points: Tensor) -> dict[str, Tensor]:
+    """Points [k, D] of sketches for a file: eight bits and steps, where that is exact."""
+    steps = _steps(points)
+    codes = _multiples(points, steps)
+    if not torch.equal(codes * steps, points):  # made otherwise
+        return {"points": narrowed(points)}
+    return {"points": codes.to(torch.int8), "steps": steps[:, 0].half()}
+
+
+def unpacked_points(points: Tensor, steps: Tensor | None) -> Tensor:
+    if points.dtype != torch.int8 or steps is None:
+        return points.float()
+    return points.float() * steps.float()[:, None]
 
 
 # A class is sketched by at most so many points, of which so many are images as they are: what the evidence
@@ -139,14 +147,14 @@ def sketch(embeddings: Tensor, seed: int = 0) -> Sketch:
     """A class's embeddings [n, D] as they are while they are few, else a few of them and groups of the rest."""
     units = F.normalize(torch.from_numpy(_checked(embeddings)), dim=1).float()
     if len(units) <= POINTS:
-        return Sketch(_coded(units), torch.ones(len(units), dtype=torch.int64), torch.zeros(units.shape[1]))
+        return Sketch(coded(units), torch.ones(len(units), dtype=torch.int64), torch.zeros(units.shape[1]))
     order = torch.randperm(len(units), generator=torch.Generator().manual_seed(seed))
     rest = units[order[SINGLE:].sort().values]
     groups = centroids(rest, POINTS - SINGLE, "kmeans", seed=seed % 2**32)
     ones = torch.ones(SINGLE, dtype=torch.int64)
     within = (groups.deviations**2 * groups.counts[:, None]).sum(dim=0) / len(units)
     return Sketch(
-        _coded(torch.cat([units[order[:SINGLE].sort().values], groups.means])),
+        coded(torch.cat([units[order[:SINGLE].sort().values], groups.means])),
         torch.cat([ones, groups.counts]),
         halved(within.sqrt()),
     )
@@ -157,12 +165,12 @@ def halved(numbers: Tensor) -> Tensor:
     return numbers.half().float()
 
 
-def _narrowed(numbers: Tensor) -> Tensor:
+def narrowed(numbers: Tensor) -> Tensor:
     """In half precision, where that holds them."""
     return numbers.half() if torch.equal(halved(numbers), numbers) else numbers
 
 
-def _coded(points: Tensor) -> Tensor:
+def coded(points: Tensor) -> Tensor:
     """Rounded to multiples, up to 127, of a step for each point."""
     steps = _steps(points)
     return _multiples(points, steps) * steps

@@ -48,10 +48,11 @@ def told(
 
 def _evidence(prediction: Prediction, learner: Learner, i: int, ranking: list[str]) -> dict[str, Any]:
     """The tasks whose own prompts were tried, and the class that came second."""
-    second = prediction.classes.index(ranking[1]) if len(ranking) > 1 else None
+    name = ranking[1] if len(ranking) > 1 else None
+    second = None if name is None else prediction.column(i, name)
     return {
         "candidates": prediction.candidates[i],
-        "runner_up": None if second is None else prediction.classes[second],
+        "runner_up": name,
         "runner_up_probability": None if second is None else float(prediction.probabilities[i, second]),
         "runner_up_similarity": None if second is None else float(prediction.similarities[i, second]),
     }

@@ -44,7 +44,7 @@ def check_name(name: str, what: str, most: int = NAME_LENGTH) -> None:
         raise DataError(
             f"{what} {name[:20]!r}... has a name of {len(name):,} characters; give it at most {most}"
         )
-    if any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in name):
+    if not name.isprintable() and any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in name):
         raise DataError(f"{what} {name!r} has control characters or broken letters in its name; rename it")
 
 
