@@ -13,9 +13,10 @@ from protosteer.method.prototypes import Centroids, Sketch
 from protosteer.settings import Settings
 
 POINTS = 2
+DIM = tiny_backbone().dim
 
 
-def cloud(name: str, seed: int, dim: int = 16) -> ClassRecord:
+def cloud(name: str, seed: int, dim: int = DIM) -> ClassRecord:
     generator = torch.Generator().manual_seed(seed)
     noise = 0.12 * torch.randn(POINTS, dim, generator=generator)
     points = F.normalize(F.normalize(torch.randn(dim, generator=generator), dim=0) + noise, dim=1)
@@ -26,7 +27,9 @@ def cloud(name: str, seed: int, dim: int = 16) -> ClassRecord:
 
 def many(tasks: int = 20, classes: int = 10) -> Learner:
     learner = Learner(tiny_backbone(), Settings(rule="evidence"))
-    prompts = torch.randn(tasks, *learner.backbone.prompt_shape(1), generator=torch.Generator().manual_seed(0))
+    prompts = torch.randn(
+        tasks, *learner.backbone.prompt_shape(1), generator=torch.Generator().manual_seed(0)
+    )
     learner.memory = Memory(
         TaskRecord(
             f"task-{t}",
@@ -43,4 +46,6 @@ def near(learner: Learner, spread: float = 1.0, images: int = 40) -> Tensor:
     records = learner.memory.records
     points = torch.stack([record.keys[0] for record in records[:: len(records) // images][:images]])
     noise = torch.randn(points.shape, generator=torch.Generator().manual_seed(7))
-    return F.normalize(points + spread * torch.linspace(0, 1, len(points))[:, None] * F.normalize(noise, dim=1), dim=1)
+    return F.normalize(
+        points + spread * torch.linspace(0, 1, len(points))[:, None] * F.normalize(noise, dim=1), dim=1
+    )

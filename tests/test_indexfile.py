@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from conftest import tiny_backbone
-from many_toys import many
+from many_toys import DIM, many
 from protosteer import indexfile, modelfile
 from protosteer.errors import ProtosteerWarning
 from protosteer.learner import Learner
@@ -39,7 +39,7 @@ def test_an_index_is_read_again_and_nothing_is_made_anew(learner, saved, monkeyp
     again = Learner.load(saved, backbone=tiny_backbone())
     mine, theirs = learner.shortlist, again.shortlist
     assert torch.equal(mine.partition.lists, theirs.partition.lists)
-    queries = F.normalize(torch.randn(20, 16, generator=torch.Generator().manual_seed(1)), dim=1)
+    queries = F.normalize(torch.randn(20, DIM, generator=torch.Generator().manual_seed(1)), dim=1)
     assert torch.equal(mine.search.nearest(queries, 8), theirs.search.nearest(queries, 8))
 
 
@@ -86,7 +86,15 @@ def damaged(path, how):
     return seal(header, tensors)
 
 
-HOWS = ["truncated", "altered", "empty", "of another backbone", "of a later version", "not finite", "incomplete"]
+HOWS = [
+    "truncated",
+    "altered",
+    "empty",
+    "of another backbone",
+    "of a later version",
+    "not finite",
+    "incomplete",
+]
 HOWS += ["a list that is not there", "a list before the first", "no classes", "too few lists"]
 
 
@@ -113,7 +121,7 @@ def test_centroids_of_another_width_are_made_anew(learner, saved):
     narrow = Partition(old.digests, old.lists, old.centroids[:, :3].contiguous())
     indexfile.write(saved, narrow, learner.backbone.fingerprint)
     again = Learner.load(saved, backbone=tiny_backbone())
-    assert again.shortlist.partition.centroids.shape[1] == 16
+    assert again.shortlist.partition.centroids.shape[1] == DIM
 
 
 def test_lies_about_lists_cost_candidates_and_nothing_else(learner, saved):
@@ -122,7 +130,7 @@ def test_lies_about_lists_cost_candidates_and_nothing_else(learner, saved):
     lie = Partition(old.digests, torch.zeros_like(old.lists), old.centroids)
     indexfile.write(saved, lie, learner.backbone.fingerprint)
     again = Learner.load(saved, backbone=tiny_backbone())
-    seen = torch.randn(5, 16, generator=torch.Generator().manual_seed(1))
+    seen = torch.randn(5, DIM, generator=torch.Generator().manual_seed(1))
     everything = again.match(lambda rows, _: seen[rows], 5)
     some = again.match(lambda rows, _: seen[rows], 5, every=False)
     assert some.columns.shape == (5, shortlist.CANDIDATES) and int(some.columns.max()) < 200
@@ -135,5 +143,5 @@ def test_without_faiss_all_classes_are_looked_at(learner, saved, monkeypatch):
     monkeypatch.setattr(search, "available", lambda: False)
     again = Learner.load(saved, backbone=tiny_backbone())
     assert isinstance(again.shortlist.search, search.Everywhere)
-    seen = torch.randn(5, 16, generator=torch.Generator().manual_seed(1))
+    seen = torch.randn(5, DIM, generator=torch.Generator().manual_seed(1))
     assert again.match(lambda rows, _: seen[rows], 5, every=False).columns is not None

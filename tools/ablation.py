@@ -110,8 +110,8 @@ class NotWhitened(evidence.Whitened):
 
 
 class RidgeAlone(Coarse):
-    def scores(self, embeddings: Tensor) -> tuple[Tensor, Tensor]:
-        assert self.ridge
+    def scores(self, embeddings: Tensor, classes: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        assert self.ridge and classes is None
         unit = F.normalize(embeddings.double(), dim=1)
         return self.ridge.scores(unit).clamp(min=evidence.RIDGE_FLOOR).log(), super().scores(embeddings)[1]
 

@@ -167,7 +167,9 @@ def opening(bulk: Bulk) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="with CIFAR-100 as it is published")
     parser.add_argument("--classes", default="10000,100000")
     parser.add_argument("--points", type=int, default=5, help="of each class")
@@ -178,7 +180,9 @@ def main() -> None:
     shortlist.FROM = 1  # so that a few classes are measured, too
     real = embedded(given.folder, given.keep)
     print(f"{shortlist.CANDIDATES} candidates, {search.PROBED} lists probed; milliseconds an image")
-    print("| classes | search | found, real | found, drawn | all classes | candidates | ViT-Ti pass | share | evidence, s | lists, s |")
+    print(
+        "| classes | search | found, real | found, drawn | all classes | candidates | ViT-Ti pass | share | evidence, s | lists, s |"
+    )
     print("|---|---|---|---|---|---|---|---|---|---|")
     bulks = {}
     for classes in map(int, given.classes.split(",")):

@@ -48,9 +48,7 @@ def read(model: str | Path, backbone: str | None = None) -> Partition | None:
         return None
     except (OSError, ModelFileError, KeyError, TypeError, AttributeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        warnings.warn(
-            f"{path} is not used ({reason}); it will be made anew", ProtosteerWarning, stacklevel=3
-        )
+        warnings.warn(f"{path} is not used ({reason}); it will be made anew", ProtosteerWarning, stacklevel=3)
         return None
 
 

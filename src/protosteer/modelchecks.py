@@ -224,6 +224,8 @@ def check_packed(parts: Mapping[str, Tensor], what: str) -> None:
 def check_stack(stack: Stack, dim: int | None) -> None:
     """Classes that a file has one after the other: the same demands, each made once for all of them."""
     tensors, starts = stack.tensors, stack.starts
+    if not {"values", "held_out"} <= set(starts):
+        raise TypeError("classes have no centroids, or do not tell which are whose")
     if ("plain" in starts) == ("keys" in starts) or ("domain" in starts and "plain" not in starts):
         raise TypeError("classes have neither keys nor points, or both")
     for part, rows in starts.items():

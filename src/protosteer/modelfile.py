@@ -233,7 +233,9 @@ def unpack(data: bytes, path: Path) -> Model:
         check_model_header(header)
         about = header["backbone"]
         read_classes = _together(header, tensors) if header["format"] == FORMAT else _apart(header, tensors)
-        memory = Memory(map(functools.partial(_task, tensors), header["tasks"], itertools.count(), read_classes))
+        memory = Memory(
+            map(functools.partial(_task, tensors), header["tasks"], itertools.count(), read_classes)
+        )
         check_memory(memory, about.get("dim"), about.get("depth"))
         return Model(path, about, Settings.from_file(header["settings"]), memory)
     except (KeyError, TypeError, ProtosteerError) as error:

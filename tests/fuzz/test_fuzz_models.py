@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pytest
 import torch
 from targets import TARGETS, Target, try_out
 from targets import mutate as mutate_bytes
@@ -51,8 +52,15 @@ def seeds() -> Sequence[bytes]:
         learner.learn(easy_task(["cat", "dog"], per_class=4), name="first")
         learner.learn(easy_task(["eel"], per_class=4), name="second")
         learner.add_class("fox", easy_task(["fox"], per_class=2)[0])
-        found.append(learner.model.pack())
+        found += [learner.model.pack(), together(learner)]
     return found
+
+
+def together(learner: Learner) -> bytes:
+    """As a file of very many classes has them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(modelfile, "MANY", 1)
+        return learner.model.pack()
 
 
 def mutate(data: bytes, random: Random) -> bytes:

@@ -123,7 +123,9 @@ def test_lists_are_made_anew_when_many_classes_have_changed(small):
     old = Partition.fit([str(i) for i in range(500)], vectors)
     names = [str(i) for i in range(100, 600)]
     new = old.following(names, vectors)
-    assert new.centroids is not old.centroids and new.changed == 0 and torch.equal(new.digests, digests(names))
+    assert (
+        new.centroids is not old.centroids and new.changed == 0 and torch.equal(new.digests, digests(names))
+    )
 
 
 def test_few_classes_have_no_shortlist():
@@ -135,7 +137,9 @@ def test_the_covariance_of_some_classes_is_nearly_that_of_all(monkeypatch):
     """Points are drawn about their class means with a covariance that is known."""
     generator = torch.Generator().manual_seed(0)
     scales = torch.linspace(0.5, 2.0, 8)
-    points = torch.randn(2000, 1, 8, generator=generator) + torch.randn(2000, 5, 8, generator=generator) * scales
+    points = (
+        torch.randn(2000, 1, 8, generator=generator) + torch.randn(2000, 5, 8, generator=generator) * scales
+    )
     lengths = torch.full((2000,), 5)
     bulk = Bulk(points.flatten(0, 1), torch.ones(10_000, dtype=torch.int64), torch.zeros(2000, 8), lengths)
     monkeypatch.setattr(evidence, "COVARIANCE", 5_000)

@@ -98,7 +98,13 @@ class Fusion:
         return self._matches(scored, logits, similarities, tried, seen[first.prompt], passes)
 
     def _matches(
-        self, scored: Scored, logits: Tensor, similarities: Tensor, tried: Tensor, seen: Tensor, passes: Tensor
+        self,
+        scored: Scored,
+        logits: Tensor,
+        similarities: Tensor,
+        tried: Tensor,
+        seen: Tensor,
+        passes: Tensor,
     ) -> Matches:
         """As the memory has its classes."""
         rest, logits = scored.rest(logits), scored.candidates(logits)
@@ -108,9 +114,7 @@ class Fusion:
             return Matches(scores, shown, tried, self.class_tasks[best[:, 0]], seen, passes)
         winners = self.class_tasks[scored.columns.gather(1, best)[:, 0]]
         scores, shown = logits.float(), scored.candidates(similarities).float()
-        return Matches(
-            scores, shown, tried, winners, seen, passes, self.order[scored.columns], rest.float()
-        )
+        return Matches(scores, shown, tried, winners, seen, passes, self.order[scored.columns], rest.float())
 
     def _in_order(self, columns: Tensor) -> Tensor:
         """[B, C]: as the memory has its classes."""

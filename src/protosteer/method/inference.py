@@ -134,13 +134,15 @@ class Matches:
     winners: Tensor  # [B]: the task under whose prompt the best match was made; of copies the first
     embeddings: Tensor  # [B, D]: the image as that prompt makes it seen
     passes: Tensor  # int64 [B]: forward passes that each image took
-    columns: Tensor | None = None  # [B, n]: the classes that were scored, as numbers; None: all, in their order
+    columns: Tensor | None = (
+        None  # [B, n]: the classes that were scored, as numbers; None: all, in their order
+    )
     rest: Tensor | None = None  # [B]: one score for all others together, where scores are logits
 
     @classmethod
     def join(cls, parts: Sequence[Matches]) -> Matches:
-        columns = zip(*(vars(part).values() for part in parts), strict=True)
-        return cls(*(None if column[0] is None else torch.cat(column) for column in columns))
+        known = [name for name, column in vars(parts[0]).items() if column is not None]
+        return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in known})
 
 
 def match(index: Index, embed: Embed, count: int, neighbours: int) -> Matches:
@@ -245,7 +247,9 @@ class Prediction:
     candidates: list[list[str]]  # the tasks whose prompts were tried
     embeddings: Tensor  # [B, D]: the image under the prompt that won
     passes: Tensor  # int64 [B]: forward passes that each image took
-    columns: Tensor | None = None  # [B, n]: the classes that were scored, as numbers; None: all, in their order
+    columns: Tensor | None = (
+        None  # [B, n]: the classes that were scored, as numbers; None: all, in their order
+    )
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -275,7 +279,9 @@ class Prediction:
         best = scores.argmax(dim=1)
         if columns is not None:
             best = columns.gather(1, best[:, None])[:, 0]
-        logits = (scores if matches.rest is None else torch.cat([scores, matches.rest[:, None]], 1)) / temperature
+        logits = (
+            scores if matches.rest is None else torch.cat([scores, matches.rest[:, None]], 1)
+        ) / temperature
         return cls(
             classes=list(index.classes),
             labels=[index.classes[i] for i in best.tolist()],

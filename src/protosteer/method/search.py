@@ -23,7 +23,9 @@ from torch import Tensor
 
 LISTS_FROM = 50_000  # vectors; below, all of them are looked at, which costs as little and misses nothing
 PROBED = 128  # lists that a query looks into
-REBUILT = 0.3  # the share of classes that came or went since the lists were made, from which on they are made anew
+REBUILT = (
+    0.3  # the share of classes that came or went since the lists were made, from which on they are made anew
+)
 _PER_LIST = 100  # vectors, about
 _MOST_LISTS = 2048
 _SAMPLE, _ROUNDS = 32, 4  # of k-means: vectors per list, and how often they are shared out
