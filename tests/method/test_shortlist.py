@@ -148,3 +148,15 @@ def test_the_covariance_of_some_classes_is_nearly_that_of_all(monkeypatch):
     expected = torch.diag(scales.double() ** 2)
     found = coarse.space.scatter / coarse.space.freedom
     assert float((found - expected).abs().max()) < 0.25
+
+
+def test_weights_from_some_of_the_classes_are_nearly_those_from_all(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(2000, (150,), generator=generator)
+    kinds = [0.2 * torch.randn(150, 2000, generator=generator).double() for _ in range(2)]
+    for kind, lead in zip(kinds, (0.7, 0.4), strict=True):
+        kind[torch.arange(150), labels] += lead
+    exact = evidence.weights(kinds, labels)
+    monkeypatch.setattr(evidence, "WEIGHED", 600)
+    monkeypatch.setattr(evidence, "NEAR", 50)
+    assert torch.allclose(evidence.weights(kinds, labels), exact, rtol=0.03)

@@ -33,6 +33,7 @@ LANDMARKS, LANDMARKS_PER_CLASS = 2048, 10  # for more points, as long as there a
 UNCALIBRATED = 10.0  # the weight where no image can be left out
 LEFT_OUT_LEAST, LEFT_OUT_MOST = 200, 2_000  # images to find weights from; between the two, ...
 LEFT_OUT_LIMIT = 4_000_000  # ... so many that images times classes are below
+WEIGHED, NEAR = 20_000, 256  # classes that weights are found from, and how many of them are the likeliest
 COVARIANCE = 262_144  # points that the covariance within classes is taken from; more add nothing but time
 _BLOCK = 65_536  # points in double precision at once, so that a hundred thousand classes fit into memory
 
@@ -277,16 +278,40 @@ def weights(evidence: Sequence[Tensor], labels: Tensor) -> Tensor:
     logs = torch.full((len(evidence),), math.log(UNCALIBRATED / len(evidence)), dtype=torch.double)
     logs.requires_grad_()
     optimiser = torch.optim.LBFGS([logs], max_iter=50, line_search_fn="strong_wolfe")
+    smoothing = 1 / (len(labels) + 1)
+    own, usual = stacked[torch.arange(len(labels)), labels], stacked.mean(dim=1)  # [m, kinds]
+    few = _thinned(stacked) if stacked.shape[1] > WEIGHED else None
+
+    def entropy() -> Tensor:
+        if few is None:
+            return F.cross_entropy(stacked @ logs.exp(), labels, label_smoothing=smoothing)
+        total = (few[0] @ logs.exp() + few[1]).logsumexp(dim=1)
+        return (total - ((1 - smoothing) * own + smoothing * usual) @ logs.exp()).mean()
 
     def loss() -> Tensor:
         optimiser.zero_grad()
-        smoothing = 1 / (len(labels) + 1)
-        value = F.cross_entropy(stacked @ logs.exp(), labels, label_smoothing=smoothing)
+        value = entropy()
         value.backward()
         return value
 
     optimiser.step(loss)
     return logs.detach().exp()
+
+
+def _thinned(stacked: Tensor) -> tuple[Tensor, Tensor]:
+    """Columns that stand for all classes in a sum: the NEAR that say most, and others, evenly spread.
+
+    Of evidence [m, C, kinds]: that of k columns [m, k, kinds], and for how many classes each stands [m, k], as a
+    logarithm.
+    """
+    count, classes, kinds = stacked.shape
+    near = stacked.sum(dim=2).topk(NEAR, dim=1).indices
+    spread = torch.linspace(0, classes - 1, WEIGHED - NEAR).round().long()
+    taken = torch.zeros(count, classes, dtype=torch.bool).scatter_(1, near, True)[:, spread]
+    many = ((classes - NEAR) / (~taken).sum(dim=1, keepdim=True).double()).log().expand_as(taken)
+    offsets = torch.cat([many.new_zeros(count, NEAR), many.masked_fill(taken, -torch.inf)], dim=1)
+    found = stacked.gather(1, near[:, :, None].expand(-1, -1, kinds))
+    return torch.cat([found, stacked[:, spread]], dim=1), offsets
 
 
 def _inverse(positive: Tensor) -> Tensor:

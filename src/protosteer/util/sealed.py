@@ -80,5 +80,5 @@ def _checksum(header: dict[str, Any], tensors: dict[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(memoryview(tensor.flatten().view(torch.uint8).numpy()) if tensor.numel() else b"")
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data if tensor.numel() else b"")
     return digest.hexdigest()
