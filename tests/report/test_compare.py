@@ -79,6 +79,17 @@ def test_no_label_breaks_a_table(width: int) -> None:
     assert "retrieved" in text  # the longest word of a heading
 
 
+def test_thirty_methods_of_as_many_seeds_take_a_line_each_in_eighty_columns() -> None:
+    rows = {f"a-method-{i:02}": [seed(n) for n in range(3)] for i in range(30)}
+    found = lines(rows, 80)
+    assert max(map(len, found)) <= 80 and "over 3 seeds" in found[0]
+    for name in rows:
+        assert [name, "92.00", "±2.00", "95.50", "±0.00"] in [line.split()[:5] for line in found]
+    torn = [line for line in found if line.split()[:1] and line.split()[0].startswith("±")]
+    assert not torn
+    assert "1 seed" in lines({"x": [seed(0)]}, 80)[0]
+
+
 def test_both_averages_have_names() -> None:
     heading = " ".join(lines(ROWS, 100)[:7])
     assert heading.count("mean over") == 4 and heading.count("tasks") == heading.count("images") == 2
