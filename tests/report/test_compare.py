@@ -59,9 +59,9 @@ def test_the_tables_in_a_hundred_columns() -> None:
     assert ["ncm", "1", "90.00", "95.50", "80.00", "85.50", "3.00"] in found
     pairs = ["92.00", "±2.00", "95.50", "±0.00", "82.00", "±2.00", "85.50", "±0.00", "2.00", "±1.00"]
     assert ["cpp", "3", *pairs] in found
-    assert ["ncm", "–", "1.00", "–"] in found and ["ncm", "13,096", "12,345", "12.5"] in found
+    assert ["ncm", "–", "1.00", "–"] in found and ["ncm", "13,096", "1,000", "12,345", "12.5"] in found
     assert ["cpp", "4.00", "±0.00", "3.50", "±1.00", "97.00", "±0.00"] in found
-    assert ["cpp", "13,096", "12,355", "±10", "12.5", "±0.0"] in found
+    assert ["cpp", "13,096", "1,000", "12,355", "±10", "12.5", "±0.0"] in found
     assert ["cpp", "90.00", "±0.00", "2.00", "±1.00", "2.00", "±0.00", "7.00", "±0.00"] in found
     assert ["cpp", "97.00", "±0.00", "96.00", "±0.00", "0.500", "±0.000", "0.400", "±0.000"] in found
 
@@ -111,8 +111,8 @@ def test_markdown_is_two_tables_with_the_figures() -> None:
         assert len({len(cells(line)) for line in found}) == 1
         assert cells(found[1])[:2] == ["---", "---:"]
     _, _, ncm, cpp, _ = map(cells, figures.splitlines())
-    assert " ".join(ncm) == "ncm 1 90.00 95.50 80.00 85.50 3.00 – 1.00 – 13,096 12,345 12.5"
-    assert cpp[2] == "92.00 ± 2.00" and cpp[11] == "12,355 ± 10"
+    assert " ".join(ncm) == "ncm 1 90.00 95.50 80.00 85.50 3.00 – 1.00 – 13,096 1,000 12,345 12.5"
+    assert cpp[2] == "92.00 ± 2.00" and cpp[12] == "12,355 ± 10"
     _, _, ncm, cpp, _ = map(cells, diagnosis.splitlines())
     assert set(ncm[2:]) == {"–"} and cpp[2:5] == ["90.00 ± 0.00", "2.00 ± 1.00", "2.00 ± 0.00"]
 

@@ -28,7 +28,7 @@ QUALITY = {
     "last_forgetting": Figure("Forget-\nting"),
 }
 DECIDING = ("calibration_error", "passes_per_image", "retrieval_accuracy")
-COSTS = ("bytes_per_class", "train_seconds", "eval_seconds")
+COSTS = ("bytes_per_class", "trained_parameters", "train_seconds", "eval_seconds")
 # The diagnosis, beside the other figures: how the images of a task ended, and why. A method has one kind.
 CAUSES = {f"diagnosis_{name}": figure for name, figure in DIAGNOSIS.items()}
 ENDED = "Test images after the last task, means over tasks"

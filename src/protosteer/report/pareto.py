@@ -149,7 +149,8 @@ def _limits(points: Sequence[Point], logarithmic: bool) -> tuple[float, float]:
     if not logarithmic:
         room = max(0.09 * np.ptp(bars), 0.5)
         return float(bars.min() - room), float(bars.max() + room)
-    decades = np.log10(bars[bars > 0])
+    # A bar that ends near nothing would have the axis to itself: it leaves the picture.
+    decades = np.log10(bars.clip(bars[:, 1].min() / 3))
     room = max(0.09 * np.ptp(decades), 0.3)
     return float(10 ** (decades.min() - room)), float(10 ** (decades.max() + room))
 
