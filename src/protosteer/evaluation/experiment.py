@@ -77,8 +77,7 @@ class Experiment:
         if "seed" in values:
             seed = values["seed"]
             raise SettingsError(f"seed = {seed}: a run has seeds, for instance seeds={seed}")
-        own, options = get_type_hints(cls), get_type_hints(StreamOptions)
-        del own["settings"], own["options"]
+        own, options = cls.hints(), get_type_hints(StreamOptions)
         hints = own | options
         typed = {name: _typed(name, v, hints[name]) for name, v in values.items() if name in hints}
         stream = StreamOptions(**{name: v for name, v in typed.items() if name in options})
@@ -92,6 +91,13 @@ class Experiment:
         made.settings_for(0)  # complains of values that the method does not take
         return made
 
+    @classmethod
+    def hints(cls) -> dict[str, Any]:
+        """Names that describe the run, but for its stream's options, and their types."""
+        own = get_type_hints(cls)
+        del own["settings"], own["options"]
+        return own
+
     def settings_for(self, seed: int) -> Values:
         method = find_method(self.method)
         return method.settings_from({**method.preset(self.preset), **self.settings, "seed": seed})
@@ -102,7 +108,7 @@ class Experiment:
         if self.out is not None:
             return self.out
         name = "-".join([find_benchmark(self.stream).name, self.method, self.backbone])
-        return Path("runs") / re.sub(r"[^\w.-]+", "-", name)
+        return Path("runs") / re.sub(r"[^\w.+-]+", "-", name)
 
     def load_backbone(self) -> Backbone:
         crop = self.crop if self.crop is not None else find_benchmark(self.stream).crop
@@ -144,29 +150,35 @@ def parse_seeds(given: Any) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def run_experiment(
-    experiment: Experiment,
-    resume: bool = False,
-    overwrite: bool = False,
-    command: Sequence[str] = (),
-    make_reporter: MakeReporter | None = None,
-    on_message: Callable[[str], None] = lambda line: None,
-    bookmark_seconds: float = SECONDS,
-) -> dict[str, Any]:
-    """Run every seed that is not done yet; returns the figures as `run --json` prints them."""
+def check_choice(resume: bool, overwrite: bool) -> None:
     if resume and overwrite:
         raise SettingsError(
             "resume=True goes on with the run in the folder, overwrite=True removes it; choose one"
         )
-    if experiment.threads is not None:
-        torch.set_num_threads(experiment.threads)
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What an experiment stands on. Experiments that differ in their method alone may share it."""
+
+    backbone: Backbone
+    stream: Stream
+    said: tuple[str, ...] = ()  # when the stream was opened
+
+    def configuration(self, experiment: Experiment) -> dict[str, Any]:
+        settings = experiment.settings_for(0)
+        return manifest.configuration(find_method(experiment.method), settings, self.backbone, self.stream)
+
+
+def open_ground(experiment: Experiment, on_message: Callable[[str], None] = lambda line: None) -> Ground:
     said: list[str] = []
 
     def tell(line: str) -> None:
         said.append(line)
         on_message(line)
 
-    method_class = find_method(experiment.method)
+    if experiment.threads is not None:
+        torch.set_num_threads(experiment.threads)
     backbone = experiment.load_backbone()
     stream = open_stream(
         experiment.stream,
@@ -176,15 +188,35 @@ def run_experiment(
         experiment.skip_unreadable,
         tell,
     )
+    return Ground(backbone, stream, tuple(said))
+
+
+def run_experiment(
+    experiment: Experiment,
+    resume: bool = False,
+    overwrite: bool = False,
+    command: Sequence[str] = (),
+    make_reporter: MakeReporter | None = None,
+    on_message: Callable[[str], None] = lambda line: None,
+    bookmark_seconds: float = SECONDS,
+    ground: Ground | None = None,
+) -> dict[str, Any]:
+    """Run every seed that is not done yet; returns the figures as `run --json` prints them.
+
+    ground: None opens it.
+    """
+    check_choice(resume, overwrite)
+    ground = ground or open_ground(experiment, on_message)
+    backbone, stream = ground.backbone, ground.stream
+    method_class = find_method(experiment.method)
     folder = RunFolder(experiment.folder)
     with writing(folder.path, "out="), folder.locked():
-        settings = experiment.settings_for(0)
-        configuration = manifest.configuration(method_class, settings, backbone, stream)
         now = manifest.circumstances(backbone.device)
+        configuration = ground.configuration(experiment)
         seeds, lines = folder.open(configuration, now, command, experiment.seeds, resume, overwrite)
         for line in lines:
-            tell(line)
-        for line in (" ".join(command), *said):
+            on_message(line)
+        for line in (" ".join(command), *ground.said, *lines):
             folder.log(line)
         runs = [f"seed {seed}" for seed in seeds]
         reporter = make_reporter(stream, runs, folder.log) if make_reporter else Reporter()

@@ -159,6 +159,13 @@ class RunFolder:
         write_json(self.path / MANIFEST, whole)
         return wanted, said
 
+    def check(self, configuration: dict[str, Any], resume: bool, overwrite: bool) -> None:
+        """Refuse what `open` would refuse; nothing is written."""
+        self._require_ours()
+        old = self.manifest
+        if old and not overwrite:
+            self._check_same(old, configuration, resume)
+
     def _check_same(self, old: dict[str, Any], configuration: dict[str, Any], resume: bool) -> None:
         changed = manifest.differences(old["configuration"], configuration)
         if changed:
