@@ -5,6 +5,8 @@ from __future__ import annotations
 from protosteer.errors import SettingsError
 from protosteer.methods.base import Answer, Images, Lesson, Method, Source
 from protosteer.methods.cpp import CPP
+from protosteer.methods.derpp import DERpp
+from protosteer.methods.er import ER
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.ncm import NCM
 from protosteer.methods.protosteer import Protosteer
@@ -19,6 +21,8 @@ METHODS: dict[str, type[Method]] = {
         NCM,
         RanPAC,
         Finetune,
+        ER,
+        DERpp,
     )
 }
 
