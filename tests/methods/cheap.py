@@ -14,4 +14,5 @@ CHEAP: dict[str, dict[str, Any]] = {
     "finetune": NETWORK,
     "er": {**NETWORK, "epochs": 6, "buffer_size": 20},
     "der++": {**NETWORK, "epochs": 6, "buffer_size": 20},
+    "icarl": {**NETWORK, "epochs": 6, "buffer_size": 20},
 }

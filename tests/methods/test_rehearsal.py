@@ -18,7 +18,7 @@ from protosteer.methods.derpp import DERpp
 from protosteer.methods.network import Rehearsal
 from protosteer.streams.base import Lesson
 
-REHEARSING = ["er", "der++"]
+REHEARSING = ["er", "der++", "icarl"]
 
 
 def maker(name: str, **changes: Any) -> Maker:

@@ -8,6 +8,7 @@ from protosteer.methods.cpp import CPP
 from protosteer.methods.derpp import DERpp
 from protosteer.methods.er import ER
 from protosteer.methods.finetune import Finetune
+from protosteer.methods.icarl import ICaRL
 from protosteer.methods.ncm import NCM
 from protosteer.methods.protosteer import Protosteer
 from protosteer.methods.ranpac import RanPAC
@@ -23,6 +24,7 @@ METHODS: dict[str, type[Method]] = {
         Finetune,
         ER,
         DERpp,
+        ICaRL,
     )
 }
 
