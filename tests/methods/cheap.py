@@ -15,4 +15,5 @@ CHEAP: dict[str, dict[str, Any]] = {
     "er": {**NETWORK, "epochs": 6, "buffer_size": 20},
     "der++": {**NETWORK, "epochs": 6, "buffer_size": 20},
     "icarl": {**NETWORK, "epochs": 6, "buffer_size": 20},
+    "gdumb": {**NETWORK, "buffer_size": 20},
 }

@@ -18,7 +18,7 @@ from protosteer.methods.derpp import DERpp
 from protosteer.methods.network import Rehearsal
 from protosteer.streams.base import Lesson
 
-REHEARSING = ["er", "der++", "icarl"]
+REHEARSING = ["er", "der++", "icarl", "gdumb"]
 
 
 def maker(name: str, **changes: Any) -> Maker:

@@ -46,7 +46,7 @@ def run(
     method: Annotated[
         str | None,
         Option(
-            help="protosteer (the default), cpp, ncm, ranpac, finetune, er, der++ or icarl: docs/runs.md."
+            help="protosteer (the default), cpp, ncm, ranpac, finetune, er, der++, icarl or gdumb: docs/runs.md."
         ),
     ] = None,
     backbone: Annotated[str | None, Option(help="Short name, or a name of timm's (default: nano).")] = None,

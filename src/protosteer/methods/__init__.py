@@ -8,6 +8,7 @@ from protosteer.methods.cpp import CPP
 from protosteer.methods.derpp import DERpp
 from protosteer.methods.er import ER
 from protosteer.methods.finetune import Finetune
+from protosteer.methods.gdumb import GDumb
 from protosteer.methods.icarl import ICaRL
 from protosteer.methods.ncm import NCM
 from protosteer.methods.protosteer import Protosteer
@@ -25,6 +26,7 @@ METHODS: dict[str, type[Method]] = {
         ER,
         DERpp,
         ICaRL,
+        GDumb,
     )
 }
 
