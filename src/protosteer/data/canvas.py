@@ -8,7 +8,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from protosteer.data.images import Chosen, FileImages, ImageSet
+from protosteer.data.images import Chosen, FileImages, ImageSet, Joined
 
 BUDGET = 2**30  # bytes: about 5,500 images of 256 x 256 pixels
 
@@ -51,6 +51,8 @@ class Kept(ImageSet):
 
 def kept(images: ImageSet) -> ImageSet:
     """The same images, kept once they are decoded, if it is files that they are decoded from."""
+    if isinstance(images, Joined):
+        return Joined([kept(part) for part in images.parts])
     return Kept(images) if decodes_files(images) and not isinstance(images, Kept) else images
 
 

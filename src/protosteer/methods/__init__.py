@@ -5,7 +5,11 @@ from __future__ import annotations
 from protosteer.errors import SettingsError
 from protosteer.methods.base import Answer, Images, Lesson, Method, Source
 from protosteer.methods.cpp import CPP
+from protosteer.methods.derpp import DERpp
+from protosteer.methods.er import ER
 from protosteer.methods.finetune import Finetune
+from protosteer.methods.gdumb import GDumb
+from protosteer.methods.icarl import ICaRL
 from protosteer.methods.ncm import NCM
 from protosteer.methods.protosteer import Protosteer
 from protosteer.methods.ranpac import RanPAC
@@ -19,6 +23,10 @@ METHODS: dict[str, type[Method]] = {
         NCM,
         RanPAC,
         Finetune,
+        ER,
+        DERpp,
+        ICaRL,
+        GDumb,
     )
 }
 
