@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 TRAINED = {"epochs": 2, "batch_size": 8, "neck_hidden": 16, "augmentation": "crop", "centroids": 2}
+PROMPTED = {"batch_size": 8, "learning_rate": 0.02, "gradient_clip": 5.0, "augmentation": "crop"}
 # A method that is not named here passes with its defaults.
 CHEAP: dict[str, dict[str, Any]] = {
     "protosteer": TRAINED,
     "cpp": TRAINED,
     "ranpac": {"features": 50},
     "finetune": {"epochs": 12, "batch_size": 8, "learning_rate": 3e-3, "augmentation": "crop"},
+    "l2p": {**PROMPTED, "epochs": 15, "pool_size": 4, "prompt_length": 2, "selected": 2, "pull": 0.1},
 }
