@@ -44,7 +44,8 @@ def demo(
 def run(
     stream: Annotated[str | None, Argument(help=STREAMS)] = None,
     method: Annotated[
-        str | None, Option(help="protosteer (the default), cpp, ncm, ranpac, finetune or l2p: docs/runs.md.")
+        str | None,
+        Option(help="protosteer (the default), cpp, ncm, ranpac, finetune, l2p or dualprompt: docs/runs.md."),
     ] = None,
     backbone: Annotated[str | None, Option(help="Short name, or a name of timm's (default: nano).")] = None,
     weights: Weights = None,

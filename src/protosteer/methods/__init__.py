@@ -5,6 +5,7 @@ from __future__ import annotations
 from protosteer.errors import SettingsError
 from protosteer.methods.base import Answer, Images, Lesson, Method, Source
 from protosteer.methods.cpp import CPP
+from protosteer.methods.dualprompt import DualPrompt
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.l2p import L2P
 from protosteer.methods.ncm import NCM
@@ -21,6 +22,7 @@ METHODS: dict[str, type[Method]] = {
         RanPAC,
         Finetune,
         L2P,
+        DualPrompt,
     )
 }
 
