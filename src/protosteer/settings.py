@@ -55,6 +55,7 @@ class Values:
         "neighbours": 10_000,
         "features": 100_000,
         "pool_size": 10_000,
+        "components": 10_000,
     }
     ABOVE_ZERO: ClassVar[Sequence[str]] = ()
 

@@ -14,4 +14,5 @@ CHEAP: dict[str, dict[str, Any]] = {
     "finetune": {"epochs": 12, "batch_size": 8, "learning_rate": 3e-3, "augmentation": "crop"},
     "l2p": {**PROMPTED, "epochs": 15, "pool_size": 4, "prompt_length": 2, "selected": 2, "pull": 0.1},
     "dualprompt": {**PROMPTED, "epochs": 8, "expert_length": 4},
+    "coda-prompt": {**PROMPTED, "epochs": 8, "components": 3, "orthogonality": 0.1, "augmentation": "none"},
 }

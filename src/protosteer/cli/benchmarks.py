@@ -45,7 +45,10 @@ def run(
     stream: Annotated[str | None, Argument(help=STREAMS)] = None,
     method: Annotated[
         str | None,
-        Option(help="protosteer (the default), cpp, ncm, ranpac, finetune, l2p or dualprompt: docs/runs.md."),
+        Option(
+            help="protosteer (the default), cpp, ncm, ranpac, finetune, l2p, dualprompt or coda-prompt: "
+            "docs/runs.md."
+        ),
     ] = None,
     backbone: Annotated[str | None, Option(help="Short name, or a name of timm's (default: nano).")] = None,
     weights: Weights = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from protosteer.errors import SettingsError
 from protosteer.methods.base import Answer, Images, Lesson, Method, Source
+from protosteer.methods.coda_prompt import CODAPrompt
 from protosteer.methods.cpp import CPP
 from protosteer.methods.dualprompt import DualPrompt
 from protosteer.methods.finetune import Finetune
@@ -23,6 +24,7 @@ METHODS: dict[str, type[Method]] = {
         Finetune,
         L2P,
         DualPrompt,
+        CODAPrompt,
     )
 }
 
