@@ -76,9 +76,13 @@ def test_new_components_are_orthonormal_and_orthogonal_to_those_before():
 
 
 def test_where_there_is_no_room_new_components_are_orthonormal_among_themselves():
-    torch.manual_seed(0)
-    new = orthonormal(5, torch.randn(8, 12))
-    torch.testing.assert_close(new @ new.T, torch.eye(5), rtol=0, atol=1e-5)
+    """As if there were no others: what a projection leaves of them would be rounding."""
+    earlier, drawn = torch.randn(8, 12), []
+    for before in (earlier, earlier[:0]):
+        torch.manual_seed(0)
+        drawn.append(orthonormal(5, before))
+    assert torch.equal(*drawn)
+    torch.testing.assert_close(drawn[0] @ drawn[0].T, torch.eye(5), rtol=0, atol=1e-5)
 
 
 def test_components_of_earlier_tasks_stay_as_they_were_to_the_bit():
