@@ -14,8 +14,7 @@ components start as orthonormal vectors, orthogonal to all earlier ones, and the
 B having one row per component, earlier ones included.
 
 This follows the authors' code (github.com/GT-RIPL/CODA-Prompt), which differs from the paper in drawing new
-components when their task begins, whereupon no penalty was needed: `orthogonality` is 0 there, and here; the paper
-has 0.1. Here earlier components are left by projection on the complement of their span, there one after the other
+components when their task begins, whereupon no penalty was needed: `orthogonality` is 0 there, and here. Here earlier components are left by projection on the complement of their span, there one after the other
 as if they still were orthogonal; where the components of all tasks outnumber the dimensions, new ones are
 orthonormal among themselves alone. The rate falls to zero by half a cosine in every step, there by a quarter of
 one in every epoch.

@@ -12,8 +12,8 @@ whose key has the largest cosine with its query. A linear head reads the embeddi
 
 As in the official code (github.com/google-research/l2p), a task's expert prompt starts as the one before it, its
 key anew. Unlike there, every image is matched for itself, not with its batch. A prompt of L tokens is L / 2 keys
-and L / 2 values, as the paper defines it (1.90 MB for CIFAR-100, which the CPP paper tells, are so many; the code
-has L of both); an odd L is rounded up. A backbone of fewer than five layers has the general prompt in all but its
+and L / 2 values (1.90 MB for CIFAR-100, which the CPP paper tells, are so many; the official code has L of
+both); an odd L is rounded up. A backbone of fewer than five layers has the general prompt in all but its
 last at most, the expert ones behind it: of three layers, in 1-2 and in 3.
 """
 

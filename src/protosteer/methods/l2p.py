@@ -32,8 +32,8 @@ from protosteer.methods.toolkit import Training
 
 @dataclass(frozen=True)
 class L2PSettings(Training):
-    # M, L, N and pull: the paper's for CIFAR-100; the code that was released has L = 10, N = 4 and pull = 1, of
-    # which its authors say that 0.5 is right (issue 10).
+    # M, L and N as a port for CIFAR-100 has them (github.com/JH-LEE-KR/l2p-pytorch); the official code now has
+    # L = 10, N = 4 and pull = 1, but its authors call the paper's pull of 0.5 right (issue 10 there).
     pool_size: int = 10  # M
     prompt_length: int = 5  # L
     selected: int = 5  # N
