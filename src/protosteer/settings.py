@@ -41,6 +41,8 @@ class Values:
     # Of all methods: what sizes memory or a loop is far below this, and what lies above it is a slip.
     AT_MOST: ClassVar[Mapping[str, int]] = {
         "prompt_length": 4096,
+        "general_length": 4096,
+        "expert_length": 4096,
         "prompt_from_layer": 1000,
         "prototypes_per_step": 2**20,
         "neck_layers": 64,
@@ -53,6 +55,8 @@ class Values:
         "neighbours": 10_000,
         "features": 100_000,
         "buffer_size": 100_000,
+        "pool_size": 10_000,
+        "components": 10_000,
     }
     ABOVE_ZERO: ClassVar[Sequence[str]] = ()
 

@@ -6,6 +6,7 @@ from typing import Any
 
 TRAINED = {"epochs": 2, "batch_size": 8, "neck_hidden": 16, "augmentation": "crop", "centroids": 2}
 NETWORK = {"epochs": 12, "batch_size": 8, "learning_rate": 3e-3, "augmentation": "crop"}
+PROMPTED = {"batch_size": 8, "learning_rate": 0.02, "gradient_clip": 5.0, "augmentation": "crop"}
 # A method that is not named here passes with its defaults.
 CHEAP: dict[str, dict[str, Any]] = {
     "protosteer": TRAINED,
@@ -16,4 +17,8 @@ CHEAP: dict[str, dict[str, Any]] = {
     "der++": {**NETWORK, "epochs": 6, "buffer_size": 20},
     "icarl": {**NETWORK, "epochs": 6, "buffer_size": 20},
     "gdumb": {**NETWORK, "buffer_size": 20},
+    "finetune": {"epochs": 12, "batch_size": 8, "learning_rate": 3e-3, "augmentation": "crop"},
+    "l2p": {**PROMPTED, "epochs": 15, "pool_size": 4, "prompt_length": 2, "selected": 2, "pull": 0.1},
+    "dualprompt": {**PROMPTED, "epochs": 8, "expert_length": 4},
+    "coda-prompt": {**PROMPTED, "epochs": 8, "components": 3, "orthogonality": 0.1, "augmentation": "none"},
 }

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from protosteer.errors import SettingsError
 from protosteer.methods.base import Answer, Images, Lesson, Method, Source
+from protosteer.methods.coda_prompt import CODAPrompt
 from protosteer.methods.cpp import CPP
 from protosteer.methods.derpp import DERpp
 from protosteer.methods.er import ER
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.gdumb import GDumb
 from protosteer.methods.icarl import ICaRL
+from protosteer.methods.dualprompt import DualPrompt
+from protosteer.methods.finetune import Finetune
+from protosteer.methods.l2p import L2P
 from protosteer.methods.ncm import NCM
 from protosteer.methods.protosteer import Protosteer
 from protosteer.methods.ranpac import RanPAC
@@ -27,6 +31,9 @@ METHODS: dict[str, type[Method]] = {
         DERpp,
         ICaRL,
         GDumb,
+        L2P,
+        DualPrompt,
+        CODAPrompt,
     )
 }
 
