@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
 from protosteer.methods import find_method
-from protosteer.methods.checks import GROUPS, Maker, toy_images
+from protosteer.methods.checks import GROUPS, Maker, teach, toy_backbone, toy_images
 from protosteer.methods.kept import KeepsEmbeddings
 
 NAMES = [name for group in GROUPS for name in group]
@@ -46,6 +47,33 @@ def test_knn_is_scikit_learns_with_dinos_weights(neighbours, temperature):
     answer = method.answer(make.images(method, NAMES))
     assert answer.classes.tolist() == expected.argmax(axis=1).tolist()
     np.testing.assert_allclose(answer.confidence, expected.max(axis=1), rtol=1e-4)
+
+
+@pytest.mark.parametrize("penalty", [1e-2, 1.0])
+def test_the_probe_is_scikit_learns_logistic_regression(penalty):
+    make, method = taught("probe", penalty=penalty)
+    train, labels, test = all_at_once(method)
+    mean, deviation = train.mean(axis=0), train.std(axis=0)
+    oracle = LogisticRegression(C=1 / (penalty * len(train)), tol=1e-9, max_iter=10_000)
+    oracle.fit((train - mean) / deviation, labels)
+    np.testing.assert_allclose(method.weight.numpy() * deviation, oracle.coef_, atol=1e-4)
+    expected = oracle.predict_proba((test - mean) / deviation)
+    answer = method.answer(make.images(method, NAMES))
+    assert answer.classes.tolist() == expected.argmax(axis=1).tolist()
+    np.testing.assert_allclose(answer.confidence, expected.max(axis=1), atol=1e-4)
+
+
+def test_a_feature_that_never_changes_does_not_harm_the_probe():
+    make = Maker(find_method("probe"))
+    backbone = toy_backbone()
+    with torch.no_grad():  # the last norm gives out the same number for every image
+        backbone.vit.norm.weight[3] = 0
+    method = make(backbone=backbone)
+    for group in GROUPS:
+        teach(method, group)
+    truth = torch.arange(6).repeat_interleave(5)
+    assert method.weight.isfinite().all()
+    assert torch.equal(method.predict(make.images(method, NAMES)), truth)
 
 
 def test_what_is_kept_is_counted():

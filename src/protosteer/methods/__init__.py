@@ -8,6 +8,7 @@ from protosteer.methods.cpp import CPP
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.knn import KNN
 from protosteer.methods.ncm import NCM
+from protosteer.methods.probe import Probe
 from protosteer.methods.protosteer import Protosteer
 from protosteer.methods.ranpac import RanPAC
 from protosteer.util.text import suggestion
@@ -19,6 +20,7 @@ METHODS: dict[str, type[Method]] = {
         CPP,
         NCM,
         KNN,
+        Probe,
         RanPAC,
         Finetune,
     )
