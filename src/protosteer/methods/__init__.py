@@ -11,6 +11,7 @@ from protosteer.methods.ncm import NCM
 from protosteer.methods.probe import Probe
 from protosteer.methods.protosteer import Protosteer
 from protosteer.methods.ranpac import RanPAC
+from protosteer.methods.slda import SLDA
 from protosteer.util.text import suggestion
 
 METHODS: dict[str, type[Method]] = {
@@ -21,6 +22,7 @@ METHODS: dict[str, type[Method]] = {
         NCM,
         KNN,
         Probe,
+        SLDA,
         RanPAC,
         Finetune,
     )
