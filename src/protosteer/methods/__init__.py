@@ -5,6 +5,7 @@ from __future__ import annotations
 from protosteer.errors import SettingsError
 from protosteer.methods.base import Answer, Images, Lesson, Method, Source
 from protosteer.methods.cpp import CPP
+from protosteer.methods.fecam import FeCAM
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.knn import KNN
 from protosteer.methods.ncm import NCM
@@ -23,6 +24,7 @@ METHODS: dict[str, type[Method]] = {
         KNN,
         Probe,
         SLDA,
+        FeCAM,
         RanPAC,
         Finetune,
     )
