@@ -52,6 +52,8 @@ class Values:
         "centroids": 10_000,
         "neighbours": 10_000,
         "features": 100_000,
+        "align_epochs": 100_000,
+        "align_draws": 2**16,
     }
     ABOVE_ZERO: ClassVar[Sequence[str]] = ()
 

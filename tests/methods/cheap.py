@@ -10,5 +10,13 @@ CHEAP: dict[str, dict[str, Any]] = {
     "protosteer": TRAINED,
     "cpp": TRAINED,
     "ranpac": {"features": 50},
+    "slca": {
+        "epochs": 5,
+        "batch_size": 8,
+        "learning_rate": 0.1,
+        "augmentation": "crop",
+        "align_epochs": 3,
+        "align_draws": 32,
+    },
     "finetune": {"epochs": 12, "batch_size": 8, "learning_rate": 3e-3, "augmentation": "crop"},
 }

@@ -12,6 +12,7 @@ from protosteer.methods.ncm import NCM
 from protosteer.methods.probe import Probe
 from protosteer.methods.protosteer import Protosteer
 from protosteer.methods.ranpac import RanPAC
+from protosteer.methods.slca import SLCA
 from protosteer.methods.slda import SLDA
 from protosteer.util.text import suggestion
 
@@ -27,6 +28,7 @@ METHODS: dict[str, type[Method]] = {
         FeCAM,
         RanPAC,
         Finetune,
+        SLCA,
     )
 }
 
