@@ -18,5 +18,13 @@ CHEAP: dict[str, dict[str, Any]] = {
         "align_epochs": 3,
         "align_draws": 32,
     },
+    "pass": {
+        "epochs": 6,
+        "batch_size": 8,
+        "learning_rate": 1e-2,
+        "augmentation": "crop",
+        "distill_weight": 0.1,
+        "prototype_weight": 1.0,
+    },
     "finetune": {"epochs": 12, "batch_size": 8, "learning_rate": 3e-3, "augmentation": "crop"},
 }

@@ -9,6 +9,7 @@ from protosteer.methods.fecam import FeCAM
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.knn import KNN
 from protosteer.methods.ncm import NCM
+from protosteer.methods.pass_ import PASS
 from protosteer.methods.probe import Probe
 from protosteer.methods.protosteer import Protosteer
 from protosteer.methods.ranpac import RanPAC
@@ -29,6 +30,7 @@ METHODS: dict[str, type[Method]] = {
         RanPAC,
         Finetune,
         SLCA,
+        PASS,
     )
 }
 
