@@ -57,6 +57,8 @@ class Values:
         "buffer_size": 100_000,
         "pool_size": 10_000,
         "components": 10_000,
+        "align_epochs": 100_000,
+        "align_draws": 2**16,
     }
     ABOVE_ZERO: ClassVar[Sequence[str]] = ()
 

@@ -14,9 +14,16 @@ from protosteer.methods.icarl import ICaRL
 from protosteer.methods.dualprompt import DualPrompt
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.l2p import L2P
+from protosteer.methods.fecam import FeCAM
+from protosteer.methods.finetune import Finetune
+from protosteer.methods.knn import KNN
 from protosteer.methods.ncm import NCM
+from protosteer.methods.pass_ import PASS
+from protosteer.methods.probe import Probe
 from protosteer.methods.protosteer import Protosteer
 from protosteer.methods.ranpac import RanPAC
+from protosteer.methods.slca import SLCA
+from protosteer.methods.slda import SLDA
 from protosteer.util.text import suggestion
 
 METHODS: dict[str, type[Method]] = {
@@ -25,6 +32,10 @@ METHODS: dict[str, type[Method]] = {
         Protosteer,
         CPP,
         NCM,
+        KNN,
+        Probe,
+        SLDA,
+        FeCAM,
         RanPAC,
         Finetune,
         ER,
@@ -34,6 +45,8 @@ METHODS: dict[str, type[Method]] = {
         L2P,
         DualPrompt,
         CODAPrompt,
+        SLCA,
+        PASS,
     )
 }
 

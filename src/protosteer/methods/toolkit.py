@@ -49,7 +49,7 @@ class Training(Values):
         "embed_batch_size": 1,
         "seed": 0,
     }
-    ABOVE_ZERO: ClassVar = ("gradient_clip",)
+    ABOVE_ZERO: ClassVar[Sequence[str]] = ("gradient_clip",)
 
 
 def numbered(task: Lesson, known: Sequence[str]) -> tuple[list[str], Tensor]:
