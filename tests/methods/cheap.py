@@ -10,5 +10,6 @@ CHEAP: dict[str, dict[str, Any]] = {
     "protosteer": TRAINED,
     "cpp": TRAINED,
     "ranpac": {"features": 50},
+    "aper": {"epochs": 2, "batch_size": 8, "prompt_length": 2, "augmentation": "crop"},
     "finetune": {"epochs": 12, "batch_size": 8, "learning_rate": 3e-3, "augmentation": "crop"},
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from protosteer.errors import SettingsError
+from protosteer.methods.aper import APER
 from protosteer.methods.base import Answer, Images, Lesson, Method, Source
 from protosteer.methods.cpp import CPP
 from protosteer.methods.finetune import Finetune
@@ -18,6 +19,7 @@ METHODS: dict[str, type[Method]] = {
         CPP,
         NCM,
         RanPAC,
+        APER,
         Finetune,
     )
 }
