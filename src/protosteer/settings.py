@@ -52,6 +52,7 @@ class Values:
         "centroids": 10_000,
         "neighbours": 10_000,
         "features": 100_000,
+        "adapter_width": 2**16,
     }
     ABOVE_ZERO: ClassVar[Sequence[str]] = ()
 

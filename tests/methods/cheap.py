@@ -11,5 +11,13 @@ CHEAP: dict[str, dict[str, Any]] = {
     "cpp": TRAINED,
     "ranpac": {"features": 50},
     "aper": {"epochs": 2, "batch_size": 8, "prompt_length": 2, "augmentation": "crop"},
+    "ease": {
+        "epochs": 2,
+        "batch_size": 8,
+        "adapter_width": 4,
+        "adapter_scale": 1.0,
+        "augmentation": "crop",
+        "learning_rate": 0.3,
+    },
     "finetune": {"epochs": 12, "batch_size": 8, "learning_rate": 3e-3, "augmentation": "crop"},
 }

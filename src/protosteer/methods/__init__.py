@@ -6,6 +6,7 @@ from protosteer.errors import SettingsError
 from protosteer.methods.aper import APER
 from protosteer.methods.base import Answer, Images, Lesson, Method, Source
 from protosteer.methods.cpp import CPP
+from protosteer.methods.ease import EASE
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.ncm import NCM
 from protosteer.methods.protosteer import Protosteer
@@ -20,6 +21,7 @@ METHODS: dict[str, type[Method]] = {
         NCM,
         RanPAC,
         APER,
+        EASE,
         Finetune,
     )
 }
