@@ -19,5 +19,12 @@ CHEAP: dict[str, dict[str, Any]] = {
         "augmentation": "crop",
         "learning_rate": 0.3,
     },
+    "s-prompts": {
+        "epochs": 8,
+        "batch_size": 8,
+        "prompt_length": 2,
+        "learning_rate": 0.06,
+        "augmentation": "crop",
+    },
     "finetune": {"epochs": 12, "batch_size": 8, "learning_rate": 3e-3, "augmentation": "crop"},
 }

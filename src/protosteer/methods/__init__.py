@@ -11,6 +11,7 @@ from protosteer.methods.finetune import Finetune
 from protosteer.methods.ncm import NCM
 from protosteer.methods.protosteer import Protosteer
 from protosteer.methods.ranpac import RanPAC
+from protosteer.methods.s_prompts import SPrompts
 from protosteer.util.text import suggestion
 
 METHODS: dict[str, type[Method]] = {
@@ -22,6 +23,7 @@ METHODS: dict[str, type[Method]] = {
         RanPAC,
         APER,
         EASE,
+        SPrompts,
         Finetune,
     )
 }

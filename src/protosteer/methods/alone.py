@@ -90,7 +90,7 @@ def train_prompt(
     bookmark: Bookmark | None = None,
 ) -> Tensor:
     """[S, L, D]: a prompt trained from `start` with a head, as `train_alone` says."""
-    prompt = nn.Parameter(start.to(backbone.device))
+    prompt = nn.Parameter(start.to(backbone.device, copy=True))
 
     def embed(images: Tensor) -> Tensor:
         return backbone.embed(images, prompt)
