@@ -7,6 +7,7 @@ from protosteer.methods.aper import APER
 from protosteer.methods.base import Answer, Images, Lesson, Method, Source
 from protosteer.methods.cpp import CPP
 from protosteer.methods.ease import EASE
+from protosteer.methods.esn import ESN
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.ncm import NCM
 from protosteer.methods.protosteer import Protosteer
@@ -24,6 +25,7 @@ METHODS: dict[str, type[Method]] = {
         APER,
         EASE,
         SPrompts,
+        ESN,
         Finetune,
     )
 }
