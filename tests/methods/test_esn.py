@@ -12,7 +12,7 @@ from cheap import CHEAP
 from protosteer.data.images import ArrayImages
 from protosteer.evaluation.cache import EmbeddingCache
 from protosteer.methods import esn
-from protosteer.methods.checks import GROUPS, Maker, teach, toy_backbone, toy_images
+from protosteer.methods.checks import GROUPS, Maker, teach, toy_backbone, toy_images, toy_task
 from protosteer.methods.esn import ESN, TEMPERATURES, Classifier, elected, energy
 
 MAKE = Maker(ESN, CHEAP["esn"], EmbeddingCache)
@@ -79,15 +79,21 @@ def test_the_least_energy_answers_with_its_own_class():
 
 
 def test_a_task_finds_the_temperature_at_which_it_knows_its_own_images():
-    method = MAKE.taught(2)
+    """Three logits of about 4.8 have less energy than one of 5 from a temperature of about 0.18 on."""
+    method, biases = MAKE.taught(2), ([5.0, -5.0], [4.8, 4.8, 4.8])
+    assert method.temperatures[0] == torch.tensor(0.001)  # alone, it knows all of them at any
+    for classifier, bias in zip(method.classifiers, biases, strict=True):
+        classifier.head.weight *= 0.02
+        classifier.head.bias.copy_(torch.tensor(bias))
     tokens = method.backbone.embed_set(ArrayImages(toy_images(GROUPS[1])[0]), method.prompt, whole=True)
-    first, second = (classifier(tokens) for classifier in method.classifiers)
+    first, second = (classifier(tokens).tolist() for classifier in method.classifiers)
     known = []
     for t in TEMPERATURES:
-        pairs = zip(first.tolist(), second.tolist(), strict=True)
+        pairs = zip(first, second, strict=True)
         known.append(sum(energy_by_hand(b, t) < energy_by_hand(a, t) for a, b in pairs))
-    assert method.temperatures[1] == torch.tensor(TEMPERATURES[known.index(max(known))])
-    assert method.temperatures[0] == torch.tensor(0.001)  # alone, it knows all of them at any
+    expected = TEMPERATURES[known.index(max(known))]
+    assert known[0] < max(known) and expected > 0.001, known
+    assert method.find_temperature(toy_task(GROUPS[1]), None) == torch.tensor(expected)
 
 
 @pytest.mark.parametrize(("weight", "least", "most"), [(0.1, 0, 3), (0.0, 20, math.inf)])
