@@ -59,6 +59,7 @@ class Values:
         "components": 10_000,
         "align_epochs": 100_000,
         "align_draws": 2**16,
+        "adapter_width": 2**16,
     }
     ABOVE_ZERO: ClassVar[Sequence[str]] = ()
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from protosteer.errors import SettingsError
+from protosteer.methods.aper import APER
 from protosteer.methods.base import Answer, Images, Lesson, Method, Source
 from protosteer.methods.coda_prompt import CODAPrompt
 from protosteer.methods.cpp import CPP
 from protosteer.methods.derpp import DERpp
 from protosteer.methods.er import ER
+from protosteer.methods.ease import EASE
+from protosteer.methods.esn import ESN
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.gdumb import GDumb
 from protosteer.methods.icarl import ICaRL
@@ -24,6 +27,7 @@ from protosteer.methods.protosteer import Protosteer
 from protosteer.methods.ranpac import RanPAC
 from protosteer.methods.slca import SLCA
 from protosteer.methods.slda import SLDA
+from protosteer.methods.s_prompts import SPrompts
 from protosteer.util.text import suggestion
 
 METHODS: dict[str, type[Method]] = {
@@ -37,6 +41,10 @@ METHODS: dict[str, type[Method]] = {
         SLDA,
         FeCAM,
         RanPAC,
+        APER,
+        EASE,
+        SPrompts,
+        ESN,
         Finetune,
         ER,
         DERpp,

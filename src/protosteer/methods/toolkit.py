@@ -23,7 +23,7 @@ from protosteer.running.progress import OnStage, Stage
 from protosteer.running.resume import Bookmark
 from protosteer.settings import AUGMENTATIONS, Values
 
-__all__ = ["Head", "Training", "answer_by", "embedded", "fit", "numbered", "task_seed"]
+__all__ = ["Head", "Training", "answer_by", "class_means", "embedded", "fit", "numbered", "task_seed"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,11 @@ def embedded(
             on_stage(Stage(task.name, doing, done, len(task.train)))
 
     return backbone.embed_set(task.train, prompt, batch_size, on_batch)
+
+
+def class_means(embeddings: Tensor, labels: Tensor) -> Tensor:
+    """[K, D]: the mean embedding of every label there is, in their order."""
+    return torch.stack([embeddings[labels == number].mean(dim=0) for number in labels.unique()])
 
 
 class Head(nn.Module):
