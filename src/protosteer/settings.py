@@ -52,6 +52,7 @@ class Values:
         "centroids": 10_000,
         "neighbours": 10_000,
         "features": 100_000,
+        "buffer_size": 10**6,
     }
     ABOVE_ZERO: ClassVar[Sequence[str]] = ()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,7 @@ class Network(Method):
 
     trains = "backbone, head"
     trains_backbone = True
+    views: ClassVar[int] = 1  # augmentations of each image of a batch
     settings: Training
 
     def __init__(self, backbone: Backbone, settings: Training):
@@ -54,6 +56,7 @@ class Network(Method):
                 self.settings,
                 on_stage,
                 bookmark,
+                self.views,
             )
             self.tasks.append(classes)
             self.finish(task, labels)
