@@ -6,6 +6,7 @@ from protosteer.errors import SettingsError
 from protosteer.methods.base import Answer, Images, Lesson, Method, Source
 from protosteer.methods.cpp import CPP
 from protosteer.methods.finetune import Finetune
+from protosteer.methods.joint import Joint
 from protosteer.methods.ncm import NCM
 from protosteer.methods.protosteer import Protosteer
 from protosteer.methods.ranpac import RanPAC
@@ -19,6 +20,7 @@ METHODS: dict[str, type[Method]] = {
         NCM,
         RanPAC,
         Finetune,
+        Joint,
     )
 }
 
