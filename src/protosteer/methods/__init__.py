@@ -5,6 +5,7 @@ from __future__ import annotations
 from protosteer.errors import SettingsError
 from protosteer.methods.base import Answer, Images, Lesson, Method, Source
 from protosteer.methods.cpp import CPP
+from protosteer.methods.ewc import EWC
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.joint import Joint
 from protosteer.methods.ncm import NCM
@@ -21,6 +22,7 @@ METHODS: dict[str, type[Method]] = {
         RanPAC,
         Finetune,
         Joint,
+        EWC,
     )
 }
 
