@@ -14,4 +14,5 @@ CHEAP: dict[str, dict[str, Any]] = {
     "finetune": {"epochs": 12, "batch_size": 8, "learning_rate": 3e-3, "augmentation": "crop"},
     "joint": NETWORK,
     "ewc": {**NETWORK, "fisher_images": 4},
+    "lwf": NETWORK,
 }

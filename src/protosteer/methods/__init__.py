@@ -8,6 +8,7 @@ from protosteer.methods.cpp import CPP
 from protosteer.methods.ewc import EWC
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.joint import Joint
+from protosteer.methods.lwf import LwF
 from protosteer.methods.ncm import NCM
 from protosteer.methods.protosteer import Protosteer
 from protosteer.methods.ranpac import RanPAC
@@ -23,6 +24,7 @@ METHODS: dict[str, type[Method]] = {
         Finetune,
         Joint,
         EWC,
+        LwF,
     )
 }
 
