@@ -15,4 +15,5 @@ CHEAP: dict[str, dict[str, Any]] = {
     "joint": NETWORK,
     "ewc": {**NETWORK, "fisher_images": 4},
     "lwf": NETWORK,
+    "bic": {**NETWORK, "buffer_size": 24},
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from protosteer.errors import SettingsError
 from protosteer.methods.base import Answer, Images, Lesson, Method, Source
+from protosteer.methods.bic import BiC
 from protosteer.methods.cpp import CPP
 from protosteer.methods.ewc import EWC
 from protosteer.methods.finetune import Finetune
@@ -25,6 +26,7 @@ METHODS: dict[str, type[Method]] = {
         Joint,
         EWC,
         LwF,
+        BiC,
     )
 }
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from protosteer.data.canvas import kept
-from protosteer.data.images import ArrayImages, ImageSet, Joined
+from protosteer.data.images import ArrayImages, Chosen, ImageSet, Joined
 
 
 class Buffer:
@@ -59,6 +59,12 @@ class Buffer:
         """What is kept and, after it, a task's images, to be trained on together; rows are those of `offer`."""
         both: ImageSet = Joined([self.images, kept(images)]) if len(self) else images
         return both, torch.cat([self.labels, labels])
+
+    def share_out(self, images: ImageSet, labels: Tensor, size: int) -> None:
+        """Keep as equally many of each class as there is room for; of new ones, drawn by torch's generator."""
+        order = torch.randperm(len(labels))
+        drawn = labels[order]
+        self.offer(Chosen(images, order.tolist()), drawn, balanced(torch.cat([self.labels, drawn]), size))
 
     def draw(self, count: int) -> Tensor:
         """Rows [at most count], without repetition, by torch's generator."""

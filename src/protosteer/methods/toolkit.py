@@ -155,6 +155,6 @@ def minimise(loss: Callable[[], Tensor], parameters: Sequence[Tensor], steps: in
         optimiser.zero_grad()
         value = loss()
         value.backward()
-        return float(value)
+        return value.item()
 
     optimiser.step(again)
