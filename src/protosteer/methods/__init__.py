@@ -5,6 +5,7 @@ from __future__ import annotations
 from protosteer.errors import SettingsError
 from protosteer.methods.base import Answer, Images, Lesson, Method, Source
 from protosteer.methods.bic import BiC
+from protosteer.methods.co2l import Co2L
 from protosteer.methods.cpp import CPP
 from protosteer.methods.ewc import EWC
 from protosteer.methods.finetune import Finetune
@@ -27,6 +28,7 @@ METHODS: dict[str, type[Method]] = {
         EWC,
         LwF,
         BiC,
+        Co2L,
     )
 }
 
