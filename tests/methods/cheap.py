@@ -16,5 +16,5 @@ CHEAP: dict[str, dict[str, Any]] = {
     "ewc": {**NETWORK, "fisher_images": 4},
     "lwf": NETWORK,
     "bic": {**NETWORK, "buffer_size": 24},
-    "co2l": {**NETWORK, "buffer_size": 24},
+    "co2l": {**NETWORK, "epochs": 4, "buffer_size": 24},
 }
