@@ -22,10 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protosteer.data.images import Chosen, ImageSet
+from protosteer.data.images import ImageSet
 from protosteer.errors import SettingsError
 from protosteer.methods.base import Lesson, Source
-from protosteer.methods.buffer import balanced
 from protosteer.methods.network import Rehearsal, RehearsalSettings
 
 
@@ -60,10 +59,7 @@ class GDumb(Rehearsal):
             self.start_over()
 
     def training_set(self, images: ImageSet, labels: Tensor) -> tuple[ImageSet, Tensor]:
-        order = torch.randperm(len(labels))
-        labels = labels[order]
-        rows = balanced(torch.cat([self.memory.labels, labels]), self.settings.buffer_size)
-        self.memory.offer(Chosen(images, order.tolist()), labels, rows)
+        self.memory.share_out(images, labels, self.settings.buffer_size)
         return self.memory.images, self.memory.labels
 
     def loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,6 @@ CPP's appendix. The loss is averaged over the classes so far, not over all that 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -28,11 +27,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.backbones import Backbone
-from protosteer.data.images import ImageSet, Joined
+from protosteer.data.images import ImageSet
 from protosteer.errors import SettingsError
 from protosteer.methods.base import Answer, Images, Lesson, Source
+from protosteer.methods.distillation import Teacher
 from protosteer.methods.network import Rehearsal, RehearsalSettings
-from protosteer.methods.toolkit import Head, embedded
+from protosteer.methods.toolkit import embedded
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class ICaRL(Rehearsal):
     def __init__(self, backbone: Backbone, settings: ICaRLSettings):
         super().__init__(backbone, settings)
         self.means = torch.empty(0, backbone.dim)  # [K, D], of length one
-        self.before: tuple[Backbone, Head] | None = None  # the network before the task that is being learned
+        self.teacher: Teacher | None = None  # the network before the task that is being learned
 
     def prepare(self, task: Lesson, labels: Tensor) -> None:
         classes, size = int(labels.max()) + 1, self.settings.buffer_size
@@ -62,23 +62,22 @@ class ICaRL(Rehearsal):
                 f"buffer_size = {size}: {classes} classes need an exemplar each; set at least {classes}"
             )
         if self.tasks:
-            self.before = self.backbone.frozen_copy(), copy.deepcopy(self.head).requires_grad_(False)
+            self.teacher = Teacher(self.backbone, self.head)
 
     def training_set(self, images: ImageSet, labels: Tensor) -> tuple[ImageSet, Tensor]:
-        return Joined([images, self.memory.images]), torch.cat([labels, self.memory.labels])
+        return self.memory.before(images, labels)
 
     def loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         embeddings = self.backbone.embed(images)
         logits = self.head(embeddings)
         targets = F.one_hot(labels, logits.shape[1]).to(logits.dtype)
-        if self.before:
-            backbone, head = self.before
-            old = head(backbone.embed(images)).sigmoid()
+        if self.teacher:
+            old = self.teacher(images).sigmoid()
             targets[:, : old.shape[1]] = old
         return F.binary_cross_entropy_with_logits(logits, targets), embeddings
 
     def finish(self, task: Lesson, labels: Tensor, **notes: Tensor) -> None:
-        self.before = None
+        self.teacher = None
         each = self.settings.buffer_size // len(self.classes)
         features = F.normalize(embedded(task, self.backbone, self.embed_batch_size, None, "exemplars"), dim=1)
         rows = [(self.memory.labels == label).nonzero()[:each, 0] for label in self.memory.labels.unique()]

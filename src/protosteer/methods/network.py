@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,7 @@ class Network(Method):
 
     trains = "backbone, head"
     trains_backbone = True
+    views: ClassVar[int] = 1  # augmentations of each image of a batch
     settings: Training
 
     def __init__(self, backbone: Backbone, settings: Training):
@@ -57,6 +58,7 @@ class Network(Method):
                 self.settings,
                 on_stage,
                 bookmark,
+                self.views,
             )
             self.tasks.append(classes)
             self.finish(task, labels)
@@ -132,9 +134,9 @@ class Rehearsal(Network):
     """A network that keeps some images of every task and sees them again in later ones."""
 
     buffer = True
-    settings: RehearsalSettings
+    settings: Any  # with `buffer_size`, but for who keeps all
 
-    def __init__(self, backbone: Backbone, settings: RehearsalSettings):
+    def __init__(self, backbone: Backbone, settings: Training):
         super().__init__(backbone, settings)
         self.memory = Buffer()
 

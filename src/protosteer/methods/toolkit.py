@@ -23,7 +23,17 @@ from protosteer.running.progress import OnStage, Stage
 from protosteer.running.resume import Bookmark
 from protosteer.settings import AUGMENTATIONS, Values
 
-__all__ = ["Head", "Training", "answer_by", "class_means", "embedded", "fit", "numbered", "task_seed"]
+__all__ = [
+    "Head",
+    "Training",
+    "answer_by",
+    "class_means",
+    "embedded",
+    "fit",
+    "minimise",
+    "numbered",
+    "task_seed",
+]
 
 
 @dataclass(frozen=True)
@@ -119,11 +129,13 @@ def fit(
     settings: Training,
     on_stage: OnStage | None = None,
     bookmark: Bookmark | None = None,
+    views: int = 1,
 ) -> None:
     """Train parameters on augmented images of a task; killed at any step, it goes on to the same bits.
 
     name: of the task. loss: of normalised images [B, 3, H, W] and their labels [B], with the embeddings [B, D]
     behind it. Everything that is random in it must come from torch's generator: seed that beforehand.
+    views: so many augmentations of each image, [views * B, 3, H, W]: the whole batch, then the whole batch again.
     """
     from protosteer.data.augment import Augmentation, augmented
 
@@ -137,13 +149,27 @@ def fit(
         listener.begin(state)
     while state.epoch < settings.epochs:
         batches = state.batches_left()
-        for rows, views in zip(batches, augmented(images, batches, augment, device), strict=True):
+        repeated = [rows.repeat(views) for rows in batches]
+        for rows, some in zip(batches, augmented(images, repeated, augment, device), strict=True):
             if settings.schedule == "cosine":
                 for group, rate in zip(optimiser.param_groups, rates, strict=True):
                     group["lr"] = cosine(state.step, state.steps, rate, 0.0)
-            value, embeddings = loss(views, labels[rows].to(device))
+            value, embeddings = loss(some, labels[rows].to(device))
             update(value, [list(parameters.values())], optimiser, settings.gradient_clip)
             state.record(value, embeddings)
             for listener in heard:
                 listener.step(state)
         state.end_epoch()
+
+
+def minimise(loss: Callable[[], Tensor], parameters: Sequence[Tensor], steps: int = 100) -> None:
+    """Parameters at the minimum of a convex loss of few numbers: L-BFGS, so that nothing is random."""
+    optimiser = torch.optim.LBFGS(parameters, max_iter=steps, line_search_fn="strong_wolfe")
+
+    def again() -> float:
+        optimiser.zero_grad()
+        value = loss()
+        value.backward()
+        return value.item()
+
+    optimiser.step(again)
