@@ -34,6 +34,8 @@ END_TO_END = {
     "test_docs",
     "test_faults",
     "test_onnx",
+    "test_rehearsal",
+    "test_relations",
     "test_runs",
     "test_serve_teaching",
     "test_unknowns",

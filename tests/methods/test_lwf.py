@@ -16,7 +16,7 @@ from protosteer.methods.lwf import LwF
 
 
 def softened(logits: list[float], temperature: float) -> list[float]:
-    """Probabilities to the power 1 / T, divided by their sum: the paper's Eq. 3."""
+    """Probabilities to the power 1 / T, divided by their sum: the form of Li and Hoiem."""
     whole = sum(math.exp(x) for x in logits)
     powers = [(math.exp(x) / whole) ** (1 / temperature) for x in logits]
     return [power / sum(powers) for power in powers]

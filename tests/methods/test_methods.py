@@ -31,9 +31,18 @@ def maker(name: str, **changes: Any) -> Maker:
 one_maker = cache(maker)  # what one check has taught another need not teach again
 
 
+def is_quick(name: str) -> bool:
+    """Of those that train, one with prompts and one that trains the whole backbone stand for all in haste."""
+    return name in ("cpp", "finetune") or not hasattr(METHODS[name].settings_class, "epochs")
+
+
 @pytest.mark.parametrize(
     ("name", "check"),
-    [pytest.param(n, c, id=f"{n}-{c.__name__}") for n in METHODS for c in checks_for(METHODS[n])],
+    [
+        pytest.param(n, c, id=f"{n}-{c.__name__}", marks=() if is_quick(n) else pytest.mark.slow)
+        for n in METHODS
+        for c in checks_for(METHODS[n])
+    ],
 )
 def test_checks(name: str, check: Check) -> None:
     check(one_maker(name))

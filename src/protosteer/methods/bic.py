@@ -41,7 +41,7 @@ UNCHANGED = (1.0, 0.0)  # alpha, beta
 
 @dataclass(frozen=True)
 class BiCSettings(RehearsalSettings):
-    buffer_size: int = 2000  # paper, Sec. 6.1, CIFAR-100
+    buffer_size: int = 2000  # for CIFAR-100, as FACIL quotes the paper (Sec. 6.1)
     held_out: float = 0.1  # of the buffer: nb_val in the authors' code
     temperature: float = 2.0  # T in the authors' code
 

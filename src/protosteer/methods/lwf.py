@@ -29,7 +29,7 @@ from protosteer.methods.toolkit import Training
 
 @dataclass(frozen=True)
 class LwFSettings(Training):
-    # Both of the paper, Sec. 3, and of its code (gridSearchPASCAL.m).
+    # Both of the authors' code, gridSearchPASCAL.m.
     temperature: float = 2.0
     distillation_weight: float = 1.0
 
