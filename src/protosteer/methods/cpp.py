@@ -27,7 +27,7 @@ class CPP(Method):
         "WACV",
         2024,
     )
-    trains = "a prompt per task"
+    trains = "a prompt per task, a neck that is thrown away"
     settings_class = Settings
     suffix = ".protosteer"
 
