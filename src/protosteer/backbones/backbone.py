@@ -6,24 +6,24 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
 
+from protosteer.backbones.embedding import embed_batches, help_embed, one_each, world_for
 from protosteer.backbones.formats import read_checkpoint
 from protosteer.backbones.hub import config_beside, fetch_weights, find_weights
 from protosteer.backbones.names import full_name, paper_weights, preprocessing
 from protosteer.backbones.weights import fingerprint as weights_fingerprint
 from protosteer.backbones.weights import load_vit
 from protosteer.data.images import ArrayImages, ImageSet
-from protosteer.data.prefetch import prefetched
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError, SettingsError
-from protosteer.method.prefix import Prefix, Prompt
+from protosteer.method.prefix import Prompt
 from protosteer.method.vit import ViT
-from protosteer.util.world import World, here
+from protosteer.util.world import World
 
 # Bytes of a layer's widest result, for which a batch is best on a CPU. Above 32 MiB, from where on glibc
 # takes fresh memory from the system for every result, embedding was a quarter slower; much smaller batches
@@ -212,45 +212,22 @@ class Backbone:
         whole: all tokens of each image instead. Never with a graph. `on_batch` is told how many are done.
         """
         order = range(len(images)) if rows is None else rows
-        if _one_each(prompt) and len(prompt) != len(order):
+        if one_each(prompt) and len(prompt) != len(order):
             raise DataError(f"{len(prompt)} prompts for {len(order)} images; give one each, or one [S, L, D]")
-        world = self._world(prompt)
+        world = World() if self.trainable else world_for(prompt)
         batch_size = min(self.batch_size(batch_size), max(1, -(-len(order) // world.size)))
         batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
         if world.size > 1:
-            world.ask(_help_embed, (self, images), self.device.type, prompt, batches, whole)
+            sent = prompt.cpu() if isinstance(prompt, Tensor) else None
+            world.ask(help_embed, (self, images), self.device.type, sent, batches, whole)
         found, done = torch.empty(0, self.dim), 0
-        for part in self._embed_batches(images, prompt, batches, whole, world):
+        for part in embed_batches(self, images, prompt, batches, whole, world):
             found = found if done else part.new_empty(len(order), *part.shape[1:])
             found[done : done + len(part)] = part
             done += len(part)
             if on_batch:
                 on_batch(done)
         return found
-
-    def _world(self, prompt: Prompt | None) -> World:
-        """Who embeds: all processes, unless a prompt for each image, or weights that change, had to be sent."""
-        alone = self.trainable or isinstance(prompt, Prefix) or _one_each(prompt)
-        return World() if alone else here()
-
-    @torch.no_grad()
-    def _embed_batches(
-        self,
-        images: ImageSet,
-        prompt: Prompt | None,
-        batches: Sequence[Sequence[int]],
-        whole: bool,
-        world: World,
-    ) -> Iterator[Tensor]:
-        """Embeddings of batch after batch; of several processes, of as many batches at once as there are of them."""
-        compute, done = self.tokens if whole else self.embed, 0
-        rounds = [batches[start : start + world.size] for start in range(0, len(batches), world.size)]
-        own = batches[world.rank :: world.size]  # the last round may have none for some helpers
-        for some, pixels in zip(rounds, prefetched(images, own, device=self.device), strict=False):
-            prompts = prompt[done : done + len(pixels)] if _one_each(prompt) else prompt
-            part = compute(self.preprocessing(pixels, self.device), prompts).float()
-            yield world.gathered(part, [len(batch) for batch in some]).cpu()
-            done += len(pixels)
 
     def portable(self) -> Backbone:
         """This backbone for another process, which has its own device."""
@@ -282,23 +259,3 @@ class Backbone:
 
     def __repr__(self) -> str:
         return f"Backbone({self.name!r}, dim={self.dim}, depth={self.depth}, image_size={self.image_size})"
-
-
-def _one_each(prompt: Prompt | None) -> TypeGuard[Prompt]:
-    """Whether every image has a prompt of its own."""
-    return prompt is not None and prompt.ndim == 4
-
-
-def _help_embed(
-    world: World,
-    backbone: Backbone,
-    images: ImageSet,
-    device: str,
-    prompt: Tensor | None,
-    batches: Sequence[Sequence[int]],
-    whole: bool,
-) -> None:
-    """A helper's share of `embed_set`."""
-    backbone.to(world.device(device))
-    for _ in backbone._embed_batches(images, prompt, batches, whole, world):
-        pass  # it is the leader who has the result

@@ -56,7 +56,9 @@ class SharedEncoder:
 
     def views(self, images: ImageSet, batches: Sequence[Tensor], settings: Settings) -> Iterator[Tensor]:
         """See `method.training.Views`."""
-        self.world.ask(_help_train, (self.backbone, images), self.device.type, list(batches), settings)
+        # As one tensor: pickle takes all rows of an epoch along with every batch that is a view of them.
+        rows = torch.stack(list(batches))
+        self.world.ask(_help_train, (self.backbone, images), self.device.type, rows, settings)
         tokens = own_tokens(images, batches, self.backbone, settings, self.world)
         for rows, own in zip(batches, tokens, strict=True):
             self.counts = _counts(self.world, len(rows))
@@ -65,7 +67,7 @@ class SharedEncoder:
     def rest(self, tokens: Tensor, layers: int, prompt: Tensor | None = None) -> Tensor:
         spread = _Spread.apply(prompt, self.world)  # type: ignore[no-untyped-call]
         own = self.backbone.rest(tokens, layers, spread)
-        return _Gathered.apply(own, self.counts, self.world)  # type: ignore[no-any-return, no-untyped-call]
+        return _Gathered.apply(own, self.counts, self.world)  # type: ignore[no-untyped-call]
 
 
 def _counts(world: World, count: int) -> list[int]:
@@ -103,18 +105,18 @@ def _help_train(
     backbone: Backbone,
     images: ImageSet,
     device: str,
-    batches: list[Tensor],
+    batches: Tensor,
     settings: Settings,
 ) -> None:
-    """A helper's share of an epoch: in the order of the leader's `views`, `rest` and its way back."""
+    """A helper's share of an epoch, batches [B, N]: in the order of the leader's `views`, `rest` and its way back."""
     backbone.to(world.device(device))
     blank = backbone.vit.cls_token.new_empty(prompt_shape(backbone, settings))
-    if not _counts(world, len(batches[0]))[world.rank]:  # fewer rows than processes: so it is in all batches
+    if not _counts(world, batches.shape[1])[world.rank]:  # fewer rows than processes
         for _ in batches:
             world.told(lambda: None)
             world.summed(torch.zeros_like(world.spread(blank)))
         return
-    for tokens in own_tokens(images, batches, backbone, settings, world):
+    for tokens in own_tokens(images, batches.unbind(), backbone, settings, world):
         prompt = world.spread(blank).requires_grad_()
         own = backbone.rest(tokens, settings.prompt_from_layer - 1, prompt)
         world.gathered(own, [])

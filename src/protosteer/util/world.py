@@ -51,7 +51,7 @@ class _Call:
 
 
 class World:
-    """Who of how many this process is, and what passes between them. All count from 0; 0 leads."""
+    """Who of how many this process is, counted from 0, and what passes between them. Made without a word: one alone."""
 
     def __init__(self, rank: int = 0, size: int = 1, calls: Any = None):
         self.rank, self.size = rank, size
@@ -59,6 +59,7 @@ class World:
         self._lent: dict[int, int] = {}  # by id of what was lent: its number
         self._gone: list[int] = []
         self._numbers = 0
+        self._held: dict[int, Any] = {}  # by number: what was lent to this helper
 
     @property
     def leads(self) -> bool:
@@ -89,9 +90,9 @@ class World:
 
     def _lend(self, thing: Lendable, new: dict[int, Any]) -> int:
         if id(thing) not in self._lent:
-            self._numbers += 1
-            self._lent[id(thing)] = self._numbers
             new[self._numbers] = thing.portable()
+            self._lent[id(thing)] = self._numbers
+            self._numbers += 1
             weakref.finalize(thing, self._take_back, id(thing))
         return self._lent[id(thing)]
 
@@ -100,16 +101,15 @@ class World:
 
     def help(self) -> None:
         """Do what the leader asks for until it has no more to ask."""
-        lent: dict[int, Any] = {}
         while (call := self.told(lambda: None)) is not None:
             torch.set_num_threads(call.threads)
             if call.repeatable:
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
                 torch.use_deterministic_algorithms(True, warn_only=True)
             for number in call.gone:
-                lent.pop(number, None)  # it may have come and gone without being used
-            lent |= call.new
-            call.function(self, *(lent[number] for number in call.lent), *call.arguments)
+                del self._held[number]
+            self._held |= call.new
+            call.function(self, *(self._held[number] for number in call.lent), *call.arguments)
 
     def told(self, find: Callable[[], Any]) -> Any:
         """What the leader finds, for all; helpers do not look themselves."""
