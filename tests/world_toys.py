@@ -46,8 +46,9 @@ def start(words: list[str], rank: int, size: int, port: int) -> subprocess.Popen
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(paths),
     }
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, *words], env=own, **pipes)  # type: ignore[call-overload,no-any-return]
+    return subprocess.Popen(
+        [sys.executable, *words], env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 @contextmanager

@@ -2,9 +2,9 @@
 
     python tools/torchrun_model.py
 
-The backbone's passes are shared out; neck, loss and optimiser are the leader's; per step the prompt is broadcast,
-embeddings are gathered, their gradients scattered, the prompt's gradients summed, and the choices of the augmentation
-broadcast by gloo. Every assumption is a number below.
+The backbone's passes are shared out; neck, loss and optimiser are the leader's; per step the prompt is
+broadcast, embeddings are gathered, their gradients scattered, the prompt's gradients summed, and the choices
+of the augmentation broadcast by gloo. Every assumption is a number below.
 """
 
 from __future__ import annotations

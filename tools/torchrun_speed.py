@@ -1,10 +1,10 @@
 """Speed of training and embedding by several processes against one, as a ratio within one run.
 
     torchrun --standalone --nproc-per-node 2 tools/torchrun_speed.py nano --batch 64 --steps 8 --repeats 7
-    torchrun --standalone --nproc-per-node 2 tools/torchrun_speed.py deit_tiny_patch16_224 --weights FILE --batch 16
+    torchrun --standalone --nproc-per-node 2 tools/torchrun_speed.py deit_tiny_patch16_224 --weights FILE
 
-The leader trains the same steps by turns alone, while the others sleep, and together with them, so that whatever
-else the machine is doing is done to both. Prints medians, and the ratio of each pair with its quartiles.
+The leader trains the same steps by turns alone, while the others sleep, and together with them, so that
+whatever else the machine is doing is done to both. Prints medians, and the ratio of each pair with its quartiles.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`torchrun -m protosteer run|learn`: what one process gives, written and told once, whatever becomes of a process."""
+"""`torchrun -m protosteer run|learn`: as one process, written and told once, whatever happens."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_killed_with_two_a_run_goes_on_with_one_and_with_two(one: Path, tmp_path
     assert len(kept) == 1
     shutil.copytree(tmp_path / "two", tmp_path / "alone")
     assert main([*RUN, "--out", str(tmp_path / "alone"), "--resume"]) == 0
-    assert "goes on under other circumstances (processes: 2 -> None" in capsys.readouterr().err
+    assert "goes on under other circumstances (processes: 2 -> 1" in capsys.readouterr().err
     same_runs(one, tmp_path / "alone")
     for code, _, said in by_two("none", *RUN, "--out", tmp_path / "two", "--resume"):
         assert code == 0, said

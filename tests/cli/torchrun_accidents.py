@@ -2,7 +2,8 @@
 
     python torchrun_accidents.py ACCIDENT WORD...
 
-ACCIDENT: "none"; "killed": the leader is, when a training's fourth step is kept; "unreadable": files are, for helpers.
+ACCIDENT: "none"; "killed": the leader is, when a training's fourth step is kept; "unreadable": files are, for
+helpers.
 """
 
 from __future__ import annotations

@@ -107,7 +107,8 @@ def test_sets_are_embedded_together(world: World, tmp_path: Path) -> None:
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
     files, array = FileImages(paths, backbone.preprocessing), ArrayImages(pixels)
     sets: list[ImageSet] = [
-        array, files, Kept(files), Chosen(array, range(11)), Joined([Chosen(array, [0, 1]), Chosen(files, range(2, 11))])
+        array, files, Kept(files), Chosen(array, range(11)),
+        Joined([Chosen(array, [0, 1]), Chosen(files, range(2, 11))]),
     ]  # fmt: skip
     for images in sets:
         for rows in (None, [], [4], [7, 2], [3, 3, 10, 0, 1]):

@@ -11,6 +11,8 @@ import torch
 from conftest import tiny_backbone
 from protosteer.data.canvas import Kept
 from protosteer.data.images import ArrayImages, Chosen, FileImages
+from protosteer.errors import GroupError, SettingsError
+from protosteer.util import world
 from protosteer.util.world import World, here
 
 
@@ -24,9 +26,27 @@ def test_shares_are_even_and_the_leader_has_one_first(size: int, count: int) -> 
 
 
 def test_alone_everything_is_here() -> None:
-    world = here()
-    assert (world.rank, world.size, world.leads) == (0, 1, True)
-    assert world.told(lambda: 3) == 3 and world.gathered(torch.ones(2), [2]).tolist() == [1, 1]
+    alone = here()
+    assert (alone.rank, alone.size, alone.leads) == (0, 1, True)
+    assert alone.told(lambda: 3) == 3 and alone.gathered(torch.ones(2), [2]).tolist() == [1, 1]
+
+
+def test_another_version_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(World, "told", lambda self, find: {**find(), "torch": "0.4"})
+    with pytest.raises(
+        GroupError, match=r"process 1 of 2 on \S+ has torch .* and process 0 has 0\.4; install"
+    ):
+        world._check_versions(World(1, 2))
+
+
+def test_more_processes_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(
+        SettingsError, match="no CUDA device is left for process 2 of this node; start 2 on it"
+    ):
+        World(2, 3).device("cuda")
+    assert World(1, 3).device("cpu") == torch.device("cpu")
 
 
 def test_no_more_is_sent_than_is_needed(tmp_path: Path) -> None:

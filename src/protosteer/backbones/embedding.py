@@ -23,7 +23,7 @@ def one_each(prompt: Prompt | None) -> TypeGuard[Prompt]:
 
 
 def world_for(prompt: Prompt | None) -> World:
-    """Who embeds under a prompt: all processes. One alone where the prompts are more than the images to send."""
+    """Who embeds: all processes, or this one alone where prompts would be more to send than images."""
     return World() if isinstance(prompt, Prefix) or one_each(prompt) else here()
 
 
@@ -36,8 +36,9 @@ def embed_batches(
     whole: bool,
     world: World,
 ) -> Iterator[Tensor]:
-    """Float32 [n, D] on the CPU of batch after batch of rows; for a leader, of as many batches at once as there are
-    processes. whole: all tokens [n, N, D].
+    """Float32 [n, D] on the CPU for batch after batch of rows; for a leader, one of each process at once.
+
+    whole: all tokens [n, N, D].
     """
     compute, done = backbone.tokens if whole else backbone.embed, 0
     rounds = [batches[start : start + world.size] for start in range(0, len(batches), world.size)]

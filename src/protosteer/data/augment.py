@@ -137,8 +137,8 @@ def augmented(
 ) -> Iterator[Tensor]:
     """Normalised [B, 3, H, W] for every batch of row numbers [B], decoded ahead, augmented anew each time.
 
-    world: of several processes, each of which gets its own rows [b, 3, H, W] of every batch, as they would be if
-    there was one process: the leader draws for the whole batch.
+    world: of several processes, each of which gets its own rows [b, 3, H, W] of every batch, as they would be
+    if there was one process: the leader draws for the whole batch.
     """
     world = world or World()
     shares = [world.shares(len(rows))[world.rank] for rows in batches]

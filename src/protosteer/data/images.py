@@ -41,7 +41,7 @@ class ImageSet(ABC):
         return f"image {row}"
 
     def portable(self, rows: Sequence[int] | None = None) -> ImageSet:
-        """The same images, or some of them, for another process: no pixels but these, and files by their paths."""
+        """The same images, or some of them, for another process: no other pixels, and files by their paths."""
         raise DataError(
             f"images of {type(self).__name__} cannot be shared out among processes; give files or an array"
         )

@@ -56,7 +56,7 @@ def circumstances(device: torch.device) -> dict[str, Any]:
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         },
         "threads": torch.get_num_threads(),
-        **({"processes": here().size} if here().size > 1 else {}),
+        "processes": here().size,
     }
 
 

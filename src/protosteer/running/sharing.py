@@ -1,8 +1,8 @@
 """One prompt, trained by several processes: each sees its own rows of every batch.
 
-The contrastive loss is one of a whole batch, so the leader gathers all embeddings [N, D], has the loss and its
-gradient as one process would, and sends every helper the gradient of its own rows. Gradients of the prompt are
-summed. The neck, the optimiser and everything drawn at random are the leader's alone.
+The contrastive loss is one of a whole batch, so the leader gathers all embeddings [N, D], has the loss and
+its gradient as one process would, and sends every helper the gradient of its own rows. Gradients of the
+prompt are summed. The neck, the optimiser and everything drawn at random are the leader's alone.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _help_train(
     batches: Tensor,
     settings: Settings,
 ) -> None:
-    """A helper's share of an epoch, batches [B, N]: in the order of the leader's `views`, `rest` and its way back."""
+    """A helper's share of an epoch, batches [B, N], in the order of `views`, `rest` and its way back."""
     backbone.to(world.device(device))
     blank = backbone.vit.cls_token.new_empty(prompt_shape(backbone, settings))
     if not _counts(world, batches.shape[1])[world.rank]:  # fewer rows than processes

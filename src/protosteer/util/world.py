@@ -1,9 +1,9 @@
-"""Several processes that do one piece of work together, as torchrun starts them. One alone needs none of this.
+"""Several processes that do one piece of work together, as torchrun starts them. One alone needs none of it.
 
-Process 0 leads: it alone reads the command line, holds what changes, decides, writes and prints. The others help.
-They wait until they are asked to call a function, and call it while the leader does its own share. Whatever was
-decided, drawn or learned is the leader's, so that processes whose last bits differ cannot drift apart, and a run
-goes on with any number of them: a helper has nothing that would have to be kept.
+Process 0 leads: it alone reads the command line, holds what changes, decides, writes and prints. The others
+help. They wait until they are asked to call a function, and call it while the leader does its own share.
+Whatever was decided, drawn or learned is the leader's, so that processes whose last bits differ cannot drift
+apart, and a run goes on with any number of them: a helper has nothing that would have to be kept.
 
 What is small or of Python goes through gloo; tensors on a CUDA device go through nccl.
 """
@@ -51,7 +51,7 @@ class _Call:
 
 
 class World:
-    """Who of how many this process is, counted from 0, and what passes between them. Made without a word: one alone."""
+    """Who of how many this process is, counted from 0, and what passes between them."""
 
     def __init__(self, rank: int = 0, size: int = 1, calls: Any = None):
         self.rank, self.size = rank, size
@@ -141,7 +141,7 @@ class World:
         return sent.to(tensor.device)
 
     def gathered(self, part: Tensor, counts: Sequence[int]) -> Tensor:
-        """Everyone's rows [counts[rank], ...] one after the other, for the leader; a helper gets its own back.
+        """Everyone's rows [counts[rank], ...], in order, for the leader; a helper gets its own back.
 
         counts: may be of fewer than there are, and 0; who has no rows need not take part.
         """
@@ -158,7 +158,7 @@ class World:
         return whole.to(part.device)
 
     def scattered(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        """The way back: the leader's rows, each to whom they came from. A helper gives a tensor of its own shape."""
+        """The way back: the leader's rows, each to whom it came from. A helper gives room for its own."""
         sent = _sendable(rows)
         if not self.leads:
             self._exchange([("irecv", sent, 0)])
@@ -209,8 +209,8 @@ def join() -> World:
     except (RuntimeError, ValueError) as error:
         place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise GroupError(
-            f"{name(rank, size)} cannot meet the others at {place} ({one_line(str(error))}); see that torchrun has "
-            "the same address and the same number of nodes everywhere"
+            f"{name(rank, size)} cannot meet the others at {place} ({one_line(str(error))}); see that "
+            "torchrun has the same address and the same number of nodes everywhere"
         ) from error
     _check_versions(_here)
     return _here
@@ -230,8 +230,8 @@ def _check_versions(world: World) -> None:
     for package, version in world.told(lambda: own).items():
         if own[package] != version:
             raise GroupError(
-                f"{name(world.rank, world.size)} has {package} {own[package]} and process 0 has {version}; install one "
-                "version everywhere"
+                f"{name(world.rank, world.size)} has {package} {own[package]} and process 0 has {version}; "
+                "install one version everywhere"
             )
 
 
@@ -247,6 +247,6 @@ def _connected() -> Iterator[None]:
     except RuntimeError as error:
         raise GroupError(
             "a process of the group has ended, or did not answer for "
-            f"{ANSWER.total_seconds() / 60:.0f} minutes: its own line, or torchrun's report, says why; what was kept "
-            "goes on with the same command, with as many processes as you like"
+            f"{ANSWER.total_seconds() / 60:.0f} minutes: its own line, or torchrun's report, says why; what "
+            "was kept goes on with the same command, with as many processes as you like"
         ) from error
