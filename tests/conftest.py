@@ -29,6 +29,7 @@ END_TO_END = {
     "test_cli_runs",
     "test_cli_stages",
     "test_cli_together",
+    "test_cli_torchrun",
     "test_contact_sheet",
     "test_demo",
     "test_docs",
@@ -66,7 +67,7 @@ def train(
 ) -> Trained:
     """`train_prompt` on images as a learner sees them."""
     images = SeenImages(ArrayImages(pixels), backbone, settings, "task")
-    return train_prompt(backbone, images.views, labels, settings, **more)
+    return train_prompt(images.encoder, images.views, labels, settings, **more)
 
 
 class OnStep:

@@ -48,6 +48,13 @@ class Kept(ImageSet):
     def name(self, row: int) -> str:
         return self.images.name(row)
 
+    def portable(self, rows: Sequence[int] | None = None) -> ImageSet:
+        return Kept(self.images.portable(rows), self.budget)
+
+    def __reduce__(self) -> tuple[type[Kept], tuple[ImageSet, int]]:
+        """What goes to another process begins with nothing kept."""
+        return Kept, (self.images, self.budget)
+
 
 def kept(images: ImageSet) -> ImageSet:
     """The same images, kept once they are decoded, if it is files that they are decoded from."""

@@ -139,7 +139,8 @@ class RunFolder:
             self._check_same(old, configuration, resume)
             if self.finished(*wanted):
                 return wanted, []
-            changed = manifest.differences(old["sessions"][-1]["circumstances"], circumstances)
+            earlier = {"processes": 1, **old["sessions"][-1]["circumstances"]}  # as older versions had it
+            changed = manifest.differences(earlier, circumstances)
             if changed:
                 said = [
                     f"the run goes on under other circumstances ({listed(changed, 4)}): figures may differ "

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from protosteer.backbones import Backbone
 from protosteer.data.canvas import kept
 from protosteer.data.images import ImageSet
+from protosteer.errors import LearnerError
 from protosteer.method.task import task_seed
 from protosteer.method.training import State, cosine, update
 from protosteer.methods.base import Answer, Lesson
@@ -22,6 +23,7 @@ from protosteer.running.listeners import listeners
 from protosteer.running.progress import OnStage, Stage
 from protosteer.running.resume import Bookmark
 from protosteer.settings import AUGMENTATIONS, Values
+from protosteer.util.world import here
 
 __all__ = [
     "Head",
@@ -139,6 +141,10 @@ def fit(
     """
     from protosteer.data.augment import Augmentation, augmented
 
+    if here().size > 1:
+        raise LearnerError(
+            "this method can be trained by one process only; run it without torchrun, or its seeds side by side"
+        )
     images, device = kept(images), backbone.device
     augment = Augmentation(backbone.preprocessing, settings.augmentation)
     state = State(parameters, optimiser, labels, settings.batch_size, settings.epochs)
