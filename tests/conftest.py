@@ -39,6 +39,7 @@ END_TO_END = {
     "test_relations",
     "test_runs",
     "test_serve_teaching",
+    "test_sharing",
     "test_unknowns",
 }
 
