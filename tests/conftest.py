@@ -14,8 +14,8 @@ from protosteer.backbones import Backbone
 from protosteer.data.images import ArrayImages
 from protosteer.learner import SeenImages
 from protosteer.method.training import State, Trained, train_prompt
-from protosteer.methods.checks import toy_backbone as tiny_backbone
-from protosteer.methods.checks import toy_images as easy_task
+from protosteer.methods.toys import toy_backbone as tiny_backbone
+from protosteer.methods.toys import toy_images as easy_task
 from protosteer.settings import Settings
 
 # Tests work on tiny tensors, for which a second thread costs more than it brings.

@@ -11,9 +11,9 @@ from protosteer.cli import main
 from protosteer.evaluation import catalogue
 from protosteer.evaluation.catalogue import describe, first_task_parameters
 from protosteer.methods import METHODS
-from protosteer.methods.checks import toy_backbone
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.ncm import NCM, NCMSettings
+from protosteer.methods.toys import toy_backbone
 
 FEW = ("cpp", "ncm", "ranpac", "finetune")
 

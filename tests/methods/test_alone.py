@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from protosteer.methods.alone import CosineHead, PromptTraining, adapted_prompt, train_alone
-from protosteer.methods.checks import GROUPS, toy_backbone, toy_task
 from protosteer.methods.toolkit import task_seed
+from protosteer.methods.toys import GROUPS, toy_backbone, toy_task
 
 # One batch has all images, as they are: an epoch is a step, and nothing about it is random.
 WHOLE = {"epochs": 4, "batch_size": 24, "augmentation": "none", "gradient_clip": 1e9, "prompt_length": 2}

@@ -11,7 +11,8 @@ from protosteer.data.images import ArrayImages
 from protosteer.evaluation.cache import EmbeddingCache
 from protosteer.methods.alone import adapted_prompt
 from protosteer.methods.aper import APER
-from protosteer.methods.checks import GROUPS, Maker, toy_backbone, toy_images, toy_task
+from protosteer.methods.checks import Maker
+from protosteer.methods.toys import GROUPS, toy_backbone, toy_images, toy_task
 
 MAKE = Maker(APER, CHEAP["aper"], EmbeddingCache)
 

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from cheap import CHEAP
 
 from protosteer.methods.bic import BiC, bias, corrected, held_out, keepers
-from protosteer.methods.checks import GROUPS, Maker, teach, toy_images
+from protosteer.methods.checks import Maker, teach
 from protosteer.methods.distillation import distillation
+from protosteer.methods.toys import GROUPS, toy_images
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.5, -2.0), (1.0, 0.0), (1.6, 1.0)])

@@ -10,8 +10,9 @@ from cheap import CHEAP
 from torch import nn
 
 from protosteer.errors import SettingsError
-from protosteer.methods.checks import GROUPS, Maker, teach, toy_backbone, toy_images
+from protosteer.methods.checks import Maker, teach
 from protosteer.methods.coda_prompt import CODAPrompt, orthonormal
+from protosteer.methods.toys import GROUPS, toy_backbone, toy_images
 
 
 def learning(**changes) -> CODAPrompt:

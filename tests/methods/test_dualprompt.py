@@ -12,8 +12,9 @@ from protosteer.backbones import Backbone
 from protosteer.data.transforms import Preprocessing
 from protosteer.method.prefix import Prefix
 from protosteer.method.vit import ViT, ViTConfig
-from protosteer.methods.checks import GROUPS, Maker, teach, toy_images
+from protosteer.methods.checks import Maker, teach
 from protosteer.methods.dualprompt import DualPrompt
+from protosteer.methods.toys import GROUPS, toy_images
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,9 @@ from cheap import CHEAP
 
 from protosteer.evaluation.cache import EmbeddingCache
 from protosteer.methods.adapters import new_adapters, with_adapters
-from protosteer.methods.checks import GROUPS, Maker, teach, toy_backbone, toy_images
+from protosteer.methods.checks import Maker, teach
 from protosteer.methods.ease import EASE, complemented, scores
+from protosteer.methods.toys import GROUPS, toy_backbone, toy_images
 
 MAKE = Maker(EASE, CHEAP["ease"], EmbeddingCache)
 

@@ -12,8 +12,9 @@ from cheap import CHEAP
 from protosteer.data.images import ArrayImages
 from protosteer.evaluation.cache import EmbeddingCache
 from protosteer.methods import esn
-from protosteer.methods.checks import GROUPS, Maker, teach, toy_backbone, toy_images, toy_task
+from protosteer.methods.checks import Maker, teach
 from protosteer.methods.esn import ESN, TEMPERATURES, Classifier, elected, energy
+from protosteer.methods.toys import GROUPS, toy_backbone, toy_images, toy_task
 
 MAKE = Maker(ESN, CHEAP["esn"], EmbeddingCache)
 

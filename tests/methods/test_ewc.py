@@ -6,9 +6,10 @@ import torch
 from cheap import CHEAP
 
 from protosteer.data.images import ArrayImages
-from protosteer.methods.checks import GROUPS, Maker, teach, toy_images
+from protosteer.methods.checks import Maker, teach
 from protosteer.methods.ewc import EWC
 from protosteer.methods.finetune import Finetune
+from protosteer.methods.toys import GROUPS, toy_images
 
 
 def test_information_of_a_head_is_its_closed_form():

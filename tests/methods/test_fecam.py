@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from scipy.spatial.distance import mahalanobis
 
-from protosteer.methods.checks import GROUPS, Maker, teach, toy_backbone, toy_images
+from protosteer.methods.checks import Maker, teach
 from protosteer.methods.fecam import FeCAM, metric
+from protosteer.methods.toys import GROUPS, toy_backbone, toy_images
 
 NAMES = [name for group in GROUPS for name in group]
 

@@ -7,8 +7,9 @@ import torch
 from cheap import CHEAP
 
 from protosteer.errors import SettingsError
-from protosteer.methods.checks import GROUPS, Maker, teach, toy_images
+from protosteer.methods.checks import Maker, teach
 from protosteer.methods.gdumb import GDumb, cutmix
+from protosteer.methods.toys import GROUPS, toy_images
 
 MAKE = Maker(GDumb, CHEAP["gdumb"])
 

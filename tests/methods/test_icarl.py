@@ -11,8 +11,9 @@ from cheap import CHEAP
 from sklearn.neighbors import NearestCentroid
 
 from protosteer.errors import SettingsError
-from protosteer.methods.checks import GROUPS, Maker, teach, toy_images, toy_task
+from protosteer.methods.checks import Maker, teach
 from protosteer.methods.icarl import ICaRL, herding
+from protosteer.methods.toys import GROUPS, toy_images, toy_task
 
 
 def make(**changes):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from cheap import CHEAP
 
-from protosteer.methods.checks import GROUPS, Maker, teach, toy_images
+from protosteer.methods.checks import Maker, teach
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.joint import Joint
+from protosteer.methods.toys import GROUPS, toy_images
 
 ALL = [name for group in GROUPS for name in group]
 

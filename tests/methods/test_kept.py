@@ -11,8 +11,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
 from protosteer.methods import find_method
-from protosteer.methods.checks import GROUPS, Maker, teach, toy_backbone, toy_images
+from protosteer.methods.checks import Maker, teach
 from protosteer.methods.kept import KeepsEmbeddings
+from protosteer.methods.toys import GROUPS, toy_backbone, toy_images
 
 NAMES = [name for group in GROUPS for name in group]
 

@@ -9,8 +9,9 @@ import torch
 from cheap import CHEAP
 
 from protosteer.errors import SettingsError
-from protosteer.methods.checks import GROUPS, Maker, toy_images
+from protosteer.methods.checks import Maker
 from protosteer.methods.l2p import L2P
+from protosteer.methods.toys import GROUPS, toy_images
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from cheap import CHEAP
 
-from protosteer.methods.checks import GROUPS, Maker, teach, toy_images
+from protosteer.methods.checks import Maker, teach
 from protosteer.methods.distillation import Teacher, distillation
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.lwf import LwF
+from protosteer.methods.toys import GROUPS, toy_images
 
 
 def softened(logits: list[float], temperature: float) -> list[float]:

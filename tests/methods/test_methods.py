@@ -18,10 +18,11 @@ from protosteer.cli.benchmarks import run
 from protosteer.errors import SettingsError
 from protosteer.evaluation.cache import EmbeddingCache
 from protosteer.methods import METHODS, find_method
-from protosteer.methods.checks import GROUPS, Check, Maker, checks_for, teach, toy_images
+from protosteer.methods.checks import Check, Maker, checks_for, teach
 from protosteer.methods.cpp import CPP
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.ncm import NCM
+from protosteer.methods.toys import GROUPS, toy_images
 
 
 def maker(name: str, **changes: Any) -> Maker:

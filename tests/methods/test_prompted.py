@@ -7,8 +7,9 @@ import torch
 from cheap import CHEAP
 
 from protosteer.methods import METHODS
-from protosteer.methods.checks import GROUPS, Maker, teach
+from protosteer.methods.checks import Maker, teach
 from protosteer.methods.prompted import Prompted
+from protosteer.methods.toys import GROUPS
 
 NAMES = [name for name, method in METHODS.items() if issubclass(method, Prompted)]
 

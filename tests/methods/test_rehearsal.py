@@ -13,9 +13,10 @@ from protosteer.data.augment import Augmentation
 from protosteer.data.images import ArrayImages
 from protosteer.methods import METHODS
 from protosteer.methods.buffer import Buffer
-from protosteer.methods.checks import GROUPS, Maker, teach, toy_images
+from protosteer.methods.checks import Maker, teach
 from protosteer.methods.derpp import DERpp
 from protosteer.methods.network import Rehearsal
+from protosteer.methods.toys import GROUPS, toy_images
 from protosteer.streams.base import Lesson
 
 REHEARSING = ["er", "der++", "icarl", "gdumb"]

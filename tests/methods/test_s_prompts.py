@@ -10,9 +10,10 @@ from sklearn.metrics import pairwise_distances
 from protosteer.data.images import ArrayImages
 from protosteer.evaluation.cache import EmbeddingCache
 from protosteer.methods.alone import train_prompt
-from protosteer.methods.checks import GROUPS, Maker, toy_backbone, toy_images, toy_task
+from protosteer.methods.checks import Maker
 from protosteer.methods.s_prompts import SPrompts
 from protosteer.methods.toolkit import task_seed
+from protosteer.methods.toys import GROUPS, toy_backbone, toy_images, toy_task
 
 MAKE = Maker(SPrompts, CHEAP["s-prompts"], EmbeddingCache)
 

@@ -9,8 +9,9 @@ from sklearn.covariance import EmpiricalCovariance
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from protosteer.data.images import ArrayImages
-from protosteer.methods.checks import GROUPS, Maker, toy_images
+from protosteer.methods.checks import Maker
 from protosteer.methods.slda import SLDA
+from protosteer.methods.toys import GROUPS, toy_images
 from protosteer.streams.base import Lesson
 
 NAMES = [name for group in GROUPS for name in group]

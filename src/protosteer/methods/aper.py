@@ -36,10 +36,7 @@ class APER(Method):
     settings_class = PromptTraining
 
     def __init__(self, backbone: Backbone, settings: PromptTraining):
-        self.backbone = backbone
-        self.settings = settings
-        self.embed_batch_size = settings.embed_batch_size
-        self.tasks = []
+        super().__init__(backbone, settings)
         self.prompt = torch.zeros(backbone.prompt_shape(settings.prompt_length))  # [depth, L, D]
         self.means = torch.empty(0, 2 * backbone.dim)  # [K, 2D]
 

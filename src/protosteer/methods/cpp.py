@@ -32,10 +32,8 @@ class CPP(Method):
     suffix = ".protosteer"
 
     def __init__(self, backbone: Backbone, settings: Settings):
+        super().__init__(backbone, settings)
         self.learner = Learner(backbone, settings)
-        self.backbone = backbone
-        self.settings = settings
-        self.embed_batch_size = settings.embed_batch_size
 
     @property
     def classes(self) -> list[str]:

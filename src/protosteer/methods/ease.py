@@ -66,10 +66,7 @@ class EASE(Method):
     settings_class = EASESettings
 
     def __init__(self, backbone: Backbone, settings: EASESettings):
-        self.backbone = backbone
-        self.settings = settings
-        self.embed_batch_size = settings.embed_batch_size
-        self.tasks = []
+        super().__init__(backbone, settings)
         self.adapters = nn.ModuleList()  # of every task: one per layer
         self.adapted: list[Backbone] = []  # with each task's
         self.prototypes = torch.empty(0, 0, backbone.dim)  # [T, K, D]: in each space, each class

@@ -88,10 +88,7 @@ class ESN(Method):
     settings_class = ESNSettings
 
     def __init__(self, backbone: Backbone, settings: ESNSettings):
-        self.backbone = backbone
-        self.settings = settings
-        self.embed_batch_size = settings.embed_batch_size
-        self.tasks = []
+        super().__init__(backbone, settings)
         self.prompt = torch.zeros(backbone.prompt_shape(settings.prompt_length, deep=False))  # [1, L, D]
         self.classifiers = nn.ModuleList()
         self.temperatures = torch.empty(0)  # [T]: what each task found

@@ -52,10 +52,7 @@ class FeCAM(Method):
     settings_class = FeCAMSettings
 
     def __init__(self, backbone: Backbone, settings: FeCAMSettings):
-        self.backbone = backbone
-        self.settings = settings
-        self.embed_batch_size = settings.embed_batch_size
-        self.tasks = []
+        super().__init__(backbone, settings)
         self.means = torch.empty(0, backbone.dim)  # [K, D]
         self.inverses = torch.empty(0, backbone.dim, backbone.dim)  # [K, D, D]: N^-1
 

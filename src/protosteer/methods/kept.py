@@ -19,10 +19,7 @@ class KeepsEmbeddings(Method):
     grows = True
 
     def __init__(self, backbone: Backbone, settings: Values):
-        self.backbone = backbone
-        self.settings = settings
-        self.embed_batch_size = self.settings.embed_batch_size
-        self.tasks = []
+        super().__init__(backbone, settings)
         self.embeddings = torch.empty(0, backbone.dim)  # [N, D]
         self.labels = torch.empty(0, dtype=torch.long)  # [N]
 

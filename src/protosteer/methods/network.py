@@ -32,11 +32,8 @@ class Network(Method):
     settings: Training
 
     def __init__(self, backbone: Backbone, settings: Training):
+        super().__init__(backbone.trainable_copy(), settings)
         self.given = backbone
-        self.backbone = backbone.trainable_copy()
-        self.settings = settings
-        self.embed_batch_size = settings.embed_batch_size
-        self.tasks = []
         self.head = Head(backbone.dim, backbone.device)
 
     def learn(self, task: Lesson, on_stage: OnStage | None = None, bookmark: Bookmark | None = None) -> None:

@@ -34,10 +34,7 @@ class Prompted(Method):
     settings: Training
 
     def __init__(self, backbone: Backbone, settings: Training):
-        self.backbone = backbone
-        self.settings = settings
-        self.embed_batch_size = settings.embed_batch_size
-        self.tasks = []
+        super().__init__(backbone, settings)
         self.head = Head(backbone.dim, backbone.device)
         self.shared: dict[str, nn.Parameter] = {}  # trained by every task
         self.own: dict[str, nn.Parameter] = {}  # of the task under way

@@ -56,10 +56,7 @@ class SPrompts(Method):
     settings_class = SPromptsSettings
 
     def __init__(self, backbone: Backbone, settings: SPromptsSettings):
-        self.backbone = backbone
-        self.settings = settings
-        self.embed_batch_size = settings.embed_batch_size
-        self.tasks = []
+        super().__init__(backbone, settings)
         dim, self.shape = backbone.dim, backbone.prompt_shape(settings.prompt_length, deep=False)
         self.prompts = torch.empty(0, *self.shape)  # [T, 1, L, D]
         self.weight, self.bias = (

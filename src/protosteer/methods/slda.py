@@ -51,10 +51,7 @@ class SLDA(Method):
     settings_class = SLDASettings
 
     def __init__(self, backbone: Backbone, settings: SLDASettings):
-        self.backbone = backbone
-        self.settings = settings
-        self.embed_batch_size = settings.embed_batch_size
-        self.tasks = []
+        super().__init__(backbone, settings)
         self.means = torch.empty(0, backbone.dim, dtype=torch.float64)  # [K, D]
         self.covariance = torch.zeros(backbone.dim, backbone.dim, dtype=torch.float64)  # S
         self.images = torch.tensor(0)  # learned from so far
