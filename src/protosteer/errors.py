@@ -37,5 +37,9 @@ class RunError(ProtosteerError):
     """A run folder cannot be used as asked: it holds another run, or is in use."""
 
 
+class EngineError(ProtosteerError):
+    """Jobs cannot be done where they were to be done: no Ray, nobody at its address, workers that die."""
+
+
 class ProtosteerWarning(UserWarning):
     """Something works but is probably not what the user wants."""
