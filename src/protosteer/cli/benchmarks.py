@@ -13,7 +13,8 @@ import typer
 from typer import Argument, Option
 
 from protosteer.cli.common import app, check_plot, make_console, polite_kill, say, show, write_plot
-from protosteer.cli.options import Json, Preset, Settings, Threads, Weights
+from protosteer.cli.engines import make_engine
+from protosteer.cli.options import Address, Engine, Json, Preset, Settings, Threads, Weights
 from protosteer.cli.words import command_line, parse_settings
 
 PANEL = "Benchmarks"
@@ -80,6 +81,8 @@ def run(
         Option(metavar="auto|fp32|bf16", help="Of the backbone; auto is bf16 on CUDA and fp32 elsewhere."),
     ] = None,
     threads: Threads = None,
+    engine: Engine = "local",
+    address: Address = None,
     out: Annotated[Path | None, Option(help="Run folder (default: runs/STREAM-METHOD-BACKBONE).")] = None,
     resume: Annotated[bool, Option("--resume", help="Go on with the run in the folder.")] = False,
     overwrite: Annotated[bool, Option("--overwrite", help="Remove the run in the folder first.")] = False,
@@ -87,25 +90,29 @@ def run(
 ) -> None:
     """Run a benchmark: learn its tasks one after the other, test on all classes so far after each."""
     given = {name: value for name, value in locals().items() if value is not None}
-    for name in ("set_", "config", "resume", "overwrite", "as_json"):
+    for name in ("set_", "config", "resume", "overwrite", "as_json", "engine", "address"):
         given.pop(name, None)
 
     from protosteer.evaluation.experiment import Experiment, overridden, run_experiment
-    from protosteer.report.progress import RunProgress
+    from protosteer.report.progress import RunProgress, SweepProgress
     from protosteer.report.tables import run_report
     from protosteer.settings import read_toml
 
     values = overridden(read_toml(config) if config else {}, given | parse_settings(set_ or []))
     experiment = Experiment.from_values(values)
     log = make_console(stderr=True)
+    who = make_engine(engine, address, experiment.device)
     with _interruptible(experiment.folder):
         figures = run_experiment(
             experiment,
             resume=resume,
             overwrite=overwrite,
             command=command_line(),
-            make_reporter=lambda stream, runs, note: RunProgress(log, stream, runs, note),
+            make_reporter=lambda stream, runs, note: (
+                SweepProgress(log, note) if who.elsewhere else RunProgress(log, stream, runs, note)
+            ),
             on_message=say,
+            engine=who,
         )
     if as_json:
         print(json.dumps(figures, indent=1))

@@ -246,7 +246,8 @@ def _run_elsewhere(
         with suppress(RunError):  # a file that was there a moment ago: its seed has just been finished
             rows = [SeedFolder(folder.seed(seed), suffix).rows() for seed in seeds]
             done = sum(tasks if folder.finished(s) else len(r) for s, r in zip(seeds, rows, strict=True))
-            reporter.on_stage(Stage("", f"tasks of {len(seeds)} seeds", done, tasks * len(seeds)))
+            if done:  # before that, nobody knows how long it takes
+                reporter.on_stage(Stage("", f"tasks of {len(seeds)} seeds", done, tasks * len(seeds)))
 
     jobs = [Job(f"seed {seed}", (seed,)) for seed in seeds if not folder.finished(seed)]
     make = functools.partial(_seed_runner_elsewhere, experiment, bookmark_seconds)
