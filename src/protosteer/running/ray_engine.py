@@ -159,7 +159,7 @@ class _Pool:
                 except self._deaths() as error:
                     deaths[job.name] += 1
                     if deaths[job.name] > RETRIES:
-                        lost.append(f"{job.name} ({_reason(error)})")
+                        lost.append(f"{job.name} ({type(error).__name__})")
                         continue
                     self.on_message(
                         f"{job.name}: its worker died; another one tries again ({deaths[job.name]} of {RETRIES})"
