@@ -80,7 +80,11 @@ def put_table(
                 write_table(Path(out), maker, rows())
             what = ""
         else:
-            outcome = write_shards(engine, maker, carried, about, names, out, shard, on_progress)
+            try:
+                outcome = write_shards(engine, maker, carried, about, names, out, shard, on_progress)
+            except KeyboardInterrupt:
+                say(f"stopped; {out} keeps the shards that are done, and the same command goes on")
+                raise
             bad, what = outcome.unreadable, f", {counted(outcome.made, 'shard')} made"
             what += f", {outcome.kept} there already" if outcome.kept else ""
     if bad:

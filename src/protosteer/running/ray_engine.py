@@ -30,7 +30,7 @@ from protosteer.util.text import counted, listed, one_line
 
 RETRIES = 3  # of a job whose worker died
 CONNECT_SECONDS = 10.0
-_CHECK_SECONDS = 20.0
+_CHECK_SECONDS = 30.0
 _POLL_SECONDS = 1.0
 # Set before Ray is imported, unless the user has. Workers of a cluster that is started here are niced by default:
 # beside other busy processes they would hardly run at all.
@@ -207,9 +207,13 @@ def _told(job: Job, error: Any) -> EngineError:
 
 
 def _reason(error: BaseException) -> str:
-    """The last line of a message that may be a whole traceback."""
-    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return one_line(lines[-1])[:200]
+    return _last_line(str(error)) or type(error).__name__
+
+
+def _last_line(text: str) -> str:
+    """Of a message that may be a whole traceback."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return one_line(lines[-1])[:200] if lines else ""
 
 
 def _places(nodes: Sequence[dict[str, Any]], threads: int, gpus: int) -> int:
@@ -281,16 +285,20 @@ def _check_address(address: str) -> None:
         raise EngineError(
             f"nobody answers at Ray address {address} ({one_line(str(error))}); check it, and that the cluster runs"
         ) from error
-    if plain == address and not _is_healthy(address):
+    problem = _problem_with(address)
+    if problem is not None:
         raise EngineError(
-            f"what answers at {address} is not a Ray cluster of this version that lets us in; check the address and "
-            "Ray's version there"
+            f"Ray address {address} answers, but not as a cluster of this Ray that lets us in ({problem}); check the "
+            "address, Ray's version there, and its token (RAY_AUTH_MODE=token)"
         )
 
 
-def _is_healthy(address: str) -> bool:
-    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+def _problem_with(address: str) -> str | None:
+    """What keeps a process from joining the cluster, found out by one that may be ended."""
+    command = [sys.executable, "-c", "import os, ray; ray.init(os.environ['RAY_ADDRESS'])"]
+    where = {**os.environ, "RAY_ADDRESS": address}
     try:
-        return subprocess.run(command, capture_output=True, timeout=_CHECK_SECONDS).returncode == 0
+        tried = subprocess.run(command, env=where, capture_output=True, text=True, timeout=_CHECK_SECONDS)
     except subprocess.TimeoutExpired:
-        return False
+        return f"no answer within {_CHECK_SECONDS:g} s"
+    return _last_line(tried.stderr) if tried.returncode else None
