@@ -25,6 +25,7 @@ torch.set_num_threads(1)
 END_TO_END = {
     "test_resume_training",
     "test_cli_images",
+    "test_cli_ray",
     "test_cli_adapting",
     "test_cli_runs",
     "test_cli_stages",

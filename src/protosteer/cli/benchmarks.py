@@ -13,7 +13,8 @@ import typer
 from typer import Argument, Option
 
 from protosteer.cli.common import app, check_plot, make_console, polite_kill, say, show, write_plot
-from protosteer.cli.options import Json, Preset, Settings, Threads, Weights
+from protosteer.cli.engines import make_engine
+from protosteer.cli.options import Address, Engine, Json, Preset, Settings, Threads, Weights
 from protosteer.cli.words import command_line, in_flags, parse_settings
 
 PANEL = "Benchmarks"
@@ -84,6 +85,8 @@ def run(
         Option(metavar="auto|fp32|bf16", help="Of the backbone; auto is bf16 on CUDA and fp32 elsewhere."),
     ] = None,
     threads: Threads = None,
+    engine: Engine = "local",
+    address: Address = None,
     out: Annotated[
         Path | None,
         Option(
@@ -96,22 +99,28 @@ def run(
 ) -> None:
     """Run a benchmark: learn its tasks one after the other, test on all classes so far after each."""
     given = {name: value for name, value in locals().items() if value is not None}
-    for name in ("set_", "config", "resume", "overwrite", "as_json"):
+    for name in ("set_", "config", "resume", "overwrite", "as_json", "engine", "address"):
         given.pop(name, None)
 
     from protosteer.evaluation.experiment import overridden
     from protosteer.evaluation.several import names_several
-    from protosteer.report.progress import RunProgress
+    from protosteer.report.progress import RunProgress, SweepProgress
     from protosteer.settings import read_toml
 
     values = overridden(read_toml(config) if config else {}, given | parse_settings(set_ or []))
     log = make_console(stderr=True)
+    who = make_engine(engine, address, values.get("device", "auto"))
+
+    def reporter(stream: Any, runs: Any, note: Any) -> Any:
+        return SweepProgress(log, note) if who.elsewhere else RunProgress(log, stream, runs, note)
+
     how = {
         "resume": resume,
         "overwrite": overwrite,
         "command": command_line(),
-        "make_reporter": lambda stream, runs, note: RunProgress(log, stream, runs, note),
+        "make_reporter": reporter,
         "on_message": lambda line: say(in_flags(line)),
+        "engine": who,
     }
     if names_several(values.get("method")):
         _run_several(values, how, as_json)

@@ -17,6 +17,7 @@ from protosteer.evaluation.experiment import (
 )
 from protosteer.evaluation.runs import RunFolder
 from protosteer.methods import METHODS, find_method
+from protosteer.running.engine import Engine
 from protosteer.running.resume import SECONDS
 from protosteer.settings import unknown_setting
 from protosteer.streams import StreamOptions
@@ -98,6 +99,7 @@ def run_several(
     make_reporter: MakeReporter | None = None,
     on_message: Callable[[str], None] = lambda line: None,
     bookmark_seconds: float = SECONDS,
+    engine: Engine | None = None,
 ) -> Outcome:
     """Run experiments that differ in their method alone. One that fails does not stop the others.
 
@@ -121,6 +123,7 @@ def run_several(
                 on_message,
                 bookmark_seconds,
                 ground,
+                engine,
             )
         except ProtosteerError as error:
             outcome.failed[name] = error
