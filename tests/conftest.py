@@ -14,8 +14,8 @@ from protosteer.backbones import Backbone
 from protosteer.data.images import ArrayImages
 from protosteer.learner import SeenImages
 from protosteer.method.training import State, Trained, train_prompt
-from protosteer.methods.checks import toy_backbone as tiny_backbone
-from protosteer.methods.checks import toy_images as easy_task
+from protosteer.methods.toys import toy_backbone as tiny_backbone
+from protosteer.methods.toys import toy_images as easy_task
 from protosteer.settings import Settings
 
 # Tests work on tiny tensors, for which a second thread costs more than it brings.
@@ -25,17 +25,22 @@ torch.set_num_threads(1)
 END_TO_END = {
     "test_resume_training",
     "test_cli_images",
+    "test_cli_ray",
     "test_cli_adapting",
     "test_cli_runs",
     "test_cli_stages",
     "test_cli_together",
+    "test_cli_torchrun",
     "test_contact_sheet",
     "test_demo",
     "test_docs",
     "test_faults",
     "test_onnx",
+    "test_rehearsal",
+    "test_relations",
     "test_runs",
     "test_serve_teaching",
+    "test_sharing",
     "test_unknowns",
 }
 
@@ -64,7 +69,7 @@ def train(
 ) -> Trained:
     """`train_prompt` on images as a learner sees them."""
     images = SeenImages(ArrayImages(pixels), backbone, settings, "task")
-    return train_prompt(backbone, images.views, labels, settings, **more)
+    return train_prompt(images.encoder, images.views, labels, settings, **more)
 
 
 class OnStep:

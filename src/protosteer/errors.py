@@ -37,5 +37,13 @@ class RunError(ProtosteerError):
     """A run folder cannot be used as asked: it holds another run, or is in use."""
 
 
+class GroupError(ProtosteerError):
+    """Processes that work together cannot meet, or have lost one another."""
+
+
+class EngineError(ProtosteerError):
+    """Jobs cannot be done where they were to be done: no Ray, nobody at its address, workers that die."""
+
+
 class ProtosteerWarning(UserWarning):
     """Something works but is probably not what the user wants."""

@@ -18,6 +18,7 @@ from protosteer.data.canvas import kept
 from protosteer.data.images import ImageSet, as_images, as_labelled
 from protosteer.data.prefetch import prefetched
 from protosteer.errors import DataError, LearnerError, ModelFileError
+from protosteer.method.encoder import Encoder
 from protosteer.method.forgetting import Forgotten, forget
 from protosteer.method.fusion import Fusion, fusion_of
 from protosteer.method.inference import Embed, Index, Matches, Prediction, match, prompted_forward
@@ -28,8 +29,10 @@ from protosteer.method.task import learn_class, learn_task, trains_prompt
 from protosteer.running.listeners import listeners
 from protosteer.running.progress import OnStage, Stage
 from protosteer.running.resume import Bookmark
+from protosteer.running.sharing import SharedEncoder, own_tokens
 from protosteer.settings import Settings
 from protosteer.util.text import check_name
+from protosteer.util.world import here
 
 # Images whose pixels and embeddings are in memory at once while predicting.
 _CHUNK = 128
@@ -126,9 +129,9 @@ class Learner:
         numbers = torch.tensor([number[label] for label in labels])
         heard = listeners(name, self._which(classes, len(labels)), on_stage, bookmark)
         seen = SeenImages(kept(images), self.backbone, self.settings, name, on_stage)
-        backbone, memory, settings = self.backbone, self.memory, self.settings
+        memory, settings = self.memory, self.settings
         record = learn_task(
-            name, classes, seen, numbers, backbone, memory, settings, heard, self.domain, on_usable
+            name, classes, seen, numbers, seen.encoder, memory, settings, heard, self.domain, on_usable
         )
         self.memory.add(record)
         return record
@@ -267,6 +270,12 @@ class SeenImages:
         self.settings = settings
         self.task = task
         self.on_stage = on_stage
+        self.shared = SharedEncoder(backbone, here()) if here().size > 1 else None
+
+    @property
+    def encoder(self) -> Encoder:
+        """What makes embeddings of `views`."""
+        return self.shared or self.backbone
 
     def embed(self, prompt: Tensor | None) -> Tensor:
         def on_batch(done: int) -> None:
@@ -278,12 +287,9 @@ class SeenImages:
         return self.backbone.embed_set(self.images, prompt, self.settings.embed_batch_size, on_batch)
 
     def views(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
-        # With all of kornia, for which prediction need not wait.
-        from protosteer.data.augment import Augmentation, augmented
-
-        augment = Augmentation(self.backbone.preprocessing, self.settings.augmentation)
-        for images in augmented(self.images, batches, augment, self.backbone.device):
-            yield self.backbone.trunk(images, self.settings.prompt_from_layer - 1)
+        if self.shared is None:
+            return own_tokens(self.images, batches, self.backbone, self.settings)
+        return self.shared.views(self.images, batches, self.settings)
 
 
 def merge(

@@ -41,6 +41,8 @@ class Values:
     # Of all methods: what sizes memory or a loop is far below this, and what lies above it is a slip.
     AT_MOST: ClassVar[Mapping[str, int]] = {
         "prompt_length": 4096,
+        "general_length": 4096,
+        "expert_length": 4096,
         "prompt_from_layer": 1000,
         "prototypes_per_step": 2**20,
         "neck_layers": 64,
@@ -52,6 +54,12 @@ class Values:
         "centroids": 10_000,
         "neighbours": 10_000,
         "features": 100_000,
+        "buffer_size": 100_000,
+        "pool_size": 10_000,
+        "components": 10_000,
+        "align_epochs": 100_000,
+        "align_draws": 2**16,
+        "adapter_width": 2**16,
     }
     ABOVE_ZERO: ClassVar[Sequence[str]] = ()
 

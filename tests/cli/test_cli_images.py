@@ -171,7 +171,7 @@ def test_wrong_folders_models_and_settings_get_one_line(photos, model, tmp_path,
     text.write_text("not a model")
     for words, told in (
         ([model, tmp_path / "none"], "does not exist"),
-        ([spring], "give a model file and one folder"),
+        ([spring], "give a model file and a folder"),
         ([spring, photos / "summer"], "is a folder"),
         ([new, spring, "--set", "epoch=3"], "unknown setting"),
         ([new, spring, "--holdout", "0.9"], "holdout = 0.9"),
@@ -333,7 +333,9 @@ def test_predict_csv_can_be_read_back(photos, taught, capsys):
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert len(rows) == 5 and rows[0]["label"] == "two" and rows[0]["unknown"] == "false"
     assert rows[0]["label_3"] and float(rows[0]["probability"]) >= float(rows[0]["probability_2"])
-    assert "choose one of --json and --csv" in fails(capsys, "predict", taught, photos, "--csv", "--json")
+    assert "choose one of --json, --csv and --out" in fails(
+        capsys, "predict", taught, photos, "--csv", "--json"
+    )
 
 
 def test_the_label_comes_first_also_where_all_classes_are_as_similar(photos, by_paper, capsys, monkeypatch):

@@ -15,6 +15,9 @@ from pathlib import Path
 import pytest
 
 from protosteer.cli import main
+from protosteer.errors import RunError
+from protosteer.methods.ncm import NCM as NCMMethod
+from protosteer.methods.ranpac import RanPAC
 
 SMALL = ["--tasks", "3", "--train-per-class", "5", "--test-per-class", "4", "--device", "cpu"]
 NCM = ["split-digits", "--method", "ncm", *SMALL]
@@ -171,3 +174,48 @@ def test_a_preset_stands_for_settings_and_what_is_given_wins(tmp_path, capsys):
         assert run("split-digits", *SMALL, *given, "--out", tmp_path / "s") == 2
         assert message in capsys.readouterr().err
     assert not (tmp_path / "s").exists()
+
+
+SEVERAL = ["split-digits", "--method", "ncm,ranpac", "--set", "features=20", *SMALL]
+
+
+def test_several_methods_end_in_the_table_that_compares_them(tmp_path, capsys):
+    assert run(*SEVERAL, "--out", tmp_path) == 0
+    told = capsys.readouterr()
+    assert "ranpac, 2 of 2 methods" in told.err and f"Written: 2 run folders in {tmp_path}" in told.err
+    assert main(["compare", str(tmp_path / "ncm"), str(tmp_path / "ranpac")]) == 0
+    assert capsys.readouterr().out == told.out
+    assert run(*SEVERAL, "--out", tmp_path) == 2
+    assert "--resume adds seeds that are missing" in capsys.readouterr().err
+    assert run(*SEVERAL, "--out", tmp_path, "--resume", "--json") == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert list(figures) == ["ncm", "ranpac"] and set(figures["ncm"]) == {"mean", "std", "seeds"}
+    picture = tmp_path / "pareto.png"
+    assert main(["compare", str(tmp_path / "ncm"), str(tmp_path / "ranpac"), "--pareto", str(picture)]) == 0
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    assert main(["compare", str(tmp_path / "ncm"), "--pareto", str(picture / "q.png")]) == 2
+    assert "choose another place with --pareto" in capsys.readouterr().err
+    assert main(["compare", str(tmp_path / "ncm"), "--pareto", "p.pdf"]) == 2
+
+
+def test_of_several_methods_one_that_fails_is_named_at_the_end(tmp_path, capsys, monkeypatch):
+    def learn(*_):
+        raise RunError("nothing is left; choose another out=")
+
+    monkeypatch.setattr(NCMMethod, "learn", learn)
+    assert run(*SEVERAL, "--out", tmp_path) == 1
+    told = capsys.readouterr()
+    assert told.err.endswith("error: method ncm: nothing is left; choose another --out\n")
+    assert "ranpac" in told.out and "ncm" not in told.out
+
+
+def test_ctrl_c_amid_several_methods_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+    def learn(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RanPAC, "learn", learn)
+    monkeypatch.setattr(sys, "argv", ["protosteer", "run", *SEVERAL, "--out", str(tmp_path)])
+    assert main() == 130
+    told = capsys.readouterr().err
+    assert f"stopped; {tmp_path} keeps what was done. Go on with: protosteer run split-digits" in told
+    assert "--resume" in told and (tmp_path / "ncm" / "metrics.json").is_file()

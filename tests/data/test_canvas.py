@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from protosteer.data.canvas import BUDGET, Kept
-from protosteer.data.images import Chosen, FileImages
+from protosteer.data.canvas import BUDGET, Kept, kept
+from protosteer.data.images import ArrayImages, Chosen, FileImages, Joined
 from protosteer.data.prefetch import prefetched
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError
@@ -117,3 +117,12 @@ def test_an_error_is_not_kept(files):
     assert kept.kept_bytes == 0
     files.paths[2].write_bytes(good)
     assert torch.equal(kept.pixels([1, 2]), files.pixels([1, 2]))
+
+
+def test_files_joined_with_images_in_memory_are_decoded_once_too(files):
+    array = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
+    both = kept(Joined([ArrayImages(array), Chosen(files, [4, 2])]))
+    for _ in range(3):
+        pixels = both.pixels([3, 0, 2])
+    assert files.decoded == {2: 1, 4: 1}
+    assert torch.equal(pixels, torch.cat([files.pixels([2]), array[:1], files.pixels([4])]))

@@ -9,10 +9,10 @@ from protocol_toys import QUICK, stream
 from conftest import tiny_backbone
 from protosteer.evaluation.protocol import run_stream
 from protosteer.method.fusion import SURE
-from protosteer.methods.checks import PlainImages
 from protosteer.methods.cpp import CPP
 from protosteer.methods.ncm import NCM
 from protosteer.methods.protosteer import Protosteer
+from protosteer.methods.toys import PlainImages
 
 
 @pytest.mark.parametrize("prompts", [True, False])

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from protosteer.method.prefix import Prefix
-from protosteer.methods.checks import toy_backbone
+from protosteer.methods.toys import toy_backbone
 
 B, L, D = 3, 4, 24
 

@@ -33,6 +33,26 @@ def test_a_buffer_can_be_put_back():
     assert len(other.images) == 2 and sorted(other.draw(5).tolist()) == [0, 1]
 
 
+def test_what_is_kept_comes_before_what_is_new():
+    buffer = Buffer()
+    images, labels = buffer.before(grey(1, 2), torch.tensor([0, 1]))
+    assert len(images) == 2 and labels.tolist() == [0, 1]
+    buffer.offer(grey(1, 2), torch.tensor([0, 1]), torch.arange(2))
+    images, labels = buffer.before(grey(3), torch.tensor([2]))
+    assert images.pixels([2, 0, 1])[:, 0, 0, 0].tolist() == [3, 1, 2] and labels.tolist() == [0, 1, 2]
+
+
+def test_room_is_shared_out_among_classes_and_old_images_stay():
+    buffer = Buffer()
+    torch.manual_seed(0)
+    buffer.share_out(grey(*range(10)), torch.tensor([0, 1] * 5), size=6)
+    first = set(shown(buffer))
+    assert buffer.labels.bincount().tolist() == [3, 3] and first != {0, 1, 2, 3, 4, 5}
+    buffer.share_out(grey(*range(10, 20)), torch.full((10,), 2), size=6)
+    assert buffer.labels.bincount().tolist() == [2, 2, 2] and buffer.seen == 20
+    assert {value for value in shown(buffer) if value < 10} < first
+
+
 def test_a_reservoir_keeps_every_image_with_the_same_probability():
     """Offered in three parts, 30 images for 6 places: each is kept in a fifth of 3,000 trials."""
     torch.manual_seed(0)

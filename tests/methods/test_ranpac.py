@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from protosteer.methods import ranpac
-from protosteer.methods.checks import GROUPS, Maker, toy_images
+from protosteer.methods.checks import Maker
 from protosteer.methods.ranpac import LAMBDAS, RanPAC
+from protosteer.methods.toys import GROUPS, toy_images
 
 
 def all_at_once(method: RanPAC) -> tuple[torch.Tensor, torch.Tensor]:

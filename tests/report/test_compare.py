@@ -59,9 +59,9 @@ def test_the_tables_in_a_hundred_columns() -> None:
     assert ["ncm", "1", "90.00", "95.50", "80.00", "85.50", "3.00"] in found
     pairs = ["92.00", "±2.00", "95.50", "±0.00", "82.00", "±2.00", "85.50", "±0.00", "2.00", "±1.00"]
     assert ["cpp", "3", *pairs] in found
-    assert ["ncm", "–", "1.00", "–"] in found and ["ncm", "13,096", "12,345", "12.5"] in found
+    assert ["ncm", "–", "1.00", "–"] in found and ["ncm", "13,096", "1,000", "12,345", "12.5"] in found
     assert ["cpp", "4.00", "±0.00", "3.50", "±1.00", "97.00", "±0.00"] in found
-    assert ["cpp", "13,096", "12,355", "±10", "12.5", "±0.0"] in found
+    assert ["cpp", "13,096", "1,000", "12,355", "±10", "12.5", "±0.0"] in found
     assert ["cpp", "90.00", "±0.00", "2.00", "±1.00", "2.00", "±0.00", "7.00", "±0.00"] in found
     assert ["cpp", "97.00", "±0.00", "96.00", "±0.00", "0.500", "±0.000", "0.400", "±0.000"] in found
 
@@ -77,6 +77,17 @@ def test_no_label_breaks_a_table(width: int) -> None:
     whole = "".join(line[: LABEL_WIDTH + 1].strip() for line in found)
     assert whole.replace(" ", "").count(LONG.replace(" ", "")) == 5
     assert "retrieved" in text  # the longest word of a heading
+
+
+def test_thirty_methods_of_as_many_seeds_take_a_line_each_in_eighty_columns() -> None:
+    rows = {f"a-method-{i:02}": [seed(n) for n in range(3)] for i in range(30)}
+    found = lines(rows, 80)
+    assert max(map(len, found)) <= 80 and "over 3 seeds" in found[0]
+    for name in rows:
+        assert [name, "92.00", "±2.00", "95.50", "±0.00"] in [line.split()[:5] for line in found]
+    torn = [line for line in found if line.split()[:1] and line.split()[0].startswith("±")]
+    assert not torn
+    assert "1 seed" in lines({"x": [seed(0)]}, 80)[0]
 
 
 def test_both_averages_have_names() -> None:
@@ -100,8 +111,8 @@ def test_markdown_is_two_tables_with_the_figures() -> None:
         assert len({len(cells(line)) for line in found}) == 1
         assert cells(found[1])[:2] == ["---", "---:"]
     _, _, ncm, cpp, _ = map(cells, figures.splitlines())
-    assert " ".join(ncm) == "ncm 1 90.00 95.50 80.00 85.50 3.00 – 1.00 – 13,096 12,345 12.5"
-    assert cpp[2] == "92.00 ± 2.00" and cpp[11] == "12,355 ± 10"
+    assert " ".join(ncm) == "ncm 1 90.00 95.50 80.00 85.50 3.00 – 1.00 – 13,096 1,000 12,345 12.5"
+    assert cpp[2] == "92.00 ± 2.00" and cpp[12] == "12,355 ± 10"
     _, _, ncm, cpp, _ = map(cells, diagnosis.splitlines())
     assert set(ncm[2:]) == {"–"} and cpp[2:5] == ["90.00 ± 0.00", "2.00 ± 1.00", "2.00 ± 0.00"]
 

@@ -221,8 +221,8 @@ def test_names_of_classes_may_be_odd(recwarn: pytest.WarningsRecorder) -> None:
     odd = ["$broken_{", "two\nlines", "\x1b[31m", "_hidden", "", "熊", "\udcff"]
     assert picture(plots.class_similarity(odd, groups(len(odd)))).size
     assert not [w for w in recwarn if "Glyph" in str(w.message)]
-    assert plots._short_name("two\nlines") == "two?lines"
-    long = plots._short_name("begin " + 50 * "x" + " end")
+    assert plots.short_name("two\nlines") == "two?lines"
+    long = plots.short_name("begin " + 50 * "x" + " end")
     assert len(long) == plots.NAME_LETTERS and long.startswith("begin") and long.endswith("end")
 
 

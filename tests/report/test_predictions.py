@@ -12,7 +12,8 @@ import torch
 from conftest import easy_task, tiny_backbone
 from protosteer.learner import Learner
 from protosteer.photos.rejection import Rejection
-from protosteer.report.predictions import as_csv, as_text, csv_header, told
+from protosteer.photos.rows import told
+from protosteer.report.predictions import as_csv, as_text, csv_header
 from protosteer.settings import Settings
 
 ODD = 'a "b", c.png'

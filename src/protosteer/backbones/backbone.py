@@ -12,17 +12,18 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from protosteer.backbones.embedding import embed_batches, help_embed, one_each, world_for
 from protosteer.backbones.formats import read_checkpoint
 from protosteer.backbones.hub import config_beside, fetch_weights, find_weights
 from protosteer.backbones.names import full_name, paper_weights, preprocessing
 from protosteer.backbones.weights import fingerprint as weights_fingerprint
 from protosteer.backbones.weights import load_vit
 from protosteer.data.images import ArrayImages, ImageSet
-from protosteer.data.prefetch import prefetched
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError, SettingsError
 from protosteer.method.prefix import Prompt
 from protosteer.method.vit import ViT
+from protosteer.util.world import World
 
 # Bytes of a layer's widest result, for which a batch is best on a CPU. Above 32 MiB, from where on glibc
 # takes fresh memory from the system for every result, embedding was a quarter slower; much smaller batches
@@ -211,22 +212,30 @@ class Backbone:
         whole: all tokens of each image instead. Never with a graph. `on_batch` is told how many are done.
         """
         order = range(len(images)) if rows is None else rows
-        each = prompt if prompt is not None and prompt.ndim == 4 else None
-        if each is not None and len(each) != len(order):
-            raise DataError(f"{len(each)} prompts for {len(order)} images; give one each, or one [S, L, D]")
-        batch_size = self.batch_size(batch_size)
+        if one_each(prompt) and len(prompt) != len(order):
+            raise DataError(f"{len(prompt)} prompts for {len(order)} images; give one each, or one [S, L, D]")
+        world = World() if self.trainable else world_for(prompt)
+        batch_size = min(self.batch_size(batch_size), max(1, -(-len(order) // world.size)))
         batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-        compute, found, done = self.tokens if whole else self.embed, torch.empty(0, self.dim), 0
-        for pixels in prefetched(images, batches, device=self.device):
-            some = slice(done, done + len(pixels))
-            prompts = prompt if each is None else each[some]
-            part = compute(self.preprocessing(pixels, self.device), prompts).float().cpu()
+        if world.size > 1:
+            sent = prompt.cpu() if isinstance(prompt, Tensor) else None
+            world.ask(help_embed, (self, images), self.device.type, sent, batches, whole)
+        found, done = torch.empty(0, self.dim), 0
+        for part in embed_batches(self, images, prompt, batches, whole, world):
             found = found if done else part.new_empty(len(order), *part.shape[1:])
-            found[some] = part
-            done = some.stop
+            found[done : done + len(part)] = part
+            done += len(part)
             if on_batch:
                 on_batch(done)
         return found
+
+    def portable(self) -> Backbone:
+        """This backbone for another process, which has its own device."""
+        if self.device.type == "cpu":
+            return self
+        copied = copy.copy(self)
+        copied.vit = copy.deepcopy(self.vit).cpu()
+        return copied
 
     def transform(self, image: Image.Image) -> Tensor:
         """A PIL image -> normalised [3, H, W], by the evaluation preprocessing of the weights."""

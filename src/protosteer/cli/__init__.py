@@ -41,6 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _share_the_cores()
     keep_freed_memory()
     _print_any_name()
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return _run(given)
+    from protosteer.cli.several import run_by_several
+
+    return run_by_several(lambda: _run(given))
+
+
+def _run(given: list[str]) -> int:
     debug = "--debug" in given
     # The option is accepted in any place, as one adds it to the end of a line that has just failed.
     wanted = [word for word in given if word != "--debug"] or ["--help"]

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from protosteer.cli.common import app, make_console, polite_kill, say
-from protosteer.cli.learning import check_place, goes_on, look, new_backbone, tell_unreadable
-from protosteer.cli.models import PANEL, prepare
+from protosteer.cli.learning import goes_on
+from protosteer.cli.models import PANEL, check_place, new_backbone, prepare
 from protosteer.cli.options import Device, Json, Settings, Threads, Weights, path_of
 from protosteer.cli.saving import put_new, refuse_existing
+from protosteer.cli.surveying import look, tell_unreadable
 from protosteer.cli.words import parse_settings
 
 if TYPE_CHECKING:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
 from protosteer.cli.common import app, check_plot, make_console, polite_kill, say, show, write_plot
-from protosteer.cli.options import Json, Preset, Settings, Threads, Weights
-from protosteer.cli.words import command_line, parse_settings
+from protosteer.cli.engines import make_engine
+from protosteer.cli.options import Address, Engine, Json, Preset, Settings, Threads, Weights
+from protosteer.cli.words import command_line, in_flags, parse_settings
 
 PANEL = "Benchmarks"
 STREAMS = "split-cifar100, five-datasets, imagenet-subset, imagenet-r, cub200, split-digits or folder:PATH."
@@ -44,7 +45,11 @@ def demo(
 def run(
     stream: Annotated[str | None, Argument(help=STREAMS)] = None,
     method: Annotated[
-        str | None, Option(help="protosteer (the default), cpp, ncm, ranpac or finetune: docs/runs.md.")
+        str | None,
+        Option(
+            metavar="NAME,...|all",
+            help="A method, several separated by commas, or all: see `protosteer methods` (default: protosteer).",
+        ),
     ] = None,
     backbone: Annotated[str | None, Option(help="Short name, or a name of timm's (default: nano).")] = None,
     weights: Weights = None,
@@ -80,38 +85,82 @@ def run(
         Option(metavar="auto|fp32|bf16", help="Of the backbone; auto is bf16 on CUDA and fp32 elsewhere."),
     ] = None,
     threads: Threads = None,
-    out: Annotated[Path | None, Option(help="Run folder (default: runs/STREAM-METHOD-BACKBONE).")] = None,
+    engine: Engine = "local",
+    address: Address = None,
+    out: Annotated[
+        Path | None,
+        Option(
+            help="Run folder (default: runs/STREAM-METHOD-BACKBONE); of several methods, the folder that holds theirs."
+        ),
+    ] = None,
     resume: Annotated[bool, Option("--resume", help="Go on with the run in the folder.")] = False,
     overwrite: Annotated[bool, Option("--overwrite", help="Remove the run in the folder first.")] = False,
     as_json: Json = False,
 ) -> None:
     """Run a benchmark: learn its tasks one after the other, test on all classes so far after each."""
     given = {name: value for name, value in locals().items() if value is not None}
-    for name in ("set_", "config", "resume", "overwrite", "as_json"):
+    for name in ("set_", "config", "resume", "overwrite", "as_json", "engine", "address"):
         given.pop(name, None)
 
-    from protosteer.evaluation.experiment import Experiment, overridden, run_experiment
-    from protosteer.report.progress import RunProgress
-    from protosteer.report.tables import run_report
+    from protosteer.evaluation.experiment import overridden
+    from protosteer.evaluation.several import names_several
+    from protosteer.report.progress import RunProgress, SweepProgress
     from protosteer.settings import read_toml
 
     values = overridden(read_toml(config) if config else {}, given | parse_settings(set_ or []))
-    experiment = Experiment.from_values(values)
     log = make_console(stderr=True)
+    who = make_engine(engine, address, values.get("device", "auto"))
+
+    def reporter(stream: Any, runs: Any, note: Any) -> Any:
+        return SweepProgress(log, note) if who.elsewhere else RunProgress(log, stream, runs, note)
+
+    how = {
+        "resume": resume,
+        "overwrite": overwrite,
+        "command": command_line(),
+        "make_reporter": reporter,
+        "on_message": lambda line: say(in_flags(line)),
+        "engine": who,
+    }
+    if names_several(values.get("method")):
+        _run_several(values, how, as_json)
+    else:
+        _run_one(values, how, as_json)
+
+
+def _run_one(values: Mapping[str, Any], how: Mapping[str, Any], as_json: bool) -> None:
+    from protosteer.evaluation.experiment import Experiment, run_experiment
+    from protosteer.report.tables import run_report
+
+    experiment = Experiment.from_values(values)
     with _interruptible(experiment.folder):
-        figures = run_experiment(
-            experiment,
-            resume=resume,
-            overwrite=overwrite,
-            command=command_line(),
-            make_reporter=lambda stream, runs, note: RunProgress(log, stream, runs, note),
-            on_message=say,
-        )
+        figures = run_experiment(experiment, **how)
     if as_json:
         print(json.dumps(figures, indent=1))
     else:
         show(run_report(figures))
     say(f"Written: {experiment.folder}")
+
+
+def _run_several(values: Mapping[str, Any], how: Mapping[str, Any], as_json: bool) -> None:
+    from protosteer.evaluation.several import experiments_of, run_several
+    from protosteer.report.compare import comparison_tables
+    from protosteer.util.text import counted, one_line
+
+    experiments = experiments_of(values)
+    place = experiments[0].folder.parent
+    with _interruptible(place):
+        outcome = run_several(experiments, **how)
+    if as_json:
+        print(json.dumps(outcome.figures, indent=1))
+    elif outcome.figures:
+        show(comparison_tables({name: figures["seeds"] for name, figures in outcome.figures.items()}))
+    if outcome.figures:
+        say(f"Written: {counted(len(outcome.figures), 'run folder')} in {place}")
+    for name, error in outcome.failed.items():
+        say(f"error: method {name}: {one_line(in_flags(str(error)))}")
+    if outcome.failed:
+        raise typer.Exit(1)
 
 
 @app.command(rich_help_panel=PANEL)
@@ -165,18 +214,22 @@ def compare(
     reliability: Annotated[
         Path | None, Option(help="PNG file for accuracy against confidence, where a method tells it.")
     ] = None,
+    pareto: Annotated[
+        Path | None, Option(help="PNG file for accuracy against memory, training time and passes per image.")
+    ] = None,
 ) -> None:
     """Compare finished runs: one row per configuration, mean and standard deviation over its seeds."""
     from protosteer.evaluation.comparison import bins_of, gather
     from protosteer.evaluation.metrics import over_seeds
     from protosteer.report.compare import comparison_csv, comparison_markdown, comparison_tables
+    from protosteer.report.pareto import pareto_plot
     from protosteer.report.plots import accuracy_bands
     from protosteer.report.reliability import reliability_plot
 
     if markdown + as_csv + as_json > 1:
         raise typer.BadParameter("choose one of --markdown, --csv and --json")
-    check_plot(plot)
-    check_plot(reliability)
+    for picture in (plot, reliability, pareto):
+        check_plot(picture)
     rows = gather(runs)
     if as_json:
         spreads = {label: over_seeds(seeds) for label, seeds in rows.items()}
@@ -193,3 +246,5 @@ def compare(
         write_plot(plot, accuracy_bands(matrices))
     if reliability:
         write_plot(reliability, reliability_plot(bins_of(rows)), "--reliability")
+    if pareto:
+        write_plot(pareto, pareto_plot(rows), "--pareto")

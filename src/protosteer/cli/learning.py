@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import json
-import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
+from protosteer.cli.apart import learn_apart, to_learn
 from protosteer.cli.common import app, make_console, polite_kill, say, show
-from protosteer.cli.models import PANEL, backbone_of, clear_up, prepare
-from protosteer.cli.options import Device, Json, Preset, Settings, Threads, Weights, path_of
+from protosteer.cli.engines import make_engine
+from protosteer.cli.models import PANEL, backbone_of, check_place, new_backbone, prepare, read_model
+from protosteer.cli.options import Address, Device, Engine, Json, Preset, Settings, Threads, Weights, path_of
 from protosteer.cli.saving import ANOTHER, TaskWriter
+from protosteer.cli.surveying import look, tell_unreadable
 from protosteer.cli.words import parse_settings
 
 if TYPE_CHECKING:
     from protosteer.backbones import Backbone
-    from protosteer.data.folders import Files
     from protosteer.learner import Learner
     from protosteer.method.memory import Memory, TaskRecord
     from protosteer.modelfile import Model
     from protosteer.photos.teaching import Survey, Taught
     from protosteer.running.resume import Bookmark
-
-MOST_NAMED = 5  # unreadable files in a line
 
 
 @app.command(rich_help_panel=PANEL)
@@ -33,17 +33,19 @@ def learn(
     paths: Annotated[
         list[Path],
         Argument(
-            metavar="MODEL FOLDER",
+            metavar="MODEL FOLDER...",
             parser=path_of,
-            help="Model file, which is made or extended, and a folder with one sub-folder of images per "
-            "class.",
+            help="Model file, which is made or extended, and folders, each with one sub-folder of images per "
+            "class; each becomes a task.",
             show_default=False,
         ),
     ],
     model: Annotated[
-        Path | None, Option("--model", help="The model file; then FOLDER alone is the argument.")
+        Path | None, Option("--model", help="The model file; then folders alone are the arguments.")
     ] = None,
     name: Annotated[str | None, Option(help="Name of the task (default: the folder's).")] = None,
+    engine: Engine = "local",
+    address: Address = None,
     backbone: Annotated[
         str | None, Option(help="Short name, or a name of timm's (default: the model's; nano for a new one).")
     ] = None,
@@ -81,65 +83,75 @@ def learn(
     crash leaves it usable, and the same command goes on with the training, at most half a minute before where
     it was.
     """
+    path, folders = _model_and_folders(paths, model)
+    who = make_engine(engine, address, device)
+    if name is not None and (len(folders) > 1 or who.elsewhere):
+        raise typer.BadParameter(
+            "--name is of one folder that is learned here; else tasks are named after theirs"
+        )
+    changes = parse_settings(set_ or []) | ({} if independent is None else {"independent": independent})
+    loaded: list[Backbone] = []
+
+    def learner_of(old: Model | None) -> Learner:
+        """The backbone is loaded once."""
+        learner = _learner(
+            old, backbone, weights, adapted, preset, changes, prepare(device, threads), *loaded
+        )
+        loaded[:] = [learner.backbone]
+        return learner
+
+    if who.elsewhere and not dry_run:
+        told = learn_apart(who, path, folders, holdout, skip_known, device, learner_of)
+    else:
+        several = to_learn(path, folders, skip_known) if len(folders) > 1 else folders
+        told = [
+            _learn_folder(path, folder, name, holdout, skip_known, dry_run, as_json, learner_of)
+            for folder in several
+        ]
+    if as_json:
+        print(json.dumps(told[0] if len(folders) == 1 and told else told, indent=1))
+
+
+def _learn_folder(
+    path: Path,
+    folder: Path,
+    name: str | None,
+    holdout: float,
+    skip_known: bool,
+    dry_run: bool,
+    as_json: bool,
+    learner_of: Callable[[Model | None], Learner],
+) -> dict[str, Any]:
+    """Look at a folder, and unless it is a dry run teach it; gives the figures."""
     from protosteer.data.folders import read_folder
     from protosteer.photos.teaching import refuse_known
     from protosteer.report.teaching import as_json as figures
 
-    path, folder = _model_and_folder(paths, model)
     files = read_folder(folder)  # complains before anything is loaded
     writer = TaskWriter(path, name)
-    old = _read(path)
+    old = read_model(path)
     found = look(folder, files, old, name)
     found = found.without_known() if skip_known and found.known else found
     if not as_json:
         _tell_found(found, holdout, path, old)
-    elif dry_run:
-        print(json.dumps(figures(found, None), indent=1))
     if dry_run:
-        return
+        return figures(found, None)
     refuse_known(found)
     check_place(path, ANOTHER)
-    changes = parse_settings(set_ or []) | ({} if independent is None else {"independent": independent})
-    learner = _learner(old, backbone, weights, adapted, preset, changes, prepare(device, threads))
+    learner = learner_of(old)
     _tell_begun(learner, found, writer)
     taught = _teach(learner, found, writer, holdout)
-    if as_json:
-        print(json.dumps(figures(found, taught), indent=1))
     _tell_taught(taught, learner, path, as_json)
+    return figures(found, taught)
 
 
-def _model_and_folder(paths: list[Path], model: Path | None) -> tuple[Path, Path]:
+def _model_and_folders(paths: list[Path], model: Path | None) -> tuple[Path, list[Path]]:
     given = [*([model] if model else []), *paths]
-    if len(given) != 2:
+    if len(given) < 2:
         raise typer.BadParameter(
-            "give a model file and one folder, such as: protosteer learn shop.protosteer photos/"
+            "give a model file and a folder, such as: protosteer learn shop.protosteer photos/"
         )
-    return given[0], given[1]
-
-
-def _read(path: Path) -> Model | None:
-    from protosteer import modelfile
-    from protosteer.errors import ModelFileError
-
-    if path.is_dir():
-        raise ModelFileError(f"{path} is a folder; the model file comes first, then the folder of images")
-    return modelfile.read(path) if path.exists() else None
-
-
-def look(folder: Path, files: Files, old: Model | None = None, name: str | None = None) -> Survey:
-    from rich.markup import escape
-    from rich.progress import Progress
-
-    from protosteer.photos.teaching import survey
-
-    console = make_console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        row = bars.add_task(escape(f"reading {folder}"), total=None)
-
-        def on_file(done: int, of: int) -> None:
-            bars.update(row, completed=done, total=of)
-
-        return survey(folder, old.memory if old else None, on_file, files, name)
+    return given[0], given[1:]
 
 
 def _tell_found(found: Survey, holdout: float, path: Path, old: Model | None) -> None:
@@ -155,29 +167,10 @@ def _tell_found(found: Survey, holdout: float, path: Path, old: Model | None) ->
     tell_unreadable(found)
 
 
-def tell_unreadable(found: Survey) -> None:
-    from protosteer.util.text import counted, listed
-
-    if found.unreadable:
-        named = listed([str(path) for path in found.unreadable], MOST_NAMED)
-        say(f"warning: {counted(len(found.unreadable), 'file')} cannot be read and will be left out: {named}")
-
-
 def _size(memory: Memory) -> str:
     from protosteer.util.text import counted
 
     return f"{counted(len(memory.classes), 'class')} in {counted(len(memory), 'task')}"
-
-
-def check_place(path: Path, option: str) -> None:
-    """Where nothing can be written is better known now than when everything is learned. Clears up there, too."""
-    from protosteer.util.files import real, writing
-
-    folder = real(path).parent
-    with writing(path, option):
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    clear_up(path)
 
 
 def _learner(
@@ -188,14 +181,18 @@ def _learner(
     preset: str | None,
     changes: dict[str, Any],
     device: str,
+    loaded: Backbone | None = None,
 ) -> Learner:
-    """A new one, or that of the model; `changes` are settings that were given, and win over a preset's."""
+    """A new one, or that of the model; `changes` are settings that were given, and win over a preset's.
+
+    loaded: its backbone, if it was loaded already.
+    """
     from protosteer.learner import Learner
     from protosteer.photos import adapting
 
     prompt = adapting.read(adapted) if adapted else None
     if old:
-        learner = Learner.of_model(old, backbone_of(old, name, weights, device))
+        learner = Learner.of_model(old, loaded or backbone_of(old, name, weights, device))
     elif prompt:
         backbone = backbone_of(prompt.model, name, weights, device)
         learner = Learner(backbone, domain=prompt.prompt_for(backbone))
@@ -206,15 +203,6 @@ def _learner(
     if prompt:
         prompt.check_used(learner)
     return learner
-
-
-def new_backbone(name: str | None, weights: Path | None, device: str) -> Backbone:
-    from protosteer.backbones import NANO, Backbone
-
-    backbone = Backbone.load(name or NANO, weights=weights, device=device)
-    if name is None:
-        say(f"backbone {NANO}, for first tries; for photographs take a larger one: --backbone vit")
-    return backbone
 
 
 def _tell_begun(learner: Learner, found: Survey, writer: TaskWriter) -> None:

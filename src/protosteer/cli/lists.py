@@ -1,4 +1,4 @@
-"""Commands that list what there is: backbones and data sets."""
+"""Commands that list what there is: methods, backbones and data sets."""
 
 from __future__ import annotations
 
@@ -20,6 +20,38 @@ if TYPE_CHECKING:
     from protosteer.data.sets.catalogue import DatasetStatus
 
 PANEL = "Lists"
+
+
+@app.command(rich_help_panel=PANEL)
+def methods(
+    name: Annotated[
+        str | None, Argument(help="All about this one: what it does, and its settings.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the methods that can be run: paper, images kept for rehearsal, what is trained."""
+    from protosteer.backbones import NANO, Backbone
+    from protosteer.evaluation.catalogue import CLASSES, describe, first_task_parameters
+    from protosteer.methods import METHODS, find_method
+    from protosteer.report.methods import method_report, methods_table
+
+    chosen = [find_method(name)] if name is not None else list(METHODS.values())
+    console, backbone, parameters = make_console(), Backbone.load(NANO), {}
+    with make_console(stderr=True).status("") as status:
+        for i, method in enumerate(chosen, 1):
+            status.update(f"counting what {method.name} trains, {i} of {len(chosen)}")
+            parameters[method.name] = first_task_parameters(method, backbone)
+    about = [describe(method) for method in chosen]
+    if as_json:
+        told = [{**one.to_dict(), "trained_parameters": parameters[one.name]} for one in about]
+        print(json.dumps(told[0] if name is not None else {"methods": told}, indent=2))
+    elif name is not None:
+        show(method_report(about[0], parameters[name]), console)
+    else:
+        show([methods_table(about, parameters)], console)
+    say(f"Parameters: trained for a first task of {CLASSES} classes on {NANO}, default settings.")
+    if name is None:
+        say("All about one, with its settings: protosteer methods NAME")
 
 
 @app.command(rich_help_panel=PANEL)

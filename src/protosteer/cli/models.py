@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,15 @@ if TYPE_CHECKING:
     from protosteer.modelfile import Model
 
 PANEL = "Your own images"
+
+
+def read_model(path: Path) -> Model | None:
+    from protosteer import modelfile
+    from protosteer.errors import ModelFileError
+
+    if path.is_dir():
+        raise ModelFileError(f"{path} is a folder; the model file comes first, then the folder of images")
+    return modelfile.read(path) if path.exists() else None
 
 
 def open_learner(
@@ -53,6 +63,15 @@ def backbone_of(model: Model, name: str | None, weights: Path | None, device: st
         ) from error
 
 
+def new_backbone(name: str | None, weights: Path | None, device: str) -> Backbone:
+    from protosteer.backbones import NANO, Backbone
+
+    backbone = Backbone.load(name or NANO, weights=weights, device=device)
+    if name is None:
+        say(f"backbone {NANO}, for first tries; for photographs take a larger one: --backbone vit")
+    return backbone
+
+
 def prepare(device: str, threads: int | None) -> str:
     """Set the threads; returns the device, checked."""
     import torch
@@ -73,3 +92,18 @@ def clear_up(path: Path, bookmarks: bool = False) -> list[Path]:
 
     place = real(path)
     return remove_leftovers(place.parent, place.name, older_than=0.0 if bookmarks else STALE)
+
+
+def check_place(path: Path, option: str) -> None:
+    """Where nothing can be written is better known now than when everything is learned. Clears up there, too."""
+    check_writable(path, option)
+    clear_up(path)
+
+
+def check_writable(path: Path, option: str) -> None:
+    from protosteer.util.files import real, writing
+
+    folder = real(path).parent
+    with writing(path, option):
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()

@@ -43,6 +43,22 @@ Settings = Annotated[
     list[str] | None, Option("--set", metavar="NAME=VALUE", help="A setting of the method; repeatable.")
 ]
 
+# Who does what can be done at once.
+Engine = Annotated[
+    str,
+    Option(
+        "--engine",
+        metavar="local|ray",
+        help="local: this process, one after the other. ray: workers, each with --threads processors, or a GPU.",
+    ),
+]
+Address = Annotated[
+    str | None,
+    Option(
+        metavar="HOST:PORT|auto", help="Of a Ray cluster that runs (default: one is started here, and ended)."
+    ),
+]
+
 # Of a model file, which knows its backbone and where its weights were.
 ModelFile = Annotated[Path, Argument(metavar="MODEL", parser=path_of, help="Model file.", show_default=False)]
 ModelBackbone = Annotated[

@@ -1,4 +1,4 @@
-"""`protosteer predict`: image files in, one line per image out, as soon as it is known."""
+"""`protosteer predict`, `embed`: image files in, one line or row per image out."""
 
 from __future__ import annotations
 
@@ -9,28 +9,51 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
 
 from protosteer.cli.common import app, polite_kill, say
-from protosteer.cli.models import PANEL, open_learner, say_notes
-from protosteer.cli.options import Device, ModelBackbone, ModelFile, ModelWeights, Threads, path_of
+from protosteer.cli.engines import check_out, make_engine, put_table
+from protosteer.cli.models import PANEL, open_learner, prepare, say_notes
+from protosteer.cli.options import (
+    Address,
+    Device,
+    Engine,
+    ModelBackbone,
+    ModelFile,
+    ModelWeights,
+    Threads,
+    Weights,
+    path_of,
+)
 from protosteer.errors import DataError
+
+if TYPE_CHECKING:
+    from protosteer.learner import Learner
+    from protosteer.photos.rows import Predictions
+
+Paths = Annotated[
+    list[str],
+    Argument(
+        metavar="PATH",
+        help="Image files, folders, patterns such as 'new/*.jpg', Parquet or CSV files with a column path, or - "
+        "for a list on standard input.",
+        show_default=False,
+    ),
+]
+OUT_HELP = (
+    "File of rows (.parquet, .csv, .jsonl), or a folder (also s3://...) with a Parquet file per shard, where "
+    "shards that are there already are not made again."
+)
+Shard = Annotated[int, Option(min=1, help="About so many images go into a shard.")]
 
 
 @app.command(rich_help_panel=PANEL)
 def predict(
     model: ModelFile,
-    paths: Annotated[
-        list[str],
-        Argument(
-            metavar="PATH",
-            help="Image files, folders, patterns such as 'new/*.jpg', or - for a list on standard input.",
-            show_default=False,
-        ),
-    ],
+    paths: Paths,
     top: Annotated[int, Option(min=1, help="So many classes, the likeliest first.")] = 3,
     reject: Annotated[
         float | None,
@@ -44,48 +67,108 @@ def predict(
     ] = False,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object per line.")] = False,
     as_csv: Annotated[bool, Option("--csv", help="Print CSV.")] = False,
+    out: Annotated[str | None, Option(metavar="FILE|FOLDER", help=OUT_HELP)] = None,
+    engine: Engine = "local",
+    address: Address = None,
+    shard: Shard = 1024,
     backbone: ModelBackbone = None,
     weights: ModelWeights = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
     """Say what is on images. Files that cannot be read are named, the others predicted all the same."""
-    from protosteer.data.images import ForgivingFiles
-    from protosteer.photos.rejection import Rejection
+    from protosteer.photos.carrying import Carried, model_digest
+    from protosteer.photos.rows import Predictions
+    from protosteer.photos.shards import carried_predictions
+
+    if as_json + as_csv + (out is not None) > 1:
+        raise typer.BadParameter("choose one of --json, --csv and --out")
+    if out is None and (engine != "local" or address):
+        raise typer.BadParameter("workers write into a folder: name it with --out")
+    if out is not None and explain:
+        raise typer.BadParameter("--explain is for reading, not for tables; leave out one of it and --out")
+    files = find_files(paths)
+    if out is None:
+        learner = open_learner(model, backbone, weights, device, threads)
+        _print_predictions(Predictions(learner, top, reject, explain), files, as_json, as_csv)
+        return
+    check_out(out, engine)
+    who = make_engine(engine, address, device)
+    learner = open_learner(model, backbone, weights, device, threads)
+    carried = functools.partial(carried_predictions, Carried.of(learner, device), top, reject)
+    about = (model_digest(learner), top, reject)
+    put_table(Predictions(learner, top, reject), carried, about, files, out, shard, who)
+
+
+def _print_predictions(maker: Predictions, files: list[Path], as_json: bool, as_csv: bool) -> None:
     from protosteer.report import predictions
 
-    if as_json and as_csv:
-        raise typer.BadParameter("choose one of --json and --csv")
-    files = find_files(paths)
-    learner = open_learner(model, backbone, weights, device, threads)
-    rejection = Rejection(learner, reject) if reject is not None else None
+    learner = maker.learner
     as_text = functools.partial(predictions.as_text, evidence=learner.fusion is not None)
     write = json.dumps if as_json else predictions.as_csv if as_csv else as_text
     if as_csv:
-        print(predictions.csv_header(min(top, len(learner.classes)), explain))
+        print(predictions.csv_header(maker.width, maker.explain))
     elif not as_json:
         say_notes(learner)
-    images = ForgivingFiles(files, learner.backbone.preprocessing)
-    chunk = learner.backbone.batch_size(learner.settings.embed_batch_size)
-    done = 0
+    bad = 0
     with polite_kill():
-        for part in learner.stream(images, chunk):
-            names = [str(path) for path in files[done : done + len(part)]]
-            for row in predictions.told(names, part, learner, top, rejection, explain):
-                if done in images.errors:
-                    say(f"warning: {images.errors[done]}")
-                else:
-                    print(write(row), flush=True)
-                done += 1
-    if images.errors:
-        raise DataError(
-            f"{len(images.errors)} of {len(files)} files could not be read; the others were predicted"
-        )
+        for row in maker.rows([str(path) for path in files]):
+            if "error" in row:
+                say(f"warning: {row['error']}")
+                bad += 1
+            else:
+                print(write(row), flush=True)
+    if bad:
+        raise DataError(f"{bad} of {len(files)} files could not be read; the others were predicted")
+
+
+@app.command(rich_help_panel=PANEL)
+def embed(
+    model: Annotated[
+        str,
+        Argument(
+            metavar="MODEL", help="Model file, or the name of a backbone, such as nano.", show_default=False
+        ),
+    ],
+    paths: Paths,
+    out: Annotated[str, Option(metavar="FILE|FOLDER", help=OUT_HELP, show_default=False)],
+    engine: Engine = "local",
+    address: Address = None,
+    shard: Shard = 1024,
+    weights: Weights = None,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Write the embedding of each image by the backbone, without a prompt, and the sha256 of its file."""
+    from protosteer.photos.carrying import Carried
+    from protosteer.photos.rows import Embeddings
+    from protosteer.photos.shards import carried_embeddings
+
+    files = find_files(paths)
+    check_out(out, engine)
+    who = make_engine(engine, address, device)
+    learner = _embedder(model, weights, device, threads)
+    backbone = learner.backbone
+    carried = functools.partial(carried_embeddings, Carried.of(learner, device))
+    about = (backbone.fingerprint, backbone.preprocessing)
+    put_table(Embeddings(backbone), carried, about, files, out, shard, who)
+
+
+def _embedder(model: str, weights: Path | None, device: str, threads: int | None) -> Learner:
+    """The backbone of a model, or of that name, with nothing learned."""
+    from protosteer.backbones import Backbone
+    from protosteer.learner import Learner
+
+    place = path_of(model)
+    if place.exists() or place.suffix == ".protosteer":
+        return Learner(open_learner(place, None, weights, device, threads).backbone)
+    return Learner(Backbone.load(model, weights=weights, device=prepare(device, threads)))
 
 
 def find_files(words: list[str]) -> list[Path]:
     """The image files that are meant, in their order; what was typed must exist, what is listed may not."""
     from protosteer.data.files import image_files
+    from protosteer.photos.tables import is_list, read_paths
 
     found: list[Path] = []
     for word in words:
@@ -97,7 +180,8 @@ def find_files(words: list[str]) -> list[Path]:
         if not matches:
             kind = "matches no file" if glob.has_magic(word) else "does not exist"
             raise DataError(f"{word} {kind}; check the path")
-        found += [path for match in matches for path in image_files(Path(match))]
+        for match in map(Path, matches):
+            found += [Path(name) for name in read_paths(match)] if is_list(match) else image_files(match)
     if not found:
         raise DataError("no image file was named; give files, folders, patterns or a list on standard input")
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,21 @@ def put_new(out: Path, write: Callable[[Path], None]) -> None:
     with writing(out, "--out"), replacing(real(out)):
         refuse_existing(out)  # again: it was looked for before the work began
         write(out)
+
+
+def put_tasks(path: Path, learner: Learner, records: Sequence[TaskRecord]) -> None:
+    """Add tasks that were learned elsewhere, all at once, to what the file knows now, or to the learner's memory if
+    there is none."""
+    from protosteer import modelfile
+    from protosteer.learner import Learner
+    from protosteer.util.files import real, replacing, writing
+
+    with writing(path, ANOTHER), replacing(real(path)):
+        if path.exists():
+            learner.memory = Learner.of_model(modelfile.read(path), learner.backbone).memory
+        for record in records:
+            learner.memory.add(dataclasses.replace(record, name=learner.memory.free_name(record.name)))
+        learner.save(path)
 
 
 class TaskWriter:

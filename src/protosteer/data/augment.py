@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from protosteer.data.prefetch import prefetched
 from protosteer.data.transforms import Preprocessing, resize
 from protosteer.errors import SettingsError
 from protosteer.settings import AUGMENTATIONS
+from protosteer.util.world import World
 
 CROP_SCALE = (0.8, 1.0)
 CROP_RATIO = (3 / 4, 4 / 3)
@@ -63,6 +65,10 @@ class Choices:
     blurred: Tensor  # bool [B]
     radii: Tensor  # float [B], in pixels of the finished image
     solarized: Tensor  # bool [B]
+
+    def of(self, rows: slice) -> Choices:
+        """Those of some images of the batch."""
+        return Choices(**{name: choice[rows] for name, choice in vars(self).items()})
 
 
 class Augmentation:
@@ -123,11 +129,23 @@ class Augmentation:
 
 
 def augmented(
-    images: ImageSet, batches: Sequence[Tensor], augment: Augmentation, device: torch.device
+    images: ImageSet,
+    batches: Sequence[Tensor],
+    augment: Augmentation,
+    device: torch.device,
+    world: World | None = None,
 ) -> Iterator[Tensor]:
-    """Normalised [B, 3, H, W] for every batch of row numbers [B], decoded ahead, augmented anew each time."""
-    for pixels in prefetched(images, batches, device=device):
-        yield augment(pixels.to(device, non_blocking=True))
+    """Normalised [B, 3, H, W] for every batch of row numbers [B], decoded ahead, augmented anew each time.
+
+    world: of several processes, each of which gets its own rows [b, 3, H, W] of every batch, as they would be
+    if there was one process: the leader draws for the whole batch.
+    """
+    world = world or World()
+    shares = [world.shares(len(rows))[world.rank] for rows in batches]
+    own = [rows[share] for rows, share in zip(batches, shares, strict=True)]
+    for rows, share, pixels in zip(batches, shares, prefetched(images, own, device=device), strict=True):
+        choices: Choices = world.told(partial(augment.draw, (len(rows), *pixels.shape[1:])))
+        yield augment.apply(pixels.to(device, non_blocking=True), choices.of(share))
 
 
 def _nothing(shape: Sequence[int]) -> Choices:

@@ -8,7 +8,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from protosteer.data.images import Chosen, FileImages, ImageSet
+from protosteer.data.images import Chosen, FileImages, ImageSet, Joined
 
 BUDGET = 2**30  # bytes: about 5,500 images of 256 x 256 pixels
 
@@ -48,9 +48,18 @@ class Kept(ImageSet):
     def name(self, row: int) -> str:
         return self.images.name(row)
 
+    def portable(self, rows: Sequence[int] | None = None) -> ImageSet:
+        return Kept(self.images.portable(rows), self.budget)
+
+    def __reduce__(self) -> tuple[type[Kept], tuple[ImageSet, int]]:
+        """What goes to another process begins with nothing kept."""
+        return Kept, (self.images, self.budget)
+
 
 def kept(images: ImageSet) -> ImageSet:
     """The same images, kept once they are decoded, if it is files that they are decoded from."""
+    if isinstance(images, Joined):
+        return Joined([kept(part) for part in images.parts])
     return Kept(images) if decodes_files(images) and not isinstance(images, Kept) else images
 
 

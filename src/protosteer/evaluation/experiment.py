@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -14,17 +15,18 @@ from typing import Any, get_args, get_type_hints
 import torch
 
 from protosteer.backbones import NANO, Backbone
-from protosteer.errors import ProtosteerWarning, SettingsError
+from protosteer.errors import ProtosteerWarning, RunError, SettingsError
 from protosteer.evaluation import manifest
 from protosteer.evaluation.protocol import Run, run_stream
-from protosteer.evaluation.runs import RunFolder, SeedFolder
+from protosteer.evaluation.runs import METRICS, RunFolder, SeedFolder
 from protosteer.methods import Method, find_method
 from protosteer.running.devices import choose_device
+from protosteer.running.engine import Engine, Job
 from protosteer.running.progress import Stage
 from protosteer.running.resume import SECONDS
 from protosteer.settings import Values, unknown_setting
 from protosteer.streams import Stream, StreamOptions, find_benchmark, open_stream
-from protosteer.util.files import writing
+from protosteer.util.files import replacing, writing
 from protosteer.util.text import one_line
 
 
@@ -77,8 +79,7 @@ class Experiment:
         if "seed" in values:
             seed = values["seed"]
             raise SettingsError(f"seed = {seed}: a run has seeds, for instance seeds={seed}")
-        own, options = get_type_hints(cls), get_type_hints(StreamOptions)
-        del own["settings"], own["options"]
+        own, options = cls.hints(), get_type_hints(StreamOptions)
         hints = own | options
         typed = {name: _typed(name, v, hints[name]) for name, v in values.items() if name in hints}
         stream = StreamOptions(**{name: v for name, v in typed.items() if name in options})
@@ -92,6 +93,13 @@ class Experiment:
         made.settings_for(0)  # complains of values that the method does not take
         return made
 
+    @classmethod
+    def hints(cls) -> dict[str, Any]:
+        """Names that describe the run, but for its stream's options, and their types."""
+        own = get_type_hints(cls)
+        del own["settings"], own["options"]
+        return own
+
     def settings_for(self, seed: int) -> Values:
         method = find_method(self.method)
         return method.settings_from({**method.preset(self.preset), **self.settings, "seed": seed})
@@ -102,7 +110,7 @@ class Experiment:
         if self.out is not None:
             return self.out
         name = "-".join([find_benchmark(self.stream).name, self.method, self.backbone])
-        return Path("runs") / re.sub(r"[^\w.-]+", "-", name)
+        return Path("runs") / re.sub(r"[^\w.+-]+", "-", name)
 
     def load_backbone(self) -> Backbone:
         crop = self.crop if self.crop is not None else find_benchmark(self.stream).crop
@@ -144,29 +152,35 @@ def parse_seeds(given: Any) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def run_experiment(
-    experiment: Experiment,
-    resume: bool = False,
-    overwrite: bool = False,
-    command: Sequence[str] = (),
-    make_reporter: MakeReporter | None = None,
-    on_message: Callable[[str], None] = lambda line: None,
-    bookmark_seconds: float = SECONDS,
-) -> dict[str, Any]:
-    """Run every seed that is not done yet; returns the figures as `run --json` prints them."""
+def check_choice(resume: bool, overwrite: bool) -> None:
     if resume and overwrite:
         raise SettingsError(
             "resume=True goes on with the run in the folder, overwrite=True removes it; choose one"
         )
-    if experiment.threads is not None:
-        torch.set_num_threads(experiment.threads)
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What an experiment stands on. Experiments that differ in their method alone may share it."""
+
+    backbone: Backbone
+    stream: Stream
+    said: tuple[str, ...] = ()  # when the stream was opened
+
+    def configuration(self, experiment: Experiment) -> dict[str, Any]:
+        settings = experiment.settings_for(0)
+        return manifest.configuration(find_method(experiment.method), settings, self.backbone, self.stream)
+
+
+def open_ground(experiment: Experiment, on_message: Callable[[str], None] = lambda line: None) -> Ground:
     said: list[str] = []
 
     def tell(line: str) -> None:
         said.append(line)
         on_message(line)
 
-    method_class = find_method(experiment.method)
+    if experiment.threads is not None:
+        torch.set_num_threads(experiment.threads)
     backbone = experiment.load_backbone()
     stream = open_stream(
         experiment.stream,
@@ -176,28 +190,62 @@ def run_experiment(
         experiment.skip_unreadable,
         tell,
     )
-    folder = RunFolder(experiment.folder)
+    return Ground(backbone, stream, tuple(said))
+
+
+def run_experiment(
+    experiment: Experiment,
+    resume: bool = False,
+    overwrite: bool = False,
+    command: Sequence[str] = (),
+    make_reporter: MakeReporter | None = None,
+    on_message: Callable[[str], None] = lambda line: None,
+    bookmark_seconds: float = SECONDS,
+    ground: Ground | None = None,
+    engine: Engine | None = None,
+) -> dict[str, Any]:
+    """Run every seed that is not done yet; returns the figures as `run --json` prints them.
+
+    ground: None opens it. engine: who runs the seeds; None means this process, one after the other.
+    """
+    check_choice(resume, overwrite)
+    ground = ground or open_ground(experiment, on_message)
+    stream, folder = ground.stream, RunFolder(experiment.folder)
     with writing(folder.path, "out="), folder.locked():
-        settings = experiment.settings_for(0)
-        configuration = manifest.configuration(method_class, settings, backbone, stream)
-        now = manifest.circumstances(backbone.device)
+        now = manifest.circumstances(ground.backbone.device)
+        configuration = ground.configuration(experiment)
         seeds, lines = folder.open(configuration, now, command, experiment.seeds, resume, overwrite)
         for line in lines:
-            tell(line)
-        for line in (" ".join(command), *said):
+            on_message(line)
+        for line in (" ".join(command), *ground.said, *lines):
             folder.log(line)
         runs = [f"seed {seed}" for seed in seeds]
         reporter = make_reporter(stream, runs, folder.log) if make_reporter else Reporter()
         with reporter, _warnings_to(reporter.say):
-            for seed in seeds:
-                method = method_class(backbone, experiment.settings_for(seed))
-                store = SeedFolder(folder.seed(seed), method.suffix, bookmark_seconds)
-                if folder.finished(seed):
-                    reporter.begin(f"seed {seed}", "done already", len(stream))
-                else:
-                    _run_seed(seed, method, stream, reporter, store)
-                store.clean()
+            if engine and engine.elsewhere:
+                _run_elsewhere(engine, experiment, seeds, len(stream), reporter, bookmark_seconds)
+            else:
+                run = _seed_runner(experiment, ground, reporter, bookmark_seconds)
+                for seed in seeds:
+                    run(seed)
         return folder.finish()
+
+
+def _seed_runner(
+    experiment: Experiment, ground: Ground, reporter: Any, bookmark_seconds: float
+) -> Callable[[int], None]:
+    folder, method_class, stream = RunFolder(experiment.folder), find_method(experiment.method), ground.stream
+
+    def run(seed: int) -> None:
+        method = method_class(ground.backbone, experiment.settings_for(seed))
+        store = SeedFolder(folder.seed(seed), method.suffix, bookmark_seconds)
+        if folder.finished(seed):
+            reporter.begin(f"seed {seed}", "done already", len(stream))
+        else:
+            _run_seed(seed, method, stream, reporter, store)
+        store.clean()
+
+    return run
 
 
 def _run_seed(seed: int, method: Method, stream: Stream, reporter: Any, store: SeedFolder) -> None:
@@ -206,6 +254,43 @@ def _run_seed(seed: int, method: Method, stream: Stream, reporter: Any, store: S
     reporter.begin(f"seed {seed}", f"{again}, {len(stream)} tasks, {len(stream.classes)} classes", done)
     run = run_stream(method, stream, reporter.on_stage, reporter.on_task, store)
     store.finish({"seed": seed, **run.to_dict()})
+
+
+def _run_elsewhere(
+    engine: Engine,
+    experiment: Experiment,
+    seeds: Sequence[int],
+    tasks: int,
+    reporter: Any,
+    bookmark_seconds: float,
+) -> None:
+    """The seeds that are not done, each on a worker. How far they are is told by their folders."""
+    folder = RunFolder(experiment.folder)
+    suffix = find_method(experiment.method).suffix
+
+    def on_wait() -> None:
+        with suppress(RunError):  # a file that was there a moment ago: its seed has just been finished
+            rows = [SeedFolder(folder.seed(seed), suffix).rows() for seed in seeds]
+            done = sum(tasks if folder.finished(s) else len(r) for s, r in zip(seeds, rows, strict=True))
+            if done:  # before that, nobody knows how long it takes
+                reporter.on_stage(Stage("", f"tasks of {len(seeds)} seeds", done, tasks * len(seeds)))
+
+    jobs = [Job(f"seed {seed}", (seed,)) for seed in seeds if not folder.finished(seed)]
+    make = functools.partial(_seed_runner_elsewhere, experiment, bookmark_seconds)
+    engine.run(make, jobs, lambda job, _: reporter.say(f"{job.name}: done"), on_wait)
+
+
+def _seed_runner_elsewhere(experiment: Experiment, bookmark_seconds: float) -> Callable[[int], None]:
+    run = _seed_runner(experiment, open_ground(experiment), Reporter(), bookmark_seconds)
+
+    def work(seed: int) -> None:
+        place = RunFolder(experiment.folder).seed(seed)
+        with writing(place, "out="):
+            place.mkdir(parents=True, exist_ok=True)
+            with replacing(place / METRICS):  # a worker of a killed process may be at it for another moment
+                run(seed)
+
+    return work
 
 
 @contextmanager

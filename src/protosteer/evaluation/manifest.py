@@ -15,6 +15,7 @@ from protosteer.methods import METHODS, Method
 from protosteer.settings import RETIRED, Values
 from protosteer.streams.base import Stream
 from protosteer.util.system import processor_name
+from protosteer.util.world import here
 
 FORMAT = 1
 _PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "kornia", "pillow")
@@ -55,6 +56,7 @@ def circumstances(device: torch.device) -> dict[str, Any]:
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         },
         "threads": torch.get_num_threads(),
+        "processes": here().size,
     }
 
 

@@ -139,7 +139,8 @@ class RunFolder:
             self._check_same(old, configuration, resume)
             if self.finished(*wanted):
                 return wanted, []
-            changed = manifest.differences(old["sessions"][-1]["circumstances"], circumstances)
+            earlier = {"processes": 1, **old["sessions"][-1]["circumstances"]}  # as older versions had it
+            changed = manifest.differences(earlier, circumstances)
             if changed:
                 said = [
                     f"the run goes on under other circumstances ({listed(changed, 4)}): figures may differ "
@@ -158,6 +159,13 @@ class RunFolder:
         }
         write_json(self.path / MANIFEST, whole)
         return wanted, said
+
+    def check(self, configuration: dict[str, Any], resume: bool, overwrite: bool) -> None:
+        """Refuse what `open` would refuse; nothing is written."""
+        self._require_ours()
+        old = self.manifest
+        if old and not overwrite:
+            self._check_same(old, configuration, resume)
 
     def _check_same(self, old: dict[str, Any], configuration: dict[str, Any], resume: bool) -> None:
         changed = manifest.differences(old["configuration"], configuration)

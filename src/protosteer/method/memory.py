@@ -215,10 +215,10 @@ class Memory:
                     f"class '{name}' was learned in task '{known[name]}'; forget it first, or rename it"
                 )
 
-    def free_name(self, wish: str) -> str:
-        """A name for a task that no task has: the wish itself, or with a number."""
+    def free_name(self, wish: str, taken: Sequence[str] = ()) -> str:
+        """A name for a task that no task has: the wish itself, or with a number. taken: other names not to give."""
         name, number = wish, 2
-        while name in self.task_names:
+        while name in self.task_names or name in taken:
             name, number = f"{wish}-{number}", number + 1
         return name
 

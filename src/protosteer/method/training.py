@@ -91,13 +91,18 @@ def train_prompt(
 
 def initial_prompt(encoder: Encoder, settings: Settings, start: Tensor | None) -> Tensor:
     """[S, L, D]: the previous task's prompt if it has this shape, zero, or small random numbers."""
-    deep = settings.prompt_kind == "deep"
-    shape = encoder.prompt_shape(settings.prompt_length, deep, settings.prompt_from_layer)
+    shape = prompt_shape(encoder, settings)
     if settings.prompt_start == "random":
         return nn.init.trunc_normal_(torch.empty(shape), std=0.02)
     if start is None or settings.prompt_start == "zero" or start.shape != shape:
         return torch.zeros(shape)
     return start.detach().clone()
+
+
+def prompt_shape(encoder: Encoder, settings: Settings) -> tuple[int, int, int]:
+    return encoder.prompt_shape(
+        settings.prompt_length, settings.prompt_kind == "deep", settings.prompt_from_layer
+    )
 
 
 def set_rates(optimiser: torch.optim.Optimizer, step: int, steps: int, settings: Settings) -> None:

@@ -79,21 +79,11 @@ class Method(ABC):
     name: ClassVar[str]
     source: ClassVar[Source]
     trains: ClassVar[str] = "nothing"  # in a few words
-    settings_class: ClassVar[type[Values]]  # one of its settings is `seed`
+    settings_class: ClassVar[type[Values]]  # among them `seed` and `embed_batch_size`
     suffix: ClassVar[str] = ".safetensors"  # of files that hold a state
     trains_backbone: ClassVar[bool] = False  # if so, `backbone` is a trainable copy of the one that was given
-    buffer: ClassVar[bool] = (
-        False  # keeps images of earlier tasks, of which `buffer_size` is a setting, or all
-    )
-    grows: ClassVar[bool] = (
-        False  # keeps something of every image it learns from, so that there is no end to it
-    )
-    backbone: Backbone
-    tasks: list[
-        list[str]
-    ]  # names of the classes of each; a method that has them elsewhere overrides `classes`
-    settings: Any
-    embed_batch_size: int = 64
+    buffer: ClassVar[bool] = False  # keeps images of earlier tasks: `buffer_size` of them, or all
+    grows: ClassVar[bool] = False  # keeps something of every image, so that there is no end to it
 
     @classmethod
     def settings_from(cls, values: Mapping[str, Any]) -> Any:
@@ -107,8 +97,11 @@ class Method(ABC):
             raise SettingsError(f"method {cls.name} has no preset {name!r}; leave it out")
         return {}
 
-    @abstractmethod
-    def __init__(self, backbone: Backbone, settings: Any): ...
+    def __init__(self, backbone: Backbone, settings: Any):
+        self.backbone = backbone
+        self.settings = settings
+        self.embed_batch_size: int = settings.embed_batch_size
+        self.tasks: list[list[str]] = []  # names of the classes of each; else `classes` is overridden
 
     @property
     def classes(self) -> list[str]:

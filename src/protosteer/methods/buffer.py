@@ -10,7 +10,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from protosteer.data.images import ArrayImages, ImageSet
+from protosteer.data.canvas import kept
+from protosteer.data.images import ArrayImages, Chosen, ImageSet, Joined
 
 
 class Buffer:
@@ -53,6 +54,17 @@ class Buffer:
         self.pixels = joined(self.pixels[old], fresh)
         self.labels = joined(self.labels[old], labels[new])
         self.seen += len(labels)
+
+    def before(self, images: ImageSet, labels: Tensor) -> tuple[ImageSet, Tensor]:
+        """What is kept and, after it, a task's images, to be trained on together; rows are those of `offer`."""
+        both: ImageSet = Joined([self.images, kept(images)]) if len(self) else images
+        return both, torch.cat([self.labels, labels])
+
+    def share_out(self, images: ImageSet, labels: Tensor, size: int) -> None:
+        """Keep as equally many of each class as there is room for; of new ones, drawn by torch's generator."""
+        order = torch.randperm(len(labels))
+        drawn = labels[order]
+        self.offer(Chosen(images, order.tolist()), drawn, balanced(torch.cat([self.labels, drawn]), size))
 
     def draw(self, count: int) -> Tensor:
         """Rows [at most count], without repetition, by torch's generator."""

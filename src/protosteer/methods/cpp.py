@@ -27,15 +27,13 @@ class CPP(Method):
         "WACV",
         2024,
     )
-    trains = "a prompt per task"
+    trains = "a prompt per task, a neck that is thrown away"
     settings_class = Settings
     suffix = ".protosteer"
 
     def __init__(self, backbone: Backbone, settings: Settings):
+        super().__init__(backbone, settings)
         self.learner = Learner(backbone, settings)
-        self.backbone = backbone
-        self.settings = settings
-        self.embed_batch_size = settings.embed_batch_size
 
     @property
     def classes(self) -> list[str]:

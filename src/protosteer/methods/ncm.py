@@ -43,10 +43,7 @@ class NCM(Method):
     settings_class = NCMSettings
 
     def __init__(self, backbone: Backbone, settings: NCMSettings):
-        self.backbone = backbone
-        self.settings = settings
-        self.embed_batch_size = settings.embed_batch_size
-        self.tasks = []
+        super().__init__(backbone, settings)
         self.means = torch.empty(0, backbone.dim)  # [K, D]: centroids of all classes
         self.owners = torch.empty(0, dtype=torch.long)  # [K]: the class of each
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from protosteer.backbones import Backbone
 from protosteer.data.images import ImageSet
 from protosteer.methods.base import Answer, Images, Lesson, Method
+from protosteer.methods.buffer import Buffer, reservoir
 from protosteer.methods.toolkit import Head, Training, answer_by, fit, numbered, task_seed
 from protosteer.running.progress import OnStage
 from protosteer.running.resume import Bookmark
@@ -25,14 +28,12 @@ class Network(Method):
 
     trains = "backbone, head"
     trains_backbone = True
+    views: ClassVar[int] = 1  # augmentations of each image of a batch
     settings: Training
 
     def __init__(self, backbone: Backbone, settings: Training):
+        super().__init__(backbone.trainable_copy(), settings)
         self.given = backbone
-        self.backbone = backbone.trainable_copy()
-        self.settings = settings
-        self.embed_batch_size = settings.embed_batch_size
-        self.tasks = []
         self.head = Head(backbone.dim, backbone.device)
 
     def learn(self, task: Lesson, on_stage: OnStage | None = None, bookmark: Bookmark | None = None) -> None:
@@ -54,6 +55,7 @@ class Network(Method):
                 self.settings,
                 on_stage,
                 bookmark,
+                self.views,
             )
             self.tasks.append(classes)
             self.finish(task, labels)
@@ -114,3 +116,43 @@ class Network(Method):
 
     def trained_parameters(self) -> int:
         return sum(p.numel() for p in self.parameters().values())
+
+
+@dataclass(frozen=True)
+class RehearsalSettings(Training):
+    # As CPP's Table 1 has it for 5-datasets, and the middle one of Buzzega et al. (2020). For split CIFAR-100
+    # and ImageNet-R the table has 5,000.
+    buffer_size: int = 500
+
+    AT_LEAST: ClassVar[Mapping[str, float]] = {**Training.AT_LEAST, "buffer_size": 1}
+
+
+class Rehearsal(Network):
+    """A network that keeps some images of every task and sees them again in later ones."""
+
+    buffer = True
+    settings: Any  # with `buffer_size`, but for who keeps all
+
+    def __init__(self, backbone: Backbone, settings: Training):
+        super().__init__(backbone, settings)
+        self.memory = Buffer()
+
+    def replayed(self, count: int) -> tuple[Tensor, Tensor]:
+        """Images drawn from the buffer and augmented anew [at most count, 3, H, W], and their rows in it."""
+        from protosteer.data.augment import Augmentation
+
+        rows = self.memory.draw(count)
+        augment = Augmentation(self.backbone.preprocessing, self.settings.augmentation)
+        return augment(self.memory.pixels[rows].to(self.backbone.device)), rows
+
+    def finish(self, task: Lesson, labels: Tensor, **notes: Tensor) -> None:
+        """Every image ever seen is kept with the same probability; notes [n, ...] with the task's images."""
+        kept, size = self.memory, self.settings.buffer_size
+        rows = reservoir(len(kept), kept.seen, len(labels), size)
+        kept.offer(task.train, labels, rows, **notes)
+
+    def extras(self) -> dict[str, Tensor]:
+        return self.memory.tensors()
+
+    def put_back_extras(self, tensors: Mapping[str, Tensor]) -> None:
+        self.memory.put_back(tensors)

@@ -49,10 +49,7 @@ class RanPAC(Method):
     settings_class = RanPACSettings
 
     def __init__(self, backbone: Backbone, settings: RanPACSettings):
-        self.backbone = backbone
-        self.settings = settings
-        self.embed_batch_size = settings.embed_batch_size
-        self.tasks = []
+        super().__init__(backbone, settings)
         draw = torch.Generator().manual_seed(settings.seed)
         self.projection = torch.randn(backbone.dim, settings.features, generator=draw)  # P
         self.factor = torch.empty(0, settings.features, dtype=torch.float64)  # R

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from protosteer.backbones import Backbone
 from protosteer.data.canvas import kept
 from protosteer.data.images import ImageSet
+from protosteer.errors import LearnerError
 from protosteer.method.task import task_seed
 from protosteer.method.training import State, cosine, update
 from protosteer.methods.base import Answer, Lesson
@@ -22,8 +23,19 @@ from protosteer.running.listeners import listeners
 from protosteer.running.progress import OnStage, Stage
 from protosteer.running.resume import Bookmark
 from protosteer.settings import AUGMENTATIONS, Values
+from protosteer.util.world import here
 
-__all__ = ["Head", "Training", "answer_by", "embedded", "fit", "numbered", "task_seed"]
+__all__ = [
+    "Head",
+    "Training",
+    "answer_by",
+    "class_means",
+    "embedded",
+    "fit",
+    "minimise",
+    "numbered",
+    "task_seed",
+]
 
 
 @dataclass(frozen=True)
@@ -49,7 +61,7 @@ class Training(Values):
         "embed_batch_size": 1,
         "seed": 0,
     }
-    ABOVE_ZERO: ClassVar = ("gradient_clip",)
+    ABOVE_ZERO: ClassVar[Sequence[str]] = ("gradient_clip",)
 
 
 def numbered(task: Lesson, known: Sequence[str]) -> tuple[list[str], Tensor]:
@@ -74,6 +86,11 @@ def embedded(
             on_stage(Stage(task.name, doing, done, len(task.train)))
 
     return backbone.embed_set(task.train, prompt, batch_size, on_batch)
+
+
+def class_means(embeddings: Tensor, labels: Tensor) -> Tensor:
+    """[K, D]: the mean embedding of every label there is, in their order."""
+    return torch.stack([embeddings[labels == number].mean(dim=0) for number in labels.unique()])
 
 
 class Head(nn.Module):
@@ -114,14 +131,20 @@ def fit(
     settings: Training,
     on_stage: OnStage | None = None,
     bookmark: Bookmark | None = None,
+    views: int = 1,
 ) -> None:
     """Train parameters on augmented images of a task; killed at any step, it goes on to the same bits.
 
     name: of the task. loss: of normalised images [B, 3, H, W] and their labels [B], with the embeddings [B, D]
     behind it. Everything that is random in it must come from torch's generator: seed that beforehand.
+    views: so many augmentations of each image, [views * B, 3, H, W]: the whole batch, then the whole batch again.
     """
     from protosteer.data.augment import Augmentation, augmented
 
+    if here().size > 1:
+        raise LearnerError(
+            "this method can be trained by one process only; run it without torchrun, or its seeds side by side"
+        )
     images, device = kept(images), backbone.device
     augment = Augmentation(backbone.preprocessing, settings.augmentation)
     state = State(parameters, optimiser, labels, settings.batch_size, settings.epochs)
@@ -132,13 +155,27 @@ def fit(
         listener.begin(state)
     while state.epoch < settings.epochs:
         batches = state.batches_left()
-        for rows, views in zip(batches, augmented(images, batches, augment, device), strict=True):
+        repeated = [rows.repeat(views) for rows in batches]
+        for rows, some in zip(batches, augmented(images, repeated, augment, device), strict=True):
             if settings.schedule == "cosine":
                 for group, rate in zip(optimiser.param_groups, rates, strict=True):
                     group["lr"] = cosine(state.step, state.steps, rate, 0.0)
-            value, embeddings = loss(views, labels[rows].to(device))
+            value, embeddings = loss(some, labels[rows].to(device))
             update(value, [list(parameters.values())], optimiser, settings.gradient_clip)
             state.record(value, embeddings)
             for listener in heard:
                 listener.step(state)
         state.end_epoch()
+
+
+def minimise(loss: Callable[[], Tensor], parameters: Sequence[Tensor], steps: int = 100) -> None:
+    """Parameters at the minimum of a convex loss of few numbers: L-BFGS, so that nothing is random."""
+    optimiser = torch.optim.LBFGS(parameters, max_iter=steps, line_search_fn="strong_wolfe")
+
+    def again() -> float:
+        optimiser.zero_grad()
+        value = loss()
+        value.backward()
+        return value.item()
+
+    optimiser.step(again)

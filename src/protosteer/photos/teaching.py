@@ -116,7 +116,7 @@ def unfinished_task(
     wanted, owners = set(labels), memory.owners
     for task in memory.tasks:
         if name is None:  # where the folder's was taken, a number stands behind it
-            same = re.fullmatch(rf"{re.escape(_own_name(folder))}(-\d+)?", task.name) is not None
+            same = re.fullmatch(rf"{re.escape(own_name(folder))}(-\d+)?", task.name) is not None
         else:
             same = task.name == name
         own = set(task.class_names)
@@ -125,7 +125,7 @@ def unfinished_task(
     return None
 
 
-def _own_name(folder: Path) -> str:
+def own_name(folder: Path) -> str:
     return Path(os.path.abspath(folder)).name
 
 
@@ -146,7 +146,7 @@ def teach(
     refuse_known(found)
     learned, held = split(found.files, holdout, learner.settings.seed)
     turn = _turn(learner, found, name)
-    size = sum(_status(path).st_size for path in learned.paths)
+    size = sum(file_status(path).st_size for path in learned.paths)
     today = datetime.date.today().isoformat()
     unseen = kept(FileImages(held.paths, learner.backbone.preprocessing)) if len(held) else None
     early: list[Taught] = []
@@ -194,7 +194,7 @@ def _turn(learner: Learner, found: Survey, name: str | None) -> _Turn:
     memory = learner.memory
     begun = unfinished_task(memory, found.folder, found.files.labels, name)
     if begun is None:
-        return _Turn(name or memory.free_name(_own_name(found.folder)), learner.copy(), ())
+        return _Turn(name or memory.free_name(own_name(found.folder)), learner.copy(), ())
     place = memory.tasks.index(begun)
     before = Learner(learner.backbone, learner.settings, begun.domain)
     before.memory = Memory(memory.tasks[:place])
@@ -237,7 +237,7 @@ def bookmark_path(model: Path, found: Survey, learner: Learner, name: str | None
     what = (name, holdout, learner.settings, backbone.fingerprint, backbone.preprocessing)
     digest = hashlib.sha256(repr(what).encode())
     for path, label in zip(found.files.paths, found.files.labels, strict=True):
-        status = _status(path)
+        status = file_status(path)
         digest.update(repr((str(path.resolve()), label, status.st_size, status.st_mtime_ns)).encode())
     for task in _turn(learner, found, name).before.memory.tasks:
         for _, tensor in task.tensors():
@@ -245,7 +245,7 @@ def bookmark_path(model: Path, found: Survey, learner: Learner, name: str | None
     return model.parent / f".{model.name}.{digest.hexdigest()[:16]}.part"
 
 
-def _status(path: Path) -> os.stat_result:
+def file_status(path: Path) -> os.stat_result:
     try:
         return path.stat()
     except OSError as error:

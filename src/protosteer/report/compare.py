@@ -28,7 +28,7 @@ QUALITY = {
     "last_forgetting": Figure("Forget-\nting"),
 }
 DECIDING = ("calibration_error", "passes_per_image", "retrieval_accuracy")
-COSTS = ("bytes_per_class", "train_seconds", "eval_seconds")
+COSTS = ("bytes_per_class", "trained_parameters", "train_seconds", "eval_seconds")
 # The diagnosis, beside the other figures: how the images of a task ended, and why. A method has one kind.
 CAUSES = {f"diagnosis_{name}": figure for name, figure in DIAGNOSIS.items()}
 ENDED = "Test images after the last task, means over tasks"
@@ -50,9 +50,13 @@ KINDS = (
 def comparison_tables(rows: Rows) -> list[Table]:
     """Narrow enough for a terminal: how good, at what cost, and why, for each kind of diagnosis."""
     flat = list(_flat(rows).items())
-    good = "Accuracy (%) and forgetting (points), mean ± std over seeds"
+    counts = {len(seeds) for _, seeds in flat}
+    alike = f"{min(counts)} seeds" if len(counts) == 1 else "seeds"  # no column where all have as many
+    spread = ", 1 seed" if counts == {1} else f", mean ± std over {alike}"
     return [
-        spread_table(good, QUALITY, flat, count_seeds=True),
+        spread_table(
+            f"Accuracy (%) and forgetting (points){spread}", QUALITY, flat, count_seeds=len(counts) > 1
+        ),
         spread_table("Decisions after the last task", _narrow(FIGURES, DECIDING), flat),
         spread_table("Cost", _narrow(FIGURES, COSTS), flat),
         *(table for title, names in KINDS for table in _causes(title, names, flat)),

@@ -234,7 +234,7 @@ def class_similarity(names: Sequence[str], matrix: npt.ArrayLike, most: int = 60
 def _similarity_figure(names: Sequence[str], cells: Floats, title: str) -> Figure:
     side = min(MAP_SIDE, max(2.6, 0.45 * len(names)))
     size = min(10.0, 72.0 * side / len(names) / LINE_HEIGHT)
-    labels = [_short_name(name) for name in names]
+    labels = [short_name(name) for name in names]
     room = LETTER_WIDTH * size / 72.0 * max(map(len, labels))
     figure = Figure(figsize=(side + room + 1.6, side + room + 0.8), dpi=DPI, layout="compressed")
     axes = figure.subplots()
@@ -268,7 +268,7 @@ def _similarity_scale(cells: Floats) -> Normalize:
     return Normalize(math.floor(20 * low) / 20, math.ceil(20 * high) / 20)
 
 
-def _short_name(name: str) -> str:
+def short_name(name: str) -> str:
     """A name in one line; both ends of a long one are kept, as either may tell it from others."""
     plain = printable(name)
     half = (NAME_LETTERS - 1) // 2

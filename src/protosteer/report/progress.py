@@ -155,6 +155,18 @@ class RunProgress(LearnProgress):
         self.log(f"  {line}")
 
 
+class SweepProgress(LearnProgress):
+    """Shows runs of a stream that go on elsewhere, several at once: one bar over all of their tasks."""
+
+    def __init__(self, console: Console, log: Callable[[str], None] = lambda line: None):
+        super().__init__(console)
+        self.log = log
+
+    def say(self, line: str) -> None:
+        self._print(line)
+        self.log(line)
+
+
 def _bars(console: Console, live: bool) -> Progress:
     name = Column(no_wrap=True, overflow="ellipsis", min_width=26, max_width=28)
     return Progress(

@@ -40,29 +40,54 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def write_and_hold(path: Path, data: bytes) -> FileIO:
     """The same. Until the result is closed, a lock on the new file tells others that its writer lives."""
+    file, temporary = _begin(path)
+    try:
+        _write_all(file.fileno(), data)
+        _put_in_place(file, temporary, path)
+    except BaseException:
+        _give_up(file, temporary)
+        raise
+    return file
+
+
+@contextlib.contextmanager
+def growing(path: Path) -> Iterator[FileIO]:
+    """A file to write to, bit by bit, which takes the place of `path` when the block ends, or is gone if it fails."""
+    file, temporary = _begin(path)
+    try:
+        yield file
+        _put_in_place(file, temporary, path)
+    except BaseException:
+        _give_up(file, temporary)
+        raise
+    file.close()
+
+
+def _begin(path: Path) -> tuple[FileIO, str]:
     path.parent.mkdir(parents=True, exist_ok=True)
     for leftover in _temporaries(path.parent, path.name):
         _remove_dead(leftover)
-    file, temporary = _new_temporary(path)
-    try:
-        _write_all(file.fileno(), data)
-        os.fsync(file.fileno())
-        os.chmod(temporary, _mode(path))
-        if sys.platform == "win32":  # which renames no open file
-            file.close()
-        os.replace(temporary, path)
-    except BaseException:
+    return _new_temporary(path)
+
+
+def _put_in_place(file: FileIO, temporary: str, path: Path) -> None:
+    os.fsync(file.fileno())
+    os.chmod(temporary, _mode(path))
+    if sys.platform == "win32":  # which renames no open file
         file.close()
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    os.replace(temporary, path)
     with contextlib.suppress(OSError):  # some file systems cannot sync a folder
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
-    return file
+
+
+def _give_up(file: FileIO, temporary: str) -> None:
+    file.close()
+    with contextlib.suppress(OSError):
+        os.unlink(temporary)
 
 
 def _new_temporary(path: Path) -> tuple[FileIO, str]:

@@ -1,0 +1,92 @@
+"""Several folders in one command: those still to be learned, and all of them at once, on workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from protosteer.cli.common import make_console, polite_kill, say
+from protosteer.cli.models import check_writable, read_model
+from protosteer.cli.saving import ANOTHER, put_tasks
+
+if TYPE_CHECKING:
+    from protosteer.learner import Learner
+    from protosteer.modelfile import Model
+    from protosteer.photos.apart import Lesson
+    from protosteer.photos.teaching import Survey, Taught
+    from protosteer.running.engine import Engine
+
+
+def to_learn(path: Path, folders: Sequence[Path], skip_known: bool) -> list[Path]:
+    """Folders that are no tasks yet; what would refuse one of them later refuses all now."""
+    return [lesson.folder for lesson in _lessons(read_model(path), folders, skip_known)]
+
+
+def _lessons(old: Model | None, folders: Sequence[Path], skip_known: bool) -> list[Lesson]:
+    from protosteer.method.memory import Memory
+    from protosteer.photos.apart import plan
+
+    lessons, there = plan(old.memory if old else Memory(), folders, skip_known)
+    for folder in there:
+        say(f"{folder} is a task already, with the same classes; it is left out")
+    return lessons
+
+
+def learn_apart(
+    engine: Engine,
+    path: Path,
+    folders: Sequence[Path],
+    holdout: float,
+    skip_known: bool,
+    device: str,
+    learner_of: Callable[[Model | None], Learner],
+) -> list[dict[str, Any]]:
+    """Teach each folder by itself on a worker, then write all tasks, in the order of the folders, at once."""
+    from protosteer.photos.apart import refuse_dependent, teach_apart
+    from protosteer.photos.teaching import held_count
+    from protosteer.report.progress import LearnProgress
+    from protosteer.report.teaching import as_json as figures
+    from protosteer.running.progress import Stage
+    from protosteer.util.files import real, writing
+    from protosteer.util.text import counted
+
+    held_count(0, holdout)  # complains before anything is started
+    old = read_model(path)
+    lessons = _lessons(old, folders, skip_known)
+    if not lessons:
+        say(f"{path}: nothing is left to learn")
+        return []
+    learner = learner_of(old)
+    refuse_dependent(learner, lessons)
+    check_writable(path, ANOTHER)  # what an earlier command has left there is still needed
+    told: dict[Path, dict[str, Any]] = {}
+    with LearnProgress(make_console(stderr=True)) as progress:
+
+        def on_learned(lesson: Lesson, outcome: tuple[Survey, Taught] | None) -> None:
+            told[lesson.folder] = figures(*outcome) if outcome else {"task": {"name": lesson.name}}
+            say(_learned(lesson, outcome))
+            progress.on_stage(Stage("", "folders", len(told), len(lessons)))
+
+        try:
+            with polite_kill(), writing(path, ANOTHER):
+                records, kept = teach_apart(engine, learner, lessons, real(path), holdout, device, on_learned)
+                put_tasks(path, learner, records)
+        except KeyboardInterrupt:
+            say(f"stopped; {path} is as it was; the same command goes on with the folders that are left")
+            raise
+    for place in kept:
+        place.unlink(missing_ok=True)
+    tasks = f"{counted(len(records), 'task')} new"
+    say(
+        f"Written: {path}: {counted(len(learner.classes), 'class')} in {counted(len(learner.memory), 'task')}; {tasks}"
+    )
+    return [told[lesson.folder] for lesson in lessons]
+
+
+def _learned(lesson: Lesson, outcome: tuple[Survey, Taught] | None) -> str:
+    if outcome is None:
+        return f"{lesson.folder}: had been learned when an earlier command was stopped"
+    check = outcome[1].check
+    among = f", self-check {check.accuracy:.1f} % among its own classes and older ones" if check else ""
+    return f"{lesson.folder}: learned as task {lesson.name}{among}"

@@ -1,0 +1,45 @@
+"""A command under torchrun: process 0 runs it, the others help."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+
+from protosteer.cli.common import say
+from protosteer.errors import GroupError, ProtosteerError
+from protosteer.util import world
+from protosteer.util.text import one_line
+
+FAILED = 2
+
+
+def run_by_several(command: Callable[[], int]) -> int:
+    """The exit code of this process. Where the command fails, helpers notice that the leader has gone."""
+    try:
+        here = world.join()
+    except ProtosteerError as error:
+        say(f"error: {error}")
+        return FAILED
+    if not here.leads:
+        return _help(here)
+    code = command()
+    if code == 0:
+        with suppress(GroupError):  # all was done, whatever becomes of a helper now
+            here.leave()
+    return code
+
+
+def _help(here: world.World) -> int:
+    """Ctrl-C and a polite kill are the leader's to answer: helpers go when it has gone."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        here.help()
+        here.leave()
+    except GroupError:  # of which the leader tells, if it lives
+        return FAILED
+    except (ProtosteerError, OSError) as error:
+        say(f"error in {world.name(here.rank, here.size)}: {one_line(str(error))}")
+        return FAILED
+    return 0

@@ -1,0 +1,39 @@
+"""What a folder of pictures holds: looked at, with a bar, and told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from protosteer.cli.common import make_console, say
+
+if TYPE_CHECKING:
+    from protosteer.data.folders import Files
+    from protosteer.modelfile import Model
+    from protosteer.photos.teaching import Survey
+
+MOST_NAMED = 5  # unreadable files in a line
+
+
+def look(folder: Path, files: Files, old: Model | None = None, name: str | None = None) -> Survey:
+    from rich.markup import escape
+    from rich.progress import Progress
+
+    from protosteer.photos.teaching import survey
+
+    console = make_console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+        row = bars.add_task(escape(f"reading {folder}"), total=None)
+
+        def on_file(done: int, of: int) -> None:
+            bars.update(row, completed=done, total=of)
+
+        return survey(folder, old.memory if old else None, on_file, files, name)
+
+
+def tell_unreadable(found: Survey) -> None:
+    from protosteer.util.text import counted, listed
+
+    if found.unreadable:
+        named = listed([str(path) for path in found.unreadable], MOST_NAMED)
+        say(f"warning: {counted(len(found.unreadable), 'file')} cannot be read and will be left out: {named}")

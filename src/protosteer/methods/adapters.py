@@ -1,0 +1,59 @@
+"""Bottleneck adapters beside the MLPs of a frozen ViT, after AdaptFormer (Chen et al., NeurIPS 2022)."""
+
+from __future__ import annotations
+
+import copy
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from protosteer.backbones import Backbone
+
+
+class Adapter(nn.Module):
+    """relu(x A + a) B + b, through a few numbers per token; it begins at zero."""
+
+    def __init__(self, dim: int, width: int):
+        super().__init__()
+        self.down = nn.Linear(dim, width)
+        self.up = nn.Linear(width, dim)
+        for zero in (self.down.bias, self.up.weight, self.up.bias):
+            nn.init.zeros_(zero)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.up(F.relu(self.down(x)))
+
+
+class AdaptedMlp(nn.Module):
+    """What stands in for a layer's MLP: the MLP, plus an adapter of the same input."""
+
+    def __init__(self, mlp: nn.Module, adapter: nn.Module, scale: float):
+        super().__init__()
+        self.mlp = mlp
+        self.adapter = adapter
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mlp(x) + self.scale * self.adapter(x)
+
+
+def new_adapters(backbone: Backbone, width: int) -> nn.ModuleList:
+    """One per layer."""
+    adapters = (Adapter(backbone.dim, width) for _ in range(backbone.depth))
+    return nn.ModuleList(adapters).to(backbone.device)
+
+
+def with_adapters(backbone: Backbone, adapters: nn.ModuleList, scale: float, trainable: bool) -> Backbone:
+    """The backbone with an adapter in every layer, as a backbone of its own.
+
+    All its other weights are those of the given one, not copies: many adapted backbones take little memory.
+    Only adapters are trained, and only if it is trainable.
+    """
+    shared = {id(parameter): parameter for parameter in backbone.vit.parameters()}
+    vit = copy.deepcopy(backbone.vit, shared)
+    adapters.requires_grad_(trainable)
+    for block, adapter in zip(vit.blocks, adapters, strict=True):
+        block.mlp = AdaptedMlp(block.get_submodule("mlp"), adapter, scale)
+    adapted = Backbone(backbone.name, vit, backbone.preprocessing, precision=backbone.precision)
+    adapted.trainable = trainable
+    return adapted

@@ -1,0 +1,69 @@
+"""APER with a deep prompt (Zhou et al., IJCV 2024, first called ADAM): fit to the first task, then merge.
+
+On the first task a deep prompt is trained by cross-entropy under a head that is thrown away; nothing is
+trained ever after. An image's features are two embeddings side by side, f(x) = [plain(x), prompted(x)]: one
+is as general as the pre-trained backbone, the other fits the data better. A class is the mean of its images'
+features, and the mean that is most similar by the cosine wins.
+
+Defaults are those of the authors' toolbox; their older code trains on CIFAR-100 for 5 epochs with batches of
+16 and a learning rate of 0.05. As there, the head compares by a scaled cosine. Unlike there, images are
+augmented as for every other method here, the rate falls step by step, and gradients are clipped.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protosteer.backbones import Backbone
+from protosteer.methods.alone import PromptTraining, adapted_prompt
+from protosteer.methods.base import Answer, Images, Lesson, Method, Source
+from protosteer.methods.toolkit import class_means, embedded, numbered
+from protosteer.running.progress import OnStage
+from protosteer.running.resume import Bookmark
+
+
+class APER(Method):
+    name = "aper"
+    source = Source(
+        "Zhou et al.",
+        "Revisiting class-incremental learning with pre-trained models",
+        "IJCV",
+        2024,
+    )
+    trains = "a prompt, on the first task"
+    settings_class = PromptTraining
+
+    def __init__(self, backbone: Backbone, settings: PromptTraining):
+        super().__init__(backbone, settings)
+        self.prompt = torch.zeros(backbone.prompt_shape(settings.prompt_length))  # [depth, L, D]
+        self.means = torch.empty(0, 2 * backbone.dim)  # [K, 2D]
+
+    def learn(self, task: Lesson, on_stage: OnStage | None = None, bookmark: Bookmark | None = None) -> None:
+        classes, labels = numbered(task, [])
+        if not self.tasks:
+            self.prompt = adapted_prompt(task, self.backbone, self.settings, on_stage, bookmark)
+        plain = embedded(task, self.backbone, self.embed_batch_size, on_stage)
+        prompted = embedded(task, self.backbone, self.embed_batch_size, on_stage, "values", self.prompt)
+        self.means = torch.cat([self.means, class_means(torch.cat([plain, prompted], dim=1), labels)])
+        self.tasks.append(classes)
+
+    def answer(self, images: Images) -> Answer:
+        self.require_knowledge()
+        rows = torch.arange(len(images))
+        features = torch.cat([images.embed(rows), images.embed(rows, self.prompt, "adapted")], dim=1)
+        similarity = F.normalize(features, dim=1) @ F.normalize(self.means, dim=1).T  # [B, K]
+        return Answer(similarity.argmax(dim=1), prompts=torch.ones(len(images), dtype=torch.long))
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"prompt": self.prompt, "means": self.means}
+
+    def bytes_per_task(self) -> list[int]:
+        """Every task brings its classes' means, the first one the prompt too."""
+        means = [4 * self.means.shape[1] * len(task) for task in self.tasks]
+        return [means[0] + self.prompt.nbytes, *means[1:]] if means else []
+
+    def trained_parameters(self) -> int:
+        """The prompt, and the head that was thrown away."""
+        return self.prompt.numel() + len(self.tasks[0]) * self.backbone.dim + 1 if self.tasks else 0

@@ -1,0 +1,83 @@
+"""Deep streaming linear discriminant analysis on the frozen backbone (Hayes and Kanan, CVPR workshops 2020).
+
+Kept are the mean mu_k of every class and one covariance S of all images around the means of their classes. With
+the shrunk inverse L = [(1 - e) S + e I]^-1, an embedding f scores for class k
+
+    w_k . f - w_k . mu_k / 2,    w_k = L mu_k
+
+and the largest score wins: the best rule for Gaussian classes of one shape that are equally frequent.
+
+The paper's stream brings single images, and its update weighs an image's deviation from the mean before it by
+the number of all images instead of its class's, so that its covariance depends on their order. Here a class
+comes whole within its task, and S is exactly the covariance within classes, however classes are split into
+tasks. There is no phase that initialises S on other data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from protosteer.backbones import Backbone
+from protosteer.methods.base import Answer, Images, Lesson, Method, Source
+from protosteer.methods.toolkit import answer_by, embedded, numbered
+from protosteer.running.progress import OnStage
+from protosteer.running.resume import Bookmark
+from protosteer.settings import Values
+
+
+@dataclass(frozen=True)
+class SLDASettings(Values):
+    shrinkage: float = 1e-4  # e: the paper's, and the default of its code (SLDA_Model.py)
+    embed_batch_size: int = 64
+    seed: int = 0
+
+    AT_LEAST: ClassVar = {"embed_batch_size": 1, "seed": 0}
+    AT_MOST: ClassVar = {**Values.AT_MOST, "shrinkage": 1}
+    ABOVE_ZERO: ClassVar = ("shrinkage",)  # S has no inverse while there are few images
+
+
+class SLDA(Method):
+    name = "slda"
+    source = Source(
+        "Hayes and Kanan",
+        "Lifelong machine learning with deep streaming linear discriminant analysis",
+        "CVPR workshops",
+        2020,
+    )
+    settings_class = SLDASettings
+
+    def __init__(self, backbone: Backbone, settings: SLDASettings):
+        super().__init__(backbone, settings)
+        self.means = torch.empty(0, backbone.dim, dtype=torch.float64)  # [K, D]
+        self.covariance = torch.zeros(backbone.dim, backbone.dim, dtype=torch.float64)  # S
+        self.images = torch.tensor(0)  # learned from so far
+
+    def learn(self, task: Lesson, on_stage: OnStage | None = None, bookmark: Bookmark | None = None) -> None:
+        classes, labels = numbered(task, self.classes)
+        embeddings = embedded(task, self.backbone, self.embed_batch_size, on_stage).double()
+        means = torch.stack([embeddings[labels == k].mean(dim=0) for k in labels.unique()])
+        apart = embeddings - means[labels - len(self.classes)]
+        images = self.images + len(labels)
+        self.covariance = (self.images * self.covariance + apart.T @ apart) / images
+        self.means, self.images = torch.cat([self.means, means]), images
+        self.tasks.append(classes)
+
+    def answer(self, images: Images) -> Answer:
+        self.require_knowledge()
+        queries = images.embed(torch.arange(len(images))).double()
+        e = self.settings.shrinkage
+        shrunk = (1 - e) * self.covariance + e * torch.eye(len(self.covariance))
+        weights = torch.cholesky_solve(self.means.T, torch.linalg.cholesky(shrunk))  # [D, K]
+        return answer_by(queries @ weights - (self.means.T * weights).sum(dim=0) / 2)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"means": self.means, "covariance": self.covariance, "images": self.images}
+
+    def bytes_per_task(self) -> list[int]:
+        """Every task brings its means, the first one the covariance and the count."""
+        rows = [8 * len(task) * self.backbone.dim for task in self.tasks]
+        return [rows[0] + self.covariance.nbytes + self.images.nbytes, *rows[1:]] if rows else []

@@ -1,0 +1,64 @@
+"""Methods as tables: all of them side by side, or one in full."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+from rich.console import RenderableType
+from rich.table import Column, Table
+from rich.text import Text
+
+from protosteer.evaluation.catalogue import MethodInfo
+from protosteer.report.tables import NOTHING, numbers, plain_table
+
+
+def methods_table(methods: Iterable[MethodInfo], parameters: Mapping[str, int | None]) -> Table:
+    """parameters: how many each trains, by its name."""
+    name, parameter_count = Column("Name", style="bold", no_wrap=True), numbers(["Parameters"], no_wrap=True)
+    table = plain_table(None, name, "Paper", "Rehearsal", "Trains", *parameter_count)
+    for method in methods:
+        s = method.source
+        paper = f"{s.authors}, {s.venue} {s.year}"
+        table.add_row(method.name, paper, method.rehearsal, method.trains, _count(parameters[method.name]))
+    return table
+
+
+def method_report(method: MethodInfo, parameters: int | None) -> list[RenderableType]:
+    """All about one method: where from, what it does in words, every setting with its default."""
+    s = method.source
+    facts = plain_table(None, Column(style="bold", no_wrap=True), "")
+    facts.show_header = False
+    for name, value in (
+        ("name", method.name),
+        ("paper", f"{s.authors}: {s.title}. {s.venue} {s.year}"),
+        ("rehearsal", method.rehearsal),
+        ("trains", method.trains),
+        ("parameters", _count(parameters)),
+    ):
+        facts.add_row(name, Text(value))
+    return [facts, *_paragraphs(method.about), _settings(method)]
+
+
+def _count(parameters: int | None) -> str:
+    return NOTHING if parameters is None else f"{parameters:,}"
+
+
+def _paragraphs(text: str) -> list[Text]:
+    """As wide as the terminal, but lines that were set apart, such as formulas and lists, are left alone."""
+    parts = []
+    for block in text.split("\n\n"):
+        lines = block.splitlines()
+        apart = any(line.startswith((" ", "- ")) for line in lines)
+        parts.append(Text((block if apart else " ".join(lines)) + "\n"))
+    return parts
+
+
+def _settings(method: MethodInfo) -> Table:
+    table = plain_table(None, Column("Setting", style="bold", no_wrap=True), "Default")
+    if method.choices:
+        table.add_column("One of")
+    for name, value in method.settings.items():
+        default = value if isinstance(value, str) else json.dumps(value)
+        table.add_row(name, default, ", ".join(method.choices.get(name, ())))
+    return table

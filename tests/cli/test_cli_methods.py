@@ -1,0 +1,88 @@
+"""`protosteer methods`: what there is, all about one, one line for mistakes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from rich.console import Console
+
+from protosteer.cli import main
+from protosteer.evaluation import catalogue
+from protosteer.evaluation.catalogue import describe, first_task_parameters
+from protosteer.methods import METHODS
+from protosteer.methods.finetune import Finetune
+from protosteer.methods.ncm import NCM, NCMSettings
+from protosteer.methods.toys import toy_backbone
+
+FEW = ("cpp", "ncm", "ranpac", "finetune")
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Fewer methods, so that counting takes no time."""
+    for name in [name for name in METHODS if name not in FEW]:
+        monkeypatch.delitem(METHODS, name)
+
+
+def test_the_list_names_all_in_80_columns(few, capsys, monkeypatch):
+    monkeypatch.setattr("protosteer.cli.lists.make_console", lambda stderr=False: Console(width=80))
+    assert main(["methods"]) == 0
+    out, errors = capsys.readouterr()
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80 and "…" not in out
+    rows = {line.split()[0]: line for line in lines if line.strip()}
+    assert set(rows) >= set(FEW)
+    assert "Li et al., WACV 2024" in rows["cpp"] and "a prompt per task" in rows["cpp"]
+    assert rows["ncm"].split()[-2:] == ["nothing", "0"] and rows["finetune"].split()[-1] == "623,370"
+    assert "protosteer methods NAME" in errors and "10 classes on nano" in errors
+
+
+def test_one_is_shown_in_full(capsys):
+    assert main(["methods", "ncm"]) == 0
+    out = capsys.readouterr().out
+    assert NCM.source.title in out and "Nothing is trained: a class is kept as the mean" in out
+    words = [line.split() for line in out.splitlines()]
+    assert ["centroids", "1"] in words and ["clustering", "spectral", "spectral,", "kmeans"] in words
+    assert not [line for line in words if line[:1] == ["seed"]], "a run has seeds"
+
+
+def test_json_has_the_same(few, capsys):
+    assert main(["methods", "--json"]) == 0
+    told = {row["name"]: row for row in json.loads(capsys.readouterr().out)["methods"]}
+    assert set(told) == set(FEW) and told["finetune"]["trained_parameters"] == 623370
+    assert told["ncm"]["source"]["year"] == 2013 and told["ncm"]["settings"]["centroids"] == 1
+    assert main(["methods", "ncm", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == told["ncm"]
+
+
+def test_an_unknown_name_is_one_line_with_the_nearest(capsys):
+    assert main(["methods", "ranpca"]) == 2
+    assert capsys.readouterr().err == "error: no method is called 'ranpca'; did you mean 'ranpac'?\n"
+
+
+def test_rehearsal_is_told_by_what_a_method_declares():
+    class Buffered(NCMSettings):
+        buffer_size = 2000
+
+    kinds = {
+        "no": {},
+        "all embeddings": {"grows": True},
+        "all images": {"grows": True, "buffer": True},
+        "2,000 images": {"buffer": True, "settings_class": Buffered},
+    }
+    for words, declared in kinds.items():
+        assert describe(type("Declared", (NCM,), declared)).rehearsal == words
+
+
+def test_parameters_are_those_of_a_first_task_of_ten_classes():
+    backbone = toy_backbone()
+    trained = backbone.parameters + 10 * (backbone.dim + 1)
+    assert first_task_parameters(Finetune, backbone) == trained
+    assert first_task_parameters(NCM, backbone) == 0
+
+    class Picky(NCM):
+        def learn(self, task, on_stage=None, bookmark=None):
+            raise catalogue.ProtosteerError("give more images")
+
+    assert first_task_parameters(Picky, backbone) is None

@@ -1,0 +1,236 @@
+"""Commands on Ray's workers: what they write is what one process writes, also where workers and drivers die."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.test_cli_images import write_digits
+from tests.evaluation.killed_run import VALUES
+from tests.evaluation.test_resume import results
+
+from protosteer.cli import main
+from protosteer.errors import EngineError, ProtosteerWarning
+from protosteer.evaluation.experiment import Experiment, run_experiment
+from protosteer.photos.rows import Predictions
+from protosteer.photos.shards import carried_predictions, write_shards
+from protosteer.running import ray_engine
+from protosteer.running.engine import Job
+from protosteer.running.ray_engine import RayEngine
+
+pytest.importorskip("pyarrow", reason="shards need pyarrow")
+if importlib.util.find_spec("ray") is None:  # not imported here: the engine prepares the environment before
+    pytest.skip("these need Ray", allow_module_level=True)
+
+TRAINED = ["--independent", "--set", "epochs=1", "--set", "batch_size=16", "--set", "neck_hidden=16"]
+CPU = ["--device", "cpu", "--threads", "1"]
+RAY = ["--engine", "ray"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    """One for all tests here; the commands find that there is one."""
+    ray_engine._import_ray()
+    import ray
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import tests
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("photos")
+    for name, digits in {"spring": [0, 1], "summer": [2, 3], "autumn": [4, 5, 6]}.items():
+        write_digits(root / name, digits, 8)
+    write_digits(root / "new", [0, 2, 4, 9], 60, skip=20)
+    (root / "new" / "zero" / "7.png").write_bytes(b"no image")
+    return root
+
+
+@pytest.fixture(scope="module")
+def model(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "shop.protosteer"
+    folders = [str(photos / name) for name in ("spring", "summer", "autumn")]
+    assert main(["learn", str(path), *folders, *TRAINED, *CPU]) == 0
+    return path
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    import pyarrow.parquet
+
+    return [r for p in sorted(folder.iterdir()) for r in pyarrow.parquet.read_table(p).to_pylist()]
+
+
+# The engine
+
+
+def squares(place: Path):
+    """Its worker dies the first time that 2 is to be squared, and always of 5; 8 is warned of."""
+
+    def work(number: int) -> tuple[int, int]:
+        if number == 5 or (number == 2 and not place.exists()):
+            if number == 2:
+                place.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if number == 8:
+            warnings.warn("8 is large", ProtosteerWarning, stacklevel=1)
+        return number * number, __import__("torch").get_num_threads()
+
+    return work
+
+
+def run(place: Path, numbers: list[int]) -> tuple[dict[str, Any], list[str]]:
+    done: dict[str, Any] = {}
+    said: list[str] = []
+    jobs = [Job(f"number {number}", (number,)) for number in numbers]
+    try:
+        RayEngine(on_message=said.append).run(
+            functools.partial(squares, place), jobs, lambda job, result: done.update({job.name: result})
+        )
+    except EngineError as error:
+        said.append(f"error: {error}")
+    return done, said
+
+
+def test_dead_workers_are_replaced_and_a_job_that_kills_them_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(ray_engine, "RETRIES", 1)
+    with pytest.warns(ProtosteerWarning, match="8 is large"):
+        done, said = run(tmp_path / "died", [1, 2, 3, 8, 5])
+    assert done == {f"number {n}": (n * n, 1) for n in (1, 2, 3, 8)}
+    assert sorted(said[:2]) == [
+        f"number {n}: its worker died; another one tries again (1 of 1)" for n in (2, 5)
+    ]
+    assert len(said) == 3 and said[2].startswith("error: workers died 2 times over number 5 (ActorDiedError)")
+
+
+def test_an_error_of_a_worker_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(ray_engine, "_versions", lambda: {"protosteer": "9.9", "torch": "9.9"})
+    (said,) = run(tmp_path / "died", [1])[1]
+    assert said.startswith("error: number 1: worker ") and "not 9.9 and torch" in said and "\n" not in said
+
+
+# Predictions
+
+
+def test_shards_are_those_of_one_process_and_rows_those_of_predict(model, photos, tmp_path, capsys):
+    command = ["predict", str(model), str(photos / "new"), "--reject", "0.05", *CPU]
+    shards = ["--shard", "32", "--out"]
+    assert main([*command, *shards, str(tmp_path / "here")]) == 0
+    assert main([*command, *shards, str(tmp_path / "there"), *RAY]) == 0
+    assert "4 shards made" in capsys.readouterr().err
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+    assert main([*command, "--json"]) == 2  # one file cannot be read
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    made = rows(tmp_path / "there")
+    assert [{k: v for k, v in row.items() if k != "error"} for row in made if not row["error"]] == printed
+    assert [row["path"] for row in made if row["error"]] == [str(photos / "new/zero/7.png")]
+
+
+class Dying:
+    """Predicts, but kills its process once, when it has the rows of the second shard and has not written them."""
+
+    def __init__(self, maker: Predictions, place: Path, at: str):
+        self.maker, self.place, self.at = maker, place, at
+        self.kind, self.width, self.chunk = maker.kind, maker.width, maker.chunk
+
+    def rows(self, names):
+        made = list(self.maker.rows(names))
+        if self.at in names and not self.place.exists():
+            self.place.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return made
+
+
+def dying(carried, place: Path, at: str) -> Dying:
+    return Dying(carried_predictions(carried, 3, None), place, at)
+
+
+def test_a_worker_that_dies_loses_nothing_and_doubles_nothing(model, photos, tmp_path):
+    from protosteer.learner import Learner
+    from protosteer.photos.carrying import Carried
+
+    learner = Learner.load(model)
+    maker = Predictions(learner)
+    names = sorted(str(path) for path in (photos / "new").rglob("*.png"))
+    make = functools.partial(dying, Carried.of(learner, "cpu"), tmp_path / "died", names[70])
+    said: list[str] = []
+    outcome = write_shards(
+        RayEngine(on_message=said.append), maker, make, (), names, str(tmp_path / "out"), 32
+    )
+    assert said == ["shard 1: its worker died; another one tries again (1 of 3)"]
+    assert outcome.made == len(list((tmp_path / "out").iterdir())) == 4
+    assert [row["path"] for row in rows(tmp_path / "out")] == names
+
+
+def test_a_driver_that_dies_loses_nothing_and_doubles_nothing(model, photos, tmp_path):
+    """In a process of its own, with a cluster of its own."""
+    command = [
+        "predict",
+        str(model),
+        str(photos / "new"),
+        "--shard",
+        "1",
+        "--out",
+        str(tmp_path / "out"),
+        *CPU,
+    ]
+    driver = subprocess.Popen([sys.executable, "-m", "protosteer", *command, *RAY])
+    while driver.poll() is None and not list(tmp_path.glob("out/part-*.parquet")):
+        time.sleep(0.01)
+    driver.kill()
+    assert driver.wait() == -signal.SIGKILL
+    before = contents(tmp_path / "out")
+    assert main(command) == 0
+    after = contents(tmp_path / "out")
+    assert len(before) > 0 and before.items() <= after.items()
+    assert not [name for name in after if not name.startswith("part-")]
+    assert [row["path"] for row in rows(tmp_path / "out")] == sorted(
+        map(str, (photos / "new").rglob("*.png"))
+    )
+
+
+# Folders and seeds
+
+
+def test_folders_learned_at_once_are_the_same_model_to_the_bit(model, photos, tmp_path, capsys):
+    path = tmp_path / "m.protosteer"
+    folders = [str(photos / name) for name in ("spring", "summer", "autumn")]
+    assert main(["learn", str(path), *folders, *TRAINED, *CPU, *RAY, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [one["task"]["name"] for one in told] == ["spring", "summer", "autumn"]
+    assert path.read_bytes() == model.read_bytes()
+    assert list(tmp_path.iterdir()) == [path]
+    assert main(["learn", str(path), *folders, *TRAINED, *CPU, *RAY]) == 0
+    assert capsys.readouterr().err.count("is a task already") == 3
+    assert path.read_bytes() == model.read_bytes()
+
+
+def test_seeds_run_at_once_have_the_same_files_to_the_bit(tmp_path):
+    values = {**VALUES, "epochs": 1, "tasks": 2}
+    here = Experiment.from_values({**values, "out": tmp_path / "here"})
+    there = Experiment.from_values({**values, "out": tmp_path / "there"})
+    run_experiment(here)
+    run_experiment(dataclasses.replace(there, seeds=(0,)))  # which is not run again
+    began = (tmp_path / "there" / "seed-0" / "metrics.json").stat().st_mtime_ns
+    run_experiment(there, resume=True, engine=RayEngine(device="cpu"))
+    assert (tmp_path / "there" / "seed-0" / "metrics.json").stat().st_mtime_ns == began
+    whole = results(tmp_path / "here")
+    assert {"seed-0/matrix.csv", "seed-1/task-02.protosteer", "metrics.json"} <= whole.keys()
+    assert results(tmp_path / "there") == whole

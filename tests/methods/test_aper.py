@@ -1,0 +1,54 @@
+"""APER against its helper and scikit-learn's nearest centroid."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from cheap import CHEAP
+from sklearn.neighbors import NearestCentroid
+
+from protosteer.data.images import ArrayImages
+from protosteer.evaluation.cache import EmbeddingCache
+from protosteer.methods.alone import adapted_prompt
+from protosteer.methods.aper import APER
+from protosteer.methods.checks import Maker
+from protosteer.methods.toys import GROUPS, toy_backbone, toy_images, toy_task
+
+MAKE = Maker(APER, CHEAP["aper"], EmbeddingCache)
+
+
+def test_the_prompt_is_the_first_tasks_and_stays():
+    backbone, method = toy_backbone(), MAKE.taught()
+    prompt = adapted_prompt(toy_task(GROUPS[0]), backbone, method.settings)
+    assert torch.equal(method.prompt, prompt) and prompt.shape == (2, 2, 24)
+    assert prompt.flatten(1).norm(dim=1).min() > 0  # every layer has learned from it
+    other = adapted_prompt(toy_task(GROUPS[1]), backbone, method.settings)
+    assert not torch.allclose(prompt, other)
+
+
+def test_decisions_are_scikit_learns_under_the_cosine():
+    method = MAKE.taught()
+
+    def features(pixels):
+        return torch.cat([method.backbone.embed_pixels(pixels, p) for p in (None, method.prompt)], dim=1)
+
+    train = torch.cat([features(toy_images(group)[0]) for group in GROUPS])
+    names = [label for group in GROUPS for label in toy_images(group)[1]]
+    oracle = NearestCentroid().fit(train.numpy(), names)
+    # Between vectors of length one the nearest is the most similar.
+    oracle.centroids_ = F.normalize(torch.from_numpy(oracle.centroids_).float(), dim=1).numpy()
+    everything = [name for group in GROUPS for name in group]
+    pixels = torch.cat(
+        [toy_images(everything, per_class=5, seed=90)[0], torch.randint(0, 256, (40, 3, 16, 16)).byte()]
+    )
+    expected = oracle.predict(F.normalize(features(pixels), dim=1).numpy())
+    answer = method.answer(EmbeddingCache(method, ArrayImages(pixels)))
+    assert [method.classes[k] for k in answer.classes] == expected.tolist()
+    assert answer.prompts.tolist() == [1] * len(pixels)
+
+
+def test_the_prompt_is_kept_once_and_counted():
+    method = MAKE.taught()
+    assert method.bytes_per_task() == [4 * (2 * 2 * 24 + 2 * 48), 4 * 3 * 48, 4 * 48]
+    assert method.trained_parameters() == 2 * 2 * 24 + 2 * 24 + 1
+    assert MAKE().trained_parameters() == 0 and MAKE().bytes_per_task() == []

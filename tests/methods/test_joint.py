@@ -1,0 +1,47 @@
+"""Joint training is one training on all images, whatever the sequence in which they came."""
+
+from __future__ import annotations
+
+import torch
+from cheap import CHEAP
+
+from protosteer.methods.checks import Maker, teach
+from protosteer.methods.finetune import Finetune
+from protosteer.methods.joint import Joint
+from protosteer.methods.toys import GROUPS, toy_images
+
+ALL = [name for group in GROUPS for name in group]
+
+
+def test_every_image_is_kept_with_its_label():
+    method = Maker(Joint, CHEAP["joint"]).taught()
+    pixels = torch.cat([toy_images(group)[0] for group in GROUPS])
+    labels = [method.classes.index(label) for group in GROUPS for label in toy_images(group)[1]]
+    assert torch.equal(method.memory.pixels, pixels) and method.memory.labels.tolist() == labels
+
+
+def test_what_an_earlier_task_made_of_the_network_is_gone():
+    """Other weights before the last task, the same network after it."""
+    make = Maker(Joint, CHEAP["joint"])
+    one, other = make.taught(2), make.taught(2)
+    with torch.no_grad():
+        for parameter in other.parameters().values():
+            parameter.add_(1.0)
+    for method in (one, other):
+        teach(method, GROUPS[2])
+    assert one.state() == other.state()
+
+
+def test_of_a_single_task_it_is_fine_tuning():
+    joint, plain = (Maker(method, {**CHEAP["joint"], "schedule": "cosine"})() for method in (Joint, Finetune))
+    for method in (joint, plain):
+        teach(method, ALL)
+    assert all(torch.equal(p, plain.parameters()[name]) for name, p in joint.parameters().items())
+
+
+def test_no_task_is_forgotten():
+    make = Maker(Joint, CHEAP["joint"])
+    method = make.taught()
+    for group, answers in zip(GROUPS, make.answers(method), strict=True):
+        truth = [method.classes.index(label) for label in toy_images(group, per_class=5)[1]]
+        assert (answers == torch.tensor(truth)).float().mean() > 0.8

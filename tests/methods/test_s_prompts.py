@@ -1,0 +1,76 @@
+"""S-Prompts against scikit-learn's K-means, a search through all centroids and heads applied by hand."""
+
+from __future__ import annotations
+
+import torch
+from cheap import CHEAP
+from sklearn.cluster import KMeans
+from sklearn.metrics import pairwise_distances
+
+from protosteer.data.images import ArrayImages
+from protosteer.evaluation.cache import EmbeddingCache
+from protosteer.methods.alone import train_prompt
+from protosteer.methods.checks import Maker
+from protosteer.methods.s_prompts import SPrompts
+from protosteer.methods.toolkit import task_seed
+from protosteer.methods.toys import GROUPS, toy_backbone, toy_images, toy_task
+
+MAKE = Maker(SPrompts, CHEAP["s-prompts"], EmbeddingCache)
+
+
+def unit(embeddings):
+    return embeddings / embeddings.norm(dim=1, keepdim=True)
+
+
+def odd_images():
+    """Images of all classes, and some of none."""
+    draw = torch.Generator().manual_seed(3)
+    known = toy_images([name for group in GROUPS for name in group], per_class=5, seed=90)[0]
+    return torch.cat([known, torch.randint(0, 256, (60, 3, 16, 16), generator=draw).byte()])
+
+
+def test_centroids_are_scikit_learns():
+    method = MAKE.taught()
+    for t, group in enumerate(GROUPS):
+        points = unit(method.backbone.embed_pixels(toy_images(group)[0])).double().numpy()
+        seed = task_seed(0, group) % 2**32
+        expected = torch.from_numpy(KMeans(5, n_init=10, random_state=seed).fit(points).cluster_centers_)
+        found = method.centroids[method.owners == t].double()
+        near = torch.cdist(expected, found)
+        assert len(found) == 5 and near.min(dim=1).values.max() < 1e-5 and near.min(dim=0).values.max() < 1e-5
+
+
+def test_the_task_of_the_nearest_centroid_answers_and_nobody_else():
+    method, pixels = MAKE.taught(), odd_images()
+    answer = method.answer(EmbeddingCache(method, ArrayImages(pixels)))
+    plain = unit(method.backbone.embed_pixels(pixels))
+    distances = pairwise_distances(plain.numpy(), method.centroids.numpy(), metric="manhattan")
+    starts, chosen = [0, 2, 5, 6], []
+    for i, row in enumerate(distances):
+        t = int(method.owners[row.argmin()])
+        prompted = method.backbone.embed_pixels(pixels[i : i + 1], method.prompts[t])[0]
+        own = range(starts[t], starts[t + 1])
+        logits = torch.stack([method.weight[k] @ prompted + method.bias[k] for k in own])
+        assert answer.classes[i] == own[int(logits.argmax())]
+        assert abs(answer.confidence[i] - logits.softmax(dim=0).max()) < 1e-4
+        assert answer.candidates[i].tolist() == [s == t for s in range(3)]
+        chosen.append(t)
+    assert set(chosen) == {0, 1, 2} and answer.prompts.tolist() == [1] * len(pixels)
+
+
+def test_a_task_is_learned_as_if_there_were_no_other():
+    method, backbone = MAKE.taught(2), toy_backbone()
+    with torch.random.fork_rng():
+        torch.manual_seed(task_seed(0, GROUPS[1]))
+        start = torch.nn.Linear(24, 2).weight.detach()[None]
+        head = torch.nn.Linear(24, 3)
+        prompt = train_prompt(toy_task(GROUPS[1]), backbone, start, head, method.settings)
+    assert torch.equal(method.prompts[1], prompt) and not torch.equal(prompt, start)
+    assert torch.equal(method.weight[2:], head.weight) and torch.equal(method.bias[2:], head.bias)
+
+
+def test_what_is_kept_is_counted():
+    method = MAKE.taught()
+    assert sum(method.bytes_per_task()) == sum(t.nbytes for t in method.tensors().values())
+    assert method.bytes_per_task()[1] == 4 * 2 * 24 + 3 * 4 * 25 + 5 * (4 * 24 + 8)
+    assert method.trained_parameters() == 3 * 2 * 24 + 6 * 25
