@@ -155,7 +155,12 @@ def test_joined_matches_are_those_of_the_parts():
     joined = Matches.join(parts)
     for field in dataclasses.fields(Matches):
         one, other = getattr(joined, field.name), getattr(whole, field.name)
-        assert one == other if isinstance(one, int) else torch.allclose(one.float(), other.float(), atol=1e-6)
+        same = (
+            one == other
+            if one is None or isinstance(one, int)
+            else torch.allclose(one.float(), other.float(), atol=1e-6)
+        )
+        assert same, field.name
 
 
 def test_the_nearest_task_is_that_of_the_most_similar_keys_on_average():
