@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 MINUTES ?= 10
 
-.PHONY: help setup demo test test-fast lint bench fuzz clean
+.PHONY: help setup demo test test-fast test-ray lint bench fuzz clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -29,6 +29,10 @@ test: lint  ## lint, type-check and run every test
 
 test-fast: setup  ## run the unit tests alone
 	@$(PYTEST) -m "not slow"
+
+test-ray: setup  ## run the tests that start Ray's workers
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	@PROTOSTEER_RAY=1 $(BIN)/python -m pytest -q tests/cli/test_cli_ray.py
 
 lint: setup  ## check style and types
 	@$(BIN)/ruff check .
