@@ -44,7 +44,7 @@ def test_the_threshold_is_a_rank_over_all_classes(fraction):
     assert calibrated(parts) and threshold(parts, 0.0) == -torch.inf
 
 
-@pytest.mark.slow  # hundreds of models each
+@pytest.mark.slow  # thousands of draws each
 @pytest.mark.parametrize(("held", "fraction"), [(9, 0.1), (19, 0.05), (21, 0.05), (40, 0.2)])
 def test_a_new_known_image_is_rejected_with_at_most_that_chance(held, fraction):
     """Over many draws of held-out and new images; the plain quantile would reject more."""
