@@ -223,6 +223,18 @@ def test_a_client_that_reads_no_answer_is_dropped(quick):
         until(lambda: not server.server_state.connections)
 
 
+def test_a_client_that_reads_nothing_gains_no_time_by_asking_more(quick):
+    address, server = quick
+    with connect(address) as client:
+        client.sendall(HEALTH)
+        assert answer(client)[0] == 200
+        (connection,) = server.server_state.connections
+        connection.loop.call_soon_threadsafe(connection.pause_writing)  # as if nothing were read
+        until(lambda: connection.flow.write_paused)
+        client.sendall(HEALTH)
+        until(lambda: not server.server_state.connections)
+
+
 def test_a_client_that_asks_again_and_again_stays_connected(quick):
     address, _ = quick
     with connect(address) as client:

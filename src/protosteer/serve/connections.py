@@ -84,7 +84,8 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._unfinished = 0
         super().on_headers_complete()
-        self._stop_waiting()
+        if not self.flow.write_paused:  # who reads no answer gains no time by asking more
+            self._stop_waiting()
 
     def on_body(self, body: bytes) -> None:
         self._unfinished = 0
