@@ -6,6 +6,7 @@ No record refers to another task's numbers, so that resuming, merging and forget
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
@@ -57,13 +58,13 @@ class LazyClasses(Sequence[ClassRecord]):
     def made(self) -> bool:
         return self._records is not None
 
-    def make(self) -> tuple[ClassRecord, ...]:
-        raise NotImplementedError
+    @abstractmethod
+    def make(self) -> tuple[ClassRecord, ...]: ...
 
     @property
+    @abstractmethod
     def evidence(self) -> bool:
         """Whether all of them have a sketch without a prompt."""
-        raise NotImplementedError
 
     @overload
     def __getitem__(self, place: int) -> ClassRecord: ...
