@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NoReturn
 
 from protosteer.cli.common import say
 from protosteer.errors import GroupError, ProtosteerError
@@ -15,7 +18,9 @@ FAILED = 2
 
 
 def run_by_several(command: Callable[[], int]) -> int:
-    """The exit code of this process. Where the command fails, helpers notice that the leader has gone."""
+    """The exit code of this process, if the group did all of its work; otherwise this process ends here.
+    Where the command fails, helpers notice that the leader has gone.
+    """
     try:
         here = world.join()
     except ProtosteerError as error:
@@ -24,10 +29,11 @@ def run_by_several(command: Callable[[], int]) -> int:
     if not here.leads:
         return _help(here)
     code = command()
-    if code == 0:
-        with suppress(GroupError):  # all was done, whatever becomes of a helper now
-            here.leave()
-    return code
+    if code:
+        _end(code)
+    with suppress(GroupError):  # all was done, whatever becomes of a helper now
+        here.leave()
+    return 0
 
 
 def _help(here: world.World) -> int:
@@ -38,8 +44,17 @@ def _help(here: world.World) -> int:
         here.help()
         here.leave()
     except GroupError:  # of which the leader tells, if it lives
-        return FAILED
+        _end(FAILED)
     except (ProtosteerError, OSError) as error:
         say(f"error in {world.name(here.rank, here.size)}: {one_line(str(error))}")
-        return FAILED
+        _end(FAILED)
     return 0
+
+
+def _end(code: int) -> NoReturn:
+    """Leave a group that is broken. Gloo's threads still wait for the others: at a usual exit they would, now and
+    then, abort the process, and its exit code with it.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
