@@ -12,10 +12,10 @@ import torch
 
 from protosteer.backbones import Backbone
 from protosteer.data.images import ArrayImages
-from protosteer.learner import SeenImages
 from protosteer.method.training import State, Trained, train_prompt
 from protosteer.methods.toys import toy_backbone as tiny_backbone
 from protosteer.methods.toys import toy_images as easy_task
+from protosteer.running.seen import SeenImages
 from protosteer.settings import Settings
 
 # Tests work on tiny tensors, for which a second thread costs more than it brings.

@@ -12,6 +12,7 @@ from protosteer import indexfile, modelfile
 from protosteer.errors import ProtosteerWarning
 from protosteer.learner import Learner
 from protosteer.method import search, shortlist
+from protosteer.method.forgetting import forget
 from protosteer.method.search import Partition, digests
 from protosteer.util.sealed import seal, unseal
 
@@ -50,7 +51,7 @@ def test_no_shortlist_no_index(learner, tmp_path):
 
 def test_what_was_forgotten_leaves_the_index_when_the_model_is_written(learner, saved):
     model = modelfile.read(saved)  # no backbone, as the command `forget` has none
-    model.memory.forget_class("class-3-4")
+    forget(model.memory, "class-3-4")
     model.write(saved)
     kept = indexfile.read(saved)
     assert int(digests(["class-3-4"])) not in kept.digests and len(kept.digests) == 199 and kept.changed == 1

@@ -248,15 +248,15 @@ def test_a_model_is_written_without_a_backbone_in_the_same_bytes(varied, tmp_pat
 
 def test_a_model_that_knows_nothing_can_be_written_and_read(saved, tmp_path):
     model = modelfile.read(saved)
-    for name in model.memory.task_names:
-        model.memory.forget_task(name)
+    for task in model.memory.tasks:
+        model.memory.remove(task)
     model.write(tmp_path / "empty.protosteer")
     assert modelfile.read(tmp_path / "empty.protosteer").memory.tasks == ()
 
 
 def test_a_write_that_fails_leaves_the_old_file(saved, monkeypatch):
     old, model = saved.read_bytes(), modelfile.read(saved)
-    model.memory.forget_class("cat")
+    model.memory.remove(model.memory.tasks_of("cat")[0], ["cat"])
 
     def fail(*_):
         raise OSError("disk full")

@@ -20,8 +20,8 @@ import torch
 from protosteer.backbones import Backbone
 from protosteer.cli.several import run_by_several
 from protosteer.data.images import ArrayImages
-from protosteer.learner import SeenImages
 from protosteer.method.training import train_prompt
+from protosteer.running.seen import SeenImages
 from protosteer.settings import Settings
 from protosteer.util import world
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import itertools
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,24 +19,24 @@ from protosteer.data.canvas import kept
 from protosteer.data.images import ImageSet, as_images, as_labelled
 from protosteer.data.prefetch import prefetched
 from protosteer.errors import DataError, LearnerError, ModelFileError
-from protosteer.method.encoder import Encoder
-from protosteer.method.forgetting import Forgotten, forget
+from protosteer.method.forgetting import Forgotten, forget, undo
 from protosteer.method.fusion import Fusion, fusion_of
 from protosteer.method.inference import Embed, Index, Matches, Prediction, match, prompted_forward
-from protosteer.method.memory import Memory, TaskRecord
+from protosteer.method.memory import Memory, TaskRecord, correction_name
 from protosteer.method.search import Partition
 from protosteer.method.shortlist import Shortlist
-from protosteer.method.task import learn_class, learn_task, trains_prompt
+from protosteer.method.task import counted_as, learn_class, learn_task, trains_prompt
 from protosteer.running.listeners import listeners
-from protosteer.running.progress import OnStage, Stage
+from protosteer.running.progress import OnStage
 from protosteer.running.resume import Bookmark
-from protosteer.running.sharing import SharedEncoder, own_tokens
+from protosteer.running.seen import SeenImages
 from protosteer.settings import Settings
+from protosteer.util.reading import digest, read_regular
 from protosteer.util.text import check_name
-from protosteer.util.world import here
 
 # Images whose pixels and embeddings are in memory at once while predicting.
 _CHUNK = 128
+_WEIGHTS = (1, 2, 4, 8, 16, 32, 64)  # images that a correction may count as
 
 
 class Learner:
@@ -112,6 +113,7 @@ class Learner:
     ) -> TaskRecord:
         """Learn the classes of a folder of class folders, of (images, labels), or of a torch Dataset.
 
+        Classes that are known already grow by these images.
         Nothing changes until the task is learned completely: an error or Ctrl-C leaves the learner as it was.
         With a `bookmark` the same call goes on where an earlier one was interrupted, and ends in the same
         bits. on_usable: is given the record as it is before its prompt is trained, which can be used already.
@@ -124,7 +126,7 @@ class Learner:
         check_name(name, "the task")
         for label in classes:
             check_name(label, "class")
-        self.memory.check_new(name, classes)
+        self.memory.check_new(name)
         number = {label: i for i, label in enumerate(classes)}
         numbers = torch.tensor([number[label] for label in labels])
         heard = listeners(name, self._which(classes, len(labels)), on_stage, bookmark)
@@ -136,20 +138,59 @@ class Learner:
         self.memory.add(record)
         return record
 
-    def trains_prompt(self, classes: int) -> bool:
-        """Whether a task of so many classes would get a prompt."""
+    def trains_prompt(self, classes: Sequence[str]) -> bool:
+        """Whether a task of these classes would get a prompt."""
         return trains_prompt(self.settings, classes, self.memory, self.domain)
 
     def add_class(self, name: str, images: Any) -> TaskRecord:
-        """Learn one class from a handful of images, at once: see `method.task.learn_class`."""
-        check_name(name, "the class")
-        self.memory.check_new(self.memory.free_name(name), [name])
-        seen = SeenImages(as_images(images, self.backbone.preprocessing), self.backbone, self.settings, name)
-        record = learn_class(name, seen, self.memory, self.settings)
-        about = dataclasses.replace(record.about, learned=datetime.date.today().isoformat())
-        record = dataclasses.replace(record, about=about)
+        """Learn one class, or more of it, from a handful of images, at once: see `method.task.learn_class`."""
+        record = self._few_shot(name, as_images(images, self.backbone.preprocessing))
         self.memory.add(record)
         return record
+
+    def correct(self, image: Any, name: str, content: bytes | None = None) -> TaskRecord:
+        """Learn one image as what it is, after a wrong answer; closed-form, at once, and `undo` takes it back.
+
+        It counts as one image, or as no more than it must for the answer to change. A correction of the same image from before is replaced. content: of its file, which tells it from others,
+        if the image is not given as a path.
+        """
+        self._require_knowledge()
+        images = as_images(image, self.backbone.preprocessing)
+        if len(images) != 1:
+            raise DataError(f"{len(images)} images cannot be one correction; correct them one by one")
+        file = Path(image) if isinstance(image, (str, os.PathLike)) and os.path.isfile(image) else None
+        number = digest(content or (read_regular(file) if file else images.pixels([0]).numpy().tobytes()))
+        task = correction_name(number)
+        before = [old for old in self.memory.tasks if old.name != task]
+        learner = self.copy()
+        learner.memory = Memory(before)
+        record = learner._few_shot(name, images)
+        (one,) = record.classes
+        record = dataclasses.replace(
+            record,
+            name=task,
+            classes=(dataclasses.replace(one, seen=torch.tensor([number])),),
+            about=dataclasses.replace(record.about, file=file.name if file else None),
+            corrected=self.predict(images).labels[0],
+        )
+        for weight in _WEIGHTS:
+            learner.memory = Memory([*before, counted_as(record, weight)])
+            if learner.predict(images).labels == [name]:
+                break
+        self.memory = learner.memory
+        return self.memory.tasks[-1]
+
+    def undo(self, task: str | None = None) -> TaskRecord:
+        """Take the last correction back, or the one of that name: as if it had never been made."""
+        return undo(self.memory, task)
+
+    def _few_shot(self, name: str, images: ImageSet) -> TaskRecord:
+        check_name(name, "the class")
+        record = learn_class(
+            name, SeenImages(images, self.backbone, self.settings, name), self.memory, self.settings
+        )
+        about = dataclasses.replace(record.about, learned=datetime.date.today().isoformat())
+        return dataclasses.replace(record, about=about)
 
     def predict(self, images: Any) -> Prediction:
         """Predict paths, a folder, PIL images, or a tensor of pixels."""
@@ -254,50 +295,13 @@ class Learner:
         }
 
 
-class SeenImages:
-    """Images of one task as a backbone sees them; the `TaskImages` of `method.task`."""
-
-    def __init__(
-        self,
-        images: ImageSet,
-        backbone: Backbone,
-        settings: Settings,
-        task: str,
-        on_stage: OnStage | None = None,
-    ):
-        self.images = images
-        self.backbone = backbone
-        self.settings = settings
-        self.task = task
-        self.on_stage = on_stage
-        self.shared = SharedEncoder(backbone, here()) if here().size > 1 else None
-
-    @property
-    def encoder(self) -> Encoder:
-        """What makes embeddings of `views`."""
-        return self.shared or self.backbone
-
-    def embed(self, prompt: Tensor | None) -> Tensor:
-        def on_batch(done: int) -> None:
-            if self.on_stage:
-                self.on_stage(
-                    Stage(self.task, "values" if prompt is not None else "keys", done, len(self.images))
-                )
-
-        return self.backbone.embed_set(self.images, prompt, self.settings.embed_batch_size, on_batch)
-
-    def views(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
-        if self.shared is None:
-            return own_tokens(self.images, batches, self.backbone, self.settings)
-        return self.shared.views(self.images, batches, self.settings)
-
-
 def merge(
     *learners: Learner,
     renames: Mapping[str, str] | None = None,
     task_renames: Mapping[str, str] | None = None,
 ) -> Learner:
-    """One learner with the tasks of all, in the order given. Same backbone; no class or task name twice.
+    """One learner with the tasks of all, in the order given. Same backbone; no task name twice; a class that
+    several know is known from the images of all.
 
     Renames, old name to new, apply to every learner but the first.
     """

@@ -28,7 +28,8 @@ _MANY = 2**40  # of images, bytes, parameters
 _GREATEST = 2.0**20  # number in an embedding or a prompt
 _ROWS = 8192  # checked at a time
 # Parts of classes that stand one after the other, and a tensor that has the rows of each.
-_PARTS = {"values": "values.means", "keys": "keys", "held_out": "held_out"}
+_PARTS = {"values": "values.means", "keys": "keys", "held_out": "held_out", "seen": "seen"}
+_MAY_LACK = ("held_out", "seen")
 _PARTS |= {part: f"{part}.points" for part in SKETCHES}
 _UNIT = 1.01  # greatest number in a unit vector, with what rounding adds
 
@@ -142,6 +143,7 @@ _ABOUT = _record(
     {
         "settings": _settings,
         "learned": _text(40),
+        "file": _text(4096),
         "unfinished": _flag,
         **dict.fromkeys(("images", "image_bytes", "held_out", "trained_parameters"), _whole(0, _MANY)),
         **dict.fromkeys(("key_spread", "value_spread", "loss", "accuracy"), _number(-_MANY, _MANY)),
@@ -155,7 +157,7 @@ _TASK = _record(
         "independent": _flag,
         "about": _ABOUT,
     },
-    {"few_shot": _flag, "domain": _whole(0, _MANY)},
+    {"few_shot": _flag, "domain": _whole(0, _MANY), "corrected": _name()},
 )
 _WHOLE_FILE = {"backbone": _BACKBONE, "settings": _settings}
 _MODEL = _record({**_WHOLE_FILE, "tasks": _list(_TASK, 0)})
@@ -224,7 +226,7 @@ def check_packed(parts: Mapping[str, Tensor], what: str) -> None:
 def check_stack(stack: Stack, dim: int | None) -> None:
     """Classes that a file has one after the other: the same demands, each made once for all of them."""
     tensors, starts = stack.tensors, stack.starts
-    if not {"values", "held_out"} <= set(starts):
+    if not {"values", *_MAY_LACK} <= set(starts):
         raise TypeError("classes have no centroids, or do not tell which are whose")
     if ("plain" in starts) == ("keys" in starts) or ("domain" in starts and "plain" not in starts):
         raise TypeError("classes have neither keys nor points, or both")
@@ -246,6 +248,8 @@ def check_stack(stack: Stack, dim: int | None) -> None:
     held_out = tensors["held_out"]
     if held_out.ndim != 1 or held_out.dtype != torch.float32 or not held_out.isfinite().all():
         raise TypeError("held-out similarities are not a list of numbers")
+    if tensors["seen"].dtype != torch.int64 or tensors["seen"].ndim != 1:
+        raise TypeError("digests of files are not a list of whole numbers")
 
 
 def _check_slices(classes: Slices, dim: int | None) -> None:
@@ -259,7 +263,7 @@ def _check_starts(starts: Tensor, classes: int, rows: Tensor, what: str) -> None
     """Where the rows of each class begin: from 0 to the end, and none without rows but in what may lack."""
     if starts.dtype != torch.int64 or starts.shape != (classes + 1,) or not rows.ndim:
         raise TypeError(f"starts of {what} are not one more than classes")
-    least = 0 if what == "held_out" else 1
+    least = 0 if what in _MAY_LACK else 1
     if int(starts[0]) != 0 or int(starts[-1]) != len(rows) or int(starts.diff().min()) < least:
         raise TypeError(f"starts of {what} do not ascend from 0 to {len(rows)}")
 
@@ -307,10 +311,12 @@ def _check_class(record: ClassRecord, dim: int | None) -> None:
         _check_sketch(sketch, name, dim)
     if record.domain and (record.plain is None or record.plain.single != record.domain.single):
         raise TypeError(f"{name} has points of different images in its two sketches")
-    if held_out is None:
-        return
-    if held_out.ndim != 1 or not held_out.dtype.is_floating_point or not held_out.isfinite().all():
+    if held_out is not None and not (
+        held_out.ndim == 1 and held_out.dtype.is_floating_point and held_out.isfinite().all()
+    ):
         raise TypeError(f"held-out similarities of {name} are not a list of numbers")
+    if record.seen is not None and (record.seen.ndim != 1 or record.seen.dtype != torch.int64):
+        raise TypeError(f"digests of files of {name} are not a list of whole numbers")
 
 
 def _check_sketch(sketch: Sketch, name: str, dim: int | None) -> None:

@@ -153,6 +153,7 @@ def _about_task(task: TaskRecord, domains: list[Tensor]) -> dict[str, Any]:
         "independent": task.independent,
         **({"few_shot": True} if task.few_shot else {}),
         **({} if task.domain is None else {"domain": _place(domains, task.domain)}),
+        **({} if task.corrected is None else {"corrected": task.corrected}),
         "about": task.about.to_dict(),
     }
 
@@ -250,7 +251,10 @@ def _task(
     prompt = tensors[f"tasks.{t}.prompt"] if header["prompt"] else None
     common = tensors[f"domains.{header['domain']}"] if "domain" in header else None
     about, few_shot = About.from_dict(header["about"]), header.get("few_shot", False)
-    return TaskRecord(header["name"], classes, prompt, header["independent"], about, few_shot, common)
+    corrected = header.get("corrected")
+    return TaskRecord(
+        header["name"], classes, prompt, header["independent"], about, few_shot, common, corrected
+    )
 
 
 def _together(header: dict[str, Any], tensors: dict[str, Tensor]) -> Iterator[Sequence[ClassRecord]]:
@@ -288,7 +292,8 @@ def _apart(header: dict[str, Any], tensors: dict[str, Tensor]) -> Iterator[Seque
         values = Centroids(*(whole(f"{prefix}.values.{part}") for part in ("means", "deviations", "counts")))
         plain, domain = sketch(f"{prefix}.plain"), sketch(f"{prefix}.domain")
         keys = plain.points if plain else tensors[f"{prefix}.keys"]
-        return ClassRecord(name, keys, values, tensors.get(f"{prefix}.held_out"), plain, domain)
+        held_out, seen = (tensors.get(f"{prefix}.{part}") for part in ("held_out", "seen"))
+        return ClassRecord(name, keys, values, held_out, plain, domain, seen)
 
     for t, task in enumerate(header["tasks"]):
         yield tuple(record(f"tasks.{t}.classes.{i}", name) for i, name in enumerate(task["classes"]))

@@ -55,7 +55,7 @@ def test_dependent_tasks_are_exact_from_the_end_only(chained, folders, tmp_path)
 def test_a_class_of_a_task_with_others_leaves_the_prompt_it_helped_to_train(alone):
     learner = alone.copy()
     outcome = learner.forget("cat")
-    assert not outcome.exact and outcome.classes == ["cat"] and outcome.task == "summer"
+    assert not outcome.exact and outcome.classes == ["cat"] and outcome.tasks == ["summer"]
     assert "the prompt of task 'summer' was trained with its images" in outcome.guarantee
     assert "later tasks" not in outcome.guarantee  # they are independent
     second = learner.forget("dog")  # the last of its task: the prompt goes, too
@@ -146,7 +146,10 @@ def test_several_classes_at_once_or_none(chained):
         forget_all(memory, ["ant", "yak"])
     assert memory.tasks == chained.memory.tasks
     outcome = forget_all(memory, ["fox", "dog", "eel", "dog"])
-    assert [(one.task, one.classes) for one in outcome] == [("summer", ["dog"]), ("autumn", ["eel", "fox"])]
+    assert [(one.tasks, one.classes) for one in outcome] == [
+        (["summer"], ["dog"]),
+        (["autumn"], ["eel", "fox"]),
+    ]
     assert memory.classes == ["ant", "bee", "cat"]
     # autumn goes first, so that no prompt is left that was trained after summer
     assert outcome[1].exact and "later tasks" not in outcome[0].guarantee

@@ -26,9 +26,10 @@ SPRING, SUMMER, AUTUMN = ["ant", "bee"], ["cat", "dog", "eel"], ["fox", "gnu"]
 class World:
     """Classes in three tasks, seen in several spaces: plain, the first task's prompt for all, own prompts."""
 
-    def __init__(self, seed: int = 0, domain: bool = True, noise: float = 0.9):
+    def __init__(self, seed: int = 0, domain: bool = True, noise: float = 0.9, again: tuple[str, ...] = ()):
+        """again: classes that the last task has too."""
         self.draw = torch.Generator().manual_seed(seed)
-        self.noise, self.tasks = noise, [["d", "b"], ["a", "e", "c"], ["f"]]
+        self.noise, self.tasks = noise, [["d", "b"], ["a", "e", "c"], ["f", *again]]
         self.centres = {name: torch.randn(DIM, generator=self.draw) for t in self.tasks for name in t}
         self.turns = [torch.linalg.qr(torch.randn(DIM, DIM, generator=self.draw))[0] for _ in range(4)]
         prompts = [torch.full((2, 1, DIM), float(t)) for t in range(len(self.tasks))]
@@ -90,7 +91,8 @@ def one_by_one(world: World, read: Fusion) -> tuple[torch.Tensor, list[int]]:
                 taken += not (t == 0 and any(v.prompt == len(tasks) for v in read.views))
                 seen = F.normalize(world.embed(row, torch.tensor([t]))[0], dim=0)
                 for record in task.classes:
-                    fine[record.name] = float((F.normalize(record.values.means, dim=1) @ seen).max())
+                    best = float((F.normalize(record.values.means, dim=1) @ seen).max())
+                    fine[record.name] = max(best, fine.get(record.name, best))
             weight = fusion.FINE * sum(v.weight for v in read.views)
             best = max(fine.values(), default=0.0)
             logits = logits + weight * torch.tensor([fine.get(name, best) for name in names]).double()
@@ -101,9 +103,10 @@ def one_by_one(world: World, read: Fusion) -> tuple[torch.Tensor, list[int]]:
 
 @pytest.mark.parametrize("domain", [True, False])
 @pytest.mark.parametrize("worth", [0.0, 0.49])
-def test_all_images_together_are_decided_as_one_by_one(domain, worth, monkeypatch):
+@pytest.mark.parametrize("again", [(), ("a", "d")])
+def test_all_images_together_are_decided_as_one_by_one(domain, worth, again, monkeypatch):
     monkeypatch.setattr(fusion, "WORTH", worth)
-    world = World(domain=domain)
+    world = World(domain=domain, again=again)
     read = Fusion(world.memory, Index.build(world.memory))
     assert len(read.views) == (2 if domain and not worth else 1)
     matches = read.match(world.embed, IMAGES)

@@ -72,22 +72,22 @@ def test_existing_names_are_refused():
     (a, _) = record("a")
     memory = Memory([TaskRecord("t", (a,), None)])
     with pytest.raises(LearnerError, match="task named 't' exists"):
-        memory.check_new("t", ["b"])
-    with pytest.raises(LearnerError, match="class 'a' was learned in task 't'"):
-        memory.check_new("u", ["b", "a"])
+        memory.check_new("t")
+    with pytest.raises(LearnerError, match="task named 't' exists"):
+        Memory([*memory.tasks, *memory.tasks])
 
 
 def test_forgetting_a_class_keeps_the_others_untouched():
     (a, _), (b, _) = record("a"), record("b", seed=1)
     memory = Memory([TaskRecord("t", (a, b), torch.ones(1)), TaskRecord("u", (record("c")[0],), None)])
-    memory.forget_class("a")
+    memory.remove(memory.tasks[0], ["a"])
     assert memory.classes == ["b", "c"] and memory.tasks[0].classes[0] is b
-    memory.forget_class("b")
+    memory.remove(memory.tasks[0], ["b"])
     assert memory.task_names == ["u"]
     with pytest.raises(LearnerError, match="no class named 'b'; there are: c"):
-        memory.forget_class("b")
+        memory.tasks_of("b")
     with pytest.raises(LearnerError, match="no task named 't'; there are: u"):
-        memory.forget_task("t")
+        memory.task("t")
 
 
 def test_what_is_known_of_a_task_survives_a_file_and_wrong_types_do_not():

@@ -162,7 +162,7 @@ def test_what_is_not_known_is_none(tmp_path: Path) -> None:
     assert told["tasks"][2]["learned"] is None and told["tasks"][2]["accuracy"] is None
     assert told["totals"]["image_bytes"] is None and told["totals"]["times_smaller"] is None
     assert told["totals"]["last_learned"] == "2026-12-01"
-    read.memory.forget_class("dog")
+    read.memory.remove(read.memory.tasks[0], ["dog"])
     assert told["tasks"][0]["image_bytes"] == 50_000
     assert inspection.describe(read, None)["tasks"][0]["image_bytes"] is None
 

@@ -140,7 +140,7 @@ def test_arrays_are_plain_and_copies_of_a_prompt_are_stored_once(mixed: Mixed) -
     assert arrays["task_prompts"].tolist()[:4] == [1, 2, 3, 0] and len(arrays["task_prompts"]) == 5
     assert arrays["enters"].sum(axis=2).tolist() == [[0, 0, 0], [1, 1, 1], [0, 3, 3], [2, 0, 0]]
     assert np.allclose(np.linalg.norm(arrays["keys"], axis=1), 1)
-    assert arrays["class_tasks"].tolist() == learner.index.class_tasks.tolist()
+    assert arrays["record_tasks"].tolist() == learner.index.record_tasks.tolist()
 
 
 def test_weights_are_in_the_network_file_and_once(mixed: Mixed) -> None:
@@ -215,8 +215,8 @@ def test_by_evidence_too_many_points_leave_the_ridge_out(
 def test_each_rule_has_a_format_of_its_own(mixed: Mixed, by_evidence: Mixed) -> None:
     abouts = [json.loads((folder / "model.json").read_bytes()) for _, folder, _ in (mixed, by_evidence)]
     assert [(about["format"], about["rule"]) for about in abouts] == [
-        ("protosteer-onnx-1", "paper"),
-        ("protosteer-onnx-2", "evidence"),
+        ("protosteer-onnx-3", "paper"),
+        ("protosteer-onnx-4", "evidence"),
     ]
     assert "neighbours" not in abouts[1] and abouts[1]["temperature"] == 1.0
     # Without a prompt, and under the first task's, which is stored once though it is the one for all classes.

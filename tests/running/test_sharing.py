@@ -16,10 +16,11 @@ from protosteer.backbones import Backbone
 from protosteer.data.canvas import Kept
 from protosteer.data.images import ArrayImages, Chosen, FileImages, ImageSet, Joined, LazyImages
 from protosteer.errors import DataError, LearnerError
-from protosteer.learner import Learner, SeenImages
+from protosteer.learner import Learner
 from protosteer.method.prototypes import Prototypes
 from protosteer.method.training import Head, initial_prompt
 from protosteer.methods import find_method
+from protosteer.running.seen import SeenImages
 from protosteer.settings import Settings
 from protosteer.streams.base import Lesson
 from protosteer.util.world import World

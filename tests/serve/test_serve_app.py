@@ -180,7 +180,13 @@ def test_reports(client, learner):
     assert client.get("/healthz").json() == {"status": "ok"}
     classes = client.get("/classes").json()["classes"]
     assert [c["name"] for c in classes] == learner.classes
-    assert classes[0] == {"name": "ant", "task": "ant task", "images": 8, "centroids": 2}
+    assert classes[0] == {
+        "name": "ant",
+        "task": "ant task",
+        "tasks": ["ant task"],
+        "images": 8,
+        "centroids": 2,
+    }
     model = client.get("/model").json()
     assert (model["teaching"], model["reject"], model["calibrated"]) == (True, 0.05, True)
     assert [task["name"] for task in model["tasks"]] == learner.tasks

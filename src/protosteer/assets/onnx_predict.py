@@ -29,8 +29,9 @@ class Model:
         self.labels: list[str] = self.about["labels"]
         with np.load(folder / "prototypes.npz", allow_pickle=False) as arrays:
             self.arrays = {name: arrays[name] for name in arrays.files}
-        # Value centroids are sorted by class: where each class begins.
-        self.starts = np.searchsorted(self.arrays["value_classes"], np.arange(len(self.labels)))
+        # A class has a record in each task that it was learned in. Value centroids stand record by record.
+        self.classes, self.tasks = self.arrays["record_classes"], self.arrays["record_tasks"]
+        self.starts = np.searchsorted(self.arrays["value_records"], np.arange(len(self.classes)))
         self.network = onnxruntime.InferenceSession(str(folder / "embedding.onnx"), providers=[provider])
 
     def predict(self, paths: list[str]) -> list[tuple[str, float, float, bool]]:
@@ -68,7 +69,7 @@ class Model:
                 other, _ = self.coarse(number, units[rows])
                 logits[rows] = first["weight"] * coarse[rows] + view["weight"] * other
         posterior = np.zeros((len(images), len(self.arrays["task_prompts"])))
-        np.add.at(posterior.T, self.arrays["class_tasks"], softmax(logits).T)
+        np.add.at(posterior.T, self.tasks, softmax(logits)[:, self.classes].T)
         prompted = self.arrays["task_prompts"] > 0
         worth = posterior * (prompted & self.unsure(logits)[:, None] & (posterior >= self.about["open"]))
         tried = np.zeros_like(worth, dtype=bool)
@@ -101,7 +102,7 @@ class Model:
         return evidence, (whitened + units @ mine["means"].T) / 2
 
     def fine(self, images: np.ndarray, seen: dict[int, np.ndarray], tried: np.ndarray) -> np.ndarray:
-        """[B, classes]: greatest similarity under the prompt of the class's task; of tasks not tried, the
+        """[B, classes]: greatest similarity under the prompts of the class's tasks; of classes not tried, the
         greatest of the others. seen: images under prompts that they need no other pass for."""
         rows, tasks = tried.nonzero()
         prompts = self.arrays["task_prompts"][tasks]
@@ -111,9 +112,9 @@ class Model:
         for prompt, units in seen.items():
             embeddings[prompts == prompt] = units[rows[prompts == prompt]]
         similarity = np.maximum.reduceat(embeddings @ self.arrays["values"].T, self.starts, axis=1)
-        pairs, classes = (tasks[:, None] == self.arrays["class_tasks"]).nonzero()
+        pairs, records = (tasks[:, None] == self.tasks).nonzero()
         fine = np.full((len(images), len(self.labels)), -np.inf)
-        fine[rows[pairs], classes] = similarity[pairs, classes]
+        np.maximum.at(fine, (rows[pairs], self.classes[records]), similarity[pairs, records])
         usual = fine.max(axis=1, keepdims=True)
         return np.where(np.isinf(fine), np.where(np.isinf(usual), 0.0, usual), fine)
 
@@ -133,7 +134,10 @@ class Model:
         prompted = prompts > 0
         embeddings[prompted] = self.embed(images[rows[prompted]], prompts[prompted])
         similarity = np.maximum.reduceat(embeddings @ values.T, self.starts, axis=1)
-        return np.maximum.reduceat(similarity, np.searchsorted(rows, np.arange(len(images))), axis=0)
+        best = np.maximum.reduceat(similarity, np.searchsorted(rows, np.arange(len(images))), axis=0)
+        scores = np.full((len(images), len(self.labels)), -np.inf, dtype=best.dtype)
+        np.maximum.at(scores.T, self.classes, best.T)
+        return scores
 
     def embed(self, images: np.ndarray, prompts: np.ndarray) -> np.ndarray:
         """Unit vectors [B, D] of images, each under the prompt of its row."""

@@ -12,9 +12,9 @@ from protosteer.backbones import Backbone
 from protosteer.bench.harness import Ratio, interleaved, pictures, vit_tiny
 from protosteer.data.canvas import kept
 from protosteer.data.images import FileImages, ImageSet
-from protosteer.learner import SeenImages
 from protosteer.method.memory import Memory
 from protosteer.method.task import learn_task
+from protosteer.running.seen import SeenImages
 from protosteer.settings import Settings
 
 PHOTOS, SIZE = 32, (1600, 1200)

@@ -13,7 +13,7 @@ from protosteer.cli.learning import goes_on
 from protosteer.cli.models import PANEL, check_place, new_backbone, prepare
 from protosteer.cli.options import Device, Json, Settings, Threads, Weights, path_of
 from protosteer.cli.saving import put_new, refuse_existing
-from protosteer.cli.surveying import look, tell_unreadable
+from protosteer.cli.surveying import look, tell_odd
 from protosteer.cli.words import parse_settings
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def adapt(
     check_place(out, "--out")
     classes, images = counted(len(found.counts), "class"), counted(len(found.files), "image")
     say(f"{folder}: {classes}, {images}")
-    tell_unreadable(found)
+    tell_odd(found)
     settings = Settings.preset("best", **parse_settings(set_ or []))
     learner = Learner(new_backbone(backbone, weights, prepare(device, threads)), settings)
     adapted = _adapt(learner, found, out)

@@ -16,7 +16,7 @@ from protosteer.cli.engines import make_engine
 from protosteer.cli.models import PANEL, backbone_of, check_place, new_backbone, prepare, read_model
 from protosteer.cli.options import Address, Device, Engine, Json, Preset, Settings, Threads, Weights, path_of
 from protosteer.cli.saving import ANOTHER, TaskWriter
-from protosteer.cli.surveying import look, tell_unreadable
+from protosteer.cli.surveying import look, tell_odd
 from protosteer.cli.words import parse_settings
 
 if TYPE_CHECKING:
@@ -124,7 +124,6 @@ def _learn_folder(
 ) -> dict[str, Any]:
     """Look at a folder, and unless it is a dry run teach it; gives the figures."""
     from protosteer.data.folders import read_folder
-    from protosteer.photos.teaching import refuse_known
     from protosteer.report.teaching import as_json as figures
 
     files = read_folder(folder)  # complains before anything is loaded
@@ -136,7 +135,7 @@ def _learn_folder(
         _tell_found(found, holdout, path, old)
     if dry_run:
         return figures(found, None)
-    refuse_known(found)
+    found.check_new()
     check_place(path, ANOTHER)
     learner = learner_of(old)
     _tell_begun(learner, found, writer)
@@ -161,10 +160,12 @@ def _tell_found(found: Survey, holdout: float, path: Path, old: Model | None) ->
 
     say(f"{path}: {_size(old.memory)}, to be extended" if old else f"{path}: a new model")
     counts, console = found.counts, make_console()
-    line = f"{found.folder}: {counted(len(counts), 'class')}, {counted(len(found.files), 'image')}"
+    new = " that are new" if found.again else ""
+    line = f"{found.folder}: {counted(len(counts), 'class')}, {counted(len(found.files), 'image')}{new}"
     console.print(line, markup=False, highlight=False, soft_wrap=True)
-    console.print(found_table(found, {name: held_count(n, holdout) for name, n in counts.items()}))
-    tell_unreadable(found)
+    if counts:
+        console.print(found_table(found, {name: held_count(n, holdout) for name, n in counts.items()}))
+    tell_odd(found)
 
 
 def _size(memory: Memory) -> str:

@@ -70,7 +70,8 @@ def forget(
         print(json.dumps({"forgotten": removed, "before": before, "after": after, "backup": kept}, indent=1))
     else:
         for one in outcome:
-            print(printable(f"forgotten: {', '.join(one.classes)} (task {one.task}), {one.bytes:,} bytes"))
+            tasks = f"{'task' if len(one.tasks) == 1 else 'tasks'} {', '.join(one.tasks)}"
+            print(printable(f"forgotten: {', '.join(one.classes)} ({tasks}), {one.bytes:,} bytes"))
             print(printable(f"  {one.guarantee}"))
         print(f"before: {_counted(before)}\nafter: {_counted(after)}")
     if left:

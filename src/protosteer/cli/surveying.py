@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from protosteer.modelfile import Model
     from protosteer.photos.teaching import Survey
 
-MOST_NAMED = 5  # unreadable files in a line
+MOST_NAMED = 5  # files in a line
 
 
 def look(folder: Path, files: Files, old: Model | None = None, name: str | None = None) -> Survey:
@@ -31,9 +31,16 @@ def look(folder: Path, files: Files, old: Model | None = None, name: str | None 
         return survey(folder, old.memory if old else None, on_file, files, name)
 
 
-def tell_unreadable(found: Survey) -> None:
+def tell_odd(found: Survey) -> None:
+    """Files that are left out, or of which one should know."""
     from protosteer.util.text import counted, listed
 
     if found.unreadable:
         named = listed([str(path) for path in found.unreadable], MOST_NAMED)
         say(f"warning: {counted(len(found.unreadable), 'file')} cannot be read and will be left out: {named}")
+    if found.again:
+        named = listed([str(path) for path in found.again], MOST_NAMED)
+        say(f"{counted(len(found.again), 'image')} learned or held out already and left out: {named}")
+    if found.other:
+        named = listed([f"{path} ({name})" for path, name in found.other.items()], MOST_NAMED)
+        say(f"warning: {counted(len(found.other), 'image')} learned as another class already: {named}")

@@ -14,14 +14,12 @@ from protosteer.errors import SettingsError
 
 # How messages of the library name a parameter, and what stands for it here. A value may follow the sign.
 FLAGS = {
-    "Survey.without_known()": "--skip-known",
     "folder=": "--onnx",
     "holdout=": "--holdout",
     "host=": "--host",
     "out=": "--out",
     "overwrite=True": "--overwrite",
     "port=": "--port",
-    "renames=": "--rename OLD=NEW",
     "resume=True": "--resume",
     "seeds=": "--seeds",
     "skip_unreadable=True": "--skip-unreadable",

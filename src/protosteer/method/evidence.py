@@ -40,11 +40,15 @@ _BLOCK = 65_536  # points in double precision at once, so that a hundred thousan
 
 @dataclass(frozen=True)
 class Space:
-    """The sketches of C classes in one space as matrices, in double precision but for the points."""
+    """The sketches of C classes in one space as matrices, in double precision but for the points.
+
+    A class may have several, of different tasks.
+    """
 
     points: Tensor  # [P, D]
     counts: Tensor  # [P]: images behind each
     owners: Tensor  # [P]: classes as numbers
+    parts: Tensor  # [P]: sketches as numbers
     left_out: Tensor  # [m]: rows of images as they are, of classes that have others
     sizes: Tensor  # [C]: images of each class
     means: Tensor  # [C, D]
@@ -52,32 +56,34 @@ class Space:
     freedom: float  # ... and of how many, less one per class
 
     @classmethod
-    def of(cls, sketches: Sequence[Sketch] | Bulk) -> Space:
+    def of(cls, sketches: Sequence[Sketch] | Bulk, labels: Tensor | None = None) -> Space:
+        """labels: [R], the class of each sketch as a number; without, each is of a class of its own."""
         bulk = sketches if isinstance(sketches, Bulk) else Bulk.of(sketches)
-        points, counts, owners = bulk.points, bulk.counts.double(), bulk.owners
-        classes = len(bulk.lengths)
+        labels = torch.arange(len(bulk.lengths)) if labels is None else labels
+        points, counts, parts = bulk.points, bulk.counts.double(), bulk.owners
+        owners, classes = labels[parts], int(labels.max()) + 1
         sizes = torch.zeros(classes, dtype=torch.double).index_add_(0, owners, counts)
         means = torch.zeros(classes, points.shape[1], dtype=torch.double)
         for some in torch.arange(len(points)).split(_BLOCK):
             means.index_add_(0, owners[some], points[some] * counts[some, None])
         means /= sizes[:, None]
-        spread = _spread_classes(bulk.lengths)
-        scatter = torch.diag((sizes * spread) @ bulk.deviations.double().square())
+        spread = _spread_classes(classes, len(points))
+        images = torch.zeros(len(labels), dtype=torch.double).index_add_(0, parts, counts)  # of each sketch
+        scatter = torch.diag((images * spread[labels]) @ bulk.deviations.double().square())
         for some in spread[owners].nonzero()[:, 0].split(_BLOCK):
             apart = (points[some] - means[owners[some]]) * counts[some, None].sqrt()
             scatter += apart.T @ apart
         freedom = float(((sizes - 1) * spread).sum())
-        place = torch.arange(len(points)) - (bulk.lengths.cumsum(0) - bulk.lengths)[owners]
-        single = (place < bulk.singles[owners]) & (sizes[owners] > 1)
+        place = torch.arange(len(points)) - (bulk.lengths.cumsum(0) - bulk.lengths)[parts]
+        single = (place < bulk.singles[parts]) & (sizes[owners] > 1)
         left_out = _some(single.nonzero()[:, 0], classes)
-        return cls(points, counts, owners, left_out, sizes, means, scatter, freedom)
+        return cls(points, counts, owners, parts, left_out, sizes, means, scatter, freedom)
 
 
-def _spread_classes(lengths: Tensor) -> Tensor:
+def _spread_classes(classes: int, points: int) -> Tensor:
     """bool [C]: the classes whose points make the covariance: all, or evenly spread ones that have enough."""
-    share = max(1.0, float(lengths.sum()) / COVARIANCE)
-    chosen = torch.arange(0, len(lengths), share, dtype=torch.double).long()
-    return torch.zeros(len(lengths), dtype=torch.bool).index_fill_(0, chosen, True)
+    chosen = torch.arange(0, classes, max(1.0, points / COVARIANCE), dtype=torch.double).long()
+    return torch.zeros(classes, dtype=torch.bool).index_fill_(0, chosen, True)
 
 
 class Whitened:
@@ -207,8 +213,9 @@ class Coarse:
     class: whitening sees small differences, without it an image must lie where images lie at all.
     """
 
-    def __init__(self, sketches: Sequence[Sketch] | Bulk):
-        self.space = Space.of(sketches)
+    def __init__(self, sketches: Sequence[Sketch] | Bulk, labels: Tensor | None = None):
+        """labels: see `Space.of`."""
+        self.space = Space.of(sketches, labels)
         self.whitened = Whitened(self.space)
         self.ridge = Ridge.of(self.space)
         self.directions = F.normalize(self.space.means, dim=1)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from protosteer.errors import LearnerError
 from protosteer.method.memory import Memory, TaskRecord
+from protosteer.util.text import listed
 
 # The influence of the task that gave its prompt to all; one from elsewhere is no task's influence.
 FOR_ALL = "the prompt for all classes was trained with its images"
@@ -20,7 +21,7 @@ class Forgotten:
     """What was removed, and what the removal is worth."""
 
     classes: list[str]
-    task: str
+    tasks: list[str]  # that they were removed from
     bytes: int
     exact: bool
     guarantee: str
@@ -30,17 +31,21 @@ def forget(memory: Memory, name: str | None = None, *, task: str | None = None) 
     """Remove a class, or a whole task with `task=`. The result says what that guarantees."""
     if (name is None) == (task is None):
         raise LearnerError("say what to forget: a class, forget('cat'), or a task, forget(task='spring')")
-    before = memory.tasks
     if task is not None:
-        owner = memory.forget_task(task)
-        classes = owner.class_names
-    else:
-        assert name is not None
-        owner = memory.forget_class(name)
-        classes = [name]
+        owner = memory.task(task)
+        return _remove(memory, [owner], owner.class_names)
+    assert name is not None
+    return _remove(memory, memory.tasks_of(name), [name])
+
+
+def _remove(memory: Memory, owners: Sequence[TaskRecord], classes: list[str]) -> Forgotten:
+    before = memory.tasks
+    for owner in owners:
+        memory.remove(owner, classes)
     removed = sum(t.bytes for t in before) - sum(t.bytes for t in memory.tasks)
-    remains = _influence(owner, classes, before)
-    return Forgotten(classes, owner.name, removed, not remains, _guarantee(remains))
+    influence = [sentence for owner in owners for sentence in _influence(owner, owners, classes, before)]
+    remains = list(dict.fromkeys(influence))
+    return Forgotten(classes, [owner.name for owner in owners], removed, not remains, _guarantee(remains))
 
 
 def forget_all(memory: Memory, names: Sequence[str]) -> list[Forgotten]:
@@ -52,25 +57,41 @@ def forget_all(memory: Memory, names: Sequence[str]) -> list[Forgotten]:
     after = Memory(memory.tasks)
     wanted = set(names)
     for name in names:
-        Memory(memory.tasks).forget_class(name)  # says that it does not exist
+        memory.tasks_of(name)  # says that it does not exist
     outcome = []
     for task in reversed(memory.tasks):
         here = [name for name in task.class_names if name in wanted]
-        if len(here) == len(task.classes):
-            outcome.append(forget(after, task=task.name))
-        else:
-            outcome += [forget(after, name) for name in reversed(here)]
+        together = [here] if len(here) == len(task.classes) else [[name] for name in reversed(here)]
+        outcome += [_remove(after, [after.task(task.name)], classes) for classes in together]
     memory.tasks = after.tasks
     return outcome[::-1]
 
 
-def _influence(owner: TaskRecord, classes: list[str], tasks: Sequence[TaskRecord]) -> list[str]:
-    """Prompts that were trained with the removed images, or with what was made of them, in words."""
+def undo(memory: Memory, task: str | None = None) -> TaskRecord:
+    """Take the last correction back, or the one of that name: as if it had never been made."""
+    made = {record.name: record for record in memory.corrections}
+    if not made:
+        raise LearnerError("nothing has been corrected; there is nothing to take back")
+    if task is not None and task not in made:
+        raise LearnerError(f"no correction is named '{task}'; there are: {listed(list(made))}")
+    record = made[task] if task is not None else memory.corrections[-1]
+    memory.remove(record)
+    return record
+
+
+def _influence(
+    owner: TaskRecord, owners: Sequence[TaskRecord], classes: list[str], tasks: Sequence[TaskRecord]
+) -> list[str]:
+    """Prompts that were trained with images removed from a task, or with what was made of them, in words.
+
+    owners: all tasks that something is removed from.
+    """
     remains = []
-    place = tasks.index(owner)
-    earlier, later = tasks[:place], tasks[place + 1 :]
+    stay = [task for task in tasks if task not in owners or not {*task.class_names} <= {*classes}]
+    place, stays = tasks.index(owner), owner in stay
+    earlier = [task for task in tasks[:place] if task in stay]
+    later = [task for task in tasks[place + 1 :] if task in stay]
     if owner.prompt is not None and not owner.few_shot:
-        stays = len(classes) < len(owner.classes)
         if any(_serves(owner.prompt, t) for t in (*earlier, *later, *([owner] if stays else []))):
             remains.append(FOR_ALL)
         elif stays:

@@ -61,12 +61,12 @@ class Fusion:
         self.order = torch.tensor(sorted(range(len(index.classes)), key=index.classes.__getitem__))
         self.places = self.order.argsort()  # where the classes of the memory stand inside
         self.class_tasks = index.class_tasks[self.order]
-        self.views = _views(memory, self.order, self.class_tasks)
+        self.prompted_tasks = _prompted_tasks(index, self.places)
+        self.views = _views(memory, index, self.places)
         self.most = MOST - len(self.views[1:])  # own prompts that are tried
         self.domain = _trained_domain(memory)  # bool [T]
         # Value centroids stand task by task: where each begins.
-        owners = index.class_tasks[index.value_classes]
-        self.starts = torch.searchsorted(owners, torch.arange(len(index.tasks) + 1)).tolist()
+        self.starts = torch.searchsorted(index.value_tasks, torch.arange(len(index.tasks) + 1)).tolist()
 
     def match(
         self, embed: Embed, count: int, fine: bool = True, shortlist: Shortlist | None = None
@@ -123,14 +123,16 @@ class Fusion:
         return turned
 
     def _open(self, posterior: Tensor, columns: Tensor | None) -> Tensor:
-        """bool [B, T]: the tasks whose own prompts are worth trying."""
-        tasks = self.class_tasks.expand(len(posterior), -1) if columns is None else self.class_tasks[columns]
-        empty = posterior.new_zeros(len(posterior), len(self.index.tasks))
-        shares = empty.scatter_add_(1, tasks, posterior)
+        """bool [B, T]: the tasks whose own prompts are worth trying. A class speaks for each of its tasks."""
+        count, tasks = len(posterior), len(self.index.tasks)
+        shares = posterior.new_zeros(count, tasks + 1)  # the last stands for none
+        for own in self.prompted_tasks:
+            shares.scatter_add_(1, own.expand(count, -1) if columns is None else own[columns], posterior)
+        shares = shares[:, :tasks]
         unsure = torch.zeros_like(shares, dtype=torch.bool)
         unsure[_unsure(posterior)] = True
-        worth = shares * (self.index.prompted & unsure & (shares >= OPEN))
-        leading = worth.topk(min(self.most, len(self.index.tasks)), dim=1).indices
+        worth = shares * (unsure & (shares >= OPEN))
+        leading = worth.topk(min(self.most, tasks), dim=1).indices
         return torch.zeros_like(unsure).scatter_(1, leading, True) & (worth > 0)
 
     def _embedded(
@@ -150,7 +152,7 @@ class Fusion:
     def _fine(
         self, units: Tensor, images: Tensor, tasks: Tensor, columns: Tensor | None, shape: torch.Size
     ) -> Tensor:
-        """[B, C], or of candidates and sample: greatest cosine to a class's value centroids under its task's prompt.
+        """[B, C], or of candidates and sample: greatest cosine to a class's value centroids under a task's prompt.
 
         What was not tried is neither helped nor hurt against the best of what was.
         """
@@ -164,11 +166,13 @@ class Fusion:
             best.scatter_reduce_(1, owners.expand(len(similarity), -1), similarity, "amax")
             rows = images[some]
             if columns is None:
-                fine[rows[:, None], self.places[classes]] = best.double()
+                here = (rows[:, None], self.places[classes])
+                fine[here] = torch.maximum(fine[here], best.double())
                 continue
             numbers, width = self.order[columns[rows]], columns.shape[1]  # [m, n]
-            mine = best.gather(1, (numbers - classes[0]).clamp(0, len(classes) - 1)).double()
-            fine[rows, :width] = mine.where(index.class_tasks[numbers] == t, fine[rows, :width])
+            place = torch.searchsorted(classes, numbers).clamp(max=len(classes) - 1)
+            mine = best.gather(1, place).double().masked_fill(classes[place] != numbers, -torch.inf)
+            fine[rows, :width] = torch.maximum(fine[rows, :width], mine)
         usual = fine.amax(dim=1, keepdim=True).nan_to_num(neginf=0.0)
         return torch.where(fine.isinf(), usual, fine)
 
@@ -187,22 +191,53 @@ def fusion_of(memory: Memory, settings: Settings, index: Index | None = None) ->
     return Fusion(memory, index or Index.build(memory))
 
 
-def _views(memory: Memory, order: Tensor, class_tasks: Tensor) -> list[View]:
-    """The views of all classes, the one that weighs most first; those not worth a pass are left out."""
+def _prompted_tasks(index: Index, places: Tensor) -> list[Tensor]:
+    """Tasks of each class that have a prompt: [C] the first of each, [C] the second ...; T where there is none.
+
+    places: where the classes of the index stand.
+    """
+    records = index.prompted[index.record_tasks].nonzero()[:, 0]
+    classes, tasks = places[index.record_classes[records]], index.record_tasks[records]
+    order = classes.argsort(stable=True)
+    classes, tasks = classes[order], tasks[order]
+    which = torch.arange(len(classes)) - torch.searchsorted(classes, classes)
+    found = []
+    for number in range(int(which.max()) + 1 if len(which) else 0):
+        own = torch.full((len(index.classes),), len(index.tasks))
+        own[classes[which == number]] = tasks[which == number]
+        found.append(own)
+    return found
+
+
+def _views(memory: Memory, index: Index, places: Tensor) -> list[View]:
+    """The views of all classes, the one that weighs most first; those not worth a pass are left out.
+
+    places: where the classes of the index stand. Records of one class stand by the names of their tasks.
+    """
+    labels = places[index.record_classes]
+    names = torch.tensor(sorted(range(len(memory)), key=memory.task_names.__getitem__)).argsort()
+    order = (labels * len(memory) + names[index.record_tasks]).argsort()
     prompts: dict[int | None, str] = {None: "plain"}
     if memory.domain is not None:
         prompts[len(memory)] = "domain"
-    coarse = {prompt: Coarse(_known(memory, part).ordered(order)) for prompt, part in prompts.items()}
+    coarse = {
+        prompt: Coarse(_known(memory, part).ordered(order), labels[order]) for prompt, part in prompts.items()
+    }
     space = coarse[None].space
-    labels = space.owners[space.left_out]  # of the same images in every view
+    rows = space.left_out  # the same images in every view
+    truth = space.owners[rows]
     left_out = {prompt: view.left_out() for prompt, view in coarse.items()}
+    tasks = index.record_tasks[order][space.parts[rows]]
+    # Images that were learned because they had been taken for something else are harder than images are.
+    usual = torch.tensor([task.corrected is None for task in memory.tasks])[tasks]
+    usual = usual if usual.any() else torch.ones_like(usual)
     # To images that the prompt for all classes was trained with, it does more justice than to others.
-    fair = ~_trained_domain(memory)[class_tasks[labels]]
-    fair = fair if int(fair.sum()) >= ENOUGH else torch.ones_like(fair)
+    fair = usual & ~_trained_domain(memory)[tasks]
+    fair = fair if int(fair.sum()) >= ENOUGH else usual
 
     @functools.cache  # of one view alone the weights are asked for three times
     def weights(*prompts: int | None) -> list[float]:
-        return evidence.weights([left_out[p][0][fair] for p in prompts], labels[fair]).tolist()
+        return evidence.weights([left_out[p][0][fair] for p in prompts], truth[fair]).tolist()
 
     both = dict(zip(coarse, weights(*coarse), strict=True))
     worth = [p for p in coarse if both[p] >= WORTH * sum(both.values())]
@@ -211,7 +246,7 @@ def _views(memory: Memory, order: Tensor, class_tasks: Tensor) -> list[View]:
 
     def familiar(prompt: int | None) -> Tensor:
         similarity = left_out[prompt][1].amax(dim=1)
-        return similarity if prompt is None else similarity[fair]
+        return similarity[usual if prompt is None else fair]
 
     return [View(p, coarse[p], together[p], weights(p)[0], familiar(p)) for p in kept]
 

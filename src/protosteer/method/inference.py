@@ -43,7 +43,8 @@ class Index:
     prompts: list[Tensor | None]  # [S, L, D] each
     prompted: Tensor  # bool [T]
     prompt_owners: Tensor  # [T]: the first task that has the same prompt
-    class_tasks: Tensor  # [C]
+    record_classes: Tensor  # [R]: a class may have records in several tasks
+    record_tasks: Tensor  # [R]
     records: tuple[TaskRecord, ...]  # that the centroids are taken from, when they are first asked for
 
     @classmethod
@@ -55,9 +56,16 @@ class Index:
             prompts=[*(task.prompt for task in tasks), *([] if domain is None else [domain])],
             prompted=torch.tensor([task.prompt is not None for task in tasks]),
             prompt_owners=_prompt_owners(tasks),
-            class_tasks=torch.tensor([t for t, task in enumerate(tasks) for _ in range(len(task.classes))]),
+            record_classes=memory.record_classes,
+            record_tasks=memory.record_tasks,
             records=tasks,
         )
+
+    @cached_property
+    def class_tasks(self) -> Tensor:
+        """[C]: the task that each class was first learned in."""
+        first = torch.full((len(self.classes),), len(self.tasks))
+        return first.scatter_reduce_(0, self.record_classes, self.record_tasks, "amin")
 
     @cached_property
     def keys(self) -> Tensor:
@@ -67,7 +75,7 @@ class Index:
     @cached_property
     def key_tasks(self) -> Tensor:
         """[K]"""
-        return self.class_tasks.repeat_interleave(key_lengths_of(self.records))
+        return self.record_tasks.repeat_interleave(key_lengths_of(self.records))
 
     @cached_property
     def values(self) -> Tensor:
@@ -75,9 +83,19 @@ class Index:
         return F.normalize(centroids_of(self.records).means, dim=1)
 
     @cached_property
+    def value_records(self) -> Tensor:
+        """[V]: ascending"""
+        return torch.arange(len(self.record_classes)).repeat_interleave(value_lengths_of(self.records))
+
+    @cached_property
     def value_classes(self) -> Tensor:
         """[V]"""
-        return torch.arange(len(self.classes)).repeat_interleave(value_lengths_of(self.records))
+        return self.record_classes[self.value_records]
+
+    @cached_property
+    def value_tasks(self) -> Tensor:
+        """[V]: ascending"""
+        return self.record_tasks[self.value_records]
 
     def shared_layers(self, depth: int) -> int:
         """Layers that no task's prompt touches: one run of them serves the query and every prompt."""
@@ -243,7 +261,7 @@ class Prediction:
     similarities: Tensor  # [B, C]: cosines
     probabilities: Tensor  # [B, C]: softmax of scores / temperature
     energy: Tensor  # [B]: low for images like those learned, high for unknown ones
-    tasks: list[str]  # the task that the predicted class belongs to
+    tasks: list[str]  # the task that the predicted class was first learned in
     candidates: list[list[str]]  # the tasks whose prompts were tried
     embeddings: Tensor  # [B, D]: the image under the prompt that won
     passes: Tensor  # int64 [B]: forward passes that each image took

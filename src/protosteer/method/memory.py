@@ -21,7 +21,8 @@ from protosteer.util.text import listed
 
 @dataclass(frozen=True, eq=False)
 class ClassRecord:
-    """A class: key centroids (no prompt) and value centroids (its task's prompt), raw, not normalised.
+    """A class in one task: key centroids (no prompt) and value centroids (its task's prompt), raw, not
+    normalised.
 
     A class that is read as evidence (`evidence.py`) has sketches too; the points of the plain one are its
     keys.
@@ -33,6 +34,7 @@ class ClassRecord:
     similarities: Tensor | None = None  # [h]: of images that were not learned; see photos/rejection.py
     plain: Sketch | None = None  # no prompt
     domain: Sketch | None = None  # the prompt for all classes
+    seen: Tensor | None = None  # int64 [s]: digests of files that were learned or held out; photos/again.py
 
     @property
     def images(self) -> int:
@@ -95,6 +97,7 @@ class About:
     learned: str | None = None  # date, ISO
     image_bytes: int | None = None  # of the files that were learned
     held_out: int | None = None  # images that were not learned but checked the result
+    file: str | None = None  # the name of the only one that was learned
     unfinished: bool | None = None  # can be used, but its prompt was still to be trained
 
     def to_dict(self) -> dict[str, Any]:
@@ -104,7 +107,14 @@ class About:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> About:
         """From a file; what this version does not know is left out, what has another type is refused."""
-        kinds = {"settings": dict, "learned": str, "images": int, "image_bytes": int, "held_out": int}
+        kinds = {
+            "settings": dict,
+            "learned": str,
+            "images": int,
+            "image_bytes": int,
+            "held_out": int,
+            "file": str,
+        }
         kinds |= {"trained_parameters": int, "unfinished": bool}
         known = {f.name: values[f.name] for f in dataclasses.fields(cls) if values.get(f.name) is not None}
         for name, value in known.items():
@@ -125,6 +135,7 @@ class TaskRecord:
     about: About = About()
     few_shot: bool = False  # nothing was trained: the prompt, if any, is a copy of the nearest task's
     domain: Tensor | None = None  # the prompt for all classes, under which its domain sketches were made
+    corrected: str | None = None  # of one image that was taken for this class, wrongly
 
     @property
     def class_names(self) -> list[str]:
@@ -152,18 +163,25 @@ class TaskRecord:
                     yield f"classes.{i}.{name}.{field}", tensor
             if record.similarities is not None:
                 yield f"classes.{i}.held_out", record.similarities
+            if record.seen is not None:
+                yield f"classes.{i}.seen", record.seen
 
     @property
     def bytes(self) -> int:
         return sum(t.numel() * t.element_size() for _, t in self.tensors())
 
 
+def correction_name(digest: int) -> str:
+    """Of the task that is a correction of an image, by what tells the image from others."""
+    return f"correction-{digest % 2**64:016x}"
+
+
 class Memory:
-    """An ordered list of task records whose class names and task names are unique."""
+    """An ordered list of task records whose names are unique. A class may have records in several tasks."""
 
     def __init__(self, tasks: Iterable[TaskRecord] = ()):
         self.tasks: tuple[TaskRecord, ...] = tuple(tasks)
-        if len({*self.task_names}) < len(self.task_names) or len({*self.classes}) < len(self.classes):
+        if len({*self.task_names}) < len(self.task_names):
             given, self.tasks = self.tasks, ()
             for task in given:
                 self.add(task)  # says which of them is there already
@@ -173,16 +191,33 @@ class Memory:
 
     @property
     def classes(self) -> list[str]:
-        return [name for task in self.tasks for name in task.class_names]
+        """In the order in which they were learned first."""
+        return list(dict.fromkeys(name for task in self.tasks for name in task.class_names))
 
     @property
     def records(self) -> list[ClassRecord]:
-        """Of all classes, in the order of `classes`."""
+        """Of all tasks, one after the other."""
         return [record for task in self.tasks for record in task.classes]
+
+    @property
+    def record_classes(self) -> Tensor:
+        """[R]: the class of each record, as its place in `classes`."""
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        return torch.tensor([numbers[name] for task in self.tasks for name in task.class_names])
+
+    @property
+    def record_tasks(self) -> Tensor:
+        """[R]: the task of each record, as its place."""
+        return torch.arange(len(self)).repeat_interleave(torch.tensor([len(t.classes) for t in self.tasks]))
 
     @property
     def task_names(self) -> list[str]:
         return [task.name for task in self.tasks]
+
+    @property
+    def corrections(self) -> list[TaskRecord]:
+        """In the order in which they were made."""
+        return [task for task in self.tasks if task.corrected is not None]
 
     @property
     def evidence(self) -> bool:
@@ -199,22 +234,20 @@ class Memory:
         return first if all(same) else None
 
     @property
-    def owners(self) -> dict[str, str]:
-        """The name of the task that each class was learned in."""
-        return {name: task.name for task in self.tasks for name in task.class_names}
+    def owners(self) -> dict[str, list[str]]:
+        """The names of the tasks that each class was learned in, the first of them first."""
+        found: dict[str, list[str]] = {}
+        for task in self.tasks:
+            for name in task.class_names:
+                found.setdefault(name, []).append(task.name)
+        return found
 
-    def check_new(self, task_name: str, classes: Iterable[str]) -> None:
-        """Refuse a task or class that exists already, before anything is spent on it."""
+    def check_new(self, task_name: str) -> None:
+        """Refuse a task that exists already, before anything is spent on it."""
         if task_name in self.task_names:
             raise LearnerError(
                 f"a task named '{task_name}' exists already; give another name or forget it first"
             )
-        known = self.owners
-        for name in classes:
-            if name in known:
-                raise LearnerError(
-                    f"class '{name}' was learned in task '{known[name]}'; forget it first, or rename it"
-                )
 
     def free_name(self, wish: str, taken: Sequence[str] = ()) -> str:
         """A name for a task that no task has: the wish itself, or with a number. taken: other names not to give."""
@@ -224,38 +257,42 @@ class Memory:
         return name
 
     def add(self, task: TaskRecord) -> None:
-        self.check_new(task.name, task.class_names)
+        self.check_new(task.name)
         self.tasks = (*self.tasks, task)
 
-    def forget_task(self, name: str) -> TaskRecord:
+    def task(self, name: str) -> TaskRecord:
         if name not in self.task_names:
             raise LearnerError(f"no task named '{name}'; there are: {listed(self.task_names)}")
-        removed = self.tasks[self.task_names.index(name)]
-        self.tasks = tuple(task for task in self.tasks if task is not removed)
-        return removed
+        return self.tasks[self.task_names.index(name)]
 
-    def forget_class(self, name: str) -> TaskRecord:
-        """Remove a class; a task that has no other goes with it. Returns the task as it was."""
-        if name not in self.classes:
+    def tasks_of(self, name: str) -> list[TaskRecord]:
+        """Those that have a record of a class."""
+        owners = [task for task in self.tasks if name in task.class_names]
+        if not owners:
             raise LearnerError(f"no class named '{name}'; there are: {listed(self.classes)}")
-        owner = next(task for task in self.tasks if name in task.class_names)
-        if len(owner.classes) == 1:
-            return self.forget_task(owner.name)
-        rest = tuple(record for record in owner.classes if record.name != name)
-        self.replace(owner, dataclasses.replace(owner, classes=rest))
-        return owner
+        return owners
+
+    def remove(self, task: TaskRecord, classes: Iterable[str] | None = None) -> None:
+        """Remove a task, or its records of some classes alone; a task that has no others goes with them."""
+        gone = set(task.class_names if classes is None else classes)
+        if gone >= {*task.class_names}:
+            self.tasks = tuple(other for other in self.tasks if other is not task)
+            return
+        rest = tuple(record for record in task.classes if record.name not in gone)
+        self.replace(task, dataclasses.replace(task, classes=rest))
 
     def replace(self, old: TaskRecord, new: TaskRecord) -> None:
         """Put a record in the place of another."""
         self.tasks = Memory(new if task is old else task for task in self.tasks).tasks
 
-    def prototypes(self, noise: str) -> Prototypes | None:
-        """Value centroids of all classes with their noise scale, for training the next task.
+    def prototypes(self, noise: str, without: Iterable[str] = ()) -> Prototypes | None:
+        """Value centroids of all classes but some with their noise scale, for training the next task.
 
         noise: "cluster", the deviations within each centroid's group; "class", the variance of the class, one
         number; "none".
         """
-        records = self.records
+        left_out = set(without)
+        records = [record for record in self.records if record.name not in left_out]
         if not records:
             return None
         means = torch.cat([record.values.means for record in records])
@@ -265,4 +302,6 @@ class Memory:
         else:
             per_class = [record.variance if noise == "class" else 0.0 for record in records]
             scales = torch.tensor(per_class).repeat_interleave(sizes)[:, None]
-        return Prototypes(means, scales, torch.arange(len(records)).repeat_interleave(sizes))
+        numbers: dict[str, int] = {}
+        labels = torch.tensor([numbers.setdefault(record.name, len(numbers)) for record in records])
+        return Prototypes(means, scales, labels.repeat_interleave(sizes))

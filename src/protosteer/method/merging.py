@@ -14,9 +14,9 @@ Renames = Mapping[str, str]  # old name to new
 def concatenate(
     memories: Sequence[Memory], renames: Renames | None = None, task_renames: Renames | None = None
 ) -> Memory:
-    """The tasks of all, in the order given; no class or task name twice.
+    """The tasks of all, in the order given; no task name twice. A class that several know has records of all.
 
-    Renames are for names that clash: they apply to every memory but the first.
+    Renames are for names that clash, or that are the same by chance: they apply to every memory but the first.
     """
     renames, task_renames = renames or {}, task_renames or {}
     _check_renames(memories[1:], renames, task_renames)
@@ -24,6 +24,8 @@ def concatenate(
     for memory in memories[1:]:
         for task in memory.tasks:
             new = _renamed(task, renames, task_renames)
+            if new.corrected is not None and new.name in merged.task_names:
+                continue  # the same image, in two models
             _check_new(merged, new)
             merged.add(new)
     return merged
@@ -39,15 +41,10 @@ def _check_new(merged: Memory, task: TaskRecord) -> None:
         raise LearnerError(
             f"two tasks are named '{task.name}'; give the later one another name with task_renames="
         )
-    known = set(merged.classes)
     for i, name in enumerate(task.class_names):
         if name in task.class_names[:i]:
             raise LearnerError(
                 f"two classes of task '{task.name}' would be named '{name}'; rename one of them"
-            )
-        if name in known:
-            raise LearnerError(
-                f"class '{name}' is in more than one model; give the later one another name with renames="
             )
 
 

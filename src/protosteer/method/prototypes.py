@@ -111,7 +111,7 @@ class Sketch:
     def single(self) -> int:
         """How many points are images as they are; they come first, the same images in every space."""
         few = len(self.points) == int(self.counts.sum())
-        return len(self.points) if few else SINGLE
+        return len(self.points) if few else min(SINGLE, int((self.counts == 1).cumprod(0).sum()))
 
     def packed(self) -> dict[str, Tensor]:
         """For a file."""

@@ -22,12 +22,12 @@ SKETCHES = ("plain", "domain")
 
 @dataclass(frozen=True, eq=False)
 class Stack:
-    """C classes, one after the other, as a file has them.
+    """C records of classes, one after the other, as a file has them.
 
     tensors: "values.means" and "values.deviations" [V, D], "values.counts" [V]; "plain.points" [P, D],
     "plain.steps" [P] where points have eight bits, "plain.counts" [P], "plain.deviations" [C, D], and the same of
-    "domain"; "keys" [K, D] where there are no sketches; "held_out" [H]. starts: [C + 1], rows of each class in
-    "values", "plain", "domain", "keys" and "held_out", whichever there are.
+    "domain"; "keys" [K, D] where there are no sketches; "held_out" [H]; "seen" [S]. starts: [C + 1], rows of each
+    class in "values", "plain", "domain", "keys", "held_out" and "seen", whichever there are.
     """
 
     names: Sequence[str]
@@ -39,8 +39,9 @@ class Stack:
         """All classes of these tasks; None where they are not alike, and have to be kept one by one."""
         names = [name for task in tasks for name in task.class_names]
         lengths = {"values": value_lengths_of(tasks), "held_out": held_out_lengths_of(tasks)}
+        lengths["seen"] = seen_lengths_of(tasks)
         tensors = {f"values.{field}": t for field, t in centroids_of(tasks).packed().items()}
-        tensors["held_out"] = held_out_of(tasks)
+        tensors |= {"held_out": held_out_of(tasks), "seen": seen_of(tasks)}
         for part in SKETCHES:
             bulk = sketches_of(tasks, part)
             if bulk is not None:
@@ -85,12 +86,12 @@ class Stack:
 
 @dataclass(frozen=True)
 class Bulk:
-    """Sketches of C classes, one after the other."""
+    """R sketches, one after the other."""
 
     points: Tensor  # [P, D]
     counts: Tensor  # [P]
-    deviations: Tensor  # [C, D]
-    lengths: Tensor  # [C]: points of each
+    deviations: Tensor  # [R, D]
+    lengths: Tensor  # [R]: points of each
 
     @classmethod
     def of(cls, sketches: Sequence[Sketch]) -> Bulk:
@@ -103,16 +104,16 @@ class Bulk:
 
     @property
     def singles(self) -> Tensor:
-        """[C]: how many points of each are images as they are."""
+        """[R]: how many points of each are images as they are."""
         return _singles(self.counts, self.lengths)
 
     @property
     def owners(self) -> Tensor:
-        """[P]: classes as numbers."""
+        """[P]: sketches as numbers."""
         return torch.arange(len(self.lengths)).repeat_interleave(self.lengths)
 
     def ordered(self, order: Tensor) -> Bulk:
-        """The classes in another order [C]."""
+        """The sketches in another order [R]."""
         if torch.equal(order, torch.arange(len(order))):
             return self
         starts, lengths = (self.lengths.cumsum(0) - self.lengths)[order], self.lengths[order]
@@ -133,7 +134,11 @@ def _singles(counts: Tensor, lengths: Tensor) -> Tensor:
     ends = lengths.cumsum(0)
     sums = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     images = sums[ends] - sums[ends - lengths]
-    return torch.where(images == lengths, lengths, torch.full_like(lengths, SINGLE))
+    # Before the first point that stands for several images; behind the last point there is nobody's.
+    several = torch.cat([(counts != 1).nonzero()[:, 0], ends[-1:]])
+    leading = several[torch.searchsorted(several, ends - lengths).clamp(max=len(several) - 1)]
+    leading = torch.minimum(leading - (ends - lengths), lengths)
+    return torch.where(images == lengths, lengths, leading.clamp(max=SINGLE))
 
 
 class Slices(LazyClasses):
@@ -150,13 +155,16 @@ class Slices(LazyClasses):
         sketches = [bulk.sketches() if bulk else none for bulk in (plain, domain)]
         keys = self.keys().split((plain.lengths if plain else stack.lengths("keys", *span)).tolist())
         held_out = self.held_out().split(stack.lengths("held_out", *span).tolist())
+        seen = self.seen().split(stack.lengths("seen", *span).tolist())
         groups = vars(stack.centroids(*span)).values()
         lengths = stack.lengths("values", *span).tolist()
         values = [Centroids(*one) for one in zip(*(x.split(lengths) for x in groups), strict=True)]
-        columns = zip(self.names, keys, values, held_out, *sketches, strict=True)
+        columns = zip(self.names, keys, values, held_out, *sketches, seen, strict=True)
         return tuple(
-            ClassRecord(name, own.points if own else k, v, h if len(h) else None, own, other)
-            for name, k, v, h, own, other in columns
+            ClassRecord(
+                name, own.points if own else k, v, h if len(h) else None, own, other, s if len(s) else None
+            )
+            for name, k, v, h, own, other, s in columns
         )
 
     @property
@@ -171,6 +179,9 @@ class Slices(LazyClasses):
 
     def held_out(self) -> Tensor:
         return self.stack.tensors["held_out"][self.stack.rows("held_out", self.first, self.last)]
+
+    def seen(self) -> Tensor:
+        return self.stack.tensors["seen"][self.stack.rows("seen", self.first, self.last)]
 
 
 def sketches_of(tasks: Sequence[TaskRecord], part: str) -> Bulk | None:
@@ -214,6 +225,11 @@ def held_out_of(tasks: Sequence[TaskRecord]) -> Tensor:
     return _rows(tasks, Slices.held_out, _held_out)
 
 
+def seen_of(tasks: Sequence[TaskRecord]) -> Tensor:
+    """[S]: the digests of the files that all classes were learned from, in their order."""
+    return _rows(tasks, Slices.seen, _seen)
+
+
 def key_lengths_of(tasks: Sequence[TaskRecord]) -> Tensor:
     """[C]: how many keys each class has."""
     return _lengths(tasks, ("plain", "keys"), lambda record: record.keys)
@@ -228,8 +244,16 @@ def held_out_lengths_of(tasks: Sequence[TaskRecord]) -> Tensor:
     return _lengths(tasks, ("held_out",), _held_out)
 
 
+def seen_lengths_of(tasks: Sequence[TaskRecord]) -> Tensor:
+    return _lengths(tasks, ("seen",), _seen)
+
+
 def _held_out(record: ClassRecord) -> Tensor:
     return torch.empty(0) if record.similarities is None else record.similarities
+
+
+def _seen(record: ClassRecord) -> Tensor:
+    return torch.empty(0, dtype=torch.int64) if record.seen is None else record.seen
 
 
 def _rows(

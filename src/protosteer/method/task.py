@@ -16,7 +16,7 @@ from protosteer.method import health
 from protosteer.method.encoder import Encoder
 from protosteer.method.inference import Index, nearest_task
 from protosteer.method.memory import About, ClassRecord, Memory, TaskRecord
-from protosteer.method.prototypes import Centroids, centroids, halved, left_out_similarity, sketch
+from protosteer.method.prototypes import Centroids, Sketch, centroids, halved, left_out_similarity, sketch
 from protosteer.method.training import Listener, Trained, train_prompt
 from protosteer.settings import Settings
 
@@ -53,7 +53,7 @@ def learn_task(
     """
     earlier = Memory() if settings.independent else memory
     seed = task_seed(settings.seed, classes)
-    trains = trains_prompt(settings, len(classes), memory, domain)
+    trains = trains_prompt(settings, classes, memory, domain)
     seen = _Seen(images.embed(None), None if domain is None else images.embed(domain))
     _warn(health.near_chance(seen.plain, labels))
 
@@ -72,7 +72,7 @@ def learn_task(
         usable = record(None, seen.plain, domain)
         on_usable(dataclasses.replace(usable, about=dataclasses.replace(usable.about, unfinished=True)))
     start = earlier.tasks[-1].prompt if len(earlier) else None
-    prototypes = earlier.prototypes(settings.noise)
+    prototypes = earlier.prototypes(settings.noise, without=classes)  # its images are no strangers to a class
     trained = train_prompt(encoder, images.views, labels, settings, start, prototypes, seed, listeners)
     values = images.embed(trained.prompt)
     _warn(health.collapse(seen.plain, values, labels))
@@ -81,11 +81,19 @@ def learn_task(
     return record(trained, values, domain)
 
 
-def trains_prompt(settings: Settings, classes: int, memory: Memory, domain: Tensor | None = None) -> bool:
-    """One class with nothing to be told from gets no prompt: training would draw all its images together."""
-    alone = classes == 1 and (settings.independent or not len(memory))
+def trains_prompt(
+    settings: Settings, classes: Sequence[str], memory: Memory, domain: Tensor | None = None
+) -> bool:
+    """Whether a task of these classes gets a prompt.
+
+    One class with nothing to be told from gets none: training would draw all its images together. Images of
+    classes that are all known already join the evidence for them, which needs none.
+    """
+    earlier = set() if settings.independent else set(memory.classes)
+    alone = len(classes) == 1 and not earlier - set(classes)
+    grown = settings.rule == "evidence" and earlier >= set(classes)
     served = settings.prompt_tasks == "first" and (domain is not None or len(memory) > 0)
-    return settings.prompts and not alone and not served
+    return settings.prompts and not alone and not grown and not served
 
 
 def makes_domain(settings: Settings, memory: Memory, domain: Tensor | None) -> bool:
@@ -129,6 +137,18 @@ def learn_class(name: str, images: TaskImages, memory: Memory, settings: Setting
     return TaskRecord(
         memory.free_name(name), (record,), prompt, independent, about, few_shot=True, domain=domain
     )
+
+
+def counted_as(record: TaskRecord, images: int) -> TaskRecord:
+    """The same few images as if there were so many of each; by evidence alone."""
+
+    def more(sketch: Sketch | None) -> Sketch | None:
+        return sketch and dataclasses.replace(sketch, counts=images * sketch.counts)
+
+    classes = tuple(
+        dataclasses.replace(c, plain=more(c.plain), domain=more(c.domain)) for c in record.classes
+    )
+    return dataclasses.replace(record, classes=classes)
 
 
 def task_seed(seed: int, classes: Sequence[str]) -> int:

@@ -40,7 +40,7 @@ def of_paper(
     right_prompt = (matches.winners == j) | ~index.prompted[j]
 
     every = torch.arange(len(truth))
-    own = truth - int((index.class_tasks < j).sum())
+    own = _among(index, record, truth)
     plain = embed(every, None)
     prompted = plain if record.prompt is None else embed(every, torch.full_like(every, j))
     with_prompt = _nearest(prompted, [c.values.means for c in record.classes]) == own
@@ -71,7 +71,9 @@ def of_evidence(fusion: Fusion, j: int, embed: Embed, truth: Tensor) -> Figures:
     sure = coarse.scores.softmax(dim=1).amax(dim=1) >= SURE
     tried = matches.candidates[:, j]
     to_try = tried | (fusion.index.prompted[j] & ~sure)
-    others = fusion.index.class_tasks != j
+    index = fusion.index
+    own = index.record_classes[index.record_tasks == j]
+    others = torch.ones(len(index.classes), dtype=torch.bool).index_fill_(0, own, False)
     inside = matches.scores.masked_fill(others, -torch.inf).argmax(dim=1)
     return {
         "accuracy": _percent(~wrong),
@@ -85,6 +87,12 @@ def of_evidence(fusion: Fusion, j: int, embed: Embed, truth: Tensor) -> Figures:
         "confidence": 100.0 * float(matches.scores.softmax(dim=1).amax(dim=1).double().mean()),
         "passes": float(matches.passes.double().mean()),  # per image
     }
+
+
+def _among(index: Index, record: TaskRecord, truth: Tensor) -> Tensor:
+    """Classes [B] of the index as places among those of a task that has them."""
+    places = {name: i for i, name in enumerate(record.class_names)}
+    return torch.tensor([places[index.classes[c]] for c in truth.tolist()])
 
 
 def _percent(mask: Tensor) -> float:

@@ -112,7 +112,7 @@ def adapt(
     classes = sorted(found.counts)
     if not learner.settings.prompts:
         raise SettingsError("prompts = False: a prompt is all that is trained here; leave the setting out")
-    if not learner.trains_prompt(len(classes)):
+    if not learner.trains_prompt(classes):
         raise LearnerError(f"{found.folder} has one class and nothing to tell it from; add other classes")
     images = FileImages(found.files.paths, backbone.preprocessing)
     record = learner.learn((images, found.files.labels), "adapting", on_stage, bookmark)

@@ -19,6 +19,7 @@ from protosteer.errors import LearnerError, ModelFileError
 from protosteer.learner import Learner
 from protosteer.method.memory import Memory, TaskRecord
 from protosteer.modelfile import Model, read
+from protosteer.photos.again import Again, file_digests
 from protosteer.photos.carrying import Carried
 from protosteer.photos.teaching import (
     Survey,
@@ -58,7 +59,7 @@ def plan(
 
     Names and classes are what they would be if one folder was learned after the other.
     """
-    owners = dict(memory.owners)
+    owners = set(memory.classes)
     lessons: list[Lesson] = []
     there: list[Path] = []
     for folder in folders:
@@ -67,26 +68,25 @@ def plan(
             there.append(folder)
             continue
         begun = unfinished_task(memory, folder, classes, None)
-        own = begun.class_names if begun else [c for c in classes if c not in owners]
-        known = [c for c in classes if c not in own]
-        if not own or (known and not skip_known):
-            raise LearnerError(
-                f"class '{known[0]}' of {folder} is in '{owners[known[0]]}' already; forget it first, rename its "
-                "folder, or leave such classes out with Survey.without_known()"
-            )
+        own = classes
+        if skip_known:
+            own = begun.class_names if begun else [c for c in classes if c not in owners]
+        if not own:
+            raise LearnerError(f"every class of {folder} is known already; there is nothing to learn")
         name = begun.name if begun else memory.free_name(own_name(folder), [x.name for x in lessons])
-        owners |= dict.fromkeys(own, name)
+        owners |= {*own}
         lessons.append(Lesson(folder, name, tuple(own)))
     return lessons, there
 
 
 def _learned(memory: Memory, folder: Path, classes: Sequence[str]) -> bool:
-    """Whether a finished task of the folder's name, perhaps with a number, has just these classes."""
+    """Whether finished tasks of the folder's name, perhaps with a number, have just these classes and images."""
     mine = re.compile(rf"{re.escape(own_name(folder))}(-\d+)?")
-    return any(
-        mine.fullmatch(task.name) and set(task.class_names) == set(classes) and not task.about.unfinished
-        for task in memory.tasks
-    )
+    tasks = [task for task in memory.tasks if mine.fullmatch(task.name) and not task.about.unfinished]
+    if not any(set(task.class_names) == set(classes) for task in tasks):
+        return False
+    files = read_folder(folder)
+    return len(Again.find(tasks, files, file_digests(files.paths)).same) == len(files)
 
 
 def teach_apart(

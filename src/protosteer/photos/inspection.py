@@ -17,6 +17,7 @@ from torch import Tensor
 
 from protosteer.method.fusion import Fusion
 from protosteer.method.memory import Memory, TaskRecord
+from protosteer.method.stack import centroids_of, value_lengths_of
 from protosteer.modelfile import Model
 from protosteer.photos.rejection import familiar
 from protosteer.settings import Settings
@@ -95,6 +96,7 @@ def _task(task: TaskRecord) -> dict[str, Any]:
         "prompt": prompt if prompt is None else _prompt(prompt),
         "trained": prompt is not None and not task.few_shot,
         "few_shot": task.few_shot,
+        "corrected": task.corrected,
         "unfinished": bool(about.unfinished),
         "independent": task.independent,
         "held_out": about.held_out,
@@ -128,7 +130,8 @@ def _classes(task: TaskRecord) -> list[dict[str, Any]]:
 
 def _totals(tasks: Sequence[dict[str, Any]], file_bytes: int | None) -> dict[str, Any]:
     """Sums over tasks; `bytes` of the tensors alone, so that they are comparable with what `run` measures."""
-    classes = [record for task in tasks for record in task["classes"]]
+    records = [record for task in tasks for record in task["classes"]]
+    classes = {record["name"] for record in records}
     days = sorted(task["learned"] for task in tasks if task["learned"]) or [None]
     total = sum(task["bytes"] for task in tasks)
     images = [task["image_bytes"] for task in tasks]
@@ -137,8 +140,8 @@ def _totals(tasks: Sequence[dict[str, Any]], file_bytes: int | None) -> dict[str
         "classes": len(classes),
         "tasks": len(tasks),
         "images": sum(task["images"] for task in tasks),
-        "centroids": sum(record["keys"] + record["values"] for record in classes),
-        "points": sum(record["points"] or 0 for record in classes),
+        "centroids": sum(record["keys"] + record["values"] for record in records),
+        "points": sum(record["points"] or 0 for record in records),
         "bytes": total,
         "bytes_per_class": total / len(classes) if classes else None,
         "bytes_per_task": total / len(tasks) if tasks else None,
@@ -178,15 +181,24 @@ def closest(memory: Memory, most: int = 10) -> list[Pair]:
 
 def _blocks(memory: Memory) -> Iterator[tuple[int, Tensor]]:
     """Some rows of the matrix at a time, from the diagonal on: first row, and [rows, C - first]."""
-    groups = [F.normalize(record.values.means, dim=1) for record in memory.records]
-    if not groups:
+    if not len(memory):
         return
-    most = max(map(len, groups))
-    # Where a class has fewer centroids than others its last one is repeated.
-    units = torch.stack([group[torch.arange(most).clamp(max=len(group) - 1)] for group in groups])
-    step = max(1, _CELLS // (len(units) * most**2))
-    for first in range(0, len(units), step):
-        some, others = units[first : first + step], units[first:]
-        cosines = some.flatten(0, 1) @ others.flatten(0, 1).T
-        rows = cosines.unflatten(0, some.shape[:2]).amax(dim=1)
-        yield first, rows.unflatten(1, others.shape[:2]).amax(dim=2).clamp(-1, 1)
+    owners = memory.record_classes.repeat_interleave(value_lengths_of(memory.tasks))
+    units = F.normalize(centroids_of(memory.tasks).means, dim=1)
+    order = owners.argsort(stable=True)
+    owners, units = owners[order], units[order]  # centroids stand class by class
+    classes = len(memory.classes)
+    starts = torch.searchsorted(owners, torch.arange(classes + 1)).tolist()
+    step = max(1, _CELLS * classes // len(units) ** 2)
+    for first in range(0, classes, step):
+        last = min(first + step, classes)
+        some, others = slice(starts[first], starts[last]), slice(starts[first], None)
+        cosines = units[some] @ units[others].T
+        rows = _greatest(cosines.T, owners[others] - first, classes - first).T
+        yield first, _greatest(rows, owners[some] - first, last - first).clamp(-1, 1)
+
+
+def _greatest(rows: Tensor, owners: Tensor, count: int) -> Tensor:
+    """[count, n]: of rows [m, n] that belong to owners [m], the greatest numbers of each owner."""
+    empty = rows.new_full((count, rows.shape[1]), -torch.inf)
+    return empty.scatter_reduce_(0, owners[:, None].expand_as(rows), rows, "amax")

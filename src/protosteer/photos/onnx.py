@@ -32,7 +32,7 @@ from protosteer.method.vit import shared_layers
 from protosteer.photos import rejection
 from protosteer.util.files import write_atomically, writing
 
-FORMATS = {"paper": "protosteer-onnx-1", "evidence": "protosteer-onnx-2"}
+FORMATS = {"paper": "protosteer-onnx-3", "evidence": "protosteer-onnx-4"}
 FRACTIONS = (0.01, 0.02, 0.05, 0.1, 0.2)  # of known images that are rejected; a threshold is written for each
 _TOLERANCE = 1e-3
 
@@ -119,8 +119,9 @@ def _arrays(learner: Learner) -> dict[str, np.ndarray]:
     return {
         **(_evidence(fused) if fused else own),
         "values": index.values.numpy(),
-        "value_classes": index.value_classes.numpy(),
-        "class_tasks": index.class_tasks.numpy(),
+        "value_records": index.value_records.numpy(),
+        "record_classes": index.record_classes.numpy(),
+        "record_tasks": index.record_tasks.numpy(),
         "task_prompts": np.array(rows[: len(index.tasks)], dtype=np.int64),
         "prompts": prompts,
         "enters": enters,

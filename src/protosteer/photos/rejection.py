@@ -71,7 +71,10 @@ def own_thresholds(learner: Learner) -> dict[str, float]:
     By the paper's rule alone; as evidence they are classes like any other.
     """
     few = [] if learner.fusion else _few(learner.memory)
-    return {record.name: float(_similarities(record).min()) for record in few}
+    least = {record.name: _similarities(record).min() for record in few}
+    for record in few:  # a class may have been extended by a handful more than once
+        least[record.name] = torch.minimum(least[record.name], _similarities(record).min())
+    return {name: float(value) for name, value in least.items()}
 
 
 class Rejection:

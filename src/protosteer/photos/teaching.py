@@ -7,6 +7,8 @@ that it knows; by the paper's rule also how similar known images are to their pr
 
 Where a prompt is trained, the task is there twice: usable after one pass over its images, and finished. An
 unfinished task that a model was left with is learned again in its own place, from where its training was.
+
+Classes that are known already grow: the new task has records of them too, from the images that are new.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from protosteer.errors import DataError, LearnerError, SettingsError
 from protosteer.learner import Learner
 from protosteer.method.memory import Memory, TaskRecord
 from protosteer.method.task import task_seed
+from protosteer.photos.again import Again, file_digests, with_seen
 from protosteer.photos.checking import Check, calibrated
 from protosteer.running.progress import OnStage
 from protosteer.running.resume import Bookmark
@@ -45,9 +48,14 @@ class Survey:
     """What a folder of class folders holds, before anything is spent on it."""
 
     folder: Path
-    files: Files  # that can be read, class by class
+    files: Files  # that can be read and are new, class by class
+    digests: list[int]  # of their contents
     unreadable: list[Path]
-    known: dict[str, str]  # classes of the folder that the model has already, and their tasks
+    known: dict[str, list[str]]  # classes of the folder that the model has already, and their tasks
+    again: list[Path]  # files that their class was learned from, or checked with, before
+    other: dict[
+        Path, str
+    ]  # files that another class was learned from, which is named; they are learned all the same
 
     @property
     def counts(self) -> dict[str, int]:
@@ -59,8 +67,17 @@ class Survey:
         rows = [i for i, label in enumerate(self.files.labels) if label not in self.known]
         if not rows:
             raise LearnerError(f"every class of {self.folder} is known already; there is nothing to learn")
+        files, digests = self.files.rows(rows), [self.digests[i] for i in rows]
         unreadable = [p for p in self.unreadable if p.relative_to(self.folder).parts[0] not in self.known]
-        return Survey(self.folder, self.files.rows(rows), unreadable, {})
+        other = {path: name for path, name in self.other.items() if path in {*files.paths}}
+        return Survey(self.folder, files, digests, unreadable, {}, [], other)
+
+    def check_new(self) -> None:
+        """Refuse a folder that has nothing to learn, before anything is spent on it."""
+        if not len(self.files):
+            raise LearnerError(
+                f"every image of {self.folder} was learned or held out already; there is nothing to learn"
+            )
 
 
 @dataclass(frozen=True)
@@ -100,18 +117,28 @@ def survey(
         raise DataError(
             f"class folder {folder / min(empty)} has no image that can be read; replace its files or remove it"
         )
-    owners = dict(memory.owners) if memory else {}
     begun = unfinished_task(memory, folder, files.labels, name) if memory else None
-    for label in begun.class_names if begun else ():
-        del owners[label]
+    others = Memory(task for task in memory.tasks if task is not begun) if memory else Memory()
+    owners = others.owners
     known = {label: owners[label] for label in dict.fromkeys(files.labels) if label in owners}
-    return Survey(folder, left, unreadable, known)
+    digests = file_digests(left.paths)
+    again = Again.find(others.tasks, left, digests)
+    new = sorted({*range(len(left))} - {*again.same})
+    return Survey(
+        folder,
+        left.rows(new),
+        [digests[i] for i in new],
+        unreadable,
+        known,
+        again=[left.paths[i] for i in again.same],
+        other={left.paths[i]: label for i, label in again.other.items()},
+    )
 
 
 def unfinished_task(
     memory: Memory, folder: Path, labels: Iterable[str], name: str | None
 ) -> TaskRecord | None:
-    """The task of that name, or else the folder's, and of just those of the classes that no other task has, if
+    """The task of that name, or else the folder's, of these classes, or of those that are not known otherwise, if
     its prompt is still to be trained."""
     wanted, owners = set(labels), memory.owners
     for task in memory.tasks:
@@ -143,7 +170,7 @@ def teach(
     The learner itself changes when all is done, or not at all. on_usable: is called before a prompt is
     trained, if one is, with a copy that can be used already.
     """
-    refuse_known(found)
+    found.check_new()
     learned, held = split(found.files, holdout, learner.settings.seed)
     turn = _turn(learner, found, name)
     size = sum(file_status(path).st_size for path in learned.paths)
@@ -153,7 +180,8 @@ def teach(
 
     def told(record: TaskRecord) -> tuple[Learner, Taught]:
         about = dataclasses.replace(record.about, learned=today, image_bytes=size, held_out=len(held))
-        whole, check = dataclasses.replace(record, about=about), None
+        whole = with_seen(dataclasses.replace(record, about=about), found.files, found.digests)
+        check = None
         after = turn.after(whole)
         if unseen and after.fusion is None:
             whole = calibrated(whole, after, unseen, held.labels, on_stage)
@@ -199,16 +227,6 @@ def _turn(learner: Learner, found: Survey, name: str | None) -> _Turn:
     before = Learner(learner.backbone, learner.settings, begun.domain)
     before.memory = Memory(memory.tasks[:place])
     return _Turn(begun.name, before, memory.tasks[place + 1 :])
-
-
-def refuse_known(found: Survey) -> None:
-    if found.known:
-        name, task = next(iter(found.known.items()))
-        more = f" (and {len(found.known) - 1} more)" if len(found.known) > 1 else ""
-        raise LearnerError(
-            f"class '{name}'{more} was learned in task '{task}'; forget it first, rename its folder, or leave such "
-            "classes out with Survey.without_known()"
-        )
 
 
 def held_count(images: int, holdout: float) -> int:

@@ -22,7 +22,7 @@ Told = Mapping[str, Any]
 
 def overview(description: Told, all_classes: bool = False) -> list[RenderableType]:
     """All about one model; of many classes or tasks only the first are listed unless all are asked for."""
-    tasks = description["tasks"]
+    tasks = [task for task in description["tasks"] if task["corrected"] is None]
     rows = [(i, task["name"], record) for task in tasks for i, record in enumerate(task["classes"])]
     most = len(rows) if all_classes else MOST_ROWS
     parts: list[RenderableType] = [_header(description)]
@@ -48,6 +48,7 @@ def _header(description: Told) -> Table:
         "Knows": f"{counted(totals['classes'], 'class')} from {counted(totals['images'], 'image')}, in "
         f"{counted(totals['tasks'], 'task')}, as {kept}",
         "Learned": _dates(totals["first_learned"], totals["last_learned"]),
+        **_corrections([task for task in tasks if task["corrected"] is not None]),
         "Independent": f"{sum(task['independent'] for task in tasks):,} of {counted(len(tasks), 'task')} "
         "(learned from their own images alone)",
         "Size": _sizes(totals),
@@ -82,6 +83,13 @@ def _evidence(evidence: Told) -> dict[str, str]:
         if evidence["left_out"]
         else "not calibrated, as no class has two images",
     }
+
+
+def _corrections(tasks: Sequence[Told]) -> dict[str, str]:
+    """One line for all, since there may be hundreds of them."""
+    if not tasks:
+        return {}
+    return {"Corrected": f"{counted(len(tasks), 'image')}, the last on {tasks[-1]['learned']}, each a task"}
 
 
 def _unknown(rejection: Told, evidence: bool) -> str:

@@ -17,10 +17,10 @@ from protosteer.util.text import counted, printable
 
 def found_table(found: Survey, held: Mapping[str, int]) -> Table:
     """One row per class. held: how many images of each class will be held out."""
-    known = ["Known already, from task"] if found.known else []
+    known = ["Known, from task"] if found.known else []
     table = plain_table(None, "Class", *numbers(["Images", "Held out"]), *known)
     for name, count in found.counts.items():
-        task = Text(printable(found.known.get(name, "")))
+        task = Text(printable(", ".join(found.known.get(name, ["new"]))))
         table.add_row(Text(printable(name)), f"{count:,}", f"{held[name]:,}", *([task] if known else []))
     return table
 
@@ -46,6 +46,8 @@ def as_json(found: Survey, taught: Taught | None) -> dict[str, Any]:
             "classes": found.counts,
             "unreadable": [str(path) for path in found.unreadable],
             "known": found.known,
+            "again": [str(path) for path in found.again],
+            "other": {str(path): name for path, name in found.other.items()},
         }
     }
     if taught:

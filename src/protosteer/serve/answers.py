@@ -31,7 +31,7 @@ class Prediction(BaseModel):
     similarity: float = Field(description="How like the class of this label it is, as a cosine.")
     energy: float
     unknown: bool | None = Field(description="Whether it is like no class; null if the model cannot tell.")
-    task: str = Field(description="The task that the label was learned in.")
+    task: str = Field(description="The task that the label was first learned in.")
     candidates: list[str] = Field(description="Tasks whose own prompts were tried.")
     passes: int = Field(description="Forward passes that it took.")
     top: list[Candidate]
@@ -44,7 +44,8 @@ class Predictions(BaseModel):
 
 class Class(BaseModel):
     name: str
-    task: str
+    task: str = Field(description="The task that it was first learned in.")
+    tasks: list[str] = Field(description="All tasks that it was learned in.")
     images: int
     centroids: int = Field(description="Prototypes that are kept of it.")
 
@@ -100,7 +101,7 @@ class JobStatus(BaseModel):
 
 class Forgotten(BaseModel):
     classes: list[str]
-    task: str
+    tasks: list[str]
     bytes: int
     exact: bool
     guarantee: str
@@ -127,7 +128,7 @@ _MEANINGS = {
     403: "Teaching is not allowed",
     404: "No such class or job",
     408: "The images took too long to arrive",
-    409: "The class exists, is the only one, or the file changed on disk",
+    409: "The class is the only one, or the file changed on disk",
     413: "Too many images, bytes or pixels",
     422: "A bad image, which is named, or a bad option",
     503: "Too much to do; Retry-After says when to try again",

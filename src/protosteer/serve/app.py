@@ -208,7 +208,7 @@ def _add_reports(app: FastAPI, service: Service) -> None:
             "teaching": service.teaching,
             "reject": service.reject,
             "calibrated": current.calibrated,
-            "trainable": current.trainable,
+            "trainable": current.trainable(),
         }
 
     @app.get("/map", response_model=answers.Map)

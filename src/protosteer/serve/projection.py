@@ -9,7 +9,6 @@ gives the same map.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +17,8 @@ from torch import Tensor
 
 from protosteer.errors import LearnerError
 from protosteer.method.fusion import Fusion
-from protosteer.method.memory import ClassRecord, Memory
+from protosteer.method.memory import Memory
+from protosteer.method.stack import centroids_of, value_lengths_of
 
 EDGE = 1.15  # where a picture is drawn that lies farther out than any class
 NOTHING = 1e-6  # differences of unit vectors that are rounding, since records are in single precision
@@ -37,7 +37,7 @@ class Projection:
         """fusion: as a `Learner` has it."""
         if not memory.records:
             raise LearnerError("a model without classes has no map; learn a class first")
-        directions = _directions(memory.records)
+        directions = _directions(memory)
         if fusion:
             directions = fusion.views[0].coarse.directions[fusion.places]
         origin = directions.mean(dim=0)
@@ -46,7 +46,7 @@ class Projection:
         axes = axes / extent if extent > NOTHING else axes
         spots = _clip((directions - origin) @ axes.T, 1.0)
         classes = [
-            (name, task, *spot) for (name, task), spot in zip(memory.owners.items(), spots, strict=True)
+            (name, tasks[0], *spot) for (name, tasks), spot in zip(memory.owners.items(), spots, strict=True)
         ]
         return cls(classes, origin, axes)
 
@@ -56,13 +56,12 @@ class Projection:
         return _clip((directions - self.origin) @ self.axes.T, EDGE)
 
 
-def _directions(records: Sequence[ClassRecord]) -> Tensor:
+def _directions(memory: Memory) -> Tensor:
     """[C, D] of length 1: an image of a class's own mean embedding is then drawn where the class is."""
-    sizes = torch.tensor([len(record.values.means) for record in records])
-    owners = torch.arange(len(records)).repeat_interleave(sizes)
-    centroids = F.normalize(torch.cat([record.values.means for record in records]).double(), dim=1)
-    weights = torch.cat([record.values.counts for record in records]).double()
-    sums = centroids.new_zeros(len(records), centroids.shape[1])
+    groups = centroids_of(memory.tasks)
+    owners = memory.record_classes.repeat_interleave(value_lengths_of(memory.tasks))
+    centroids, weights = F.normalize(groups.means.double(), dim=1), groups.counts.double()
+    sums = centroids.new_zeros(len(memory.classes), centroids.shape[1])
     return F.normalize(sums.index_add_(0, owners, centroids * weights[:, None]), dim=1)
 
 

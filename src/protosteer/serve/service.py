@@ -80,9 +80,8 @@ class Service:
             check_name(name, "the class")
         except DataError as error:
             raise Refused(422, str(error)) from error
-        self.store.current.memory.check_new("", [name])
         if train:
-            self.store.check_trainable()
+            self.store.check_trainable(name)
         job = self.jobs.admit(name) if train else None
         try:
             async with self.uploads.received(request) as files:

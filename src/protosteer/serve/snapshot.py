@@ -52,7 +52,7 @@ class Snapshot:
                 "passes": passes,
                 "greatest": greatest,
                 "top": [
-                    {"label": name, "task": self._owners[name], "probability": p, "similarity": s}
+                    {"label": name, "task": self._owners[name][0], "probability": p, "similarity": s}
                     for name, p, s in ranking
                 ],
                 "position": position,
@@ -60,22 +60,20 @@ class Snapshot:
             for label, task, energy, candidates, passes, greatest, position, ranking in columns
         ]
 
-    @property
-    def trainable(self) -> bool:
-        """Whether a class that is added would get a prompt of its own."""
-        return self.learner.trains_prompt(1)
+    def trainable(self, name: str = "") -> bool:
+        """Whether a class that is added, or more of one that is there, would get a prompt of its own."""
+        return self.learner.trains_prompt([name])
 
     def classes(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "name": c.name,
-                "task": task.name,
-                "images": c.images,
-                "centroids": len(c.values.means if c.plain is None else c.plain.points),
-            }
-            for task in self.memory.tasks
-            for c in task.classes
-        ]
+        found: dict[str, dict[str, Any]] = {
+            name: {"name": name, "task": tasks[0], "tasks": tasks, "images": 0, "centroids": 0}
+            for name, tasks in self._owners.items()
+        }
+        for record in self.memory.records:
+            found[record.name]["images"] += record.images
+            points = record.values.means if record.plain is None else record.plain.points
+            found[record.name]["centroids"] += len(points)
+        return list(found.values())
 
     @cached_property
     def description(self) -> dict[str, Any]:

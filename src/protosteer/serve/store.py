@@ -37,20 +37,22 @@ class Store:
         self.current = Snapshot(learner.copy(), self.path)
         self._lock = threading.Lock()
 
-    def check_trainable(self) -> None:
+    def check_trainable(self, name: str) -> None:
         """A prompt sets a class apart from those before it; without any there is nothing to train."""
         settings = self.current.learner.settings
-        if self.current.trainable:
+        if self.current.trainable(name):
             return
         why = "keeps its tasks independent"
-        if not settings.prompts:
+        if self.current.trainable():
+            why = f"knows '{name}' already, and more images of it need no prompt"
+        elif not settings.prompts:
             why = "has no prompts"
         elif settings.prompt_tasks == "first":
             why = "has one prompt for all classes"
         raise Refused(422, f"this model {why}, so that there is nothing to train; leave out train")
 
     def add(self, name: str, pixels: Tensor, image_bytes: int) -> TaskRecord:
-        """A new class from a few images [n, 3, h, w]."""
+        """A new class, or more of one, from a few images [n, 3, h, w]."""
         with self._lock:
             record = self.current.learner.copy().add_class(name, pixels)
             about = dataclasses.replace(record.about, image_bytes=image_bytes)
