@@ -43,6 +43,7 @@ BATCHES = {
     "march": ("five", "six"),
     "april": ("seven", "eight"),
 }
+MORE = "two"  # of which more pictures come later
 PER_CLASS, NEW_PER_CLASS = 20, 10
 PORT = "8000"  # in the page; a free one is taken instead
 SHELL = re.compile(r"[|<>;&$`]")  # what only a shell can do
@@ -81,11 +82,13 @@ def steps(page: str) -> list[Step]:
 
 
 def write_photos(folder: Path) -> None:
-    """Folders of scikit-learn's digits: four batches to learn from, and new pictures of all ten."""
+    """Folders of scikit-learn's digits: four batches and some more to learn from, and new pictures of all ten."""
     digits = load_digits()
     for batch, names in BATCHES.items():
         for name in names:
             _write(digits, NAMES.index(name), 0, PER_CLASS, folder / "photos" / batch / name)
+    later = PER_CLASS + NEW_PER_CLASS
+    _write(digits, NAMES.index(MORE), later, 10, folder / "photos" / "more" / MORE)
     for number, name in enumerate(NAMES):
         _write(digits, number, PER_CLASS, NEW_PER_CLASS, folder / "new" / name)
 

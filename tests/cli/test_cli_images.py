@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -133,15 +134,22 @@ def test_unreadable_files_are_named_and_left_out(tmp_path, capsys):
     assert {c.images for c in modelfile.read(tmp_path / "m.protosteer").memory.tasks[0].classes} == {4}
 
 
-def test_known_classes_are_refused_or_left_out(photos, model, tmp_path, capsys):
-    before = model.read_bytes()
+def test_known_classes_grow_or_are_left_out(photos, model, tmp_path, capsys):
     mixed = write_digits(tmp_path / "mixed", [1, 7], count=5)
-    said = fails(capsys, "learn", model, mixed)
-    assert "class 'one' was learned in task 'spring'" in said and "--skip-known" in said
-    assert model.read_bytes() == before
     assert main(["learn", str(model), str(mixed), "--skip-known"]) == 0
     assert modelfile.read(model).memory.tasks[-1].class_names == ["seven"]
     assert "every class of" in fails(capsys, "learn", model, mixed, "--skip-known")
+    more = write_digits(tmp_path / "more", [1, 7], count=5, skip=60)
+    shutil.copy(next((mixed / "seven").iterdir()), more / "seven" / "again.png")
+    assert main(["learn", str(model), str(more), "--preset", "instant"]) == 0
+    told = capsys.readouterr()
+    assert "left out, since learned or held out before: 1 image: " in told.err and "again.png" in told.err
+    assert re.search(r"one +5 +1 +spring", told.out) and re.search(r"seven +5 +1 +mixed", told.out)
+    known = modelfile.read(model).memory
+    assert known.tasks[-1].class_names == ["one", "seven"] and len(known.classes) == 4
+    before = model.read_bytes()
+    assert "there is nothing to learn" in fails(capsys, "learn", model, more)
+    assert model.read_bytes() == before
     for form in ([], ["--json"]):  # a dry run only says so
         assert main(["learn", str(model), str(mixed), "--dry-run", *form]) == 0
         shown = capsys.readouterr().out
@@ -545,8 +553,9 @@ def test_clashing_names_need_a_rename(parts, tmp_path, capsys):
     out, new = tmp_path / "merged.protosteer", tmp_path / "c"
     assert "--rename-task" in fails(capsys, "merge", one, one, "-o", out)
     words = ["merge", str(one), str(one), "-o", str(out), "--rename-task", "spring=later"]
-    said = fails(capsys, *words)
-    assert "class 'one' is in more than one model" in said and "with --rename OLD=NEW" in said
+    grown = [word if word != str(out) else str(tmp_path / "grown.protosteer") for word in words]
+    assert main([*grown, "--json"]) == 0  # the same classes, from the images of both
+    assert json.loads(capsys.readouterr().out)["names"] == ["one", "two", "zero"]
     for name in ("one", "two", "zero"):
         words += ["--rename", f"{name}={name}-b"]
     assert main([*words, "--json"]) == 0

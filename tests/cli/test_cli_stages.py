@@ -142,8 +142,14 @@ def test_other_classes_or_names_do_not_go_on_with_it(spring, tmp_path, capsys):
     left = path.read_bytes()
     capsys.readouterr()
     more = photos(tmp_path / "spring", ["ant", "bee", "cow"])
-    assert learn(path, more) == learn(path, spring, "--name", "other") == 2
-    assert capsys.readouterr().err.count("was learned in task 'spring'") == 2 and path.read_bytes() == left
+    assert learn(path, spring, "--name", "other") == 2
+    assert "there is nothing to learn" in capsys.readouterr().err and path.read_bytes() == left
+    assert learn(path, more, *QUICK) == 0
+    tasks = modelfile.read(path).memory.tasks
+    assert [(task.name, task.class_names, bool(task.about.unfinished)) for task in tasks] == [
+        ("spring", ["ant", "bee"], True),
+        ("spring-2", ["cow"], False),
+    ]
 
 
 # Someone else changes the file meanwhile

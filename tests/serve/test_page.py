@@ -291,7 +291,7 @@ def test_a_class_is_taught_recognised_at_once_and_deleted_again(visit, address, 
     assert page.evaluate("[sessionStorage.token, localStorage.length]") == [TOKEN, 0]
 
     examples(page, "nine", TOKEN, taught)
-    expect(page.locator("#teach-answer")).to_contain_text("'nine' was learned in task 'nine'")
+    expect(page.locator("#teach-answer")).to_contain_text("“nine” was learned from 5 pictures")
     page.get_by_label("Token").fill("wrong")
     delete(page, "nine")
     expect(page.get_by_role("dialog")).to_contain_text("This is not the service's token")

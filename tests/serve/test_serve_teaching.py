@@ -114,9 +114,15 @@ def test_names_that_no_class_may_have(client, path):
     assert answer.status_code == 422 and "name" in answer.json()["detail"]
 
 
-def test_a_class_that_exists_and_bad_images_are_refused(client):
+def test_a_class_that_exists_grows_and_bad_images_are_refused(client):
+    before = client.get("/classes").json()["classes"][0]
     answer = teach(client, "ant")
-    assert answer.status_code == 409 and "'ant' was learned in task 'ant task'" in answer.json()["detail"]
+    assert answer.status_code == 201
+    grown = client.get("/classes").json()["classes"][0]
+    assert (
+        grown["tasks"] == ["ant task", "ant"]
+        and grown["images"] == before["images"] + answer.json()["images"]
+    )
     bad = [*form(pictures("fox", 2)), ("images", ("bad.png", b"junk"))]
     answer = client.post("/classes/fox?train=true", files=bad, headers=BEARER)
     assert answer.status_code == 422 and answer.json()["detail"].startswith("bad.png")

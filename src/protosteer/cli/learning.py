@@ -140,7 +140,7 @@ def _learn_folder(
     learner = learner_of(old)
     _tell_begun(learner, found, writer)
     taught = _teach(learner, found, writer, holdout)
-    _tell_taught(taught, learner, path, as_json)
+    _tell_taught(taught, found, learner, path, as_json)
     return figures(found, taught)
 
 
@@ -264,7 +264,9 @@ def goes_on(bookmark: Bookmark) -> str:
     return f"; the same command {how}"
 
 
-def _why_no_prompt(record: TaskRecord) -> str:
+def _why_no_prompt(record: TaskRecord, found: Survey) -> str:
+    if found.known.keys() >= {*record.class_names}:
+        return "no prompt was trained: more images of known classes need none"
     if record.domain is not None:
         return "no prompt was trained: the one for all classes serves these too"
     if len(record.classes) == 1:
@@ -272,13 +274,13 @@ def _why_no_prompt(record: TaskRecord) -> str:
     return "no prompt was trained: by these settings only the first task has one"
 
 
-def _tell_taught(taught: Taught, learner: Learner, path: Path, as_json: bool) -> None:
+def _tell_taught(taught: Taught, found: Survey, learner: Learner, path: Path, as_json: bool) -> None:
     from protosteer.report.teaching import check_report
 
     if taught.check and not as_json:
         show(check_report(taught.check, taught.before_training))
     if taught.record.prompt is None and learner.settings.prompts:
-        say(_why_no_prompt(taught.record))
+        say(_why_no_prompt(taught.record, found))
     if taught.check is None:
         lost = "" if learner.fusion else ", and predict --reject knows nothing of these classes"
         say(f"no image was held out: there is no self-check{lost}")

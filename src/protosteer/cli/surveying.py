@@ -40,7 +40,7 @@ def tell_odd(found: Survey) -> None:
         say(f"warning: {counted(len(found.unreadable), 'file')} cannot be read and will be left out: {named}")
     if found.again:
         named = listed([str(path) for path in found.again], MOST_NAMED)
-        say(f"{counted(len(found.again), 'image')} learned or held out already and left out: {named}")
+        say(f"left out, since learned or held out before: {counted(len(found.again), 'image')}: {named}")
     if found.other:
         named = listed([f"{path} ({name})" for path, name in found.other.items()], MOST_NAMED)
-        say(f"warning: {counted(len(found.other), 'image')} learned as another class already: {named}")
+        say(f"warning: learned as another class before: {counted(len(found.other), 'image')}: {named}")

@@ -1,0 +1,143 @@
+"""What corrections bring: a stream of images whose wrong answers are corrected one by one.
+
+    python tools/corrections.py --cifar cifar-100-python --weights deit_tiny_patch16_224.safetensors \
+        --mnist mnist --out experiments/corrections/corrections.json
+    python tools/corrections.py --plot experiments/corrections/corrections.json docs/images/corrections.png
+
+A model of the preset `instant` is taught a few images of each class. Then other images arrive, in an order drawn by
+the seed; whichever is taken for another class is corrected. After each tenth correction the model is asked about test
+images, which are never corrected. CIFAR-100: classes and images drawn by the seed, DeiT-Tiny; MNIST: nano.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from protosteer.backbones import Backbone
+from protosteer.data.sets.cifar import read_cifar100
+from protosteer.data.sets.idx import idx_files, read_images
+from protosteer.evaluation.manifest import circumstances
+from protosteer.learner import Learner
+from protosteer.settings import Settings
+
+EVERY = 10  # corrections between two tests
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many classes, and how many images of each are taught, arrive, and test."""
+
+    classes: int
+    taught: int
+    arriving: int
+    tested: int
+
+
+PLANS = {"CIFAR-100, DeiT-Tiny": Plan(20, 5, 20, 20), "MNIST, nano": Plan(10, 5, 60, 50)}
+
+
+def play(backbone: Backbone, images: Tensor, labels: Tensor, plan: Plan, seed: int) -> dict[str, Any]:
+    """One stream: test accuracy by number of corrections, and how often one changed its own answer."""
+    draw = torch.Generator().manual_seed(seed)
+    classes = torch.randperm(int(labels.max()) + 1, generator=draw)[: plan.classes].tolist()
+    parts: list[list[tuple[int, int]]] = [[], [], []]  # rows and classes
+    for c in classes:
+        rows = (labels == c).nonzero()[:, 0]
+        rows = rows[torch.randperm(len(rows), generator=draw)][: plan.taught + plan.arriving + plan.tested]
+        for part, some in zip(parts, rows.split([plan.taught, plan.arriving, plan.tested]), strict=True):
+            part += [(row, c) for row in some.tolist()]
+    taught, arriving, tested = parts
+    learner = Learner(backbone, Settings.preset("instant"))
+    learner.learn((images[[row for row, _ in taught]], [str(c) for _, c in taught]))
+    pixels, truth = images[[row for row, _ in tested]], [str(c) for _, c in tested]
+
+    def accuracy() -> float:
+        right = sum(a == b for a, b in zip(learner.predict(pixels).labels, truth, strict=True))
+        return 100 * right / len(truth)
+
+    curve, changed, heavier = [(0, accuracy())], 0, 0
+    for place in torch.randperm(len(arriving), generator=draw).tolist():
+        row, c = arriving[place]
+        image = images[row : row + 1]
+        if learner.predict(image).labels == [str(c)]:
+            continue
+        (record,) = learner.correct(image, str(c)).classes
+        changed += learner.predict(image).labels == [str(c)]
+        heavier += record.plain is not None and int(record.plain.counts.sum()) > 1
+        made = len(learner.memory.corrections)
+        if made % EVERY == 0:
+            curve.append((made, accuracy()))
+    made = len(learner.memory.corrections)
+    curve.append((made, accuracy()))
+    print(
+        f"seed {seed}: {made} corrections, {changed} changed their answer; {curve[0][1]:.1f} -> {curve[-1][1]:.1f}"
+    )
+    return {"seed": seed, "corrections": made, "changed": changed, "heavier": heavier, "curve": curve}
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    streams: dict[str, Any] = {}
+    for name, plan in PLANS.items():
+        if name.startswith("CIFAR"):
+            images, numbers, _ = read_cifar100(options.cifar, "test")
+            backbone = Backbone.load("deit_tiny_patch16_224", weights=options.weights)
+        else:
+            files = idx_files(options.mnist, ("t10k",))
+            if files is None:
+                raise SystemExit(f"{options.mnist} has no test images of MNIST")
+            images, numbers = read_images(*files)
+            backbone = Backbone.load("nano")
+        labels = torch.as_tensor(numbers)
+        print(name, plan)
+        streams[name] = [play(backbone, images, labels, plan, seed) for seed in options.seeds]
+    return {"streams": streams, "circumstances": circumstances(torch.device("cpu"))}
+
+
+def plot(told: dict[str, Any], place: Path) -> None:
+    from matplotlib.figure import Figure
+
+    from protosteer.report.plots import png
+
+    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for i, (name, runs) in enumerate(told["streams"].items()):
+        for run in runs:
+            made, percent = zip(*run["curve"], strict=True)
+            axes.plot(made, percent, color=f"C{i}", label=name if run is runs[0] else None)
+    axes.set(xlabel="images corrected", ylabel="accuracy on other images, %")
+    axes.legend(frameon=False)
+    axes.grid(alpha=0.3)
+    place.write_bytes(png(figure))
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cifar", type=Path)
+    parser.add_argument("--mnist", type=Path)
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument(
+        "--seeds", type=lambda text: [int(word) for word in text.split(",")], default=[0, 1, 2]
+    )
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--plot", type=Path, nargs=2, metavar=("JSON", "PNG"))
+    options = parser.parse_args(words)
+    if options.plot:
+        plot(json.loads(options.plot[0].read_text()), options.plot[1])
+        return
+    told = measure(options)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(told, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
