@@ -25,6 +25,7 @@ from protosteer.backbones import Backbone
 from protosteer.data.sets.cifar import read_cifar100
 from protosteer.data.sets.idx import idx_files, read_images
 from protosteer.evaluation.manifest import circumstances
+from protosteer.evaluation.metrics import calibration_error, reliability
 from protosteer.learner import Learner
 from protosteer.settings import Settings
 
@@ -59,11 +60,14 @@ def play(backbone: Backbone, images: Tensor, labels: Tensor, plan: Plan, seed: i
     learner.learn((images[[row for row, _ in taught]], [str(c) for _, c in taught]))
     pixels, truth = images[[row for row, _ in tested]], [str(c) for _, c in tested]
 
-    def accuracy() -> float:
-        right = sum(a == b for a, b in zip(learner.predict(pixels).labels, truth, strict=True))
-        return 100 * right / len(truth)
+    def tested_now() -> tuple[int, float, float]:
+        """Corrections so far, accuracy on the test images, calibration error."""
+        answer = learner.predict(pixels)
+        right = torch.tensor([a == b for a, b in zip(answer.labels, truth, strict=True)])
+        error = calibration_error(reliability(answer.probabilities.amax(dim=1), right))
+        return len(learner.memory.corrections), 100 * float(right.double().mean()), error
 
-    curve, changed, heavier = [(0, accuracy())], 0, 0
+    curve, changed, heavier = [tested_now()], 0, 0
     for place in torch.randperm(len(arriving), generator=draw).tolist():
         row, c = arriving[place]
         image = images[row : row + 1]
@@ -72,11 +76,10 @@ def play(backbone: Backbone, images: Tensor, labels: Tensor, plan: Plan, seed: i
         (record,) = learner.correct(image, str(c)).classes
         changed += learner.predict(image).labels == [str(c)]
         heavier += record.plain is not None and int(record.plain.counts.sum()) > 1
-        made = len(learner.memory.corrections)
-        if made % EVERY == 0:
-            curve.append((made, accuracy()))
+        if len(learner.memory.corrections) % EVERY == 0:
+            curve.append(tested_now())
+    curve.append(tested_now())
     made = len(learner.memory.corrections)
-    curve.append((made, accuracy()))
     print(
         f"seed {seed}: {made} corrections, {changed} changed their answer; {curve[0][1]:.1f} -> {curve[-1][1]:.1f}"
     )
@@ -110,7 +113,7 @@ def plot(told: dict[str, Any], place: Path) -> None:
     axes = figure.subplots()
     for i, (name, runs) in enumerate(told["streams"].items()):
         for run in runs:
-            made, percent = zip(*run["curve"], strict=True)
+            made, percent, _ = zip(*run["curve"], strict=True)
             axes.plot(made, percent, color=f"C{i}", label=name if run is runs[0] else None)
     axes.set(xlabel="images corrected", ylabel="accuracy on other images, %")
     axes.legend(frameon=False)
