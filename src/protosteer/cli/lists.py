@@ -75,6 +75,7 @@ def backbones(
 ) -> None:
     """List the backbones that have a short name, and whether their weights are on this disk."""
     from protosteer.backbones import list_backbones
+    from protosteer.backbones.hub import names_on_disk
     from protosteer.util.files import cache_dir
 
     if try_ is not None:
@@ -82,10 +83,14 @@ def backbones(
         return
     folder = cache_dir() / "weights"
     rows = list_backbones()
+    others = [name for name in names_on_disk() if name not in {row.name for row in rows}]
     if as_json:
-        print(json.dumps({"backbones": [_backbone(row) for row in rows], "folder": str(folder)}, indent=2))
+        told = {"backbones": [_backbone(row) for row in rows], "others": others, "folder": str(folder)}
+        print(json.dumps(told, indent=2))
         return
     show([_backbones_table(rows)])
+    if others:
+        say(f"Also on this disk: {', '.join(others)}")
     say(
         "Weights that are not on disk are fetched when first used, or put the file at "
         f"{folder}/CHECKPOINT.safetensors"

@@ -42,6 +42,11 @@ LEAST, MOST = 50, 1000  # images of a trial; a backbone too slow for the least i
 PER_CLASS = 5  # images at least, if classes have them; where they are too many, some classes are tried
 COPIES = 3  # of its weights that are in memory while a backbone is loaded
 
+# Why one was chosen.
+BEST = "the one that computes least of those within one standard error of the best"
+ALONE, ONLY_TRIED = "the only one on this disk", "the only one that can be tried"
+LARGEST = "the largest on this disk, since nothing can be compared without two classes and two images of one"
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -97,13 +102,13 @@ def choose_backbone(
     found, left_out = candidates_on_disk()
     speed = nominal_speed(device)
     tried = affordable(found, count, speed, left_out)
-    if len(counts) < 2 or max(counts.values()) < 2:
-        why = "without two classes, and two images of one, nothing can be compared; the largest on this disk"
-        return Choice(max(tried, key=_cost), why, (), left_out)
-    if fetch and may_fetch():
+    comparable = len(counts) > 1 and max(counts.values()) > 1
+    if comparable and fetch and may_fetch():
         tried = _with_fetched(tried, count, speed, left_out, say)
     if len(tried) == 1:
-        return Choice(tried[0], "the only one on this disk", (), left_out)
+        return Choice(tried[0], ONLY_TRIED if left_out else ALONE, (), left_out)
+    if not comparable:
+        return Choice(max(tried, key=_cost), LARGEST, (), left_out)
     rows = sample(labels, most_images(tried, speed), seed)
     trials: list[Trial] = []
     for info in sorted(tried, key=_cost):
@@ -111,10 +116,7 @@ def choose_backbone(
             trials.append(_try(info, images, labels, rows, device, on_stage))
         except WeightsError as error:
             left_out[info.alias] = str(error)
-    return Choice(best(trials).info, WHY, tuple(trials), left_out)
-
-
-WHY = "the one that computes least of those within one standard error of the best"
+    return Choice(best(trials).info, BEST, tuple(trials), left_out)
 
 
 def best(trials: Sequence[Trial]) -> Trial:
@@ -219,10 +221,8 @@ def _with_fetched(
 ) -> list[BackboneInfo]:
     """And those of the short list that this machine is fast enough for and that could be fetched."""
     for info in affordable(worth_fetching(), images, speed, left_out, tried)[len(tried) :]:
-        megabytes = 4 * info.parameters / 1e6
-        say(
-            f"fetching {info.alias} ({info.name}, {megabytes:.0f} MB, {info.licence}) to try it on these images"
-        )
+        about = f"{info.name}, {4 * info.parameters / 1e6:.0f} MB, {info.licence}"
+        say(f"fetching {info.alias} ({about}) to try it; HF_HUB_OFFLINE=1 fetches nothing")
         try:
             tried = [*tried, replace(info, path=fetch_weights(info.name))]
         except WeightsError as error:
