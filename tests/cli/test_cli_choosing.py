@@ -57,6 +57,9 @@ def test_learn_and_try_choose_the_same_and_the_model_keeps_it(
     model = tmp_path / "m.protosteer"
     taught, err = run(capsys, "learn", model, folder, *INSTANT, "--json")
     assert json.loads(taught)["backbone"]["chosen"] == read(model).backbone["name"] == "mine"
+    assert (
+        json.loads(taught)["backbone"]["images"] == 21
+    )  # what checks the model does not choose its backbone
     by_hand().rename(tmp_path / "moved.safetensors")
     summer = photos(tmp_path / "summer", ["dog", "elk"])
     words = ("--backbone", "auto", "--weights", tmp_path / "moved.safetensors")
@@ -78,6 +81,14 @@ def test_a_named_backbone_is_not_chosen(
         model = tmp_path / f"{i}.protosteer"
         out, err = run(capsys, "learn", model, folder, *INSTANT, *words)
         assert read(model).backbone["name"] == name and "Licence" not in out and "\nbackbone " not in err
+
+
+def test_a_wrong_setting_is_told_before_anything_is_tried(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("protosteer.photos.choosing.choose_backbone", lambda *_: pytest.fail("it was tried"))
+    assert main(["learn", str(tmp_path / "m.protosteer"), str(folder), "--set", "epochs=none"]) == 2
+    assert "epochs" in capsys.readouterr().err
 
 
 def test_a_file_that_is_no_backbone_is_told_in_one_line(

@@ -50,6 +50,19 @@ class Wanted:
             figures[0]["backbone"] = as_json(self.choice)
 
 
+def not_held_out(
+    files: Callable[[], Files], holdout: float, preset: str | None, changes: dict[str, Any]
+) -> Files:
+    """Images that a new model will learn: those that check it must not choose its backbone.
+
+    What is wrong with its settings is told now, before anything is tried.
+    """
+    from protosteer.photos.teaching import split
+    from protosteer.settings import Settings
+
+    return split(files(), holdout, Settings.preset(preset or "best", **changes).seed)[0]
+
+
 def choose(files: Files, device: str, as_json: bool = False) -> Choice:
     """Try what there is; the table goes to standard output unless figures do, all else is said."""
     from protosteer.photos.choosing import choose_backbone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 from typer import Argument, Option
 
 from protosteer.cli.apart import learn_apart, to_learn
-from protosteer.cli.choosing import Wanted
+from protosteer.cli.choosing import Wanted, not_held_out
 from protosteer.cli.common import app, make_console, polite_kill, say, show
 from protosteer.cli.engines import make_engine
 from protosteer.cli.models import PANEL, backbone_of, check_place, prepare, read_model
@@ -107,8 +108,8 @@ def learn(
 
     def learner_of(old: Model | None, files: Callable[[], Files]) -> Learner:
         """The backbone is loaded once; that of a new model suits the files that are learned first."""
-        where = prepare(device, threads)
-        learner = _learner(old, wanted, files, adapted, preset, changes, where, *loaded)
+        learned = functools.partial(not_held_out, files, holdout, preset, changes)
+        learner = _learner(old, wanted, learned, adapted, preset, changes, prepare(device, threads), *loaded)
         loaded[:] = [learner.backbone]
         return learner
 

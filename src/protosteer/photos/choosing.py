@@ -205,6 +205,7 @@ def _try(
         if on_stage:
             on_stage(Stage("", f"trying {info.alias}", done, len(rows)))
 
+    backbone.embed_set(images, rows=rows[:1])  # the first image takes longer than others
     began = time.perf_counter()
     embeddings = backbone.embed_set(images, on_batch=on_batch, rows=rows)
     seconds = time.perf_counter() - began
