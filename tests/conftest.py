@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,12 @@ from protosteer.settings import Settings
 
 # Tests work on tiny tensors, for which a second thread costs more than it brings.
 torch.set_num_threads(1)
+
+# No weights but those that are shipped, and no network, whatever this machine has. The hub's client reads this when
+# it is imported, which nothing above does, and so does every command that a test starts.
+_NOTHING = tempfile.TemporaryDirectory()
+os.environ |= {"PROTOSTEER_CACHE": _NOTHING.name, "HF_HOME": _NOTHING.name, "HF_HUB_OFFLINE": "1"}
+assert "huggingface_hub" not in sys.modules
 
 # These play whole commands and pages; `make test-fast` leaves them to `make test`.
 END_TO_END = {

@@ -147,7 +147,7 @@ def _rounds(folder: Path) -> list[Round]:
     settings = [word for setting in _TRAINED for word in ("--set", setting)]
     found: list[Round] = []
     for name, words in {
-        "first": ["learn", "MODEL", str(folder / "photos" / "spring"), *settings],
+        "first": ["learn", "MODEL", str(folder / "photos" / "spring"), "--backbone", "nano", *settings],
         "second": ["learn", "MODEL", str(folder / "photos" / "summer")],
         "third": ["forget", "MODEL", "ant"],
     }.items():

@@ -7,6 +7,7 @@ The page is the script: in its ```console blocks, lines that begin with "$ " are
 them their output. They run one after the other, in a folder with pictures of handwritten digits; `protosteer`
 is this checkout's. What depends on the moment is left out (how far training is) or may differ (dates; figures
 by a little, since processors round differently). A command that ends in " &" goes on until the page ends.
+No weights are on the disk but those that are shipped, and nothing is fetched.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -46,6 +48,7 @@ BATCHES = {
 MORE = "two"  # of which more pictures come later
 PER_CLASS, NEW_PER_CLASS = 20, 10
 PORT = "8000"  # in the page; a free one is taken instead
+CACHE = "~/.cache/protosteer"  # in the page; an empty folder is taken instead
 SHELL = re.compile(r"[|<>;&$`]")  # what only a shell can do
 PASSING = re.compile(r"^  \w+(, epoch \d+ of \d+)?: .* left$")  # progress, for whoever waits
 PICTURE = re.compile(r"]\(([^)]*\.png)\)")  # those that a command writes are copied to the page
@@ -114,6 +117,7 @@ def play(page: str, folder: Path) -> Iterator[tuple[Step, str]]:
                     yield step, step.output
                 else:
                     printed = _run(command, folder, environment)
+                    printed = printed.replace(environment["PROTOSTEER_CACHE"], CACHE)
                     yield step, shown(printed.replace(f":{port}", f":{PORT}"))  # not digits of a figure
         finally:
             for process in running:
@@ -129,7 +133,7 @@ def _run(command: str, folder: Path, environment: dict[str, str]) -> str:
         printed, place = io.StringIO(), os.getcwd()
         os.chdir(folder)
         try:
-            with redirect_stdout(printed), redirect_stderr(printed):
+            with patch.dict(os.environ, environment), redirect_stdout(printed), redirect_stderr(printed):
                 protosteer(words)
         finally:
             os.chdir(place)
@@ -183,6 +187,9 @@ def _shell() -> Iterator[dict[str, str]]:
             "PYTHONUNBUFFERED": "1",
             "OMP_NUM_THREADS": "1",
             "COLUMNS": "100",
+            "PROTOSTEER_CACHE": str(Path(place) / "cache"),
+            "HF_HOME": str(Path(place) / "cache"),
+            "HF_HUB_OFFLINE": "1",
         }
 
 

@@ -16,6 +16,7 @@ _HOMES = {
     "ProtosteerError": "protosteer.errors",
     "ProtosteerWarning": "protosteer.errors",
     "Settings": "protosteer.settings",
+    "choose_backbone": "protosteer.photos.choosing",
     "merge": "protosteer.learner",
     "rejection": "protosteer.photos.rejection",  # a module
     "survey": "protosteer.photos.teaching",
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from protosteer.learner import merge as merge
     from protosteer.method.inference import Prediction as Prediction
     from protosteer.photos import rejection as rejection
+    from protosteer.photos.choosing import choose_backbone as choose_backbone
     from protosteer.photos.teaching import survey as survey
     from protosteer.photos.teaching import teach as teach
     from protosteer.settings import Settings as Settings

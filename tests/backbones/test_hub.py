@@ -25,7 +25,7 @@ def test_a_config_beside_the_file_is_read(tmp_path: Path) -> None:
     assert (backbone.preprocessing.crop, backbone.preprocessing.interpolation) == (0.95, "bilinear")
 
 
-@pytest.mark.parametrize("alias", ["vit", "deit", "dino"])
+@pytest.mark.parametrize("alias", ["vit-small", "dinov2-small", "vit", "deit", "dino"])
 def test_without_network_one_line_says_where_to_put_what(alias: str) -> None:
     full = full_name(alias)
     for name in (alias, full):
@@ -90,7 +90,9 @@ def test_a_name_that_the_hub_does_not_know(monkeypatch: pytest.MonkeyPatch) -> N
         raise RepositoryNotFoundError.__new__(RepositoryNotFoundError)
 
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", unknown)
-    with pytest.raises(WeightsError, match="no backbone is called 'vti': use nano, vit, deit, dino, mae"):
+    with pytest.raises(
+        WeightsError, match="no backbone is called 'vti': use nano, vit-small, dinov2-small, vit, deit"
+    ):
         Backbone.load("vti")
 
 
@@ -114,12 +116,14 @@ def test_the_list_needs_no_network_and_knows_what_is_on_disk() -> None:
     path = cache_dir() / "weights" / "mae_finetuned_vit_base.pth"
     path.parent.mkdir(parents=True)
     path.touch()
-    nano, *papers = list_backbones()
-    assert [row.alias for row in (nano, *papers)] == ["nano", "vit", "deit", "dino", "mae"]
+    nano, small, dinov2, *papers = list_backbones()
+    assert [row.alias for row in (nano, small, dinov2)] == ["nano", "vit-small", "dinov2-small"]
+    assert [row.alias for row in papers] == ["vit", "deit", "dino", "mae"]
     assert nano.on_disk and [row.path for row in papers] == [None, None, None, path]
     loaded = Backbone.load("nano")
     assert (nano.parameters, nano.preprocessing) == (loaded.parameters, loaded.preprocessing)
-    assert nano.pool == loaded.vit.config.pool
+    assert nano.config == loaded.vit.config
+    assert (small.preprocessing.mean, dinov2.preprocessing.mean) == (HALF[0], IMAGENET[0])
     assert [row.preprocessing.mean for row in papers] == [HALF[0], *[IMAGENET[0]] * 3]
     with torch.device("meta"):
         base = ViT(ViTConfig(224, 16, 768, 12, 12, 3072))

@@ -126,15 +126,16 @@ def test_backbones_as_json(
     weights = tmp_path / "weights" / "vit_base_patch16_224.dino.safetensors"
     weights.parent.mkdir()
     weights.write_bytes(b"")
+    weights.with_name("mine.safetensors").write_bytes(b"")
     assert main(["backbones", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     rows = {row["alias"]: row for row in printed["backbones"]}
-    assert {"nano", "vit", "deit", "dino", "mae"} == set(rows)
+    assert {"nano", "vit-small", "dinov2-small", "vit", "deit", "dino", "mae"} == set(rows)
     assert rows["dino"]["on_disk"] and rows["dino"]["path"] == str(weights)
     assert not rows["vit"]["on_disk"] and rows["vit"]["path"] is None
     assert rows["vit"]["mean"] == [0.5, 0.5, 0.5] and rows["mae"]["pool"] == "mean"
     assert rows["nano"]["on_disk"] and 0 < rows["nano"]["parameters"] < 10_000_000
-    assert printed["folder"] == str(weights.parent)
+    assert printed["folder"] == str(weights.parent) and printed["others"] == ["mine"]
 
 
 def test_backbones_as_a_table(

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from protosteer.backbones.formats import read_checkpoint
 from protosteer.backbones.weights import load_vit
@@ -93,6 +95,15 @@ def test_real_deit_tiny_equals_timm(size: int, shared: Path) -> None:
     vit, _ = load_vit(checkpoint, image_size=size)
     assert vit.config.heads == 3
     assert (vit(images) - timm_embedding(model, images)).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("registers", [0, 3])
+def test_operations_are_those_that_torch_counts(registers: int) -> None:
+    vit = ViT(ViTConfig(16, 4, 24, 3, 3, 40, registers=registers))
+    # Of the ways to compute attention it knows the plain one.
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        vit.tokens(torch.randn(1, 3, 16, 16))
+    assert counter.get_total_flops() == 2 * vit.config.operations
 
 
 def naive_tokens(vit: ViT, images: Tensor, prompt: Tensor) -> Tensor:

@@ -37,3 +37,9 @@ def test_a_system_without_mallopt_is_left_alone(monkeypatch):
 
 def test_the_processor_has_a_name():
     assert system.processor_name().strip()
+
+
+def test_memory_is_told_where_the_system_tells_it(monkeypatch):
+    assert 2**28 < system.memory_size() < 2**50
+    monkeypatch.delattr(system.os, "sysconf")
+    assert system.memory_size() == float("inf")

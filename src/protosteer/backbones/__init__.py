@@ -2,6 +2,15 @@
 
 from protosteer.backbones.backbone import Backbone
 from protosteer.backbones.hub import find_weights, list_backbones
-from protosteer.backbones.names import IMAGENET, NANO, BackboneInfo, full_name
+from protosteer.backbones.names import AUTO, IMAGENET, NANO, BackboneInfo, full_name
 
-__all__ = ["IMAGENET", "NANO", "Backbone", "BackboneInfo", "find_weights", "full_name", "list_backbones"]
+__all__ = [
+    "AUTO",
+    "IMAGENET",
+    "NANO",
+    "Backbone",
+    "BackboneInfo",
+    "find_weights",
+    "full_name",
+    "list_backbones",
+]

@@ -15,12 +15,12 @@ from torch import Tensor
 from protosteer.backbones.embedding import embed_batches, help_embed, one_each, world_for
 from protosteer.backbones.formats import read_checkpoint
 from protosteer.backbones.hub import config_beside, fetch_weights, find_weights
-from protosteer.backbones.names import full_name, paper_weights, preprocessing
+from protosteer.backbones.names import AUTO, full_name, known_weights, preprocessing
 from protosteer.backbones.weights import fingerprint as weights_fingerprint
 from protosteer.backbones.weights import load_vit
 from protosteer.data.images import ArrayImages, ImageSet
 from protosteer.data.transforms import Preprocessing
-from protosteer.errors import DataError, SettingsError
+from protosteer.errors import DataError, SettingsError, WeightsError
 from protosteer.method.prefix import Prompt
 from protosteer.method.vit import ViT
 from protosteer.util.world import World
@@ -71,17 +71,22 @@ class Backbone:
         precision: str = "auto",
         fingerprint: str | None = None,
     ) -> Backbone:
-        """`name`: nano, vit, deit, dino, mae, or a model on timm's hub; beside `weights=FILE`, any name.
+        """`name`: a short one (`list_backbones`), or a model on timm's hub; beside `weights=FILE`, any name.
 
+        `image_size`: without it, that of the file; of a short name, 224.
         `fingerprint`: that they must have; others are refused before anything is made of them.
         `precision`: fp32, bf16, or auto: bf16 on a CUDA device that has it, fp32 elsewhere.
         """
-        full, paper = full_name(name), paper_weights(name)
+        if name == AUTO:
+            raise WeightsError("'auto' is no backbone but a choice by images: see choose_backbone(folder)")
+        full, known = full_name(name), known_weights(name)
+        known = None if known and known.shipped else known  # what is ours says all of itself
         path = Path(weights) if weights is not None else find_weights(full) or fetch_weights(full)
         checkpoint = read_checkpoint(path, config_beside(path))
-        vit, found = load_vit(checkpoint, heads, image_size, fingerprint)
-        if paper:
-            paper.check(vit.config, path)
+        size = known.config.image_size if known and image_size is None else image_size
+        vit, found = load_vit(checkpoint, heads, size, fingerprint)
+        if known:
+            known.check(vit.config, path)
         asked = {"mean": mean, "std": std, "crop": crop}
         told = checkpoint.about | {key: value for key, value in asked.items() if value is not None}
         how = preprocessing(full, path, vit.config.image_size, told)

@@ -1,6 +1,6 @@
 """Where weights are found and fetched from.
 
-In this order: the package itself (`nano`); the folder `weights` in the cache, for files put there by hand;
+In this order: the package itself (what is shipped); the folder `weights` in the cache, for files put there by hand;
 the hub's own cache; the network.
 """
 
@@ -10,32 +10,55 @@ from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
-from protosteer.backbones.names import KNOWN, NANO, BackboneInfo, paper_weights
+from protosteer.backbones.names import KNOWN, BackboneInfo, known_weights
 from protosteer.errors import WeightsError
 from protosteer.util.files import cache_dir
 
 _HUB_FILES = ("config.json", "model.safetensors")
+_BY_HAND = (".safetensors", ".pth", ".npz")
+_PLAIN_VITS = ("vit_", "deit")  # how timm's names for them begin
 
 
 def find_weights(name: str) -> Path | None:
     """The file of these weights, if it is on this disk."""
-    if name == NANO:
-        return Path(str(resources.files("protosteer").joinpath("assets", "nano.safetensors")))
+    known = known_weights(name)
+    if known and known.shipped:
+        return Path(str(resources.files("protosteer").joinpath("assets", f"{known.name}.safetensors")))
     if Path(name).name != name:  # a name, possibly out of a stranger's model file, is not a path
         return None
-    by_hand = (_folder() / f"{name}{suffix}" for suffix in (".safetensors", ".pth", ".npz"))
+    by_hand = (_folder() / f"{name}{suffix}" for suffix in _BY_HAND)
     return next((path for path in by_hand if path.is_file()), None) or _find_in_hub_cache(name)
 
 
 def fetch_weights(name: str) -> Path:
     """The file of these weights, from the network."""
-    paper = paper_weights(name)
-    return _fetch_url(paper.url, paper.md5) if paper and paper.url else _fetch_from_hub(name)
+    known = known_weights(name)
+    return _fetch_url(known.url, known.md5) if known and known.url else _fetch_from_hub(name)
 
 
 def list_backbones() -> list[BackboneInfo]:
     """Those that have a short name. Looks at the disk alone, never at the network."""
     return [replace(known, path=find_weights(known.name)) for known in KNOWN]
+
+
+def names_on_disk() -> list[str]:
+    """Every backbone whose weights are here: those with a short name, files put here by hand, the hub's cache."""
+    known = [known.name for known in KNOWN]
+    by_hand = sorted(path.stem for path in _folder().glob("*") if path.suffix in _BY_HAND)
+    names = dict.fromkeys([*known, *by_hand, *_names_in_hub_cache()])
+    return [name for name in names if find_weights(name)]
+
+
+def may_fetch() -> bool:
+    """Unless the user has told the hub's client to stay away from the network."""
+    from huggingface_hub import constants
+
+    return not constants.HF_HUB_OFFLINE
+
+
+def place_for(info: BackboneInfo) -> Path:
+    """Where a file put by hand is found."""
+    return _folder() / (Path(info.url).name if info.url else f"{info.name}.safetensors")
 
 
 def config_beside(path: Path) -> Path:
@@ -57,6 +80,14 @@ def _find_in_hub_cache(name: str) -> Path | None:
     except HFValidationError:  # not a name that the hub could have
         return None
     return Path(weights) if isinstance(config, str) and isinstance(weights, str) else None
+
+
+def _names_in_hub_cache() -> list[str]:
+    from huggingface_hub import constants
+
+    folders = Path(constants.HF_HUB_CACHE).glob("models--timm--*")
+    names = sorted(folder.name.removeprefix("models--timm--") for folder in folders)
+    return [name for name in names if name.startswith(_PLAIN_VITS)]
 
 
 def _fetch_from_hub(name: str) -> Path:

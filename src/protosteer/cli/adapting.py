@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from protosteer.cli.choosing import Wanted
 from protosteer.cli.common import app, make_console, polite_kill, say
 from protosteer.cli.learning import goes_on
-from protosteer.cli.models import PANEL, check_place, new_backbone, prepare
-from protosteer.cli.options import Device, Json, Settings, Threads, Weights, path_of
+from protosteer.cli.models import PANEL, check_place, prepare
+from protosteer.cli.options import Device, Json, NewBackbone, Settings, Threads, Weights, path_of
 from protosteer.cli.saving import put_new, refuse_existing
 from protosteer.cli.surveying import look, tell_odd
 from protosteer.cli.words import parse_settings
@@ -34,7 +35,7 @@ def adapt(
         ),
     ],
     out: Annotated[Path, Option("-o", "--out", help="File for the adapted backbone.", show_default=False)],
-    backbone: Annotated[str | None, Option(help="Short name, or a name of timm's (default: nano).")] = None,
+    backbone: NewBackbone = None,
     weights: Weights = None,
     set_: Settings = None,
     device: Device = "auto",
@@ -58,7 +59,8 @@ def adapt(
     say(f"{folder}: {classes}, {images}")
     tell_odd(found)
     settings = Settings.preset("best", **parse_settings(set_ or []))
-    learner = Learner(new_backbone(backbone, weights, prepare(device, threads)), settings)
+    wanted = Wanted(backbone, weights, as_json)
+    learner = Learner(wanted.load(prepare(device, threads), lambda: found.files), settings)
     adapted = _adapt(learner, found, out)
     if as_json:
         print(json.dumps({**adapted.describe(), "path": str(out)}, indent=1))

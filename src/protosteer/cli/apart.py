@@ -11,11 +11,15 @@ from protosteer.cli.models import check_writable, read_model
 from protosteer.cli.saving import ANOTHER, put_tasks
 
 if TYPE_CHECKING:
+    from protosteer.data.folders import Files
     from protosteer.learner import Learner
     from protosteer.modelfile import Model
     from protosteer.photos.apart import Lesson
     from protosteer.photos.teaching import Survey, Taught
     from protosteer.running.engine import Engine
+
+    # The learner of a model, or a new one, whose backbone suits these files.
+    LearnerOf = Callable[[Model | None, Callable[[], Files]], Learner]
 
 
 def to_learn(path: Path, folders: Sequence[Path], skip_known: bool) -> list[Path]:
@@ -40,9 +44,10 @@ def learn_apart(
     holdout: float,
     skip_known: bool,
     device: str,
-    learner_of: Callable[[Model | None], Learner],
+    learner_of: LearnerOf,
 ) -> list[dict[str, Any]]:
     """Teach each folder by itself on a worker, then write all tasks, in the order of the folders, at once."""
+    from protosteer.data.folders import readable
     from protosteer.photos.apart import refuse_dependent, teach_apart
     from protosteer.photos.teaching import held_count
     from protosteer.report.progress import LearnProgress
@@ -57,7 +62,7 @@ def learn_apart(
     if not lessons:
         say(f"{path}: nothing is left to learn")
         return []
-    learner = learner_of(old)
+    learner = learner_of(old, lambda: readable(lessons[0].files())[0])
     refuse_dependent(learner, lessons)
     check_writable(path, ANOTHER)  # what an earlier command has left there is still needed
     told: dict[Path, dict[str, Any]] = {}

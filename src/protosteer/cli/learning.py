@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,16 +12,30 @@ import typer
 from typer import Argument, Option
 
 from protosteer.cli.apart import learn_apart, to_learn
+from protosteer.cli.choosing import Wanted, not_held_out
 from protosteer.cli.common import app, make_console, polite_kill, say, show
 from protosteer.cli.engines import make_engine
-from protosteer.cli.models import PANEL, backbone_of, check_place, new_backbone, prepare, read_model
-from protosteer.cli.options import Address, Device, Engine, Json, Preset, Settings, Threads, Weights, path_of
+from protosteer.cli.models import PANEL, backbone_of, check_place, prepare, read_model
+from protosteer.cli.options import (
+    Address,
+    Device,
+    Engine,
+    Json,
+    NewBackbone,
+    Preset,
+    Settings,
+    Threads,
+    Weights,
+    path_of,
+)
 from protosteer.cli.saving import ANOTHER, TaskWriter
 from protosteer.cli.surveying import look, tell_odd
 from protosteer.cli.words import parse_settings
 
 if TYPE_CHECKING:
     from protosteer.backbones import Backbone
+    from protosteer.cli.apart import LearnerOf
+    from protosteer.data.folders import Files
     from protosteer.learner import Learner
     from protosteer.method.memory import Memory, TaskRecord
     from protosteer.modelfile import Model
@@ -46,9 +61,7 @@ def learn(
     name: Annotated[str | None, Option(help="Name of the task (default: the folder's).")] = None,
     engine: Engine = "local",
     address: Address = None,
-    backbone: Annotated[
-        str | None, Option(help="Short name, or a name of timm's (default: the model's; nano for a new one).")
-    ] = None,
+    backbone: NewBackbone = None,
     weights: Weights = None,
     adapted: Annotated[
         Path | None,
@@ -90,13 +103,13 @@ def learn(
             "--name is of one folder that is learned here; else tasks are named after theirs"
         )
     changes = parse_settings(set_ or []) | ({} if independent is None else {"independent": independent})
+    wanted = Wanted(backbone, weights, as_json)
     loaded: list[Backbone] = []
 
-    def learner_of(old: Model | None) -> Learner:
-        """The backbone is loaded once."""
-        learner = _learner(
-            old, backbone, weights, adapted, preset, changes, prepare(device, threads), *loaded
-        )
+    def learner_of(old: Model | None, files: Callable[[], Files]) -> Learner:
+        """The backbone is loaded once; that of a new model suits the files that are learned first."""
+        learned = functools.partial(not_held_out, files, holdout, preset, changes)
+        learner = _learner(old, wanted, learned, adapted, preset, changes, prepare(device, threads), *loaded)
         loaded[:] = [learner.backbone]
         return learner
 
@@ -109,6 +122,7 @@ def learn(
             for folder in several
         ]
     if as_json:
+        wanted.add_to(told)
         print(json.dumps(told[0] if len(folders) == 1 and told else told, indent=1))
 
 
@@ -120,7 +134,7 @@ def _learn_folder(
     skip_known: bool,
     dry_run: bool,
     as_json: bool,
-    learner_of: Callable[[Model | None], Learner],
+    learner_of: LearnerOf,
 ) -> dict[str, Any]:
     """Look at a folder, and unless it is a dry run teach it; gives the figures."""
     from protosteer.data.folders import read_folder
@@ -137,7 +151,7 @@ def _learn_folder(
         return figures(found, None)
     found.check_new()
     check_place(path, ANOTHER)
-    learner = learner_of(old)
+    learner = learner_of(old, lambda: found.files)
     _tell_begun(learner, found, writer)
     taught = _teach(learner, found, writer, holdout)
     _tell_taught(taught, found, learner, path, as_json)
@@ -176,8 +190,8 @@ def _size(memory: Memory) -> str:
 
 def _learner(
     old: Model | None,
-    name: str | None,
-    weights: Path | None,
+    wanted: Wanted,
+    files: Callable[[], Files],
     adapted: Path | None,
     preset: str | None,
     changes: dict[str, Any],
@@ -186,19 +200,19 @@ def _learner(
 ) -> Learner:
     """A new one, or that of the model; `changes` are settings that were given, and win over a preset's.
 
-    loaded: its backbone, if it was loaded already.
+    files: that a new backbone should suit. loaded: the model's, if it was loaded already.
     """
     from protosteer.learner import Learner
     from protosteer.photos import adapting
 
     prompt = adapting.read(adapted) if adapted else None
     if old:
-        learner = Learner.of_model(old, loaded or backbone_of(old, name, weights, device))
+        learner = Learner.of_model(old, loaded or backbone_of(old, wanted.name, wanted.weights, device))
     elif prompt:
-        backbone = backbone_of(prompt.model, name, weights, device)
+        backbone = backbone_of(prompt.model, wanted.name, wanted.weights, device)
         learner = Learner(backbone, domain=prompt.prompt_for(backbone))
     else:
-        learner = Learner(new_backbone(name, weights, device))
+        learner = Learner(wanted.load(device, files))
     settings = learner.settings.under(preset) if preset else learner.settings
     learner.settings = settings.replace(**changes)
     if prompt:

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
+from protosteer.cli.choosing import choose
 from protosteer.cli.common import app, make_console, say, show
-from protosteer.cli.options import Json
+from protosteer.cli.models import prepare
+from protosteer.cli.options import Device, Json, Threads
+from protosteer.cli.surveying import look, tell_unreadable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -55,21 +58,55 @@ def methods(
 
 
 @app.command(rich_help_panel=PANEL)
-def backbones(as_json: Json = False) -> None:
+def backbones(
+    try_: Annotated[
+        Path | None,
+        Option(
+            "--try",
+            metavar="FOLDER",
+            help="Instead, try all on this disk, and a few small ones that are fetched, on the images of a "
+            "folder with one sub-folder per class.",
+            show_default=False,
+        ),
+    ] = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
     """List the backbones that have a short name, and whether their weights are on this disk."""
     from protosteer.backbones import list_backbones
+    from protosteer.backbones.hub import names_on_disk
     from protosteer.util.files import cache_dir
 
+    if try_ is not None:
+        _try(try_, prepare(device, threads), as_json)
+        return
     folder = cache_dir() / "weights"
     rows = list_backbones()
+    others = [name for name in names_on_disk() if name not in {row.name for row in rows}]
     if as_json:
-        print(json.dumps({"backbones": [_backbone(row) for row in rows], "folder": str(folder)}, indent=2))
+        told = {"backbones": [_backbone(row) for row in rows], "others": others, "folder": str(folder)}
+        print(json.dumps(told, indent=2))
         return
     show([_backbones_table(rows)])
+    if others:
+        say(f"Also on this disk: {', '.join(others)}")
     say(
         "Weights that are not on disk are fetched when first used, or put the file at "
         f"{folder}/CHECKPOINT.safetensors"
     )
+
+
+def _try(folder: Path, device: str, as_json: bool) -> None:
+    """What `learn` would do to choose a backbone for the folder."""
+    from protosteer.data.folders import read_folder
+    from protosteer.report.choosing import as_json as figures
+
+    found = look(folder, read_folder(folder))
+    tell_unreadable(found)
+    choice = choose(found.files, device, as_json)
+    if as_json:
+        print(json.dumps(figures(choice), indent=1))
 
 
 def _backbone(row: BackboneInfo) -> dict[str, Any]:

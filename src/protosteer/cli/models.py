@@ -63,15 +63,6 @@ def backbone_of(model: Model, name: str | None, weights: Path | None, device: st
         ) from error
 
 
-def new_backbone(name: str | None, weights: Path | None, device: str) -> Backbone:
-    from protosteer.backbones import NANO, Backbone
-
-    backbone = Backbone.load(name or NANO, weights=weights, device=device)
-    if name is None:
-        say(f"backbone {NANO}, for first tries; for photographs take a larger one: --backbone vit")
-    return backbone
-
-
 def prepare(device: str, threads: int | None) -> str:
     """Set the threads; returns the device, checked."""
     import torch

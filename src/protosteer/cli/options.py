@@ -29,6 +29,14 @@ def _bounded(threads: int | None) -> int | None:
 Threads = Annotated[
     int | None, Option("--threads", min=1, callback=_bounded, help="Threads of the processor.")
 ]
+NewBackbone = Annotated[
+    str | None,
+    Option(
+        "--backbone",
+        help="Short name, a name of timm's, or auto: of those on this disk, and of a few small ones that are "
+        "fetched, the one that suits the images best (default: that of the model; auto for a new one).",
+    ),
+]
 Weights = Annotated[Path | None, Option("--weights", help="File with the backbone's weights.")]
 Preset = Annotated[
     str | None,

@@ -53,6 +53,13 @@ class ViTConfig:
     def patches(self) -> int:
         return self.grid**2
 
+    @property
+    def operations(self) -> int:
+        """Multiplications with an addition for one image, all tokens of all layers, without a prompt."""
+        dim, tokens = self.dim, 1 + self.registers + self.patches
+        layer = tokens * (4 * dim**2 + 2 * dim * self.mlp_dim) + 2 * tokens**2 * dim
+        return self.patches * 3 * self.patch_size**2 * dim + self.depth * layer
+
 
 class Attention(nn.Module):
     def __init__(self, config: ViTConfig):

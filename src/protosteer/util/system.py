@@ -1,9 +1,10 @@
-"""What is asked of the machine: its processor's name, how many files it opens, to keep freed memory."""
+"""What is asked of the machine: its processor's name and memory, how many files it opens, to keep freed memory."""
 
 from __future__ import annotations
 
 import ctypes
 import math
+import os
 import platform
 import sys
 from contextlib import suppress
@@ -46,4 +47,11 @@ def most_open_files() -> float:
 
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return math.inf if most == resource.RLIM_INFINITY else most
+    return math.inf
+
+
+def memory_size() -> float:
+    """Bytes of memory that the machine has, where the system tells."""
+    with suppress(AttributeError, ValueError, OSError):
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     return math.inf
