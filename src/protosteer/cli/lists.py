@@ -14,7 +14,7 @@ from protosteer.cli.choosing import choose
 from protosteer.cli.common import app, make_console, say, show
 from protosteer.cli.models import prepare
 from protosteer.cli.options import Device, Json, Threads
-from protosteer.cli.surveying import look, tell_unreadable
+from protosteer.cli.surveying import look, tell_odd
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -103,7 +103,7 @@ def _try(folder: Path, device: str, as_json: bool) -> None:
     from protosteer.report.choosing import as_json as figures
 
     found = look(folder, read_folder(folder))
-    tell_unreadable(found)
+    tell_odd(found)
     choice = choose(found.files, device, as_json)
     if as_json:
         print(json.dumps(figures(choice), indent=1))
