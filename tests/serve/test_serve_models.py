@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,30 @@ def test_a_full_queue_of_one_model_is_not_that_of_another(tmp_path, monkeypatch)
         assert client.post("/predict", files=form(pictures("ant", 1))).status_code == 503
         assert client.post(f"{NAMED}/predict", files=form(pictures("owl", 1))).status_code == 200
         monkeypatch.undo()
+
+
+def test_models_that_share_a_backbone_answer_at_once_as_they_do_alone(tmp_path):
+    learners = {"toy": taught(Settings.preset("instant"))}
+    learners["birds"] = birds(learners["toy"].backbone)
+    learners["birds"].save(tmp_path / "birds.protosteer")
+    others = {"birds": (learners["birds"], tmp_path / "birds.protosteer")}
+    pixels = pictures("owl", 24)
+    alone = {name: learner.predict(pixels) for name, learner in learners.items()}
+
+    def ask(number: int) -> bool:
+        name = list(learners)[number % 2]
+        sent = form(pixels[number : number + 1])
+        (row,) = client.post(f"/models/{name}/predict", files=sent).json()["predictions"]
+        expected = alone[name].probabilities[number].max().item()
+        return row["label"] == alone[name].labels[number] and row["probability"] == pytest.approx(
+            expected, rel=1e-4
+        )
+
+    with (
+        TestClient(service(tmp_path, learners["toy"], others=others)) as client,
+        ThreadPoolExecutor(6) as pool,
+    ):
+        assert all(pool.map(ask, range(24)))
 
 
 def test_metrics_tell_the_models_apart(client):
