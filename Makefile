@@ -7,7 +7,9 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 MINUTES ?= 10
 
-.PHONY: help setup demo test test-fast test-ray lint bench fuzz clean
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' src/protosteer/__init__.py)
+
+.PHONY: help setup demo test test-fast test-ray lint bench fuzz image clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -44,6 +46,10 @@ bench: setup  ## measure speed as ratios within one run
 
 fuzz: setup  ## try mutated files for MINUTES=10, and keep each that fails
 	@$(BIN)/python tools/fuzz.py --minutes $(MINUTES)
+
+image:  ## build the container image, where docker runs
+	docker build -t protosteer:$(VERSION) .
+	docker run --rm protosteer:$(VERSION) --version
 
 clean:  ## remove everything that can be made again
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache build dist protosteer-demo
