@@ -29,7 +29,7 @@ METHODS = [
     "coda-prompt", "s-prompts", "esn", "ewc", "lwf", "pass", "slca", "er", "der++", "icarl", "gdumb", "bic",
     "co2l", "finetune", "joint", "probe",
 ]  # fmt: skip
-BACKBONES = ["nano", "vit", "deit", "dino", "mae"]
+BACKBONES = ["nano", "vit-small", "dinov2-small", "vit", "deit", "dino", "mae"]
 STREAMS = ["split-cifar100", "five-datasets", "imagenet-subset", "imagenet-r", "cub200", "split-digits"]
 DATASETS = [
     "cifar100", "cifar10", "mnist", "fashion-mnist", "svhn", "notmnist", "imagenet-r", "cub200",
@@ -40,7 +40,7 @@ SUBJECTS = ["prediction", "training", "photos", "matrix", "scaling", "service"]
 # By the name of a parameter, or by its command and name.
 WORDS = {
     "method": [*METHODS, "all"],
-    "backbone": BACKBONES,
+    "backbone": ["auto", *BACKBONES],
     "preset": list(PRESETS),
     "device": ["auto", "cpu", "cuda", "mps"],
     "stream": STREAMS,
