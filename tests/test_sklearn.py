@@ -76,6 +76,17 @@ def test_classes_arrive_over_time_and_nothing_is_forgotten(digits):
     assert grown.score(X[900:], y[900:]) > 0.9
 
 
+def test_known_classes_grow(digits):
+    X, y = digits
+    half = ProtosteerClassifier().fit(X[:150], y[:150]).score(X[900:], y[900:])
+    grown = ProtosteerClassifier().fit(X[:150], y[:150])
+    for start in range(150, 900, 150):
+        grown.partial_fit(X[start : start + 150], y[start : start + 150])
+    whole = ProtosteerClassifier().fit(X[:900], y[:900]).score(X[900:], y[900:])
+    assert grown.classes_.tolist() == list(range(10))
+    assert half + 0.02 < grown.score(X[900:], y[900:]) and whole - 0.02 < grown.score(X[900:], y[900:])
+
+
 def test_classes_that_are_told_before_they_come_have_no_probability(digits):
     X, y = digits
     early = y < 3

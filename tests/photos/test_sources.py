@@ -40,7 +40,7 @@ def test_a_list_is_surveyed_class_by_class(folder, tmp_path):
     (tmp_path / "all.csv").write_text(f"path,label\n{lines}")
     before = taught(photos(tmp_path / "winter", ["bee"]))
     found = survey(tmp_path / "all.csv", before.memory)
-    assert found.counts == {"ant": 5, "bee": 4, "cat": 5} and found.known == {"bee": "winter"}
+    assert found.counts == {"ant": 5, "bee": 4, "cat": 5} and found.known == {"bee": ["winter"]}
     assert found.unreadable.paths == [folder / "bee" / "02.png"]
     left = found.without_known()
     assert left.counts == {"ant": 5, "cat": 5} and not len(left.unreadable)

@@ -86,7 +86,7 @@ def _learned(memory: Memory, folder: Path, classes: Sequence[str]) -> bool:
     tasks = [task for task in memory.tasks if mine.fullmatch(task.name) and not task.about.unfinished]
     if not any(set(task.class_names) == set(classes) for task in tasks):
         return False
-    files = read_folder(folder)
+    files = read_labelled(folder)
     return len(Again.find(tasks, files, file_digests(files.paths)).same) == len(files)
 
 
