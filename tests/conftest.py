@@ -33,6 +33,7 @@ assert "huggingface_hub" not in sys.modules
 END_TO_END = {
     "test_resume_training",
     "test_cli_images",
+    "test_cli_lists",
     "test_cli_ray",
     "test_cli_adapting",
     "test_cli_runs",

@@ -23,6 +23,7 @@ from conftest import REPOSITORY
 from protosteer import errors
 from protosteer.backbones import Backbone
 from protosteer.cli import app as command_line
+from protosteer.cli import main
 from protosteer.learner import Learner
 from protosteer.method.inference import Prediction
 from protosteer.modelfile import read
@@ -30,7 +31,9 @@ from protosteer.photos.inspection import describe
 from protosteer.settings import Settings
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
-README, API, SERVICE = (REPOSITORY / name for name in ("README.md", "docs/api.md", "docs/service.md"))
+README, API, SERVICE, DATA = (
+    REPOSITORY / name for name in ("README.md", "docs/api.md", "docs/service.md", "docs/data.md")
+)
 
 # A comment before a block says that it is not run, and why; weights other than nano's need a download.
 NOT_RUN = re.compile(r"<!-- not run: (.+) -->\s*\Z")
@@ -149,6 +152,23 @@ def test_python_of_the_api_page_runs_and_gives_what_its_comments_say(pictures, c
     assert {path.name for path in Path("exported").iterdir()} == {path.name for path in names["files"]}
 
 
+def test_the_data_page_runs_from_list_to_cleanlab(pictures):
+    for package in ("pyarrow", "cleanlab"):
+        pytest.importorskip(package)
+    names: dict[str, object] = {"__name__": "data"}
+    wrong = Path("photos/january/one/99.png")
+    digits = load_digits()
+    Image.fromarray((255 - 15 * digits.images[digits.target == 0][20]).astype("uint8")).save(wrong)
+    for block in sorted([*blocks(DATA, "python"), *blocks(DATA, "sh")], key=lambda block: block.line):
+        if block.language == "python" and not block.not_run:
+            exec(compile("\n" * (block.line - 1) + block.code, str(DATA), "exec", dont_inherit=True), names)
+        for line in block.code.splitlines() if block.language == "sh" else ():
+            assert main(line.split()[1:]) == 0, line
+    assert names["suspects"][0] == (str(wrong), "one", "zero")
+    assert names["grown"].classes_.tolist() == names["images"].learner_.classes == ["one", "two", "zero"]
+    assert len(names["quality"]) == 6 and 0 < min(names["quality"]) < max(names["quality"]) < 1
+
+
 def json_like(value: object) -> str:
     return repr(value).replace("'", '"')
 
@@ -164,7 +184,7 @@ def test_every_public_name_resolves_and_is_on_the_api_page():
 
 
 def test_python_that_is_not_run_compiles_and_imports_what_exists():
-    skipped = [block for page in (README, API) for block in blocks(page, "python") if block.not_run]
+    skipped = [block for page in (README, API, DATA) for block in blocks(page, "python") if block.not_run]
     assert skipped
     for block in skipped:
         compile(block.code, "skipped", "exec")

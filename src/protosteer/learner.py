@@ -16,6 +16,7 @@ from torch import Tensor
 from protosteer import indexfile, modelfile
 from protosteer.backbones import Backbone
 from protosteer.data.canvas import kept
+from protosteer.data.files import image_bytes, image_exists
 from protosteer.data.images import ImageSet, as_images, as_labelled
 from protosteer.data.prefetch import prefetched
 from protosteer.errors import DataError, LearnerError, ModelFileError
@@ -31,7 +32,7 @@ from protosteer.running.progress import OnStage
 from protosteer.running.resume import Bookmark
 from protosteer.running.seen import SeenImages
 from protosteer.settings import Settings
-from protosteer.util.reading import digest, read_regular
+from protosteer.util.reading import digest
 from protosteer.util.text import check_name
 
 # Images whose pixels and embeddings are in memory at once while predicting.
@@ -158,8 +159,8 @@ class Learner:
         images = as_images(image, self.backbone.preprocessing)
         if len(images) != 1:
             raise DataError(f"{len(images)} images cannot be one correction; correct them one by one")
-        file = Path(image) if isinstance(image, (str, os.PathLike)) and os.path.isfile(image) else None
-        number = digest(content or (read_regular(file) if file else images.pixels([0]).numpy().tobytes()))
+        file = Path(image) if isinstance(image, (str, os.PathLike)) and image_exists(Path(image)) else None
+        number = digest(content or (image_bytes(file) if file else images.pixels([0]).numpy().tobytes()))
         task = correction_name(number)
         before = [old for old in self.memory.tasks if old.name != task]
         learner = self.copy()

@@ -127,7 +127,7 @@ def test_unreadable_files_are_found_by_decoding(tmp_path):
     paths[1].write_bytes(b"")
     paths[2].write_bytes(paths[2].read_bytes()[:2000])  # the heading is fine, the pixels end early
     good, bad = readable(Files(paths, ["a", "b", "c", "d"]))
-    assert good == Files([paths[0], paths[3]], ["a", "d"]) and bad == [paths[1], paths[2]]
+    assert good == Files([paths[0], paths[3]], ["a", "d"]) and bad == Files(paths[1:3], ["b", "c"])
     with pytest.raises(DataError, match=r"1\.png cannot be read as an image"):
         FileImages(paths, SMALL).pixels([0, 1])
 
@@ -136,8 +136,8 @@ def test_progress_is_told_file_by_file_and_an_interruption_ends_it(tmp_path, mon
     paths = [save(tmp_path / f"{i:02}.png") for i in range(40)]
     paths[7].write_bytes(b"")
     files, none, heard = Files(paths, ["a"] * 40), Files([], []), []
-    assert readable(files, heard.append) == (Files(paths[:7] + paths[8:], ["a"] * 39), paths[7:8])
-    assert heard == list(range(1, 41)) and readable(none, heard.append) == (none, []) and len(heard) == 40
+    assert readable(files, heard.append) == (files.rows([*range(7), *range(8, 40)]), files.rows([7]))
+    assert heard == list(range(1, 41)) and readable(none, heard.append) == (none, none) and len(heard) == 40
     begun = []
 
     def slow(path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from protosteer.cli.words import parse_settings
 from protosteer.data.files import text_lines
 from protosteer.data.folders import read_lists
 from protosteer.data.images import ForgivingFiles
+from protosteer.data.lists import read_paths, read_table
 from protosteer.errors import ProtosteerError
 from protosteer.settings import Settings
 from set_toys import SMALL, save
@@ -43,6 +45,31 @@ def check_list(data: bytes) -> None:
         for read in (read_lists, text_lines):
             with contextlib.suppress(ProtosteerError):
                 read(path)
+
+
+def check_table(suffix: str, data: bytes) -> None:
+    with TemporaryDirectory() as folder:
+        for name in ("cat/a.png", "dog/b.png"):
+            save(Path(folder, name))
+        path = Path(folder, f"list.{suffix}")
+        path.write_bytes(data)
+        for read in (read_paths, read_table):
+            try:
+                read(path)
+            except ProtosteerError as error:
+                assert "\n" not in str(error)
+
+
+def parquet_seeds() -> list[bytes]:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    found = []
+    for labels in (["cat", "dog"], [0, 1]):
+        whole = io.BytesIO()
+        pyarrow.parquet.write_table(pa.table({"path": ["cat/a.png", "dog/b.png"], "label": labels}), whole)
+        found.append(whole.getvalue())
+    return found
 
 
 def check_toml(data: bytes) -> None:
@@ -73,6 +100,18 @@ TARGETS["lists"] = Target(
     lambda: [b"# images\ncat/a.png cat\ndog/b.png dog\n", b"\xef\xbb\xbfcat/a.png 0\r\ndog/b.png 1\r\n"],
     check_list,
 )
+TARGETS["csv"] = Target(
+    lambda: [
+        b"path,label\ncat/a.png,cat\ndog/b.png,dog\n",
+        b'\xef\xbb\xbfn,label,path\r\n1,"c\nt",cat/a.png\r\n',
+    ],
+    functools.partial(check_table, "csv"),
+)
+TARGETS["jsonl"] = Target(
+    lambda: [b'{"path": "cat/a.png", "label": "cat"}\n{"label": 3, "path": "dog/b.png"}\n'],
+    functools.partial(check_table, "jsonl"),
+)
+TARGETS["parquet"] = Target(parquet_seeds, functools.partial(check_table, "parquet"))
 TARGETS["toml"] = Target(lambda: SEEDS_TOML, check_toml)
 TARGETS["words"] = Target(
     lambda: [b"epochs=5\nloss=cpl\ntemperature=0.5", b'seed=1\nprompts=false\nrule="evidence"\nbatch_size=8'],
@@ -80,6 +119,6 @@ TARGETS["words"] = Target(
 )
 
 
-@pytest.mark.parametrize("name", ["stdin", "lists", "toml", "words"])
+@pytest.mark.parametrize("name", ["stdin", "lists", "csv", "jsonl", "parquet", "toml", "words"])
 def test_text(name: str) -> None:
     try_out(name, examples=80 if name == "stdin" else 150)

@@ -55,7 +55,7 @@ def test_a_survey_names_what_it_found(tmp_path, before):
     bad[1].write_bytes(bad[1].read_bytes()[:300])
     heard = []
     found = survey(folder, before.memory, lambda done, of: heard.append((done, of)))
-    assert found.counts == {"bee": 2, "cat": 2} and found.unreadable == bad
+    assert found.counts == {"bee": 2, "cat": 2} and found.unreadable.paths == bad
     assert found.known == {"bee": ["spring"]} and not set(bad) & set(found.files.paths)
     assert heard == [(n, 6) for n in range(1, 7)]
     assert survey(folder).known == {}
@@ -65,7 +65,7 @@ def test_a_class_without_any_readable_image_is_refused(tmp_path):
     folder = photos(tmp_path / "new", ["ant", "bee"], per_class=2)
     for path in (folder / "bee").iterdir():
         path.write_bytes(b"no image")
-    with pytest.raises(DataError, match="class folder .*bee has no image that can be read") as caught:
+    with pytest.raises(DataError, match="class 'bee' of .*new has no image that can be read") as caught:
         survey(folder)
     assert "\n" not in str(caught.value)
 
@@ -87,7 +87,11 @@ def test_known_classes_can_be_left_out_with_their_bad_files(tmp_path, before):
     for name in ("bee", "cat"):
         (folder / name / "00.png").write_bytes(b"")
     left = survey(folder, before.memory).without_known()
-    assert left.counts == {"cat": 2} and left.known == {} and left.unreadable == [folder / "cat" / "00.png"]
+    assert (
+        left.counts == {"cat": 2}
+        and left.known == {}
+        and left.unreadable.paths == [folder / "cat" / "00.png"]
+    )
     with pytest.raises(LearnerError, match="every class of .* is known already"):
         survey(photos(tmp_path / "old", ["ant"]), before.memory).without_known()
 

@@ -30,7 +30,7 @@ def adapt(
         Argument(
             metavar="FOLDER",
             parser=path_of,
-            help="Folder with one sub-folder of images per class.",
+            help="Folder with one sub-folder of images per class, or a list with columns path and label.",
             show_default=False,
         ),
     ],
@@ -47,13 +47,13 @@ def adapt(
     `learn --adapted` begins a model with it: every class is then seen under the same prompt, and what is
     forgotten or merged later has no part in that. After Ctrl-C or a crash the same command goes on.
     """
-    from protosteer.data.folders import read_folder
+    from protosteer.data.sources import read_labelled
     from protosteer.learner import Learner
     from protosteer.settings import Settings
     from protosteer.util.text import counted
 
     refuse_existing(out)
-    found = look(folder, read_folder(folder))
+    found = look(folder, read_labelled(folder))
     check_place(out, "--out")
     classes, images = counted(len(found.counts), "class"), counted(len(found.files), "image")
     say(f"{folder}: {classes}, {images}")

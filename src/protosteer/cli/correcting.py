@@ -84,16 +84,17 @@ def _correct(learner: Learner, image: Path, name: str, as_json: bool) -> None:
 
 def _undo(path: Path, image: Path | None, as_json: bool) -> None:
     from protosteer import modelfile
+    from protosteer.data.files import image_bytes, image_exists
     from protosteer.method.forgetting import undo
     from protosteer.method.memory import Memory, correction_name
     from protosteer.util.files import real, replacing, writing
-    from protosteer.util.reading import digest, read_regular
+    from protosteer.util.reading import digest
 
     task = None
     if image is not None:
-        if not image.is_file():
+        if not image_exists(image):
             raise ProtosteerError(f"{image} is not an image file; check the path")
-        task = correction_name(digest(read_regular(image)))
+        task = correction_name(digest(image_bytes(image)))
     with writing(path, None), replacing(real(path)):
         old = modelfile.read(path)
         memory = Memory(old.memory.tasks)

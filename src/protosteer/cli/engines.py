@@ -33,7 +33,8 @@ def make_engine(name: str, address: str | None, device: str = "auto") -> Engine:
 
 def check_out(out: str, engine: str) -> None:
     """Before any work is done for it."""
-    from protosteer.photos.tables import SUFFIXES, is_table
+    from protosteer.data.lists import SUFFIXES
+    from protosteer.photos.tables import is_table
 
     if is_table(out):
         if engine != "local":

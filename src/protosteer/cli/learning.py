@@ -1,4 +1,4 @@
-"""`protosteer learn`: a folder of class folders becomes a task of a model file."""
+"""`protosteer learn`: a folder of class folders, or a list of images, becomes a task of a model file."""
 
 from __future__ import annotations
 
@@ -50,15 +50,18 @@ def learn(
         Argument(
             metavar="MODEL FOLDER...",
             parser=path_of,
-            help="Model file, which is made or extended, and folders, each with one sub-folder of images per "
-            "class; each becomes a task.",
+            help="Model file, which is made or extended, and what to learn: folders with one sub-folder of images "
+            "per class, lists (.csv, .parquet, .jsonl) with columns path and label, image sets that datasets has "
+            "saved. Each becomes a task.",
             show_default=False,
         ),
     ],
     model: Annotated[
         Path | None, Option("--model", help="The model file; then folders alone are the arguments.")
     ] = None,
-    name: Annotated[str | None, Option(help="Name of the task (default: the folder's).")] = None,
+    name: Annotated[
+        str | None, Option(help="Name of the task (default: that of the folder or list).")
+    ] = None,
     engine: Engine = "local",
     address: Address = None,
     backbone: NewBackbone = None,
@@ -137,10 +140,10 @@ def _learn_folder(
     learner_of: LearnerOf,
 ) -> dict[str, Any]:
     """Look at a folder, and unless it is a dry run teach it; gives the figures."""
-    from protosteer.data.folders import read_folder
+    from protosteer.data.sources import read_labelled
     from protosteer.report.teaching import as_json as figures
 
-    files = read_folder(folder)  # complains before anything is loaded
+    files = read_labelled(folder)  # complains before anything is loaded
     writer = TaskWriter(path, name)
     old = read_model(path)
     found = look(folder, files, old, name)

@@ -99,10 +99,10 @@ def backbones(
 
 def _try(folder: Path, device: str, as_json: bool) -> None:
     """What `learn` would do to choose a backbone for the folder."""
-    from protosteer.data.folders import read_folder
+    from protosteer.data.sources import read_labelled
     from protosteer.report.choosing import as_json as figures
 
-    found = look(folder, read_folder(folder))
+    found = look(folder, read_labelled(folder))
     tell_odd(found)
     choice = choose(found.files, device, as_json)
     if as_json:

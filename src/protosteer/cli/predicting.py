@@ -38,8 +38,8 @@ Paths = Annotated[
     list[str],
     Argument(
         metavar="PATH",
-        help="Image files, folders, patterns such as 'new/*.jpg', Parquet or CSV files with a column path, or - "
-        "for a list on standard input.",
+        help="Image files, folders, patterns such as 'new/*.jpg', lists (.csv, .parquet, .jsonl) with a column "
+        "path, image sets that datasets has saved, or - for a list on standard input.",
         show_default=False,
     ),
 ]
@@ -167,8 +167,8 @@ def _embedder(model: str, weights: Path | None, device: str, threads: int | None
 
 def find_files(words: list[str]) -> list[Path]:
     """The image files that are meant, in their order; what was typed must exist, what is listed may not."""
-    from protosteer.data.files import image_files
-    from protosteer.photos.tables import is_list, read_paths
+    from protosteer.data.files import image_exists
+    from protosteer.data.sources import image_paths
 
     found: list[Path] = []
     for word in words:
@@ -176,12 +176,16 @@ def find_files(words: list[str]) -> list[Path]:
         if word == "-":
             found += [Path(line) for line in _listed()]
             continue
-        matches = [word] if Path(word).exists() else sorted(glob.glob(word, recursive=True))
+        matches = (
+            [word]
+            if Path(word).exists() or image_exists(Path(word))
+            else sorted(glob.glob(word, recursive=True))
+        )
         if not matches:
             kind = "matches no file" if glob.has_magic(word) else "does not exist"
             raise DataError(f"{word} {kind}; check the path")
         for match in map(Path, matches):
-            found += [Path(name) for name in read_paths(match)] if is_list(match) else image_files(match)
+            found += image_paths(match)
     if not found:
         raise DataError("no image file was named; give files, folders, patterns or a list on standard input")
     return found

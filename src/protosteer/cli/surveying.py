@@ -36,7 +36,7 @@ def tell_odd(found: Survey) -> None:
     from protosteer.util.text import counted, listed
 
     if found.unreadable:
-        named = listed([str(path) for path in found.unreadable], MOST_NAMED)
+        named = listed([str(path) for path in found.unreadable.paths], MOST_NAMED)
         say(f"warning: {counted(len(found.unreadable), 'file')} cannot be read and will be left out: {named}")
     if found.again:
         named = listed([str(path) for path in found.again], MOST_NAMED)

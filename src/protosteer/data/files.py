@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from PIL import Image, UnidentifiedImageError
 
+from protosteer.data.arrow import is_row, row_bytes, row_version
 from protosteer.data.decoding import formats
 from protosteer.errors import DataError
 from protosteer.util.reading import open_regular, read_regular
@@ -36,7 +38,7 @@ def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterato
 def opened(path: Path) -> Iterator[Image.Image]:
     """The image of a file; whatever goes wrong inside the `with` block is said of that file, in one line."""
     try:
-        with open_regular(path) as file, Image.open(file, formats=formats()) as image:
+        with _open(path) as file, Image.open(file, formats=formats()) as image:
             yield image
     except Image.DecompressionBombError as error:
         raise DataError(f"{path} has too many pixels to be read safely; make it smaller ({error})") from error
@@ -50,9 +52,30 @@ def opened(path: Path) -> Iterator[Image.Image]:
         ) from error
 
 
+def _open(path: Path) -> BinaryIO:
+    return io.BytesIO(row_bytes(path)) if is_row(path) else open_regular(path)
+
+
+def image_bytes(path: Path) -> bytes:
+    """A file as it is, decoded by nobody; an `OSError` where there is none."""
+    return row_bytes(path) if is_row(path) else read_regular(path)
+
+
+def image_version(path: Path) -> tuple[int, int]:
+    """Size in bytes and time in nanoseconds: another when the file has changed; an `OSError` where there is none."""
+    if is_row(path):
+        return row_version(path)
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def image_exists(path: Path) -> bool:
+    return os.path.isfile(path.parent if is_row(path) else path)
+
+
 def image_files(path: Path) -> list[Path]:
     """The file itself, or every image below a folder."""
-    if path.is_file():
+    if image_exists(path):
         return [path]
     if not path.is_dir():
         raise DataError(f"{path} does not exist; check the path")

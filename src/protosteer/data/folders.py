@@ -134,14 +134,14 @@ def stratified_split(
     return sorted(train.tolist()), sorted(test.tolist())
 
 
-def readable(files: Files, on_file: Callable[[int], None] = lambda done: None) -> tuple[Files, list[Path]]:
-    """The files that decode, and the paths of those that do not. on_file: is given how many are done."""
+def readable(files: Files, on_file: Callable[[int], None] = lambda done: None) -> tuple[Files, Files]:
+    """The files that decode, and those that do not. on_file: is given how many are done."""
     good: list[int] = []
     bad: list[int] = []
     for row, fine in enumerate(in_threads(_decodes, files.paths)):
         (good if fine else bad).append(row)
         on_file(row + 1)
-    return files.rows(good), [files.paths[row] for row in bad]
+    return files.rows(good), files.rows(bad)
 
 
 def _decodes(path: Path) -> bool:

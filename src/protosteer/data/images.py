@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
 from protosteer.data.arrays import ACCEPTED, batched, to_uint8
-from protosteer.data.files import image_files, in_threads, opened
-from protosteer.data.folders import read_folder
+from protosteer.data.files import image_exists, in_threads, opened
+from protosteer.data.sources import image_paths, read_labelled
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError
 
@@ -184,9 +184,10 @@ def as_images(data: Any, preprocessing: Preprocessing) -> ImageSet:
 
 
 def as_labelled(data: Any, preprocessing: Preprocessing) -> tuple[ImageSet, list[str]]:
-    """A folder of class folders, a pair (images, labels), or a torch Dataset of (image, label)."""
+    """A folder of class folders, a list or a saved image set, a pair (images, labels), or a torch Dataset of
+    (image, label)."""
     if isinstance(data, (str, os.PathLike)):
-        files = read_folder(Path(data))
+        files = read_labelled(Path(data))
         return FileImages(files.paths, preprocessing), files.labels
     if isinstance(data, tuple) and len(data) == 2:
         images, labels = as_images(data[0], preprocessing), _labels(data[1])
@@ -206,7 +207,7 @@ def _as_images(data: Any, preprocessing: Preprocessing) -> ImageSet:
     if isinstance(data, ImageSet):
         return data
     if isinstance(data, (str, os.PathLike)):
-        return FileImages(image_files(Path(data)), preprocessing)
+        return FileImages(image_paths(Path(data)), preprocessing)
     if isinstance(data, (Tensor, np.ndarray)):
         return ArrayImages(to_uint8(batched(data, "the array"), "the array"))
     if isinstance(data, Image.Image):
@@ -222,7 +223,7 @@ def _as_images(data: Any, preprocessing: Preprocessing) -> ImageSet:
 
 def _from_list(items: Sequence[Any], preprocessing: Preprocessing) -> ImageSet:
     if all(isinstance(item, (str, os.PathLike)) for item in items):
-        missing = next((item for item in items if not Path(item).is_file()), None)
+        missing = next((item for item in items if not image_exists(Path(item))), None)
         if missing is not None:
             raise DataError(f"{missing} is not a file; check the path")
         return FileImages(items, preprocessing)

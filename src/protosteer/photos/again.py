@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from protosteer.data.files import in_threads
+from protosteer.data.files import image_bytes, in_threads
 from protosteer.data.folders import Files
 from protosteer.errors import DataError
 from protosteer.method.memory import TaskRecord
-from protosteer.util.reading import digest, read_regular
+from protosteer.util.reading import digest
 
 
 def file_digests(paths: Sequence[Path]) -> list[int]:
@@ -26,7 +26,7 @@ def file_digests(paths: Sequence[Path]) -> list[int]:
 
 def _file_digest(path: Path) -> int:
     try:
-        return digest(read_regular(path))
+        return digest(image_bytes(path))
     except OSError as error:
         raise DataError(
             f"{path} has gone since its folder was read; start again ({error.strerror})"

@@ -14,7 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from protosteer.data.folders import Files, read_folder
+from protosteer.data.folders import Files
+from protosteer.data.sources import read_labelled
 from protosteer.errors import LearnerError, ModelFileError
 from protosteer.learner import Learner
 from protosteer.method.memory import Memory, TaskRecord
@@ -25,7 +26,7 @@ from protosteer.photos.teaching import (
     Survey,
     Taught,
     bookmark_path,
-    file_status,
+    file_version,
     own_name,
     survey,
     teach,
@@ -45,7 +46,7 @@ class Lesson:
     classes: tuple[str, ...]
 
     def files(self) -> Files:
-        return read_folder(self.folder, self.classes)
+        return read_labelled(self.folder, self.classes)
 
 
 # Is given a lesson, with what was found in its folder and taught; None if an earlier call had taught it.
@@ -63,7 +64,7 @@ def plan(
     lessons: list[Lesson] = []
     there: list[Path] = []
     for folder in folders:
-        classes = list(dict.fromkeys(read_folder(folder).labels))
+        classes = list(dict.fromkeys(read_labelled(folder).labels))
         if _learned(memory, folder, classes):
             there.append(folder)
             continue
@@ -85,7 +86,7 @@ def _learned(memory: Memory, folder: Path, classes: Sequence[str]) -> bool:
     tasks = [task for task in memory.tasks if mine.fullmatch(task.name) and not task.about.unfinished]
     if not any(set(task.class_names) == set(classes) for task in tasks):
         return False
-    files = read_folder(folder)
+    files = read_labelled(folder)
     return len(Again.find(tasks, files, file_digests(files.paths)).same) == len(files)
 
 
@@ -189,6 +190,5 @@ def _place(model: Path, basis: Learner, lesson: Lesson, holdout: float) -> Path:
     digest = hashlib.sha256(repr(what).encode())
     files = lesson.files()
     for path, label in zip(files.paths, files.labels, strict=True):
-        status = file_status(path)
-        digest.update(repr((str(path.resolve()), label, status.st_size, status.st_mtime_ns)).encode())
+        digest.update(repr((str(path.resolve()), label, *file_version(path))).encode())
     return model.parent / f".{model.name}.{digest.hexdigest()[:16]}.part"

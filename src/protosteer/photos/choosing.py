@@ -26,8 +26,8 @@ from protosteer.backbones import Backbone
 from protosteer.backbones.candidates import candidates_on_disk, worth_fetching
 from protosteer.backbones.hub import fetch_weights, may_fetch
 from protosteer.backbones.names import BackboneInfo
-from protosteer.data.folders import read_folder
 from protosteer.data.images import as_images, as_labelled
+from protosteer.data.sources import read_labelled
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError, WeightsError
 from protosteer.method.evidence import Coarse
@@ -184,7 +184,7 @@ def left_out_right(embeddings: Tensor, labels: Sequence[str]) -> tuple[int, int]
 def _parted(data: Any) -> tuple[Any, list[str]]:
     """Images as they were given, for any backbone to read, and their labels."""
     if isinstance(data, (str, os.PathLike)):
-        files = read_folder(Path(data))
+        files = read_labelled(Path(data))
         return files.paths, files.labels
     _, labels = as_labelled(data, Preprocessing(224, (0.5,) * 3, (0.5,) * 3))  # no image is read
     return data[0] if isinstance(data, tuple) else data, labels

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch.nn.functional as F
 
 from protosteer.backbones import Backbone
-from protosteer.data.files import in_threads
+from protosteer.data.files import image_bytes, in_threads
 from protosteer.data.images import ForgivingFiles
 from protosteer.learner import Learner
 from protosteer.method.inference import Prediction
 from protosteer.photos.rejection import Rejection
-from protosteer.util.reading import read_regular
 
 Row = Mapping[str, Any]
 # Columns of predictions that hold one value each.
@@ -92,7 +92,7 @@ class Embeddings:
 def _checksum(name: str) -> str | None:
     """None of a file that cannot be opened, of which its row says so."""
     try:
-        return hashlib.sha256(read_regular(name)).hexdigest()
+        return hashlib.sha256(image_bytes(Path(name))).hexdigest()
     except OSError:
         return None
 

@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from protosteer.data.arrow import pyarrow
+from protosteer.data.files import image_version
 from protosteer.errors import DataError, SettingsError
 from protosteer.photos.carrying import Carried
 from protosteer.photos.rows import Embeddings, Predictions, RowMaker
-from protosteer.photos.tables import pyarrow, write_parquet
+from protosteer.photos.tables import write_parquet
 from protosteer.running.engine import Engine, Job
 from protosteer.util.files import remove_leftovers, write_atomically, writing
 from protosteer.util.text import listed, one_line
@@ -112,10 +114,9 @@ def _shards(names: Sequence[str], size: int, about: Sequence[Any]) -> dict[str, 
 def _version(name: str) -> tuple[int, ...]:
     """Changes when a file does; empty of one that is not there."""
     try:
-        status = os.stat(name)
+        return image_version(Path(name))
     except OSError:
         return ()
-    return status.st_size, status.st_mtime_ns
 
 
 def _refuse_strangers(out: str, there: Sequence[str], wanted: dict[str, list[str]]) -> None:

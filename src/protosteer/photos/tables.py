@@ -15,24 +15,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from protosteer.errors import DataError, SettingsError
+from protosteer.data.arrow import pyarrow
+from protosteer.data.lists import SUFFIXES
+from protosteer.errors import DataError
 from protosteer.photos.rows import FIGURES, Row, RowMaker
 from protosteer.util.files import growing, real
-from protosteer.util.reading import read_regular
-from protosteer.util.text import one_line, without_control
+from protosteer.util.text import without_control
 
-SUFFIXES = (".parquet", ".csv", ".jsonl")
 _GROUP = 4096  # rows of a Parquet file that are in memory at once
 
 
 def is_table(path: str) -> bool:
     """Whether a path names a file of rows, and not a folder."""
     return Path(path).suffix.lower() in SUFFIXES
-
-
-def is_list(path: Path) -> bool:
-    """Whether a file that is to be predicted is no image but a list of them."""
-    return path.suffix.lower() in (".parquet", ".csv") and path.is_file()
 
 
 def write_table(path: Path, maker: RowMaker, rows: Iterable[Row]) -> None:
@@ -44,16 +39,6 @@ def write_table(path: Path, maker: RowMaker, rows: Iterable[Row]) -> None:
         write(file, maker, rows)
         if path.exists():  # also since the work began
             raise DataError(f"{path} exists already; choose another file with out=")
-
-
-def pyarrow() -> Any:
-    try:
-        import pyarrow
-        import pyarrow.fs
-        import pyarrow.parquet
-    except ImportError as error:
-        raise SettingsError(f"Parquet needs pyarrow ({error}); pip install 'protosteer[parquet]'") from error
-    return pyarrow
 
 
 def write_parquet(file: IO[bytes], maker: RowMaker, rows: Iterable[Row]) -> None:
@@ -122,27 +107,3 @@ def _groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
 def as_text(name: str) -> str:
     """A file's name, whose bytes need not be text."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
-
-
-def read_paths(path: Path) -> list[str]:
-    """The column `path` of a Parquet or CSV file: names of image files, as one would type them here."""
-    try:
-        found = _parquet_paths(path) if path.suffix.lower() == ".parquet" else _csv_paths(path)
-    except (OSError, ValueError, KeyError, csv.Error) as error:  # pyarrow's are among them
-        raise DataError(f"{path} cannot be read as a list of images ({one_line(str(error))})") from error
-    if found is None or not all(isinstance(name, str) and name for name in found):
-        raise DataError(
-            f"{path} is not a list of images: it needs a column named path, with a file's name in each row"
-        )
-    return found
-
-
-def _parquet_paths(path: Path) -> list[Any] | None:
-    pa = pyarrow()
-    file = pa.parquet.ParquetFile(io.BytesIO(read_regular(path)))
-    return file.read(columns=["path"])["path"].to_pylist() if "path" in file.schema_arrow.names else None
-
-
-def _csv_paths(path: Path) -> list[Any] | None:
-    table = csv.DictReader(io.StringIO(read_regular(path).decode("utf-8-sig"), newline=""))
-    return [row["path"] for row in table] if "path" in (table.fieldnames or ()) else None

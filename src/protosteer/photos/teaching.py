@@ -26,8 +26,11 @@ from pathlib import Path
 import torch
 
 from protosteer.data.canvas import kept
-from protosteer.data.folders import Files, read_folder, readable
+from protosteer.data.files import image_version
+from protosteer.data.folders import Files, readable
 from protosteer.data.images import FileImages
+from protosteer.data.lists import is_list
+from protosteer.data.sources import read_labelled
 from protosteer.errors import DataError, LearnerError, SettingsError
 from protosteer.learner import Learner
 from protosteer.method.memory import Memory, TaskRecord
@@ -45,12 +48,12 @@ LEAST_FOR_HOLDOUT = 5
 
 @dataclass(frozen=True)
 class Survey:
-    """What a folder of class folders holds, before anything is spent on it."""
+    """What a folder of class folders holds, before anything is spent on it; or a list, or a saved image set."""
 
     folder: Path
     files: Files  # that can be read and are new, class by class
     digests: list[int]  # of their contents
-    unreadable: list[Path]
+    unreadable: Files
     known: dict[str, list[str]]  # classes of the folder that the model has already, and their tasks
     again: list[Path]  # files that their class was learned from, or checked with, before
     other: dict[
@@ -64,13 +67,15 @@ class Survey:
 
     def without_known(self) -> Survey:
         """The same folder as if the classes that are known already were not in it."""
-        rows = [i for i, label in enumerate(self.files.labels) if label not in self.known]
+        rows, bad = (
+            [i for i, label in enumerate(files.labels) if label not in self.known]
+            for files in (self.files, self.unreadable)
+        )
         if not rows:
             raise LearnerError(f"every class of {self.folder} is known already; there is nothing to learn")
         files, digests = self.files.rows(rows), [self.digests[i] for i in rows]
-        unreadable = [p for p in self.unreadable if p.relative_to(self.folder).parts[0] not in self.known]
         other = {path: name for path, name in self.other.items() if path in {*files.paths}}
-        return Survey(self.folder, files, digests, unreadable, {}, [], other)
+        return Survey(self.folder, files, digests, self.unreadable.rows(bad), {}, [], other)
 
     def check_new(self) -> None:
         """Refuse a folder that has nothing to learn, before anything is spent on it."""
@@ -100,22 +105,23 @@ def survey(
     files: Files | None = None,
     name: str | None = None,
 ) -> Survey:
-    """Read every image of a folder of class folders once, to know what can be learned from it.
+    """Read every image of a folder of class folders, a list or a saved image set once, to know what can be learned
+    from it.
 
-    files: what `read_folder` gave for the folder, if it was asked already. name: of the task to be, if it is
+    files: what `read_labelled` gave for the folder, if it was asked already. name: of the task to be, if it is
     not the folder's; classes of an unfinished task that teaching would go on with are not known already.
     """
     folder = Path(folder)
-    files = files or read_folder(folder)
+    files = files or read_labelled(folder)
     for label in dict.fromkeys(files.labels):
-        check_name(label, f"a class folder of {folder},")
+        check_name(label, f"a class of {folder},")
     if name is not None:
         check_name(name, "the task")
     left, unreadable = readable(files, lambda done: on_file(done, len(files)))
     empty = set(files.labels) - set(left.labels)
     if empty:
         raise DataError(
-            f"class folder {folder / min(empty)} has no image that can be read; replace its files or remove it"
+            f"class '{min(empty)}' of {folder} has no image that can be read; replace its files or remove it"
         )
     begun = unfinished_task(memory, folder, files.labels, name) if memory else None
     others = Memory(task for task in memory.tasks if task is not begun) if memory else Memory()
@@ -153,7 +159,9 @@ def unfinished_task(
 
 
 def own_name(folder: Path) -> str:
-    return Path(os.path.abspath(folder)).name
+    """What a task is called by default: after the folder, or the list without its suffix."""
+    path = Path(os.path.abspath(folder))
+    return path.stem if is_list(path) else path.name
 
 
 def teach(
@@ -173,7 +181,7 @@ def teach(
     found.check_new()
     learned, held = split(found.files, holdout, learner.settings.seed)
     turn = _turn(learner, found, name)
-    size = sum(file_status(path).st_size for path in learned.paths)
+    size = sum(file_version(path)[0] for path in learned.paths)
     today = datetime.date.today().isoformat()
     unseen = kept(FileImages(held.paths, learner.backbone.preprocessing)) if len(held) else None
     early: list[Taught] = []
@@ -255,17 +263,17 @@ def bookmark_path(model: Path, found: Survey, learner: Learner, name: str | None
     what = (name, holdout, learner.settings, backbone.fingerprint, backbone.preprocessing)
     digest = hashlib.sha256(repr(what).encode())
     for path, label in zip(found.files.paths, found.files.labels, strict=True):
-        status = file_status(path)
-        digest.update(repr((str(path.resolve()), label, status.st_size, status.st_mtime_ns)).encode())
+        digest.update(repr((str(path.resolve()), label, *file_version(path))).encode())
     for task in _turn(learner, found, name).before.memory.tasks:
         for _, tensor in task.tensors():
             digest.update(tensor.contiguous().numpy().tobytes())
     return model.parent / f".{model.name}.{digest.hexdigest()[:16]}.part"
 
 
-def file_status(path: Path) -> os.stat_result:
+def file_version(path: Path) -> tuple[int, int]:
+    """See `image_version`."""
     try:
-        return path.stat()
+        return image_version(path)
     except OSError as error:
         raise DataError(
             f"{path} has gone since its folder was read; start again ({error.strerror})"

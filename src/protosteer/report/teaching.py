@@ -44,7 +44,7 @@ def as_json(found: Survey, taught: Taught | None) -> dict[str, Any]:
         "found": {
             "folder": str(found.folder),
             "classes": found.counts,
-            "unreadable": [str(path) for path in found.unreadable],
+            "unreadable": [str(path) for path in found.unreadable.paths],
             "known": found.known,
             "again": [str(path) for path in found.again],
             "other": {str(path): name for path, name in found.other.items()},

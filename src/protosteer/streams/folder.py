@@ -66,7 +66,7 @@ def _splits(path: Path, reading: Reading) -> tuple[Files, Files]:
 def _files(folder: Path, reading: Reading) -> Files:
     """Every image is decoded once before the run: a damaged one is better found now than in the last task."""
     files = read_folder(folder)
-    bad = [] if reading.skip_unreadable else readable(files)[1]
+    bad = [] if reading.skip_unreadable else readable(files)[1].paths
     if bad:
         others = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
         raise DataError(

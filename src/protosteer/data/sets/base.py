@@ -143,7 +143,7 @@ def readable_only(files: Files, reading: Reading) -> Files:
     if not reading.skip_unreadable:
         return files
     good, bad = readable(files)
-    for path in bad:
+    for path in bad.paths:
         reading.say(f"{path} cannot be read as an image; skipped")
     return good
 

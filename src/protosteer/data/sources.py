@@ -1,0 +1,45 @@
+"""Where images come from: a folder, a list, or an image set that `datasets` has saved; all become paths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from protosteer.data.arrow import is_set, read_set
+from protosteer.data.files import image_files
+from protosteer.data.folders import Files, read_folder
+from protosteer.data.lists import is_list, label_of, read_paths, read_table
+from protosteer.errors import DataError
+
+
+def image_paths(source: Path) -> list[Path]:
+    """The images of a list or a saved set, the file itself, or every image below a folder."""
+    if is_list(source):
+        return read_paths(source)
+    return [path for path, _ in read_set(source)] if is_set(source) else image_files(source)
+
+
+def read_labelled(source: Path, wanted: Sequence[str] | None = None) -> Files:
+    """Images and labels of a folder of class folders, a list or a saved set; `wanted` chooses some classes."""
+    if not (is_list(source) or is_set(source)):
+        return read_folder(source, wanted)
+    files = read_table(source) if is_list(source) else _set_files(source)
+    if wanted is None:
+        return files
+    missing = next((name for name in wanted if name not in set(files.labels)), None)
+    if missing is not None:
+        raise DataError(f"{source} has no images of class {missing}")
+    chosen = set(wanted)
+    return files.rows(i for i, label in enumerate(files.labels) if label in chosen)
+
+
+def _set_files(folder: Path) -> Files:
+    """Class by class, as a folder would have them."""
+    files = Files([], [])
+    for path, cell in read_set(folder):
+        label = label_of(cell)
+        if label is None:
+            raise DataError(f"{path} has no label; {folder} needs a column label: classes, words or numbers")
+        files.paths.append(path)
+        files.labels.append(label)
+    return files.rows(sorted(range(len(files)), key=files.labels.__getitem__))

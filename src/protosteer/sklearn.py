@@ -1,0 +1,174 @@
+"""scikit-learn's face: a classifier for pipelines, cross-validation and searches, of images or of feature vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from torch import Tensor
+
+from protosteer.backbones import Backbone
+from protosteer.errors import DataError, SettingsError
+from protosteer.learner import Learner
+from protosteer.method.fusion import Fusion
+from protosteer.method.inference import Index, Matches, Prediction
+from protosteer.method.memory import Memory
+from protosteer.method.task import learn_class
+from protosteer.settings import Settings
+from protosteer.util.text import check_name
+
+_CHUNK = 1024  # vectors that are compared with all classes at once
+
+
+class ProtosteerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Classes that may arrive over time: `partial_fit` adds new ones, and nothing that was learned is forgotten.
+
+    backbone: None: X are feature vectors [n, d], such as embeddings, told apart by their directions. A `Backbone`
+    or its name: X are images, as an array [n, H, W, 3] or as paths.
+    preset: "instant" trains nothing, which is all that vectors allow; of images also "fast", "best", "paper".
+
+    After `fit`, classes_ are the labels in sorted order, and learner_ holds what was learned: of images a `Learner`,
+    which can be saved.
+    """
+
+    def __init__(
+        self, backbone: str | Backbone | None = None, preset: str = "instant", random_state: int = 0
+    ):
+        self.backbone = backbone
+        self.preset = preset
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any) -> ProtosteerClassifier:
+        X, y = self._examples(X, y, first=True)
+        learner = self._new_learner()
+        learner.learn((X, _names(y)))
+        self.learner_, self.classes_ = learner, np.unique(y)
+        return self
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> ProtosteerClassifier:
+        """Learn more: new classes, or more of known ones.
+
+        classes: labels that will come; until they do, their probability is 0. They need not be told. Each call
+        keeps up to 40 points per class, so give images by the batch, not one by one.
+        """
+        first = not hasattr(self, "learner_")
+        X, y = self._examples(X, y, first)
+        learner = self._new_learner() if first else self.learner_
+        learner.learn((X, _names(y)))
+        told = [*([] if first else [self.classes_]), *([] if classes is None else [classes]), y]
+        self.learner_, self.classes_ = learner, np.unique(np.concatenate([np.asarray(part) for part in told]))
+        return self
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """[n, C]: calibrated probabilities of classes_."""
+        check_is_fitted(self, "learner_")
+        X = validate_data(self, X, reset=False) if self.backbone is None else _images(X)
+        prediction = self.learner_.predict(X)
+        places = {name: place for place, name in enumerate(_names(self.classes_))}
+        columns = torch.tensor([places[name] for name in prediction.classes])
+        columns = (
+            columns.expand(len(prediction), -1) if prediction.columns is None else columns[prediction.columns]
+        )
+        found = torch.zeros(len(prediction), len(places), dtype=torch.double)
+        found.scatter_(1, columns, prediction.probabilities.double())
+        return (found / found.sum(dim=1, keepdim=True)).numpy()
+
+    def predict(self, X: Any) -> np.ndarray:
+        probabilities = self.predict_proba(X)
+        return self.classes_[probabilities.argmax(axis=1)]
+
+    def _new_learner(self) -> Learner | VectorLearner:
+        settings = Settings.preset(self.preset, seed=self.random_state)
+        if isinstance(self.backbone, str):
+            return Learner(Backbone.load(self.backbone), settings)
+        if self.backbone is not None:
+            return Learner(self.backbone, settings)
+        if settings.prompts or settings.rule != "evidence":
+            raise SettingsError(
+                f"preset={self.preset!r}: feature vectors have no prompts; use preset='instant', or give a backbone"
+            )
+        return VectorLearner(settings)
+
+    def _examples(self, X: Any, y: Any, first: bool) -> tuple[Any, np.ndarray]:
+        if self.backbone is None:
+            X, y = validate_data(self, X, y, reset=first)
+        else:
+            X, y = _images(X), column_or_1d(y, warn=True)
+        check_classification_targets(y)
+        return X, y
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = self.backbone is None
+        tags.input_tags.string = self.backbone is not None
+        return tags
+
+
+class VectorLearner:
+    """What a `Learner` is to images, to vectors that are embeddings already: nothing is trained."""
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        self.memory = Memory()
+        self.fusion: Fusion | None = None
+
+    def learn(self, data: tuple[np.ndarray, Sequence[str]]) -> None:
+        """Vectors [n, d] and the name of each one's class. All of it is learned or nothing."""
+        vectors, names = _units(data[0]), np.asarray(data[1])
+        memory = Memory(self.memory.tasks)
+        for name in map(str, np.unique(names)):
+            check_name(name, "class")
+            memory.add(learn_class(name, _Embedded(vectors[names == name]), memory, self.settings))
+        self.memory, self.fusion = memory, Fusion(memory, Index.build(memory))
+
+    def predict(self, data: np.ndarray) -> Prediction:
+        assert self.fusion is not None
+        parts = [self._match(self.fusion, some) for some in _units(data).split(_CHUNK)]
+        return Prediction.build(self.fusion.index, Matches.join(parts), temperature=1.0)
+
+    @staticmethod
+    def _match(fusion: Fusion, vectors: Tensor) -> Matches:
+        return fusion.match(lambda rows, prompts: vectors[rows], len(vectors))
+
+
+class _Embedded:
+    """The `TaskImages` of embeddings [n, D] that are at hand."""
+
+    def __init__(self, embeddings: Tensor):
+        self.embeddings = embeddings
+
+    def embed(self, prompt: Tensor | None) -> Tensor:
+        return self.embeddings
+
+    def views(self, batches: Sequence[Tensor]) -> Sequence[Tensor]:
+        raise NotImplementedError("embeddings cannot be augmented")
+
+
+def _units(vectors: np.ndarray) -> Tensor:
+    """Float32 [n, d] of length 1: evidence is of directions, and half precision would not hold other lengths."""
+    return F.normalize(torch.from_numpy(np.array(vectors, dtype=np.float64)), dim=1).float()
+
+
+def _names(labels: np.ndarray) -> list[str]:
+    return [str(label) for label in labels]
+
+
+def _images(X: Any) -> Any:
+    """Arrays of paths become lists of them; other arrays must be of images."""
+    if isinstance(X, (list, tuple)) or not hasattr(X, "__array__"):
+        return X
+    array = np.asarray(X)
+    if array.dtype.kind in "UO" and array.ndim == 1:
+        return array.tolist()
+    if array.ndim < 3:
+        raise DataError(
+            f"X has shape {list(array.shape)}; with a backbone give images [n, H, W, 3] or paths, without one "
+            "feature vectors [n, d]"
+        )
+    return array
