@@ -38,7 +38,11 @@ def forget(memory: Memory, name: str | None = None, *, task: str | None = None) 
         assert name is not None
         owner = memory.forget_class(name)
         classes = [name]
-    removed = sum(t.bytes for t in before) - sum(t.bytes for t in memory.tasks)
+    gone, put = (
+        set(before) - set(memory.tasks),
+        set(memory.tasks) - set(before),
+    )  # of many tasks only what changed
+    removed = sum(t.bytes for t in gone) - sum(t.bytes for t in put)
     remains = _influence(owner, classes, before)
     return Forgotten(classes, owner.name, removed, not remains, _guarantee(remains))
 

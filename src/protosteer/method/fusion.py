@@ -20,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protosteer.method import evidence
 from protosteer.method import shortlist as shortlisting
 from protosteer.method.evidence import Coarse
 from protosteer.method.inference import Embed, Index, Matches
@@ -28,6 +27,7 @@ from protosteer.method.memory import Memory
 from protosteer.method.search import Partition
 from protosteer.method.shortlist import Scored, Shortlist
 from protosteer.method.stack import Bulk, sketches_of
+from protosteer.method.weighing import LeftOut
 from protosteer.settings import Settings
 
 SURE = 0.8  # the probability of a class from which on no further pass is made
@@ -195,14 +195,15 @@ def _views(memory: Memory, order: Tensor, class_tasks: Tensor) -> list[View]:
     coarse = {prompt: Coarse(_known(memory, part).ordered(order)) for prompt, part in prompts.items()}
     space = coarse[None].space
     labels = space.owners[space.left_out]  # of the same images in every view
-    left_out = {prompt: view.left_out() for prompt, view in coarse.items()}
+    left_out = LeftOut.of(list(coarse.values()))
+    columns = {prompt: column for column, prompt in enumerate(coarse)}
     # To images that the prompt for all classes was trained with, it does more justice than to others.
     fair = ~_trained_domain(memory)[class_tasks[labels]]
     fair = fair if int(fair.sum()) >= ENOUGH else torch.ones_like(fair)
 
     @functools.cache  # of one view alone the weights are asked for three times
     def weights(*prompts: int | None) -> list[float]:
-        return evidence.weights([left_out[p][0][fair] for p in prompts], labels[fair]).tolist()
+        return left_out.weights([columns[p] for p in prompts], fair)
 
     both = dict(zip(coarse, weights(*coarse), strict=True))
     worth = [p for p in coarse if both[p] >= WORTH * sum(both.values())]
@@ -210,7 +211,7 @@ def _views(memory: Memory, order: Tensor, class_tasks: Tensor) -> list[View]:
     together = dict(zip(kept, weights(*kept), strict=True))
 
     def familiar(prompt: int | None) -> Tensor:
-        similarity = left_out[prompt][1].amax(dim=1)
+        similarity = left_out.similar[:, columns[prompt]]
         return similarity if prompt is None else similarity[fair]
 
     return [View(p, coarse[p], together[p], weights(p)[0], familiar(p)) for p in kept]
