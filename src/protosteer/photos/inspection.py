@@ -22,6 +22,9 @@ from protosteer.photos.rejection import familiar
 from protosteer.settings import Settings
 
 _CELLS = 2**23  # similarities between centroids that are in memory at once
+PAIRED = (
+    20_000  # classes, up to which each is compared with each other: seconds; ten times as many take minutes
+)
 
 
 class Pair(NamedTuple):
@@ -59,7 +62,7 @@ def describe(model: Model, fusion: Fusion | None) -> dict[str, Any]:
         "rejection": {"calibrated": known > 0, "images": known, "held_out": held_out},
         "notes": notes(memory, fusion),
         "tasks": tasks,
-        "confusable": [pair._asdict() for pair in closest(memory)],
+        "confusable": _confusable(memory),
     }
 
 
@@ -69,6 +72,13 @@ def notes(memory: Memory, fusion: Fusion | None) -> list[str]:
     rule = [] if fusion or not len(memory) else [f"this model predicts by the paper's rule; {better}"]
     unfinished = [task.name for task in memory.tasks if task.about.unfinished]
     return rule + [f"task '{n}' has no prompt yet; the same learn command trains it" for n in unfinished]
+
+
+def _confusable(memory: Memory) -> list[dict[str, Any]] | None:
+    """None where classes are so many that nobody looked for them."""
+    if len(memory.classes) > PAIRED:
+        return None
+    return [pair._asdict() for pair in closest(memory)]
 
 
 def _evidence(memory: Memory, fusion: Fusion) -> dict[str, Any]:
