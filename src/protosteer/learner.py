@@ -77,6 +77,7 @@ class Learner:
     def _reading(self) -> tuple[Index, Fusion | None]:
         """Built anew only when what is remembered has changed."""
         if self._read is None or not self._current():
+            self._read = self._shortlist = None  # first: of very many classes both would not fit into memory
             index = Index.build(self.memory)
             self._read = self.memory.tasks, index, fusion_of(self.memory, self.settings, index)
         return self._read[1:]
