@@ -4,12 +4,13 @@
         --file many.protosteer
     python tools/many_classes.py cifar-100-python --classes 100000 --paper
 
-A million classes take six minutes of processor time, 11 GB of memory and 2 GB of disk. Training images of CIFAR-100 are embedded by
-DeiT-Tiny, 22 of each class. There are no data of a million classes, so classes are drawn: the centre of each is a
-mixture of two of these images (ten of each class), with weights drawn from 0.5 to 1 and the rest, moved by half of the
-spread within real classes; its points lie about the centre as the images of a real class do. Queries are the twelve
-images of each real class that took no part, and images drawn about the centres of some classes. Seconds are processor
-time of one thread, so that busy neighbours do not count.
+A million classes take six minutes of processor time, 11 GB of memory and 2 GB of disk. Training images of
+CIFAR-100 are embedded by DeiT-Tiny, 22 of each class. There are no data of a million classes, so classes are
+drawn: the centre of each is a mixture of two of these images (ten of each class), with weights drawn from 0.5
+to 1 and the rest, moved by half of the spread within real classes; its points lie about the centre as the
+images of a real class do. Queries are the twelve images of each real class that took no part, and images
+drawn about the centres of some classes. Seconds are processor time of one thread, so that busy neighbours do
+not count.
 """
 
 from __future__ import annotations

@@ -93,15 +93,15 @@ def _evidence(memory: Memory, fusion: Fusion) -> dict[str, Any]:
 
 def _task(task: TaskRecord) -> dict[str, Any]:
     about, prompt = task.about, task.prompt
-    images = sum(record.images for record in task.classes)
+    images, classes = sum(record.images for record in task.classes), _classes(task)
     return {
         "name": task.name,
         "learned": about.learned,
-        "classes": _classes(task),
+        "classes": classes,
         "images": images,
         # What was written when the task was learned holds no longer once one of its classes was forgotten.
         "image_bytes": about.image_bytes if about.images == images else None,
-        "bytes": task.bytes,
+        "bytes": sum(record["bytes"] for record in classes) + (0 if prompt is None else prompt.nbytes),
         "prompt": prompt if prompt is None else _prompt(prompt),
         "trained": prompt is not None and not task.few_shot,
         "few_shot": task.few_shot,
