@@ -105,8 +105,7 @@ class NotWhitened(evidence.Whitened):
         super().__init__(space)
         self.precision = torch.eye(len(self.precision), dtype=torch.double)
         self.share = 0.0
-        self.directions = space.means - self.centre
-        self.lengths = self.directions.square().sum(dim=1)
+        self.lengths = self._squared_lengths()
 
 
 class RidgeAlone(Coarse):
@@ -115,9 +114,10 @@ class RidgeAlone(Coarse):
         unit = F.normalize(embeddings.double(), dim=1)
         return self.ridge.scores(unit).clamp(min=evidence.RIDGE_FLOOR).log(), super().scores(embeddings)[1]
 
-    def left_out(self) -> tuple[Tensor, Tensor]:
+    def left_out(self, classes: slice | None = None) -> tuple[Tensor, Tensor]:
         assert self.ridge
-        return self.ridge.left_out().clamp(min=evidence.RIDGE_FLOOR).log(), super().left_out()[1]
+        columns = self.ridge.left_out()[:, classes or self.space.classes]
+        return columns.clamp(min=evidence.RIDGE_FLOOR).log(), super().left_out(classes)[1]
 
 
 def readings(learner: Learner) -> Iterator[tuple[str, Learner, Any, dict[str, Any]]]:

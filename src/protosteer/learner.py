@@ -24,6 +24,7 @@ from protosteer.method.forgetting import Forgotten, forget, undo
 from protosteer.method.fusion import Fusion, fusion_of
 from protosteer.method.inference import Embed, Index, Matches, Prediction, match, prompted_forward
 from protosteer.method.memory import Memory, TaskRecord, correction_name
+from protosteer.method.nearby import Nearby
 from protosteer.method.search import Partition
 from protosteer.method.shortlist import Shortlist
 from protosteer.method.task import counted_as, learn_class, learn_task, trains_prompt
@@ -54,6 +55,7 @@ class Learner:
         self._domain = domain
         self._read: tuple[tuple[TaskRecord, ...], Index, Fusion | None] | None = None
         self._shortlist: tuple[Fusion, Shortlist | None] | None = None
+        self._nearby: Nearby | None = None
         self._partition: Partition | None = None  # how classes were parted before, in memory or on disk
 
     @property
@@ -77,6 +79,7 @@ class Learner:
     def _reading(self) -> tuple[Index, Fusion | None]:
         """Built anew only when what is remembered has changed."""
         if self._read is None or not self._current():
+            self._read = self._shortlist = None  # first: of very many classes both would not fit into memory
             index = Index.build(self.memory)
             self._read = self.memory.tasks, index, fusion_of(self.memory, self.settings, index)
         return self._read[1:]
@@ -96,6 +99,12 @@ class Learner:
             self._shortlist = fusion, found
             self._partition = found.partition if found else None
         return self._shortlist[1]
+
+    @property
+    def nearby(self) -> Nearby | None:
+        """What finds candidates by the paper's rule; None where all classes are scored."""
+        self._nearby = Nearby.of(self.index, self.settings.temperature, self._nearby)
+        return self._nearby
 
     @property
     def domain(self) -> Tensor | None:
@@ -226,7 +235,7 @@ class Learner:
         """
         if self.fusion:
             return self.fusion.match(embed, count, shortlist=None if every else self.shortlist)
-        return match(self.index, embed, count, self.settings.neighbours)
+        return match(self.index, embed, count, self.settings.neighbours, None if every else self.nearby)
 
     def _matches(self, images: ImageSet, chunk: int) -> Iterator[Matches]:
         self._require_knowledge()

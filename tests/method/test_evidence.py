@@ -1,14 +1,12 @@
 """Every closed form against its brute-force twin: leaving an image out really, solving really, sampling."""
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.covariance import OAS
 
 from protosteer.method import evidence
-from protosteer.method.evidence import Coarse, Landmarks, Ridge, Space, Whitened, arc_cosine, oas, weights
+from protosteer.method.evidence import Coarse, Landmarks, Ridge, Space, Whitened, arc_cosine, oas
 from protosteer.method.prototypes import POINTS, SINGLE, Sketch, sketch
 
 DIM = 6
@@ -272,32 +270,3 @@ def test_without_room_for_the_ridge_whitening_stands_alone(monkeypatch):
     unit = F.normalize(queries().double(), dim=1)
     assert coarse.ridge is None
     assert torch.equal(coarse.scores(queries())[0], coarse.whitened.scores(unit))
-
-
-def test_weights_are_the_likeliest():
-    draw = torch.Generator().manual_seed(4)
-    good, noise = torch.randn(400, 5, generator=draw).double(), torch.randn(400, 5, generator=draw).double()
-    labels = torch.distributions.Categorical(logits=3 * good).probs.cumsum(1)
-    labels = (labels < torch.rand(400, 1, generator=draw)).sum(dim=1)
-    useful, useless = weights([good, noise], labels).tolist()
-    assert useful == pytest.approx(3, abs=0.5)
-    assert useless < 0.2
-
-    def likelihood(a, b):
-        return float(F.cross_entropy(a * good + b * noise, labels, label_smoothing=1 / 401))
-
-    best = likelihood(useful, useless)
-    assert best <= min(likelihood(useful + d, useless) for d in (-0.2, 0.2)) + 1e-9
-    assert best <= likelihood(useful, useless + 0.2) + 1e-9
-
-
-def test_weights_stay_finite_where_everything_is_right():
-    labels = torch.arange(50) % 5
-    (weight,) = weights([F.one_hot(labels, 5).double()], labels).tolist()
-    sure = 1 / (1 + 4 * math.exp(-weight))
-    assert 0.97 < sure < 1 - 1 / 200  # of 50 images one may go wrong
-
-
-def test_without_images_to_leave_out_weights_are_the_usual_ones():
-    nothing = torch.empty(0, 3).double()
-    assert weights([nothing, nothing], torch.empty(0, dtype=torch.int64)).sum() == evidence.UNCALIBRATED

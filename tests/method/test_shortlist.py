@@ -27,7 +27,7 @@ def small(monkeypatch):
     monkeypatch.setattr(shortlisting, "FROM", 100)
     monkeypatch.setattr(searching, "LISTS_FROM", 100)
     monkeypatch.setattr(searching, "_PER_LIST", 20)  # ten lists
-    monkeypatch.setattr(searching, "PROBED", 5)
+    monkeypatch.setattr(searching, "PROBED", (5, 5))
 
 
 def matched(learner: Learner, seen: torch.Tensor) -> tuple[Matches, Matches]:
@@ -92,10 +92,10 @@ def test_lists_looked_into_to_the_last_miss_nothing(small, monkeypatch):
     pytest.importorskip("faiss", reason="faiss is not installed")
     vectors = F.normalize(torch.randn(500, 16, generator=torch.Generator().manual_seed(0)), dim=1)
     queries = vectors[:50] + 0.01
-    monkeypatch.setattr(searching, "PROBED", 500)
+    monkeypatch.setattr(searching, "PROBED", (500, 500))
     lists = Lists(vectors, Partition.fit([str(i) for i in range(500)], vectors))
     assert torch.equal(lists.nearest(queries, 1), Everywhere(vectors).nearest(queries, 1))
-    monkeypatch.setattr(searching, "PROBED", 1)
+    monkeypatch.setattr(searching, "PROBED", (1, 1))
     few = Lists(vectors, Partition.fit([str(i) for i in range(500)], vectors)).nearest(queries, 64)
     assert all(len({*row}) == 64 and min(row) >= 0 and max(row) < 500 for row in few.tolist())
 
@@ -148,15 +148,3 @@ def test_the_covariance_of_some_classes_is_nearly_that_of_all(monkeypatch):
     expected = torch.diag(scales.double() ** 2)
     found = coarse.space.scatter / coarse.space.freedom
     assert float((found - expected).abs().max()) < 0.25
-
-
-def test_weights_from_some_of_the_classes_are_nearly_those_from_all(monkeypatch):
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.randint(2000, (150,), generator=generator)
-    kinds = [0.2 * torch.randn(150, 2000, generator=generator).double() for _ in range(2)]
-    for kind, lead in zip(kinds, (0.7, 0.4), strict=True):
-        kind[torch.arange(150), labels] += lead
-    exact = evidence.weights(kinds, labels)
-    monkeypatch.setattr(evidence, "WEIGHED", 600)
-    monkeypatch.setattr(evidence, "NEAR", 50)
-    assert torch.allclose(evidence.weights(kinds, labels), exact, rtol=0.03)

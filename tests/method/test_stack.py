@@ -10,7 +10,8 @@ from conftest import easy_task, tiny_backbone
 from protosteer import modelfile
 from protosteer.errors import ModelFileError
 from protosteer.learner import Learner
-from protosteer.method.stack import Slices, Stack
+from protosteer.method.prototypes import coded, packed_points
+from protosteer.method.stack import Bulk, Slices, Stack
 from protosteer.settings import Settings
 from protosteer.util.sealed import seal, unseal
 
@@ -130,3 +131,20 @@ def test_forged_sketches_are_refused_in_one_line(together, name, change):
     together.write_bytes(seal(header, tensors))
     with pytest.raises(ModelFileError, match="inconsistent header"):
         modelfile.read(together)
+
+
+def test_classes_are_joined_in_eight_bits_where_these_hold_them_all():
+    def bulk(points, steps=None):
+        ones = torch.ones(len(points), dtype=torch.int64)
+        return Bulk(points, ones, torch.zeros(2, 8), ones[:2] * 3, steps)
+
+    draw = torch.Generator().manual_seed(0)
+    one, two, other = (torch.randn(6, 8, generator=draw) for _ in range(3))
+    one, two = coded(one), coded(two)
+    eight = bulk(*packed_points(one).values())
+    joined = Bulk.joined([eight, bulk(two)])
+    assert joined.points.dtype == torch.int8 and torch.equal(joined.decoded(), torch.cat([one, two]))
+    assert torch.equal(joined.ordered(torch.tensor([3, 0, 1, 2])).decoded()[:3], two[3:])
+    whole = Bulk.joined([eight, bulk(other)])
+    assert whole.steps is None and torch.equal(whole.decoded(), torch.cat([one, other]))
+    assert Bulk.joined([bulk(one), bulk(two)]).steps is None  # nothing is gained among few

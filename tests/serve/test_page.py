@@ -510,6 +510,16 @@ def test_a_large_model_shows_names_on_request(visit, learner, folder):
         expect(page.locator("#class-count")).to_have_text("10 of 300 classes")
         looks = page.locator(".legend path").evaluate_all("paths => paths.map((p) => p.outerHTML)")
         assert len(set(looks)) == len(looks) == 30  # no two tasks look the same
+        # Of very many classes the map shows some, and those that someone asks about.
+        page.evaluate(
+            """() => { const many = [...Array(25000).keys()].map((i) => ({ ...state.map.classes[i % 300], name: `kind ${i}` }));
+                       Object.assign(state.map, { classes: many }); state.fresh = "kind 7"; drawMap(); }"""
+        )
+        expect(page.locator("#map-about")).to_contain_text("2,001 of 25,000 classes")
+        expect(page.locator(".dot")).to_have_count(2001)
+        expect(page.locator(".dot[aria-label^='kind 7,']")).to_have_count(1)
+        page.get_by_text("The map as a table").click()
+        expect(page.locator("#map-table tbody tr")).to_have_count(2001)
         page.close()
 
 

@@ -15,7 +15,7 @@ exactly. From that come the weights: probabilities that mean something need no i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,12 +30,12 @@ RIDGE_SHARE = 0.3  # the weight of its logarithm, as a share of a whitened cosin
 RIDGE_FLOOR = 0.05  # a regression on zeros and ones says nothing of what is less likely
 RIDGE_LIMIT = 4096  # points; the solve costs their number cubed, two seconds or so for these
 LANDMARKS, LANDMARKS_PER_CLASS = 2048, 10  # for more points, as long as there are so many of them per class
-UNCALIBRATED = 10.0  # the weight where no image can be left out
 LEFT_OUT_LEAST, LEFT_OUT_MOST = 200, 2_000  # images to find weights from; between the two, ...
 LEFT_OUT_LIMIT = 4_000_000  # ... so many that images times classes are below
-WEIGHED, NEAR = 20_000, 256  # classes that weights are found from, and how many of them are the likeliest
 COVARIANCE = 262_144  # points that the covariance within classes is taken from; more add nothing but time
-_BLOCK = 65_536  # points in double precision at once, so that a hundred thousand classes fit into memory
+# Points or classes in double precision at once: so few that their memory is used again instead of being asked for
+# anew, which had taken most of the time.
+_BLOCK = 2_048
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Space:
     A class may have several, of different tasks.
     """
 
-    points: Tensor  # [P, D]
+    bulk: Bulk  # the points [P, D] among it
     counts: Tensor  # [P]: images behind each
     owners: Tensor  # [P]: classes as numbers
     parts: Tensor  # [P]: sketches as numbers
@@ -60,24 +60,42 @@ class Space:
         """labels: [R], the class of each sketch as a number; without, each is of a class of its own."""
         bulk = sketches if isinstance(sketches, Bulk) else Bulk.of(sketches)
         labels = torch.arange(len(bulk.lengths)) if labels is None else labels
-        points, counts, parts = bulk.points, bulk.counts.double(), bulk.owners
-        owners, classes = labels[parts], int(labels.max()) + 1
+        counts, parts = bulk.counts.double(), bulk.owners
+        owners, classes, dim = labels[parts], int(labels.max()) + 1, bulk.deviations.shape[1]
         sizes = torch.zeros(classes, dtype=torch.double).index_add_(0, owners, counts)
-        means = torch.zeros(classes, points.shape[1], dtype=torch.double)
-        for some in torch.arange(len(points)).split(_BLOCK):
-            means.index_add_(0, owners[some], points[some] * counts[some, None])
+        means = torch.zeros(classes, dim, dtype=torch.double)
+        for some in blocks(len(owners)):
+            means.index_add_(0, owners[some], bulk.decoded(some) * counts[some, None])
         means /= sizes[:, None]
-        spread = _spread_classes(classes, len(points))
+        spread = _spread_classes(classes, len(owners))
         images = torch.zeros(len(labels), dtype=torch.double).index_add_(0, parts, counts)  # of each sketch
-        scatter = torch.diag((images * spread[labels]) @ bulk.deviations.double().square())
-        for some in spread[owners].nonzero()[:, 0].split(_BLOCK):
-            apart = (points[some] - means[owners[some]]) * counts[some, None].sqrt()
+        squares = torch.zeros(dim, dtype=torch.double)
+        for some in blocks(len(labels)):
+            squares += (images * spread[labels])[some] @ bulk.deviations[some].double().square()
+        scatter = torch.diag(squares)
+        for rows in spread[owners].nonzero()[:, 0].split(_BLOCK):
+            apart = (bulk.decoded(rows) - means[owners[rows]]) * counts[rows, None].sqrt()
             scatter += apart.T @ apart
         freedom = float(((sizes - 1) * spread).sum())
-        place = torch.arange(len(points)) - (bulk.lengths.cumsum(0) - bulk.lengths)[parts]
+        place = torch.arange(len(owners)) - (bulk.lengths.cumsum(0) - bulk.lengths)[parts]
         single = (place < bulk.singles[parts]) & (sizes[owners] > 1)
         left_out = _some(single.nonzero()[:, 0], classes)
-        return cls(points, counts, owners, parts, left_out, sizes, means, scatter, freedom)
+        return cls(bulk, counts, owners, parts, left_out, sizes, means, scatter, freedom)
+
+    @property
+    def points(self) -> Tensor:
+        """float32 [P, D]"""
+        return self.bulk.decoded()
+
+    @property
+    def classes(self) -> slice:
+        """All of them."""
+        return slice(0, len(self.means))
+
+
+def blocks(count: int) -> Iterator[slice]:
+    """Of rows that are worked on at once."""
+    return (slice(first, min(first + _BLOCK, count)) for first in range(0, count, _BLOCK))
 
 
 def _spread_classes(classes: int, points: int) -> Tensor:
@@ -102,48 +120,64 @@ class Whitened:
         self.share = 0.0 if flat else (1 - self.shrinkage) / max(freedom, 1.0)
         # A class alone has nothing to be seen from but the origin.
         self.centre = space.means.mean(dim=0) if len(space.means) > 1 else torch.zeros_like(space.means[0])
-        self.directions = (space.means - self.centre) @ self.precision  # [C, D]
-        self.lengths = _dot(self.directions, space.means - self.centre)  # [C], squared
+        self.lengths = self._squared_lengths()  # [C]
+
+    def _squared_lengths(self) -> Tensor:
+        centred = (self.space.means[some] - self.centre for some in blocks(len(self.space.means)))
+        return torch.cat([_dot(some @ self.precision, some) for some in centred])
+
+    @property
+    def directions(self) -> Tensor:
+        """[C, D]: whose dot products with centred embeddings are those of whitened vectors."""
+        return (self.space.means - self.centre) @ self.precision
 
     def scores(self, embeddings: Tensor, classes: Tensor | None = None) -> Tensor:
         """[B, C] of unit vectors [B, D]; of some classes alone: [n], or [B, n], different ones for each."""
         centred = embeddings - self.centre
-        own = _dot(centred @ self.precision, centred)[:, None]
+        seen = centred @ self.precision
+        across = _across(seen, self.space.means, classes) - (seen @ self.centre)[:, None]
         lengths = self.lengths if classes is None else self.lengths[classes]
-        return _cosine(_across(centred, self.directions, classes), own, lengths)
+        return _cosine(across, _dot(seen, centred)[:, None], lengths)
 
     def units(self, vectors: Tensor) -> Tensor:
         """float32 [N, D]: directions whose dot products are whitened cosines, of vectors [N, D]."""
         root = torch.linalg.cholesky(self.precision)
-        parts = [F.normalize((some - self.centre) @ root, dim=1).float() for some in vectors.split(_BLOCK)]
-        return torch.cat(parts)
+        units = torch.empty(vectors.shape)
+        for some in blocks(len(vectors)):
+            units[some] = F.normalize((vectors[some] - self.centre) @ root, dim=1)
+        return units
 
-    def left_out(self) -> Tensor:
-        """[m, C]: scores of the images that are left out, each as if it had not been learned.
+    def left_out(self, classes: slice | None = None) -> Tensor:
+        """[m, C]: scores of the images that are left out, each as if it had not been learned; or of some classes.
 
         Its class mean is that of the others, and the precision is updated for one residual less (Sherman and
         Morrison); shrinkage and centre stay.
         """
-        space, rows = self.space, self.space.left_out
-        owners, index = space.owners[rows], torch.arange(len(rows))
+        space, rows, classes = self.space, self.space.left_out, classes or self.space.classes
+        points, owners = space.bulk.decoded(rows).double(), space.owners[rows]
         sizes = space.sizes[owners]
-        points = space.points[rows].double()
         centred, residual = points - self.centre, points - space.means[owners]
-        seen = residual @ self.precision
+        seen, query = residual @ self.precision, centred @ self.precision
         weight = self.share * sizes / (sizes - 1)
         gain = weight / (1 - weight * _dot(seen, residual)).clamp(min=1e-9)
         mine = _dot(seen, centred)  # residual and embedding
-        theirs = residual @ self.directions.T  # residual and class means
-        across = centred @ self.directions.T
-        lengths = self.lengths.repeat(len(rows), 1)
+        means = space.means[classes] - self.centre
+        theirs, across = seen @ means.T, query @ means.T  # residual, embedding, and class means
+        lengths = self.lengths[classes].repeat(len(points), 1)
         without = space.means[owners] - residual / (sizes - 1)[:, None] - self.centre
-        theirs[index, owners] = _dot(seen, without)
-        across[index, owners] = _dot(centred @ self.precision, without)
-        lengths[index, owners] = _dot(without @ self.precision, without)
-        own = _dot(centred @ self.precision, centred) + gain * mine**2
-        return _cosine(
-            across + gain[:, None] * mine[:, None] * theirs, own[:, None], lengths + gain[:, None] * theirs**2
-        )
+        own = places(owners, classes)
+        theirs[own] = _dot(seen, without)[own[0]]
+        across[own] = _dot(query, without)[own[0]]
+        lengths[own] = _dot(without @ self.precision, without)[own[0]]
+        across += (gain * mine)[:, None] * theirs
+        lengths += gain[:, None] * theirs.square_()
+        return _cosine(across, (_dot(query, centred) + gain * mine**2)[:, None], lengths)
+
+
+def places(owners: Tensor, classes: slice) -> tuple[Tensor, Tensor]:
+    """Which of the images whose classes are `owners` [m] are of these classes, and where among them theirs is."""
+    inside = (owners >= classes.start) & (owners < classes.stop)
+    return inside.nonzero()[:, 0], owners[inside] - classes.start
 
 
 class Ridge:
@@ -158,7 +192,7 @@ class Ridge:
     @staticmethod
     def of(space: Space) -> Ridge | None:
         """Over all points, or with landmarks, or not at all: whatever their number allows."""
-        if len(space.points) <= RIDGE_LIMIT:
+        if len(space.owners) <= RIDGE_LIMIT:
             return Ridge(space)
         return Landmarks(space) if len(space.sizes) * LANDMARKS_PER_CLASS <= LANDMARKS else None
 
@@ -218,7 +252,12 @@ class Coarse:
         self.space = Space.of(sketches, labels)
         self.whitened = Whitened(self.space)
         self.ridge = Ridge.of(self.space)
-        self.directions = F.normalize(self.space.means, dim=1)
+        self.lengths = self.space.means.norm(dim=1).clamp(min=1e-12)  # [C]
+
+    @property
+    def directions(self) -> Tensor:
+        """[C, D]: of the class means, as unit vectors."""
+        return F.normalize(self.space.means, dim=1)
 
     def scores(self, embeddings: Tensor, classes: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Evidence [B, C] of embeddings [B, D], and similarity [B, C] as a cosine.
@@ -227,22 +266,23 @@ class Coarse:
         """
         unit = F.normalize(embeddings.double(), dim=1)
         whitened = self.whitened.scores(unit, classes)
-        plain = _across(unit, self.directions, classes)
+        lengths = self.lengths if classes is None else self.lengths[classes]
+        plain = _across(unit, self.space.means, classes) / lengths
         ridge = self.ridge.scores(unit) if self.ridge else None
         if ridge is not None and classes is not None:
             ridge = ridge[:, classes] if classes.ndim == 1 else ridge.gather(1, classes)
         return _joined(whitened, ridge, plain)
 
-    def left_out(self) -> tuple[Tensor, Tensor]:
-        """The same of the images that are left out [m], each as if it had not been learned."""
-        space, rows = self.space, self.space.left_out
-        owners = space.owners[rows]
-        points, sizes = space.points[rows].double(), space.sizes[owners][:, None]
-        plain = points @ self.directions.T
-        others = sizes * space.means[owners] - points
-        plain[torch.arange(len(rows)), owners] = F.cosine_similarity(points, others, dim=1)
-        ridge = self.ridge.left_out() if self.ridge else None
-        return _joined(self.whitened.left_out(), ridge, plain)
+    def left_out(self, classes: slice | None = None) -> tuple[Tensor, Tensor]:
+        """The same of the images that are left out [m], each as if it had not been learned; or of some classes."""
+        space, rows, classes = self.space, self.space.left_out, classes or self.space.classes
+        points, owners = space.bulk.decoded(rows).double(), space.owners[rows]
+        plain = points @ space.means[classes].T / self.lengths[classes]
+        own = places(owners, classes)
+        others = space.sizes[owners][:, None] * space.means[owners] - points
+        plain[own] = F.cosine_similarity(points, others, dim=1)[own[0]]
+        ridge = self.ridge.left_out()[:, classes] if self.ridge else None
+        return _joined(self.whitened.left_out(classes), ridge, plain)
 
 
 def _some(rows: Tensor, classes: int) -> Tensor:
@@ -273,54 +313,6 @@ def arc_cosine(a: Tensor, b: Tensor) -> Tensor:
     return (angle.sin() + (math.pi - angle) * cosine) / math.pi
 
 
-def weights(evidence: Sequence[Tensor], labels: Tensor) -> Tensor:
-    """One weight per kind of evidence [m, C]: those under which the true classes [m] are likeliest.
-
-    Never negative. That nothing among m images went wrong does not mean that nothing ever will: the m + 1st
-    counts as one that says nothing, which bounds how sure a model can be.
-    """
-    stacked = torch.stack(list(evidence), dim=-1)
-    if not len(labels):
-        return torch.full((len(evidence),), UNCALIBRATED / len(evidence), dtype=torch.double)
-    logs = torch.full((len(evidence),), math.log(UNCALIBRATED / len(evidence)), dtype=torch.double)
-    logs.requires_grad_()
-    optimiser = torch.optim.LBFGS([logs], max_iter=50, line_search_fn="strong_wolfe")
-    smoothing = 1 / (len(labels) + 1)
-    own, usual = stacked[torch.arange(len(labels)), labels], stacked.mean(dim=1)  # [m, kinds]
-    few = _thinned(stacked) if stacked.shape[1] > WEIGHED else None
-
-    def entropy() -> Tensor:
-        if few is None:
-            return F.cross_entropy(stacked @ logs.exp(), labels, label_smoothing=smoothing)
-        total = (few[0] @ logs.exp() + few[1]).logsumexp(dim=1)
-        return (total - ((1 - smoothing) * own + smoothing * usual) @ logs.exp()).mean()
-
-    def loss() -> Tensor:
-        optimiser.zero_grad()
-        value = entropy()
-        value.backward()
-        return value
-
-    optimiser.step(loss)
-    return logs.detach().exp()
-
-
-def _thinned(stacked: Tensor) -> tuple[Tensor, Tensor]:
-    """Columns that stand for all classes in a sum: the NEAR that say most, and others, evenly spread.
-
-    Of evidence [m, C, kinds]: that of k columns [m, k, kinds], and for how many classes each stands [m, k], as a
-    logarithm.
-    """
-    count, classes, kinds = stacked.shape
-    near = stacked.sum(dim=2).topk(NEAR, dim=1).indices
-    spread = torch.linspace(0, classes - 1, WEIGHED - NEAR).round().long()
-    taken = torch.zeros(count, classes, dtype=torch.bool).scatter_(1, near, True)[:, spread]
-    many = ((classes - NEAR) / (~taken).sum(dim=1, keepdim=True).double()).log().expand_as(taken)
-    offsets = torch.cat([many.new_zeros(count, NEAR), many.masked_fill(taken, -torch.inf)], dim=1)
-    found = stacked.gather(1, near[:, :, None].expand(-1, -1, kinds))
-    return torch.cat([found, stacked[:, spread]], dim=1), offsets
-
-
 def _inverse(positive: Tensor) -> Tensor:
     return torch.cholesky_inverse(torch.linalg.cholesky(positive))
 
@@ -329,11 +321,11 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum(dim=1)
 
 
-def _across(vectors: Tensor, directions: Tensor, classes: Tensor | None) -> Tensor:
-    """Dot products of vectors [B, D] and the directions of all classes [C, D], of some [n], or of its own [B, n]."""
+def _across(vectors: Tensor, means: Tensor, classes: Tensor | None) -> Tensor:
+    """Dot products of vectors [B, D] and the means of all classes [C, D], of some [n], or of its own [B, n]."""
     if classes is None or classes.ndim == 1:
-        return vectors @ (directions if classes is None else directions[classes]).T
-    return (directions[classes] @ vectors[:, :, None])[:, :, 0]
+        return vectors @ (means if classes is None else means[classes]).T
+    return (means[classes] @ vectors[:, :, None])[:, :, 0]
 
 
 def _cosine(across: Tensor, own: Tensor, lengths: Tensor) -> Tensor:

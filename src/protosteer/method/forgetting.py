@@ -42,7 +42,8 @@ def _remove(memory: Memory, owners: Sequence[TaskRecord], classes: list[str]) ->
     before = memory.tasks
     for owner in owners:
         memory.remove(owner, classes)
-    removed = sum(t.bytes for t in before) - sum(t.bytes for t in memory.tasks)
+    gone, put = {*before} - {*memory.tasks}, {*memory.tasks} - {*before}  # of many tasks only what changed
+    removed = sum(t.bytes for t in gone) - sum(t.bytes for t in put)
     influence = [sentence for owner in owners for sentence in _influence(owner, owners, classes, before)]
     remains = list(dict.fromkeys(influence))
     return Forgotten(classes, [owner.name for owner in owners], removed, not remains, _guarantee(remains))

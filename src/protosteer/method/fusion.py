@@ -20,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protosteer.method import evidence
 from protosteer.method import shortlist as shortlisting
 from protosteer.method.evidence import Coarse
 from protosteer.method.inference import Embed, Index, Matches
@@ -28,6 +27,7 @@ from protosteer.method.memory import Memory
 from protosteer.method.search import Partition
 from protosteer.method.shortlist import Scored, Shortlist
 from protosteer.method.stack import Bulk, sketches_of
+from protosteer.method.weighing import LeftOut
 from protosteer.settings import Settings
 
 SURE = 0.8  # the probability of a class from which on no further pass is made
@@ -225,8 +225,8 @@ def _views(memory: Memory, index: Index, places: Tensor) -> list[View]:
     }
     space = coarse[None].space
     rows = space.left_out  # the same images in every view
-    truth = space.owners[rows]
-    left_out = {prompt: view.left_out() for prompt, view in coarse.items()}
+    left_out = LeftOut.of(list(coarse.values()))
+    columns = {prompt: column for column, prompt in enumerate(coarse)}
     tasks = index.record_tasks[order][space.parts[rows]]
     # Images that were learned because they had been taken for something else are harder than images are.
     usual = torch.tensor([task.corrected is None for task in memory.tasks])[tasks]
@@ -237,7 +237,7 @@ def _views(memory: Memory, index: Index, places: Tensor) -> list[View]:
 
     @functools.cache  # of one view alone the weights are asked for three times
     def weights(*prompts: int | None) -> list[float]:
-        return evidence.weights([left_out[p][0][fair] for p in prompts], truth[fair]).tolist()
+        return left_out.weights([columns[p] for p in prompts], fair)
 
     both = dict(zip(coarse, weights(*coarse), strict=True))
     worth = [p for p in coarse if both[p] >= WORTH * sum(both.values())]
@@ -245,7 +245,7 @@ def _views(memory: Memory, index: Index, places: Tensor) -> list[View]:
     together = dict(zip(kept, weights(*kept), strict=True))
 
     def familiar(prompt: int | None) -> Tensor:
-        similarity = left_out[prompt][1].amax(dim=1)
+        similarity = left_out.similar[:, columns[prompt]]
         return similarity[usual if prompt is None else fair]
 
     return [View(p, coarse[p], together[p], weights(p)[0], familiar(p)) for p in kept]

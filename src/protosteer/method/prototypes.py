@@ -167,7 +167,7 @@ def halved(numbers: Tensor) -> Tensor:
 
 def narrowed(numbers: Tensor) -> Tensor:
     """In half precision, where that holds them."""
-    return numbers.half() if torch.equal(halved(numbers), numbers) else numbers
+    return numbers.half() if numbers.dtype == torch.half or torch.equal(halved(numbers), numbers) else numbers
 
 
 def coded(points: Tensor) -> Tensor:

@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 
 LISTS_FROM = 50_000  # vectors; below, all of them are looked at, which costs as little and misses nothing
-PROBED = 128  # lists that a query looks into
-REBUILT = (
-    0.3  # the share of classes that came or went since the lists were made, from which on they are made anew
-)
+PROBED, SCANNED = (
+    (64, 128),
+    32_768,
+)  # lists that a query looks into: as many as hold so many vectors, within bounds
+REBUILT = 0.3  # the share of classes that came or went, from which on lists are made anew
 _PER_LIST = 100  # vectors, about
 _MOST_LISTS = 2048
 _SAMPLE, _ROUNDS = 32, 4  # of k-means: vectors per list, and how often they are shared out
@@ -132,7 +133,9 @@ class Lists:
         self._index.is_trained = True  # half precision has nothing to learn, and the centroids are there
         numbers, lists = vectors.contiguous().numpy(), partition.lists.contiguous().numpy()
         self._index.add_core(len(numbers), faiss.swig_ptr(numbers), None, faiss.swig_ptr(lists))
-        self._index.nprobe = min(PROBED, len(centroids))
+        least, most = PROBED
+        wanted = SCANNED * len(centroids) // len(vectors)
+        self._index.nprobe = min(max(least, min(wanted, most)), len(centroids))
 
     def nearest(self, queries: Tensor, count: int) -> Tensor:
         _, found = self._index.search(queries.contiguous().numpy(), count)
@@ -149,7 +152,7 @@ class Lists:
 
 
 def _nearest_list(centroids: Tensor, vectors: Tensor) -> Tensor:
-    parts = [(some @ centroids.T).argmax(dim=1) for some in vectors.split(8192)]
+    parts = [(some @ centroids.T).argmax(dim=1) for some in vectors.split(2048)]
     return torch.cat([torch.empty(0, dtype=torch.int64), *parts])
 
 

@@ -29,20 +29,30 @@ class Shortlist:
         self.whitened = coarse.whitened
         vectors = self.whitened.units(coarse.space.means)
         self.search, self.partition = search(names, vectors, known)
-        self.classes = len(vectors)
-        self.sample = torch.linspace(0, self.classes - 1, min(SAMPLE, self.classes)).round().long().unique()
-        self.places = torch.full((self.classes,), len(self.sample))  # in the sample; its end for all others
-        self.places[self.sample] = torch.arange(len(self.sample))
+        self.sample = Sample(len(vectors))
 
     def of(self, embeddings: Tensor) -> Scored:
         """What to score of images whose embeddings in this view are [B, D]."""
         units = self.whitened.units(F.normalize(embeddings.double(), dim=1))
-        columns = self.search.nearest(units, min(CANDIDATES, self.classes))
-        taken = torch.zeros(len(columns), len(self.sample) + 1, dtype=torch.bool)
-        taken = taken.scatter_(1, self.places[columns], True)[:, :-1]
+        return self.sample.scored(self.search.nearest(units, min(CANDIDATES, self.sample.classes)))
+
+
+class Sample:
+    """Some of all classes, evenly spread, that stand for those that are no candidates."""
+
+    def __init__(self, classes: int):
+        self.classes = classes
+        self.numbers = torch.linspace(0, classes - 1, min(SAMPLE, classes)).round().long().unique()
+        self._places = torch.full((classes,), len(self.numbers))  # in the sample; its end for all others
+        self._places[self.numbers] = torch.arange(len(self.numbers))
+
+    def scored(self, columns: Tensor) -> Scored:
+        """Candidates [B, n] of images, and what is left of the sample."""
+        taken = torch.zeros(len(columns), len(self.numbers) + 1, dtype=torch.bool)
+        taken = taken.scatter_(1, self._places[columns], True)[:, :-1]
         others, free = self.classes - columns.shape[1], (~taken).sum(dim=1, keepdim=True)
-        many = (others / free.clamp(min=1).double()).log().expand(-1, len(self.sample))
-        return Scored(columns, self.sample, many.masked_fill(taken, -torch.inf))
+        many = (others / free.clamp(min=1).double()).log().expand(-1, len(self.numbers))
+        return Scored(columns, self.numbers, many.masked_fill(taken, -torch.inf))
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,9 @@ from protosteer.photos.rejection import familiar
 from protosteer.settings import Settings
 
 _CELLS = 2**23  # similarities between centroids that are in memory at once
+PAIRED = (
+    20_000  # classes, up to which each is compared with each other: seconds; ten times as many take minutes
+)
 
 
 class Pair(NamedTuple):
@@ -60,7 +63,7 @@ def describe(model: Model, fusion: Fusion | None) -> dict[str, Any]:
         "rejection": {"calibrated": known > 0, "images": known, "held_out": held_out},
         "notes": notes(memory, fusion),
         "tasks": tasks,
-        "confusable": [pair._asdict() for pair in closest(memory)],
+        "confusable": _confusable(memory),
     }
 
 
@@ -70,6 +73,13 @@ def notes(memory: Memory, fusion: Fusion | None) -> list[str]:
     rule = [] if fusion or not len(memory) else [f"this model predicts by the paper's rule; {better}"]
     unfinished = [task.name for task in memory.tasks if task.about.unfinished]
     return rule + [f"task '{n}' has no prompt yet; the same learn command trains it" for n in unfinished]
+
+
+def _confusable(memory: Memory) -> list[dict[str, Any]] | None:
+    """None where classes are so many that nobody looked for them."""
+    if len(memory.classes) > PAIRED:
+        return None
+    return [pair._asdict() for pair in closest(memory)]
 
 
 def _evidence(memory: Memory, fusion: Fusion) -> dict[str, Any]:
@@ -84,15 +94,15 @@ def _evidence(memory: Memory, fusion: Fusion) -> dict[str, Any]:
 
 def _task(task: TaskRecord) -> dict[str, Any]:
     about, prompt = task.about, task.prompt
-    images = sum(record.images for record in task.classes)
+    images, classes = sum(record.images for record in task.classes), _classes(task)
     return {
         "name": task.name,
         "learned": about.learned,
-        "classes": _classes(task),
+        "classes": classes,
         "images": images,
         # What was written when the task was learned holds no longer once one of its classes was forgotten.
         "image_bytes": about.image_bytes if about.images == images else None,
-        "bytes": task.bytes,
+        "bytes": sum(record["bytes"] for record in classes) + (0 if prompt is None else prompt.nbytes),
         "prompt": prompt if prompt is None else _prompt(prompt),
         "trained": prompt is not None and not task.few_shot,
         "few_shot": task.few_shot,

@@ -35,11 +35,9 @@ class Projection:
     @classmethod
     def fit(cls, memory: Memory, fusion: Fusion | None = None) -> Projection:
         """fusion: as a `Learner` has it."""
-        if not memory.records:
+        if not len(memory):
             raise LearnerError("a model without classes has no map; learn a class first")
-        directions = _directions(memory)
-        if fusion:
-            directions = fusion.views[0].coarse.directions[fusion.places]
+        directions = fusion.views[0].coarse.directions[fusion.places] if fusion else _directions(memory)
         origin = directions.mean(dim=0)
         axes = _axes(directions - origin, origin)
         extent = float(((directions - origin) @ axes.T).abs().max())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,8 +26,10 @@ _DIGITS = 20  # of a whole number: 64 bits and a sign
 
 def seal(header: dict[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
     """The contents of a file; equal headers and tensors give equal bytes."""
-    # Cloned, since safetensors refuses a tensor that is there twice.
-    own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    # Cloned, since safetensors refuses a tensor that is there twice; others may be too large for that.
+    times = Counter(tensor.untyped_storage().data_ptr() for tensor in own.values())
+    own = {n: t.clone() if times[t.untyped_storage().data_ptr()] > 1 else t for n, t in own.items()}
     # One metadata entry only: safetensors writes several in no fixed order.
     sealed = json.dumps({"header": header, "sha256": _checksum(header, own)}, sort_keys=True)
     return save(own, metadata={_KEY: sealed})
