@@ -1,30 +1,23 @@
 """What readers of a model rely on: a file from someone else may be sealed and say anything.
 
-Headers are checked against a schema, tensors against what docs/api.md says of them. All numbers that say how much
+Tensors are checked against what docs/api.md says of them, headers by `modelschema.py`. All numbers that say how much
 memory or time something takes have a bound. A `TypeError` says what is wrong.
 """
 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from protosteer.backbones.backbone import MOST_PROMPT_TOKENS
-from protosteer.data.transforms import MOST_CANVAS, Preprocessing
 from protosteer.method.memory import ClassRecord, Memory
 from protosteer.method.prototypes import Sketch
 from protosteer.method.stack import SKETCHES, Slices, Stack
-from protosteer.util.text import NAME_LENGTH, check_name
+from protosteer.modelschema import DEEPEST, MANY
 
-Check = Callable[[Any, str], None]  # of a value, and of how to call it
-
-_LINE = 100  # characters
-_DEEPEST = 2**10  # layers
-_MANY = 2**40  # of images, bytes, parameters
 _GREATEST = 2.0**20  # number in an embedding or a prompt
 _ROWS = 8192  # checked at a time
 # Parts of classes that stand one after the other, and a tensor that has the rows of each.
@@ -32,153 +25,6 @@ _PARTS = {"values": "values.means", "keys": "keys", "held_out": "held_out", "see
 _MAY_LACK = ("held_out", "seen")
 _PARTS |= {part: f"{part}.points" for part in SKETCHES}
 _UNIT = 1.01  # greatest number in a unit vector, with what rounding adds
-
-
-def _odd(where: str, value: Any) -> TypeError:
-    return TypeError(f"{where} is {reprlib.repr(value)}")
-
-
-def _whole(least: int, most: int) -> Check:
-    return _number(least, most, (int,))
-
-
-def _number(least: float, most: float, kinds: tuple[type, ...] = (int, float)) -> Check:
-    def check(value: Any, where: str) -> None:
-        if type(value) not in kinds or not least <= value <= most:
-            raise _odd(where, value)
-
-    return check
-
-
-def _flag(value: Any, where: str) -> None:
-    if type(value) is not bool:
-        raise _odd(where, value)
-
-
-def _text(most: int) -> Check:
-    def check(value: Any, where: str) -> None:
-        if type(value) is not str or len(value) > most:
-            raise _odd(where, value)
-
-    return check
-
-
-def _name(most: int = NAME_LENGTH) -> Check:
-    def check(value: Any, where: str) -> None:
-        _text(most)(value, where)
-        check_name(value, where, most)
-
-    return check
-
-
-def _list(each: Check, least: int, most: int = 10**6) -> Check:
-    def check(value: Any, where: str) -> None:
-        if type(value) is not list or not least <= len(value) <= most:
-            raise _odd(where, value)
-        for one in value:
-            each(one, where)
-
-    return check
-
-
-def _classes(value: Any, where: str) -> None:
-    _list(_name(), 1)(value, where)
-    if len(set(value)) < len(value):
-        raise TypeError(f"{where} has a name twice")
-
-
-def _record(needed: Mapping[str, Check], known: Mapping[str, Check] | None = None) -> Check:
-    """known: what may be null or absent. What is neither is of a later version, and nobody's business here."""
-
-    def check(value: Any, where: str) -> None:
-        if type(value) is not dict:
-            raise _odd(where, value)
-        for key, part in needed.items():
-            part(value.get(key), f"{where} {key}")
-        for key, part in (known or {}).items():
-            if value.get(key) is not None:
-                part(value[key], f"{where} {key}")
-
-    return check
-
-
-def _settings(value: Any, where: str) -> None:
-    """Short names and plain values; `Settings` knows which."""
-    if type(value) is not dict:
-        raise _odd(where, value)
-    for key, one in value.items():
-        if isinstance(one, (dict, list)) or len(key) > _LINE or len(str(one)) > _LINE:
-            raise _odd(f"{where}, {reprlib.repr(key)}", one)
-
-
-_PREPROCESSING = _record(
-    {
-        "image_size": _whole(1, MOST_CANVAS),
-        "mean": _list(_number(-1e3, 1e3), 3, 3),
-        "std": _list(_number(1e-6, 1e3), 3, 3),
-        "crop": _number(0, 1),
-        "interpolation": _text(20),
-    }
-)
-_BACKBONE = _record(
-    {
-        "name": _name(),
-        "fingerprint": _text(128),
-        "image_size": _whole(1, MOST_CANVAS),
-        "heads": _whole(1, 2**10),
-        "preprocessing": _PREPROCESSING,
-    },
-    {
-        "dim": _whole(1, 2**16),
-        "depth": _whole(1, _DEEPEST),
-        "weights": _text(4096),
-        "source": _text(4096),
-        "pool": _text(20),
-        "parameters": _whole(1, _MANY),
-        "precision": _text(20),
-    },
-)
-_ABOUT = _record(
-    {},
-    {
-        "settings": _settings,
-        "learned": _text(40),
-        "file": _text(4096),
-        "unfinished": _flag,
-        **dict.fromkeys(("images", "image_bytes", "held_out", "trained_parameters"), _whole(0, _MANY)),
-        **dict.fromkeys(("key_spread", "value_spread", "loss", "accuracy"), _number(-_MANY, _MANY)),
-    },
-)
-_TASK = _record(
-    {
-        "name": _name(NAME_LENGTH + 20),  # a number may stand behind a name that was taken
-        "classes": _classes,
-        "prompt": _flag,
-        "independent": _flag,
-        "about": _ABOUT,
-    },
-    {"few_shot": _flag, "domain": _whole(0, _MANY), "corrected": _name()},
-)
-_WHOLE_FILE = {"backbone": _BACKBONE, "settings": _settings}
-_MODEL = _record({**_WHOLE_FILE, "tasks": _list(_TASK, 0)})
-_ADAPTED = _record(
-    {
-        **_WHOLE_FILE,
-        "classes": _classes,
-        "images": _whole(1, _MANY),
-        "fingerprint": _text(128),
-    }
-)
-
-
-def check_model_header(header: Any) -> None:
-    _MODEL(header, "the header's")
-    Preprocessing.from_dict(header["backbone"]["preprocessing"])
-
-
-def check_adapted_header(header: Any) -> None:
-    _ADAPTED(header, "the header's")
-    Preprocessing.from_dict(header["backbone"]["preprocessing"])
 
 
 def check_memory(memory: Memory, dim: int | None, depth: int | None) -> None:
@@ -204,7 +50,7 @@ def check_memory(memory: Memory, dim: int | None, depth: int | None) -> None:
 def check_prompt(prompt: Tensor, dim: int | None, depth: int | None, what: str) -> None:
     _check_tensor(prompt, 3, dim, what)
     layers, tokens, _ = prompt.shape
-    if layers > (depth or _DEEPEST) or tokens > MOST_PROMPT_TOKENS:
+    if layers > (depth or DEEPEST) or tokens > MOST_PROMPT_TOKENS:
         raise TypeError(f"{what} has {layers} layers of {tokens} tokens, the backbone {depth} layers")
 
 
@@ -330,7 +176,7 @@ def _check_sketch(sketch: Sketch, name: str, dim: int | None) -> None:
 def _check_counts(counts: Tensor, number: int, what: str) -> None:
     if counts.dtype != torch.int64 or counts.shape != (number,):
         raise TypeError(f"{what} are not as many as their counts, or these are not whole numbers")
-    if int(counts.min()) < 1 or int(counts.max()) > _MANY:
+    if int(counts.min()) < 1 or int(counts.max()) > MANY:
         raise TypeError(f"a count of {what} is below 1, or impossible")
 
 

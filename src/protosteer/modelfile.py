@@ -26,7 +26,8 @@ from protosteer.method.memory import About, ClassRecord, Memory, TaskRecord
 from protosteer.method.merging import Renames, concatenate
 from protosteer.method.prototypes import Centroids, Sketch
 from protosteer.method.stack import Slices, Stack
-from protosteer.modelchecks import check_memory, check_model_header, check_packed, check_stack
+from protosteer.modelchecks import check_memory, check_packed, check_stack
+from protosteer.modelschema import check_model_header
 from protosteer.settings import Settings
 from protosteer.util.files import real, write_atomically
 from protosteer.util.reading import read_regular

@@ -20,7 +20,17 @@ from typer import Option
 from protosteer import __version__
 from protosteer.util.system import keep_freed_memory
 
-from protosteer.cli import learning, adapting, predicting, correcting, managing, serving, benchmarks, lists, completion  # isort: skip (order of help)
+from protosteer.cli import (
+    learning,
+    adapting,
+    predicting,
+    correcting,
+    managing,
+    serving,
+    benchmarks,
+    lists,
+    completion,
+)  # isort: skip (order of help)
 from protosteer.cli.common import app, say
 from protosteer.cli.words import in_flags
 from protosteer.errors import ProtosteerError, ProtosteerWarning

@@ -20,8 +20,9 @@ from protosteer.data.images import FileImages
 from protosteer.errors import LearnerError, ModelFileError, ProtosteerError, SettingsError
 from protosteer.learner import Learner
 from protosteer.method.memory import Memory
-from protosteer.modelchecks import check_adapted_header, check_prompt
+from protosteer.modelchecks import check_prompt
 from protosteer.modelfile import ADAPTED, Model, backbone_header
+from protosteer.modelschema import check_adapted_header
 from protosteer.photos.teaching import Survey
 from protosteer.running.progress import OnStage
 from protosteer.running.resume import Bookmark
