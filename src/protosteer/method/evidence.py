@@ -45,14 +45,14 @@ class Space:
     points: Tensor  # [P, D]
     counts: Tensor  # [P]: images behind each
     owners: Tensor  # [P]: classes as numbers
-    left_out: Tensor  # [m]: rows of images as they are, of classes that have others
+    left_out: Tensor  # [m]: rows of images as they are, of classes that have others; some, or those asked for
     sizes: Tensor  # [C]: images of each class
     means: Tensor  # [C, D]
     scatter: Tensor  # [D, D]: of images about their class means, ...
     freedom: float  # ... and of how many, less one per class
 
     @classmethod
-    def of(cls, sketches: Sequence[Sketch] | Bulk) -> Space:
+    def of(cls, sketches: Sequence[Sketch] | Bulk, left_out: Tensor | None = None) -> Space:
         bulk = sketches if isinstance(sketches, Bulk) else Bulk.of(sketches)
         points, counts, owners = bulk.points, bulk.counts.double(), bulk.owners
         classes = len(bulk.lengths)
@@ -69,7 +69,7 @@ class Space:
         freedom = float(((sizes - 1) * spread).sum())
         place = torch.arange(len(points)) - (bulk.lengths.cumsum(0) - bulk.lengths)[owners]
         single = (place < bulk.singles[owners]) & (sizes[owners] > 1)
-        left_out = _some(single.nonzero()[:, 0], classes)
+        left_out = _some(single.nonzero()[:, 0], classes) if left_out is None else left_out
         return cls(points, counts, owners, left_out, sizes, means, scatter, freedom)
 
 
@@ -207,8 +207,8 @@ class Coarse:
     class: whitening sees small differences, without it an image must lie where images lie at all.
     """
 
-    def __init__(self, sketches: Sequence[Sketch] | Bulk):
-        self.space = Space.of(sketches)
+    def __init__(self, sketches: Sequence[Sketch] | Bulk, left_out: Tensor | None = None):
+        self.space = Space.of(sketches, left_out)
         self.whitened = Whitened(self.space)
         self.ridge = Ridge.of(self.space)
         self.directions = F.normalize(self.space.means, dim=1)
@@ -240,8 +240,12 @@ class Coarse:
 
 def _some(rows: Tensor, classes: int) -> Tensor:
     """Rows [m] as they are, or as many as time and memory allow, spread evenly."""
-    most = max(LEFT_OUT_LEAST, min(LEFT_OUT_MOST, LEFT_OUT_LIMIT // classes))
-    return rows[torch.linspace(0, len(rows) - 1, min(len(rows), most)).round().long()]
+    return rows[torch.linspace(0, len(rows) - 1, min(len(rows), most_left_out(classes))).round().long()]
+
+
+def most_left_out(classes: int) -> int:
+    """Images that are left out at once."""
+    return max(LEFT_OUT_LEAST, min(LEFT_OUT_MOST, LEFT_OUT_LIMIT // classes))
 
 
 def _joined(whitened: Tensor, ridge: Tensor | None, plain: Tensor) -> tuple[Tensor, Tensor]:
