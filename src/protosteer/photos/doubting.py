@@ -22,7 +22,7 @@ from protosteer.method import evidence
 from protosteer.method.evidence import Coarse
 from protosteer.method.prototypes import Sketch
 from protosteer.method.stack import Bulk
-from protosteer.photos.suggesting import COUNT, Suggestion, Suggestions, check_count, readable_rows
+from protosteer.photos.suggesting import COUNT, Suggestion, Suggestions, check_count, errors_of, readable_rows
 from protosteer.running.progress import OnStage, Stage
 
 
@@ -63,7 +63,7 @@ def mislabelled(
         Suggestion(images.paths[read[d.row]], "mislabelled", d.label, d.probability, labels[d.row])
         for d in doubts[:count]
     ]
-    return Suggestions(len(read), {"mislabelled": len(doubts)}, chosen, list(images.errors.values()))
+    return Suggestions(len(read), {"mislabelled": len(doubts)}, chosen, errors_of(images))
 
 
 def doubted(

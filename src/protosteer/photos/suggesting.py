@@ -5,16 +5,18 @@
   a covariance. So images are chosen one after the other, each time the one whose label leaves least variance over
   all images, weighed by their doubt (transductive experimental design, Yu, Bi and Tresp 2006, with weights). What
   is alone in its oddity teaches little, and so does the second of a kind.
-- Images unlike everything known (`rejection`) are told apart: they may be of new classes, or of nothing.
+- Images unlike everything known (`rejection`) are told: they may be of new classes, or of nothing. They are not kept
+  from being chosen: without them, what is chosen was found to teach less.
 - The same picture saved again is told by its pixels, not by its embedding: to some networks a copy with the marks
   of JPEG on it is further away than other pictures are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +29,7 @@ from protosteer.learner import Learner
 from protosteer.method.evidence import RIDGE, arc_cosine
 from protosteer.method.inference import Prediction
 from protosteer.photos.rejection import Rejection, calibrated, check_fraction
+from protosteer.photos.rows import Row
 from protosteer.running.progress import OnStage, Stage
 
 COUNT = 50
@@ -50,22 +53,27 @@ class Suggestion:
 
     path: Path
     why: str  # "label", "unknown", "duplicate" or "mislabelled"
-    label: str  # the likeliest class, ...
+    guess: str  # the likeliest class, ...
     probability: float  # ... and how likely it is
     other: str | None = None  # the picture that it is a copy of, or the class that it was filed under
 
 
 @dataclass(frozen=True)
 class Suggestions:
-    """What was found among `images` that could be read; at most as many of a kind as were asked for."""
+    """What was found among `images` that could be read; a table for `photos.tables`."""
 
+    kind: ClassVar[str] = "suggestions"
+    width: ClassVar[int] = 0
     images: int
-    found: dict[str, int]  # how many there are of each kind
-    chosen: list[Suggestion]
-    errors: list[str]  # of files that could not be read
+    found: dict[str, int]  # how many there are for each reason, ...
+    chosen: list[Suggestion]  # ... and at most as many of them as were asked for
+    errors: dict[Path, str]  # of files that could not be read
 
-    def of(self, why: str) -> list[Suggestion]:
-        return [one for one in self.chosen if one.why == why]
+    def rows(self) -> Iterator[Row]:
+        for one in self.chosen:
+            yield {**vars(one), "path": str(one.path)}
+        for path, error in self.errors.items():
+            yield {"path": str(path), "error": error}
 
 
 @dataclass(frozen=True)
@@ -109,7 +117,10 @@ def suggest(
     reject: float = REJECT,
     on_stage: OnStage | None = None,
 ) -> Suggestions:
-    """Of image files without labels: which to label next, which are unlike everything, which are copies."""
+    """Of image files without labels: which to label next, which are unlike everything, which are copies.
+
+    An image may be suggested for two reasons. Of copies the first may be chosen, the others are not.
+    """
     check_count(count)
     check_fraction(reject)
     images = _Thumbnailed(paths, learner.backbone.preprocessing)
@@ -123,17 +134,16 @@ def suggest(
     read = readable_rows(images)
     seen = Seen.of(parts)
     copies = {read[i]: read[of] for i, of in repeats(images.thumbnails[read]).items()}
-    left = set(read) - set(copies)
-    strange = [i for i in seen.strange(learner, reject) if i in left]
-    telling = seen.worth(sorted(left - set(strange)), count)
-    rows = {"label": telling, "unknown": strange, "duplicate": list(copies)}
+    left = [i for i in read if i not in copies]
+    strange = [i for i in seen.strange(learner, reject) if i not in copies and i not in images.errors]
+    rows = {"label": seen.worth(left, count), "unknown": strange, "duplicate": list(copies)}
 
     def told(i: int, why: str) -> Suggestion:
         other = str(images.paths[copies[i]]) if i in copies else None
         return Suggestion(images.paths[i], why, seen.labels[i], float(seen.probabilities[i]), other)
 
     chosen = [told(i, why) for why, some in rows.items() for i in some[:count]]
-    return Suggestions(len(read), {w: len(r) for w, r in rows.items()}, chosen, list(images.errors.values()))
+    return Suggestions(len(read), {w: len(r) for w, r in rows.items()}, chosen, errors_of(images))
 
 
 def most_telling(embeddings: Tensor, doubt: Tensor, count: int) -> Tensor:
@@ -184,6 +194,10 @@ def readable_rows(images: ForgivingFiles) -> list[int]:
     if not rows:
         raise DataError(f"none of {len(images)} files could be read; the first: {images.errors[0]}")
     return rows
+
+
+def errors_of(images: ForgivingFiles) -> dict[Path, str]:
+    return {images.paths[i]: error for i, error in sorted(images.errors.items())}
 
 
 class _Thumbnailed(ForgivingFiles):
