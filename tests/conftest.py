@@ -29,6 +29,7 @@ END_TO_END = {
     "test_cli_adapting",
     "test_cli_runs",
     "test_cli_stages",
+    "test_cli_suggesting",
     "test_cli_together",
     "test_cli_torchrun",
     "test_contact_sheet",
@@ -41,6 +42,7 @@ END_TO_END = {
     "test_runs",
     "test_serve_teaching",
     "test_sharing",
+    "test_suggestions",
     "test_unknowns",
 }
 

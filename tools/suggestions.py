@@ -260,6 +260,13 @@ def _mean(curves: list[list[float]]) -> list[float]:
     return [fmean(column) for column in zip(*curves, strict=True)]
 
 
+def _gaps(ours: list[list[float]], theirs: list[list[float]]) -> list[tuple[float, float]]:
+    """Mean and standard error, over seeds, of the difference after each round."""
+    apart = torch.tensor(ours, dtype=torch.double) - torch.tensor(theirs, dtype=torch.double)
+    errors = apart.std(dim=0) / len(apart) ** 0.5
+    return list(zip(apart.mean(dim=0).tolist(), errors.tolist(), strict=True))
+
+
 def needed(curve: Sequence[float], level: float, count: int) -> float | None:
     """Labels until a mean curve is this high, between rounds by a straight line; None: more than were given."""
     for turn in range(1, len(curve)):
@@ -280,6 +287,8 @@ def table(given: argparse.Namespace) -> None:
         print("|---|" + "---|" * (f["rounds"] + 1))
         for name, mean in means.items():
             print(f"| {name} | " + " | ".join(f"{a:.1f}" for a in mean) + " |")
+        gaps = _gaps(f["curves"]["suggested"], f["curves"]["random"])
+        print("| suggested less random | " + " | ".join(f"{m:+.1f} ± {e:.1f}" for m, e in gaps) + " |")
         cells = [needed(means["suggested"], level, count) for level in means["random"][1:]]
         print("| suggestions for what random reaches | 0 | ", end="")
         print(" | ".join("–" if cell is None else f"{cell:.0f}" for cell in cells) + " |")

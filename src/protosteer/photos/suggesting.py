@@ -6,7 +6,7 @@
   all images, weighed by their doubt (transductive experimental design, Yu, Bi and Tresp 2006, with weights). What
   is alone in its oddity teaches little, and so does the second of a kind.
 - Images unlike everything known (`rejection`) are told: they may be of new classes, or of nothing. They are not kept
-  from being chosen: without them, what is chosen was found to teach less.
+  from being chosen: on photographs that cost accuracy.
 - The same picture saved again is told by its pixels, not by its embedding: to some networks a copy with the marks
   of JPEG on it is further away than other pictures are.
 """

@@ -14,7 +14,6 @@ from protosteer.util.text import counted, printable
 _TOLD = {
     "label": "worth labelling",
     "unknown": "unlike everything known",
-    "duplicate": "near-duplicates",
     "mislabelled": "likelier of another class than their own",
 }
 
@@ -29,7 +28,9 @@ def _head(found: Suggestions, why: str) -> str:
     """All of them, and how many of these are shown where that is fewer."""
     shown = sum(one.why == why for one in found.chosen)
     few = "" if shown == found.found[why] else f" ({shown:,} shown)"
-    return f"{found.found[why]:,} {_TOLD[why]}{few}"
+    number = found.found[why]
+    head = counted(number, "near-duplicate") if why == "duplicate" else f"{number:,} {_TOLD[why]}"
+    return f"{head}{few}"
 
 
 def _table(found: Suggestions) -> Table:
