@@ -106,6 +106,12 @@ def test_copies_are_those_of_two_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < len(found) < 24 and found[20] == found[30] == 5 and 33 not in found
 
 
+def test_a_copy_of_a_copy_stands_for_itself() -> None:
+    shift = torch.full((256,), 4.0)
+    first = 128 + 40 * drawn(256)
+    assert repeats(torch.stack([first, first + shift, first + 2 * shift])) == {1: 0}
+
+
 def test_a_picture_saved_as_jpeg_is_a_copy_and_another_one_is_not() -> None:
     ramp = torch.linspace(0, 200, 64)
     shapes = [ramp.expand(3, 64, 64), ramp[:, None].expand(3, 64, 64), ramp.flip(0).expand(3, 64, 64)]
