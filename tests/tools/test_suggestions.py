@@ -10,14 +10,15 @@ import suggestions
 from conftest import tiny_backbone
 from protosteer.backbones import Backbone
 from set_toys import idx_folder
+from suggestion_report import needed
 
 
 def test_labels_needed_lie_between_rounds() -> None:
     curve = [50.0, 60.0, 60.0, 80.0]
-    assert suggestions.needed(curve, 55.0, 50) == 25.0
-    assert suggestions.needed(curve, 60.0, 50) == 50.0
-    assert suggestions.needed(curve, 70.0, 50) == 125.0
-    assert suggestions.needed(curve, 81.0, 50) is None
+    assert needed(curve, 55.0, 50) == 25.0
+    assert needed(curve, 60.0, 50) == 50.0
+    assert needed(curve, 70.0, 50) == 125.0
+    assert needed(curve, 81.0, 50) is None
 
 
 def test_images_of_a_trial_are_shared_out_once() -> None:
