@@ -38,6 +38,7 @@ END_TO_END = {
     "test_cli_adapting",
     "test_cli_runs",
     "test_cli_stages",
+    "test_cli_suggesting",
     "test_cli_together",
     "test_cli_torchrun",
     "test_contact_sheet",
@@ -50,6 +51,7 @@ END_TO_END = {
     "test_runs",
     "test_serve_teaching",
     "test_sharing",
+    "test_suggestions",
     "test_unknowns",
 }
 

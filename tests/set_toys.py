@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import pickle
 import struct
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -45,4 +46,20 @@ def write_cifar100(folder, images=10):
     names = {"fine_label_names": [f"class {i}" for i in range(100)]}
     for name, content in (("train", table), ("test", table), ("meta", names)):
         (folder / name).write_bytes(pickle.dumps(content, protocol=2))
+    return folder
+
+
+def idx_folder(
+    folder: Path, classes: int, seed: int = 0, splits: tuple[str, ...] = ("train", "t10k")
+) -> Path:
+    """Idx files with ten noisy copies of one random picture per class."""
+    folder.mkdir()
+    pictures = np.random.default_rng(seed).integers(0, 206, (classes, 28, 28))
+    for split in splits:
+        noise = np.random.default_rng([seed, len(split)]).integers(0, 50, (10, classes, 28, 28))
+        images = (pictures + noise).reshape(-1, 28, 28).astype(np.uint8)
+        labels = np.tile(np.arange(classes), 10).astype(np.uint8)
+        for part, array in (("images-idx3-ubyte", images), ("labels-idx1-ubyte", labels)):
+            sizes = struct.pack(f">{array.ndim}I", *array.shape)
+            (folder / f"{split}-{part}").write_bytes(bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes())
     return folder

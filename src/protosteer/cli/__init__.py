@@ -18,22 +18,22 @@ import typer
 from typer import Option
 
 from protosteer import __version__
-from protosteer.util.system import keep_freed_memory
-
 from protosteer.cli import (
-    learning,
     adapting,
-    predicting,
-    correcting,
-    managing,
-    serving,
     benchmarks,
-    lists,
     completion,
+    correcting,
+    learning,
+    lists,
+    managing,
+    predicting,
+    serving,
+    suggesting,
 )  # isort: skip (order of help)
 from protosteer.cli.common import app, say
 from protosteer.cli.words import in_flags
 from protosteer.errors import ProtosteerError, ProtosteerWarning
+from protosteer.util.system import keep_freed_memory
 from protosteer.util.text import one_line
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "managing",
     "predicting",
     "serving",
+    "suggesting",
 ]
 
 # typer has a click of its own, or in older versions uses the one installed; this name is right for both.

@@ -49,14 +49,19 @@ class Space:
     counts: Tensor  # [P]: images behind each
     owners: Tensor  # [P]: classes as numbers
     parts: Tensor  # [P]: sketches as numbers
-    left_out: Tensor  # [m]: rows of images as they are, of classes that have others
+    left_out: Tensor  # [m]: rows of images as they are, of classes that have others; some, or those asked for
     sizes: Tensor  # [C]: images of each class
     means: Tensor  # [C, D]
     scatter: Tensor  # [D, D]: of images about their class means, ...
     freedom: float  # ... and of how many, less one per class
 
     @classmethod
-    def of(cls, sketches: Sequence[Sketch] | Bulk, labels: Tensor | None = None) -> Space:
+    def of(
+        cls,
+        sketches: Sequence[Sketch] | Bulk,
+        labels: Tensor | None = None,
+        left_out: Tensor | None = None,
+    ) -> Space:
         """labels: [R], the class of each sketch as a number; without, each is of a class of its own."""
         bulk = sketches if isinstance(sketches, Bulk) else Bulk.of(sketches)
         labels = torch.arange(len(bulk.lengths)) if labels is None else labels
@@ -79,7 +84,7 @@ class Space:
         freedom = float(((sizes - 1) * spread).sum())
         place = torch.arange(len(owners)) - (bulk.lengths.cumsum(0) - bulk.lengths)[parts]
         single = (place < bulk.singles[parts]) & (sizes[owners] > 1)
-        left_out = _some(single.nonzero()[:, 0], classes)
+        left_out = _some(single.nonzero()[:, 0], classes) if left_out is None else left_out
         return cls(bulk, counts, owners, parts, left_out, sizes, means, scatter, freedom)
 
     @property
@@ -247,9 +252,14 @@ class Coarse:
     class: whitening sees small differences, without it an image must lie where images lie at all.
     """
 
-    def __init__(self, sketches: Sequence[Sketch] | Bulk, labels: Tensor | None = None):
-        """labels: see `Space.of`."""
-        self.space = Space.of(sketches, labels)
+    def __init__(
+        self,
+        sketches: Sequence[Sketch] | Bulk,
+        labels: Tensor | None = None,
+        left_out: Tensor | None = None,
+    ):
+        """labels, left_out: see `Space`."""
+        self.space = Space.of(sketches, labels, left_out)
         self.whitened = Whitened(self.space)
         self.ridge = Ridge.of(self.space)
         self.lengths = self.space.means.norm(dim=1).clamp(min=1e-12)  # [C]
@@ -287,8 +297,12 @@ class Coarse:
 
 def _some(rows: Tensor, classes: int) -> Tensor:
     """Rows [m] as they are, or as many as time and memory allow, spread evenly."""
-    most = max(LEFT_OUT_LEAST, min(LEFT_OUT_MOST, LEFT_OUT_LIMIT // classes))
-    return rows[torch.linspace(0, len(rows) - 1, min(len(rows), most)).round().long()]
+    return rows[torch.linspace(0, len(rows) - 1, min(len(rows), most_left_out(classes))).round().long()]
+
+
+def most_left_out(classes: int) -> int:
+    """Images that are left out at once."""
+    return max(LEFT_OUT_LEAST, min(LEFT_OUT_MOST, LEFT_OUT_LIMIT // classes))
 
 
 def _joined(whitened: Tensor, ridge: Tensor | None, plain: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,19 +20,25 @@ from protosteer.photos.rejection import Rejection
 Row = Mapping[str, Any]
 # Columns of predictions that hold one value each.
 FIGURES = ("path", "label", "probability", "similarity", "energy", "unknown", "task", "passes")
+# Columns of suggestions. There is no label among them, so that nobody teaches a model its own guesses.
+SUGGESTED = ("path", "why", "guess", "probability", "other")
 _BATCH = 64  # images that are embedded at once, at most
 
 
-class RowMaker(Protocol):
-    """Makes the rows of one kind of table."""
+class Kind(Protocol):
+    """What a table is of."""
 
     @property
     def kind(self) -> str:
-        """ "predictions" or "embeddings"."""
+        """ "predictions", "embeddings" or "suggestions"."""
 
     @property
     def width(self) -> int:
         """Of predictions, how many classes `top` has; of embeddings, their dimensions."""
+
+
+class RowMaker(Kind, Protocol):
+    """Makes the rows of one kind of table."""
 
     @property
     def chunk(self) -> int:

@@ -18,7 +18,7 @@ from typing import IO, Any
 from protosteer.data.arrow import pyarrow
 from protosteer.data.lists import SUFFIXES
 from protosteer.errors import DataError
-from protosteer.photos.rows import FIGURES, Row, RowMaker
+from protosteer.photos.rows import FIGURES, SUGGESTED, Kind, Row
 from protosteer.util.files import growing, real
 from protosteer.util.text import without_control
 
@@ -30,7 +30,7 @@ def is_table(path: str) -> bool:
     return Path(path).suffix.lower() in SUFFIXES
 
 
-def write_table(path: Path, maker: RowMaker, rows: Iterable[Row]) -> None:
+def write_table(path: Path, maker: Kind, rows: Iterable[Row]) -> None:
     """All rows, as they come; they are never in memory at once. A file that is there is refused."""
     write = {".parquet": write_parquet, ".csv": _write_csv, ".jsonl": _write_json}[path.suffix.lower()]
     if write is write_parquet:
@@ -41,7 +41,7 @@ def write_table(path: Path, maker: RowMaker, rows: Iterable[Row]) -> None:
             raise DataError(f"{path} exists already; choose another file with out=")
 
 
-def write_parquet(file: IO[bytes], maker: RowMaker, rows: Iterable[Row]) -> None:
+def write_parquet(file: IO[bytes], maker: Kind, rows: Iterable[Row]) -> None:
     pa = pyarrow()
     schema = _schema(pa, maker)
     with pa.parquet.ParquetWriter(file, schema) as writer:
@@ -51,11 +51,13 @@ def write_parquet(file: IO[bytes], maker: RowMaker, rows: Iterable[Row]) -> None
             )
 
 
-def _schema(pa: Any, maker: RowMaker) -> Any:
+def _schema(pa: Any, maker: Kind) -> Any:
     """The same for every file of one kind, also where all of its rows are errors."""
     text, number = pa.string(), pa.float64()
     if maker.kind == "embeddings":
         own = {"path": text, "sha256": text, "embedding": pa.list_(pa.float32(), maker.width)}
+    elif maker.kind == "suggestions":
+        own = {name: number if name == "probability" else text for name in SUGGESTED}
     else:
         top = pa.list_(pa.struct({"label": text, "probability": number, "similarity": number}))
         own = {"path": text, "label": text, "probability": number, "similarity": number, "energy": number}
@@ -63,7 +65,7 @@ def _schema(pa: Any, maker: RowMaker) -> Any:
     return pa.schema({**own, "error": text})
 
 
-def _write_csv(file: IO[bytes], maker: RowMaker, rows: Iterable[Row]) -> None:
+def _write_csv(file: IO[bytes], maker: Kind, rows: Iterable[Row]) -> None:
     out = io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", newline="", write_through=True)
     table = csv.DictWriter(out, _flat_columns(maker), restval="", lineterminator="\n")
     table.writeheader()
@@ -72,9 +74,11 @@ def _write_csv(file: IO[bytes], maker: RowMaker, rows: Iterable[Row]) -> None:
     out.detach()  # or the file would be closed with it
 
 
-def _flat_columns(maker: RowMaker) -> list[str]:
+def _flat_columns(maker: Kind) -> list[str]:
     if maker.kind == "embeddings":
         return ["path", "sha256", *(f"embedding_{i}" for i in range(maker.width)), "error"]
+    if maker.kind == "suggestions":
+        return [*SUGGESTED, "error"]
     others = [f"{name}_{place}" for place in range(2, maker.width + 1) for name in ("label", "probability")]
     return [*FIGURES, *others, "error"]
 
@@ -92,7 +96,7 @@ def _cell(value: Any) -> Any:
     return str(value).lower() if isinstance(value, bool) else value
 
 
-def _write_json(file: IO[bytes], maker: RowMaker, rows: Iterable[Row]) -> None:
+def _write_json(file: IO[bytes], maker: Kind, rows: Iterable[Row]) -> None:
     for row in rows:
         plain = {**row, "embedding": row["embedding"].tolist()} if "embedding" in row else row
         file.write(json.dumps(plain).encode() + b"\n")
