@@ -8,8 +8,9 @@ from torch import Tensor
 
 from conftest import tiny_backbone
 from protosteer.learner import Learner
-from protosteer.method.memory import ClassRecord, Memory, TaskRecord
+from protosteer.method.memory import Memory
 from protosteer.method.prototypes import Centroids, Sketch
+from protosteer.method.records import ClassRecord, TaskRecord
 from protosteer.settings import Settings
 
 POINTS = 2

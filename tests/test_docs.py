@@ -25,7 +25,7 @@ from protosteer.backbones import Backbone
 from protosteer.cli import app as command_line
 from protosteer.cli import main
 from protosteer.learner import Learner
-from protosteer.method.inference import Prediction
+from protosteer.method.prediction import Prediction
 from protosteer.modelfile import read
 from protosteer.photos.inspection import describe
 from protosteer.settings import Settings

@@ -15,7 +15,8 @@ from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError, LearnerError, ProtosteerWarning, SettingsError
 from protosteer.learner import Learner, merge
 from protosteer.method.inference import Index, match
-from protosteer.method.memory import Memory, TaskRecord
+from protosteer.method.memory import Memory
+from protosteer.method.records import TaskRecord
 from protosteer.method.task import task_seed
 from protosteer.method.vit import ViT, ViTConfig
 from protosteer.settings import Settings

@@ -32,6 +32,7 @@ from protosteer.learner import Learner
 from protosteer.method import evidence, fusion
 from protosteer.method.evidence import Coarse
 from protosteer.method.memory import Memory
+from protosteer.method.space import Space
 from protosteer.settings import read_toml
 from protosteer.streams import open_stream
 
@@ -101,7 +102,7 @@ def changed(module: Any, **values: Any) -> Iterator[None]:
 class NotWhitened(evidence.Whitened):
     """The cosine about the mean of the class means, not whitened."""
 
-    def __init__(self, space: evidence.Space):
+    def __init__(self, space: Space):
         super().__init__(space)
         self.precision = torch.eye(len(self.precision), dtype=torch.double)
         self.share = 0.0

@@ -38,8 +38,9 @@ from protosteer.learner import Learner
 from protosteer.method import shortlist
 from protosteer.method.evidence import Coarse
 from protosteer.method.inference import Matches
-from protosteer.method.memory import Memory, TaskRecord
+from protosteer.method.memory import Memory
 from protosteer.method.prototypes import coded, packed_points
+from protosteer.method.records import TaskRecord
 from protosteer.method.shortlist import Shortlist
 from protosteer.method.stack import Bulk, Slices, Stack
 from protosteer.modelfile import Model, backbone_header

@@ -31,7 +31,7 @@ from protosteer.backbones import Backbone
 from protosteer.errors import DataError
 from protosteer.evaluation.manifest import circumstances
 from protosteer.learner import Learner
-from protosteer.method.inference import Prediction
+from protosteer.method.prediction import Prediction
 from protosteer.method.task import learn_task
 from protosteer.photos.doubting import doubted
 from protosteer.photos.suggesting import Seen, repeats, thumbnails

@@ -35,8 +35,9 @@ from protosteer.data.sets.idx import idx_files, read_images
 from protosteer.errors import DataError, SettingsError
 from protosteer.evaluation.manifest import circumstances
 from protosteer.learner import Learner
-from protosteer.method.inference import Prediction
-from protosteer.method.memory import Memory, TaskRecord
+from protosteer.method.memory import Memory
+from protosteer.method.prediction import Prediction
+from protosteer.method.records import TaskRecord
 from protosteer.photos.rejection import threshold
 from protosteer.photos.teaching import HOLDOUT, survey, teach
 from protosteer.settings import PRESETS, Settings

@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Backbone": "protosteer.backbones",
     "Learner": "protosteer.learner",
-    "Prediction": "protosteer.method.inference",
+    "Prediction": "protosteer.method.prediction",
     "ProtosteerError": "protosteer.errors",
     "ProtosteerWarning": "protosteer.errors",
     "Settings": "protosteer.settings",
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from protosteer.errors import ProtosteerWarning as ProtosteerWarning
     from protosteer.learner import Learner as Learner
     from protosteer.learner import merge as merge
-    from protosteer.method.inference import Prediction as Prediction
+    from protosteer.method.prediction import Prediction as Prediction
     from protosteer.photos import rejection as rejection
     from protosteer.photos.choosing import choose_backbone as choose_backbone
     from protosteer.photos.teaching import survey as survey

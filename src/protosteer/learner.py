@@ -22,9 +22,11 @@ from protosteer.data.prefetch import prefetched
 from protosteer.errors import DataError, LearnerError, ModelFileError
 from protosteer.method.forgetting import Forgotten, forget, undo
 from protosteer.method.fusion import Fusion, fusion_of
-from protosteer.method.inference import Embed, Index, Matches, Prediction, match, prompted_forward
-from protosteer.method.memory import Memory, TaskRecord, correction_name
+from protosteer.method.inference import Embed, Index, Matches, match, prompted_forward
+from protosteer.method.memory import Memory
 from protosteer.method.nearby import Nearby
+from protosteer.method.prediction import Prediction
+from protosteer.method.records import TaskRecord, correction_name
 from protosteer.method.search import Partition
 from protosteer.method.shortlist import Shortlist
 from protosteer.method.task import counted_as, learn_class, learn_task, trains_prompt

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from protosteer.backbones.backbone import MOST_PROMPT_TOKENS
-from protosteer.method.memory import ClassRecord, Memory
+from protosteer.method.memory import Memory
 from protosteer.method.prototypes import Sketch
+from protosteer.method.records import ClassRecord
 from protosteer.method.stack import SKETCHES, Slices, Stack
 from protosteer.modelschema import DEEPEST, MANY
 

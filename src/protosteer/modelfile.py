@@ -22,9 +22,10 @@ import protosteer
 from protosteer import indexfile
 from protosteer.backbones import Backbone, find_weights, full_name
 from protosteer.errors import LearnerError, ModelFileError, OtherWeights, ProtosteerError, WeightsError
-from protosteer.method.memory import About, ClassRecord, Memory, TaskRecord
+from protosteer.method.memory import Memory
 from protosteer.method.merging import Renames, concatenate
 from protosteer.method.prototypes import Centroids, Sketch
+from protosteer.method.records import About, ClassRecord, TaskRecord
 from protosteer.method.stack import Slices, Stack
 from protosteer.modelchecks import check_memory, check_packed, check_stack
 from protosteer.modelschema import check_model_header

@@ -17,8 +17,9 @@ from protosteer.backbones import Backbone
 from protosteer.errors import DataError, SettingsError
 from protosteer.learner import Learner
 from protosteer.method.fusion import Fusion
-from protosteer.method.inference import Index, Matches, Prediction
+from protosteer.method.inference import Index, Matches
 from protosteer.method.memory import Memory
+from protosteer.method.prediction import Prediction
 from protosteer.method.task import learn_class
 from protosteer.settings import Settings
 from protosteer.util.text import check_name

@@ -13,9 +13,10 @@ from photo_toys import file_bytes
 from protosteer import modelfile
 from protosteer.learner import Learner, merge
 from protosteer.method import shortlist, training
-from protosteer.method.evidence import Coarse, Space
+from protosteer.method.evidence import Coarse
 from protosteer.method.memory import Memory
 from protosteer.method.prototypes import Sketch, sketch
+from protosteer.method.space import Space
 from protosteer.method.stack import Bulk
 from protosteer.settings import Settings
 

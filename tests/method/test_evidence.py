@@ -5,9 +5,12 @@ import torch
 import torch.nn.functional as F
 from sklearn.covariance import OAS
 
-from protosteer.method import evidence
-from protosteer.method.evidence import Coarse, Landmarks, Ridge, Space, Whitened, arc_cosine, oas
+from protosteer.method import ridge as ridging
+from protosteer.method import space as spaces
+from protosteer.method.evidence import Coarse, Whitened, oas
 from protosteer.method.prototypes import POINTS, SINGLE, Sketch, sketch
+from protosteer.method.ridge import Landmarks, Ridge, arc_cosine
+from protosteer.method.space import Space
 
 DIM = 6
 
@@ -192,7 +195,7 @@ def test_left_out_ridge_scores_are_those_of_a_ridge_without_the_point():
     for row in rows.tolist():
         keep = rows != row
         kernel = arc_cosine(ridge.points[keep], ridge.points[keep])
-        kernel = kernel + evidence.RIDGE * torch.eye(len(kernel)).double()
+        kernel = kernel + ridging.RIDGE * torch.eye(len(kernel)).double()
         solution = torch.linalg.solve(kernel, targets[keep])
         assert torch.allclose(
             ours[row], arc_cosine(ridge.points[[row]], ridge.points[keep]) @ solution, atol=1e-8
@@ -227,13 +230,13 @@ def test_landmarks_that_are_all_points_make_the_exact_ridge():
 
 def test_landmarks_span_a_ridge_over_all_points(monkeypatch):
     """Against the normal equations in the span of the landmarks, with and without each image."""
-    monkeypatch.setattr(evidence, "LANDMARKS", 7)
+    monkeypatch.setattr(ridging, "LANDMARKS", 7)
     space = Space.of(sketches(clouds()))
     ours, points = Landmarks(space), F.normalize(space.points.double(), dim=1)
     assert len(ours.points) == 7
     unit = F.normalize(queries().double(), dim=1)
     across, targets = arc_cosine(points, ours.points), F.one_hot(space.owners).double()
-    span = evidence.RIDGE * arc_cosine(ours.points, ours.points)
+    span = ridging.RIDGE * arc_cosine(ours.points, ours.points)
 
     def solved(keep):
         return torch.linalg.solve(across[keep].T @ across[keep] + span, across[keep].T @ targets[keep])
@@ -247,25 +250,25 @@ def test_landmarks_span_a_ridge_over_all_points(monkeypatch):
 def test_how_many_points_there_are_decides_on_the_ridge(monkeypatch):
     space = Space.of(sketches(clouds()))
     assert type(Ridge.of(space)) is Ridge
-    monkeypatch.setattr(evidence, "RIDGE_LIMIT", len(space.points) - 1)
+    monkeypatch.setattr(ridging, "RIDGE_LIMIT", len(space.points) - 1)
     assert type(Ridge.of(space)) is Landmarks
-    monkeypatch.setattr(evidence, "LANDMARKS_PER_CLASS", evidence.LANDMARKS // 2)
+    monkeypatch.setattr(ridging, "LANDMARKS_PER_CLASS", ridging.LANDMARKS // 2)
     assert Ridge.of(space) is None
 
 
 def test_images_to_leave_out_are_spread_evenly_where_there_are_too_many(monkeypatch):
     drawn = sketches(clouds([30, 30, 30]))
-    monkeypatch.setattr(evidence, "LEFT_OUT_MOST", 9)
-    monkeypatch.setattr(evidence, "LEFT_OUT_LEAST", 1)
+    monkeypatch.setattr(spaces, "LEFT_OUT_MOST", 9)
+    monkeypatch.setattr(spaces, "LEFT_OUT_LEAST", 1)
     space = Space.of(drawn)
     assert space.owners[space.left_out].bincount().tolist() == [3, 3, 3]
-    monkeypatch.setattr(evidence, "LEFT_OUT_LIMIT", 18)
+    monkeypatch.setattr(spaces, "LEFT_OUT_LIMIT", 18)
     assert len(Space.of(drawn).left_out) == 6
 
 
 def test_without_room_for_the_ridge_whitening_stands_alone(monkeypatch):
-    monkeypatch.setattr(evidence, "RIDGE_LIMIT", 5)
-    monkeypatch.setattr(evidence, "LANDMARKS", 5)
+    monkeypatch.setattr(ridging, "RIDGE_LIMIT", 5)
+    monkeypatch.setattr(ridging, "LANDMARKS", 5)
     coarse = Coarse(sketches(clouds()))
     unit = F.normalize(queries().double(), dim=1)
     assert coarse.ridge is None

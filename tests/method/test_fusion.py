@@ -13,8 +13,9 @@ from protosteer.learner import Learner, merge
 from protosteer.method import fusion
 from protosteer.method.fusion import Fusion
 from protosteer.method.inference import Index
-from protosteer.method.memory import ClassRecord, Memory, TaskRecord
+from protosteer.method.memory import Memory
 from protosteer.method.prototypes import Centroids, sketch
+from protosteer.method.records import ClassRecord, TaskRecord
 from protosteer.settings import Settings
 
 DIM, IMAGES = 8, 60

@@ -8,9 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from protosteer.method.inference import Index, Matches, Prediction, match, nearest_task
-from protosteer.method.memory import ClassRecord, Memory, TaskRecord
+from protosteer.method.inference import Index, Matches, match, nearest_task
+from protosteer.method.memory import Memory
+from protosteer.method.prediction import Prediction
 from protosteer.method.prototypes import Centroids
+from protosteer.method.records import ClassRecord, TaskRecord
 
 DIM, IMAGES = 6, 40
 

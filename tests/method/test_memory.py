@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from protosteer.errors import LearnerError
-from protosteer.method.memory import About, ClassRecord, Memory, TaskRecord
+from protosteer.method.memory import Memory
 from protosteer.method.prototypes import Prototypes, centroids
+from protosteer.method.records import About, ClassRecord, TaskRecord
 
 
 def record(name: str, n: int = 30, count: int = 3, seed: int = 0) -> tuple[ClassRecord, torch.Tensor]:

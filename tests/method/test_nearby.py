@@ -13,9 +13,10 @@ from many_toys import DIM, cloud, near
 from protosteer.learner import Learner
 from protosteer.method import search as searching
 from protosteer.method import shortlist as shortlisting
-from protosteer.method.inference import Prediction
-from protosteer.method.memory import ClassRecord, Memory, TaskRecord
+from protosteer.method.memory import Memory
+from protosteer.method.prediction import Prediction
 from protosteer.method.prototypes import Centroids
+from protosteer.method.records import ClassRecord, TaskRecord
 from protosteer.method.search import Lists
 from protosteer.settings import Settings
 

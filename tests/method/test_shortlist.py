@@ -10,11 +10,12 @@ import torch.nn.functional as F
 
 from many_toys import cloud, many, near
 from protosteer.learner import Learner
-from protosteer.method import evidence
 from protosteer.method import search as searching
 from protosteer.method import shortlist as shortlisting
+from protosteer.method import space as spaces
 from protosteer.method.evidence import Coarse
-from protosteer.method.inference import Matches, Prediction
+from protosteer.method.inference import Matches
+from protosteer.method.prediction import Prediction
 from protosteer.method.search import Everywhere, Lists, Partition, digests
 from protosteer.method.stack import Bulk
 
@@ -142,7 +143,7 @@ def test_the_covariance_of_some_classes_is_nearly_that_of_all(monkeypatch):
     )
     lengths = torch.full((2000,), 5)
     bulk = Bulk(points.flatten(0, 1), torch.ones(10_000, dtype=torch.int64), torch.zeros(2000, 8), lengths)
-    monkeypatch.setattr(evidence, "COVARIANCE", 5_000)
+    monkeypatch.setattr(spaces, "COVARIANCE", 5_000)
     coarse = Coarse(bulk)
     assert coarse.space.freedom == 4 * 1000
     expected = torch.diag(scales.double() ** 2)

@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from protosteer.method import evidence, weighing
+from protosteer.method import space as spaces
+from protosteer.method import weighing
 from protosteer.method.evidence import Coarse
 from protosteer.method.prototypes import coded
 from protosteer.method.stack import Bulk
@@ -61,7 +62,7 @@ def views(classes=600, points=3, dim=16):
 
 
 def test_classes_swept_in_blocks_are_those_that_all_at_once_show(monkeypatch):
-    monkeypatch.setattr(evidence, "LEFT_OUT_LIMIT", 60_000)  # so that 200 images are left out
+    monkeypatch.setattr(spaces, "LEFT_OUT_LIMIT", 60_000)  # so that 200 images are left out
     seen = views()
     exact = LeftOut.of(seen)
     for name, value in {"WEIGHED": 300, "NEAR": 50, "SPREAD": 250, "_BLOCK": 64}.items():

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 
 from conftest import easy_task, tiny_backbone
 from protosteer.learner import Learner
-from protosteer.method.memory import About, ClassRecord, Memory, TaskRecord
+from protosteer.method.memory import Memory
 from protosteer.method.prototypes import Centroids
+from protosteer.method.records import About, ClassRecord, TaskRecord
 from protosteer.modelfile import Model, read
 from protosteer.photos import inspection
 from protosteer.settings import Settings

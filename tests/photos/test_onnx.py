@@ -25,7 +25,8 @@ from protosteer.backbones import Backbone
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import LearnerError, ProtosteerError, WeightsError
 from protosteer.learner import Learner
-from protosteer.method import evidence, fusion
+from protosteer.method import fusion
+from protosteer.method import ridge as ridging
 from protosteer.method.memory import Memory
 from protosteer.photos import onnx as export
 from protosteer.photos.onnx import export_onnx
@@ -198,8 +199,8 @@ def test_by_evidence_another_process_predicts_the_same(by_evidence: Mixed) -> No
 def test_by_evidence_too_many_points_leave_the_ridge_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evidence, "RIDGE_LIMIT", 3)
-    monkeypatch.setattr(evidence, "LANDMARKS", 3)
+    monkeypatch.setattr(ridging, "RIDGE_LIMIT", 3)
+    monkeypatch.setattr(ridging, "LANDMARKS", 3)
     learner = Learner(tiny_backbone(), Settings.preset("instant"))
     learner.learn(easy_task(["ant", "bee"]))
     export_onnx(learner, tmp_path / "exported")

@@ -10,8 +10,9 @@ from conftest import easy_task, tiny_backbone
 from photo_toys import photos, taught
 from protosteer.errors import LearnerError, SettingsError
 from protosteer.learner import Learner
-from protosteer.method.memory import ClassRecord, Memory, TaskRecord
+from protosteer.method.memory import Memory
 from protosteer.method.prototypes import centroids
+from protosteer.method.records import ClassRecord, TaskRecord
 from protosteer.photos.rejection import Rejection, calibrated, own_thresholds, threshold
 from protosteer.settings import Settings
 

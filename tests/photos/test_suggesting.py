@@ -13,10 +13,11 @@ from photo_toys import photos, taught
 from protosteer.data.folders import read_folder
 from protosteer.errors import DataError, SettingsError
 from protosteer.learner import Learner
-from protosteer.method import evidence
-from protosteer.method.evidence import RIDGE, Coarse, arc_cosine
-from protosteer.method.inference import Prediction
+from protosteer.method import space as spaces
+from protosteer.method.evidence import Coarse
+from protosteer.method.prediction import Prediction
 from protosteer.method.prototypes import Sketch
+from protosteer.method.ridge import RIDGE, arc_cosine
 from protosteer.method.weighing import LeftOut
 from protosteer.photos import suggesting
 from protosteer.photos.doubting import doubted, mislabelled
@@ -193,7 +194,7 @@ def test_labels_are_doubted_by_a_model_without_the_image(
     whole = Coarse(sketches(), left_out=torch.arange(24))
     scores, _ = whole.left_out()
     (weight,) = LeftOut.of([whole]).weights([0])
-    monkeypatch.setattr(evidence, "most_left_out", lambda classes: at_once)
+    monkeypatch.setattr(spaces, "most_left_out", lambda classes: at_once)
     if at_once < 24:
         monkeypatch.setattr(LeftOut, "weights", lambda self, views: [weight])
     found = {d.row: d for d in doubted(embeddings, labels, [("c3", rival)])}

@@ -18,8 +18,8 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, Route, expect
 
 from protosteer.learner import Learner
-from protosteer.method.memory import ClassRecord, TaskRecord
 from protosteer.method.prototypes import Centroids
+from protosteer.method.records import ClassRecord, TaskRecord
 from protosteer.photos.rejection import threshold
 from protosteer.serve.app import create_app
 from protosteer.settings import Settings

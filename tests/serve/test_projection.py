@@ -11,8 +11,9 @@ from conftest import easy_task, tiny_backbone
 from protosteer.errors import LearnerError
 from protosteer.learner import Learner
 from protosteer.method import fusion
-from protosteer.method.memory import ClassRecord, Memory, TaskRecord
+from protosteer.method.memory import Memory
 from protosteer.method.prototypes import Centroids
+from protosteer.method.records import ClassRecord, TaskRecord
 from protosteer.serve.projection import EDGE, Projection
 from protosteer.settings import Settings
 

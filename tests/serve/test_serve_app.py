@@ -24,7 +24,7 @@ from conftest import easy_task
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import SettingsError
 from protosteer.learner import Learner
-from protosteer.method.inference import Prediction
+from protosteer.method.prediction import Prediction
 from protosteer.photos.rejection import threshold
 from protosteer.serve import answers
 from protosteer.serve.app import create_app

@@ -18,8 +18,9 @@ from torch import Tensor
 from protosteer.backbones import IMAGENET, Backbone
 from protosteer.data.transforms import Preprocessing
 from protosteer.learner import Learner
-from protosteer.method.memory import ClassRecord, Memory, TaskRecord
+from protosteer.method.memory import Memory
 from protosteer.method.prototypes import Centroids, Sketch
+from protosteer.method.records import ClassRecord, TaskRecord
 from protosteer.method.vit import ViT, ViTConfig
 from protosteer.settings import Settings
 

@@ -18,7 +18,7 @@ from protosteer.util.text import printable
 
 if TYPE_CHECKING:
     from protosteer.learner import Learner
-    from protosteer.method.memory import TaskRecord
+    from protosteer.method.records import TaskRecord
 
 
 @app.command(rich_help_panel=PANEL)
@@ -86,7 +86,8 @@ def _undo(path: Path, image: Path | None, as_json: bool) -> None:
     from protosteer import modelfile
     from protosteer.data.files import image_bytes, image_exists
     from protosteer.method.forgetting import undo
-    from protosteer.method.memory import Memory, correction_name
+    from protosteer.method.memory import Memory
+    from protosteer.method.records import correction_name
     from protosteer.util.files import real, replacing, writing
     from protosteer.util.reading import digest
 

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from protosteer.cli.apart import LearnerOf
     from protosteer.data.folders import Files
     from protosteer.learner import Learner
-    from protosteer.method.memory import Memory, TaskRecord
+    from protosteer.method.memory import Memory
+    from protosteer.method.records import TaskRecord
     from protosteer.modelfile import Model
     from protosteer.photos.teaching import Survey, Taught
     from protosteer.running.resume import Bookmark

@@ -11,7 +11,8 @@ from protosteer.cli.common import say
 
 if TYPE_CHECKING:
     from protosteer.learner import Learner
-    from protosteer.method.memory import Memory, TaskRecord
+    from protosteer.method.memory import Memory
+    from protosteer.method.records import TaskRecord
     from protosteer.photos.teaching import Taught
     from protosteer.util.files import Identity
 

@@ -14,99 +14,19 @@ exactly. From that come the weights: probabilities that mean something need no i
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.method.prototypes import Sketch
+from protosteer.method.ridge import Ridge
+from protosteer.method.space import Space, blocks, places
 from protosteer.method.stack import Bulk
 
-RIDGE = 0.03  # lambda
 RIDGE_SHARE = 0.3  # the weight of its logarithm, as a share of a whitened cosine's
 RIDGE_FLOOR = 0.05  # a regression on zeros and ones says nothing of what is less likely
-RIDGE_LIMIT = 4096  # points; the solve costs their number cubed, two seconds or so for these
-LANDMARKS, LANDMARKS_PER_CLASS = 2048, 10  # for more points, as long as there are so many of them per class
-LEFT_OUT_LEAST, LEFT_OUT_MOST = 200, 2_000  # images to find weights from; between the two, ...
-LEFT_OUT_LIMIT = 4_000_000  # ... so many that images times classes are below
-COVARIANCE = 262_144  # points that the covariance within classes is taken from; more add nothing but time
-# Points or classes in double precision at once: so few that their memory is used again instead of being asked for
-# anew, which had taken most of the time.
-_BLOCK = 2_048
-
-
-@dataclass(frozen=True)
-class Space:
-    """The sketches of C classes in one space as matrices, in double precision but for the points.
-
-    A class may have several, of different tasks.
-    """
-
-    bulk: Bulk  # the points [P, D] among it
-    counts: Tensor  # [P]: images behind each
-    owners: Tensor  # [P]: classes as numbers
-    parts: Tensor  # [P]: sketches as numbers
-    left_out: Tensor  # [m]: rows of images as they are, of classes that have others; some, or those asked for
-    sizes: Tensor  # [C]: images of each class
-    means: Tensor  # [C, D]
-    scatter: Tensor  # [D, D]: of images about their class means, ...
-    freedom: float  # ... and of how many, less one per class
-
-    @classmethod
-    def of(
-        cls,
-        sketches: Sequence[Sketch] | Bulk,
-        labels: Tensor | None = None,
-        left_out: Tensor | None = None,
-    ) -> Space:
-        """labels: [R], the class of each sketch as a number; without, each is of a class of its own."""
-        bulk = sketches if isinstance(sketches, Bulk) else Bulk.of(sketches)
-        labels = torch.arange(len(bulk.lengths)) if labels is None else labels
-        counts, parts = bulk.counts.double(), bulk.owners
-        owners, classes, dim = labels[parts], int(labels.max()) + 1, bulk.deviations.shape[1]
-        sizes = torch.zeros(classes, dtype=torch.double).index_add_(0, owners, counts)
-        means = torch.zeros(classes, dim, dtype=torch.double)
-        for some in blocks(len(owners)):
-            means.index_add_(0, owners[some], bulk.decoded(some) * counts[some, None])
-        means /= sizes[:, None]
-        spread = _spread_classes(classes, len(owners))
-        images = torch.zeros(len(labels), dtype=torch.double).index_add_(0, parts, counts)  # of each sketch
-        squares = torch.zeros(dim, dtype=torch.double)
-        for some in blocks(len(labels)):
-            squares += (images * spread[labels])[some] @ bulk.deviations[some].double().square()
-        scatter = torch.diag(squares)
-        for rows in spread[owners].nonzero()[:, 0].split(_BLOCK):
-            apart = (bulk.decoded(rows) - means[owners[rows]]) * counts[rows, None].sqrt()
-            scatter += apart.T @ apart
-        freedom = float(((sizes - 1) * spread).sum())
-        place = torch.arange(len(owners)) - (bulk.lengths.cumsum(0) - bulk.lengths)[parts]
-        single = (place < bulk.singles[parts]) & (sizes[owners] > 1)
-        left_out = _some(single.nonzero()[:, 0], classes) if left_out is None else left_out
-        return cls(bulk, counts, owners, parts, left_out, sizes, means, scatter, freedom)
-
-    @property
-    def points(self) -> Tensor:
-        """float32 [P, D]"""
-        return self.bulk.decoded()
-
-    @property
-    def classes(self) -> slice:
-        """All of them."""
-        return slice(0, len(self.means))
-
-
-def blocks(count: int) -> Iterator[slice]:
-    """Of rows that are worked on at once."""
-    return (slice(first, min(first + _BLOCK, count)) for first in range(0, count, _BLOCK))
-
-
-def _spread_classes(classes: int, points: int) -> Tensor:
-    """bool [C]: the classes whose points make the covariance: all, or evenly spread ones that have enough."""
-    chosen = torch.arange(0, classes, max(1.0, points / COVARIANCE), dtype=torch.double).long()
-    return torch.zeros(classes, dtype=torch.bool).index_fill_(0, chosen, True)
 
 
 class Whitened:
@@ -179,72 +99,6 @@ class Whitened:
         return _cosine(across, (_dot(query, centred) + gain * mine**2)[:, None], lengths)
 
 
-def places(owners: Tensor, classes: slice) -> tuple[Tensor, Tensor]:
-    """Which of the images whose classes are `owners` [m] are of these classes, and where among them theirs is."""
-    inside = (owners >= classes.start) & (owners < classes.stop)
-    return inside.nonzero()[:, 0], owners[inside] - classes.start
-
-
-class Ridge:
-    """Kernel ridge regression of class membership on the points."""
-
-    def __init__(self, space: Space):
-        self.space = space
-        self.points = F.normalize(space.points.double(), dim=1)
-        targets = F.one_hot(space.owners, len(space.sizes)).double()
-        self.weights, self._left_out = self._solve(targets)  # [P, C], [m, C]
-
-    @staticmethod
-    def of(space: Space) -> Ridge | None:
-        """Over all points, or with landmarks, or not at all: whatever their number allows."""
-        if len(space.owners) <= RIDGE_LIMIT:
-            return Ridge(space)
-        return Landmarks(space) if len(space.sizes) * LANDMARKS_PER_CLASS <= LANDMARKS else None
-
-    def scores(self, embeddings: Tensor) -> Tensor:
-        return arc_cosine(embeddings, self.points) @ self.weights
-
-    def left_out(self) -> Tensor:
-        """[m, C]: scores of the images that are left out, each as if it had not been learned."""
-        return self._left_out
-
-    def _solve(self, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights of the points, and the scores of what is left out: by the ridge over all others, exactly."""
-        kernel = torch.cat([arc_cosine(some, self.points) for some in self.points.split(512)])
-        kernel.diagonal().add_(RIDGE / self.space.counts)
-        factor = torch.linalg.cholesky(kernel)
-        weights, rows = torch.cholesky_solve(targets, factor), self.space.left_out
-        places = torch.zeros(len(kernel), len(rows), dtype=torch.double)
-        places[rows, torch.arange(len(rows))] = 1.0
-        diagonal = torch.linalg.solve_triangular(factor, places, upper=False).square().sum(dim=0)
-        return weights, targets[rows] - weights[rows] / diagonal[:, None]
-
-
-class Landmarks(Ridge):
-    """The same in the span of some of the points (Nyström), which costs their number squared times that of all.
-
-    What is left out is no longer learned from, but may still be a landmark.
-    """
-
-    def _solve(self, targets: Tensor) -> tuple[Tensor, Tensor]:
-        chosen = torch.linspace(0, len(self.points) - 1, min(LANDMARKS, len(self.points))).round().long()
-        landmarks, counts = self.points[chosen], self.space.counts[:, None]
-        kernel = arc_cosine(landmarks, landmarks)
-        kernel.diagonal().add_(1e-6)  # for landmarks that are equal
-        root = torch.linalg.cholesky(kernel)
-        across = torch.cat([arc_cosine(some, landmarks) for some in self.points.split(512)])
-        features = torch.linalg.solve_triangular(root, across.T, upper=False).T  # [P, landmarks]
-        moments = features.T @ (counts * features)
-        moments.diagonal().add_(RIDGE)
-        factor = torch.linalg.cholesky(moments)
-        solved = torch.cholesky_solve(features.T @ (counts * targets), factor)
-        self.points, rows = landmarks, self.space.left_out
-        seen = torch.linalg.solve_triangular(factor, features[rows].T, upper=False)
-        leverage = seen.square().sum(dim=0)[:, None]
-        left_out = (features[rows] @ solved - leverage * targets[rows]) / (1 - leverage).clamp(min=1e-9)
-        return torch.linalg.solve_triangular(root.T, solved, upper=True), left_out
-
-
 class Coarse:
     """Both together, and how similar an embedding is to the classes.
 
@@ -295,16 +149,6 @@ class Coarse:
         return _joined(self.whitened.left_out(classes), ridge, plain)
 
 
-def _some(rows: Tensor, classes: int) -> Tensor:
-    """Rows [m] as they are, or as many as time and memory allow, spread evenly."""
-    return rows[torch.linspace(0, len(rows) - 1, min(len(rows), most_left_out(classes))).round().long()]
-
-
-def most_left_out(classes: int) -> int:
-    """Images that are left out at once."""
-    return max(LEFT_OUT_LEAST, min(LEFT_OUT_MOST, LEFT_OUT_LIMIT // classes))
-
-
 def _joined(whitened: Tensor, ridge: Tensor | None, plain: Tensor) -> tuple[Tensor, Tensor]:
     evidence = whitened if ridge is None else whitened + RIDGE_SHARE * ridge.clamp(min=RIDGE_FLOOR).log()
     return evidence, (whitened + plain) / 2
@@ -318,13 +162,6 @@ def oas(covariance: Tensor, freedom: float) -> float:
     if freedom < 1 or excess <= 0:
         return 1.0
     return min(1.0, (squares + trace**2) / ((freedom + 1) * excess))
-
-
-def arc_cosine(a: Tensor, b: Tensor) -> Tensor:
-    """[A, B] of unit vectors: (sin t + (pi - t) cos t) / pi, t the angle between them."""
-    cosine = (a @ b.T).clamp(-1, 1)
-    angle = cosine.acos()
-    return (angle.sin() + (math.pi - angle) * cosine) / math.pi
 
 
 def _inverse(positive: Tensor) -> Tensor:

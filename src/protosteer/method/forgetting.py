@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from protosteer.errors import LearnerError
-from protosteer.method.memory import Memory, TaskRecord
+from protosteer.method.memory import Memory
+from protosteer.method.records import TaskRecord
 from protosteer.util.text import listed
 
 # The influence of the task that gave its prompt to all; one from elsewhere is no task's influence.

@@ -15,8 +15,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from protosteer.method.memory import ClassRecord, LazyClasses, TaskRecord
 from protosteer.method.prototypes import SINGLE, Centroids, Sketch, narrowed, packed_points, unpacked_points
+from protosteer.method.records import ClassRecord, LazyClasses, TaskRecord
 
 SKETCHES = ("plain", "domain")
 

@@ -15,8 +15,9 @@ from protosteer.errors import ProtosteerWarning
 from protosteer.method import health
 from protosteer.method.encoder import Encoder
 from protosteer.method.inference import Index, nearest_task
-from protosteer.method.memory import About, ClassRecord, Memory, TaskRecord
+from protosteer.method.memory import Memory
 from protosteer.method.prototypes import Centroids, Sketch, centroids, halved, left_out_similarity, sketch
+from protosteer.method.records import About, ClassRecord, TaskRecord
 from protosteer.method.training import Listener, Trained, train_prompt
 from protosteer.settings import Settings
 

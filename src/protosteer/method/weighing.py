@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from protosteer.method.evidence import Coarse, places
+from protosteer.method.evidence import Coarse
+from protosteer.method.space import places
 
 UNCALIBRATED = 10.0  # the weight where no image can be left out
 WEIGHED = 20_000  # classes, up to which each of them counts; of more ...

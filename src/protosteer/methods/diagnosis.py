@@ -14,7 +14,7 @@ from torch import Tensor
 
 from protosteer.method.fusion import SURE, Fusion
 from protosteer.method.inference import Embed, Index, match
-from protosteer.method.memory import TaskRecord
+from protosteer.method.records import TaskRecord
 
 Figures = dict[str, float]
 

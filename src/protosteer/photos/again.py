@@ -16,7 +16,7 @@ from torch import Tensor
 from protosteer.data.files import image_bytes, in_threads
 from protosteer.data.folders import Files
 from protosteer.errors import DataError
-from protosteer.method.memory import TaskRecord
+from protosteer.method.records import TaskRecord
 from protosteer.util.reading import digest
 
 

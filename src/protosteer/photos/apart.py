@@ -18,7 +18,8 @@ from protosteer.data.folders import Files
 from protosteer.data.sources import read_labelled
 from protosteer.errors import LearnerError, ModelFileError
 from protosteer.learner import Learner
-from protosteer.method.memory import Memory, TaskRecord
+from protosteer.method.memory import Memory
+from protosteer.method.records import TaskRecord
 from protosteer.modelfile import Model, read
 from protosteer.photos.again import Again, file_digests
 from protosteer.photos.carrying import Carried

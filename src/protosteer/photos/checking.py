@@ -11,7 +11,8 @@ from torch import Tensor
 
 from protosteer.data.images import ImageSet
 from protosteer.learner import Learner
-from protosteer.method.memory import Memory, TaskRecord
+from protosteer.method.memory import Memory
+from protosteer.method.records import TaskRecord
 from protosteer.running.progress import OnStage, Stage
 
 

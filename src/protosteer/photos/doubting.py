@@ -18,7 +18,7 @@ from protosteer.data.folders import Files
 from protosteer.data.images import ForgivingFiles
 from protosteer.errors import DataError
 from protosteer.learner import Learner
-from protosteer.method import evidence
+from protosteer.method import space as spaces
 from protosteer.method.evidence import Coarse
 from protosteer.method.prototypes import Sketch
 from protosteer.method.stack import Bulk
@@ -99,7 +99,7 @@ def _left_out(bulk: Bulk, numbers: Tensor, owners: Tensor) -> Iterator[tuple[Ten
     numbers: the classes of all sketches.
     """
     others = (owners.bincount()[owners] > 1).nonzero()[:, 0]
-    turns = -(-len(others) // evidence.most_left_out(int(numbers.max()) + 1))
+    turns = -(-len(others) // spaces.most_left_out(int(numbers.max()) + 1))
     weight: float | None = None
     for turn in range(turns):
         points = others[turn::turns]  # of all classes, so that the first turn can tell the weight

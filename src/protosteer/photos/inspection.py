@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.method.fusion import Fusion
-from protosteer.method.memory import Memory, TaskRecord
+from protosteer.method.memory import Memory
+from protosteer.method.records import TaskRecord
 from protosteer.method.stack import centroids_of, value_lengths_of
 from protosteer.modelfile import Model
 from protosteer.photos.rejection import familiar

@@ -22,7 +22,8 @@ from torch import Tensor
 from protosteer.errors import LearnerError, SettingsError
 from protosteer.learner import Learner
 from protosteer.method.fusion import Fusion
-from protosteer.method.memory import ClassRecord, Memory
+from protosteer.method.memory import Memory
+from protosteer.method.records import ClassRecord
 
 
 def familiar(memory: Memory, fusion: Fusion | None) -> Tensor:

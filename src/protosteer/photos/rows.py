@@ -14,7 +14,7 @@ from protosteer.backbones import Backbone
 from protosteer.data.files import image_bytes, in_threads
 from protosteer.data.images import ForgivingFiles
 from protosteer.learner import Learner
-from protosteer.method.inference import Prediction
+from protosteer.method.prediction import Prediction
 from protosteer.photos.rejection import Rejection
 
 Row = Mapping[str, Any]

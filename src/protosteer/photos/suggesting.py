@@ -26,8 +26,8 @@ from protosteer.data.images import ForgivingFiles
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError, SettingsError
 from protosteer.learner import Learner
-from protosteer.method.evidence import RIDGE, arc_cosine
-from protosteer.method.inference import Prediction
+from protosteer.method.prediction import Prediction
+from protosteer.method.ridge import RIDGE, arc_cosine
 from protosteer.photos.rejection import Rejection, calibrated, check_fraction
 from protosteer.photos.rows import Row
 from protosteer.running.progress import OnStage, Stage

@@ -33,7 +33,8 @@ from protosteer.data.lists import is_list
 from protosteer.data.sources import read_labelled
 from protosteer.errors import DataError, LearnerError, SettingsError
 from protosteer.learner import Learner
-from protosteer.method.memory import Memory, TaskRecord
+from protosteer.method.memory import Memory
+from protosteer.method.records import TaskRecord
 from protosteer.method.task import task_seed
 from protosteer.photos.again import Again, file_digests, with_seen
 from protosteer.photos.checking import Check, calibrated

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from protosteer.errors import ProtosteerError
 from protosteer.learner import Learner
-from protosteer.method.memory import Memory, TaskRecord
+from protosteer.method.memory import Memory
+from protosteer.method.records import TaskRecord
 from protosteer.running.progress import Stage
 from protosteer.serve.answers import JobStatus
 from protosteer.serve.limits import Refused, stopping

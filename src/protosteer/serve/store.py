@@ -16,7 +16,8 @@ from protosteer import modelfile
 from protosteer.errors import ModelFileError
 from protosteer.learner import Learner
 from protosteer.method.forgetting import Forgotten, forget
-from protosteer.method.memory import Memory, TaskRecord
+from protosteer.method.memory import Memory
+from protosteer.method.records import TaskRecord
 from protosteer.serve.limits import Refused
 from protosteer.serve.snapshot import Snapshot
 from protosteer.util.files import Identity, real, replacing
