@@ -71,6 +71,10 @@ class Experiment:
     threads: int | None = None
     out: Path | None = None
 
+    def __post_init__(self) -> None:
+        if self.options.blurry:
+            find_method(self.method).require_again()
+
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Experiment:
         """From one flat table of names: those of a run, a stream's options and the method's settings."""
@@ -190,6 +194,9 @@ def open_ground(experiment: Experiment, on_message: Callable[[str], None] = lamb
         experiment.skip_unreadable,
         tell,
     )
+    if stream.blurry:
+        counts = (f"{sum(task.visitors.values())} of {len(task.train)} in {task.name}" for task in stream)
+        tell(f"training images of other tasks' classes: {', '.join(counts)}")
     return Ground(backbone, stream, tuple(said))
 
 
