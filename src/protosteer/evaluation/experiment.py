@@ -194,7 +194,7 @@ def open_ground(experiment: Experiment, on_message: Callable[[str], None] = lamb
         experiment.skip_unreadable,
         tell,
     )
-    if stream.blurry:
+    if experiment.options.blurry:
         counts = (f"{sum(task.visitors.values())} of {len(task.train)} in {task.name}" for task in stream)
         tell(f"training images of other tasks' classes: {', '.join(counts)}")
     return Ground(backbone, stream, tuple(said))

@@ -30,10 +30,10 @@ class Run:
     test_images: list[int]  # of each task
     classes: list[int]  # of each task
     train_images: list[int]  # of each task
-    visiting_images: int = 0  # that were not learned in the task of their class
     rows: list[dict[str, Any]] = field(default_factory=list)  # of `_evaluate`
     diagnosis: dict[str, Any] | None = None
     diagnosis_passes: int = 0  # forward passes that the diagnosis needed beyond the matrix
+    visiting_images: int = 0  # learned in another task than that of their class
 
     @property
     def matrix(self) -> list[list[float]]:
@@ -120,7 +120,7 @@ def run_stream(
         [len(task.test) for task in stream],
         [len(task.classes) for task in stream],
         [len(task.train) for task in stream],
-        sum(sum(task.visitors.values()) for task in stream),
+        visiting_images=sum(sum(task.visitors.values()) for task in stream),
     )
     if store:
         _restore(method, run, caches, store)
@@ -180,13 +180,13 @@ def _evaluate(
     made, asked = (sum(getattr(c, name) for c in caches) for name in ("forward_passes", "asked"))
     number = {name: k for k, name in enumerate(method.classes)}
     right, prompts, retrieved, confidence = [], [], [], []
-    tests = _tests(stream, i, caches)
+    tests, brought = _tests(stream, i, caches), [set(task.learned) for task in stream[: i + 1]]
     for j, (labels, images) in enumerate(tests):
         answer = method.answer(images)
         right.append(answer.classes == torch.tensor([number[label] for label in labels]))
         prompts.append(answer.prompts)
         if answer.candidates is not None:
-            taught = torch.tensor([[label in task.learned for task in stream[: i + 1]] for label in labels])
+            taught = torch.tensor([[label in classes for classes in brought] for label in labels])
             retrieved.append((answer.candidates & taught).any(dim=1))
         confidence.append(answer.confidence)
         if on_stage:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor
 
 from protosteer.backbones import Backbone
-from protosteer.errors import LearnerError, SettingsError
+from protosteer.errors import LearnerError, ModelFileError, SettingsError
 from protosteer.method.prefix import Prompt
 from protosteer.methods.diagnosis import of_classes
 from protosteer.running.progress import OnStage
@@ -136,6 +136,10 @@ class Method(ABC):
 
     def put_back(self, tensors: dict[str, Tensor]) -> None:
         """What `tensors` gave; unless told otherwise, each is an attribute of its name."""
+        if tensors.keys() != self.tensors().keys():
+            raise ModelFileError(
+                f"the saved state is of another version's method {self.name}; begin anew with overwrite=True"
+            )
         for name, tensor in tensors.items():
             setattr(self, name, tensor)
 

@@ -42,7 +42,7 @@ def of_paper(
     retrieved = (matches.candidates & taught).any(dim=1)
     # Without prompts there is one embedding, and no match can be another prompt's.
     right_prompt = taught.gather(1, matches.winners[:, None])[:, 0]
-    right_prompt |= ~(taught & index.prompted[: taught.shape[1]]).any(dim=1)
+    right_prompt |= ~(taught & index.prompted).any(dim=1)
 
     every = torch.arange(len(truth))
     names = [index.classes[c] for c in own.tolist()]
@@ -80,7 +80,7 @@ def of_evidence(fusion: Fusion, embed: Embed, truth: Tensor, own: Tensor) -> Fig
     index = fusion.index
     taught = _taught(index)[truth]  # [B, T]
     tried = (matches.candidates & taught).any(dim=1)
-    to_try = tried | ((taught & index.prompted[: taught.shape[1]]).any(dim=1) & ~sure)
+    to_try = tried | ((taught & index.prompted).any(dim=1) & ~sure)
     others = torch.ones(len(index.classes), dtype=torch.bool).index_fill_(0, own, False)
     inside = matches.scores.masked_fill(others, -torch.inf).argmax(dim=1)
     return {
@@ -99,7 +99,7 @@ def of_evidence(fusion: Fusion, embed: Embed, truth: Tensor, own: Tensor) -> Fig
 
 def _taught(index: Index) -> Tensor:
     """bool [C, T]: which tasks have a record of each class."""
-    taught = torch.zeros(len(index.classes), int(index.record_tasks.max()) + 1, dtype=torch.bool)
+    taught = torch.zeros(len(index.classes), len(index.prompted), dtype=torch.bool)
     taught[index.record_classes, index.record_tasks] = True
     return taught
 

@@ -16,12 +16,15 @@ from protosteer.report.tables import NOTHING, numbers, plain_table
 def methods_table(methods: Iterable[MethodInfo], parameters: Mapping[str, int | None]) -> Table:
     """parameters: how many each trains, by its name."""
     name, parameter_count = Column("Name", style="bold", no_wrap=True), numbers(["Parameters"], no_wrap=True)
-    table = plain_table(None, name, "Paper", "Rehearsal", "Trains", "Again", *parameter_count)
+    table = plain_table(None, name, "Paper", "Rehearsal", "Trains", *parameter_count)
+    able = []
     for method in methods:
         s = method.source
         paper = f"{s.authors}, {s.venue} {s.year}"
-        again, count = _yes(method.again), _count(parameters[method.name])
-        table.add_row(method.name, paper, method.rehearsal, method.trains, again, count)
+        table.add_row(method.name, paper, method.rehearsal, method.trains, _count(parameters[method.name]))
+        able += [method.name] if method.again else []
+    table.caption = Text(f"A class may come again: {', '.join(able)}.")  # a column more would not fit
+    table.caption_justify = "left"
     return table
 
 
@@ -35,15 +38,11 @@ def method_report(method: MethodInfo, parameters: int | None) -> list[Renderable
         ("paper", f"{s.authors}: {s.title}. {s.venue} {s.year}"),
         ("rehearsal", method.rehearsal),
         ("trains", method.trains),
-        ("a class again", _yes(method.again)),
+        ("a class again", "yes" if method.again else "no"),
         ("parameters", _count(parameters)),
     ):
         facts.add_row(name, Text(value))
     return [facts, *_paragraphs(method.about), _settings(method)]
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
 
 
 def _count(parameters: int | None) -> str:

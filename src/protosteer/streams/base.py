@@ -149,12 +149,9 @@ def build(benchmark: Benchmark, dataset: Dataset, options: StreamOptions | None 
     test = [rows[: options.test_per_class] for rows in test]
     numbers = [[dataset.classes.index(label) for label in group] for group in groups]
     _check_images(numbers, dataset.classes, {"training": train, options.judged_on: test})
-    trains = [train] * len(groups)
-    if options.blurry:
-        trains = share_out(train, numbers, options.blurry, options.disjoint, options.seed)
-    tasks = []
+    tasks, trains = [], share_out(train, numbers, options.blurry, options.disjoint, options.seed)
     for i, (own, rows) in enumerate(zip(numbers, trains, strict=True), 1):
-        visiting = [k for k in range(len(rows)) if options.blurry and k not in own and len(rows[k])]
+        visiting = [k for k in range(len(rows)) if k not in own and len(rows[k])]
         parts = _part(learned, rows, [*own, *visiting], dataset), _part(judged, test, own, dataset)
         names = [[dataset.classes[k] for k in some] for some in (own, visiting)]
         tasks.append(Task(f"task-{i}", names[0], *parts[0], *parts[1], names[1]))

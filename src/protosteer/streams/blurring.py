@@ -31,7 +31,7 @@ def share_out(
     rows: Rows, groups: Sequence[Sequence[int]], blurry: float, disjoint: float, seed: int
 ) -> list[Rows]:
     """The rows of each class in each task. groups: the numbers of the classes that each task has as its own."""
-    if len(groups) < 2:
+    if blurry and len(groups) < 2:
         raise DataError("blurry task boundaries need at least 2 tasks")
     own = sorted(k for group in groups for k in group)
     fixed = set(_draw(seed, 0).permutation(own)[: round(disjoint * len(own))].tolist())
@@ -40,7 +40,7 @@ def share_out(
         others = np.array([task for task in range(len(groups)) if task != home])
         for k in group:
             places = np.full(len(rows[k]), home)
-            if k not in fixed:
+            if blurry and k not in fixed:
                 draw = _draw(seed, 1 + k)
                 leaving = draw.permutation(len(places))[: min(round(blurry * len(places)), len(places) - 1)]
                 places[leaving] = draw.choice(others, len(leaving))
