@@ -194,9 +194,6 @@ def open_ground(experiment: Experiment, on_message: Callable[[str], None] = lamb
         experiment.skip_unreadable,
         tell,
     )
-    if experiment.options.blurry:
-        counts = (f"{sum(task.visitors.values())} of {len(task.train)} in {task.name}" for task in stream)
-        tell(f"training images of other tasks' classes: {', '.join(counts)}")
     return Ground(backbone, stream, tuple(said))
 
 
