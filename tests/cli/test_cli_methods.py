@@ -35,6 +35,7 @@ def test_the_list_names_all_in_80_columns(few, capsys, monkeypatch):
     assert set(rows) >= set(FEW)
     assert "Li et al., WACV 2024" in rows["cpp"] and "a prompt per task" in rows["cpp"]
     assert rows["ncm"].split()[-2:] == ["nothing", "0"] and rows["finetune"].split()[-1] == "623,370"
+    assert "A class may come again: cpp, ncm, ranpac, finetune." in out
     assert "protosteer methods NAME" in errors and "10 classes on nano" in errors
 
 
@@ -51,7 +52,11 @@ def test_json_has_the_same(few, capsys):
     assert main(["methods", "--json"]) == 0
     told = {row["name"]: row for row in json.loads(capsys.readouterr().out)["methods"]}
     assert set(told) == set(FEW) and told["finetune"]["trained_parameters"] == 623370
-    assert told["ncm"]["source"]["year"] == 2013 and told["ncm"]["settings"]["centroids"] == 1
+    assert (
+        told["ncm"]["again"] is True
+        and told["ncm"]["source"]["year"] == 2013
+        and told["ncm"]["settings"]["centroids"] == 1
+    )
     assert main(["methods", "ncm", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == told["ncm"]
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from protocol_toys import QUICK, stream
+from protocol_toys import QUICK, blurred, stream
 
 from conftest import tiny_backbone
+from protosteer.errors import SettingsError
 from protosteer.evaluation import metrics
 from protosteer.evaluation.protocol import Run, run_stream
 from protosteer.learner import Learner
@@ -43,6 +44,58 @@ def test_matrix_equals_the_naive_one_with_fewer_forward_passes(prompts, rule):
     assert figures["naive_forward_passes"] == passes > figures["forward_passes"]
     assert figures["forward_passes"] <= images * (1 + len(tasks) * prompts)
     assert any(a < 100 for row in run.matrix for a in row), "an easier stream would test nothing"
+
+
+@pytest.mark.parametrize("rule", ["paper", "evidence"])
+def test_where_boundaries_are_blurry_all_classes_seen_are_tested(rule):
+    """Those of later tasks too if an image of theirs has come: not in the matrix, but in what is said of all."""
+    settings, tasks = QUICK.replace(rule=rule, neighbours=1), blurred(stream(3))
+    run = run_stream(CPP(tiny_backbone(), settings), tasks)
+    learner, seen, anytime, learned = Learner(tiny_backbone(), settings), set(), 0.0, 0
+    for i, task in enumerate(tasks):
+        learner.learn((task.train, task.train_labels), name=task.name)
+        seen |= set(task.train_labels)
+        right, found, row = [], [], run.rows[i]
+        for j, other in enumerate(tasks):
+            said = learner.predict(other.test)
+            own = [a == b for a, b in zip(said.labels, other.test_labels, strict=True)]
+            if j <= i:
+                assert row["accuracy"][j] == 100.0 * sum(own) / len(own)
+            for hit, label, tried in zip(own, other.test_labels, said.candidates, strict=True):
+                if label in seen:
+                    right.append(hit)
+                    found.append(any(name in tried for name in learner.memory.owners[label]))
+        assert len(row["accuracy"]) == i + 1 and row["seen_images"] == len(right)
+        assert row["seen_accuracy"] == pytest.approx(100 * sum(right) / len(right))
+        if rule == "paper":
+            assert row["retrieval_accuracy"] == pytest.approx(100 * sum(found) / len(found))
+        anytime, learned = anytime + row["seen_accuracy"] * len(task.train), learned + len(task.train)
+    assert run.rows[0]["seen_images"] > len(tasks[0].test) and any(a < 100 for a in run.matrix[-1])
+    figures = run.figures()
+    assert figures["anytime_accuracy"] == pytest.approx(anytime / learned)
+    away = sum(label in t.visiting for t in tasks for label in t.train_labels)
+    assert figures["blurred_images"] == pytest.approx(100 * away / learned)
+    assert [row["seen_accuracy"] for row in run.to_dict()["after_each_task"]] == [
+        row["seen_accuracy"] for row in run.rows
+    ]
+
+
+def test_a_method_that_cannot_learn_a_class_again_is_not_begun():
+    class Once(NCM):
+        again = False
+
+    with pytest.raises(SettingsError, match="method ncm cannot learn more of a class that it knows"):
+        run_stream(Once(tiny_backbone(), NCM.settings_class()), blurred(stream(2)))
+
+
+def test_without_visitors_anytime_accuracy_is_over_images():
+    tasks = stream(3)
+    run = run_stream(NCM(tiny_backbone(), NCM.settings_class()), tasks)
+    after = [row["accuracy_over_images"] for row in run.to_dict()["after_each_task"]]
+    counts = [len(task.train) for task in tasks]
+    expected = sum(a * n for a, n in zip(after, counts, strict=True)) / sum(counts)
+    assert run.figures()["anytime_accuracy"] == pytest.approx(expected) != run.figures()["avg_image_accuracy"]
+    assert "blurred_images" not in run.figures() and "seen_accuracy" not in run.rows[0]
 
 
 def test_an_evaluation_knows_nothing_learned_later():
@@ -123,6 +176,6 @@ def test_rows_of_an_older_version_lack_what_it_did_not_measure():
     new = ("passes_per_image", "calibration_error", "reliability")
     old = [{name: value for name, value in row.items() if name not in new} for row in rows]
     for known in (old, [old[0], rows[1]]):
-        figures = Run([10, 15], [2, 3], known).to_dict()
+        figures = Run([10, 15], [2, 3], [16, 24], known).to_dict()
         assert figures["overall_passes_per_image"] is None and figures["overall_prompts_per_image"]
         assert (figures["calibration_error"] is None) == (figures["reliability"] is None) == (known is old)

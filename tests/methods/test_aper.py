@@ -49,6 +49,6 @@ def test_decisions_are_scikit_learns_under_the_cosine():
 
 def test_the_prompt_is_kept_once_and_counted():
     method = MAKE.taught()
-    assert method.bytes_per_task() == [4 * (2 * 2 * 24 + 2 * 48), 4 * 3 * 48, 4 * 48]
+    assert method.bytes_per_task() == [4 * 2 * 2 * 24 + 2 * 200, 3 * 200, 200]
     assert method.trained_parameters() == 2 * 2 * 24 + 2 * 24 + 1
     assert MAKE().trained_parameters() == 0 and MAKE().bytes_per_task() == []

@@ -172,6 +172,9 @@ def test_task_files_that_do_not_fit(tmp_path, name, text, complaint):
         ({"validation": float("nan")}, "validation is nan; give a share"),
         ({"validation": True}, "validation is True; give a share"),
         ({"validation": "0.1"}, "validation is '0.1'; give a share"),
+        ({"blurry": 1}, "blurry is 1; give a share of the training images from 0 to below 1"),
+        ({"blurry": 0.1, "disjoint": 1.0}, "disjoint is 1.0; give a share of the classes from 0 to below 1"),
+        ({"disjoint": 0.5}, "disjoint = 0.5 without blurry; give both, or neither"),
         ({"tasks": 2, "increment": 2}, "tasks and increment are given; choose one way"),
         ({"tasks": 2, "task_file": "x"}, "tasks and task_file are given; choose one way"),
         ({"class_order": "seed:1", "task_file": "x"}, "class_order 'seed:1' with a task file"),
@@ -219,5 +222,7 @@ def test_options_are_ready_for_json(tmp_path):
         "train_per_class": None,
         "test_per_class": None,
         "validation": 0.25,
+        "blurry": 0.0,
+        "disjoint": 0.0,
     }
     assert StreamOptions(task_file=str(path)) == StreamOptions(task_file=path)

@@ -75,6 +75,12 @@ def run(
     validation: Annotated[
         float | None, Option(help="Judge by this share of the training images instead of the test images.")
     ] = None,
+    blurry: Annotated[
+        float | None, Option(help="This share of each class's training images arrives in other tasks.")
+    ] = None,
+    disjoint: Annotated[
+        float | None, Option(help="With --blurry: this share of the classes stays in one task each.")
+    ] = None,
     data_dir: Annotated[Path | None, Option(help="Where data sets are, or are downloaded to.")] = None,
     skip_unreadable: Annotated[
         bool | None, Option("--skip-unreadable", help="Leave images out that cannot be read.")

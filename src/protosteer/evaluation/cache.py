@@ -102,3 +102,29 @@ class EmbeddingCache:
             empty = torch.zeros(len(self.images), self.method.backbone.dim)
             self._known[name] = empty, torch.zeros(len(self.images), dtype=torch.bool)
         return self._known[name]
+
+
+class Some:
+    """The `Images` that some rows of a cache are."""
+
+    def __init__(self, cache: EmbeddingCache, rows: Tensor):
+        self.cache = cache
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def pixels(self, rows: Tensor) -> Tensor:
+        return self.cache.pixels(self.rows[rows])
+
+    def embed(
+        self,
+        rows: Tensor,
+        prompt: Prompt | None = None,
+        key: str | None = None,
+        backbone: Backbone | None = None,
+    ) -> Tensor:
+        return self.cache.embed(self.rows[rows], prompt, key, backbone)
+
+    def tokens(self, rows: Tensor, prompt: Prompt | None = None) -> Tensor:
+        return self.cache.tokens(self.rows[rows], prompt)

@@ -29,6 +29,7 @@ class MethodInfo:
     source: Source
     rehearsal: str  # what is kept of earlier tasks' images, in words
     trains: str  # in words
+    again: bool  # whether more images of known classes may come
     about: str  # what its module says of it
     settings: Mapping[str, Any]  # as a run has them unless told otherwise
     choices: Mapping[str, Sequence[str]]  # of the settings that are words
@@ -44,6 +45,7 @@ def describe(method: type[Method]) -> MethodInfo:
         source=method.source,
         rehearsal=_rehearsal(method, settings),
         trains=method.trains,
+        again=method.again,
         about=inspect.cleandoc(sys.modules[method.__module__].__doc__ or ""),
         settings={name: value for name, value in settings.to_dict().items() if name != "seed"},
         choices={name: list(words) for name, words in settings.CHOICES.items()},

@@ -71,6 +71,10 @@ class Experiment:
     threads: int | None = None
     out: Path | None = None
 
+    def __post_init__(self) -> None:
+        if self.options.blurry:
+            find_method(self.method).require_again()
+
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Experiment:
         """From one flat table of names: those of a run, a stream's options and the method's settings."""

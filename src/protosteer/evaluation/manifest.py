@@ -13,7 +13,7 @@ import protosteer
 from protosteer.backbones import Backbone
 from protosteer.methods import METHODS, Method
 from protosteer.settings import RETIRED, Values
-from protosteer.streams.base import Stream
+from protosteer.streams import Stream, StreamOptions
 from protosteer.util.system import processor_name
 from protosteer.util.world import here
 
@@ -38,7 +38,9 @@ def in_todays_terms(configuration: dict[str, Any]) -> dict[str, Any]:
     method = METHODS.get(configuration.get("method", ""))
     defaults = method.settings_class().to_dict() if method else {}
     added = {name: v for name, v in defaults.items() if name not in kept and name != "seed"}
-    return {**configuration, "settings": {**kept, **added}}
+    stream = configuration.get("stream", {})
+    options = {**StreamOptions().to_dict(), **stream.get("options", {})}
+    return {**configuration, "stream": {**stream, "options": options}, "settings": {**kept, **added}}
 
 
 def circumstances(device: torch.device) -> dict[str, Any]:

@@ -31,6 +31,14 @@ def image_accuracy(matrix: Matrix, i: int, test_images: Sequence[int]) -> float:
     return sum(a * n for a, n in zip(matrix[i], weights, strict=True)) / sum(weights)
 
 
+def anytime_accuracy(accuracies: Sequence[float], train_images: Sequence[int]) -> float:
+    """A_AUC of Koh et al. (ICLR 2022): the area under accuracy over images learned, as a mean over these images.
+
+    Each accuracy, of the classes seen by then, was measured after so many more of them.
+    """
+    return sum(a * n for a, n in zip(accuracies, train_images, strict=True)) / sum(train_images)
+
+
 def forgetting(matrix: Matrix, i: int) -> float:
     """F_i: mean over earlier tasks of the greatest loss since any earlier moment; not clipped at 0."""
     if i == 0:

@@ -1,9 +1,13 @@
-"""The class-incremental protocol: learn a task, test on every task so far against all classes so far."""
+"""The class-incremental protocol: learn a task, test on every task so far against all classes so far.
+
+Where task boundaries are blurry, classes of later tasks may have come already: they are among the answers, and
+their test images are tested too, but no entry of the matrix, which has a column for every task that is over.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +15,10 @@ import torch
 from torch import Tensor
 
 from protosteer.evaluation import metrics
-from protosteer.evaluation.cache import EmbeddingCache
+from protosteer.evaluation.cache import EmbeddingCache, Some
 from protosteer.evaluation.diagnosis import diagnose
 from protosteer.evaluation.runs import SeedFolder
-from protosteer.methods.base import Method
+from protosteer.methods.base import Images, Method
 from protosteer.running.progress import OnStage, Stage
 from protosteer.streams.base import Stream, lesson
 
@@ -25,9 +29,11 @@ class Run:
 
     test_images: list[int]  # of each task
     classes: list[int]  # of each task
+    train_images: list[int]  # of each task
     rows: list[dict[str, Any]] = field(default_factory=list)  # of `_evaluate`
     diagnosis: dict[str, Any] | None = None
     diagnosis_passes: int = 0  # forward passes that the diagnosis needed beyond the matrix
+    visiting_images: int = 0  # learned in another task than that of their class
 
     @property
     def matrix(self) -> list[list[float]]:
@@ -38,6 +44,8 @@ class Run:
         last, tasks = self.rows[-1], len(self.rows)
         return {
             **metrics.summary(self.matrix, self.test_images),
+            "anytime_accuracy": metrics.anytime_accuracy(self._seen_accuracy(), self.train_images[:tasks]),
+            **self._blurred(),
             "passes_per_image": last.get("passes_per_image"),
             "overall_passes_per_image": self._overall("passes_per_image"),
             "prompts_per_image": last["prompts_per_image"],
@@ -54,12 +62,24 @@ class Run:
             "diagnosis_forward_passes": self.diagnosis_passes,
         }
 
+    def _seen_accuracy(self) -> list[float]:
+        """After each task, on all images of the classes seen by then: those of its row unless it says otherwise."""
+        over_images = (
+            metrics.image_accuracy(self.matrix, i, self.test_images) for i in range(len(self.rows))
+        )
+        return [row.get("seen_accuracy", a) for row, a in zip(self.rows, over_images, strict=True)]
+
+    def _blurred(self) -> dict[str, float]:
+        """Percent of the training images that came in another task than their class's; nothing if none did."""
+        share = 100.0 * self.visiting_images / max(1, sum(self.train_images))
+        return {"blurred_images": share} if share else {}
+
     def _sum(self, name: str) -> Any:
         return sum(row[name] for row in self.rows)
 
     def _overall(self, name: str) -> float | None:
         """Mean over all images of all evaluations; None if one of them, perhaps of an older version, lacks it."""
-        seen = [sum(self.test_images[: i + 1]) for i in range(len(self.rows))]
+        seen = [row.get("seen_images", sum(self.test_images[: i + 1])) for i, row in enumerate(self.rows)]
         counts: list[Any] = [row.get(name) for row in self.rows]
         if None in counts:
             return None
@@ -93,13 +113,20 @@ def run_stream(
     diagnosed: bool = True,
 ) -> Run:
     """Learn the stream's tasks in order and evaluate after each; with a `store`, from where it was left."""
+    if stream.blurry:
+        method.require_again()
     caches = [EmbeddingCache(method, task.test) for task in stream]
-    run = Run([len(task.test) for task in stream], [len(task.classes) for task in stream])
+    run = Run(
+        [len(task.test) for task in stream],
+        [len(task.classes) for task in stream],
+        [len(task.train) for task in stream],
+        visiting_images=sum(sum(task.visitors.values()) for task in stream),
+    )
     if store:
         _restore(method, run, caches, store)
     for i in range(len(run.rows), len(stream)):
         seconds = _learn(method, stream, i, on_stage, store)
-        run.rows.append(_evaluate(method, stream, caches[: i + 1], seconds, on_stage))
+        run.rows.append(_evaluate(method, stream, i, caches, seconds, on_stage))
         if store:
             fresh = {f"{j}/{key}": t for j, cache in enumerate(caches) for key, t in cache.take_new().items()}
             store.save_embeddings(i, fresh)
@@ -143,33 +170,39 @@ def _learn(
 def _evaluate(
     method: Method,
     stream: Stream,
+    i: int,
     caches: list[EmbeddingCache],
     train_seconds: float,
     on_stage: OnStage | None,
 ) -> dict[str, Any]:
-    """One row of the matrix, with what is known now and nothing else."""
+    """One row of the matrix, after task i, with what is known now and nothing else."""
     began = time.perf_counter()
     made, asked = (sum(getattr(c, name) for c in caches) for name in ("forward_passes", "asked"))
     number = {name: k for k, name in enumerate(method.classes)}
     right, prompts, retrieved, confidence = [], [], [], []
-    for j, cache in enumerate(caches):
-        answer = method.answer(cache)
-        right.append(answer.classes == torch.tensor([number[label] for label in stream[j].test_labels]))
+    tests, brought = _tests(stream, i, caches), [set(task.learned) for task in stream[: i + 1]]
+    for j, (labels, images) in enumerate(tests):
+        answer = method.answer(images)
+        right.append(answer.classes == torch.tensor([number[label] for label in labels]))
         prompts.append(answer.prompts)
-        retrieved.append(None if answer.candidates is None else answer.candidates[:, j])
+        if answer.candidates is not None:
+            taught = torch.tensor([[label in classes for classes in brought] for label in labels])
+            retrieved.append((answer.candidates & taught).any(dim=1))
         confidence.append(answer.confidence)
         if on_stage:
-            on_stage(Stage(stream[len(caches) - 1].name, "testing", j + 1, len(caches)))
+            on_stage(Stage(stream[i].name, "testing", j + 1, len(tests)))
     prompts_per_image = _mean(prompts)
     sure = [part for part in confidence if part is not None]
     bins = metrics.reliability(torch.cat(sure), torch.cat(right)) if sure else None
+    seen = {"seen_accuracy": _mean(right, of=100.0), "seen_images": sum(map(len, right))}
     return {
-        "accuracy": [100.0 * int(hits.sum()) / len(hits) for hits in right],  # on each task so far
+        "accuracy": [100.0 * int(hits.sum()) / len(hits) for hits in right[: i + 1]],  # on each task so far
+        **(seen if stream.blurry else {}),  # on all images of the classes seen
         "passes_per_image": 1 + (prompts_per_image or 0),  # all passes, the plain one included
         "prompts_per_image": prompts_per_image,
         "calibration_error": metrics.calibration_error(bins) if bins else None,
         "reliability": bins,
-        "retrieval_accuracy": _mean(retrieved, of=100.0),  # of images whose true task was a candidate
+        "retrieval_accuracy": _mean(retrieved, of=100.0),  # of images with a task of their class as candidate
         "train_seconds": train_seconds,
         "eval_seconds": time.perf_counter() - began,
         "forward_passes": sum(cache.forward_passes for cache in caches) - made,
@@ -179,7 +212,21 @@ def _evaluate(
     }
 
 
-def _mean(parts: list[Tensor | None], of: float = 1.0) -> float | None:
+def _tests(stream: Stream, i: int, caches: list[EmbeddingCache]) -> list[tuple[list[str], Images]]:
+    """Labels and images to test on after task i: of every task so far, then of later tasks' classes that have
+    come early."""
+    tests: list[tuple[list[str], Images]] = [
+        (task.test_labels, cache) for task, cache in zip(stream[: i + 1], caches, strict=False)
+    ]
+    seen = stream.seen(i)
+    for task, cache in zip(stream[i + 1 :], caches[i + 1 :], strict=True):
+        rows = [row for row, label in enumerate(task.test_labels) if label in seen]
+        if rows:
+            tests.append(([task.test_labels[row] for row in rows], Some(cache, torch.tensor(rows))))
+    return tests
+
+
+def _mean(parts: Sequence[Tensor | None], of: float = 1.0) -> float | None:
     """Exact: whole numbers summed, then one division; None for what a method does not tell."""
     known = [part for part in parts if part is not None]
     return of * (int(torch.cat(known).sum()) / sum(map(len, known))) if known else None

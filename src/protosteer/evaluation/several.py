@@ -42,10 +42,11 @@ def names_several(method: Any) -> bool:
 def experiments_of(values: Mapping[str, Any]) -> list[Experiment]:
     """One for each method that `values["method"]` names, from a table as `Experiment.from_values` takes it.
 
-    A setting or a preset goes to those methods that have it; one that none has is an error. `out` is a folder
-    for their run folders.
+    A setting or a preset goes to those methods that have it; one that none has is an error. Of blurry streams,
+    `all` are those that can learn them. `out` is a folder for their run folders.
     """
-    named = values["method"].split(",") if values["method"] != ALL else METHODS
+    able = [name for name, method in METHODS.items() if method.again or not values.get("blurry")]
+    named = values["method"].split(",") if values["method"] != ALL else able
     names = list(dict.fromkeys(find_method(name.strip()).name for name in named))
     run = {*Experiment.hints(), *get_type_hints(StreamOptions), "seed"}  # seed: to be told that it is `seeds`
     shared = {name: value for name, value in values.items() if name in run and name != "preset"}

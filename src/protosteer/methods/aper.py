@@ -19,7 +19,7 @@ from torch import Tensor
 from protosteer.backbones import Backbone
 from protosteer.methods.alone import PromptTraining, adapted_prompt
 from protosteer.methods.base import Answer, Images, Lesson, Method, Source
-from protosteer.methods.toolkit import class_means, embedded, numbered
+from protosteer.methods.toolkit import embedded, grown_means, numbered
 from protosteer.running.progress import OnStage
 from protosteer.running.resume import Bookmark
 
@@ -34,19 +34,22 @@ class APER(Method):
     )
     trains = "a prompt, on the first task"
     settings_class = PromptTraining
+    again = True
 
     def __init__(self, backbone: Backbone, settings: PromptTraining):
         super().__init__(backbone, settings)
         self.prompt = torch.zeros(backbone.prompt_shape(settings.prompt_length))  # [depth, L, D]
         self.means = torch.empty(0, 2 * backbone.dim)  # [K, 2D]
+        self.counts = torch.empty(0, dtype=torch.long)  # [K]: the images of each class
 
     def learn(self, task: Lesson, on_stage: OnStage | None = None, bookmark: Bookmark | None = None) -> None:
-        classes, labels = numbered(task, [])
+        classes, labels = numbered(task, self.classes)
         if not self.tasks:
             self.prompt = adapted_prompt(task, self.backbone, self.settings, on_stage, bookmark)
         plain = embedded(task, self.backbone, self.embed_batch_size, on_stage)
         prompted = embedded(task, self.backbone, self.embed_batch_size, on_stage, "values", self.prompt)
-        self.means = torch.cat([self.means, class_means(torch.cat([plain, prompted], dim=1), labels)])
+        both = torch.cat([plain, prompted], dim=1)
+        self.means, self.counts = grown_means(self.means, self.counts, both, labels)
         self.tasks.append(classes)
 
     def answer(self, images: Images) -> Answer:
@@ -57,11 +60,11 @@ class APER(Method):
         return Answer(similarity.argmax(dim=1), prompts=torch.ones(len(images), dtype=torch.long))
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"prompt": self.prompt, "means": self.means}
+        return {"prompt": self.prompt, "means": self.means, "counts": self.counts}
 
     def bytes_per_task(self) -> list[int]:
         """Every task brings its classes' means, the first one the prompt too."""
-        means = [4 * self.means.shape[1] * len(task) for task in self.tasks]
+        means = [(4 * self.means.shape[1] + 8) * len(task) for task in self.tasks]
         return [means[0] + self.prompt.nbytes, *means[1:]] if means else []
 
     def trained_parameters(self) -> int:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor
 
 from protosteer.backbones import Backbone
-from protosteer.errors import LearnerError, SettingsError
+from protosteer.errors import LearnerError, ModelFileError, SettingsError
 from protosteer.method.prefix import Prompt
 from protosteer.methods.diagnosis import of_classes
 from protosteer.running.progress import OnStage
@@ -84,6 +84,7 @@ class Method(ABC):
     trains_backbone: ClassVar[bool] = False  # if so, `backbone` is a trainable copy of the one that was given
     buffer: ClassVar[bool] = False  # keeps images of earlier tasks: `buffer_size` of them, or all
     grows: ClassVar[bool] = False  # keeps something of every image, so that there is no end to it
+    again: ClassVar[bool] = False  # a task may bring more images of classes that are known
 
     @classmethod
     def settings_from(cls, values: Mapping[str, Any]) -> Any:
@@ -101,7 +102,9 @@ class Method(ABC):
         self.backbone = backbone
         self.settings = settings
         self.embed_batch_size: int = settings.embed_batch_size
-        self.tasks: list[list[str]] = []  # names of the classes of each; else `classes` is overridden
+        self.tasks: list[
+            list[str]
+        ] = []  # names of the classes that each brought; else `classes` is overridden
 
     @property
     def classes(self) -> list[str]:
@@ -133,6 +136,10 @@ class Method(ABC):
 
     def put_back(self, tensors: dict[str, Tensor]) -> None:
         """What `tensors` gave; unless told otherwise, each is an attribute of its name."""
+        if tensors.keys() != self.tensors().keys():
+            raise ModelFileError(
+                f"the saved state is of another version's method {self.name}; begin anew with overwrite=True"
+            )
         for name, tensor in tensors.items():
             setattr(self, name, tensor)
 
@@ -154,6 +161,15 @@ class Method(ABC):
     def trained_parameters(self) -> int:
         """How many numbers were trained, over all tasks."""
         return 0
+
+    @classmethod
+    def require_again(cls) -> None:
+        """Refuse tasks in which classes come back, before anything is spent on them."""
+        if not cls.again:
+            raise SettingsError(
+                f"method {cls.name} cannot learn more of a class that it knows, as blurry task boundaries ask for; "
+                "choose another, or leave blurry out"
+            )
 
     def require_knowledge(self) -> None:
         if not self.classes:

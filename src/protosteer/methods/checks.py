@@ -25,7 +25,7 @@ from protosteer.methods.base import Images, Method
 from protosteer.methods.toys import GROUPS, PlainImages, toy_backbone, toy_images, toy_task
 from protosteer.running.progress import Stage
 from protosteer.running.resume import Bookmark
-from protosteer.streams.base import lesson
+from protosteer.streams.base import Lesson, lesson
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,8 @@ def checks_for(method: type[Method]) -> list[Check]:
         chosen.append(check_memory_does_not_grow_with_images)
     if method.buffer:
         chosen.append(check_images_of_earlier_tasks_are_counted)
+    if method.again:
+        chosen.append(check_classes_come_again)
     if method.trains_backbone:
         chosen.append(check_embeddings_of_earlier_weights_are_not_used)
     return chosen
@@ -177,15 +179,10 @@ def check_a_damaged_state_is_refused(make: Maker) -> None:
 
 def check_interrupted_learning_goes_on(make: Maker) -> None:
     """A process that ends amid training is followed by another that ends in the same bits."""
-
-    def stop(stage: Stage) -> None:
-        if stage.training and stage.training.step == 3:
-            raise _Interrupted
-
     with TemporaryDirectory() as folder:
         begun, bookmark = make.taught(1), Bookmark(Path(folder) / "bookmark", seconds=0)
         try:
-            teach(begun, GROUPS[1], on_stage=stop, bookmark=bookmark)
+            teach(begun, GROUPS[1], on_stage=_stop, bookmark=bookmark)
         except _Interrupted:
             begun = make.taught(1)
             teach(begun, GROUPS[1], bookmark=bookmark)
@@ -194,6 +191,11 @@ def check_interrupted_learning_goes_on(make: Maker) -> None:
 
 class _Interrupted(Exception):
     pass
+
+
+def _stop(stage: Stage) -> None:
+    if stage.training and stage.training.step == 3:
+        raise _Interrupted
 
 
 def check_the_given_backbone_stays_as_it_was(make: Maker) -> None:
@@ -223,6 +225,39 @@ def check_images_of_earlier_tasks_are_counted(make: Maker) -> None:
     method = make.taught()
     assert method.buffer and len(method.state()) > 16 * 16 * 3 * len(GROUPS)
     assert sum(method.bytes_per_task()) <= len(method.state()) <= sum(method.bytes_per_task()) + 50_000
+
+
+def check_classes_come_again(make: Maker) -> None:
+    """Known classes beside new ones, then known ones alone: each task is known afterwards, no class twice; and
+    a process that follows another, between tasks or amid the last, ends in the same bits.
+    """
+    tasks = [["ant", "bee"], ["bee", "cat", "dog"], ["ant", "cat"]]
+
+    def taught(method: Method, first: int, last: int, **more: Any) -> Method:
+        for i in range(first, last):
+            images, labels = toy_images(tasks[i], seed=10 * i)
+            with lesson(Lesson(f"task-{i}", tasks[i], ArrayImages(images), labels)) as task:
+                method.learn(task, **more)
+            answers = method.predict(make.images(method, tasks[i]))
+            truth = torch.tensor([method.classes.index(name) for name in tasks[i] for _ in range(5)])
+            assert (answers == truth).float().mean() > 0.8, (tasks[i], answers)
+        return method
+
+    whole, other = taught(make(), 0, 2), make()
+    assert whole.classes == ["ant", "bee", "cat", "dog"]
+    before = whole.state()
+    other.restore(before)
+    taught(whole, 2, 3)
+    assert whole.classes == other.classes and len(whole.bytes_per_task()) == 3
+    with TemporaryDirectory() as folder:
+        bookmark = Bookmark(Path(folder) / "bookmark", seconds=0)
+        try:
+            taught(other, 2, 3, on_stage=_stop, bookmark=bookmark)
+        except _Interrupted:
+            other = make()
+            other.restore(before)
+            taught(other, 2, 3, bookmark=bookmark)
+    assert other.state() == whole.state() != before
 
 
 def check_tasks_are_not_told_apart_by_how_images_come(make: Maker) -> None:

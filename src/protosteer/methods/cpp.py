@@ -30,6 +30,7 @@ class CPP(Method):
     trains = "a prompt per task, a neck that is thrown away"
     settings_class = Settings
     suffix = ".protosteer"
+    again = True
 
     def __init__(self, backbone: Backbone, settings: Settings):
         super().__init__(backbone, settings)
@@ -58,9 +59,9 @@ class CPP(Method):
     def diagnose(self, images: Images, truth: Tensor, task: int, own: Tensor) -> dict[str, float]:
         learner, embed = self.learner, self.embedder(images)
         if learner.fusion:
-            return of_evidence(learner.fusion, task, embed, truth)
+            return of_evidence(learner.fusion, embed, truth, own)
         record, neighbours = learner.memory.tasks[task], learner.settings.neighbours
-        return of_paper(learner.index, record, task, embed, truth, neighbours)
+        return of_paper(learner.index, record, task, embed, truth, own, neighbours)
 
     def embedder(self, images: Images) -> Embed:
         """`images.embed` as inference calls it, by the numbers of the index's prompts."""

@@ -42,6 +42,7 @@ class DERpp(Rehearsal):
     name = "der++"
     source = Source("Buzzega et al.", "Dark experience for general continual learning", "NeurIPS", 2020)
     settings_class = DERppSettings
+    again = True
     settings: DERppSettings
 
     def loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -30,21 +30,28 @@ def of_classes(predicted: Tensor, truth: Tensor, own: Tensor) -> Figures:
 
 
 def of_paper(
-    index: Index, record: TaskRecord, j: int, embed: Embed, truth: Tensor, neighbours: int
+    index: Index, record: TaskRecord, j: int, embed: Embed, truth: Tensor, own: Tensor, neighbours: int
 ) -> Figures:
-    """By retrieval and matching, of images of task j, whose record is given."""
+    """By retrieval and matching, of images of task j, whose record is given. own: the task's own classes.
+
+    Tasks that brought images of an image's class are its tasks; where classes come once, that is j alone.
+    """
     matches = match(index, embed, len(truth), neighbours)
     wrong = matches.scores.argmax(dim=1) != truth
-    retrieved = matches.candidates[:, j]
+    taught = _taught(index)[truth]  # [B, T]
+    retrieved = (matches.candidates & taught).any(dim=1)
     # Without prompts there is one embedding, and no match can be another prompt's.
-    right_prompt = (matches.winners == j) | ~index.prompted[j]
+    right_prompt = taught.gather(1, matches.winners[:, None])[:, 0]
+    right_prompt |= ~(taught & index.prompted).any(dim=1)
 
     every = torch.arange(len(truth))
-    own = _among(index, record, truth)
+    names = [index.classes[c] for c in own.tolist()]
+    mine = {c.name: c for c in record.classes}
+    place = (own == truth[:, None]).int().argmax(dim=1)
     plain = embed(every, None)
     prompted = plain if record.prompt is None else embed(every, torch.full_like(every, j))
-    with_prompt = _nearest(prompted, [c.values.means for c in record.classes]) == own
-    without = _nearest(plain, [c.keys for c in record.classes]) == own
+    with_prompt = _nearest(prompted, [mine[name].values.means for name in names]) == place
+    without = _nearest(plain, [mine[name].keys for name in names]) == place
     return {
         "accuracy": _percent(~wrong),
         "not_retrieved": _percent(wrong & ~retrieved),
@@ -59,20 +66,21 @@ def of_paper(
     }
 
 
-def of_evidence(fusion: Fusion, j: int, embed: Embed, truth: Tensor) -> Figures:
-    """By evidence, of images of task j.
+def of_evidence(fusion: Fusion, embed: Embed, truth: Tensor, own: Tensor) -> Figures:
+    """By evidence, of images of one task. own: its classes.
 
-    An error is fine evidence's if the task's own prompt was tried. If not, the image was unsure and the task has
-    a prompt that was not tried, or coarse evidence was wrong and there was nothing to correct it.
+    An error is fine evidence's if a prompt of a task that brought the image's class was tried. If not, the image was
+    unsure and there is such a prompt, which was not tried, or coarse evidence was wrong and there was nothing to
+    correct it.
     """
     coarse = fusion.match(embed, len(truth), fine=False)
     matches = fusion.match(embed, len(truth))
     wrong = matches.scores.argmax(dim=1) != truth
     sure = coarse.scores.softmax(dim=1).amax(dim=1) >= SURE
-    tried = matches.candidates[:, j]
-    to_try = tried | (fusion.index.prompted[j] & ~sure)
     index = fusion.index
-    own = index.record_classes[index.record_tasks == j]
+    taught = _taught(index)[truth]  # [B, T]
+    tried = (matches.candidates & taught).any(dim=1)
+    to_try = tried | ((taught & index.prompted).any(dim=1) & ~sure)
     others = torch.ones(len(index.classes), dtype=torch.bool).index_fill_(0, own, False)
     inside = matches.scores.masked_fill(others, -torch.inf).argmax(dim=1)
     return {
@@ -89,10 +97,11 @@ def of_evidence(fusion: Fusion, j: int, embed: Embed, truth: Tensor) -> Figures:
     }
 
 
-def _among(index: Index, record: TaskRecord, truth: Tensor) -> Tensor:
-    """Classes [B] of the index as places among those of a task that has them."""
-    places = {name: i for i, name in enumerate(record.class_names)}
-    return torch.tensor([places[index.classes[c]] for c in truth.tolist()])
+def _taught(index: Index) -> Tensor:
+    """bool [C, T]: which tasks have a record of each class."""
+    taught = torch.zeros(len(index.classes), len(index.prompted), dtype=torch.bool)
+    taught[index.record_classes, index.record_tasks] = True
+    return taught
 
 
 def _percent(mask: Tensor) -> float:

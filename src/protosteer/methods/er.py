@@ -21,6 +21,7 @@ class ER(Rehearsal):
     name = "er"
     source = Source("Chaudhry et al.", "On tiny episodic memories in continual learning", "arXiv", 2019)
     settings_class = RehearsalSettings
+    again = True
 
     def loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         own = len(labels)

@@ -44,6 +44,7 @@ class EWC(Network):
         "Kirkpatrick et al.", "Overcoming catastrophic forgetting in neural networks", "PNAS", 2017
     )
     settings_class = EWCSettings
+    again = True
     settings: EWCSettings
 
     def __init__(self, backbone: Backbone, settings: EWCSettings):

@@ -8,8 +8,8 @@ Embeddings f are scaled to length one. Of a class's images there are the mean mu
 
 and the class with the least Mahalanobis distance (f - mu)^T N^-1 (f - mu) wins, N being what S has become.
 Tukey's power transformation is left out, as in the authors' runs on a ViT: it is for features that are never
-negative. Since only N^-1 is needed later, that is what is kept, D * D numbers per class. Ours alone: a class of
-one image, or of equal ones, has N = I.
+negative. Kept are mu and the sums behind S, so that more images of a class may come later: the lower triangle, in
+double precision, takes what N takes in single. Ours alone: a class of one image, or of equal ones, has N = I.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from protosteer.backbones import Backbone
 from protosteer.methods.base import Answer, Images, Lesson, Method, Source
-from protosteer.methods.toolkit import embedded, numbered
+from protosteer.methods.toolkit import embedded, grown_means, numbered
 from protosteer.running.progress import OnStage
 from protosteer.running.resume import Bookmark
 from protosteer.settings import Values
@@ -50,21 +50,42 @@ class FeCAM(Method):
         2023,
     )
     settings_class = FeCAMSettings
+    again = True
 
     def __init__(self, backbone: Backbone, settings: FeCAMSettings):
         super().__init__(backbone, settings)
         self.means = torch.empty(0, backbone.dim)  # [K, D]
-        self.inverses = torch.empty(0, backbone.dim, backbone.dim)  # [K, D, D]: N^-1
+        self.counts = torch.empty(0, dtype=torch.long)  # [K]: the images of each class
+        triangle = backbone.dim * (backbone.dim + 1) // 2
+        self.sums = torch.empty(0, triangle, dtype=torch.float64)  # of products around the mean: (n - 1) S
+        self.inverses = torch.empty(0, backbone.dim, backbone.dim)  # [K, D, D]: N^-1, which follows from them
 
     def learn(self, task: Lesson, on_stage: OnStage | None = None, bookmark: Bookmark | None = None) -> None:
-        s = self.settings
         classes, labels = numbered(task, self.classes)
         embeddings = F.normalize(embedded(task, self.backbone, self.embed_batch_size, on_stage).double())
-        own = [embeddings[labels == k] for k in labels.unique()]
-        inverses = [inverse(metric(some, s.gamma1, s.gamma2)) for some in own]
-        self.means = torch.cat([self.means, torch.stack([some.mean(dim=0) for some in own]).float()])
-        self.inverses = torch.cat([self.inverses, torch.stack(inverses).float()])
+        old, had = self.means.double(), F.pad(self.counts, (0, len(classes)))
+        means, self.counts = grown_means(old, self.counts, embeddings, labels)
+        old, self.means = F.pad(old, (0, 0, 0, len(classes))), means.float()
+        self.sums = F.pad(self.sums, (0, 0, 0, len(classes)))
+        self.inverses = F.pad(self.inverses, (0, 0, 0, 0, 0, len(classes)))
+        for k in labels.unique().tolist():
+            own = embeddings[labels == k]
+            apart, shift = own - own.mean(dim=0), own.mean(dim=0) - old[k]
+            between = had[k] * (1 - had[k] / self.counts[k].double()) * shift.outer(shift)
+            self.sums[k] += (apart.T @ apart + between)[self._triangle()]
+            self._invert(k)
         self.tasks.append(classes)
+
+    def _triangle(self) -> tuple[Tensor, Tensor]:
+        """Rows and columns of the entries that a symmetric matrix is kept as."""
+        rows, columns = torch.tril_indices(self.backbone.dim, self.backbone.dim)
+        return rows, columns
+
+    def _invert(self, k: int) -> None:
+        rows, columns = self._triangle()
+        covariance = self.sums.new_empty(self.backbone.dim, self.backbone.dim)
+        covariance[rows, columns] = covariance[columns, rows] = self.sums[k] / max(1, int(self.counts[k]) - 1)
+        self.inverses[k] = inverse(metric(covariance, self.settings.gamma1, self.settings.gamma2))
 
     def answer(self, images: Images) -> Answer:
         self.require_knowledge()
@@ -80,11 +101,17 @@ class FeCAM(Method):
         return torch.stack(found, dim=1)
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"means": self.means, "inverses": self.inverses}
+        return {"means": self.means, "counts": self.counts, "sums": self.sums}
+
+    def put_back(self, tensors: dict[str, Tensor]) -> None:
+        super().put_back(tensors)
+        self.inverses = torch.zeros(len(self.means), self.backbone.dim, self.backbone.dim)
+        for k in range(len(self.means)):
+            self._invert(k)
 
     def bytes_per_task(self) -> list[int]:
         dim = self.backbone.dim
-        return [4 * len(task) * dim * (dim + 1) for task in self.tasks]
+        return [len(task) * (4 * dim + 8 + 4 * dim * (dim + 1)) for task in self.tasks]
 
 
 def inverse(matrix: Tensor) -> Tensor:
@@ -92,11 +119,9 @@ def inverse(matrix: Tensor) -> Tensor:
     return torch.linalg.pinv(matrix, rtol=1e-9, hermitian=True)
 
 
-def metric(rows: Tensor, gamma1: float, gamma2: float) -> Tensor:
-    """N [D, D] of a class's rows [n, D]: their covariance, shrunk and normalised."""
-    dim = rows.shape[1]
-    apart = rows - rows.mean(dim=0)
-    covariance = apart.T @ apart / max(1, len(rows) - 1)
+def metric(covariance: Tensor, gamma1: float, gamma2: float) -> Tensor:
+    """N [D, D]: a class's covariance, shrunk and normalised."""
+    dim = len(covariance)
     diagonal = covariance.trace()
     on, off = diagonal / dim, (covariance.sum() - diagonal) / max(1, dim * (dim - 1))
     unit = torch.eye(dim).to(covariance)

@@ -15,3 +15,4 @@ class Finetune(Network):
     name = "finetune"
     source = Source("McCloskey and Cohen", "Catastrophic interference in connectionist networks", "PLM", 1989)
     settings_class = Training
+    again = True

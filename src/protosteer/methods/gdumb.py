@@ -52,6 +52,7 @@ class GDumb(Rehearsal):
         2020,
     )
     settings_class = GDumbSettings
+    again = True
     settings: GDumbSettings
 
     def prepare(self, task: Lesson, labels: Tensor) -> None:

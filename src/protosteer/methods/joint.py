@@ -34,6 +34,7 @@ class Joint(Rehearsal):
     name = "joint"
     source = Source("Caruana", "Multitask learning", "Machine Learning", 1997)
     settings_class = JointSettings
+    again = True
     settings: JointSettings
     grows = True
 

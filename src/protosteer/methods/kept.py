@@ -17,6 +17,7 @@ class KeepsEmbeddings(Method):
     """Embeddings of the frozen backbone in float32, as they are, with the number of each one's class."""
 
     grows = True
+    again = True
 
     def __init__(self, backbone: Backbone, settings: Values):
         super().__init__(backbone, settings)

@@ -41,6 +41,7 @@ class LwF(Network):
     name = "lwf"
     source = Source("Li and Hoiem", "Learning without forgetting", "ECCV", 2016)
     settings_class = LwFSettings
+    again = True
     settings: LwFSettings
     teacher: Teacher | None = None  # none in the first task
 

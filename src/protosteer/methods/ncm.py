@@ -1,7 +1,8 @@
 """Nearest class mean on the frozen backbone (paper, Sec. 3.2), also with several centroids per class.
 
 Nothing is trained: a class is kept as the mean of its training images' embeddings, or as the means of a few
-groups of them, and an image belongs to the class whose centroid is most similar to it.
+groups of them, and an image belongs to the class whose centroid is most similar to it. More images of a class move
+its mean to the mean of all; of several centroids, those of the new images come beside those that there are.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.backbones import Backbone
-from protosteer.method.prototypes import centroids
+from protosteer.method.prototypes import Centroids, centroids
 from protosteer.methods.base import Answer, Images, Lesson, Method, Source
 from protosteer.methods.toolkit import embedded, numbered, task_seed
 from protosteer.running.progress import OnStage
@@ -41,23 +42,34 @@ class NCM(Method):
         "Mensink et al.", "Distance-based image classification: nearest class mean", "TPAMI", 2013
     )
     settings_class = NCMSettings
+    again = True
 
     def __init__(self, backbone: Backbone, settings: NCMSettings):
         super().__init__(backbone, settings)
         self.means = torch.empty(0, backbone.dim)  # [K, D]: centroids of all classes
         self.owners = torch.empty(0, dtype=torch.long)  # [K]: the class of each
+        self.counts = torch.empty(0, dtype=torch.long)  # [K]: the images of each
 
     def learn(self, task: Lesson, on_stage: OnStage | None = None, bookmark: Bookmark | None = None) -> None:
         s = self.settings
         classes, labels = numbered(task, self.classes)
         embeddings = embedded(task, self.backbone, s.embed_batch_size, on_stage)
-        seed = task_seed(s.seed, classes) % 2**32
+        seed = task_seed(s.seed, classes or [task.name]) % 2**32
         for number in labels.unique():
             own = embeddings[labels == number]
-            means = centroids(own, s.centroids, s.clustering, s.assign_labels, seed).means
-            self.means = torch.cat([self.means, means])
-            self.owners = torch.cat([self.owners, number.expand(len(means))])
+            self._add(number, centroids(own, s.centroids, s.clustering, s.assign_labels, seed))
         self.tasks.append(classes)
+
+    def _add(self, number: Tensor, found: Centroids) -> None:
+        known = self.owners == number
+        if self.settings.centroids == 1 and known.any():
+            self.counts = self.counts + known * found.counts
+            shift = (found.means - self.means) * (found.counts / self.counts)[:, None]
+            self.means = torch.where(known[:, None], self.means + shift, self.means)
+            return
+        self.means = torch.cat([self.means, found.means])
+        self.owners = torch.cat([self.owners, number.expand(len(found.means))])
+        self.counts = torch.cat([self.counts, found.counts])
 
     def answer(self, images: Images) -> Answer:
         self.require_knowledge()
@@ -71,8 +83,8 @@ class NCM(Method):
         return Answer(classes, candidates, torch.zeros(len(images), dtype=torch.long))
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"means": self.means, "owners": self.owners}
+        return {"means": self.means, "owners": self.owners, "counts": self.counts}
 
     def bytes_per_task(self) -> list[int]:
-        each = self.owners.bincount(minlength=len(self.classes)) * (self.means.shape[1] * 4 + 8)
+        each = self.owners.bincount(minlength=len(self.classes)) * (self.means.shape[1] * 4 + 16)
         return [int(some.sum()) for some in each.split([len(task) for task in self.tasks])]

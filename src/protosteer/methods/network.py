@@ -39,7 +39,8 @@ class Network(Method):
     def learn(self, task: Lesson, on_stage: OnStage | None = None, bookmark: Bookmark | None = None) -> None:
         classes, labels = numbered(task, self.classes)
         with torch.random.fork_rng():
-            torch.manual_seed(task_seed(self.settings.seed, classes))
+            # A task of known classes alone has none that no other task has, but its name.
+            torch.manual_seed(task_seed(self.settings.seed, classes or [task.name]))
             self.prepare(task, labels)
             self.head.grow(len(classes))
             images, targets = self.training_set(task.train, labels)
@@ -61,7 +62,7 @@ class Network(Method):
             self.finish(task, labels)
 
     def prepare(self, task: Lesson, labels: Tensor) -> None:
-        """Before training: the head has no rows for the task's classes yet."""
+        """Before training: the head has no rows for the task's new classes yet."""
 
     def training_set(self, images: ImageSet, labels: Tensor) -> tuple[ImageSet, Tensor]:
         """What is trained on: the task's own images, or some of them with others."""

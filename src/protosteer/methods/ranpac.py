@@ -47,6 +47,7 @@ class RanPAC(Method):
         2023,
     )
     settings_class = RanPACSettings
+    again = True
 
     def __init__(self, backbone: Backbone, settings: RanPACSettings):
         super().__init__(backbone, settings)

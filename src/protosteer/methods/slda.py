@@ -8,9 +8,9 @@ the shrunk inverse L = [(1 - e) S + e I]^-1, an embedding f scores for class k
 and the largest score wins: the best rule for Gaussian classes of one shape that are equally frequent.
 
 The paper's stream brings single images, and its update weighs an image's deviation from the mean before it by
-the number of all images instead of its class's, so that its covariance depends on their order. Here a class
-comes whole within its task, and S is exactly the covariance within classes, however classes are split into
-tasks. There is no phase that initialises S on other data.
+the number of all images instead of its class's, so that its covariance depends on their order. Here S is exactly
+the covariance within classes, however images are split into tasks. There is no phase that initialises S on other
+data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from protosteer.backbones import Backbone
 from protosteer.methods.base import Answer, Images, Lesson, Method, Source
-from protosteer.methods.toolkit import answer_by, embedded, numbered
+from protosteer.methods.toolkit import answer_by, class_means, embedded, grown_means, numbered
 from protosteer.running.progress import OnStage
 from protosteer.running.resume import Bookmark
 from protosteer.settings import Values
@@ -49,21 +49,26 @@ class SLDA(Method):
         2020,
     )
     settings_class = SLDASettings
+    again = True
 
     def __init__(self, backbone: Backbone, settings: SLDASettings):
         super().__init__(backbone, settings)
         self.means = torch.empty(0, backbone.dim, dtype=torch.float64)  # [K, D]
         self.covariance = torch.zeros(backbone.dim, backbone.dim, dtype=torch.float64)  # S
-        self.images = torch.tensor(0)  # learned from so far
+        self.counts = torch.empty(0, dtype=torch.long)  # [K]: the images of each class
 
     def learn(self, task: Lesson, on_stage: OnStage | None = None, bookmark: Bookmark | None = None) -> None:
         classes, labels = numbered(task, self.classes)
         embeddings = embedded(task, self.backbone, self.embed_batch_size, on_stage).double()
-        means = torch.stack([embeddings[labels == k].mean(dim=0) for k in labels.unique()])
-        apart = embeddings - means[labels - len(self.classes)]
-        images = self.images + len(labels)
-        self.covariance = (self.images * self.covariance + apart.T @ apart) / images
-        self.means, self.images = torch.cat([self.means, means]), images
+        present, place = labels.unique(return_inverse=True)
+        means, known = class_means(embeddings, labels), present[present < len(self.means)]
+        apart = embeddings - means[place]
+        # What was known of a class lies around another mean than what is new; known classes come first.
+        shift, had = means[: len(known)] - self.means[known], self.counts
+        self.means, self.counts = grown_means(self.means, had, embeddings, labels)
+        weight = had[known] * (1 - had[known] / self.counts[known].double())
+        spread = apart.T @ apart + (weight[:, None] * shift).T @ shift
+        self.covariance = (had.sum() * self.covariance + spread) / self.counts.sum()
         self.tasks.append(classes)
 
     def answer(self, images: Images) -> Answer:
@@ -75,9 +80,9 @@ class SLDA(Method):
         return answer_by(queries @ weights - (self.means.T * weights).sum(dim=0) / 2)
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"means": self.means, "covariance": self.covariance, "images": self.images}
+        return {"means": self.means, "covariance": self.covariance, "counts": self.counts}
 
     def bytes_per_task(self) -> list[int]:
-        """Every task brings its means, the first one the covariance and the count."""
-        rows = [8 * len(task) * self.backbone.dim for task in self.tasks]
-        return [rows[0] + self.covariance.nbytes + self.images.nbytes, *rows[1:]] if rows else []
+        """Every task brings its means and counts, the first one the covariance."""
+        rows = [8 * len(task) * (self.backbone.dim + 1) for task in self.tasks]
+        return [rows[0] + self.covariance.nbytes, *rows[1:]] if rows else []

@@ -32,6 +32,7 @@ __all__ = [
     "class_means",
     "embedded",
     "fit",
+    "grown_means",
     "minimise",
     "numbered",
     "task_seed",
@@ -65,9 +66,9 @@ class Training(Values):
 
 
 def numbered(task: Lesson, known: Sequence[str]) -> tuple[list[str], Tensor]:
-    """The task's classes in alphabetical order, and its labels [n] as numbers after those known."""
-    classes = sorted(set(task.train_labels))
-    number = {name: len(known) + i for i, name in enumerate(classes)}
+    """The task's new classes in alphabetical order, and its labels [n] as numbers: new ones after those known."""
+    classes = sorted(set(task.train_labels) - set(known))
+    number = {name: i for i, name in enumerate([*known, *classes])}
     return classes, torch.tensor([number[label] for label in task.train_labels])
 
 
@@ -93,6 +94,16 @@ def class_means(embeddings: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([embeddings[labels == number].mean(dim=0) for number in labels.unique()])
 
 
+def grown_means(means: Tensor, counts: Tensor, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Means [K, D] of classes of so many images, int64 [K], with more images [n, D] of these classes or new ones."""
+    present, more = labels.unique(), labels.bincount(minlength=len(counts))
+    new = len(more) - len(counts)
+    means, counts = F.pad(means, (0, 0, 0, new)), F.pad(counts, (0, new)) + more
+    share = more[present].to(means) / counts[present]
+    shift = share[:, None] * (class_means(embeddings, labels) - means[present])
+    return means.index_add(0, present, shift), counts
+
+
 class Head(nn.Module):
     """A linear layer over embeddings that gets rows for new classes; those it has stay as they are."""
 
@@ -102,6 +113,8 @@ class Head(nn.Module):
         self.bias = nn.Parameter(torch.empty(0, device=device))
 
     def grow(self, new: int) -> None:
+        if not new:
+            return
         fresh = nn.Linear(self.weight.shape[1], new).to(self.weight.device)
         self.weight = nn.Parameter(torch.cat([self.weight.detach(), fresh.weight.detach()]))
         self.bias = nn.Parameter(torch.cat([self.bias.detach(), fresh.bias.detach()]))

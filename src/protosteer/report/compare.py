@@ -27,6 +27,7 @@ QUALITY = {
     "avg_image_accuracy": Figure("Avg acc.\nmean over\nimages"),
     "last_forgetting": Figure("Forget-\nting"),
 }
+BLURRY = ("blurred_images", "anytime_accuracy", "last_image_accuracy")
 DECIDING = ("calibration_error", "passes_per_image", "retrieval_accuracy")
 COSTS = ("bytes_per_class", "trained_parameters", "train_seconds", "eval_seconds")
 # The diagnosis, beside the other figures: how the images of a task ended, and why. A method has one kind.
@@ -57,10 +58,17 @@ def comparison_tables(rows: Rows) -> list[Table]:
         spread_table(
             f"Accuracy (%) and forgetting (points){spread}", QUALITY, flat, count_seeds=len(counts) > 1
         ),
+        *_blurry(flat),
         spread_table("Decisions after the last task", _narrow(FIGURES, DECIDING), flat),
         spread_table("Cost", _narrow(FIGURES, COSTS), flat),
         *(table for title, names in KINDS for table in _causes(title, names, flat)),
     ]
+
+
+def _blurry(rows: Sequence[Row]) -> list[Table]:
+    """What is reported where classes come in several tasks; nothing if no row has such."""
+    figures = _narrow(FIGURES, BLURRY)
+    return [spread_table("Blurry task boundaries", figures, rows)] if BLURRY[0] in had(figures, rows) else []
 
 
 def _causes(title: str, names: Sequence[str], rows: Sequence[Row]) -> list[Table]:
@@ -78,7 +86,8 @@ def _narrow(figures: Mapping[str, Figure], names: Sequence[str]) -> dict[str, Fi
 def comparison_markdown(rows: Rows) -> str:
     """Two GitHub tables of the same figures."""
     flat = _flat(rows)
-    figures = {name: FIGURES[name] for name in (*QUALITY, *DECIDING, *COSTS)}
+    blurry = had({name: FIGURES[name] for name in BLURRY[:2]}, flat.items())
+    figures = {name: FIGURES[name] for name in (*QUALITY, *blurry, *DECIDING, *COSTS)}
     return f"{_markdown(flat, figures)}\n{_markdown(flat, had(CAUSES, flat.items()))}"
 
 

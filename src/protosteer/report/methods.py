@@ -17,10 +17,14 @@ def methods_table(methods: Iterable[MethodInfo], parameters: Mapping[str, int | 
     """parameters: how many each trains, by its name."""
     name, parameter_count = Column("Name", style="bold", no_wrap=True), numbers(["Parameters"], no_wrap=True)
     table = plain_table(None, name, "Paper", "Rehearsal", "Trains", *parameter_count)
+    able = []
     for method in methods:
         s = method.source
         paper = f"{s.authors}, {s.venue} {s.year}"
         table.add_row(method.name, paper, method.rehearsal, method.trains, _count(parameters[method.name]))
+        able += [method.name] if method.again else []
+    table.caption = Text(f"A class may come again: {', '.join(able)}.")  # a column more would not fit
+    table.caption_justify = "left"
     return table
 
 
@@ -34,6 +38,7 @@ def method_report(method: MethodInfo, parameters: int | None) -> list[Renderable
         ("paper", f"{s.authors}: {s.title}. {s.venue} {s.year}"),
         ("rehearsal", method.rehearsal),
         ("trains", method.trains),
+        ("a class again", "yes" if method.again else "no"),
         ("parameters", _count(parameters)),
     ):
         facts.add_row(name, Text(value))

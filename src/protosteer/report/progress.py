@@ -17,7 +17,7 @@ from protosteer.evaluation import metrics
 from protosteer.evaluation.protocol import Run
 from protosteer.running.progress import Stage
 from protosteer.streams.base import Stream
-from protosteer.util.text import listed
+from protosteer.util.text import counted, listed
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -114,8 +114,12 @@ class RunProgress(LearnProgress):
     def on_task(self, i: int, run: Run) -> None:
         """Task i is learned and tested."""
         self.seconds.append(self.clock() - self.task_began)
-        line = f"  task {i + 1} of {len(self.stream)}: learned {listed(self.stream[i].classes)}; "
-        line += f"accuracy {metrics.average_accuracy(run.matrix, i):.1f} %"
+        task = self.stream[i]
+        line = f"  task {i + 1} of {len(self.stream)}: learned {listed(task.classes)}"
+        line += (
+            f" and {counted(sum(task.visitors.values()), 'image')} of other classes" if task.visiting else ""
+        )
+        line += f"; accuracy {metrics.average_accuracy(run.matrix, i):.1f} %"
         if i:
             line += f" over all tasks so far, {metrics.forgetting(run.matrix, i):.1f} points forgotten"
         self.say(line)

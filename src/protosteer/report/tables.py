@@ -60,6 +60,8 @@ FIGURES = {
     "avg_accuracy": Figure("Avg accuracy", "%", average="tasks"),
     "last_image_accuracy": Figure("Last accuracy", "%", average="images"),
     "avg_image_accuracy": Figure("Avg accuracy", "%", average="images"),
+    "anytime_accuracy": Figure("Anytime accuracy", "%", average="images learned"),
+    "blurred_images": Figure("Images in other tasks", "%"),
     "last_forgetting": Figure("Forgetting"),
     "avg_forgetting": Figure("Avg forgetting"),
     "calibration_error": Figure("Calibration error", "%"),
@@ -112,6 +114,7 @@ SHORT_DIAGNOSIS = {
 MOMENTS = {
     "accuracy_over_tasks": Figure("Acc. (%),\nmean over\ntasks"),
     "accuracy_over_images": Figure("Acc. (%),\nmean over\nimages"),
+    "seen_accuracy": Figure("Acc. (%),\nclasses\nseen"),
     "forgetting": Figure("Forgetting"),
     "calibration_error": Figure("Calibration\nerror (%)"),
     "retrieval_accuracy": Figure("Task\nretrieved\n(%)"),
@@ -199,11 +202,13 @@ def _averages(mean: Mapping[str, float], std: Mapping[str, float]) -> Table:
     rows = (
         ("Last accuracy (%)", "last_accuracy", "last_image_accuracy"),
         ("Avg accuracy (%)", "avg_accuracy", "avg_image_accuracy"),
+        ("Anytime accuracy (%)", "", "anytime_accuracy"),
         ("Last forgetting (points)", "last_forgetting"),
         ("Avg forgetting (points)", "avg_forgetting"),
     )
     for heading, *names in rows:
-        table.add_row(heading, *(FIGURES[name].number(mean.get(name), std.get(name)) for name in names))
+        cells = (FIGURES[name].number(mean.get(name), std.get(name)) if name else "" for name in names)
+        table.add_row(heading, *cells)
     return table
 
 

@@ -41,12 +41,16 @@ def open_stream(
 
     preprocessing: the backbone's, with the crop of `find_benchmark(name)` where that has one; images that
     are decoded from files are cut to its canvas. skip_unreadable: leave images out that cannot be decoded,
-    and name them. on_message: takes lines about them and about downloads.
+    and name them. on_message: takes lines about them, about downloads and about images that visit other tasks.
     """
     benchmark, reading = find_benchmark(name), Reading(preprocessing, skip_unreadable, on_message)
-    if name.startswith(folder.PREFIX):
-        return build(benchmark, folder.load(name, reading), options)
-    return build(benchmark, open_benchmark(benchmark, data_dir, reading), options)
+    own = name.startswith(folder.PREFIX)
+    dataset = folder.load(name, reading) if own else open_benchmark(benchmark, data_dir, reading)
+    stream = build(benchmark, dataset, options)
+    if options.blurry:
+        counts = (f"{sum(task.visitors.values())} of {len(task.train)} in {task.name}" for task in stream)
+        on_message(f"training images of other tasks' classes: {', '.join(counts)}")
+    return stream
 
 
 def split_digits(tasks: int = 5) -> Stream:

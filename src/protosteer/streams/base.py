@@ -1,14 +1,15 @@
-"""A benchmark is a sequence of tasks; a task brings classes that no other task has.
+"""A benchmark is a sequence of tasks; each has classes of its own, by which it is judged.
 
 A dataset becomes a stream by `build`, the same for every benchmark: the classes are ordered and shared out
-(options.py), and a task gets the rows of its classes, in file order whatever the order of the classes.
+(options.py), and a task gets the rows of its classes, in file order whatever the order of the classes. Where task
+boundaries are blurry, some training images visit other tasks (blurring.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, overload
 
 import numpy as np
@@ -18,6 +19,7 @@ from protosteer.data.datasets import Dataset, Labelled
 from protosteer.data.images import Chosen, ImageSet
 from protosteer.data.sets.base import Benchmark
 from protosteer.errors import DataError
+from protosteer.streams.blurring import Rows, share_out
 from protosteer.streams.options import StreamOptions, group_classes
 
 DRAW_SEED = 0  # part of every stream's definition
@@ -25,7 +27,10 @@ DRAW_SEED = 0  # part of every stream's definition
 
 @dataclass
 class Task:
-    """One step of a stream: its own classes, with images to learn from and images to be judged by."""
+    """One step of a stream: its own classes, with images to learn from and images to be judged by.
+
+    visiting: classes of other tasks of which it has some images to learn from.
+    """
 
     name: str
     classes: list[str]
@@ -33,17 +38,28 @@ class Task:
     train_labels: list[str]
     test: ImageSet
     test_labels: list[str]
+    visiting: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for part, images, labels in (
-            ("training", self.train, self.train_labels),
-            ("test", self.test, self.test_labels),
+        for part, images, labels, classes in (
+            ("training", self.train, self.train_labels, self.learned),
+            ("test", self.test, self.test_labels, self.classes),
         ):
             if len(images) != len(labels):
                 raise DataError(f"task {self.name!r}: {len(images)} {part} images but {len(labels)} labels")
-            strangers = set(labels) - set(self.classes)
+            strangers = set(labels) - set(classes)
             if strangers:
                 raise DataError(f"task {self.name!r}: {part} labels {sorted(strangers)} are not its classes")
+
+    @property
+    def learned(self) -> list[str]:
+        """All classes that it may have training images of."""
+        return [*self.classes, *self.visiting]
+
+    @property
+    def visitors(self) -> dict[str, int]:
+        """How many training images of other tasks' classes there are, by class."""
+        return {name: self.train_labels.count(name) for name in self.visiting}
 
 
 class Lent(Chosen):
@@ -77,7 +93,8 @@ def lesson(task: Task | Lesson) -> Iterator[Lesson]:
     """A task to learn from; whatever a method has kept of it afterwards, its images cannot be read again."""
     lent = Lent(task.train, task.name)
     try:
-        yield Lesson(task.name, list(task.classes), lent, list(task.train_labels))
+        classes = task.learned if isinstance(task, Task) else list(task.classes)
+        yield Lesson(task.name, classes, lent, list(task.train_labels))
     finally:
         lent.over = True
 
@@ -96,6 +113,15 @@ class Stream(Sequence[Task]):
         repeated = sorted({label for label in self.classes if self.classes.count(label) > 1})
         if repeated:
             raise DataError(f"stream {name!r}: {repeated} are in more than one task; a class belongs to one")
+
+    @property
+    def blurry(self) -> bool:
+        """Whether a class may come in several tasks."""
+        return any(task.visiting for task in self.tasks)
+
+    def seen(self, i: int) -> set[str]:
+        """The classes that have come by the end of task i."""
+        return {label for task in self.tasks[: i + 1] for label in task.learned}
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -121,8 +147,14 @@ def build(benchmark: Benchmark, dataset: Dataset, options: StreamOptions | None 
         test = [rows[mask] for rows, mask in zip(train, masks, strict=True)]
         train = [rows[~mask] for rows, mask in zip(train, masks, strict=True)]
     test = [rows[: options.test_per_class] for rows in test]
-    parts = [("training", learned, train), (options.judged_on, judged, test)]
-    tasks = [_task(f"task-{i}", group, dataset.classes, parts) for i, group in enumerate(groups, 1)]
+    numbers = [[dataset.classes.index(label) for label in group] for group in groups]
+    _check_images(numbers, dataset.classes, {"training": train, options.judged_on: test})
+    tasks, trains = [], share_out(train, numbers, options.blurry, options.disjoint, options.seed)
+    for i, (own, rows) in enumerate(zip(numbers, trains, strict=True), 1):
+        visiting = [k for k in range(len(rows)) if k not in own and len(rows[k])]
+        parts = _part(learned, rows, [*own, *visiting], dataset), _part(judged, test, own, dataset)
+        names = [[dataset.classes[k] for k in some] for some in (own, visiting)]
+        tasks.append(Task(f"task-{i}", names[0], *parts[0], *parts[1], names[1]))
     return Stream(benchmark.name, tasks, _about(benchmark, dataset, options, tasks))
 
 
@@ -137,30 +169,27 @@ def drawn_mask(count: int, share: float) -> np.ndarray:
     return mask
 
 
-Rows = list[np.ndarray]  # by class number, each in file order
-
-
 def _rows_by_class(part: Labelled, dataset: Dataset) -> Rows:
     labels = part.labels.numpy()
     ends = np.bincount(labels, minlength=len(dataset.classes)).cumsum()
     return np.split(labels.argsort(kind="stable"), ends[:-1])
 
 
-def _task(
-    name: str, group: list[str], classes: list[str], parts: Sequence[tuple[str, Labelled, Rows]]
-) -> Task:
+def _check_images(groups: list[list[int]], classes: list[str], parts: dict[str, Rows]) -> None:
     """Only classes of a task need images: a task file may leave others out."""
-    numbers = [classes.index(label) for label in group]
-    found: list[Any] = []
-    for kind, part, rows_of in parts:
-        for k in numbers:
-            if not len(rows_of[k]):
-                raise DataError(
-                    f"class {classes[k]!r} has no {kind} image; add images or leave the class out"
-                )
-        rows = np.sort(np.concatenate([rows_of[k] for k in numbers]))
-        found += [Chosen(part.images, rows.tolist()), [classes[k] for k in part.labels[rows].tolist()]]
-    return Task(name, group, *found)
+    for group in groups:
+        for kind, rows_of in parts.items():
+            for k in group:
+                if not len(rows_of[k]):
+                    raise DataError(
+                        f"class {classes[k]!r} has no {kind} image; add images or leave the class out"
+                    )
+
+
+def _part(part: Labelled, rows_of: Rows, numbers: list[int], dataset: Dataset) -> tuple[ImageSet, list[str]]:
+    """The rows of some classes as images, in file order, and their labels."""
+    rows = np.sort(np.concatenate([rows_of[k] for k in numbers]))
+    return Chosen(part.images, rows.tolist()), [dataset.classes[k] for k in part.labels[rows].tolist()]
 
 
 def _about(
@@ -178,6 +207,7 @@ def _about(
                 "classes": task.classes,
                 "train_images": len(task.train),
                 "test_images": len(task.test),
+                **({"visiting": task.visitors} if options.blurry else {}),
             }
             for task in tasks
         ],

@@ -16,6 +16,7 @@ from protosteer.util.text import listed, suggestion
 
 NATURAL = "natural"
 SEED = "seed:"
+_SHARES = {"validation": "training images", "blurry": "training images", "disjoint": "classes"}
 _AT_LEAST = {"tasks": 1, "base": 0, "increment": 1, "train_per_class": 1, "test_per_class": 1}
 
 
@@ -36,6 +37,8 @@ class StreamOptions:
     validation: this share of each class's training images is held out and takes the place of the test
     images, which are then not looked at. The training cap comes first; the test cap holds for whatever a
     class is judged by.
+    blurry, disjoint: that share of the training images of every class, but for a share of classes that stay
+    disjoint, arrives in other tasks: see `blurring.py`.
     """
 
     class_order: str = NATURAL
@@ -46,16 +49,20 @@ class StreamOptions:
     train_per_class: int | None = None
     test_per_class: int | None = None
     validation: float = 0.0
+    blurry: float = 0.0
+    disjoint: float = 0.0
 
     def __post_init__(self) -> None:
         for name, least in _AT_LEAST.items():
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
                 raise DataError(f"{name} is {value!r}; give a whole number, {least} or more")
-        if type(self.validation) not in (int, float) or not 0 <= self.validation < 1:
-            raise DataError(
-                f"validation is {self.validation!r}; give a share of the training images from 0 to below 1"
-            )
+        for name, what in _SHARES.items():
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not 0 <= value < 1:
+                raise DataError(f"{name} is {value!r}; give a share of the {what} from 0 to below 1")
+        if self.disjoint and not self.blurry:
+            raise DataError(f"disjoint = {self.disjoint} without blurry; give both, or neither")
         if self.task_file is not None:
             object.__setattr__(self, "task_file", Path(self.task_file))
         self._check_ways()
@@ -86,6 +93,11 @@ class StreamOptions:
             raise DataError(f"class order {order!r} is neither {NATURAL!r} nor 'seed:N' nor a file; check it")
         if self.task_file is not None and not self.task_file.is_file():
             raise DataError(f"task file {self.task_file} does not exist; check the path")
+
+    @property
+    def seed(self) -> int:
+        """Of the class order, or 0 where that has none."""
+        return int(self.class_order.removeprefix(SEED)) if self.class_order.startswith(SEED) else 0
 
     @property
     def judged_on(self) -> str:

@@ -1,0 +1,102 @@
+"""A class that comes in two tasks is what it is in one, wherever a method keeps sums of its images."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cheap import CHEAP
+
+from protosteer.data.images import ArrayImages
+from protosteer.errors import ModelFileError, SettingsError
+from protosteer.methods import METHODS, find_method
+from protosteer.methods.base import Method
+from protosteer.methods.checks import Maker, check_classes_come_again, checks_for
+from protosteer.methods.ncm import NCM
+from protosteer.methods.toys import toy_images
+from protosteer.streams.base import Lesson
+
+NAMES = ["ant", "bee", "cat"]
+PIXELS, LABELS = toy_images(NAMES, per_class=9)
+# Classes come once, twice and three times, in parts of unequal sizes; the second task has nothing new.
+PARTS = [
+    [i for i in range(27) if i < 4 or 9 <= i < 11],
+    [i for i in range(27) if 4 <= i < 5 or 11 <= i < 18],
+    [i for i in range(27) if 5 <= i < 9 or i >= 18],
+]
+CLOSED = {
+    "ncm": ("means",),
+    "slda": ("means", "covariance", "counts"),
+    "fecam": ("means", "counts", "sums", "inverses"),
+    "ranpac": ("sums",),
+    "knn": ("embeddings", "labels"),
+    "aper": ("means", "counts"),
+}
+
+
+def taught(name: str, parts: list[list[int]], **settings: float) -> Method:
+    method = Maker(find_method(name), {**CHEAP.get(name, {}), **settings})()
+    for number, rows in enumerate(parts):
+        labels = [LABELS[i] for i in rows]
+        method.learn(Lesson(f"task-{number}", sorted(set(labels)), ArrayImages(PIXELS[rows]), labels))
+    assert method.classes == NAMES
+    return method
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_two_parts_of_a_class_are_the_class(name, monkeypatch):
+    if name == "aper":  # its prompt is the first task's, whatever comes later
+        monkeypatch.setattr("protosteer.methods.aper.adapted_prompt", lambda *rest: torch.zeros(2, 2, 24))
+    whole, parted = taught(name, [list(range(27))]), taught(name, PARTS)
+    assert parted.tasks == [["ant", "bee"], [], ["cat"]]
+    for what in CLOSED[name]:
+        ours, theirs = (getattr(method, what) for method in (parted, whole))
+        if name == "knn":  # in the order in which they came
+            ours, theirs = (
+                some[torch.argsort(some.flatten(1)[:, 0] if some.ndim > 1 else some)]
+                for some in (ours, theirs)
+            )
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-6 * float(theirs.abs().max()))
+    images = Maker(type(whole)).images(whole, NAMES)
+    assert torch.equal(parted.predict(images), whole.predict(images))
+
+
+@pytest.mark.parametrize("features", [20, 300])  # fewer and more than there are images
+def test_the_ridge_of_parts_is_the_ridge_of_all(features):
+    whole, parted = (taught("ranpac", parts, features=features) for parts in ([list(range(27))], PARTS))
+    ours, theirs = (method.factor.T @ method.factor for method in (parted, whole))
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6 * float(theirs.abs().max()))
+
+
+def test_of_several_centroids_new_ones_come_beside_the_old():
+    method = taught("ncm", PARTS, centroids=2)
+    assert isinstance(method, NCM)
+    assert method.owners.bincount().tolist() == [2 + 1 + 2, 2 + 2, 2] and int(method.counts.sum()) == 27
+
+
+def test_those_that_cannot_say_so():
+    able = {name for name, method in METHODS.items() if method.again}
+    assert able >= {*CLOSED, "cpp", "protosteer", "probe", "joint", "finetune", "er"} and able < set(METHODS)
+    for name, method in METHODS.items():
+        assert (check_classes_come_again in checks_for(method)) == (name in able)
+    with pytest.raises(SettingsError, match="method icarl cannot learn more of a class that it knows"):
+        METHODS["icarl"].require_again()
+
+
+def test_the_check_finds_a_method_that_names_a_class_twice():
+    class Twice(NCM):
+        def learn(self, task, on_stage=None, bookmark=None):
+            super().learn(task)
+            self.tasks[-1] = sorted(set(task.train_labels))
+
+    with pytest.raises((AssertionError, IndexError)):
+        check_classes_come_again(Maker(Twice))
+
+
+def test_a_state_from_before_classes_were_counted_is_refused():
+    method = taught("slda", PARTS)
+    tensors = method.tensors()
+    del tensors["counts"]
+    with pytest.raises(
+        ModelFileError, match="of another version's method slda; begin anew with overwrite=True"
+    ):
+        method.put_back(tensors)
