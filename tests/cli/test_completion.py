@@ -131,7 +131,7 @@ def read_until(terminal: int, words: str, seconds: float = 20.0) -> str:
 
 
 def test_names_are_those_that_there_are():
-    assert list(METHODS) == completion.METHODS
+    assert set(METHODS) == {*completion.METHODS}  # others may have asked for one of them before
     assert list(BENCHMARKS) == completion.STREAMS
     assert [row.alias for row in list_backbones()] == completion.BACKBONES
     assert [row.info.name for row in list_datasets(None)] == completion.DATASETS
