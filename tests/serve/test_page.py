@@ -456,6 +456,37 @@ def test_without_teaching_classes_are_listed_and_nothing_else(visit, learner, fo
         page.close()
 
 
+def test_another_model_can_be_chosen_and_answers_for_the_pictures(visit, learner, folder, tmp_path):
+    few = Learner(learner.backbone, learner.settings)
+    few.memory.add(learner.memory.tasks[0])
+    few.save(folder / "few.protosteer")
+    learner.save(folder / "all.protosteer")
+    others = {NASTY.replace("/", "|"): (few, folder / "few.protosteer")}
+    app = create_app(learner, folder / "all.protosteer", others=others, allow_teach=True, token=TOKEN)
+    with serving(app) as address:
+        page = visit(address)
+        expect(page.locator(".rows li")).to_have_count(7)
+        choose(page, new(folder, "six", 2))
+        expect(page.locator(".card .label")).to_have_text(["six", "six"])
+        page.get_by_label("Model", exact=True).select_option(index=1)
+        expect(page.get_by_role("heading", level=1)).to_have_text("few.protosteer")
+        expect(page.locator(".rows li")).to_have_count(len(few.classes))
+        expect(page.locator(".card .label", has_text="six")).to_have_count(0)
+        page.reload()  # the address names it
+        expect(page.get_by_role("heading", level=1)).to_have_text("few.protosteer")
+        expect(page.get_by_label("Model", exact=True)).to_have_value(next(iter(others)))
+        page.get_by_label("Name of the class").fill("nine")
+        page.get_by_label("Token").fill(TOKEN)
+        page.locator("#example-files").set_input_files(new(folder, "nine", 5))
+        page.get_by_role("button", name="Teach", exact=True).click()
+        expect(page.locator(".rows li")).to_have_count(len(few.classes) + 1)
+        page.screenshot(path=tmp_path / "chooser.png")
+        page.close()
+        page = visit(f"{address}/?model=nothing", "404")
+        expect(page.locator("#trouble")).to_contain_text("no model is named 'nothing'; there are: all,")
+        page.close()
+
+
 def test_a_large_model_shows_names_on_request(visit, learner, folder):
     large = Learner(learner.backbone, learner.settings)
     means = torch.randn(300, 1, learner.backbone.dim, generator=torch.Generator().manual_seed(0))
@@ -487,7 +518,8 @@ def test_the_docs_page_shows_every_route(visit, address):
     with page.expect_response("**/openapi.json") as answer:
         page.reload()
     paths = json.loads(answer.value.body())["paths"]
-    routes = sorted(f"{method.upper()} {path}" for path, methods in paths.items() for method in methods)
+    told = {path: methods for path, methods in paths.items() if not path.startswith("/models/{model}/")}
+    routes = sorted(f"{method.upper()} {path}" for path, methods in told.items() for method in methods)
     expect(page.locator("section")).to_have_count(len(routes))
     assert sorted(page.locator(".contents a").all_inner_texts()) == routes
     teach = page.locator("section", has=page.get_by_role("heading", name="POST /classes/{name}"))
@@ -498,6 +530,7 @@ def test_the_docs_page_shows_every_route(visit, address):
     expect(predict).to_contain_text(
         "candidates, passes, top (label, task, probability, similarity), position"
     )
+    expect(predict.get_by_text("/models/{model}/predict")).to_be_visible()
     page.get_by_role("link", name="Try it with pictures").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("digits.protosteer")
 

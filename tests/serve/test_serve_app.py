@@ -259,21 +259,23 @@ def test_metrics_count_by_route_and_not_by_path(client):
     values = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in samples)}
     assert len(values) == len(samples)
     assert values['protosteer_requests_total{method="GET",route="none",status="404"}'] == 5
-    assert values['protosteer_requests_total{method="GET",route="/jobs/{id}",status="404"}'] == 5
+    assert values['protosteer_requests_total{model="toy",method="GET",route="/jobs/{id}",status="404"}'] == 5
     assert values['protosteer_requests_total{method="other",route="/",status="405"}'] == 1
-    assert values["protosteer_images_total"] == 4
-    assert values['protosteer_batch_images_bucket{le="2"}'] == 0
-    assert values['protosteer_batch_images_bucket{le="4"}'] == 1
-    assert values['protosteer_request_seconds_bucket{route="/predict",le="+Inf"}'] == 1
-    assert values['protosteer_request_seconds_sum{route="/predict"}'] > 0
-    assert values["protosteer_classes"] == 5 and values["protosteer_queue_images"] == 0
+    assert values['protosteer_images_total{model="toy"}'] == 4
+    assert values['protosteer_batch_images_bucket{model="toy",le="2"}'] == 0
+    assert values['protosteer_batch_images_bucket{model="toy",le="4"}'] == 1
+    assert values['protosteer_request_seconds_bucket{model="toy",route="/predict",le="+Inf"}'] == 1
+    assert values['protosteer_request_seconds_sum{model="toy",route="/predict"}'] > 0
+    assert (
+        values['protosteer_classes{model="toy"}'] == 5 and values['protosteer_queue_images{model="toy"}'] == 0
+    )
     typed = {line.split()[2] for line in lines if line.startswith("# TYPE")}
     assert all(any(name.startswith(kind) for kind in typed) for name in values)
 
 
 def metric(client: TestClient, name: str) -> float:
     lines = client.get("/metrics").text.splitlines()
-    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name} "))
+    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f'{name}{{model="toy"}} '))
 
 
 def test_requests_are_logged_only_if_asked_for(client, caplog):

@@ -20,13 +20,23 @@ from typer import Option
 from protosteer import __version__
 from protosteer.util.system import keep_freed_memory
 
-from protosteer.cli import learning, adapting, predicting, correcting, managing, benchmarks, lists  # isort: skip
+from protosteer.cli import learning, adapting, predicting, correcting, managing, serving, benchmarks, lists  # isort: skip
 from protosteer.cli.common import app, say
 from protosteer.cli.words import in_flags
 from protosteer.errors import ProtosteerError, ProtosteerWarning
 from protosteer.util.text import one_line
 
-__all__ = ["adapting", "benchmarks", "correcting", "learning", "lists", "main", "managing", "predicting"]
+__all__ = [
+    "adapting",
+    "benchmarks",
+    "correcting",
+    "learning",
+    "lists",
+    "main",
+    "managing",
+    "predicting",
+    "serving",
+]
 
 # typer has a click of its own, or in older versions uses the one installed; this name is right for both.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]

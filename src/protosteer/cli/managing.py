@@ -1,11 +1,9 @@
-"""Commands on model files alone: forget, merge, inspect, export, serve."""
+"""Commands on model files alone: forget, merge, inspect, export."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,8 +12,8 @@ from typer import Argument, Option
 
 from protosteer.cli.adapting import tell as tell_adapted
 from protosteer.cli.common import app, check_plot, say, show, write_plot
-from protosteer.cli.models import PANEL, clear_up, open_learner, say_notes
-from protosteer.cli.options import Device, Json, ModelBackbone, ModelFile, ModelWeights, Threads
+from protosteer.cli.models import PANEL, clear_up, open_learner
+from protosteer.cli.options import Json, ModelBackbone, ModelFile, ModelWeights
 from protosteer.cli.saving import put_new, refuse_existing
 from protosteer.cli.words import parse_pairs
 from protosteer.errors import ModelFileError, ProtosteerError
@@ -183,56 +181,3 @@ def export(
         print(json.dumps({"files": files}, indent=1))
     else:
         print("\n".join(f"{path}  {size:,} bytes" for path, size in files.items()))
-
-
-@app.command(rich_help_panel=PANEL)
-def serve(
-    model: ModelFile,
-    host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 is every address.")] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
-    host_name: Annotated[
-        list[str] | None,
-        Option(
-            help="What browsers may call the service, beside localhost and any address; repeatable.",
-            show_default=False,
-        ),
-    ] = None,
-    reject: Annotated[float, Option(help="Fraction of known images that may be called unknown.")] = 0.05,
-    allow_teach: Annotated[
-        bool, Option("--allow-teach", help="Classes can be taught and forgotten, with the token.")
-    ] = False,
-    token: Annotated[
-        str | None,
-        Option(help="Bearer token for teaching (default: PROTOSTEER_TOKEN, or a new one, which is printed)."),
-    ] = None,
-    access_log: Annotated[bool, Option("--access-log", help="Print a line for every request.")] = False,
-    backbone: ModelBackbone = None,
-    weights: ModelWeights = None,
-    device: Device = "auto",
-    threads: Threads = None,
-) -> None:
-    """Serve a model over HTTP, with a page to try it in a browser. Stop with Ctrl-C."""
-    from protosteer.serve.app import create_app, run
-
-    learner = open_learner(model, backbone, weights, device, threads)
-    if token is not None and not allow_teach:
-        raise typer.BadParameter("a token is for teaching; add --allow-teach, or leave it out")
-    token = token or (os.environ.get("PROTOSTEER_TOKEN") if allow_teach else None)
-    made = secrets.token_urlsafe(18) if allow_teach and token is None else None
-    application = create_app(
-        learner,
-        model,
-        allow_teach=allow_teach,
-        token=token or made,
-        reject=reject,
-        host_names=[host, *(host_name or [])],
-    )
-
-    def ready(address: str) -> None:
-        say(f"serving {model}, {len(learner.classes)} classes, at {address} (Ctrl-C stops)")
-        say_notes(learner)
-        if made:
-            say(f"token for teaching: {made}")
-
-    run(application, host, port, access_log=access_log, on_ready=ready)
-    say("stopped")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,11 +31,27 @@ def open_learner(
     path: Path, name: str | None, weights: Path | None, device: str, threads: int | None
 ) -> Learner:
     """The model with its backbone, which it knows by name, fingerprint, and where the weights were."""
+    return open_learners([path], name, weights, device, threads)[0]
+
+
+def open_learners(
+    paths: Sequence[Path], name: str | None, weights: Path | None, device: str, threads: int | None
+) -> list[Learner]:
+    """Several at once: models that were learned with the same backbone share one copy of it."""
     from protosteer import modelfile
     from protosteer.learner import Learner
 
-    model = modelfile.read(path)
-    return Learner.of_model(model, backbone_of(model, name, weights, prepare(device, threads)))
+    models = [modelfile.read(path) for path in paths]
+    chosen = prepare(device, threads)
+    loaded: dict[str, Backbone] = {}
+    learners = []
+    for model in models:
+        about = model.backbone
+        same = repr((about["fingerprint"], about["preprocessing"]))
+        if same not in loaded:
+            loaded[same] = backbone_of(model, name, weights, chosen)
+        learners.append(Learner.of_model(model, loaded[same]))
+    return learners
 
 
 def say_notes(learner: Learner) -> None:

@@ -1,7 +1,7 @@
 """The HTTP service and its page. `create_app` and `run` are in `protosteer.serve.app`.
 
 A request goes through the files in this order: `connections` (bytes to a request, within `limits`),
-`middleware` (whom it names), `app` (routes), `uploads` (bytes to pixels, within `limits`),
+`middleware` (whom it names), `routes`, `models` (which of several models), `service`, `uploads` (bytes to pixels, within `limits`),
 `batching` (pixels of many requests in one call of the model), `snapshot` (what is served at one moment).
 Changes go through `store`, which writes the model file before anybody sees them, and `jobs`, which trains
 prompts in the background.

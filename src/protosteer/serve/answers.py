@@ -59,10 +59,23 @@ class Model(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
+    name: str = Field(description="What the model is called here.")
     teaching: bool
     reject: float
     calibrated: bool = Field(description="Whether unknown images can be told.")
     trainable: bool = Field(description="Whether a taught class can get a prompt of its own.")
+
+
+class Listed(BaseModel):
+    name: str
+    file: str
+    backbone: str
+    classes: int
+    tasks: int
+
+
+class Models(BaseModel):
+    models: list[Listed] = Field(description="The first is the one of the routes that name none.")
 
 
 class Place(BaseModel):
@@ -126,7 +139,7 @@ IMAGES: dict[str, Any] = {
 _MEANINGS = {
     401: "No token, or a wrong one",
     403: "Teaching is not allowed",
-    404: "No such class or job",
+    404: "No such model, class or job",
     408: "The images took too long to arrive",
     409: "The class is the only one, or the file changed on disk",
     413: "Too many images, bytes or pixels",
@@ -136,5 +149,8 @@ _MEANINGS = {
 }
 
 
-def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+Errors = dict[int | str, dict[str, Any]]
+
+
+def errors(*statuses: int) -> Errors:
     return {status: {"model": Error, "description": _MEANINGS[status]} for status in statuses}

@@ -1,33 +1,31 @@
-"""The routes of the service, and the server that runs them."""
+"""The application: its models, errors and pages, and the server that runs it."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import logging
 import mimetypes
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
 
 import uvicorn
-from fastapi import Depends, FastAPI, Query
+from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
 import protosteer
 from protosteer.errors import DataError, LearnerError, ProtosteerError
 from protosteer.learner import Learner
-from protosteer.serve import answers, metrics
 from protosteer.serve.connections import Connection
 from protosteer.serve.limits import Limits, Refused
+from protosteer.serve.metrics import Metrics
 from protosteer.serve.middleware import Named, Observed, page_policy
+from protosteer.serve.models import Models, check_names
+from protosteer.serve.routes import add_routes
 from protosteer.serve.service import Service
 from protosteer.util.system import keep_freed_memory
 from protosteer.util.text import printable
@@ -35,15 +33,13 @@ from protosteer.util.text import printable
 _NOBODY = 499  # what a log calls a request whose client has gone
 _STOP_SECONDS = 15  # after which uvicorn cuts connections
 
-Top = Annotated[int, Query(ge=1, le=100, description="How many classes to name.")]
-Reject = Annotated[float, Query(ge=0, lt=1, description="Share of known images that may count as unknown.")]
-Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
-
 
 def create_app(
     learner: Learner,
     path: str | Path,
     *,
+    name: str | None = None,
+    others: Mapping[str, tuple[Learner, str | Path]] | None = None,
     allow_teach: bool = False,
     token: str | None = None,
     reject: float = 0.05,
@@ -52,17 +48,25 @@ def create_app(
 ) -> FastAPI:
     """The service for a model that was loaded from `path`, to which changes are written.
 
+    name: what the model is called where there are several; the name of its file, if not given.
+    others: more models by name, each with its file; limits hold for each, the token for all.
     reject: the share of known images that may count as unknown, where a request names no other.
     host_names: what browsers may call the service, beside localhost and any address.
     """
-    service = Service(learner, Path(path), allow_teach, token, reject, limits or Limits())
+    places = [(Path(path).stem if name is None else name, learner, Path(path))]
+    places += [(other, its, Path(file)) for other, (its, file) in (others or {}).items()]
+    check_names([(called, file) for called, _, file in places])
+    metrics = Metrics(called for called, *_ in places)
+    models = Models(
+        [Service(*place, allow_teach, token, reject, limits or Limits(), metrics) for place in places]
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        service.start()
+        models.start()
         yield
-        service.stop()
-        await service.join()
+        models.stop()
+        await models.join()
 
     app = FastAPI(
         title="protosteer",
@@ -73,13 +77,11 @@ def create_app(
         redirect_slashes=False,  # a redirection would name whatever host the request does
         lifespan=lifespan,
     )
-    app.state.service = service
+    app.state.models, app.state.service = models, models.first
     app.add_middleware(Named, names=host_names)
-    app.add_middleware(Observed, metrics=service.metrics)  # outside, so that refusals are counted
+    app.add_middleware(Observed, metrics=metrics)  # outside, so that refusals are counted
     _add_error_handlers(app)
-    _add_predict(app, service)  # first, since routes are tried in this order
-    _add_reports(app, service)
-    _add_teaching(app, service)
+    add_routes(app, models)
     _add_pages(app)
     return app
 
@@ -128,8 +130,8 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """The service stops before uvicorn begins to wait for open requests."""
-        self.config.app.state.service.stop()  # type: ignore[union-attr]
+        """The services stop before uvicorn begins to wait for open requests."""
+        self.config.app.state.models.stop()  # type: ignore[union-attr]
         await super().shutdown(sockets)
 
 
@@ -186,93 +188,3 @@ def _add_pages(app: FastAPI) -> None:
     add("/", "page.html")
     add("/docs", "docs.html")
     add("/style.css", "style.css")
-
-
-def _add_reports(app: FastAPI, service: Service) -> None:
-    @app.get("/healthz", response_model=answers.Health)
-    async def health() -> Any:
-        """Whether the service runs."""
-        return {"status": "ok"}
-
-    @app.get("/classes", response_model=answers.Classes)
-    def classes() -> Any:
-        """All classes, in the order in which they were learned."""
-        return {"classes": service.store.current.classes()}
-
-    @app.get("/model", response_model=answers.Model)
-    def model() -> Any:
-        """What the model holds: tasks, classes, bytes, settings, backbone."""
-        current = service.store.current
-        return {
-            **current.description,
-            "teaching": service.teaching,
-            "reject": service.reject,
-            "calibrated": current.calibrated,
-            "trainable": current.trainable(),
-        }
-
-    @app.get("/map", response_model=answers.Map)
-    def map_of_classes() -> Any:
-        """Where the classes lie in two dimensions, coordinates in [-1, 1]."""
-        current = service.store.current
-        places = [{"name": n, "task": t, "x": x, "y": y} for n, t, x, y in current.projection.classes]
-        return {"classes": places, "tasks": current.memory.task_names}
-
-    @app.get("/metrics", response_class=PlainTextResponse)
-    def prometheus() -> Any:
-        """Counters in Prometheus' text format."""
-        gauges = {
-            "protosteer_queue_images": ("Images that wait for the model.", service.batcher.length),
-            "protosteer_jobs": ("Trainings that wait or run.", service.jobs.open),
-            "protosteer_classes": ("Classes of the model.", len(service.store.current.memory.classes)),
-        }
-        return Response(service.metrics.text(gauges), media_type=metrics.CONTENT_TYPE)
-
-
-def _add_predict(app: FastAPI, service: Service) -> None:
-    @app.post(
-        "/predict",
-        response_model=answers.Predictions,
-        openapi_extra=answers.IMAGES,
-        responses=answers.errors(408, 413, 422, 503),
-    )
-    async def predict(request: Request, top: Top = 5, reject: Reject = service.reject) -> Any:
-        """What is on each image: send one or several."""
-        rows = await service.predict(request, top, reject)
-        # As it is: checking every answer against its model would take longer than all the rest here.
-        body = json.dumps({"predictions": rows}, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        return Response(body.encode("utf-8", "replace"), media_type="application/json")
-
-
-def _add_teaching(app: FastAPI, service: Service) -> None:
-    async def authorised(bearer: Bearer) -> None:
-        service.authorise(bearer.credentials if bearer else None)
-
-    allowed = [Depends(authorised)]
-
-    @app.post(
-        "/classes/{name:path}",
-        status_code=201,
-        response_model=answers.Taught,
-        openapi_extra=answers.IMAGES,
-        responses=answers.errors(401, 403, 408, 409, 413, 422, 503, 507),
-        dependencies=allowed,
-    )
-    async def teach(request: Request, name: str, train: bool = False) -> Any:
-        """Teach a class from a few images: it is known at once. train: give it a prompt of its own, later."""
-        return await service.teach(request, name, train)
-
-    @app.get("/jobs/{id}", response_model=answers.JobStatus, responses=answers.errors(404, 422))
-    async def job(id: str) -> Any:
-        """How far a training is."""
-        return service.jobs.get(id)
-
-    @app.delete(
-        "/classes/{name:path}",
-        response_model=answers.Forgotten,
-        responses=answers.errors(401, 403, 404, 409, 422, 507),
-        dependencies=allowed,
-    )
-    def forget(name: str) -> Any:
-        """Forget a class; the answer says what that guarantees."""
-        return dataclasses.asdict(service.store.forget(name))

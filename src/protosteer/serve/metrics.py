@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -32,40 +32,49 @@ class Histogram:
 class Metrics:
     """What the service has done since it started. Routes are templates, so that lines are bounded."""
 
-    def __init__(self) -> None:
+    def __init__(self, models: Iterable[str]):
         self._lock = threading.Lock()
-        self._requests: Counter[tuple[str, str, int]] = Counter()
-        self._seconds: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(_SECONDS))
-        self._batches = Histogram(_BATCHES)
+        self._requests: Counter[tuple[str, str, str, int]] = Counter()
+        self._seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(lambda: Histogram(_SECONDS))
+        self._batches = {model: Histogram(_BATCHES) for model in models}
 
-    def request(self, method: str, route: str, status: int, seconds: float) -> None:
+    def request(self, model: str, method: str, route: str, status: int, seconds: float) -> None:
+        """model: its name, or "" for what is about none."""
         with self._lock:
-            self._requests[method, route, status] += 1
-            self._seconds[route].add(seconds)
+            self._requests[model, method, route, status] += 1
+            self._seconds[model, route].add(seconds)
 
-    def batch(self, images: int) -> None:
+    def batch(self, model: str, images: int) -> None:
         with self._lock:
-            self._batches.add(images)
+            self._batches[model].add(images)
 
-    def text(self, gauges: Mapping[str, tuple[str, int]]) -> str:
-        """gauges: name -> (what it is, its value now)."""
+    def text(self, gauges: Mapping[str, tuple[str, Mapping[str, int]]]) -> str:
+        """gauges: name -> (what it is, its value now for each model)."""
         with self._lock:
             return "\n".join([*self._lines(gauges), ""])
 
-    def _lines(self, gauges: Mapping[str, tuple[str, int]]) -> Iterator[str]:
+    def _lines(self, gauges: Mapping[str, tuple[str, Mapping[str, int]]]) -> Iterator[str]:
         yield from _header("protosteer_requests_total", "counter", "HTTP requests answered.")
-        for (method, route, status), count in sorted(self._requests.items()):
-            yield _line("protosteer_requests_total", count, method=method, route=route, status=status)
+        for (model, method, route, status), count in sorted(self._requests.items()):
+            labels = {"method": method, "route": route, "status": status}
+            yield _line("protosteer_requests_total", count, **_of(model), **labels)
         yield from _header("protosteer_request_seconds", "histogram", "Time from request to answer.")
-        for route, histogram in sorted(self._seconds.items()):
-            yield from histogram.lines("protosteer_request_seconds", route=route)
+        for (model, route), histogram in sorted(self._seconds.items()):
+            yield from histogram.lines("protosteer_request_seconds", **_of(model), route=route)
         yield from _header("protosteer_images_total", "counter", "Images predicted.")
-        yield _line("protosteer_images_total", int(self._batches.sum))
+        for model, batches in self._batches.items():
+            yield _line("protosteer_images_total", int(batches.sum), **_of(model))
         yield from _header("protosteer_batch_images", "histogram", "Images that were predicted together.")
-        yield from self._batches.lines("protosteer_batch_images")
-        for name, (meaning, value) in gauges.items():
+        for model, batches in self._batches.items():
+            yield from batches.lines("protosteer_batch_images", **_of(model))
+        for name, (meaning, values) in gauges.items():
             yield from _header(name, "gauge", meaning)
-            yield _line(name, value)
+            for model, value in values.items():
+                yield _line(name, value, **_of(model))
+
+
+def _of(model: str) -> dict[str, str]:
+    return {"model": model} if model else {}
 
 
 def _header(name: str, kind: str, meaning: str) -> list[str]:
@@ -73,5 +82,9 @@ def _header(name: str, kind: str, meaning: str) -> list[str]:
 
 
 def _line(name: str, value: float, **labels: object) -> str:
-    listed = ",".join(f'{key}="{label}"' for key, label in labels.items())
+    listed = ",".join(f'{key}="{_escaped(str(label))}"' for key, label in labels.items())
     return f"{name}{{{listed}}} {value}" if listed else f"{name} {value}"
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

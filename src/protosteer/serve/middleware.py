@@ -138,6 +138,7 @@ class Observed:
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         method = scope["method"] if scope["method"] in _METHODS else "other"
         route = getattr(scope.get("route"), "path_format", "none")
-        self.metrics.request(method, route, status, seconds)
+        model = scope.get("state", {}).get("model", "")  # known to the route alone
+        self.metrics.request(model, method, route, status, seconds)
         if logger.isEnabledFor(logging.INFO):
             logger.info("%s %s %d %.1f ms", method, quote(scope["path"]), status, 1000 * seconds)

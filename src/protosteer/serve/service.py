@@ -1,4 +1,4 @@
-"""The parts of a running service, and what a request for prediction or teaching does with them."""
+"""The parts that serve one model, and what a request for prediction or teaching does with them."""
 
 from __future__ import annotations
 
@@ -30,20 +30,23 @@ _JOIN_SECONDS = 5.0  # for a batch or a training step that is under way then
 class Service:
     def __init__(
         self,
+        name: str,
         learner: Learner,
         path: Path,
         allow_teach: bool,
         token: str | None,
         reject: float,
         limits: Limits,
+        metrics: Metrics,
     ):
         if allow_teach and not token:
             raise SettingsError("teaching over HTTP needs a token: give one, or do not allow teaching")
         check_fraction(reject)
+        self.name = name
         self.limits = limits
         self.teaching = allow_teach
         self.reject = reject
-        self.metrics = Metrics()
+        self.metrics = metrics
         self.store = Store(learner, path, writable=allow_teach)
         self.uploads = Uploads(learner.backbone.preprocessing, limits)
         self.batcher = Batcher(self._predict, limits.queue, limits.batch)
@@ -52,7 +55,7 @@ class Service:
 
     def _predict(self, pixels: torch.Tensor, top: int) -> list[Row]:
         rows = self.store.current.predict(pixels, top)
-        self.metrics.batch(len(rows))
+        self.metrics.batch(self.name, len(rows))
         return rows
 
     async def predict(self, request: Request, top: int, reject: float) -> list[Row]:

@@ -1,0 +1,169 @@
+"""The routes, each of them twice: of the first model, and below /models/{model} of the one that is named."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, FastAPI, Path, Query
+from fastapi.responses import PlainTextResponse, Response
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.requests import Request
+
+from protosteer.serve import answers, metrics
+from protosteer.serve.models import Models
+from protosteer.serve.service import Service
+
+Top = Annotated[int, Query(ge=1, le=100, description="How many classes to name.")]
+Reject = Annotated[float, Query(ge=0, lt=1, description="Share of known images that may count as unknown.")]
+Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
+Name = Annotated[str, Path(description="One of those that GET /models lists.")]
+
+
+def add_routes(app: FastAPI, models: Models) -> None:
+    def asked_for(request: Request, service: Service) -> Service:
+        request.state.model = service.name  # for whoever counts
+        return service
+
+    async def first(request: Request) -> Service:
+        return asked_for(request, models.first)
+
+    async def named(request: Request, model: Name) -> Service:
+        return asked_for(request, models.find(model))
+
+    _include(app, "", Depends(first), models.first.reject)
+    _include(app, "/models/{model}", Depends(named), models.first.reject, answers.errors(404, 422))
+    _add_overviews(app, models)
+
+
+def _include(
+    app: FastAPI, prefix: str, chosen: Any, reject: float, errors: answers.Errors | None = None
+) -> None:
+    """chosen: depends on the request, and gives the service that it is for."""
+    router = APIRouter(prefix=prefix, responses=errors)
+    _add_predict(router, chosen, reject)  # first, since routes are tried in this order
+    _add_reports(router, chosen)
+    _add_teaching(router, chosen)
+    app.include_router(router)
+
+
+def _add_predict(router: APIRouter, chosen: Any, usual: float) -> None:
+    @router.post(
+        "/predict",
+        response_model=answers.Predictions,
+        openapi_extra=answers.IMAGES,
+        responses=answers.errors(408, 413, 422, 503),
+    )
+    async def predict(
+        request: Request, top: Top = 5, reject: Reject = usual, service: Service = chosen
+    ) -> Any:
+        """What is on each image: send one or several."""
+        rows = await service.predict(request, top, reject)
+        # As it is: checking every answer against its model would take longer than all the rest here.
+        body = json.dumps({"predictions": rows}, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        return Response(body.encode("utf-8", "replace"), media_type="application/json")
+
+
+def _add_reports(router: APIRouter, chosen: Any) -> None:
+    @router.get("/classes", response_model=answers.Classes)
+    def classes(service: Service = chosen) -> Any:
+        """All classes, in the order in which they were learned."""
+        return {"classes": service.store.current.classes()}
+
+    @router.get("/model", response_model=answers.Model)
+    def model(service: Service = chosen) -> Any:
+        """What the model holds: tasks, classes, bytes, settings, backbone."""
+        current = service.store.current
+        return {
+            **current.description,
+            "name": service.name,
+            "teaching": service.teaching,
+            "reject": service.reject,
+            "calibrated": current.calibrated,
+            "trainable": current.trainable(),
+        }
+
+    @router.get("/map", response_model=answers.Map)
+    def map_of_classes(service: Service = chosen) -> Any:
+        """Where the classes lie in two dimensions, coordinates in [-1, 1]."""
+        current = service.store.current
+        places = [{"name": n, "task": t, "x": x, "y": y} for n, t, x, y in current.projection.classes]
+        return {"classes": places, "tasks": current.memory.task_names}
+
+
+def _add_teaching(router: APIRouter, chosen: Any) -> None:
+    async def authorised(bearer: Bearer, service: Service = chosen) -> None:
+        service.authorise(bearer.credentials if bearer else None)
+
+    allowed = [Depends(authorised)]
+
+    @router.post(
+        "/classes/{name:path}",
+        status_code=201,
+        response_model=answers.Taught,
+        openapi_extra=answers.IMAGES,
+        responses=answers.errors(401, 403, 408, 409, 413, 422, 503, 507),
+        dependencies=allowed,
+    )
+    async def teach(request: Request, name: str, train: bool = False, service: Service = chosen) -> Any:
+        """Teach a class from a few images: it is known at once. train: give it a prompt of its own, later."""
+        return await service.teach(request, name, train)
+
+    @router.get("/jobs/{id}", response_model=answers.JobStatus, responses=answers.errors(404, 422))
+    async def job(id: str, service: Service = chosen) -> Any:
+        """How far a training is."""
+        return service.jobs.get(id)
+
+    @router.delete(
+        "/classes/{name:path}",
+        response_model=answers.Forgotten,
+        responses=answers.errors(401, 403, 404, 409, 422, 507),
+        dependencies=allowed,
+    )
+    def forget(name: str, service: Service = chosen) -> Any:
+        """Forget a class; the answer says what that guarantees."""
+        return dataclasses.asdict(service.store.forget(name))
+
+
+def _add_overviews(app: FastAPI, models: Models) -> None:
+    """What is said of all models together."""
+
+    @app.get("/models", response_model=answers.Models)
+    def all_models() -> Any:
+        """The models that are served; the first is the one of the routes that name none."""
+        return {"models": [_listed(service) for service in models.services.values()]}
+
+    @app.get("/healthz", response_model=answers.Health)
+    async def health() -> Any:
+        """Whether the service runs."""
+        return {"status": "ok"}
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    def prometheus() -> Any:
+        """Counters in Prometheus' text format."""
+
+        def each(figure: Callable[[Service], int]) -> dict[str, int]:
+            return {name: figure(service) for name, service in models.services.items()}
+
+        gauges = {
+            "protosteer_queue_images": ("Images that wait for the model.", each(lambda s: s.batcher.length)),
+            "protosteer_jobs": ("Trainings that wait or run.", each(lambda s: s.jobs.open)),
+            "protosteer_classes": (
+                "Classes of the model.",
+                each(lambda s: len(s.store.current.memory.classes)),
+            ),
+        }
+        return Response(models.first.metrics.text(gauges), media_type=metrics.CONTENT_TYPE)
+
+
+def _listed(service: Service) -> answers.Listed:
+    current = service.store.current
+    return answers.Listed(
+        name=service.name,
+        file=service.store.path.name,
+        backbone=current.learner.backbone.name,
+        classes=len(current.memory.classes),
+        tasks=len(current.memory.tasks),
+    )
