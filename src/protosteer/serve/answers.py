@@ -120,6 +120,28 @@ class Forgotten(BaseModel):
     guarantee: str
 
 
+class Correction(BaseModel):
+    correction: str = Field(description="What it can be taken back by.")
+    date: str | None
+    image: str | None = Field(description="The name of its file.")
+    taken_for: str
+    class_: str = Field(alias="class")
+
+
+class Corrected(Correction):
+    new_class: bool = Field(description="Whether the class was not known before.")
+    answer: str = Field(description="What the image is taken for now.")
+    probability: float = Field(description="Of this answer.")
+
+
+class Corrections(BaseModel):
+    corrections: list[Correction] = Field(description="The last one at the end.")
+
+
+class TakenBack(BaseModel):
+    taken_back: Correction
+
+
 IMAGES: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -139,7 +161,7 @@ IMAGES: dict[str, Any] = {
 _MEANINGS = {
     401: "No token, or a wrong one",
     403: "Teaching is not allowed",
-    404: "No such model, class or job",
+    404: "No such model, class, job or correction",
     408: "The images took too long to arrive",
     409: "The class is the only one, or the file changed on disk",
     413: "Too many images, bytes or pixels",
