@@ -54,6 +54,18 @@ class Classes(BaseModel):
     classes: list[Class]
 
 
+class Bin(BaseModel):
+    images: int
+    confidence: float | None = Field(description="Mean probability of the answers, in percent.")
+    accuracy: float | None = Field(description="How many of them are right, in percent.")
+
+
+class Reliability(BaseModel):
+    images: int = Field(description="Learned ones, each asked as if it had not been learned.")
+    calibration_error: float = Field(description="Mean distance of probability and accuracy, in percent.")
+    bins: list[Bin] = Field(description="By the probability of the answer, from 0 to 1 in equal steps.")
+
+
 class Model(BaseModel):
     """What `protosteer inspect --json` prints, and how the service is set up."""
 
@@ -63,6 +75,7 @@ class Model(BaseModel):
     teaching: bool
     reject: float
     calibrated: bool = Field(description="Whether unknown images can be told.")
+    reliability: Reliability | None = Field(description="How often answers of some probability are right.")
     trainable: bool = Field(description="Whether a taught class can get a prompt of its own.")
 
 

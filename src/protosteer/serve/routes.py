@@ -87,6 +87,7 @@ def _add_reports(router: APIRouter, chosen: Any) -> None:
             "teaching": service.teaching,
             "reject": service.reject,
             "calibrated": current.calibrated,
+            "reliability": current.reliability,
             "trainable": current.trainable(),
         }
 

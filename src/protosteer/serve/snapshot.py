@@ -9,7 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
+from protosteer.evaluation.metrics import calibration_error, reliability
 from protosteer.learner import Learner
+from protosteer.method.fusion import Fusion
 from protosteer.photos.inspection import describe
 from protosteer.photos.rejection import Rejection, calibrated
 from protosteer.serve.projection import Projection
@@ -24,6 +26,7 @@ class Snapshot:
         self.projection = Projection.fit(self.memory, learner.fusion)
         self.calibrated = calibrated(learner)
         self.rejection = lru_cache(maxsize=64)(partial(Rejection, learner))
+        self.reliability = _reliability(learner.fusion)
         self._owners = self.memory.owners
 
     def predict(self, pixels: Tensor, top: int) -> list[dict[str, Any]]:
@@ -82,3 +85,15 @@ class Snapshot:
         description["file"]["path"] = self.path.name
         description["backbone"]["weights"] = None
         return description
+
+
+def _reliability(fusion: Fusion | None) -> dict[str, Any] | None:
+    """How often answers of some probability are right; None where no image can be left out to tell."""
+    if fusion is None or not len(fusion.checked.right):
+        return None
+    bins = reliability(fusion.checked.confidence, fusion.checked.right)
+    return {
+        "images": len(fusion.checked.right),
+        "calibration_error": calibration_error(bins),
+        "bins": bins,
+    }

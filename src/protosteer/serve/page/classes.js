@@ -5,7 +5,7 @@ const SHOWN_ROWS = 200;  // drawn before someone filters
 function classRow(one) {
   const ask = (event) => askDelete(one, event.target);
   const remove = el("button", { class: "plain word", type: "button", "aria-label": `Delete ${one.name}`, onclick: ask }, "Delete");
-  const about = `${one.task} · ${plural(one.images, "image")} · ${plural(one.centroids, "prototype")}`;
+  const about = `${called(one.task)} · ${plural(one.images, "image")} · ${plural(one.centroids, "prototype")}`;
   return el("li", { class: one.name === state.fresh ? "new" : null }, glyph(one.task),
     el("span", { class: "what" }, el("span", { title: one.name }, one.name), el("small", {}, about)), state.model.teaching ? remove : null);
 }
@@ -30,7 +30,7 @@ function fillDialog(title, ...lines) {
 
 function askDelete({ name, task }, opener) {
   const dialog = $("dialog"), close = $("dialog-close"), remove = $("dialog-delete");
-  fillDialog(`Delete “${name}”?`, ["Its prototypes are removed from the model file, and it is not recognised any more."], [`Task: ${task}`, "small muted"]);
+  fillDialog(`Delete “${name}”?`, ["Its prototypes are removed from the model file, and it is not recognised any more."], [`Task: ${called(task)}`, "small muted"]);
   close.textContent = "Cancel";
   remove.hidden = remove.disabled = false;
   close.onclick = () => dialog.close();

@@ -52,7 +52,7 @@ function addSpot(id, kind, said, x, y, more, ...children) {
 
 function addDot(name, task, x, y) {
   const { colour, shape } = look(task);
-  addSpot(`class:${name}`, "dot", `${name}, task ${task}`, x, y, { name, radius: 6 }, svg("path", { d: shape, fill: colour }));
+  addSpot(`class:${name}`, "dot", `${name}, task ${called(task)}`, x, y, { name, radius: 6 }, svg("path", { d: shape, fill: colour }));
 }
 
 function addPicture(shot, radius, x, y) {
@@ -144,7 +144,7 @@ function walk(event) {
 }
 
 function drawLegend(shots) {
-  const items = state.map.tasks.map((task) => el("li", {}, glyph(task), el("span", { title: task }, task)));
+  const items = [...new Set(state.map.classes.map(({ task }) => called(task)))].map((task) => el("li", {}, glyph(task), el("span", { title: task }, task)));
   const ring = (kind) => icon(svg("g", { class: kind }, svg("circle", { class: "ring", r: 5.5 })));
   if (shots.length) items.push(el("li", {}, ring("shot"), el("span", {}, "your picture")));
   if (shots.some((shot) => shot.result.unknown)) items.push(el("li", {}, ring("shot unknown"), el("span", {}, "unknown picture")));
@@ -169,7 +169,7 @@ function drawTable() {
   const shown = state.shots.filter((shot) => shot.result && !shot.error);
   const pictures = shown.map(({ name, result: { label, unknown, position: [x, y] } }) =>
     row(`picture ${name}`, unknown ? `unknown, closest ${label}` : `answer ${label}`, closest(x, y), x, y));
-  const classes = state.map.classes.map((one) => row(one.name, one.task, closest(one.x, one.y, one), one.x, one.y));
+  const classes = state.map.classes.map((one) => row(one.name, called(one.task), closest(one.x, one.y, one), one.x, one.y));
   const heads = ["Class or picture", "Task or answer", "Closest class on the map", "Position"].map((text) => el("th", { scope: "col" }, text));
   const table = el("table", {}, el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...pictures, ...classes));
   $("map-table").querySelector(".listing").replaceChildren(table);

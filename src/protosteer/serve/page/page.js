@@ -4,8 +4,11 @@ async function refresh() {
   const { base } = state;
   try {
     const [model, { classes }, map] = await Promise.all(["model", "classes", "map"].map((path) => ask(own(path))));
+    const corrections = await listCorrections(model);
     if (base !== state.base) return;  // another one was chosen meanwhile
-    Object.assign(state, { model, classes, map });
+    Object.assign(state, { model, classes, map, corrections });
+    state.corrected = new Set(model.tasks.filter(({ corrected }) => corrected !== null).map(({ name }) => name));
+    state.tasks = [...new Set(map.tasks.map(called))];
     $("trouble").hidden = true;
   } catch (error) {
     $("trouble").textContent = error.message;
@@ -14,6 +17,8 @@ async function refresh() {
   }
   drawFacts();
   drawClasses();
+  drawCorrections();
+  state.shots.forEach(fillFix);
   drawMap();
 }
 
@@ -43,13 +48,13 @@ async function changed() {
 }
 
 function drawFacts() {
-  const { model, classes, map } = state;
+  const { model, classes } = state, corrected = state.corrected.size;
   const file = model.file.path.split(/[\\/]/).pop();
   document.title = `${file} · protosteer`;
   $("model-name").textContent = file;
   const fact = (number, one, many) => el("span", {}, el("b", {}, number.toLocaleString("en")), ` ${number === 1 ? one : many}`);
   const backbone = el("span", {}, "backbone ", el("b", {}, model.backbone.name)), size = el("span", {}, el("b", {}, bytes(model.file.bytes)));
-  $("facts").replaceChildren(fact(classes.length, "class", "classes"), fact(map.tasks.length, "task", "tasks"), backbone, size);
+  $("facts").replaceChildren(fact(classes.length, "class", "classes"), fact(model.tasks.length - corrected, "task", "tasks"), corrected ? fact(corrected, "correction", "corrections") : "", backbone, size);
   $("teach").hidden = $("teach-link").hidden = !model.teaching;
   $("no-teaching").hidden = model.teaching;
   $("train-choice").hidden = !model.trainable;
@@ -57,6 +62,7 @@ function drawFacts() {
 }
 
 function drawReading() {
+  drawReliability();
   const { calibrated, reject } = state.model, evidence = byEvidence();
   const explain = (name, word, text) => $(name).replaceChildren(el("b", {}, word), ` ${text}`);
   explain("reading-similarity", "Similarity", evidence

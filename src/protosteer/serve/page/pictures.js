@@ -45,7 +45,8 @@ function makeCard(shot) {
   const gone = () => removeShots([shot]);
   const remove = el("button", { class: "plain cross", type: "button", "aria-label": `Remove ${shot.name}`, onclick: gone }, "×");
   const events = { onmouseenter: active, onmouseleave: calm, onfocusin: active, onfocusout: calm };
-  shot.card = el("li", { class: "card", "aria-labelledby": shot.id, ...events }, shot.image, shot.head, remove, shot.answer);
+  makeFix(shot);
+  shot.card = el("li", { class: "card", "aria-labelledby": shot.id, ...events }, shot.image, shot.head, remove, shot.answer, shot.fix.node);
   fillCard(shot);
 }
 
@@ -82,7 +83,8 @@ function fillCard(shot) {
   if (error) {
     const again = el("button", { class: "button small", type: "button", onclick: () => predict([shot]) }, "Try again");
     shot.answer.replaceChildren(el("p", { class: "problem" }, error.message), ...(error.status ? [] : [again]));
-  } else shot.answer.replaceChildren(...(result ? [scores(result), tried(result)] : []));
+  } else shot.answer.replaceChildren(...(result ? [scores(result), tried(result), trust(result)].filter(Boolean) : []));
+  fillFix(shot);
 }
 
 /** Bars show what decides: probabilities by evidence, which are calibrated, similarities by the paper's rule. */

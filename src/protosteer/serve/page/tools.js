@@ -8,7 +8,7 @@ const SHAPES = [                           // 7 and 8 have no common divisor: 56
   "M5 0A5 5 0 1 1-5 0A5 5 0 1 1 5 0Z", "M-4.4-4.400H4.400V4.400H-4.400Z", "M0-5.6 5.2 4H-5.200Z", "M0-6 6 0 0 6-6 0Z",
   "M0 5.6-5.2-4H5.200Z", "M-2-5.500H2V-2H5.500V2H2V5.500H-2V2H-5.500V-2H-2Z", "M0-5.8 5-2.900V2.900L0 5.8-5 2.900V-2.900Z",
 ];
-const state = { base: "", model: {}, classes: [], map: { classes: [], tasks: [] }, shots: [], examples: [], all: false, fresh: null, counted: 0 };
+const state = { base: "", model: {}, classes: [], corrections: [], corrected: new Set(), tasks: [], map: { classes: [], tasks: [] }, shots: [], examples: [], all: false, fresh: null, counted: 0 };
 
 const $ = (id) => document.getElementById(id);
 const sleep = (seconds) => new Promise((done) => setTimeout(done, 1000 * seconds));
@@ -31,8 +31,11 @@ const el = (tag, attributes = {}, ...children) => build(document.createElement(t
 const svg = (tag, attributes = {}, ...children) =>
   build(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 
+/** What a task is called here: each correction is one, and all of them look alike. */
+const called = (task) => (state.corrected.has(task) ? "correction" : task);
+
 function look(task) {
-  const number = Math.max(0, state.map.tasks.indexOf(task));
+  const number = Math.max(0, state.tasks.indexOf(called(task)));
   return { colour: `var(--t${number % COLOURS})`, shape: SHAPES[number % SHAPES.length] };
 }
 function glyph(task) {
