@@ -66,7 +66,7 @@ def browser() -> Iterator[Browser]:
     executable = find_browser()
     if executable is None:
         pytest.skip("no Chromium is installed")
-    with browsing(executable) as found:
+    with browsing(executable, ["--use-fake-device-for-media-stream"]) as found:
         yield found
 
 
@@ -304,6 +304,45 @@ def test_a_class_is_taught_recognised_at_once_and_deleted_again(visit, address, 
     expect(page.locator(".plot .dot")).to_have_count(7)
     expect(page.get_by_role("button", name="Delete nine")).to_have_count(0)
     expect(page.locator(".card h3", has_text="nine")).to_have_count(0)
+
+
+def test_a_class_is_taught_from_the_camera(visit, evident, tmp_path):
+    page = visit(evident[0], permissions=["camera"])
+    page.get_by_label("Token").fill(TOKEN)
+    page.get_by_label("Name of the class").fill("fake device")
+    page.get_by_role("button", name="Use the camera").click()
+    expect(page.locator("#video")).to_have_js_property("videoWidth", 640)  # the fake device's
+    for count in (1, 2, 3):
+        page.get_by_role("button", name="Take a picture").click()
+        expect(page.locator("#examples li")).to_have_count(count)
+    page.screenshot(path=tmp_path / "camera.png")
+    page.get_by_role("button", name="Stop the camera").click()
+    expect(page.locator("#viewfinder")).to_be_hidden()
+    page.get_by_role("button", name="Teach", exact=True).click()
+    expect(page.locator("#teach-answer")).to_contain_text("“fake device” was learned from 3 pictures")
+    delete(page, "fake device")
+    expect(page.get_by_role("dialog")).to_contain_text("is deleted")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [("NotAllowedError", "does not let this page use the camera"), ("NotFoundError", "No camera was found")],
+)
+def test_a_camera_that_cannot_be_used_is_told_in_one_line(visit, evident, error, words):
+    page = visit(evident[0])
+    refused = f"() => Promise.reject(new DOMException('', '{error}'))"
+    page.evaluate(f"() => {{ navigator.mediaDevices.getUserMedia = {refused}; }}")
+    page.get_by_role("button", name="Use the camera").click()
+    expect(page.locator("#teach-answer.problem")).to_contain_text(words)
+    expect(page.locator("#viewfinder")).to_be_hidden()
+
+
+def test_without_a_camera_in_the_browser_there_is_no_button(visit, evident):
+    page = visit(evident[0])
+    page.add_init_script("Object.defineProperty(navigator, 'mediaDevices', { value: undefined })")
+    page.reload()
+    expect(page.locator("#rows li").first).to_be_visible()
+    expect(page.locator("#camera")).to_be_hidden()
 
 
 def wrongly_answered(learner: Learner, folder: Path) -> tuple[Path, str]:

@@ -118,6 +118,7 @@ function start() {
   $("clear").addEventListener("click", () => { removeShots(state.shots); say("All pictures removed."); });
   $("filter").addEventListener("input", drawClasses);
   $("map-table").addEventListener("toggle", drawTable);
+  startCamera();
   $("teach-form").addEventListener("submit", teach);
   $("token").value = sessionStorage.getItem("token") ?? "";
   $("token").addEventListener("input", () => sessionStorage.setItem("token", $("token").value));
