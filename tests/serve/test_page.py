@@ -21,6 +21,8 @@ from protosteer.learner import Learner
 from protosteer.method.memory import ClassRecord, TaskRecord
 from protosteer.method.prototypes import Centroids
 from protosteer.photos.rejection import threshold
+from protosteer.photos.teaching import survey
+from protosteer.photos.thumbnails import keep
 from protosteer.serve.app import create_app
 from protosteer.settings import Settings
 from screenshot_page import SIZE, browsing, draw_digits, find_browser, learn_digits, photograph, serving
@@ -431,6 +433,28 @@ def test_how_far_a_probability_can_be_trusted_is_told(visit, evident, folder):
     expect(page.locator(".card")).to_contain_text(
         f"An answer this sure: right for {int(checked.right[sure].sum())} of {int(sure.sum())} taught pictures"
     )
+
+
+def test_a_class_shows_its_prototypes_where_thumbnails_were_kept(visit, tmp_path):
+    learner = learn_digits(tmp_path, Settings.preset("instant"), per_class=20, tasks={"May": ("zero", "one")})
+    path = tmp_path / "digits.protosteer"
+    keep(path, learner, survey(tmp_path / "May"), 0.1)
+    with serving(create_app(learner, path, thumbnails=True)) as address:
+        page = visit(address)
+        page.get_by_role("button", name="Pictures of zero").click()
+        shown = page.get_by_role("dialog").locator("img")
+        expect(shown).to_have_count(10)
+        expect(shown.last).to_have_js_property("complete", True)
+        assert shown.first.evaluate("image => image.naturalWidth") > 0
+        page.screenshot(path=tmp_path / "thumbs.png")
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("button", name="Pictures of zero")).to_be_focused()
+        page.close()
+    with serving(create_app(learner, path)) as address:  # shown to nobody, unless that was asked for
+        page = visit(address)
+        expect(page.locator("#rows li")).to_have_count(2)
+        expect(page.get_by_role("button", name="Pictures of zero")).to_have_count(0)
+        page.close()
 
 
 def test_training_in_the_background_is_followed_to_its_end(visit, address, folder):

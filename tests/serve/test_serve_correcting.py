@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import os
 
@@ -12,8 +13,12 @@ pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 from fastapi.testclient import TestClient
 
 from conftest import tiny_backbone
+from photo_toys import photos
+from protosteer import thumbsfile
 from protosteer.learner import Learner
 from protosteer.method.memory import correction_name
+from protosteer.photos.teaching import survey, teach
+from protosteer.photos.thumbnails import keep
 from protosteer.settings import Settings
 from protosteer.util.reading import digest
 from serve_toys import BEARER, encoded, form, pictures, service, taught
@@ -201,3 +206,35 @@ def test_reliability_is_of_images_that_were_left_out(client, tmp_path):
     assert right == pytest.approx(int(checked.right.sum())) and told["calibration_error"] >= 0
     with TestClient(service(tmp_path, taught())) as by_the_papers_rule:
         assert by_the_papers_rule.get("/model").json()["reliability"] is None
+
+
+def test_thumbnails_are_served_where_they_are_to_be_shown_and_go_with_their_class(tmp_path):
+    learner = Learner(tiny_backbone(), EVIDENCE)
+    found = survey(photos(tmp_path / "spring", ["ant", "bee"], 6))
+    teach(learner, found, holdout=0.0)
+    learner.save(tmp_path / "toy.protosteer")
+    keep(tmp_path / "toy.protosteer", learner, found, 0.0)
+    place = thumbsfile.beside(tmp_path / "toy.protosteer")
+    with TestClient(service(tmp_path, learner, thumbnails=True)) as client:
+        assert [c["thumbnails"] for c in client.get("/classes").json()["classes"]] == [6, 6]
+        told = client.get("/thumbnails/ant").json()
+        assert told["class"] == "ant" and len(told["jpegs"]) == 6
+        jpeg = base64.b64decode(told["jpegs"][0])
+        assert jpeg in place.read_bytes()
+        assert client.delete("/classes/ant", headers=BEARER).status_code == 200
+        answer = client.get("/thumbnails/ant")
+        assert answer.status_code == 404 and "no thumbnails here" in answer.json()["detail"]
+        assert (
+            jpeg not in place.read_bytes()
+            and [
+                thumb.name
+                for thumb in thumbsfile.read(
+                    tmp_path / "toy.protosteer", client.app.state.service.store.current.memory
+                )
+            ]
+            == ["bee"] * 6
+        )
+    learner.forget("ant")
+    with TestClient(service(tmp_path, learner)) as client:
+        assert client.get("/thumbnails/bee").status_code == 404
+        assert client.get("/classes").json()["classes"][0]["thumbnails"] == 0

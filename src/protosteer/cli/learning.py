@@ -70,6 +70,13 @@ def learn(
     skip_known: Annotated[
         bool, Option("--skip-known", help="Leave classes out that the model has already.")
     ] = False,
+    thumbnails: Annotated[
+        bool,
+        Option(
+            "--thumbnails",
+            help="Keep small pictures of some images beside the model, in MODEL.thumbs, for the page.",
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, Option("--dry-run", help="Say what is in the folder, and learn nothing.")
     ] = False,
@@ -89,6 +96,10 @@ def learn(
         raise typer.BadParameter(
             "--name is of one folder that is learned here; else tasks are named after theirs"
         )
+    if thumbnails and who.elsewhere:
+        raise typer.BadParameter(
+            "--thumbnails are kept of folders that are learned here, with --engine local"
+        )
     changes = parse_settings(set_ or []) | ({} if independent is None else {"independent": independent})
     loaded: list[Backbone] = []
 
@@ -105,7 +116,7 @@ def learn(
     else:
         several = to_learn(path, folders, skip_known) if len(folders) > 1 else folders
         told = [
-            _learn_folder(path, folder, name, holdout, skip_known, dry_run, as_json, learner_of)
+            _learn_folder(path, folder, name, holdout, skip_known, thumbnails, dry_run, as_json, learner_of)
             for folder in several
         ]
     if as_json:
@@ -118,6 +129,7 @@ def _learn_folder(
     name: str | None,
     holdout: float,
     skip_known: bool,
+    thumbnails: bool,
     dry_run: bool,
     as_json: bool,
     learner_of: Callable[[Model | None], Learner],
@@ -141,6 +153,8 @@ def _learn_folder(
     _tell_begun(learner, found, writer)
     taught = _teach(learner, found, writer, holdout)
     _tell_taught(taught, found, learner, path, as_json)
+    if thumbnails:
+        _keep_thumbnails(path, learner, found, holdout)
     return figures(found, taught)
 
 
@@ -257,6 +271,16 @@ def _teach(learner: Learner, found: Survey, writer: TaskWriter, holdout: float) 
         bookmark.release()
     bookmark.clear()
     return taught
+
+
+def _keep_thumbnails(path: Path, learner: Learner, found: Survey, holdout: float) -> None:
+    from protosteer.photos.thumbnails import keep
+    from protosteer.thumbsfile import beside
+    from protosteer.util.files import writing
+
+    with writing(path, ANOTHER):
+        count = keep(path, learner, found, holdout)
+    say(f"Kept: {count} thumbnails in {beside(path).name}, beside the model; a forgotten class loses its own")
 
 
 def goes_on(bookmark: Bookmark) -> str:

@@ -48,6 +48,12 @@ class Class(BaseModel):
     tasks: list[str] = Field(description="All tasks that it was learned in.")
     images: int
     centroids: int = Field(description="Prototypes that are kept of it.")
+    thumbnails: int = Field(description="Small pictures of it that can be asked for.")
+
+
+class Thumbnails(BaseModel):
+    class_: str = Field(serialization_alias="class")
+    jpegs: list[str] = Field(description="Base64.")
 
 
 class Classes(BaseModel):

@@ -44,6 +44,7 @@ def create_app(
     allow_teach: bool = False,
     token: str | None = None,
     reject: float = 0.05,
+    thumbnails: bool = False,
     limits: Limits | None = None,
     host_names: Iterable[str] = (),
 ) -> FastAPI:
@@ -52,6 +53,7 @@ def create_app(
     name: what the model is called where there are several; the name of its file, if not given.
     others: more models by name, each with its file; limits hold for each, the token for all.
     reject: the share of known images that may count as unknown, where a request names no other.
+    thumbnails: show those that were kept when the model was taught, to whoever asks.
     host_names: what browsers may call the service, beside localhost and any address.
     """
     places = [(Path(path).stem if name is None else name, learner, Path(path))]
@@ -59,7 +61,10 @@ def create_app(
     check_names([(called, file) for called, _, file in places])
     metrics = Metrics(called for called, *_ in places)
     models = Models(
-        [Service(*place, allow_teach, token, reject, limits or Limits(), metrics) for place in places]
+        [
+            Service(*place, allow_teach, token, reject, limits or Limits(), metrics, thumbnails)
+            for place in places
+        ]
     )
 
     @asynccontextmanager

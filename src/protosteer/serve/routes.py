@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from starlette.requests import Request
 
 from protosteer.photos.inspection import correction
 from protosteer.serve import answers, metrics
+from protosteer.serve.limits import Refused
 from protosteer.serve.models import Models
 from protosteer.serve.service import Service
 from protosteer.serve.store import LAST
@@ -76,6 +78,18 @@ def _add_reports(router: APIRouter, chosen: Any) -> None:
     def classes(service: Service = chosen) -> Any:
         """All classes, in the order in which they were learned."""
         return {"classes": service.store.current.classes()}
+
+    @router.get(
+        "/thumbnails/{name:path}", response_model=answers.Thumbnails, responses=answers.errors(404, 422)
+    )
+    def thumbnails(name: str, service: Service = chosen) -> Any:
+        """Small pictures of images that a class was taught, where they were kept and are to be shown."""
+        jpegs = service.store.current.thumbnails.get(name)
+        if jpegs is None:
+            raise Refused(
+                404, f"of class '{name}' there are no thumbnails here; GET /classes says of which there are"
+            )
+        return answers.Thumbnails(class_=name, jpegs=[base64.b64encode(jpeg).decode() for jpeg in jpegs])
 
     @router.get("/model", response_model=answers.Model)
     def model(service: Service = chosen) -> Any:

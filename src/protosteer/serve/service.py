@@ -38,6 +38,7 @@ class Service:
         reject: float,
         limits: Limits,
         metrics: Metrics,
+        thumbnails: bool = False,
     ):
         if allow_teach and not token:
             raise SettingsError("teaching over HTTP needs a token: give one, or do not allow teaching")
@@ -47,7 +48,7 @@ class Service:
         self.teaching = allow_teach
         self.reject = reject
         self.metrics = metrics
-        self.store = Store(learner, path, writable=allow_teach)
+        self.store = Store(learner, path, allow_teach, thumbnails)
         self.uploads = Uploads(learner.backbone.preprocessing, limits)
         self.batcher = Batcher(self._predict, limits.queue, limits.batch)
         self.jobs = Jobs(self.store, limits.jobs)

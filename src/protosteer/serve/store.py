@@ -32,12 +32,13 @@ class Outdated(Exception):
 
 
 class Store:
-    def __init__(self, learner: Learner, path: Path, writable: bool):
+    def __init__(self, learner: Learner, path: Path, writable: bool, thumbnails: bool = False):
         self.path = real(path)
         self._identity = Identity.of(self.path)
         if writable:
             _check_same(learner.memory, self.path)
-        self.current = Snapshot(learner.copy(), self.path)
+        self._thumbnails = thumbnails
+        self.current = Snapshot(learner.copy(), self.path, thumbnails)
         self._lock = threading.Lock()
 
     def check_trainable(self, name: str) -> None:
@@ -120,7 +121,7 @@ class Store:
     def _change(self, memory: Memory) -> None:
         learner = self.current.learner.copy()
         learner.memory = memory
-        following = Snapshot(learner, self.path)
+        following = Snapshot(learner, self.path, self._thumbnails)
         try:
             with replacing(self.path):
                 if Identity.of(self.path) != self._identity:

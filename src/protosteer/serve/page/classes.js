@@ -6,8 +6,10 @@ function classRow(one) {
   const ask = (event) => askDelete(one, event.target);
   const remove = el("button", { class: "plain word", type: "button", "aria-label": `Delete ${one.name}`, onclick: ask }, "Delete");
   const about = `${called(one.task)} · ${plural(one.images, "image")} · ${plural(one.centroids, "prototype")}`;
+  const show = (event) => showThumbnails(one, event.target);
+  const pictures = el("button", { class: "plain word", type: "button", "aria-label": `Pictures of ${one.name}`, onclick: show }, "Pictures");
   return el("li", { class: one.name === state.fresh ? "new" : null }, glyph(one.task),
-    el("span", { class: "what" }, el("span", { title: one.name }, one.name), el("small", {}, about)), state.model.teaching ? remove : null);
+    el("span", { class: "what" }, el("span", { title: one.name }, one.name), el("small", {}, about)), one.thumbnails ? pictures : null, state.model.teaching ? remove : null);
 }
 
 function drawClasses() {
@@ -26,6 +28,26 @@ function drawClasses() {
 function fillDialog(title, ...lines) {
   $("dialog-title").textContent = title;
   $("dialog-text").replaceChildren(...lines.map(([text, kind]) => el("p", { class: kind }, text)));
+}
+
+/** Images that the class is known by, small, where they were kept. */
+async function showThumbnails({ name, images }, opener) {
+  const dialog = $("dialog"), close = $("dialog-close");
+  fillDialog(`“${name}”`, ["Looking …", "muted"]);
+  $("dialog-delete").hidden = true;
+  close.textContent = "Close";
+  close.onclick = () => dialog.close();
+  dialog.onclose = () => (opener.isConnected ? opener : $("classes-title")).focus();
+  dialog.showModal();
+  close.focus();
+  try {
+    const { jpegs } = await ask(own(`thumbnails/${encodeURIComponent(name)}`));
+    fillDialog(`“${name}”`, [`${jpegs.length} of the ${plural(images, "picture")} that it was taught, and is known by. They lie beside the model, since it was taught with thumbnails.`, "small muted"]);
+    const shown = jpegs.map((jpeg, i) => el("li", {}, el("img", { class: "thumb", alt: `Prototype ${i + 1}`, src: `data:image/jpeg;base64,${jpeg}` })));
+    $("dialog-text").append(el("ul", { class: "examples" }, ...shown));
+  } catch (error) {
+    fillDialog(`“${name}”`, [error.message, "problem"]);
+  }
 }
 
 function askDelete({ name, task }, opener) {
