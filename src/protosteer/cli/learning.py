@@ -14,9 +14,20 @@ from protosteer.cli.apart import learn_apart, to_learn
 from protosteer.cli.common import app, make_console, polite_kill, say, show
 from protosteer.cli.engines import make_engine
 from protosteer.cli.models import PANEL, backbone_of, check_place, new_backbone, prepare, read_model
-from protosteer.cli.options import Address, Device, Engine, Json, Preset, Settings, Threads, Weights, path_of
-from protosteer.cli.saving import ANOTHER, TaskWriter
-from protosteer.cli.surveying import look, tell_odd
+from protosteer.cli.options import (
+    Address,
+    Device,
+    Engine,
+    Json,
+    Preset,
+    Settings,
+    Threads,
+    Thumbnails,
+    Weights,
+    path_of,
+)
+from protosteer.cli.saving import ANOTHER, TaskWriter, keep_thumbnails
+from protosteer.cli.surveying import look, size_of, tell_found
 from protosteer.cli.words import parse_settings
 
 if TYPE_CHECKING:
@@ -70,13 +81,7 @@ def learn(
     skip_known: Annotated[
         bool, Option("--skip-known", help="Leave classes out that the model has already.")
     ] = False,
-    thumbnails: Annotated[
-        bool,
-        Option(
-            "--thumbnails",
-            help="Keep small pictures of some images beside the model, in MODEL.thumbs, for the page.",
-        ),
-    ] = False,
+    thumbnails: Thumbnails = False,
     dry_run: Annotated[
         bool, Option("--dry-run", help="Say what is in the folder, and learn nothing.")
     ] = False,
@@ -144,7 +149,7 @@ def _learn_folder(
     found = look(folder, files, old, name)
     found = found.without_known() if skip_known and found.known else found
     if not as_json:
-        _tell_found(found, holdout, path, old)
+        tell_found(found, holdout, path, old)
     if dry_run:
         return figures(found, None)
     found.check_new()
@@ -154,7 +159,7 @@ def _learn_folder(
     taught = _teach(learner, found, writer, holdout)
     _tell_taught(taught, found, learner, path, as_json)
     if thumbnails:
-        _keep_thumbnails(path, learner, found, holdout)
+        keep_thumbnails(path, learner, found, holdout)
     return figures(found, taught)
 
 
@@ -165,27 +170,6 @@ def _model_and_folders(paths: list[Path], model: Path | None) -> tuple[Path, lis
             "give a model file and a folder, such as: protosteer learn shop.protosteer photos/"
         )
     return given[0], given[1:]
-
-
-def _tell_found(found: Survey, holdout: float, path: Path, old: Model | None) -> None:
-    from protosteer.photos.teaching import held_count
-    from protosteer.report.teaching import found_table
-    from protosteer.util.text import counted
-
-    say(f"{path}: {_size(old.memory)}, to be extended" if old else f"{path}: a new model")
-    counts, console = found.counts, make_console()
-    new = " that are new" if found.again else ""
-    line = f"{found.folder}: {counted(len(counts), 'class')}, {counted(len(found.files), 'image')}{new}"
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
-    if counts:
-        console.print(found_table(found, {name: held_count(n, holdout) for name, n in counts.items()}))
-    tell_odd(found)
-
-
-def _size(memory: Memory) -> str:
-    from protosteer.util.text import counted
-
-    return f"{counted(len(memory.classes), 'class')} in {counted(len(memory), 'task')}"
 
 
 def _learner(
@@ -273,16 +257,6 @@ def _teach(learner: Learner, found: Survey, writer: TaskWriter, holdout: float) 
     return taught
 
 
-def _keep_thumbnails(path: Path, learner: Learner, found: Survey, holdout: float) -> None:
-    from protosteer.photos.thumbnails import keep
-    from protosteer.thumbsfile import beside
-    from protosteer.util.files import writing
-
-    with writing(path, ANOTHER):
-        count = keep(path, learner, found, holdout)
-    say(f"Kept: {count} thumbnails in {beside(path).name}, beside the model; a forgotten class loses its own")
-
-
 def goes_on(bookmark: Bookmark) -> str:
     how = "goes on with the training" if bookmark.path.exists() else "begins the training again"
     return f"; the same command {how}"
@@ -308,5 +282,5 @@ def _tell_taught(taught: Taught, found: Survey, learner: Learner, path: Path, as
     if taught.check is None:
         lost = "" if learner.fusion else ", and predict --reject knows nothing of these classes"
         say(f"no image was held out: there is no self-check{lost}")
-    size = f"{_size(learner.memory)}, {path.stat().st_size:,} bytes"
+    size = f"{size_of(learner.memory)}, {path.stat().st_size:,} bytes"
     say(f"Written: {path}: {size}; task {taught.record.name} is new")

@@ -29,6 +29,13 @@ def _bounded(threads: int | None) -> int | None:
 Threads = Annotated[
     int | None, Option("--threads", min=1, callback=_bounded, help="Threads of the processor.")
 ]
+Thumbnails = Annotated[
+    bool,
+    Option(
+        "--thumbnails",
+        help="Keep small pictures of some images beside the model, in MODEL.thumbs, for the page.",
+    ),
+]
 Weights = Annotated[Path | None, Option("--weights", help="File with the backbone's weights.")]
 Preset = Annotated[
     str | None,

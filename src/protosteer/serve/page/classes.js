@@ -42,7 +42,7 @@ async function showThumbnails({ name, images }, opener) {
   close.focus();
   try {
     const { jpegs } = await ask(own(`thumbnails/${encodeURIComponent(name)}`));
-    fillDialog(`“${name}”`, [`${jpegs.length} of the ${plural(images, "picture")} that it was taught, and is known by. They lie beside the model, since it was taught with thumbnails.`, "small muted"]);
+    fillDialog(`“${name}”`, [`${jpegs.length} of the ${plural(images, "picture")} that it was taught, kept beside the model.`, "small muted"]);
     const shown = jpegs.map((jpeg, i) => el("li", {}, el("img", { class: "thumb", alt: `Prototype ${i + 1}`, src: `data:image/jpeg;base64,${jpeg}` })));
     $("dialog-text").append(el("ul", { class: "examples" }, ...shown));
   } catch (error) {
