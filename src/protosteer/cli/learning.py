@@ -33,7 +33,7 @@ from protosteer.cli.words import parse_settings
 if TYPE_CHECKING:
     from protosteer.backbones import Backbone
     from protosteer.learner import Learner
-    from protosteer.method.memory import Memory, TaskRecord
+    from protosteer.method.memory import TaskRecord
     from protosteer.modelfile import Model
     from protosteer.photos.teaching import Survey, Taught
     from protosteer.running.resume import Bookmark

@@ -14,7 +14,7 @@ function trust(result) {
   if (!state.model.reliability || result.unknown) return null;
   const bin = binOf(result), had = bin.images ? `only ${plural(bin.images, "taught picture")} had one` : "no taught picture had one";
   const checked = bin.images < FEW ? `${had}, too few to tell` : `right for ${rightIn(bin)} of ${plural(bin.images, "taught picture")}`;
-  return el("p", { class: "tried" }, `An answer this sure: ${checked}`);
+  return el("p", { class: "trust" }, `An answer this sure: ${checked}`);
 }
 
 function drawReliability() {
