@@ -89,9 +89,9 @@ def serving(app: FastAPI) -> Iterator[str]:
 
 
 @contextmanager
-def browsing(executable: str) -> Iterator[Browser]:
+def browsing(executable: str, flags: Sequence[str] = ()) -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=executable, args=[*FLAGS, *flags])
         yield browser
         browser.close()
 

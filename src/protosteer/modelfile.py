@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import protosteer
-from protosteer import indexfile
+from protosteer import indexfile, thumbsfile
 from protosteer.backbones import Backbone, find_weights, full_name
 from protosteer.errors import LearnerError, ModelFileError, OtherWeights, ProtosteerError, WeightsError
 from protosteer.method.memory import Memory
@@ -89,6 +89,7 @@ class Model:
         """
         write_atomically(real(Path(path)), self.pack())
         indexfile.follow(path, self.memory.classes)
+        thumbsfile.follow(path, self.memory)
 
     def pack(self) -> bytes:
         """The contents of a model file; equal models give equal bytes."""

@@ -141,6 +141,26 @@ def test_probabilities_mean_what_they_say():
 # What the records promise
 
 
+@pytest.mark.parametrize("domain", [False, True])
+def test_left_out_images_are_answered_as_images_are(domain, monkeypatch):
+    """How sure, and whether right: a loop over the images, which are in the order of the names of their classes."""
+    monkeypatch.setattr(fusion, "WORTH", 0.0)
+    monkeypatch.setattr(fusion, "ENOUGH", IMAGES)  # more than there are, so that all are taken
+    world = World(domain=domain, noise=0.7)
+    read = Fusion(world.memory, Index.build(world.memory))
+    scores = [view.coarse.left_out()[0] for view in read.views]
+    assert len(scores) == 1 + domain
+    near, right = [], []
+    for i, seen in enumerate(zip(*scores, strict=True)):
+        logits = read.views[0].alone * seen[0]
+        if logits.softmax(0).max() < fusion.SURE and domain:
+            logits = sum(view.weight * one for view, one in zip(read.views, seen, strict=True))
+        near.append(float(logits.softmax(0).max()))
+        right.append(int(logits.argmax()) == i // 9)
+    assert read.checked.confidence.tolist() == pytest.approx(near)
+    assert read.checked.right.tolist() == right and 0.5 < sum(right) / len(right) < 1
+
+
 def taught(*tasks: list[str], settings: Settings = QUICK) -> Learner:
     learner = Learner(tiny_backbone(), settings)
     for classes in tasks:

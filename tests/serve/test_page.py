@@ -21,6 +21,8 @@ from protosteer.learner import Learner
 from protosteer.method.prototypes import Centroids
 from protosteer.method.records import ClassRecord, TaskRecord
 from protosteer.photos.rejection import threshold
+from protosteer.photos.teaching import survey
+from protosteer.photos.thumbnails import keep
 from protosteer.serve.app import create_app
 from protosteer.settings import Settings
 from screenshot_page import SIZE, browsing, draw_digits, find_browser, learn_digits, photograph, serving
@@ -66,7 +68,7 @@ def browser() -> Iterator[Browser]:
     executable = find_browser()
     if executable is None:
         pytest.skip("no Chromium is installed")
-    with browsing(executable) as found:
+    with browsing(executable, ["--use-fake-device-for-media-stream"]) as found:
         yield found
 
 
@@ -306,6 +308,155 @@ def test_a_class_is_taught_recognised_at_once_and_deleted_again(visit, address, 
     expect(page.locator(".card h3", has_text="nine")).to_have_count(0)
 
 
+def test_a_class_is_taught_from_the_camera(visit, evident, tmp_path):
+    page = visit(evident[0], permissions=["camera"])
+    page.get_by_label("Token").fill(TOKEN)
+    page.get_by_label("Name of the class").fill("fake device")
+    page.get_by_role("button", name="Use the camera").click()
+    expect(page.locator("#video")).to_have_js_property("videoWidth", 640)  # the fake device's
+    for count in (1, 2, 3):
+        page.get_by_role("button", name="Take a picture").click()
+        expect(page.locator("#examples li")).to_have_count(count)
+    page.screenshot(path=tmp_path / "camera.png")
+    page.get_by_role("button", name="Stop the camera").click()
+    expect(page.locator("#viewfinder")).to_be_hidden()
+    page.get_by_role("button", name="Teach", exact=True).click()
+    expect(page.locator("#teach-answer")).to_contain_text("“fake device” was learned from 3 pictures")
+    delete(page, "fake device")
+    expect(page.get_by_role("dialog")).to_contain_text("is deleted")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [("NotAllowedError", "does not let this page use the camera"), ("NotFoundError", "No camera was found")],
+)
+def test_a_camera_that_cannot_be_used_is_told_in_one_line(visit, evident, error, words):
+    page = visit(evident[0])
+    refused = f"() => Promise.reject(new DOMException('', '{error}'))"
+    page.evaluate(f"() => {{ navigator.mediaDevices.getUserMedia = {refused}; }}")
+    page.get_by_role("button", name="Use the camera").click()
+    expect(page.locator("#teach-answer.problem")).to_contain_text(words)
+    expect(page.locator("#viewfinder")).to_be_hidden()
+
+
+def test_without_a_camera_in_the_browser_there_is_no_button(visit, evident):
+    page = visit(evident[0])
+    page.add_init_script("Object.defineProperty(navigator, 'mediaDevices', { value: undefined })")
+    page.reload()
+    expect(page.locator("#rows li").first).to_be_visible()
+    expect(page.locator("#camera")).to_be_hidden()
+
+
+def wrongly_answered(learner: Learner, folder: Path) -> tuple[Path, str]:
+    """A new picture whose answer is another digit's, and what it is."""
+    for name in CLASSES:
+        paths = new(folder, name, 40)
+        for path, label in zip(paths, learner.predict(paths).labels, strict=True):
+            if label != name:
+                return path, name
+    raise AssertionError("all are right")
+
+
+@pytest.fixture(scope="module")
+def evident(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Learner, Path]]:
+    """The address of a model by evidence, the model, and its folder."""
+    folder = tmp_path_factory.mktemp("evident")
+    learner = learn_digits(folder, Settings.preset("instant"), per_class=20)
+    with serving(create_app(learner, folder / "digits.protosteer", allow_teach=True, token=TOKEN)) as found:
+        yield found, learner, folder
+
+
+def test_a_wrong_answer_is_corrected_at_once_logged_and_taken_back(visit, evident):
+    address, learner, folder = evident
+    path, name = wrongly_answered(learner, folder)
+    page = visit(address, "401")
+    choose(page, [path])
+    card = page.locator(".card")
+    wrong = card.locator("h3 .label").inner_text()
+    card.get_by_role("button", name="something else").click()
+    card.get_by_role("combobox").fill(name)
+    card.get_by_role("button", name="Correct", exact=True).click()
+    expect(card.locator(".fix .problem")).to_have_text("Enter the token under “Teach a class” first.")
+    page.get_by_label("Token").fill("wrong")
+    card.get_by_role("button", name="Correct", exact=True).click()
+    expect(card.locator(".fix .problem")).to_contain_text("This is not the service's token")
+    page.get_by_label("Token").fill(TOKEN)
+    card.get_by_role("combobox").press("Enter")  # what was typed is still there
+    expect(card.locator("h3 .label")).to_have_text(name)
+    expect(card.locator(".fix .good")).to_contain_text(f"Told: not “{wrong}” but “{name}”.")
+    expect(page.locator("#facts")).to_contain_text("3 tasks1 correction")
+    row = page.locator("#log li")
+    expect(row).to_contain_text(path.name)
+    expect(row).to_contain_text(f"taken for {wrong}, is {name}")
+    expect(page.locator(".legend")).not_to_contain_text("correction")  # of no class that is on the map
+    page.reload()  # the log needs the token, which the tab has kept
+    expect(row).to_have_count(1)
+    row.get_by_role("button", name="Undo").click()
+    expect(page.locator("#corrections")).to_be_hidden()
+    choose(page, [path])
+    expect(card.locator("h3 .label")).to_have_text(wrong)
+
+
+def test_the_second_likeliest_is_one_click_and_a_new_class_can_be_typed(visit, evident):
+    address, _, folder = evident
+    page = visit(address)
+    page.get_by_label("Token").fill(TOKEN)
+    choose(page, new(folder, "zero") + new(folder, "nine"))
+    first, second = page.locator(".card").all()
+    likely = first.locator("tbody th").nth(1).inner_text()
+    first.locator(".no-it-is").get_by_role("button", name=likely, exact=True).click()
+    expect(first.locator("h3 .label")).to_have_text(likely)
+    first.get_by_role("button", name="Undo").click()
+    expect(first.locator(".fix p")).to_have_text("Taken back.")
+    expect(first.locator("h3 .label")).to_have_text("zero")
+    second.get_by_role("button", name="something else").click()
+    second.get_by_role("combobox").fill(NASTY)
+    second.get_by_role("combobox").press("Enter")
+    expect(second.locator("h3 .label")).to_have_text(NASTY)
+    expect(page.locator(".rows li.new small")).to_contain_text("correction · 1 image")
+    second.get_by_role("button", name="Undo").click()
+    expect(page.locator(".rows li")).to_have_count(7)
+
+
+def test_how_far_a_probability_can_be_trusted_is_told(visit, evident, folder):
+    address, learner, _ = evident
+    page = visit(address)
+    checked = learner.fusion.checked
+    expect(page.locator("#reliability-words")).to_contain_text(
+        f"{len(checked.right)} taught pictures, each asked as if it had not been taught: {int(checked.right.sum())} of"
+    )
+    filled = ((checked.confidence * 15).long().clamp(max=14)).unique().tolist()
+    expect(page.locator(".diagram circle")).to_have_count(len(filled))
+    choose(page, new(folder, "zero"))
+    sure = (checked.confidence * 15).long().clamp(max=14) == 14
+    assert float(learner.predict(new(folder, "zero")).probabilities.max()) > 14 / 15
+    expect(page.locator(".card")).to_contain_text(
+        f"An answer this sure: right for {int(checked.right[sure].sum())} of {int(sure.sum())} taught pictures"
+    )
+
+
+def test_a_class_shows_its_prototypes_where_thumbnails_were_kept(visit, tmp_path):
+    learner = learn_digits(tmp_path, Settings.preset("instant"), per_class=20, tasks={"May": ("zero", "one")})
+    path = tmp_path / "digits.protosteer"
+    keep(path, learner, survey(tmp_path / "May"), 0.1)
+    with serving(create_app(learner, path, thumbnails=True)) as address:
+        page = visit(address)
+        page.get_by_role("button", name="Pictures of zero").click()
+        shown = page.get_by_role("dialog").locator("img")
+        expect(shown).to_have_count(10)
+        expect(shown.last).to_have_js_property("complete", True)
+        assert shown.first.evaluate("image => image.naturalWidth") > 0
+        page.screenshot(path=tmp_path / "thumbs.png")
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("button", name="Pictures of zero")).to_be_focused()
+        page.close()
+    with serving(create_app(learner, path)) as address:  # shown to nobody, unless that was asked for
+        page = visit(address)
+        expect(page.locator("#rows li")).to_have_count(2)
+        expect(page.get_by_role("button", name="Pictures of zero")).to_have_count(0)
+        page.close()
+
+
 def test_training_in_the_background_is_followed_to_its_end(visit, address, folder):
     page = visit(address)
     page.get_by_label("Also train a prompt").check()
@@ -449,10 +600,12 @@ def test_without_teaching_classes_are_listed_and_nothing_else(visit, learner, fo
         expect(page.locator(".rows li")).to_have_count(7)
         expect(page.get_by_text("protosteer serve MODEL --allow-teach")).to_be_visible()
         expect(page.locator("#teach")).to_be_hidden()
+        expect(page.locator("#reliability")).to_be_hidden()
         assert page.get_by_role("button", name="Delete").count() == 0
         expect(page.get_by_text("is never said here")).to_be_visible()
         choose(page, new(folder, "nine", 3))
         expect(page.locator(".badge")).to_have_count(0)
+        expect(page.locator(".fix").first).to_be_hidden()
         page.close()
 
 

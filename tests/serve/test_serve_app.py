@@ -216,6 +216,10 @@ def test_every_answer_tells_browsers_to_be_careful(client, path):
     assert headers["x-content-type-options"] == "nosniff" and headers["x-frame-options"] == "DENY"
     assert headers["referrer-policy"] == "no-referrer" and headers["cache-control"] == "no-store"
     assert headers["cross-origin-resource-policy"] == "same-origin"
+    assert (
+        headers["permissions-policy"].startswith("camera=(self)")
+        and "microphone=()" in headers["permissions-policy"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ import typer
 from typer import Option
 
 from protosteer import __version__
+
+# isort: off (the order of --help)
 from protosteer.cli import (
     adapting,
     benchmarks,
@@ -29,7 +31,9 @@ from protosteer.cli import (
     predicting,
     serving,
     suggesting,
-)  # isort: skip (order of help)
+)
+
+# isort: on
 from protosteer.cli.common import app, say
 from protosteer.cli.words import in_flags
 from protosteer.errors import ProtosteerError, ProtosteerWarning

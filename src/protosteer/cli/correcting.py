@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
@@ -18,7 +18,6 @@ from protosteer.util.text import printable
 
 if TYPE_CHECKING:
     from protosteer.learner import Learner
-    from protosteer.method.records import TaskRecord
 
 
 @app.command(rich_help_panel=PANEL)
@@ -62,13 +61,15 @@ def correct(
 
 
 def _correct(learner: Learner, image: Path, name: str, as_json: bool) -> None:
+    from protosteer.photos.inspection import correction
+
     new = name not in learner.classes
     record = learner.correct(image, name)
     ((now, probability, _),) = learner.predict(image).ranked(1)[0]
     if as_json:
         print(
             json.dumps(
-                {**_told(record), "new_class": new, "answer": now, "probability": probability}, indent=1
+                {**correction(record), "new_class": new, "answer": now, "probability": probability}, indent=1
             )
         )
         return
@@ -88,6 +89,7 @@ def _undo(path: Path, image: Path | None, as_json: bool) -> None:
     from protosteer.method.forgetting import undo
     from protosteer.method.memory import Memory
     from protosteer.method.records import correction_name
+    from protosteer.photos.inspection import correction
     from protosteer.util.files import real, replacing, writing
     from protosteer.util.reading import digest
 
@@ -105,7 +107,7 @@ def _undo(path: Path, image: Path | None, as_json: bool) -> None:
         dataclasses.replace(old, memory=memory).write(path)
         clear_up(path)
     if as_json:
-        print(json.dumps({"taken_back": _told(record)}, indent=1))
+        print(json.dumps({"taken_back": correction(record)}, indent=1))
     else:
         (name,) = record.class_names
         print(printable(f"taken back: {record.about.file or 'an image'} as {name} ({record.about.learned})"))
@@ -116,9 +118,10 @@ def _show_log(path: Path, as_json: bool) -> None:
     from rich.text import Text
 
     from protosteer import modelfile
+    from protosteer.photos.inspection import correction
     from protosteer.report.tables import plain_table
 
-    made = [_told(record) for record in modelfile.read(path).memory.corrections]
+    made = [correction(record) for record in modelfile.read(path).memory.corrections]
     if as_json:
         print(json.dumps({"corrections": made}, indent=1))
         return
@@ -129,15 +132,3 @@ def _show_log(path: Path, as_json: bool) -> None:
     for one in made:
         table.add_row(*(Text(printable(one[key] or "-")) for key in ("date", "image", "taken_for", "class")))
     show([table])
-
-
-def _told(record: TaskRecord) -> dict[str, Any]:
-    (name,) = record.class_names
-    about = record.about
-    return {
-        "correction": record.name,
-        "date": about.learned,
-        "image": about.file,
-        "taken_for": record.corrected,
-        "class": name,
-    }

@@ -25,11 +25,12 @@ from protosteer.cli.options import (
     Preset,
     Settings,
     Threads,
+    Thumbnails,
     Weights,
     path_of,
 )
-from protosteer.cli.saving import ANOTHER, TaskWriter
-from protosteer.cli.surveying import look, tell_odd
+from protosteer.cli.saving import ANOTHER, TaskWriter, keep_thumbnails
+from protosteer.cli.surveying import look, size_of, tell_found
 from protosteer.cli.words import parse_settings
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from protosteer.cli.apart import LearnerOf
     from protosteer.data.folders import Files
     from protosteer.learner import Learner
-    from protosteer.method.memory import Memory
     from protosteer.method.records import TaskRecord
     from protosteer.modelfile import Model
     from protosteer.photos.teaching import Survey, Taught
@@ -87,6 +87,7 @@ def learn(
     skip_known: Annotated[
         bool, Option("--skip-known", help="Leave classes out that the model has already.")
     ] = False,
+    thumbnails: Thumbnails = False,
     dry_run: Annotated[
         bool, Option("--dry-run", help="Say what is in the folder, and learn nothing.")
     ] = False,
@@ -106,6 +107,10 @@ def learn(
         raise typer.BadParameter(
             "--name is of one folder that is learned here; else tasks are named after theirs"
         )
+    if thumbnails and who.elsewhere:
+        raise typer.BadParameter(
+            "--thumbnails are kept of folders that are learned here, with --engine local"
+        )
     changes = parse_settings(set_ or []) | ({} if independent is None else {"independent": independent})
     wanted = Wanted(backbone, weights, as_json)
     loaded: list[Backbone] = []
@@ -122,7 +127,7 @@ def learn(
     else:
         several = to_learn(path, folders, skip_known) if len(folders) > 1 else folders
         told = [
-            _learn_folder(path, folder, name, holdout, skip_known, dry_run, as_json, learner_of)
+            _learn_folder(path, folder, name, holdout, skip_known, thumbnails, dry_run, as_json, learner_of)
             for folder in several
         ]
     if as_json:
@@ -136,6 +141,7 @@ def _learn_folder(
     name: str | None,
     holdout: float,
     skip_known: bool,
+    thumbnails: bool,
     dry_run: bool,
     as_json: bool,
     learner_of: LearnerOf,
@@ -150,7 +156,7 @@ def _learn_folder(
     found = look(folder, files, old, name)
     found = found.without_known() if skip_known and found.known else found
     if not as_json:
-        _tell_found(found, holdout, path, old)
+        tell_found(found, holdout, path, old)
     if dry_run:
         return figures(found, None)
     found.check_new()
@@ -159,6 +165,8 @@ def _learn_folder(
     _tell_begun(learner, found, writer)
     taught = _teach(learner, found, writer, holdout)
     _tell_taught(taught, found, learner, path, as_json)
+    if thumbnails:
+        keep_thumbnails(path, learner, found, holdout)
     return figures(found, taught)
 
 
@@ -169,27 +177,6 @@ def _model_and_folders(paths: list[Path], model: Path | None) -> tuple[Path, lis
             "give a model file and a folder, such as: protosteer learn shop.protosteer photos/"
         )
     return given[0], given[1:]
-
-
-def _tell_found(found: Survey, holdout: float, path: Path, old: Model | None) -> None:
-    from protosteer.photos.teaching import held_count
-    from protosteer.report.teaching import found_table
-    from protosteer.util.text import counted
-
-    say(f"{path}: {_size(old.memory)}, to be extended" if old else f"{path}: a new model")
-    counts, console = found.counts, make_console()
-    new = " that are new" if found.again else ""
-    line = f"{found.folder}: {counted(len(counts), 'class')}, {counted(len(found.files), 'image')}{new}"
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
-    if counts:
-        console.print(found_table(found, {name: held_count(n, holdout) for name, n in counts.items()}))
-    tell_odd(found)
-
-
-def _size(memory: Memory) -> str:
-    from protosteer.util.text import counted
-
-    return f"{counted(len(memory.classes), 'class')} in {counted(len(memory), 'task')}"
 
 
 def _learner(
@@ -302,5 +289,5 @@ def _tell_taught(taught: Taught, found: Survey, learner: Learner, path: Path, as
     if taught.check is None:
         lost = "" if learner.fusion else ", and predict --reject knows nothing of these classes"
         say(f"no image was held out: there is no self-check{lost}")
-    size = f"{_size(learner.memory)}, {path.stat().st_size:,} bytes"
+    size = f"{size_of(learner.memory)}, {path.stat().st_size:,} bytes"
     say(f"Written: {path}: {size}; task {taught.record.name} is new")

@@ -37,6 +37,13 @@ NewBackbone = Annotated[
         "fetched, the one that suits the images best (default: that of the model; auto for a new one).",
     ),
 ]
+Thumbnails = Annotated[
+    bool,
+    Option(
+        "--thumbnails",
+        help="Keep small pictures of some images beside the model, in MODEL.thumbs, for the page.",
+    ),
+]
 Weights = Annotated[Path | None, Option("--weights", help="File with the backbone's weights.")]
 Preset = Annotated[
     str | None,

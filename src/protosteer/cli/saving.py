@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from protosteer.learner import Learner
     from protosteer.method.memory import Memory
     from protosteer.method.records import TaskRecord
-    from protosteer.photos.teaching import Taught
+    from protosteer.photos.teaching import Survey, Taught
     from protosteer.util.files import Identity
 
 ANOTHER = "another MODEL"  # what to choose where nothing can be written
@@ -146,3 +146,13 @@ def _warn_of_influence(record: TaskRecord, before: tuple[TaskRecord, ...], memor
                 "that was trained with or against it; to remove that too, forget this task and learn it again"
             )
             return
+
+
+def keep_thumbnails(path: Path, learner: Learner, found: Survey, holdout: float) -> None:
+    from protosteer.photos.thumbnails import keep
+    from protosteer.thumbsfile import beside
+    from protosteer.util.files import writing
+
+    with writing(path, ANOTHER):
+        count = keep(path, learner, found, holdout)
+    say(f"Kept: {count} thumbnails in {beside(path).name}, beside the model; a forgotten class loses its own")

@@ -46,6 +46,9 @@ def serve(
         str | None,
         Option(help="Bearer token for teaching (default: PROTOSTEER_TOKEN, or a new one, which is printed)."),
     ] = None,
+    thumbnails: Annotated[
+        bool, Option("--thumbnails", help="Show thumbnails that learn --thumbnails kept, to whoever asks.")
+    ] = False,
     access_log: Annotated[bool, Option("--access-log", help="Print a line for every request.")] = False,
     backbone: ModelBackbone = None,
     weights: ModelWeights = None,
@@ -72,6 +75,7 @@ def serve(
         allow_teach=allow_teach,
         token=token or made,
         reject=reject,
+        thumbnails=thumbnails,
         host_names=[host, *(host_name or [])],
     )
 

@@ -9,6 +9,7 @@ from protosteer.cli.common import make_console, say
 
 if TYPE_CHECKING:
     from protosteer.data.folders import Files
+    from protosteer.method.memory import Memory
     from protosteer.modelfile import Model
     from protosteer.photos.teaching import Survey
 
@@ -29,6 +30,27 @@ def look(folder: Path, files: Files, old: Model | None = None, name: str | None 
             bars.update(row, completed=done, total=of)
 
         return survey(folder, old.memory if old else None, on_file, files, name)
+
+
+def tell_found(found: Survey, holdout: float, path: Path, old: Model | None) -> None:
+    from protosteer.photos.teaching import held_count
+    from protosteer.report.teaching import found_table
+    from protosteer.util.text import counted
+
+    say(f"{path}: {size_of(old.memory)}, to be extended" if old else f"{path}: a new model")
+    counts, console = found.counts, make_console()
+    new = " that are new" if found.again else ""
+    line = f"{found.folder}: {counted(len(counts), 'class')}, {counted(len(found.files), 'image')}{new}"
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if counts:
+        console.print(found_table(found, {name: held_count(n, holdout) for name, n in counts.items()}))
+    tell_odd(found)
+
+
+def size_of(memory: Memory) -> str:
+    from protosteer.util.text import counted
+
+    return f"{counted(len(memory.classes), 'class')} in {counted(len(memory), 'task')}"
 
 
 def tell_odd(found: Survey) -> None:

@@ -49,6 +49,14 @@ class View:
     familiar: Tensor  # [m]: greatest similarities of images that were left out
 
 
+@dataclass(frozen=True)
+class Checked:
+    """How sure steps 1 and 2 are of m images, each as if it had not been learned, and whether they are right."""
+
+    confidence: Tensor  # [m]: the probability of the likeliest class
+    right: Tensor  # bool [m]
+
+
 class Fusion:
     """What prediction by evidence needs of all records, computed once.
 
@@ -62,7 +70,7 @@ class Fusion:
         self.places = self.order.argsort()  # where the classes of the memory stand inside
         self.class_tasks = index.class_tasks[self.order]
         self.prompted_tasks = _prompted_tasks(index, self.places)
-        self.views = _views(memory, index, self.places)
+        self.views, self.checked = _views(memory, index, self.places)
         self.most = MOST - len(self.views[1:])  # own prompts that are tried
         self.domain = _trained_domain(memory)  # bool [T]
         # Value centroids stand task by task: where each begins.
@@ -209,8 +217,9 @@ def _prompted_tasks(index: Index, places: Tensor) -> list[Tensor]:
     return found
 
 
-def _views(memory: Memory, index: Index, places: Tensor) -> list[View]:
-    """The views of all classes, the one that weighs most first; those not worth a pass are left out.
+def _views(memory: Memory, index: Index, places: Tensor) -> tuple[list[View], Checked]:
+    """The views of all classes, the one that weighs most first; those not worth a pass are left out. And what they
+    say of images that were left out.
 
     places: where the classes of the index stand. Records of one class stand by the names of their tasks.
     """
@@ -248,7 +257,27 @@ def _views(memory: Memory, index: Index, places: Tensor) -> list[View]:
         similarity = left_out.similar[:, columns[prompt]]
         return similarity[usual if prompt is None else fair]
 
-    return [View(p, coarse[p], together[p], weights(p)[0], familiar(p)) for p in kept]
+    views = [View(p, coarse[p], together[p], weights(p)[0], familiar(p)) for p in kept]
+    return views, _checked(views, left_out, [columns[p] for p in kept], fair)
+
+
+def _checked(views: list[View], left_out: LeftOut, kinds: list[int], images: Tensor) -> Checked:
+    """kinds: places of the views in what is left out; images: bool [m], which of it count."""
+    evidence, own = (x[images][..., kinds] for x in (left_out.evidence, left_out.own))
+    many = left_out.many[images]
+
+    def answers(weights: list[float]) -> tuple[Tensor, Tensor]:
+        numbers = torch.tensor(weights, dtype=torch.double)
+        logits, mine = evidence @ numbers, own @ numbers
+        best = logits.amax(dim=1)
+        return (best - (logits + many).logsumexp(dim=1)).exp(), mine >= best - 1e-9  # but for rounding
+
+    confidence, right = answers([views[0].alone, *(0.0 for _ in views[1:])])
+    if len(views) > 1:
+        sure = confidence >= SURE
+        then, later = answers([view.weight for view in views])
+        confidence, right = confidence.where(sure, then), right.where(sure, later)
+    return Checked(confidence, right)
 
 
 def _trained_domain(memory: Memory) -> Tensor:

@@ -148,16 +148,23 @@ def sketch(embeddings: Tensor, seed: int = 0) -> Sketch:
     units = F.normalize(torch.from_numpy(_checked(embeddings)), dim=1).float()
     if len(units) <= POINTS:
         return Sketch(coded(units), torch.ones(len(units), dtype=torch.int64), torch.zeros(units.shape[1]))
-    order = torch.randperm(len(units), generator=torch.Generator().manual_seed(seed))
-    rest = units[order[SINGLE:].sort().values]
-    groups = centroids(rest, POINTS - SINGLE, "kmeans", seed=seed % 2**32)
+    chosen = torch.zeros(len(units), dtype=torch.bool).index_fill_(0, single_rows(len(units), seed), True)
+    groups = centroids(units[~chosen], POINTS - SINGLE, "kmeans", seed=seed % 2**32)
     ones = torch.ones(SINGLE, dtype=torch.int64)
     within = (groups.deviations**2 * groups.counts[:, None]).sum(dim=0) / len(units)
     return Sketch(
-        coded(torch.cat([units[order[:SINGLE].sort().values], groups.means])),
+        coded(torch.cat([units[chosen], groups.means])),
         torch.cat([ones, groups.counts]),
         halved(within.sqrt()),
     )
+
+
+def single_rows(count: int, seed: int) -> Tensor:
+    """Of so many images, the rows of those that their sketch keeps as they are, ascending."""
+    if count <= POINTS:
+        return torch.arange(count)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return order[:SINGLE].sort().values
 
 
 def halved(numbers: Tensor) -> Tensor:

@@ -116,6 +116,18 @@ def _task(task: TaskRecord) -> dict[str, Any]:
     }
 
 
+def correction(task: TaskRecord) -> dict[str, str | None]:
+    """What a log says of a task that is a correction."""
+    (name,) = task.class_names
+    return {
+        "correction": task.name,
+        "date": task.about.learned,
+        "image": task.about.file,
+        "taken_for": task.corrected,
+        "class": name,
+    }
+
+
 def _prompt(prompt: Tensor) -> dict[str, int]:
     return {"layers": prompt.shape[0], "length": prompt.shape[1], "bytes": prompt.nbytes}
 

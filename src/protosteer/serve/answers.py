@@ -48,10 +48,28 @@ class Class(BaseModel):
     tasks: list[str] = Field(description="All tasks that it was learned in.")
     images: int
     centroids: int = Field(description="Prototypes that are kept of it.")
+    thumbnails: int = Field(description="Small pictures of it that can be asked for.")
+
+
+class Thumbnails(BaseModel):
+    class_: str = Field(serialization_alias="class")
+    jpegs: list[str] = Field(description="Base64.")
 
 
 class Classes(BaseModel):
     classes: list[Class]
+
+
+class Bin(BaseModel):
+    images: int
+    confidence: float | None = Field(description="Mean probability of the answers, in percent.")
+    accuracy: float | None = Field(description="How many of them are right, in percent.")
+
+
+class Reliability(BaseModel):
+    images: int = Field(description="Learned ones, each asked as if it had not been learned.")
+    calibration_error: float = Field(description="Mean distance of probability and accuracy, in percent.")
+    bins: list[Bin] = Field(description="By the probability of the answer, from 0 to 1 in equal steps.")
 
 
 class Model(BaseModel):
@@ -63,6 +81,7 @@ class Model(BaseModel):
     teaching: bool
     reject: float
     calibrated: bool = Field(description="Whether unknown images can be told.")
+    reliability: Reliability | None = Field(description="How often answers of some probability are right.")
     trainable: bool = Field(description="Whether a taught class can get a prompt of its own.")
 
 
@@ -120,6 +139,28 @@ class Forgotten(BaseModel):
     guarantee: str
 
 
+class Correction(BaseModel):
+    correction: str = Field(description="What it can be taken back by.")
+    date: str | None
+    image: str | None = Field(description="The name of its file.")
+    taken_for: str
+    class_: str = Field(alias="class")
+
+
+class Corrected(Correction):
+    new_class: bool = Field(description="Whether the class was not known before.")
+    answer: str = Field(description="What the image is taken for now.")
+    probability: float = Field(description="Of this answer.")
+
+
+class Corrections(BaseModel):
+    corrections: list[Correction] = Field(description="The last one at the end.")
+
+
+class TakenBack(BaseModel):
+    taken_back: Correction
+
+
 IMAGES: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -139,7 +180,7 @@ IMAGES: dict[str, Any] = {
 _MEANINGS = {
     401: "No token, or a wrong one",
     403: "Teaching is not allowed",
-    404: "No such model, class or job",
+    404: "No such model, class, job or correction",
     408: "The images took too long to arrive",
     409: "The class is the only one, or the file changed on disk",
     413: "Too many images, bytes or pixels",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import mimetypes
+import re
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -43,6 +44,7 @@ def create_app(
     allow_teach: bool = False,
     token: str | None = None,
     reject: float = 0.05,
+    thumbnails: bool = False,
     limits: Limits | None = None,
     host_names: Iterable[str] = (),
 ) -> FastAPI:
@@ -51,6 +53,7 @@ def create_app(
     name: what the model is called where there are several; the name of its file, if not given.
     others: more models by name, each with its file; limits hold for each, the token for all.
     reject: the share of known images that may count as unknown, where a request names no other.
+    thumbnails: show those that were kept when the model was taught, to whoever asks.
     host_names: what browsers may call the service, beside localhost and any address.
     """
     places = [(Path(path).stem if name is None else name, learner, Path(path))]
@@ -58,7 +61,10 @@ def create_app(
     check_names([(called, file) for called, _, file in places])
     metrics = Metrics(called for called, *_ in places)
     models = Models(
-        [Service(*place, allow_teach, token, reject, limits or Limits(), metrics) for place in places]
+        [
+            Service(*place, allow_teach, token, reject, limits or Limits(), metrics, thumbnails)
+            for place in places
+        ]
     )
 
     @asynccontextmanager
@@ -178,8 +184,14 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 
 def _add_pages(app: FastAPI) -> None:
+    folder = Path(__file__).with_name("page")
+
+    def inside(script: re.Match[bytes]) -> bytes:
+        return b"<script>%s</script>" % (folder / script[1].decode()).read_bytes()
+
     def add(route: str, name: str) -> None:
-        content = Path(__file__).with_name(name).read_bytes()
+        """Scripts go out inside their page, so that its policy can allow them by what is in them."""
+        content = re.sub(rb'<script src="(\w+\.js)"></script>', inside, (folder / name).read_bytes())
         kind, _ = mimetypes.guess_type(name)
         headers = {"Content-Security-Policy": page_policy(content)} if kind == "text/html" else {}
         answer = partial(Response, content, headers=headers, media_type=kind)

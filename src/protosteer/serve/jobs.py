@@ -120,7 +120,7 @@ class Jobs:
                 self._store.replace(record, _completed(trained, record), before)
                 return
             except Outdated:
-                again = "beginning again: a class was deleted"
+                again = "beginning again: a class was deleted, or a correction taken back"
                 self._tell(id, done=0, total=0, seconds_left=None, message=again)
 
     def _on_stage(self, id: str, record: TaskRecord, before: tuple[TaskRecord, ...], stage: Stage) -> None:

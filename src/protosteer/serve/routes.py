@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 from collections.abc import Callable
@@ -12,13 +13,18 @@ from fastapi.responses import PlainTextResponse, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.requests import Request
 
+from protosteer.photos.inspection import correction
 from protosteer.serve import answers, metrics
+from protosteer.serve.limits import Refused
 from protosteer.serve.models import Models
 from protosteer.serve.service import Service
+from protosteer.serve.store import LAST
 
 Top = Annotated[int, Query(ge=1, le=100, description="How many classes to name.")]
 Reject = Annotated[float, Query(ge=0, lt=1, description="Share of known images that may count as unknown.")]
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
+ClassName = Annotated[str, Query(alias="class", description="What is on the image; may be new.")]
+CorrectionId = Annotated[str, Path(description=f"One of those that GET /corrections lists, or: {LAST}")]
 Name = Annotated[str, Path(description="One of those that GET /models lists.")]
 
 
@@ -46,6 +52,7 @@ def _include(
     _add_predict(router, chosen, reject)  # first, since routes are tried in this order
     _add_reports(router, chosen)
     _add_teaching(router, chosen)
+    _add_corrections(router, chosen)
     app.include_router(router)
 
 
@@ -72,6 +79,18 @@ def _add_reports(router: APIRouter, chosen: Any) -> None:
         """All classes, in the order in which they were learned."""
         return {"classes": service.store.current.classes()}
 
+    @router.get(
+        "/thumbnails/{name:path}", response_model=answers.Thumbnails, responses=answers.errors(404, 422)
+    )
+    def thumbnails(name: str, service: Service = chosen) -> Any:
+        """Small pictures of images that a class was taught, where they were kept and are to be shown."""
+        jpegs = service.store.current.thumbnails.get(name)
+        if jpegs is None:
+            raise Refused(
+                404, f"of class '{name}' there are no thumbnails here; GET /classes says of which there are"
+            )
+        return answers.Thumbnails(class_=name, jpegs=[base64.b64encode(jpeg).decode() for jpeg in jpegs])
+
     @router.get("/model", response_model=answers.Model)
     def model(service: Service = chosen) -> Any:
         """What the model holds: tasks, classes, bytes, settings, backbone."""
@@ -82,6 +101,7 @@ def _add_reports(router: APIRouter, chosen: Any) -> None:
             "teaching": service.teaching,
             "reject": service.reject,
             "calibrated": current.calibrated,
+            "reliability": current.reliability,
             "trainable": current.trainable(),
         }
 
@@ -94,10 +114,7 @@ def _add_reports(router: APIRouter, chosen: Any) -> None:
 
 
 def _add_teaching(router: APIRouter, chosen: Any) -> None:
-    async def authorised(bearer: Bearer, service: Service = chosen) -> None:
-        service.authorise(bearer.credentials if bearer else None)
-
-    allowed = [Depends(authorised)]
+    allowed = [_authorised(chosen)]
 
     @router.post(
         "/classes/{name:path}",
@@ -127,6 +144,49 @@ def _add_teaching(router: APIRouter, chosen: Any) -> None:
         return dataclasses.asdict(service.store.forget(name))
 
 
+def _add_corrections(router: APIRouter, chosen: Any) -> None:
+    allowed = [_authorised(chosen)]
+
+    @router.post(
+        "/corrections",
+        status_code=201,
+        response_model=answers.Corrected,
+        openapi_extra=answers.IMAGES,
+        responses=answers.errors(401, 403, 408, 409, 413, 422, 503, 507),
+        dependencies=allowed,
+    )
+    async def correct(request: Request, name: ClassName, service: Service = chosen) -> Any:
+        """Tell what is on one image that the model was wrong about: it knows at once, and it can be undone."""
+        return await service.correct(request, name)
+
+    @router.get(
+        "/corrections",
+        response_model=answers.Corrections,
+        responses=answers.errors(401, 403),
+        dependencies=allowed,
+    )
+    def corrections(service: Service = chosen) -> Any:
+        """All corrections that hold. They name files, which is why the token is asked for."""
+        return {"corrections": list(map(correction, service.store.current.memory.corrections))}
+
+    @router.delete(
+        "/corrections/{id}",
+        response_model=answers.TakenBack,
+        responses=answers.errors(401, 403, 404, 409, 422, 507),
+        dependencies=allowed,
+    )
+    def undo(id: CorrectionId, service: Service = chosen) -> Any:
+        """Take a correction back, as if it had never been made."""
+        return {"taken_back": correction(service.store.undo(id))}
+
+
+def _authorised(chosen: Any) -> Any:
+    async def authorised(bearer: Bearer, service: Service = chosen) -> None:
+        service.authorise(bearer.credentials if bearer else None)
+
+    return Depends(authorised)
+
+
 def _add_overviews(app: FastAPI, models: Models) -> None:
     """What is said of all models together."""
 
@@ -153,6 +213,10 @@ def _add_overviews(app: FastAPI, models: Models) -> None:
             "protosteer_classes": (
                 "Classes of the model.",
                 each(lambda s: len(s.store.current.memory.classes)),
+            ),
+            "protosteer_corrections": (
+                "Corrections that hold.",
+                each(lambda s: len(s.store.current.memory.corrections)),
             ),
         }
         return Response(models.first.metrics.text(gauges), media_type=metrics.CONTENT_TYPE)

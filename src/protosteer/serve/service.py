@@ -13,13 +13,13 @@ from starlette.requests import ClientDisconnect, Request
 from protosteer.errors import DataError, SettingsError
 from protosteer.learner import Learner
 from protosteer.photos.rejection import check_fraction
-from protosteer.serve.answers import Taught
+from protosteer.serve.answers import Corrected, Taught
 from protosteer.serve.batching import Batcher, Row
 from protosteer.serve.jobs import Jobs
 from protosteer.serve.limits import Limits, Refused
 from protosteer.serve.metrics import Metrics
 from protosteer.serve.store import Store
-from protosteer.serve.uploads import Uploads
+from protosteer.serve.uploads import Uploads, shown
 from protosteer.util.files import STALE, remove_leftovers
 from protosteer.util.text import check_name
 
@@ -38,6 +38,7 @@ class Service:
         reject: float,
         limits: Limits,
         metrics: Metrics,
+        thumbnails: bool = False,
     ):
         if allow_teach and not token:
             raise SettingsError("teaching over HTTP needs a token: give one, or do not allow teaching")
@@ -47,7 +48,7 @@ class Service:
         self.teaching = allow_teach
         self.reject = reject
         self.metrics = metrics
-        self.store = Store(learner, path, writable=allow_teach)
+        self.store = Store(learner, path, allow_teach, thumbnails)
         self.uploads = Uploads(learner.backbone.preprocessing, limits)
         self.batcher = Batcher(self._predict, limits.queue, limits.batch)
         self.jobs = Jobs(self.store, limits.jobs)
@@ -79,10 +80,7 @@ class Service:
         ]
 
     async def teach(self, request: Request, name: str, train: bool) -> Taught:
-        try:
-            check_name(name, "the class")
-        except DataError as error:
-            raise Refused(422, str(error)) from error
+        _check_class(name)
         if train:
             self.store.check_trainable(name)
         job = self.jobs.admit(name) if train else None
@@ -98,6 +96,16 @@ class Service:
         if job:
             self.jobs.start(job, record, pixels)
         return Taught(class_=name, task=record.name, images=len(pixels), job=job)
+
+    async def correct(self, request: Request, name: str) -> Corrected:
+        _check_class(name)
+        async with self.uploads.received(request) as files:
+            if len(files) != 1:
+                raise Refused(422, f"{len(files)} images cannot be one correction; send them one by one")
+            (pixels,) = await self.uploads.decode(files)
+            await files[0].seek(0)
+            content, file = await files[0].read(), shown(files[0].filename or "")
+        return await asyncio.to_thread(self.store.correct, name, pixels, content, file)
 
     def authorise(self, token: str | None) -> None:
         if not self.teaching:
@@ -119,6 +127,13 @@ class Service:
         await asyncio.to_thread(self.batcher.join, _JOIN_SECONDS)
         await asyncio.to_thread(self.jobs.join, _JOIN_SECONDS)
         self.uploads.close()
+
+
+def _check_class(name: str) -> None:
+    try:
+        check_name(name, "the class")
+    except DataError as error:
+        raise Refused(422, str(error)) from error
 
 
 async def _unless_gone(request: Request, answer: asyncio.Future[list[Row]]) -> list[Row]:

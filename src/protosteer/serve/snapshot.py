@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from protosteer import thumbsfile
+from protosteer.evaluation.metrics import calibration_error, reliability
 from protosteer.learner import Learner
+from protosteer.method.fusion import Fusion
 from protosteer.photos.inspection import describe
 from protosteer.photos.rejection import Rejection, calibrated
 from protosteer.serve.projection import Projection
+from protosteer.thumbsfile import Thumb
 
 
 class Snapshot:
-    def __init__(self, learner: Learner, path: Path):
+    def __init__(self, learner: Learner, path: Path, thumbnails: bool = False):
         self.learner = learner
         self.memory = learner.memory
         self.path = path
@@ -24,6 +29,8 @@ class Snapshot:
         self.projection = Projection.fit(self.memory, learner.fusion)
         self.calibrated = calibrated(learner)
         self.rejection = lru_cache(maxsize=64)(partial(Rejection, learner))
+        self.reliability = _reliability(learner.fusion)
+        self.thumbnails = _by_class(thumbsfile.read(path, self.memory)) if thumbnails else {}
         self._owners = self.memory.owners
 
     def predict(self, pixels: Tensor, top: int) -> list[dict[str, Any]]:
@@ -66,13 +73,22 @@ class Snapshot:
 
     def classes(self) -> list[dict[str, Any]]:
         found: dict[str, dict[str, Any]] = {
-            name: {"name": name, "task": tasks[0], "tasks": tasks, "images": 0, "centroids": 0}
+            name: {
+                "name": name,
+                "task": tasks[0],
+                "tasks": tasks,
+                "images": 0,
+                "centroids": 0,
+                "thumbnails": 0,
+            }
             for name, tasks in self._owners.items()
         }
         for record in self.memory.records:
             found[record.name]["images"] += record.images
             points = record.values.means if record.plain is None else record.plain.points
             found[record.name]["centroids"] += len(points)
+        for name, thumbs in self.thumbnails.items():
+            found[name]["thumbnails"] = len(thumbs)
         return list(found.values())
 
     @cached_property
@@ -82,3 +98,23 @@ class Snapshot:
         description["file"]["path"] = self.path.name
         description["backbone"]["weights"] = None
         return description
+
+
+def _by_class(thumbs: Iterable[Thumb]) -> dict[str, list[bytes]]:
+    """JPEG files of each class that has some."""
+    found: dict[str, list[bytes]] = {}
+    for thumb in thumbs:
+        found.setdefault(thumb.name, []).append(thumb.jpeg)
+    return found
+
+
+def _reliability(fusion: Fusion | None) -> dict[str, Any] | None:
+    """How often answers of some probability are right; None where no image can be left out to tell."""
+    if fusion is None or not len(fusion.checked.right):
+        return None
+    bins = reliability(fusion.checked.confidence, fusion.checked.right)
+    return {
+        "images": len(fusion.checked.right),
+        "calibration_error": calibration_error(bins),
+        "bins": bins,
+    }

@@ -13,15 +13,18 @@ from pathlib import Path
 from torch import Tensor
 
 from protosteer import modelfile
-from protosteer.errors import ModelFileError
+from protosteer.errors import LearnerError, ModelFileError
 from protosteer.learner import Learner
-from protosteer.method.forgetting import Forgotten, forget
+from protosteer.method.forgetting import Forgotten, forget, undo
 from protosteer.method.memory import Memory
 from protosteer.method.records import TaskRecord
+from protosteer.photos.inspection import correction
+from protosteer.serve.answers import Corrected
 from protosteer.serve.limits import Refused
 from protosteer.serve.snapshot import Snapshot
 from protosteer.util.files import Identity, real, replacing
 
+LAST = "last"  # stands for the name of the last correction
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -30,12 +33,13 @@ class Outdated(Exception):
 
 
 class Store:
-    def __init__(self, learner: Learner, path: Path, writable: bool):
+    def __init__(self, learner: Learner, path: Path, writable: bool, thumbnails: bool = False):
         self.path = real(path)
         self._identity = Identity.of(self.path)
         if writable:
             _check_same(learner.memory, self.path)
-        self.current = Snapshot(learner.copy(), self.path)
+        self._thumbnails = thumbnails
+        self.current = Snapshot(learner.copy(), self.path, thumbnails)
         self._lock = threading.Lock()
 
     def check_trainable(self, name: str) -> None:
@@ -61,14 +65,38 @@ class Store:
             self._change(Memory([*self.current.memory.tasks, record]))
             return record
 
+    def correct(self, name: str, pixels: Tensor, content: bytes, file: str) -> Corrected:
+        """One image [3, h, w], told what it is. content, file: of the file it came in, and its name."""
+        with self._lock:
+            learner = self.current.learner.copy()
+            new = name not in learner.classes
+            record = learner.correct(pixels[None], name, content)
+            about = dataclasses.replace(record.about, image_bytes=len(content), file=file)
+            learner.memory.replace(record, told := dataclasses.replace(record, about=about))
+            self._change(learner.memory)
+            ((answer, probability, _),) = self.current.learner.predict(pixels[None]).ranked(1)[0]
+            now = {"new_class": new, "answer": answer, "probability": probability}
+            return Corrected.model_validate({**correction(told), **now})
+
+    def undo(self, id: str) -> TaskRecord:
+        """Take a correction back, by its name or as the last one."""
+        with self._lock:
+            memory = Memory(self.current.memory.tasks)
+            try:
+                record = undo(memory, None if id == LAST else id)
+            except LearnerError as error:
+                raise Refused(404, str(error)) from error
+            _check_rest(memory, record.class_names[0])
+            self._change(memory)
+            return record
+
     def forget(self, name: str) -> Forgotten:
         with self._lock:
             memory = Memory(self.current.memory.tasks)
             if name not in memory.classes:
                 raise Refused(404, f"no class is named '{name}'; GET /classes lists them")
-            if len(memory.classes) == 1:
-                raise Refused(409, f"'{name}' is the only class, and a model needs one; add another first")
             forgotten = forget(memory, name)
+            _check_rest(memory, name)
             self._change(memory)
             return forgotten
 
@@ -94,7 +122,7 @@ class Store:
     def _change(self, memory: Memory) -> None:
         learner = self.current.learner.copy()
         learner.memory = memory
-        following = Snapshot(learner, self.path)
+        following = Snapshot(learner, self.path, self._thumbnails)
         try:
             with replacing(self.path):
                 if Identity.of(self.path) != self._identity:
@@ -109,6 +137,11 @@ class Store:
                 status, f"{self.path.name} cannot be written ({error.strerror or error}); nothing was changed"
             ) from error
         self.current = following
+
+
+def _check_rest(memory: Memory, gone: str) -> None:
+    if not len(memory):
+        raise Refused(409, f"'{gone}' is the only class, and a model needs one; add another first")
 
 
 def _check_same(memory: Memory, path: Path) -> None:

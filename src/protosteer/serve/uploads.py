@@ -113,7 +113,7 @@ class Uploads:
                 )
             part.filename = part.filename or f"image {number}"
             if (part.size or 0) > self._limits.file_bytes:
-                name, most = _shown(part.filename), self._limits.file_bytes
+                name, most = shown(part.filename), self._limits.file_bytes
                 raise Refused(413, f"{name} is larger than {most:,} bytes; make it smaller")
             files.append(part)
         if not files:
@@ -121,7 +121,7 @@ class Uploads:
         return files
 
     def opened(self, file: UploadFile) -> Opened:
-        name, most = _shown(file.filename or ""), self._limits.pixels
+        name, most = shown(file.filename or ""), self._limits.pixels
         with _reading(name, most):
             image = Image.open(io.BytesIO(file.file.read()), formats=formats())
             if image.width * image.height > most:
@@ -180,7 +180,7 @@ def _check_bytes(count: int, most: int) -> None:
         raise Refused(413, f"the request is larger than {most:,} bytes; send fewer images at once")
 
 
-def _shown(name: str) -> str:
+def shown(name: str) -> str:
     """A file's name as it may stand in a line of text."""
     shown = printable(name)
     return shown if len(shown) <= 100 else f"{shown[:97]}..."

@@ -1,0 +1,88 @@
+// Teaching a class from examples.
+"use strict";
+function addExamples(files) {
+  for (const file of files) {
+    const example = { file }, name = file.name || "pasted picture", image = el("img", { class: "thumb", alt: name, title: name, src: NOTHING });
+    example.item = el("li", {}, image, el("button", { type: "button", "aria-label": `Remove ${name}`, onclick: () => removeExample(example) }, "×"));
+    state.examples.push(example);
+    $("examples").append(example.item);
+    thumbnail(file).then((url) => {
+      if (!url) return;
+      image.src = url;
+      image.decode().catch(() => {}).finally(() => URL.revokeObjectURL(url));
+    });
+  }
+  answer(`${plural(state.examples.length, "picture")} chosen.`, "muted");
+}
+
+function removeExample(example) {
+  state.examples = state.examples.filter((other) => other !== example);
+  example.item.remove();
+  $("choose-examples").focus();
+  answer(`${plural(state.examples.length, "picture")} chosen.`, "muted");
+}
+
+function answer(text, kind) {
+  $("teach-answer").textContent = text;
+  $("teach-answer").className = `small ${kind}`;
+}
+
+/** What is missing, and the control where it can be put right. */
+function missing(name) {
+  if (!$("token").value.trim()) return ["Enter the token first.", "token"];
+  if (!name) return ["Give the class a name.", "class-name"];
+  if (/^\.+$/.test(name)) return ["A name needs more than dots.", "class-name"];
+  if (!state.examples.length) return ["Choose some pictures of it; five are a good start.", "choose-examples"];
+  return null;
+}
+
+async function teach(event) {
+  event.preventDefault();
+  const name = $("class-name").value.trim(), gap = missing(name);
+  if (gap) {
+    answer(gap[0], "problem");
+    $(gap[1]).focus();
+    return;
+  }
+  $("teach-button").disabled = true;
+  answer("Teaching …", "muted");
+  try {
+    const options = { method: "POST", headers: bearer(), body: form(state.examples.map((example) => example.file)) };
+    const busy = () => answer("The service is busy; asking again …", "muted");
+    const taught = await ask(`${classPath(name)}?train=${$("train").checked}`, options, busy);
+    state.examples = [];
+    state.fresh = name;
+    $("examples").replaceChildren();
+    $("class-name").value = "";
+    await changed();
+    answer(`“${name}” was learned from ${plural(taught.images, "picture")} and is recognised from now on.`, "good");
+    if (taught.job) follow(taught.job, name);
+  } catch (error) {
+    answer(error.message, "problem");
+    if (error.status === 401) $("token").focus();
+  }
+  $("teach-button").disabled = false;
+}
+
+async function follow(job, name) {
+  const route = own(`jobs/${encodeURIComponent(job)}`);  // of this model, whichever is shown by then
+  const words = el("span", { role: "status" }, `Training a prompt for “${name}” …`);
+  const bar = el("progress", { "aria-label": `Training for ${name}` }), rest = el("small", { class: "muted" });
+  const item = el("li", {}, words, bar, rest);
+  $("jobs").prepend(item);
+  for (;;) {
+    // a service that does not answer may come back; a job that it does not know will not
+    const now = await ask(route).catch((error) => (error.status ? { state: "failed", message: error.message } : {}));
+    if (now.total) Object.assign(bar, { max: now.total, value: now.done });
+    rest.textContent = now.seconds_left == null ? "" : `about ${left(now.seconds_left)} left`;
+    if (now.state === "done" || now.state === "failed") {
+      const done = now.state === "done";
+      item.replaceChildren(words);
+      words.className = done ? "good" : "problem";
+      words.textContent = done ? `“${name}” now has a prompt of its own.` : `Training for “${name}” failed: ${now.message}`;
+      return done ? changed() : null;
+    }
+    await sleep(1);
+  }
+}
+const left = (seconds) => (seconds < 90 ? plural(Math.ceil(seconds), "second") : plural(Math.round(seconds / 60), "minute"));
