@@ -165,9 +165,9 @@ def test_an_annotation_is_learned_at_once(client):
     again = client.post("/webhook", json=event("ANNOTATION_UPDATED", annotation("yak"), about))
     assert again.json()["result"] == ["yak: known so already"]
     other = client.post("/webhook", json=event("ANNOTATION_UPDATED", annotation("ant"), about))
-    assert other.json()["result"] == [
-        "ant: not learned: the class is there, and the service cannot be corrected"
-    ]
+    assert other.json()["result"] == ["ant: corrected from yak"]
+    now = client.post("/predict", json=asked_to_predict(about)).json()["results"][0]
+    assert now["result"][0]["value"]["choices"] == ["ant"]
 
 
 @pytest.mark.parametrize(

@@ -138,12 +138,11 @@ class Service:
 
         The one place that decides how annotations are learned.
         """
-        if all(known["name"] != label for known in self.classes()):
-            self.ask("POST", f"/classes/{quote(label, safe='')}", picture)
-            return "new class"
-        if self.predict(picture)["label"] == label:
+        known = any(one["name"] == label for one in self.classes())
+        if known and self.predict(picture)["label"] == label:
             return "known so already"
-        return "not learned: the class is there, and the service cannot be corrected"
+        told = self.ask("POST", f"/corrections?class={quote(label, safe='')}", picture)
+        return f"corrected from {told['taken_for']}" if known else "new class"
 
     def version(self) -> str:
         """Changes with what is known: Label Studio asks again for tasks that have only older predictions."""

@@ -24,11 +24,12 @@ from protosteer.streams import Stream, Task, split_digits
 
 QUICK = DEMO.replace(epochs=2, batch_size=8, neck_hidden=16, centroids=2, augmentation="crop")
 FIGURES = {
-    "last_accuracy", "avg_accuracy", "last_forgetting", "avg_forgetting", "prompts_per_image",
+    "last_accuracy", "anytime_accuracy",
+    "avg_accuracy", "last_forgetting", "avg_forgetting", "prompts_per_image",
     "retrieval_accuracy", "bytes_per_task", "bytes_per_class", "train_seconds", "eval_seconds",
     "forward_passes", "naive_forward_passes", "trained_parameters", "matrix", "diagnosis",
     "last_image_accuracy", "avg_image_accuracy", "diagnosis_forward_passes",
-    "overall_prompts_per_image", "passes_per_image", "overall_passes_per_image", "calibration_error", "reliability",
+    "anytime_accuracy", "overall_prompts_per_image", "passes_per_image", "overall_passes_per_image", "calibration_error", "reliability",
 }  # fmt: skip
 ABOUT = {"variants", "seed", "stream", "backbone", "settings", "versions", "seconds"}
 PICTURES = ["matrix.png", "curve.png", "reliability.png", "tsne.png"]
