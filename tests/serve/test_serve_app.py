@@ -186,6 +186,7 @@ def test_reports(client, learner):
         "tasks": ["ant task"],
         "images": 8,
         "centroids": 2,
+        "thumbnails": 0,
     }
     model = client.get("/model").json()
     assert (model["teaching"], model["reject"], model["calibrated"]) == (True, 0.05, True)

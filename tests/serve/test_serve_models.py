@@ -143,7 +143,7 @@ def test_every_route_of_a_model_has_a_twin_that_names_it(client):
     for path in twins:
         for method, operation in paths[f"/models/{{model}}{path}"].items():
             assert [p["name"] for p in operation["parameters"]].count("model") == 1
-            assert operation["responses"]["404"]["description"] == "No such model, class or job"
+            assert operation["responses"]["404"]["description"] == "No such model, class, job or correction"
             assert operation.get("security") == paths[path][method].get("security")
 
 
