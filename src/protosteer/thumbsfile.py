@@ -8,6 +8,7 @@ has that digest in that class: what is forgotten or taken back loses its picture
 from __future__ import annotations
 
 import io
+import stat
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -49,7 +50,12 @@ def write(model: str | Path, thumbs: Iterable[Thumb]) -> None:
         "sizes": torch.tensor([len(thumb.jpeg) for thumb in kept], dtype=torch.int32),
         "jpegs": torch.frombuffer(bytearray(b"".join(thumb.jpeg for thumb in kept)), dtype=torch.uint8),
     }
-    write_atomically(beside(model), seal({"thumbs": FORMAT, "classes": names}, tensors))
+    place, file = beside(model), real(Path(model))
+    if (
+        file.is_file() and not place.exists()
+    ):  # a file that is replaced keeps who may read it: whoever may the model
+        place.touch(mode=stat.S_IMODE(file.stat().st_mode))
+    write_atomically(place, seal({"thumbs": FORMAT, "classes": names}, tensors))
 
 
 def read(model: str | Path, memory: Memory) -> list[Thumb]:

@@ -117,6 +117,20 @@ def test_learn_extends_a_model_and_json_has_the_figures(photos, model, capsys):
     assert modelfile.read(model).memory.task_names == ["spring", "summer", "fall"]
 
 
+def test_thumbnails_are_kept_if_asked_for_and_are_as_private_as_the_model(photos, tmp_path, capsys):
+    path = tmp_path / "m.protosteer"
+    thumbs = tmp_path / "m.protosteer.thumbs"
+    main(["learn", str(path), str(photos / "spring"), "--preset", "instant"])
+    assert not thumbs.exists()
+    path.chmod(0o600)
+    main(["learn", str(path), str(photos / "summer"), "--thumbnails"])
+    assert "thumbnails in m.protosteer.thumbs, beside the model" in capsys.readouterr().err
+    assert thumbs.stat().st_mode & 0o777 == 0o600
+    for name in modelfile.read(path).memory.tasks[1].class_names:
+        main(["forget", str(path), name])
+    assert not thumbs.exists()
+
+
 def test_dry_run_learns_nothing(photos, tmp_path, capsys):
     assert main(["learn", str(tmp_path / "x.protosteer"), str(photos / "spring"), "--dry-run"]) == 0
     assert "3 classes, 30 images" in capsys.readouterr().out and not list(tmp_path.iterdir())

@@ -4,7 +4,7 @@ A request goes through the files in this order: `connections` (bytes to a reques
 `middleware` (whom it names), `routes`, `models` (which of several models), `service`, `uploads` (bytes to pixels, within `limits`),
 `batching` (pixels of many requests in one call of the model), `snapshot` (what is served at one moment).
 Changes go through `store`, which writes the model file before anybody sees them, and `jobs`, which trains
-prompts in the background.
+prompts in the background. `page/` has what browsers are given; scripts are put into their page at the start.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ function makeFix(shot) {
   const second = el("button", { class: "button small", type: "button", onclick: () => correct(shot, second.value) });
   const name = el("input", { type: "text", list: "class-names", maxlength: 200, autocomplete: "off", placeholder: "known or new class", "aria-label": `What is on ${shot.name}` });
   const typed = el("span", { class: "typed", hidden: true }, name, el("button", { class: "button small", type: "submit" }, "Correct"));
-  const other = el("button", { class: "button small", type: "button", "aria-expanded": "false" }, "something else …");
+  const other = el("button", { class: "button small", type: "button", "aria-expanded": "false" }, "another …");
   other.addEventListener("click", () => {
     typed.hidden = !typed.hidden;
     other.setAttribute("aria-expanded", String(!typed.hidden));
