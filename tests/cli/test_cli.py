@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -181,3 +182,21 @@ def test_an_interruption_that_python_calls_another_error_is_one_all_the_same():
         raise RuntimeError("while a class was made") from KeyboardInterrupt()
     with pytest.raises(RuntimeError, match="another"), polite_kill():
         raise RuntimeError("another") from ValueError()
+
+
+def test_help_lists_commands_in_the_order_of_use(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = re.findall(r"^│ ([a-z]+) ", capsys.readouterr().out, flags=re.MULTILINE)
+    wanted = [
+        "learn",
+        "predict",
+        "correct",
+        "suggest",
+        "forget",
+        "serve",
+        "demo",
+        "run",
+        "methods",
+        "completion",
+    ]
+    assert [name for name in shown if name in wanted] == wanted

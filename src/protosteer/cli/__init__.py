@@ -19,19 +19,10 @@ from typer import Option
 
 from protosteer import __version__
 
-# isort: off (the order of --help)
-from protosteer.cli import (
-    adapting,
-    benchmarks,
-    completion,
-    correcting,
-    learning,
-    lists,
-    managing,
-    predicting,
-    serving,
-    suggesting,
-)
+# The order of --help.
+# isort: off
+from protosteer.cli import learning, adapting, predicting, correcting, suggesting, managing, serving
+from protosteer.cli import benchmarks, lists, completion
 
 # isort: on
 from protosteer.cli.common import app, say
