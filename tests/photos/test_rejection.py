@@ -20,9 +20,12 @@ VALUES = centroids(torch.eye(4), 2)
 INSTANT = Settings.preset("instant")
 
 
+BACKBONE = tiny_backbone()  # one for thousands of learners
+
+
 def known_by(*held_out: torch.Tensor | None) -> Learner:
     """One task per class, by the paper's rule."""
-    learner = Learner(tiny_backbone(), Settings())
+    learner = Learner(BACKBONE, Settings())
     learner.memory = Memory(
         TaskRecord(f"t{i}", (ClassRecord(f"c{i}", torch.eye(4), VALUES, held),), None)
         for i, held in enumerate(held_out)
@@ -45,7 +48,6 @@ def test_the_threshold_is_a_rank_over_all_classes(fraction):
     assert calibrated(parts) and threshold(parts, 0.0) == -torch.inf
 
 
-@pytest.mark.slow  # thousands of draws each
 @pytest.mark.parametrize(("held", "fraction"), [(9, 0.1), (19, 0.05), (21, 0.05), (40, 0.2)])
 def test_a_new_known_image_is_rejected_with_at_most_that_chance(held, fraction):
     """Over many draws of held-out and new images; the plain quantile would reject more."""

@@ -36,7 +36,8 @@ def anytime_accuracy(accuracies: Sequence[float], train_images: Sequence[int]) -
 
     Each accuracy, of the classes seen by then, was measured after so many more of them.
     """
-    return sum(a * n for a, n in zip(accuracies, train_images, strict=True)) / sum(train_images)
+    weights = train_images if any(train_images) else [1] * len(train_images)  # where nobody has counted
+    return sum(a * n for a, n in zip(accuracies, weights, strict=True)) / sum(weights)
 
 
 def forgetting(matrix: Matrix, i: int) -> float:
