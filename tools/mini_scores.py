@@ -81,9 +81,11 @@ def drawings(args: argparse.Namespace) -> dict[str, Drawing]:
         found["cifar100"] = Drawing(lambda: cifar(args.cifar), 20, 10, 10, 100)
         found["cifar100_first10"] = Drawing(lambda: cifar(args.cifar), 20, 100, 2, 10)
     if args.mnist:
-        found["mnist"] = Drawing(lambda: grey(args.mnist, "train", "t10k"), 100, 200, 5, 10)
+        found["mnist"] = Drawing(
+            lambda: (grey(args.mnist, "train"), grey(args.mnist, "t10k")), 100, 200, 5, 10
+        )
     if args.notmnist:
-        found["notmnist"] = Drawing(lambda: halves(grey(args.notmnist, "t10k")[0]), 100, 200, 5, 10)
+        found["notmnist"] = Drawing(lambda: halves(grey(args.notmnist, "t10k")), 100, 200, 5, 10)
     return found
 
 
@@ -92,9 +94,9 @@ def cifar(folder: Path) -> tuple[Part, Part]:
     return train, test
 
 
-def grey(folder: Path, *splits: str) -> tuple[Part, ...]:
-    read = [read_mnist(folder, split) for split in splits]
-    return tuple((pixels, torch.tensor([int(label) for label in labels])) for pixels, labels in read)
+def grey(folder: Path, split: str) -> Part:
+    pixels, labels = read_mnist(folder, split)
+    return pixels, torch.tensor([int(label) for label in labels])
 
 
 def halves(part: Part) -> tuple[Part, Part]:

@@ -45,10 +45,9 @@ class Lessons:
 
     def open(self, photos: int, dim: int) -> tuple[np.memmap, np.memmap]:
         """Class tokens [N, D] and patch tokens [N, GRID², D], to read and to write."""
-        shapes = {"class": (photos, dim), "patches": (photos, GRID**2, dim)}
-        return tuple(self._array(kind, shape) for kind, shape in shapes.items())
+        return self._array("class", photos, dim), self._array("patches", photos, GRID**2, dim)
 
-    def _array(self, kind: str, shape: tuple[int, ...]) -> np.memmap:
+    def _array(self, kind: str, *shape: int) -> np.memmap:
         file = self.folder / f"view{self.view}_{kind}.npy"
         if file.exists():
             return np.load(file, mmap_mode="r+")
