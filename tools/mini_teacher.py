@@ -43,15 +43,21 @@ class Lessons:
     def count(self) -> int:
         return int(self._counter.read_text()) if self._counter.exists() else 0
 
-    def open(self, photos: int, dim: int) -> tuple[np.memmap, np.memmap]:
-        """Class tokens [N, D] and patch tokens [N, GRID², D], to read and to write."""
-        return self._array("class", photos, dim), self._array("patches", photos, GRID**2, dim)
+    def file(self, kind: str) -> Path:
+        return self.folder / f"view{self.view}_{kind}.npy"
 
-    def _array(self, kind: str, *shape: int) -> np.memmap:
-        file = self.folder / f"view{self.view}_{kind}.npy"
-        if file.exists():
-            return np.load(file, mmap_mode="r+")
-        return np.lib.format.open_memmap(file, "w+", np.float16, shape)
+    def read(self) -> tuple[np.memmap, np.memmap]:
+        """Class tokens [N, D] and patch tokens [N, GRID², D]."""
+        return np.load(self.file("class"), mmap_mode="r"), np.load(self.file("patches"), mmap_mode="r")
+
+    def write(self, photos: int, dim: int) -> tuple[np.memmap, np.memmap]:
+        """The same, to be filled; new where nothing is done yet."""
+        return self._filled("class", photos, dim), self._filled("patches", photos, GRID**2, dim)
+
+    def _filled(self, kind: str, *shape: int) -> np.memmap:
+        if self.count:
+            return np.load(self.file(kind), mmap_mode="r+")
+        return np.lib.format.open_memmap(self.file(kind), "w+", np.float16, shape)
 
     def keep(self, count: int, *arrays: np.memmap) -> None:
         """From now on `count` photographs are done: the count is written after what it stands for."""
@@ -79,7 +85,7 @@ def teach(teacher: Backbone, folder: Path, view: int, batches: int | None = None
     """Go on with a view until it is done, or for so many batches."""
     photos = np.load(folder / PHOTOS, mmap_mode="r")
     lessons = Lessons(folder, view)
-    arrays = lessons.open(len(photos), teacher.dim)
+    arrays = lessons.write(len(photos), teacher.dim)
     began, start = time.monotonic(), lessons.count
     todo = torch.arange(start, len(photos)).split(BATCH)[:batches]
     for number, rows in enumerate(todo, 1):

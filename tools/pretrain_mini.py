@@ -74,12 +74,11 @@ class Recipe:
 class Course:
     """Batch after batch: pictures, and what the teacher says of them. Batch n is a function of n alone."""
 
-    def __init__(self, folder: Path, recipe: Recipe, dim: int):
+    def __init__(self, folder: Path, recipe: Recipe):
         self.recipe = recipe
         self.pixels = np.load(folder / PHOTOS, mmap_mode="r")
         self.rows = recipe.rows or len(self.pixels)
         self.lessons = [Lessons(folder, view) for view in range(recipe.views)]
-        self.said = [lessons.open(len(self.pixels), dim) for lessons in self.lessons]
         self.ready = [0] * recipe.views
         self.order: tuple[int, Tensor] = (-1, torch.empty(0))
 
@@ -93,21 +92,21 @@ class Course:
         start = place * self.recipe.batch_photos
         return sweep % self.recipe.views, self.order[1][start : start + self.recipe.batch_photos]
 
-    def wait(self, view: int, rows: Tensor) -> None:
-        """Until the teacher has seen these."""
+    def said(self, view: int, rows: Tensor) -> list[Tensor]:
+        """The teacher's class and patch tokens of these, once it has seen them."""
         last = int(rows.max())
         while (ready := self.ready[view]) <= last:
             self.ready[view] = self.lessons[view].count
             if self.ready[view] == ready:
                 time.sleep(POLL)
+        return [torch.from_numpy(array[rows.numpy()]).float() for array in self.lessons[view].read()]
 
     def draw(self, number: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Photographs uint8 [n, 3, SIZE, SIZE], the teacher's class and patch tokens; glyphs in 0..1."""
         gen = Generator().manual_seed(SEED + 10**6 + number)
         view, rows = self.photographs(number)
-        self.wait(view, rows)
         pixels = cut(torch.from_numpy(self.pixels[rows.numpy()]), crops(rows, view))
-        classes, patches = (torch.from_numpy(array[rows.numpy()]).float() for array in self.said[view])
+        classes, patches = self.said(view, rows)
         # To the teacher a mirrored picture shows the same things, mirrored.
         mirrored = torch.rand(len(rows), 1, 1, 1, generator=gen) < 0.5
         square = patches.unflatten(1, (GRID, GRID))
@@ -196,8 +195,7 @@ class Training:
 
 def teacher_scales(weights: Path, course: Course) -> Scales:
     """From the first photographs that the teacher has seen."""
-    course.wait(0, torch.arange(SAMPLE))
-    classes, patches = (torch.from_numpy(array[:SAMPLE]).float() for array in course.said[0])
+    classes, patches = course.said(0, torch.arange(SAMPLE))
     with safe_open(weights, "pt") as file:
         head = [file.get_tensor(f"head.{kind}").float() for kind in ("weight", "bias")]
     return Scales(classes.var(dim=0), patches.flatten(0, 1).var(dim=0), *head)
@@ -264,7 +262,7 @@ def main() -> None:
         export(training, args.export)
         return
     args.run.mkdir(parents=True, exist_ok=True)
-    course = Course(args.photos, recipe, teacher.dim)
+    course = Course(args.photos, recipe)
     go_on(training, course, teacher_scales(args.teacher, course), args)
 
 

@@ -128,10 +128,10 @@ def test_a_teacher_that_was_stopped_goes_on_with_the_same_bits(folder, teacher, 
     mini_teacher.teach(teacher, folder, 1, batches=1)
     assert mini_teacher.Lessons(folder, 1).count == mini_teacher.BATCH
     mini_teacher.teach(teacher, folder, 1)
-    stopped = [np.array(array) for array in mini_teacher.Lessons(folder, 1).open(PHOTOS, DIM)]
+    stopped = [np.array(array) for array in mini_teacher.Lessons(folder, 1).read()]
     (folder / "view1.count").unlink()
     mini_teacher.teach(teacher, folder, 1)
-    for before, after in zip(stopped, mini_teacher.Lessons(folder, 1).open(PHOTOS, DIM), strict=True):
+    for before, after in zip(stopped, mini_teacher.Lessons(folder, 1).read(), strict=True):
         assert np.array_equal(before, after) and np.abs(after).sum(axis=-1).min() > 0
 
 
@@ -154,7 +154,7 @@ def trained(folder, weights, run, images, stop_after=None):
     if (run / pretrain_mini.CHECKPOINT).exists():
         training.restore(run / pretrain_mini.CHECKPOINT)
     run.mkdir(exist_ok=True)
-    course = pretrain_mini.Course(folder, recipe, DIM)
+    course = pretrain_mini.Course(folder, recipe)
     learn, steps = training.learn, iter(range(10**6))
 
     def killed(*args):
