@@ -161,6 +161,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--digits", action="store_true", help="scikit-learn's digits, one split for all seeds"
     )
+    parser.add_argument(
+        "--sets", nargs="+", metavar="NAME", help="only these of the sets, as they are printed"
+    )
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--speed", nargs="+", metavar="BACKBONE", help="measure the speed of these instead")
@@ -179,6 +182,8 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
     backbone = Backbone.load(args.backbone, weights=args.weights)
     found: dict[str, Any] = {"backbone": backbone.describe()}
     for name, drawing in drawings(args).items():
+        if args.sets and name not in args.sets:
+            continue
         scored = [score(backbone, drawing.stream(name, seed), args.ways) for seed in args.seeds]
         found[name] = summary(scored)
         print(name, json.dumps(found[name]["mean"]), flush=True)

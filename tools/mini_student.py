@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from mini_data import SIZE
 from pretrain_nano import Reducer, edges, layout
@@ -49,18 +49,6 @@ def fold_kernel(kernel: Tensor) -> Tensor:
     points = torch.eye(PATCH**2).view(-1, 1, PATCH, PATCH)
     enlarged = F.interpolate(points, size=tuple(kernel.shape[2:]), mode="bicubic").flatten(1)
     return (kernel.flatten(2) @ enlarged.T).unflatten(2, (PATCH, PATCH))
-
-
-def drawn_student(teacher: ViT, depth: int) -> ViT:
-    """A student of so many layers that knows nothing, its weights drawn from torch's global generator."""
-    vit = ViT(replace(teacher.config, image_size=SIZE, patch_size=PATCH, depth=depth))
-    for module in vit.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.xavier_uniform_(module.weight)
-            nn.init.zeros_(module.bias)
-    nn.init.trunc_normal_(vit.pos_embed, std=0.02)
-    nn.init.trunc_normal_(vit.cls_token, std=0.02)
-    return vit.requires_grad_(True)
 
 
 class Glyphs:

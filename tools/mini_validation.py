@@ -2,10 +2,14 @@
 
 CIFAR-100's held-out training images (mini_data.py), 20 per class to learn from and 10 to judge by; and of MNIST's
 training images 20 and 50. Percent right by class means, as they are and whitened.
+
+    python tools/mini_validation.py --backbone nano --cifar DIR --mnist DIR
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 from pathlib import Path
 
 import torch
@@ -58,3 +62,19 @@ def whitened(points: Tensor) -> Tensor:
     round_one = torch.eye(len(scatter)) * scatter.diagonal().mean()
     precision = torch.linalg.inv((1 - SHRINKAGE) * scatter + SHRINKAGE * round_one)
     return (points - learned.mean(dim=(0, 1))) @ torch.linalg.cholesky(precision)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Judge a backbone as mini is judged while it is being made.")
+    parser.add_argument("--backbone", default="mini")
+    parser.add_argument("--weights", type=Path, metavar="FILE")
+    parser.add_argument("--cifar", type=Path, required=True, metavar="DIR", help="cifar-100-python")
+    parser.add_argument("--mnist", type=Path, required=True, metavar="DIR", help="MNIST's .gz files")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    backbone = Backbone.load(args.backbone, weights=args.weights, crop=1.0, precision="bf16")
+    print(json.dumps(Validation(args.cifar, args.mnist).scores(backbone)))
+
+
+if __name__ == "__main__":
+    main()

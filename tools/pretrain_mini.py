@@ -1,7 +1,7 @@
 """Train `mini`, the ViT for photographs that ships with the package.
 
     python tools/mini_data.py --tiny-imagenet DIR --cifar DIR --out FOLDER
-    python tools/mini_teacher.py --photos FOLDER --teacher deit_tiny_patch16_224.safetensors --views 3
+    python tools/mini_teacher.py --photos FOLDER --teacher deit_tiny_patch16_224.safetensors --views 2
     python tools/pretrain_mini.py --photos FOLDER --teacher FILE --cifar DIR --mnist DIR --run FOLDER/RUN
     python tools/pretrain_mini.py --teacher FILE --run FOLDER/RUN --export mini.safetensors
 
@@ -33,7 +33,7 @@ from safetensors.torch import save
 from torch import Generator, Tensor, nn
 
 from mini_data import PHOTOS, SIZE, crops, cut
-from mini_student import Glyphs, Scales, drawn_student, fold, losses
+from mini_student import Glyphs, Scales, fold, losses
 from mini_teacher import GRID, Lessons, load_teacher
 from mini_validation import Validation
 from procedural import random_glyphs
@@ -53,17 +53,16 @@ class Recipe:
     """What decides the outcome of a run, but for the number of images, which may change under way."""
 
     layers: str = "0,1,2,3,4,5,6,7,8,9,10,11"  # of the teacher, that the student begins with
-    drawn: int = 0  # layers of a student that begins with nothing instead
     rows: int = 0  # photographs; 0: all
-    views: int = 3
-    batch_photos: int = 56
-    batch_glyphs: int = 8
+    views: int = 2
+    batch_photos: int = 48
+    batch_glyphs: int = 16
     rate: float = 3e-4
     memory: float = 0.999  # of the running mean of weights
     tokens_weight: float = 1.0
     labels_weight: float = 0.0
-    patches_weight: float = 0.0
-    glyphs_weight: float = 0.5
+    patches_weight: float = 0.5
+    glyphs_weight: float = 1.0
 
     @property
     def weights(self) -> dict[str, float]:
@@ -128,7 +127,7 @@ class Training:
         torch.manual_seed(SEED)
         self.recipe, self.step = recipe, 0
         layers = [int(layer) for layer in recipe.layers.split(",")]
-        self.vit = drawn_student(teacher.vit, recipe.drawn) if recipe.drawn else fold(teacher.vit, layers)
+        self.vit = fold(teacher.vit, layers)
         self.preprocessing = replace(teacher.preprocessing, image_size=SIZE)
         self.glyphs = Glyphs(self.vit, self.preprocessing, Generator().manual_seed(SEED))
         self.mean = copy.deepcopy(self.vit).requires_grad_(False)  # running, of the weights
@@ -238,7 +237,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--cifar", type=Path, metavar="DIR", help="cifar-100-python, to judge by")
     parser.add_argument("--mnist", type=Path, metavar="DIR", help="MNIST's .gz files, to judge by")
     parser.add_argument("--run", type=Path, required=True, metavar="FOLDER", help="checkpoint and log")
-    parser.add_argument("--images", type=int, default=1_500_000, help="to be seen in all")
+    parser.add_argument("--images", type=int, default=1_200_000, help="to be seen in all")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=10, help="between checkpoints")
     parser.add_argument("--export", type=Path, metavar="FILE", help="write the weights as they are now")
