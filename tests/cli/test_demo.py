@@ -189,6 +189,24 @@ def test_the_tsne_shows_each_image_under_the_prompt_that_won(
     assert torch.allclose(cosine, learner.predict(pixels).scores.amax(dim=1), atol=1e-5)
 
 
+@pytest.mark.usefixtures("no_tsne")
+@pytest.mark.parametrize("own", [False, True])
+def test_photographs_of_ones_own_or_those_that_are_always_there(
+    own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "pets" if own else None
+    for name in ("ant", "bee", "cat") if own else ():
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for number in range(5):
+            Image.new("RGB", (20, 20), (60 * number, 0, 200)).save(tmp_path / "pets" / name / f"{number}.png")
+    monkeypatch.setattr(demo.Backbone, "load", lambda *_, **__: tiny_backbone())
+    monkeypatch.setattr(demo, "PHOTOS", QUICK)
+    log = Console(file=io.StringIO())
+    outcome = demo.run_photos(tmp_path / "out", 0, log, folder, None, None)
+    assert outcome.figures["stream"] == ("folder:pets" if own else "split-details")
+    assert (tmp_path / "out" / "photos.protosteer").is_file()
+
+
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     """The demo, once, as users run it."""

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -18,22 +18,34 @@ from protosteer.cli.options import Address, Engine, Json, Preset, Settings, Thre
 from protosteer.cli.words import command_line, in_flags, parse_settings
 
 PANEL = "Benchmarks"
-STREAMS = "split-cifar100, five-datasets, imagenet-subset, imagenet-r, cub200, split-digits or folder:PATH."
+STREAMS = "split-cifar100, five-datasets, imagenet-subset, imagenet-r, cub200, split-digits, split-details or folder:PATH."
 
 
 @app.command(rich_help_panel=PANEL)
 def demo(
+    what: Annotated[Literal["digits", "photos"], Argument(help="What is learned.")] = "digits",
+    folder: Annotated[
+        Path | None,
+        Argument(help="Your photos, a folder per class (default: details of two that are always there)."),
+    ] = None,
     out: Annotated[Path, Option(help="Folder for the model, the plots and the figures.")] = Path(
         "protosteer-demo"
     ),
+    backbone: Annotated[str | None, Option(help="For photos: short name, or a name of timm's.")] = None,
+    weights: Weights = None,
     seed: Annotated[int, Option(min=0, help="Seed of everything random.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Learn the ten digits two at a time, in five variants, and show what is forgotten. About two minutes."""
+    """Learn ten digits two at a time, or photos, in five variants, and show what is forgotten. Takes minutes."""
     from protosteer.cli import demo
 
     log = make_console(stderr=True)
-    outcome = demo.run_demo(out, seed, log)
+    if what == "photos":
+        outcome = demo.run_photos(out, seed, log, folder, backbone, weights)
+    elif folder or backbone or weights:
+        raise typer.BadParameter("a folder, --backbone and --weights are for photos: protosteer demo photos")
+    else:
+        outcome = demo.run_demo(out, seed, log)
     if as_json:
         print(json.dumps(outcome.figures, indent=2))
     else:

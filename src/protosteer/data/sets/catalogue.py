@@ -11,7 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from protosteer.data.datasets import Dataset, join
-from protosteer.data.sets import cifar, cub, digits, imagenet_r, imagenet_subset, mnist, notmnist, svhn
+from protosteer.data.sets import (
+    cifar,
+    cub,
+    details,
+    digits,
+    imagenet_r,
+    imagenet_subset,
+    mnist,
+    notmnist,
+    svhn,
+)
 from protosteer.data.sets.base import Benchmark, DatasetInfo, Reading
 from protosteer.data.sets.obtaining import get_dataset
 from protosteer.errors import DataError
@@ -23,6 +33,7 @@ DATASETS: dict[str, DatasetInfo] = {
     for info in (
         cifar.CIFAR100, cifar.CIFAR10, mnist.MNIST, mnist.FASHION_MNIST, svhn.SVHN, notmnist.NOTMNIST,
         imagenet_r.IMAGENET_R, cub.CUB200, imagenet_subset.IMAGENET_SUBSET, digits.DIGITS,
+        details.DETAILS,
     )
 }  # fmt: skip
 
@@ -36,7 +47,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     row.name: row
     for row in (
         cifar.BENCHMARK, FIVE, imagenet_subset.BENCHMARK, imagenet_r.BENCHMARK, cub.BENCHMARK,
-        digits.BENCHMARK,
+        digits.BENCHMARK, details.BENCHMARK,
     )
 }  # fmt: skip
 

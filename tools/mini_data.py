@@ -1,0 +1,100 @@
+"""The photographs that `mini` is trained on, packed into one file, and how a view of them is cut.
+
+    python tools/mini_data.py --tiny-imagenet DIR --cifar DIR --out FOLDER
+
+Tiny-ImageNet's photographs (`train` and `test`; no label is read) and CIFAR-100's training images, but for
+the last `HELD_OUT` of every class, which judge recipes. All are 64 x 64 pixels, in a seeded random order,
+so that any stretch of the file is a fair sample.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Generator, Tensor
+
+from protosteer.data.sets.cifar import read_cifar100
+from protosteer.data.transforms import resize
+
+SIZE = 64
+HELD_OUT = 40  # of CIFAR-100's training images, per class
+PHOTOS = "photos.npy"
+SMALLEST_CROP = 0.4  # of a photograph's area
+ORDER_SEED = 17
+
+
+def held_out(labels: Tensor) -> Tensor:
+    """Rows [classes, HELD_OUT] of the last images of every class, in file order."""
+    return torch.stack([(labels == c).nonzero().squeeze(1)[-HELD_OUT:] for c in range(int(labels.max()) + 1)])
+
+
+def cifar_photos(folder: Path) -> Tensor:
+    """CIFAR-100's training images without those held out, uint8 [N, 3, SIZE, SIZE]."""
+    pixels, labels, _ = read_cifar100(folder, "train")
+    kept = torch.ones(len(pixels), dtype=torch.bool)
+    kept[held_out(labels).flatten()] = False
+    return resize(pixels[kept], (SIZE, SIZE), "bicubic")
+
+
+def read_photo(file: Path) -> np.ndarray:
+    """uint8 [3, SIZE, SIZE]."""
+    with Image.open(file) as image:
+        return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
+
+
+def pack(tiny_imagenet: Path, cifar: Path, out: Path) -> None:
+    """Write PHOTOS into the folder `out`, under a temporary name until it is whole."""
+    files = sorted(f for part in ("train", "test") for f in (tiny_imagenet / part).rglob("*.JPEG"))
+    small = cifar_photos(cifar).numpy()
+    order = torch.randperm(len(files) + len(small), generator=Generator().manual_seed(ORDER_SEED)).tolist()
+    unfinished = out / (PHOTOS + ".part")
+    packed = np.lib.format.open_memmap(unfinished, "w+", np.uint8, (len(order), 3, SIZE, SIZE))
+    for place, row in enumerate(order):
+        packed[place] = read_photo(files[row]) if row < len(files) else small[row - len(files)]
+        if (place + 1) % 20_000 == 0:
+            print(f"{place + 1} of {len(order)} photographs", flush=True)
+    packed.flush()
+    unfinished.rename(out / PHOTOS)
+
+
+def crops(rows: Tensor, view: int) -> Tensor:
+    """Boxes [N, 3] (side, centre x, centre y; the whole photograph is 1, 0, 0) of one view of some photographs.
+
+    View 0 is the whole. Others are squares; each depends on its photograph's row and the view alone.
+    """
+    if view == 0:
+        return torch.tensor([1.0, 0.0, 0.0]).repeat(len(rows), 1)
+    drawn = torch.stack(
+        [torch.rand(3, generator=Generator().manual_seed(view * 10**9 + row)) for row in rows.tolist()]
+    )
+    side = (SMALLEST_CROP + (1 - SMALLEST_CROP) * drawn[:, :1]).sqrt()
+    return torch.cat([side, (2 * drawn[:, 1:] - 1) * (1 - side)], dim=1)
+
+
+def cut(pixels: Tensor, boxes: Tensor) -> Tensor:
+    """What lies in the boxes, as large as the whole: uint8 [N, 3, SIZE, SIZE] -> the same."""
+    side, centre = boxes[:, 0], boxes[:, 1:]
+    theta = torch.zeros(len(boxes), 2, 3)
+    theta[:, 0, 0] = theta[:, 1, 1] = side
+    theta[:, :, 2] = centre
+    grid = F.affine_grid(theta, list(pixels.shape), align_corners=False)
+    found = F.grid_sample(pixels.float(), grid, "bicubic", "border", align_corners=False)
+    return found.round_().clamp_(0, 255).byte()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tiny-imagenet", type=Path, required=True, metavar="DIR", help="tiny-imagenet-200")
+    parser.add_argument("--cifar", type=Path, required=True, metavar="DIR", help="cifar-100-python")
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
+    args = parser.parse_args()
+    pack(args.tiny_imagenet, args.cifar, args.out)
+
+
+if __name__ == "__main__":
+    main()
