@@ -129,7 +129,8 @@ def true_task(method: CPP, stream: Stream) -> dict[str, float]:
 
         truth = torch.tensor([number[label] for label in task.test_labels])
         record = learner.memory.tasks[j]
-        told.append(of_paper(learner.index, record, j, embed, truth, learner.settings.neighbours))
+        classes = torch.tensor([number[name] for name in record.class_names])
+        told.append(of_paper(learner.index, record, j, embed, truth, classes, learner.settings.neighbours))
     kinds = ("true_task_with_prompt", "true_task_without_prompt")
     return {kind: mean(figures[kind] for figures in told) for kind in kinds}
 

@@ -29,7 +29,7 @@ OFFERED = [
     (["data"], ["datasets"]),
     (["--v"], ["--version"]),
     (["completion", ""], ["bash", "zsh", "fish"]),
-    (["run", "split-"], ["split-cifar100", "split-digits"]),
+    (["run", "split-"], ["split-cifar100", "split-digits", "split-details"]),
     (["run", "--meth"], ["--method"]),
     (["run", "--method", "der"], ["der++"]),
     (["run", "split-digits", "--backbone", "de"], ["deit"]),

@@ -30,10 +30,18 @@ METHODS = [
     "co2l", "finetune", "joint", "probe",
 ]  # fmt: skip
 BACKBONES = ["nano", "vit-small", "dinov2-small", "vit", "deit", "dino", "mae"]
-STREAMS = ["split-cifar100", "five-datasets", "imagenet-subset", "imagenet-r", "cub200", "split-digits"]
+STREAMS = [
+    "split-cifar100",
+    "five-datasets",
+    "imagenet-subset",
+    "imagenet-r",
+    "cub200",
+    "split-digits",
+    "split-details",
+]
 DATASETS = [
     "cifar100", "cifar10", "mnist", "fashion-mnist", "svhn", "notmnist", "imagenet-r", "cub200",
-    "imagenet-subset", "digits",
+    "imagenet-subset", "digits", "details",
 ]  # fmt: skip
 SUBJECTS = ["prediction", "training", "photos", "matrix", "scaling", "service"]
 
