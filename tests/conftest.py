@@ -29,13 +29,16 @@ _NOTHING = tempfile.TemporaryDirectory()
 os.environ |= {"PROTOSTEER_CACHE": _NOTHING.name, "HF_HOME": _NOTHING.name, "HF_HUB_OFFLINE": "1"}
 assert "huggingface_hub" not in sys.modules
 
-# These play whole commands and pages; `make test-fast` leaves them to `make test`.
+# These play whole commands and pages, or train for seconds; `make test-fast` leaves them to `make test`.
 END_TO_END = {
-    "test_resume_training",
+    "test_apart",
+    "test_bench_matrix",
+    "test_blurry_runs",
+    "test_cli_adapting",
+    "test_cli_correct",
     "test_cli_images",
     "test_cli_lists",
     "test_cli_ray",
-    "test_cli_adapting",
     "test_cli_runs",
     "test_cli_stages",
     "test_cli_suggesting",
@@ -44,14 +47,30 @@ END_TO_END = {
     "test_contact_sheet",
     "test_demo",
     "test_docs",
+    "test_esn",
     "test_faults",
+    "test_fuzz",
+    "test_gdumb",
+    "test_indexfile",
+    "test_joint",
+    "test_label_studio",
+    "test_mini_scores",
     "test_onnx",
+    "test_plots",
+    "test_pretrain_mini",
+    "test_prompted",
     "test_rehearsal",
     "test_relations",
+    "test_resume_training",
     "test_runs",
+    "test_serve_connections",
+    "test_serve_correcting",
+    "test_serve_models",
     "test_serve_teaching",
     "test_sharing",
+    "test_sklearn",
     "test_suggestions",
+    "test_thumbnails",
     "test_unknowns",
 }
 
