@@ -2,8 +2,7 @@
 
     python tools/mini_teacher.py --photos FOLDER --teacher deit_tiny_patch16_224.safetensors --views 2
 
-The teacher is DeiT-Tiny at 224 pixels, the photographs enlarged: at 128 pixels it is twice as fast, but has
-38 instead of 59 % on CIFAR-100. Of every view it keeps the class token and the patch tokens, these averaged from
+The teacher is DeiT-Tiny at 224 pixels, the photographs enlarged: at fewer it is quicker, but much worse. Of every view it keeps the class token and the patch tokens, these averaged from
 the teacher's grid to the student's. Stop it at any time; the same command goes on.
 """
 
