@@ -139,16 +139,13 @@ class VectorLearner:
 
 
 class _Embedded:
-    """The `TaskImages` of embeddings [n, D] that are at hand."""
+    """The `Embeddable` of embeddings [n, D] that are at hand."""
 
     def __init__(self, embeddings: Tensor):
         self.embeddings = embeddings
 
     def embed(self, prompt: Tensor | None) -> Tensor:
         return self.embeddings
-
-    def views(self, batches: Sequence[Tensor]) -> Sequence[Tensor]:
-        raise NotImplementedError("embeddings cannot be augmented")
 
 
 def _units(vectors: np.ndarray) -> Tensor:

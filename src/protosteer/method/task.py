@@ -25,11 +25,15 @@ from protosteer.settings import Settings
 _IMAGES_PER_CENTROID = 5
 
 
-class TaskImages(Protocol):
-    """The images of one task."""
+class Embeddable(Protocol):
+    """Images from which prototypes can be made."""
 
     def embed(self, prompt: Tensor | None) -> Tensor:
         """[n, D]: all of them under a prompt, or without one, by the evaluation transform."""
+
+
+class TaskImages(Embeddable, Protocol):
+    """The images of one task, which a prompt can be trained with."""
 
     def views(self, batches: Sequence[Tensor]) -> Iterable[Tensor]:
         """See `training.Views`."""
@@ -113,7 +117,7 @@ class _Seen:
         return _Seen(self.plain[rows], None if self.domain is None else self.domain[rows])
 
 
-def learn_class(name: str, images: TaskImages, memory: Memory, settings: Settings) -> TaskRecord:
+def learn_class(name: str, images: Embeddable, memory: Memory, settings: Settings) -> TaskRecord:
     """The record of one class of a handful of images, a task of its own: prototypes alone, nothing is
     trained.
 
