@@ -35,9 +35,9 @@ README, API, SERVICE, DATA = (
     REPOSITORY / name for name in ("README.md", "docs/api.md", "docs/service.md", "docs/data.md")
 )
 
-# A comment before a block says that it is not run, and why; weights other than nano's need a download.
+# A comment before a block says that it is not run, and why; weights other than ours need a download.
 NOT_RUN = re.compile(r"<!-- not run: (.+) -->\s*\Z")
-OTHER_WEIGHTS = re.compile(r'Backbone\.load\((?!"nano"\))')
+OTHER_WEIGHTS = re.compile(r'Backbone\.load\((?!"(?:mini|nano)"\))')
 # The README learns for fifty epochs, which would take a test too long: here nothing is trained.
 QUICKER = {"ps.Learner(backbone)": "ps.Learner(backbone, ps.Settings(prompts=False))"}
 
@@ -117,7 +117,7 @@ def play(page: Path, replacing: dict[str, str] | None = None) -> dict[str, objec
     for old in replacing or {}:
         assert whole.count(old) == 1
     for block in runnable:
-        code = block.code
+        code = block.code.replace('Backbone.load("mini")', 'Backbone.load("nano")')  # which is quicker
         for old, new in (replacing or {}).items():
             code = code.replace(old, new)
         # Moved down, so that an error names the line of the page.

@@ -72,6 +72,11 @@ def crops(rows: Tensor, view: int) -> Tensor:
     drawn = torch.stack(
         [torch.rand(3, generator=Generator().manual_seed(view * 10**9 + row)) for row in rows.tolist()]
     )
+    return boxes(drawn)
+
+
+def boxes(drawn: Tensor) -> Tensor:
+    """Squares inside of photographs, by three numbers each [N, 3] from 0 to 1; of at least SMALLEST_CROP of the area."""
     side = (SMALLEST_CROP + (1 - SMALLEST_CROP) * drawn[:, :1]).sqrt()
     return torch.cat([side, (2 * drawn[:, 1:] - 1) * (1 - side)], dim=1)
 

@@ -91,7 +91,7 @@ def test_a_name_that_the_hub_does_not_know(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", unknown)
     with pytest.raises(
-        WeightsError, match="no backbone is called 'vti': use nano, vit-small, dinov2-small, vit, deit"
+        WeightsError, match="no backbone is called 'vti': use mini, nano, vit-small, dinov2-small, vit, deit"
     ):
         Backbone.load("vti")
 
@@ -116,13 +116,14 @@ def test_the_list_needs_no_network_and_knows_what_is_on_disk() -> None:
     path = cache_dir() / "weights" / "mae_finetuned_vit_base.pth"
     path.parent.mkdir(parents=True)
     path.touch()
-    nano, small, dinov2, *papers = list_backbones()
-    assert [row.alias for row in (nano, small, dinov2)] == ["nano", "vit-small", "dinov2-small"]
+    mini, nano, small, dinov2, *papers = list_backbones()
+    assert [row.alias for row in (mini, nano, small, dinov2)] == ["mini", "nano", "vit-small", "dinov2-small"]
     assert [row.alias for row in papers] == ["vit", "deit", "dino", "mae"]
-    assert nano.on_disk and [row.path for row in papers] == [None, None, None, path]
-    loaded = Backbone.load("nano")
-    assert (nano.parameters, nano.preprocessing) == (loaded.parameters, loaded.preprocessing)
-    assert nano.config == loaded.vit.config
+    assert [row.path for row in papers] == [None, None, None, path]
+    for row in (mini, nano):
+        loaded = Backbone.load(row.alias)
+        assert row.on_disk and row.config == loaded.vit.config
+        assert (row.parameters, row.preprocessing) == (loaded.parameters, loaded.preprocessing)
     assert (small.preprocessing.mean, dinov2.preprocessing.mean) == (HALF[0], IMAGENET[0])
     assert [row.preprocessing.mean for row in papers] == [HALF[0], *[IMAGENET[0]] * 3]
     with torch.device("meta"):

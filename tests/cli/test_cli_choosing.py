@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from photo_toys import photos
+from protosteer.backbones import NANO, candidates
 from protosteer.cli import main
 from protosteer.modelfile import read
 from protosteer.util.files import cache_dir
@@ -33,14 +34,15 @@ def by_hand() -> Path:
     return tiny_weights(cache_dir() / "weights" / "mine.safetensors", OWN)
 
 
-def test_with_nano_alone_one_line_says_what_to_expect_and_which_file_to_put_where(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_with_mini_alone_one_line_says_what_to_expect_and_which_file_to_put_where(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(candidates, "TOO_SMALL", NANO)  # as it is outside of tests
     out, err = run(capsys, "learn", tmp_path / "m.protosteer", folder, *INSTANT)
     (line,) = (line for line in err.splitlines() if line.startswith("backbone"))
     place = cache_dir() / "weights" / "vit_small_patch16_224.augreg_in21k_ft_in1k.safetensors"
-    assert line.startswith("backbone nano, the only one on this disk: expect 56 %") and str(place) in line
-    assert "Licence" not in out and read(tmp_path / "m.protosteer").backbone["name"] == "nano"
+    assert line.startswith("backbone mini, the only one on this disk: expect ") and str(place) in line
+    assert "Licence" not in out and read(tmp_path / "m.protosteer").backbone["name"] == "mini"
 
 
 def test_learn_and_try_choose_the_same_and_the_model_keeps_it(

@@ -116,7 +116,8 @@ def test_killed_with_two_a_run_goes_on_with_one_and_with_two(one: Path, tmp_path
 
 def test_photos_are_learned_by_two(tmp_path: Path, capsys) -> None:
     folder = photos(tmp_path / "photos", ["ant", "bee"], 8)
-    words = [folder, "--set", "epochs=2", "--set", "neck_hidden=64", "--device", "cpu", "--json"]
+    words = [folder, "--backbone", "nano", "--set", "epochs=2", "--set", "neck_hidden=64"]
+    words += ["--device", "cpu", "--json"]
     leader, helper = by_two("none", "learn", tmp_path / "two.protosteer", *words)
     assert leader[0] == 0 and helper == (0, "", ""), leader[2]
     assert main(["learn", str(tmp_path / "one.protosteer"), *map(str, words)]) == 0
@@ -126,9 +127,8 @@ def test_photos_are_learned_by_two(tmp_path: Path, capsys) -> None:
 
 def test_a_helper_that_fails_ends_all_with_its_line(tmp_path: Path) -> None:
     folder = photos(tmp_path / "photos", ["ant", "bee"], 8)
-    leader, helper = by_two(
-        "unreadable", "learn", tmp_path / "two.protosteer", folder, "--device", "cpu", "--json"
-    )
+    words = [folder, "--backbone", "nano", "--device", "cpu", "--json"]
+    leader, helper = by_two("unreadable", "learn", tmp_path / "two.protosteer", *words)
     assert (leader[0], helper[0]) == (2, 2)
     assert re.fullmatch(
         r"error in process 1 of 2 on \S+: .*cannot be read; see that it is there\n", helper[2]

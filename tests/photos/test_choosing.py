@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from conftest import easy_task, tiny_backbone
 from photo_toys import photos
-from protosteer.backbones import BackboneInfo
+from protosteer.backbones import BackboneInfo, candidates
 from protosteer.backbones.candidates import candidates_on_disk
 from protosteer.backbones.names import BASE, KNOWN, SMALL
 from protosteer.errors import DataError
@@ -25,7 +25,7 @@ from vit_toys import small
 from weight_toys import OWN, hub_config, tiny_weights
 from weight_toys import empty_caches as empty_caches  # a fixture for every test here
 
-NANO = KNOWN[0]
+MINI, NANO = KNOWN[:2]
 CLASSES = ["ant", "bee", "cat"]
 
 
@@ -51,6 +51,11 @@ def test_what_is_on_disk_is_known_before_it_is_loaded() -> None:
     assert (found[1].licence, found[1].config.image_size, found[1].path) == ("Apache-2.0", 16, path)
     assert found[1].parameters == tiny_backbone().parameters
     assert set(refused) == {"shop", "untold"} and "mean= and std=" in refused["untold"]
+
+
+def test_nano_is_too_small_to_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "TOO_SMALL", NANO.name)  # as it is outside of tests
+    assert [one.name for one in candidates_on_disk()[0]] == [MINI.name]
 
 
 def test_plain_vits_in_the_cache_of_the_hub_are_on_disk(

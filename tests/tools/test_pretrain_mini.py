@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from argparse import Namespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,9 +12,11 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
+import mini_assistant
 import mini_data
-import mini_student
+import mini_glyphs
 import mini_teacher
+import mini_training
 import mini_validation
 import pretrain_mini
 from protosteer.backbones import Backbone
@@ -28,21 +32,21 @@ def gen(seed: int = 0) -> torch.Generator:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(mini_student, "SAMPLE", 400)
-    monkeypatch.setattr(pretrain_mini, "SAMPLE", PHOTOS)
+    monkeypatch.setattr(mini_glyphs, "SAMPLE", 400)
+    for module in (mini_assistant, pretrain_mini):
+        monkeypatch.setattr(module, "SAMPLE", PHOTOS)
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
-    """A teacher of two layers and four patches, with a head of five labels."""
+    """A teacher of two layers and four patches."""
     file = tmp_path_factory.mktemp("teacher") / "teacher.safetensors"
     vit = ViT(ViTConfig(image_size=32, patch_size=16, dim=DIM, depth=2, heads=3, mlp_dim=32))
     random = gen()
     state = {
         name: 0.1 * torch.randn(value.shape, generator=random) for name, value in vit.state_dict().items()
     }
-    head = {"head.weight": torch.randn(5, DIM, generator=random), "head.bias": torch.zeros(5)}
-    save_file(state | head, file)
+    save_file(state, file)
     return file
 
 
@@ -61,45 +65,13 @@ def folder(tmp_path):
 def test_a_folded_kernel_gives_what_the_kernel_gives_for_the_patch_enlarged():
     kernel, patch = torch.randn(4, 3, 16, 16, generator=gen()), torch.randn(1, 3, 8, 8, generator=gen(1))
     enlarged = F.interpolate(patch, size=(16, 16), mode="bicubic")
-    folded = mini_student.fold_kernel(kernel)
+    folded = mini_assistant.fold_kernel(kernel)
     torch.testing.assert_close(F.conv2d(patch, folded), F.conv2d(enlarged, kernel), rtol=1e-4, atol=1e-4)
 
 
-def test_a_student_has_the_layers_that_were_taken(teacher):
-    student = mini_student.fold(teacher.vit, [1])
-    assert student.config.depth == 1 and student.config.grid == 8
-    for name, value in teacher.vit.blocks[1].state_dict().items():
-        assert torch.equal(student.blocks[0].state_dict()[name], value)
-
-
-def test_losses_are_those_of_a_loop():
-    random = gen()
-    tokens, classes, patches = (
-        torch.randn(*shape, generator=random) for shape in ((5, 4, 6), (3, 6), (3, 3, 6))
-    )
-    glyphs, head, bias = (torch.randn(*shape, generator=random) for shape in ((2, 6), (7, 6), (7,)))
-    spread = torch.rand(2, 6, generator=random) + 0.5
-    scales = mini_student.Scales(spread[0], spread[1], head, bias)
-    token = label = patch = glyph = 0.0
-    for i in range(3):
-        token += sum(float((tokens[i, 0, d] - classes[i, d]) ** 2 / spread[0, d]) for d in range(6)) / 18
-        read, truth = ((head @ x + bias).softmax(dim=0) for x in (tokens[i, 0], classes[i]))
-        label += float(sum(t * (t.log() - r.log()) for t, r in zip(truth, read, strict=True))) / 3
-        for p in range(3):
-            patch += float(((tokens[i, 1 + p] - patches[i, p]) ** 2 / spread[1]).sum()) / 54
-    for i in range(2):
-        a, b = tokens[3 + i, 0], glyphs[i]
-        glyph += (1 - float(a @ b / (a.norm() * b.norm()))) / 2
-    found = mini_student.losses(tokens, classes, patches, glyphs, scales)
-    assert {name: float(part) for name, part in found.items()} == pytest.approx(
-        {"tokens": token, "labels": label, "patches": patch, "glyphs": glyph}, rel=1e-4
-    )
-
-
 def test_targets_of_glyphs_are_unit_vectors_turned_towards_the_student(teacher):
-    student = mini_student.fold(teacher.vit, [0, 1])
-    glyphs = mini_student.Glyphs(student, teacher.preprocessing, gen())
-    drawn = mini_student.random_glyphs(6, gen(1))
+    glyphs = mini_glyphs.Glyphs(mini_assistant.fold(teacher.vit), teacher.preprocessing, gen())
+    drawn = mini_glyphs.random_glyphs(6, gen(1))
     torch.testing.assert_close(glyphs.target(drawn).norm(dim=1), torch.ones(6))
     torch.testing.assert_close(glyphs.turn @ glyphs.turn.T, torch.eye(DIM), rtol=0, atol=1e-4)
 
@@ -146,15 +118,110 @@ def test_the_teacher_sees_what_the_backbone_embeds(folder, teacher):
     torch.testing.assert_close(corners.float(), tokens, rtol=0.02, atol=0.02)
 
 
-def trained(folder, weights, run, images, stop_after=None):
+def loop_apart(one, other, variances):
+    """Squared distance of two lists of vectors, one number at a time."""
+    found = [
+        float((a - b) ** 2 / v)
+        for x, y in zip(one, other, strict=True)
+        for a, b, v in zip(x, y, variances, strict=True)
+    ]
+    return sum(found) / len(found)
+
+
+def test_the_assistant_is_as_far_from_the_teacher_as_a_loop_says(folder, teacher):
+    mini_teacher.teach(teacher, folder, 0)
+    recipe = mini_assistant.AssistantRecipe(batch_photos=3, batch_glyphs=2, views=1)
+    vit = mini_assistant.fold(teacher.vit)
+    how = replace(teacher.preprocessing, image_size=64)
+    course = mini_assistant.Course(folder, recipe)
+    lesson = mini_assistant.FromTeacher(course, mini_glyphs.Glyphs(vit, how, gen()))
+    pixels, classes, patches, drawn = course.draw(0)
+    with torch.no_grad():
+        photos = vit.tokens(how.normalise(pixels.float() / 255))
+        strokes = vit.tokens(lesson.glyphs.shown(drawn))[:, 0]
+        found = lesson.parts(vit, 0, 0.0)
+    assert float(found["tokens"]) == pytest.approx(
+        loop_apart(photos[:, 0], classes, lesson.variances[0]), rel=0.05
+    )
+    both = photos[:, 1:].flatten(0, 1), patches.flatten(0, 1)
+    assert float(found["patches"]) == pytest.approx(loop_apart(*both, lesson.variances[1]) / 2, rel=0.05)
+    cosines = [
+        float(a @ b / (a.norm() * b.norm()))
+        for a, b in zip(strokes, lesson.glyphs.target(drawn), strict=True)
+    ]
+    assert float(found["glyphs"]) == pytest.approx(1 - sum(cosines) / 2, rel=0.05)
+
+
+def test_a_mirrored_photograph_has_mirrored_patches(folder, teacher):
+    mini_teacher.teach(teacher, folder, 0)
+    course = mini_assistant.Course(folder, mini_assistant.AssistantRecipe(batch_photos=PHOTOS, views=1))
+    pixels, _, patches, _ = course.draw(0)
+    originals = torch.from_numpy(np.load(folder / mini_data.PHOTOS))
+    _, truth = (torch.from_numpy(np.array(array)).float() for array in mini_teacher.Lessons(folder, 0).read())
+    kinds = set()
+    for i in range(PHOTOS):
+        same = torch.equal(pixels[i], originals[i])
+        assert same or torch.equal(pixels[i], originals[i].flip(2))
+        square = truth[i].unflatten(0, (8, 8))
+        assert torch.equal(patches[i], (square if same else square.flip(1)).flatten(0, 1))
+        kinds.add(same)
+    assert kinds == {True, False}
+
+
+@pytest.fixture
+def assistant(teacher):
+    how = replace(teacher.preprocessing, image_size=64)
+    return Backbone("mini", mini_assistant.fold(teacher.vit).requires_grad_(False), how)
+
+
+@pytest.mark.parametrize("done", [0.0, 0.9])
+def test_one_that_says_the_same_is_nowhere_apart(folder, assistant, done):
+    recipe = pretrain_mini.MiniRecipe(batch_photos=3, batch_glyphs=2)
+    lesson = pretrain_mini.FromAssistant(assistant, pretrain_mini.Pictures(folder, recipe), recipe)
+    same = lesson.parts(assistant.vit, 0, done)
+    assert all(float(same[name]) == 0 for name in ("layers", "tokens", "patches"))
+    assert float(same["glyphs"]) > 0
+
+
+def test_a_layer_that_is_helped_does_not_suffer_from_those_before_it(assistant):
+    broken = copy.deepcopy(assistant.vit)
+    broken.blocks[0].mlp.fc2.bias += 1.0
+    pictures = torch.randn(4, 3, 64, 64, generator=gen())
+    said = pretrain_mini.after_layers(assistant.vit, pictures)
+    alone, helped = (
+        pretrain_mini.after_layers(broken, pictures),
+        pretrain_mini.after_helped_layers(broken, pictures, said),
+    )
+    for found in (alone, helped):
+        torch.testing.assert_close(found[0] - said[0], torch.ones_like(found[0]))
+    assert torch.equal(helped[1], said[1])
+    assert (alone[1] - said[1]).abs().mean() > 0.1
+    torch.testing.assert_close(broken.norm(alone[-1]), broken.tokens(pictures))
+
+
+def test_distances_of_layers_are_those_of_a_loop():
+    one, other, sample = (torch.randn(3, 5, 4, generator=gen(seed)) for seed in range(3))
+    variances = pretrain_mini.moments(sample)
+    least = pretrain_mini.LEAST * variances[1]
+    assert torch.equal(variances[0], torch.maximum(sample[:, 0].var(dim=0), least))
+    squares = pretrain_mini.moments(sample, centred=False)[1]
+    torch.testing.assert_close(squares, sample[:, 1:].flatten(0, 1).square().mean(dim=0))
+    classes, patches = pretrain_mini.apart(one, other, variances)
+    assert float(classes) == pytest.approx(loop_apart(one[:, 0], other[:, 0], variances[0]), rel=1e-4)
+    both = one[:, 1:].flatten(0, 1), other[:, 1:].flatten(0, 1)
+    assert float(patches) == pytest.approx(loop_apart(*both, variances[1]), rel=1e-4)
+
+
+def test_drawn_weights_are_the_same_again_and_small_whatever_the_assistant_has(assistant):
+    one, again = (pretrain_mini.drawn_weights(assistant.vit.config, gen()) for _ in range(2))
+    for (name, a), b in zip(one.named_parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b) and a.requires_grad, name
+        if "norm" not in name and not name.endswith("bias"):
+            assert float(a.detach().std()) == pytest.approx(0.02, rel=0.2), name
+
+
+def trained(lesson, training, run, images, stop_after=None):
     """A run in so small steps that a checkpoint follows each; perhaps killed."""
-    recipe = pretrain_mini.Recipe(layers="0,1", views=2, batch_photos=4, batch_glyphs=2, labels_weight=1.0)
-    teacher = mini_teacher.load_teacher(weights)
-    training = pretrain_mini.Training(recipe, teacher)
-    if (run / pretrain_mini.CHECKPOINT).exists():
-        training.restore(run / pretrain_mini.CHECKPOINT)
-    run.mkdir(exist_ok=True)
-    course = pretrain_mini.Course(folder, recipe)
     learn, steps = training.learn, iter(range(10**6))
 
     def killed(*args):
@@ -163,12 +230,13 @@ def trained(folder, weights, run, images, stop_after=None):
         return learn(*args)
 
     training.learn = killed
-    args = Namespace(run=run, images=images, minutes=0, cifar=None, mnist=None)
-    pretrain_mini.go_on(training, course, pretrain_mini.teacher_scales(weights, course), args)
+    args = Namespace(run=run, images=images, minutes=0, cifar=None, mnist=None, export=None)
+    mini_training.train(training, lesson, args)
     return training
 
 
-def test_a_training_that_was_killed_ends_with_the_same_bits(folder, weights, teacher, monkeypatch):
+@pytest.fixture
+def unjudged(monkeypatch):
     class Nothing:
         def __init__(self, *sets):
             pass
@@ -176,33 +244,65 @@ def test_a_training_that_was_killed_ends_with_the_same_bits(folder, weights, tea
         def scores(self, backbone):
             return {}
 
-    monkeypatch.setattr(pretrain_mini, "Validation", Nothing)
+    monkeypatch.setattr(mini_training, "Validation", Nothing)
+
+
+def same_bits(one, other):
+    for mine, theirs in ((one.vit, other.vit), (one.mean, other.mean)):
+        for (name, a), b in zip(mine.state_dict().items(), theirs.state_dict().values(), strict=True):
+            assert torch.equal(a, b), name
+
+
+def test_an_assistant_that_was_killed_ends_with_the_same_bits(folder, teacher, unjudged):
     for view in range(2):
         mini_teacher.teach(teacher, folder, view)
-    images = 6 * 12  # two sweeps of five batches in file order, and two batches of a shuffled one
-    whole = trained(folder, weights, folder / "whole", images)
+    recipe = mini_assistant.AssistantRecipe(batch_photos=4, batch_glyphs=2)
+
+    def run(name, **options):
+        vit, how = mini_assistant.fold(teacher.vit), replace(teacher.preprocessing, image_size=64)
+        course = mini_assistant.Course(folder, recipe)
+        lesson = mini_assistant.FromTeacher(course, mini_glyphs.Glyphs(vit, how, gen()))
+        images = 6 * 12  # two sweeps of five batches in file order, and two batches of a shuffled one
+        return trained(lesson, mini_training.Training(vit, how, recipe), folder / name, images, **options)
+
+    whole = run("whole")
     with pytest.raises(KeyboardInterrupt):
-        trained(folder, weights, folder / "killed", images, stop_after=7)
-    again = trained(folder, weights, folder / "killed", images)
-    for one, other in ((whole.vit, again.vit), (whole.mean, again.mean)):
-        for (name, a), b in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
-            assert torch.equal(a, b), name
-    pretrain_mini.export(again, folder / "mini.safetensors")
+        run("killed", stop_after=7)
+    same_bits(whole, run("killed"))
+
+
+def test_a_mini_that_was_killed_ends_with_the_same_bits(folder, assistant, unjudged):
+    recipe = pretrain_mini.MiniRecipe(batch_photos=3, batch_glyphs=2)
+
+    def run(name, **options):
+        vit = pretrain_mini.drawn_weights(assistant.vit.config, gen())
+        lesson = pretrain_mini.FromAssistant(assistant, pretrain_mini.Pictures(folder, recipe), recipe)
+        training = mini_training.Training(vit, assistant.preprocessing, recipe)
+        return trained(lesson, training, folder / name, 5 * 6, **options)
+
+    whole = run("whole")
+    with pytest.raises(KeyboardInterrupt):
+        run("killed", stop_after=4)
+    again = run("killed")
+    same_bits(whole, again)
+    mini_training.export(again, folder / "mini.safetensors")
     loaded = Backbone.load("mini", weights=folder / "mini.safetensors")
     assert loaded.vit.config == again.vit.config and loaded.preprocessing == again.preprocessing
     assert torch.equal(loaded.vit.cls_token, again.mean.cls_token.half().float())
 
 
-def test_a_run_of_another_recipe_is_refused(folder, teacher):
-    training = pretrain_mini.Training(pretrain_mini.Recipe(layers="0"), teacher)
-    training.save(folder / pretrain_mini.CHECKPOINT)
-    other = pretrain_mini.Training(pretrain_mini.Recipe(layers="1"), teacher)
+def test_a_run_of_another_recipe_is_refused(folder, assistant):
+    recipes = [pretrain_mini.MiniRecipe(rate=rate) for rate in (1e-3, 2e-3)]
+    one, other = (
+        mini_training.Training(assistant.vit, assistant.preprocessing, recipe) for recipe in recipes
+    )
+    one.save(folder / mini_training.CHECKPOINT)
     with pytest.raises(SystemExit, match="another recipe"):
-        other.restore(folder / pretrain_mini.CHECKPOINT)
+        other.restore(folder / mini_training.CHECKPOINT)
 
 
 def test_the_rate_rises_stays_and_falls():
-    rates = [pretrain_mini.learning_rate(seen, 1000, 1.0) for seen in range(0, 1001, 25)]
+    rates = [mini_training.learning_rate(seen, 1000, 1.0) for seen in range(0, 1001, 25)]
     assert rates[0] == pytest.approx(0.02) and rates[2:31] == [1.0] * 29 and rates[-1] == 0
     assert rates[35] == pytest.approx(0.5)
 

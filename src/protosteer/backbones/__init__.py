@@ -2,11 +2,12 @@
 
 from protosteer.backbones.backbone import Backbone
 from protosteer.backbones.hub import find_weights, list_backbones
-from protosteer.backbones.names import AUTO, IMAGENET, NANO, BackboneInfo, full_name
+from protosteer.backbones.names import AUTO, IMAGENET, MINI, NANO, BackboneInfo, full_name
 
 __all__ = [
     "AUTO",
     "IMAGENET",
+    "MINI",
     "NANO",
     "Backbone",
     "BackboneInfo",

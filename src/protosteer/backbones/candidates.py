@@ -6,16 +6,20 @@ from dataclasses import replace
 
 from protosteer.backbones.formats import read_checkpoint
 from protosteer.backbones.hub import config_beside, find_weights, names_on_disk
-from protosteer.backbones.names import KNOWN, NOT_STATED, BackboneInfo, known_weights, preprocessing
+from protosteer.backbones.names import KNOWN, NANO, NOT_STATED, BackboneInfo, known_weights, preprocessing
 from protosteer.backbones.weights import load_vit
 from protosteer.errors import WeightsError
 
+TOO_SMALL = NANO  # for photographs; whose pictures it is enough for names it
+
 
 def candidates_on_disk() -> tuple[list[BackboneInfo], dict[str, str]]:
-    """All backbones on this disk; and of files that cannot be used as one, their names and why."""
+    """All backbones on this disk but nano; and of files that cannot be used as one, their names and why."""
     found: list[BackboneInfo] = []
     refused: dict[str, str] = {}
     for name in names_on_disk():
+        if name == TOO_SMALL:
+            continue
         try:
             known = known_weights(name)
             found.append(replace(known, path=find_weights(name)) if known else _described(name))

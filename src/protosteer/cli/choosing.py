@@ -99,4 +99,4 @@ def _better() -> str:
     from protosteer.backbones.hub import place_for
 
     places = [f"put timm's file at {place_for(info)}, or " for info in worth_fetching()[:1]]
-    return f"for photographs {''.join(places)}name another with --backbone"
+    return f"for more {''.join(places)}name another with --backbone"

@@ -29,7 +29,7 @@ METHODS = [
     "coda-prompt", "s-prompts", "esn", "ewc", "lwf", "pass", "slca", "er", "der++", "icarl", "gdumb", "bic",
     "co2l", "finetune", "joint", "probe",
 ]  # fmt: skip
-BACKBONES = ["nano", "vit-small", "dinov2-small", "vit", "deit", "dino", "mae"]
+BACKBONES = ["mini", "nano", "vit-small", "dinov2-small", "vit", "deit", "dino", "mae"]
 STREAMS = [
     "split-cifar100",
     "five-datasets",

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 import protosteer
-from protosteer.backbones import NANO, Backbone
+from protosteer.backbones import MINI, NANO, Backbone
 from protosteer.cli.common import say
 from protosteer.evaluation.protocol import Run, run_stream
 from protosteer.learner import Learner
@@ -108,7 +108,7 @@ def run_photos(
     out: Path, seed: int, log: Console, folder: Path | None, name: str | None, weights: Path | None
 ) -> Outcome:
     """The same for class folders of the user's; without any, for details of photographs that are always there."""
-    backbone = Backbone.load(name or NANO, weights=weights)
+    backbone = Backbone.load(name or MINI, weights=weights)
     stream, options = "split-details", StreamOptions()
     if folder is not None:
         stream, options = f"folder:{folder}", StreamOptions(train_per_class=TAUGHT, test_per_class=TESTED)

@@ -1,0 +1,148 @@
+"""Train the assistant between DeiT-Tiny and `mini`: a ViT of mini's shape that knows what DeiT-Tiny knows.
+
+    python tools/mini_assistant.py --photos FOLDER --teacher deit_tiny_patch16_224.safetensors --cifar DIR \\
+        --mnist DIR --run FOLDER/assistant
+    (the same) --export assistant.safetensors
+
+It begins as DeiT-Tiny itself, cut to 64 pixels: the kernel of 16-pixel patches is folded into one of 8-pixel
+patches, so that it does with a small picture what the teacher does with the same picture enlarged
+to 128 pixels. There the teacher is poor, for it knows its things at 224 pixels. The training makes up for
+that: the assistant learns to say of a small picture what the teacher says at 224. Being made of another's
+weights it is not shipped; mini learns from it, layer by layer (pretrain_mini.py).
+
+The first sweeps over the photographs, one per view, go in file order, so that the training may run while the
+teacher is still at work, and waits for it where it must.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from mini_data import PHOTOS, SIZE, crops, cut
+from mini_glyphs import Glyphs
+from mini_teacher import GRID, Lessons, load_teacher
+from mini_training import SEED, Recipe, Training, parse, train
+from procedural import random_glyphs
+from protosteer.method.vit import ViT, resample_positions
+
+PATCH = SIZE // GRID
+SAMPLE = 1000  # photographs that tell the scale of the teacher's numbers
+POLL = 5.0  # seconds between looks at whether the teacher is done
+
+
+@dataclass(frozen=True)
+class AssistantRecipe(Recipe):
+    batch_photos: int = 48
+    batch_glyphs: int = 16
+    rate: float = 3e-4
+    rows: int = 0  # photographs; 0: all
+    views: int = 2
+    patches_weight: float = 0.5
+
+
+def fold(teacher: ViT) -> ViT:
+    """The teacher, for pictures of SIZE pixels."""
+    config = replace(teacher.config, image_size=SIZE, patch_size=PATCH)
+    state = {name: tensor.clone() for name, tensor in teacher.state_dict().items()}
+    state["pos_embed"] = resample_positions(state["pos_embed"], config.grid, config.position_for_class)
+    state["patch_embed.proj.weight"] = fold_kernel(state["patch_embed.proj.weight"])
+    assistant = ViT(config)
+    assistant.load_state_dict(state)
+    return assistant.requires_grad_(True)
+
+
+def fold_kernel(kernel: Tensor) -> Tensor:
+    """[D, 3, p, p] -> [D, 3, PATCH, PATCH]: gives for a patch what `kernel` gives for the patch enlarged."""
+    points = torch.eye(PATCH**2).view(-1, 1, PATCH, PATCH)
+    enlarged = F.interpolate(points, size=tuple(kernel.shape[2:]), mode="bicubic").flatten(1)
+    return (kernel.flatten(2) @ enlarged.T).unflatten(2, (PATCH, PATCH))
+
+
+class Course:
+    """Batch after batch: pictures, and what the teacher says of them."""
+
+    def __init__(self, folder: Path, recipe: AssistantRecipe):
+        self.recipe = recipe
+        self.pixels = np.load(folder / PHOTOS, mmap_mode="r")
+        self.rows = recipe.rows or len(self.pixels)
+        self.lessons = [Lessons(folder, view) for view in range(recipe.views)]
+        self.ready = [0] * recipe.views
+        self.order: tuple[int, Tensor] = (-1, torch.empty(0))
+
+    def photographs(self, number: int) -> tuple[int, Tensor]:
+        """View and rows of a batch."""
+        sweep, place = divmod(number, self.rows // self.recipe.batch_photos)
+        if self.order[0] != sweep:
+            gen = Generator().manual_seed(sweep)
+            first = sweep < self.recipe.views
+            self.order = sweep, torch.arange(self.rows) if first else torch.randperm(self.rows, generator=gen)
+        start = place * self.recipe.batch_photos
+        return sweep % self.recipe.views, self.order[1][start : start + self.recipe.batch_photos]
+
+    def said(self, view: int, rows: Tensor) -> list[Tensor]:
+        """The teacher's class and patch tokens of these, once it has seen them."""
+        last = int(rows.max())
+        while (ready := self.ready[view]) <= last:
+            self.ready[view] = self.lessons[view].count
+            if self.ready[view] == ready:
+                time.sleep(POLL)
+        return [torch.from_numpy(array[rows.numpy()]).float() for array in self.lessons[view].read()]
+
+    def draw(self, number: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Photographs uint8 [n, 3, SIZE, SIZE], the teacher's class and patch tokens; glyphs in 0..1."""
+        gen = Generator().manual_seed(SEED + 10**6 + number)
+        view, rows = self.photographs(number)
+        pixels = cut(torch.from_numpy(self.pixels[rows.numpy()]), crops(rows, view))
+        classes, patches = self.said(view, rows)
+        # To the teacher a mirrored picture shows the same things, mirrored.
+        mirrored = torch.rand(len(rows), 1, 1, 1, generator=gen) < 0.5
+        square = patches.unflatten(1, (GRID, GRID))
+        patches = torch.where(mirrored, square.flip(2), square).flatten(1, 2)
+        pixels = torch.where(mirrored, pixels.flip(3), pixels)
+        return pixels, classes, patches, random_glyphs(self.recipe.batch_glyphs, gen)
+
+
+class FromTeacher:
+    """What the teacher says at 224 pixels, by squared distance in units of its variance; and glyphs."""
+
+    def __init__(self, course: Course, glyphs: Glyphs):
+        self.course, self.glyphs = course, glyphs
+        classes, patches = course.said(0, torch.arange(SAMPLE))
+        self.variances = classes.var(dim=0), patches.flatten(0, 1).var(dim=0)
+
+    def parts(self, vit: ViT, step: int, done: float) -> dict[str, Tensor]:
+        pixels, classes, patches, drawn = self.course.draw(step)
+        pictures = torch.cat([self.glyphs.normalised(pixels), self.glyphs.shown(drawn)])
+        with torch.autocast("cpu", torch.bfloat16):  # a third faster than without
+            tokens = vit.tokens(pictures).float()
+        photos, strokes = tokens.split([len(pixels), len(drawn)])
+        apart = (photos[:, 0] - classes).square() / self.variances[0]
+        patches_apart = (photos[:, 1:] - patches).square() / self.variances[1]
+        return {
+            "tokens": apart.mean(),
+            "patches": self.course.recipe.patches_weight * patches_apart.mean(),
+            "glyphs": self.glyphs.apart(strokes[:, 0], drawn),
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train mini's assistant, or go on with it.")
+    parser.add_argument("--teacher", type=Path, required=True, metavar="FILE", help="DeiT-Tiny, timm's names")
+    args, recipe = parse(parser, AssistantRecipe, 48_000)
+    teacher = load_teacher(args.teacher)
+    how = replace(teacher.preprocessing, image_size=SIZE)
+    vit = fold(teacher.vit)
+    glyphs = Glyphs(vit, how, Generator().manual_seed(SEED))
+    train(Training(vit, how, recipe), FromTeacher(Course(args.photos, recipe), glyphs), args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Made-up glyphs as `mini` sees them, and the vectors that it should give for them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from mini_data import SIZE
+from pretrain_nano import Reducer, edges, layout
+from procedural import random_glyphs
+from protosteer.data.transforms import Preprocessing, resize
+from protosteer.method.vit import ViT
+
+# Dimensions of each description of a glyph, and its squared length in the target.
+EDGES, LAYOUT = (128, 0.6), (64, 0.4)
+SAMPLE = 4000  # glyphs that tell the principal directions of descriptions
+
+
+class Glyphs:
+    """DeiT knows little of strokes, so the target is what `nano` learned: where edges of which direction are, and
+    where which shades. Any turned copy of those descriptions is as good; taken is the one that is nearest to
+    what a ViT says anyway.
+    """
+
+    def __init__(self, vit: ViT, preprocessing: Preprocessing, gen: Generator):
+        self.preprocessing = preprocessing
+        drawn = random_glyphs(SAMPLE, gen)
+        self.reduce_edges = Reducer(edges(drawn), EDGES[0])
+        self.reduce_layout = Reducer(layout(drawn), LAYOUT[0])
+        self.turn = torch.eye(vit.config.dim)
+        some = drawn[: SAMPLE // 4]
+        with torch.no_grad():
+            said = torch.cat([vit(self.shown(part)) for part in some.split(50)])
+        u, _, vh = torch.linalg.svd(self.target(some).T @ (said - said.mean(dim=0)))
+        self.turn = u @ vh
+
+    def normalised(self, pixels: Tensor) -> Tensor:
+        """uint8 -> what a ViT takes."""
+        return self.preprocessing.normalise(pixels.float() / 255)
+
+    def shown(self, drawn: Tensor) -> Tensor:
+        """0..1, of any size -> normalised [N, 3, SIZE, SIZE], as the package would show a picture file."""
+        return self.normalised(resize((drawn * 255).round().byte(), (SIZE, SIZE), "bicubic"))
+
+    def target(self, drawn: Tensor) -> Tensor:
+        """Unit vectors [N, D]."""
+        parts = self.reduce_edges(edges(drawn)), self.reduce_layout(layout(drawn))
+        scaled = [math.sqrt(share) * part for (_, share), part in zip((EDGES, LAYOUT), parts, strict=True)]
+        return torch.cat(scaled, dim=1) @ self.turn
+
+    def apart(self, said: Tensor, drawn: Tensor) -> Tensor:
+        """One minus the mean cosine of what was said of glyphs and of what should be."""
+        return 1 - F.cosine_similarity(said, self.target(drawn), dim=1).mean()

@@ -1,0 +1,182 @@
+"""How the ViTs of `mini` are trained: in steps that a kill does not lose, the same bits whether killed or not.
+
+Batch n is a function of n alone. The rate is constant between a warm-up and the last quarter of all images, where
+it falls to zero; to take a good model out of a run early, copy its folder and go on there with fewer --images.
+What is kept of a training is a running mean of its weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import io
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from mini_validation import Validation
+from protosteer.backbones import Backbone
+from protosteer.data.transforms import Preprocessing
+from protosteer.method.vit import ViT
+from protosteer.util.files import write_atomically
+
+SEED = 0
+WARM_UP, COOL_DOWN = 10_000, 0.25  # images; share of all images
+DECAY, CLIP = 0.02, 1.0
+CHECKPOINT = "checkpoint.pt"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What decides the outcome of a run, but for the number of images, which may change under way."""
+
+    batch_photos: int
+    batch_glyphs: int
+    rate: float
+    memory: float = 0.999  # of the running mean of weights
+
+
+Some = TypeVar("Some", bound=Recipe)
+
+
+class Lesson(Protocol):
+    """What is learned."""
+
+    def parts(self, vit: ViT, step: int, done: float) -> dict[str, Tensor]:
+        """The loss of a batch, in parts to be added up. done: share of all images that were seen."""
+
+
+def learning_rate(seen: int, images: int, peak: float) -> float:
+    """Warm-up, plateau, and a straight way down to zero."""
+    warm_up = min(WARM_UP, images / 20)
+    return peak * min(1.0, (seen + 1) / warm_up, max(0.0, images - seen) / (COOL_DOWN * images))
+
+
+class Training:
+    """A ViT on its way; everything that a checkpoint must hold."""
+
+    def __init__(self, vit: ViT, preprocessing: Preprocessing, recipe: Recipe):
+        self.vit, self.preprocessing, self.recipe, self.step = vit, preprocessing, recipe, 0
+        self.mean = copy.deepcopy(vit).requires_grad_(False)  # running, of the weights
+        matrices = [p for p in vit.parameters() if p.ndim in (2, 4)]
+        others = [p for p in vit.parameters() if p.ndim not in (2, 4)]
+        groups = [{"params": matrices, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}]
+        self.optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.98))
+
+    @property
+    def seen(self) -> int:
+        return self.step * (self.recipe.batch_photos + self.recipe.batch_glyphs)
+
+    def learn(self, lesson: Lesson, images: int) -> dict[str, float]:
+        """One step; gives the parts of the loss."""
+        parts = lesson.parts(self.vit, self.step, self.seen / images)
+        self.optimiser.zero_grad()
+        torch.stack(list(parts.values())).sum().backward()
+        nn.utils.clip_grad_norm_(self.vit.parameters(), CLIP)
+        for group in self.optimiser.param_groups:
+            group["lr"] = learning_rate(self.seen, images, self.recipe.rate)
+        self.optimiser.step()
+        self.step += 1
+        self._remember()
+        return {name: part.item() for name, part in parts.items()}
+
+    @torch.no_grad()
+    def _remember(self) -> None:
+        keep = min(self.recipe.memory, self.step / (self.step + 9))  # quick to forget the beginning
+        for mean, now in zip(self.mean.parameters(), self.vit.parameters(), strict=True):
+            mean.lerp_(now, 1 - keep)
+
+    def save(self, file: Path) -> None:
+        state = {
+            "recipe": dataclasses.asdict(self.recipe),
+            "step": self.step,
+            "vit": self.vit.state_dict(),
+            "mean": self.mean.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+        }
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        write_atomically(file, buffer.getvalue())
+
+    def restore(self, file: Path) -> None:
+        state = torch.load(file, weights_only=True)
+        if state["recipe"] != dataclasses.asdict(self.recipe):
+            raise SystemExit(f"{file} was made by another recipe, {state['recipe']}; choose another --run")
+        self.step = state["step"]
+        self.vit.load_state_dict(state["vit"])
+        self.mean.load_state_dict(state["mean"])
+        self.optimiser.load_state_dict(state["optimiser"])
+
+    def backbone(self) -> Backbone:
+        """What would be kept now."""
+        return Backbone("mini", self.mean, self.preprocessing, precision="bf16")
+
+
+def go_on(training: Training, lesson: Lesson, args: argparse.Namespace) -> None:
+    """Until all images are seen, with a checkpoint now and then, and lines in log.jsonl."""
+    validation = Validation(args.cifar, args.mnist)
+    began = saved = time.monotonic()
+    sums: dict[str, float] = {}
+    first = training.step
+    while training.seen < args.images:
+        for name, part in training.learn(lesson, args.images).items():
+            sums[name] = sums.get(name, 0.0) + part
+        over = training.seen >= args.images
+        if over or time.monotonic() - saved > 60 * args.minutes:
+            steps, first = training.step - first, training.step
+            training.save(args.run / CHECKPOINT)
+            line: dict[str, Any] = {"images": training.seen, "seconds": round(time.monotonic() - began)}
+            line |= {name: round(value / steps, 4) for name, value in sums.items()}
+            line |= validation.scores(training.backbone())
+            with (args.run / "log.jsonl").open("a") as log:
+                print(json.dumps(line), file=log)
+            print(json.dumps(line), flush=True)
+            sums, saved = {}, time.monotonic()
+
+
+def export(training: Training, file: Path) -> None:
+    """The running mean of the weights, as float16."""
+    how, config = training.preprocessing, training.vit.config
+    about = {"name": "mini", "heads": config.heads, "licence": "Apache-2.0", **how.to_dict()}
+    state = {name: value.half().contiguous() for name, value in training.mean.state_dict().items()}
+    write_atomically(file, save(state, metadata={"protosteer": json.dumps(about)}))
+
+
+def parse(parser: argparse.ArgumentParser, kind: type[Some], images: int) -> tuple[argparse.Namespace, Some]:
+    """What every training is told, and its recipe."""
+    parser.add_argument(
+        "--photos", type=Path, required=True, metavar="FOLDER", help="what mini_data.py wrote"
+    )
+    parser.add_argument("--cifar", type=Path, metavar="DIR", help="cifar-100-python, to judge by")
+    parser.add_argument("--mnist", type=Path, metavar="DIR", help="MNIST's .gz files, to judge by")
+    parser.add_argument("--run", type=Path, required=True, metavar="FOLDER", help="checkpoint and log")
+    parser.add_argument("--images", type=int, default=images, help="to be seen in all")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--minutes", type=float, default=10, help="between checkpoints")
+    parser.add_argument("--export", type=Path, metavar="FILE", help="write the weights as they are now")
+    fields: Sequence[dataclasses.Field[Any]] = dataclasses.fields(kind)
+    for field in fields:
+        option = "--" + field.name.replace("_", "-")
+        parser.add_argument(option, type=type(field.default), default=field.default)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    return args, kind(**{field.name: getattr(args, field.name) for field in fields})
+
+
+def train(training: Training, lesson: Lesson, args: argparse.Namespace) -> None:
+    """From the last checkpoint to the end; or only write what it holds."""
+    if (args.run / CHECKPOINT).exists():
+        training.restore(args.run / CHECKPOINT)
+    if args.export:
+        export(training, args.export)
+        return
+    args.run.mkdir(parents=True, exist_ok=True)
+    go_on(training, lesson, args)
