@@ -131,7 +131,7 @@ def test_backbones_as_json(
     assert main(["backbones", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     rows = {row["alias"]: row for row in printed["backbones"]}
-    assert {"nano", "vit-small", "dinov2-small", "vit", "deit", "dino", "mae"} == set(rows)
+    assert {"mini", "nano", "vit-small", "dinov2-small", "vit", "deit", "dino", "mae"} == set(rows)
     assert rows["dino"]["on_disk"] and rows["dino"]["path"] == str(weights)
     assert not rows["vit"]["on_disk"] and rows["vit"]["path"] is None
     assert rows["vit"]["mean"] == [0.5, 0.5, 0.5] and rows["mae"]["pool"] == "mean"
