@@ -199,10 +199,17 @@ def test_photographs_of_ones_own_or_those_that_are_always_there(
         (tmp_path / "pets" / name).mkdir(parents=True)
         for number in range(5):
             Image.new("RGB", (20, 20), (60 * number, 0, 200)).save(tmp_path / "pets" / name / f"{number}.png")
-    monkeypatch.setattr(demo.Backbone, "load", lambda *_, **__: tiny_backbone())
+    asked: list[str] = []
+
+    def load(name: str, weights: None) -> demo.Backbone:
+        asked.append(name)
+        return tiny_backbone()
+
+    monkeypatch.setattr(demo.Backbone, "load", load)
     monkeypatch.setattr(demo, "PHOTOS", QUICK)
     log = Console(file=io.StringIO())
     outcome = demo.run_photos(tmp_path / "out", 0, log, folder, None, None)
+    assert asked == ["mini"]
     assert outcome.figures["stream"] == ("folder:pets" if own else "split-details")
     assert (tmp_path / "out" / "photos.protosteer").is_file()
 

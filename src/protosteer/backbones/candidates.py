@@ -10,7 +10,7 @@ from protosteer.backbones.names import KNOWN, NANO, NOT_STATED, BackboneInfo, kn
 from protosteer.backbones.weights import load_vit
 from protosteer.errors import WeightsError
 
-TOO_SMALL = NANO  # for photographs; whose pictures it is enough for names it
+TOO_SMALL = NANO  # for photographs; who has digits or letters may name it
 
 
 def candidates_on_disk() -> tuple[list[BackboneInfo], dict[str, str]]:

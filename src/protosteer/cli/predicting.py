@@ -127,7 +127,7 @@ def embed(
     model: Annotated[
         str,
         Argument(
-            metavar="MODEL", help="Model file, or the name of a backbone, such as nano.", show_default=False
+            metavar="MODEL", help="Model file, or the name of a backbone, such as mini.", show_default=False
         ),
     ],
     paths: Paths,
