@@ -8,9 +8,9 @@ from torch import Tensor
 
 from conftest import tiny_backbone
 from protosteer.learner import Learner
-from protosteer.method.memory import Memory
-from protosteer.method.prototypes import Centroids, Sketch
-from protosteer.method.records import ClassRecord, TaskRecord
+from protosteer.model.memory import Memory
+from protosteer.model.records import ClassRecord, TaskRecord
+from protosteer.paper.prototypes import Centroids, Sketch
 from protosteer.settings import Settings
 
 POINTS = 2

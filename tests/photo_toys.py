@@ -8,8 +8,8 @@ from PIL import Image
 
 from conftest import easy_task, tiny_backbone
 from protosteer.learner import Learner
-from protosteer.photos.teaching import survey, teach
 from protosteer.settings import Settings
+from protosteer.workflows.learn_folder import learn_folder, scan_folder
 
 QUICK = Settings(epochs=2, batch_size=8, neck_hidden=16, augmentation="none", centroids=2)
 ALONE = QUICK.replace(independent=True)
@@ -30,7 +30,7 @@ def taught(*folders: Path, settings: Settings = QUICK, holdout: float = 0.25) ->
     """A learner that was taught folders one after the other; each is a task."""
     learner = Learner(tiny_backbone(), settings)
     for folder in folders:
-        teach(learner, survey(folder, learner.memory), holdout=holdout)
+        learn_folder(learner, scan_folder(folder, learner.memory), holdout=holdout)
     return learner
 
 

@@ -51,16 +51,16 @@ def service(folder: Path, learner: Learner | None = None, teach: bool = True, **
 @contextmanager
 def served(app: FastAPI) -> Iterator[tuple[int, Server]]:
     """Its port, and the server; both end with the block."""
-    listener = _listen("127.0.0.1", 0)
+    callback = _listen("127.0.0.1", 0)
     server = Server(app)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [callback]})
     thread.start()
     try:
-        yield listener.getsockname()[1], server
+        yield callback.getsockname()[1], server
     finally:
         server.should_exit = True
         thread.join(30)
-        listener.close()
+        callback.close()
         assert not thread.is_alive()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from protosteer.data.sets.base import Reading
+from protosteer.data.datasets.base import Reading
 from protosteer.data.transforms import Preprocessing
 
 HALF = (0.5, 0.5, 0.5)

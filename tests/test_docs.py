@@ -25,10 +25,13 @@ from protosteer.backbones import Backbone
 from protosteer.cli import app as command_line
 from protosteer.cli import main
 from protosteer.learner import Learner
-from protosteer.method.prediction import Prediction
-from protosteer.modelfile import read
-from protosteer.photos.inspection import describe
+from protosteer.model.file import read
+from protosteer.prediction import Prediction
 from protosteer.settings import Settings
+from protosteer.workflows.model_summary import describe
+
+pytestmark = pytest.mark.slow
+
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 README, API, SERVICE, DATA = (
@@ -178,9 +181,10 @@ def test_every_public_name_resolves_and_is_on_the_api_page():
     for name in protosteer.__all__:
         assert getattr(protosteer, name) is not None
         assert name == "__version__" or re.search(rf"^has.*?`{name}`", page, re.MULTILINE | re.DOTALL), name
-    from protosteer.photos import teaching
+    from protosteer.workflows import learn_folder
 
-    assert protosteer.survey is teaching.survey and protosteer.teach is teaching.teach
+    assert protosteer.scan_folder is learn_folder.scan_folder
+    assert protosteer.learn_folder is learn_folder.learn_folder
 
 
 def test_python_that_is_not_run_compiles_and_imports_what_exists():

@@ -20,9 +20,11 @@ from typing import Any
 import pytest
 
 from photo_toys import photos
-from protosteer import modelfile
 from protosteer.cli import main
-from protosteer.running.resume import Bookmark
+from protosteer.model import file as model_file
+from protosteer.runtime.checkpoint import CheckpointFile
+
+pytestmark = pytest.mark.slow
 
 CALLS = ("write", "fsync", "chmod", "replace", "unlink")
 INSTANT = ["--preset", "instant"]
@@ -62,7 +64,7 @@ def fault(at: int | None, error: int | None = None) -> Iterator[list[str]]:
         return call
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Bookmark.__init__, "__defaults__", (0.0,))
+        patch.setattr(CheckpointFile.__init__, "__defaults__", (0.0,))
         for name in CALLS:
             patch.setattr(os, name, shim(name, getattr(os, name)))
         yield made
@@ -221,4 +223,4 @@ def test_a_process_that_dies_leaves_what_the_next_one_removes(place, tmp_path, c
     assert subprocess.run(command, env=environment, capture_output=True).returncode == 9
     assert case.found() == before and len(beside(case)) == 1
     assert case.run() == 0 and beside(case) == []
-    assert modelfile.read(case.target).memory.classes == ["bee"]
+    assert model_file.read(case.target).memory.classes == ["bee"]

@@ -24,6 +24,8 @@ from conftest import REPOSITORY
 from protosteer.settings import Settings
 from serve_toys import TOKEN, encoded, pictures, served, service, taught
 
+pytestmark = pytest.mark.slow
+
 KEY = "a key of Label Studio"
 CONFIG = """<View>
   <Image name="photo" value="$image"/>
@@ -210,7 +212,7 @@ def test_pictures_of_others_are_not_fetched(client, studio, address):
 
 def test_the_key_goes_to_label_studio_alone_and_redirections_are_not_followed(backend, studio, monkeypatch):
     ours = backend.LabelStudio("http://studio.example", KEY, frozenset(["127.0.0.1"]))
-    with pytest.raises(backend.Trouble, match="gives 401"):  # the other host heard no key
+    with pytest.raises(backend.Trouble, match="gives 401"):  # the other host callbacks no key
         ours.picture(f"{studio[0]}{upload('ant')}")
     with pytest.raises(backend.Trouble, match="gives 302"):
         backend.LabelStudio(studio[0], KEY).picture("/data/away")

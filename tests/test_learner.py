@@ -14,11 +14,11 @@ from protosteer.backbones import Backbone
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError, LearnerError, ProtosteerWarning, SettingsError
 from protosteer.learner import Learner, merge
-from protosteer.method.inference import Index, match
-from protosteer.method.memory import Memory
-from protosteer.method.records import TaskRecord
-from protosteer.method.task import task_seed
-from protosteer.method.vit import ViT, ViTConfig
+from protosteer.model.memory import Memory
+from protosteer.model.records import TaskRecord
+from protosteer.paper.inference import Index, match
+from protosteer.paper.task import task_seed
+from protosteer.paper.vit import ViT, ViTConfig
 from protosteer.settings import Settings
 
 QUICK = Settings(epochs=2, batch_size=8, neck_hidden=16, augmentation="crop", centroids=2)

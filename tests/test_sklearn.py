@@ -17,11 +17,14 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from conftest import easy_task, tiny_backbone
 from photo_toys import photos
 from protosteer.backbones import Backbone
-from protosteer.data.folders import read_folder
+from protosteer.data.class_folders import read_folder
 from protosteer.errors import DataError, SettingsError
 from protosteer.learner import Learner
 from protosteer.settings import Settings
 from protosteer.sklearn import ProtosteerClassifier
+
+pytestmark = pytest.mark.slow
+
 
 INSTANT = Settings.preset("instant")
 

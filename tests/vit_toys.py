@@ -6,7 +6,7 @@ import torch
 
 from protosteer.backbones import Backbone
 from protosteer.data.transforms import Preprocessing
-from protosteer.method.vit import ViT, ViTConfig
+from protosteer.paper.vit import ViT, ViTConfig
 
 
 def small(depth: int = 3, pool: str = "token") -> Backbone:

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from conftest import tiny_backbone
 from protosteer.backbones import Backbone
-from protosteer.backbones.formats import METADATA_KEY
-from protosteer.method.vit import ViT, ViTConfig
+from protosteer.backbones.checkpoint_io import METADATA_KEY
+from protosteer.paper.vit import ViT, ViTConfig
 from timm_oracle import randomise
 
-State = dict[str, Tensor]
+TrainingState = dict[str, Tensor]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 OWN = {
@@ -66,7 +66,7 @@ def hub_config(crop: float = 0.95) -> str:
 
 
 def to_flax(
-    state: State, heads: int, late: bool = False, stacked: bool = False, prefix: str = ""
+    state: TrainingState, heads: int, late: bool = False, stacked: bool = False, prefix: str = ""
 ) -> dict[str, Any]:
     """Google's layout, early or late numbering of a block's parts, blocks apart or stacked."""
     s = {name: tensor.numpy() for name, tensor in state.items()}
@@ -127,6 +127,6 @@ def random_vit(**options: Any) -> ViT:
     return vit
 
 
-def published(vit: ViT) -> State:
+def published(vit: ViT) -> TrainingState:
     """Its tensors with a classifier."""
     return vit.state_dict() | {"head.weight": torch.randn(7, 24), "head.bias": torch.randn(7)}

@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from protosteer.util import world
+from protosteer.util import distributed
 
 TESTS = Path(__file__).resolve().parent
-HELPER = "from protosteer.cli.several import run_by_several; raise SystemExit(run_by_several(lambda: 3))"
+HELPER = "from protosteer.cli.torchrun import run_by_several; raise SystemExit(run_by_several(lambda: 3))"
 
 
 def free_port() -> int:
@@ -52,21 +52,21 @@ def start(words: list[str], rank: int, size: int, port: int) -> subprocess.Popen
 
 
 @contextmanager
-def team(size: int) -> Iterator[world.World]:
+def team(size: int) -> Iterator[distributed.World]:
     """A world of so many, led by this process; afterwards this process is alone again."""
     port = free_port()
     helpers = [start(["-c", HELPER], rank, size, port) for rank in range(1, size)]
     before = dict(os.environ)
     os.environ.update(variables(0, size, port))
     try:
-        here = world.join()
+        here = distributed.join()
         yield here
         here.leave()
         assert [helper.wait(60) for helper in helpers] == [0] * len(helpers)
     finally:
         os.environ.clear()
         os.environ.update(before)
-        world._here = world.World()
+        distributed._here = distributed.World()
         if dist.is_initialized():  # not left in peace
             dist.destroy_process_group()
         for helper in helpers:
@@ -77,13 +77,13 @@ def team(size: int) -> Iterator[world.World]:
 @contextmanager
 def alone() -> Iterator[None]:
     """What one process would do, although there are helpers, who wait."""
-    here, world._here = world._here, world.World()
+    here, distributed._here = distributed._here, distributed.World()
     try:
         yield
     finally:
-        world._here = here
+        distributed._here = here
 
 
-def count_held(here: world.World) -> None:
+def count_held(here: distributed.World) -> None:
     """For helpers: tell the leader how many things are lent to them."""
     here.gathered(torch.tensor([float(len(here._held))]), [])

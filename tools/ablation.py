@@ -23,16 +23,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protosteer import modelfile
 from protosteer.backbones import Backbone
 from protosteer.data.images import Chosen, ImageSet
 from protosteer.evaluation.experiment import Experiment
 from protosteer.evaluation.metrics import calibration_error, reliability
+from protosteer.evidence import classifier, scorer
+from protosteer.evidence.class_statistics import Space
+from protosteer.evidence.scorer import Coarse
 from protosteer.learner import Learner
-from protosteer.method import evidence, fusion
-from protosteer.method.evidence import Coarse
-from protosteer.method.memory import Memory
-from protosteer.method.space import Space
+from protosteer.model import file as model_file
+from protosteer.model.memory import Memory
 from protosteer.settings import read_toml
 from protosteer.streams import open_stream
 
@@ -99,7 +99,7 @@ def changed(module: Any, **values: Any) -> Iterator[None]:
             setattr(module, name, value)
 
 
-class NotWhitened(evidence.Whitened):
+class NotWhitened(scorer.Whitened):
     """The cosine about the mean of the class means, not whitened."""
 
     def __init__(self, space: Space):
@@ -113,12 +113,12 @@ class RidgeAlone(Coarse):
     def scores(self, embeddings: Tensor, classes: Tensor | None = None) -> tuple[Tensor, Tensor]:
         assert self.ridge and classes is None
         unit = F.normalize(embeddings.double(), dim=1)
-        return self.ridge.scores(unit).clamp(min=evidence.RIDGE_FLOOR).log(), super().scores(embeddings)[1]
+        return self.ridge.scores(unit).clamp(min=scorer.RIDGE_FLOOR).log(), super().scores(embeddings)[1]
 
     def left_out(self, classes: slice | None = None) -> tuple[Tensor, Tensor]:
         assert self.ridge
         columns = self.ridge.left_out()[:, classes or self.space.classes]
-        return columns.clamp(min=evidence.RIDGE_FLOOR).log(), super().left_out(classes)[1]
+        return columns.clamp(min=scorer.RIDGE_FLOOR).log(), super().left_out(classes)[1]
 
 
 def readings(learner: Learner) -> Iterator[tuple[str, Learner, Any, dict[str, Any]]]:
@@ -130,26 +130,26 @@ def readings(learner: Learner) -> Iterator[tuple[str, Learner, Any, dict[str, An
         return other
 
     bare = reduced(prompt=None)
-    yield "everything", learner, fusion, {}
-    yield "no own prompts", bare, fusion, {}
-    yield "no prompt for all classes", reduced(domain=None), fusion, {}
-    yield "no prompts at all", reduced(prompt=None, domain=None), fusion, {}
-    yield "prompt for all classes alone, one pass", bare, fusion, {"WORTH": 0.49}
-    yield "no ridge", learner, evidence, {"RIDGE_LIMIT": 0, "LANDMARKS": 0}
-    yield "ridge with ten landmarks per class", learner, evidence, {"RIDGE_LIMIT": 0, "LANDMARKS": 1000}
-    yield "ridge alone", learner, fusion, {"Coarse": RidgeAlone}
-    yield "not whitened", learner, evidence, {"Whitened": NotWhitened}
-    yield "no gate: every prompt for every image", learner, fusion, {"SURE": 1.1, "OPEN": 0.0}
-    yield "at most one own prompt", learner, fusion, {"MOST": 1}
-    yield "second view never worth a pass", learner, fusion, {"WORTH": 0.49}
-    yield "sure from 0.9", learner, fusion, {"SURE": 0.9}
-    yield "open from 0.05", learner, fusion, {"OPEN": 0.05}
-    yield "fine evidence, half as much", learner, fusion, {"FINE": 0.25}
-    yield "fine evidence, twice as much", learner, fusion, {"FINE": 1.0}
-    yield "half the ridge", learner, evidence, {"RIDGE_SHARE": 0.15}
-    yield "twice the ridge", learner, evidence, {"RIDGE_SHARE": 0.6}
-    yield "lambda 0.01", learner, evidence, {"RIDGE": 0.01}
-    yield "lambda 0.1", learner, evidence, {"RIDGE": 0.1}
+    yield "everything", learner, classifier, {}
+    yield "no own prompts", bare, classifier, {}
+    yield "no prompt for all classes", reduced(domain=None), classifier, {}
+    yield "no prompts at all", reduced(prompt=None, domain=None), classifier, {}
+    yield "prompt for all classes alone, one pass", bare, classifier, {"WORTH": 0.49}
+    yield "no ridge", learner, scorer, {"RIDGE_LIMIT": 0, "LANDMARKS": 0}
+    yield "ridge with ten landmarks per class", learner, scorer, {"RIDGE_LIMIT": 0, "LANDMARKS": 1000}
+    yield "ridge alone", learner, classifier, {"Coarse": RidgeAlone}
+    yield "not whitened", learner, scorer, {"Whitened": NotWhitened}
+    yield "no gate: every prompt for every image", learner, classifier, {"SURE": 1.1, "OPEN": 0.0}
+    yield "at most one own prompt", learner, classifier, {"MOST": 1}
+    yield "second view never worth a pass", learner, classifier, {"WORTH": 0.49}
+    yield "sure from 0.9", learner, classifier, {"SURE": 0.9}
+    yield "open from 0.05", learner, classifier, {"OPEN": 0.05}
+    yield "fine evidence, half as much", learner, classifier, {"FINE": 0.25}
+    yield "fine evidence, twice as much", learner, classifier, {"FINE": 1.0}
+    yield "half the ridge", learner, scorer, {"RIDGE_SHARE": 0.15}
+    yield "twice the ridge", learner, scorer, {"RIDGE_SHARE": 0.6}
+    yield "lambda 0.01", learner, scorer, {"RIDGE": 0.01}
+    yield "lambda 0.1", learner, scorer, {"RIDGE": 0.1}
 
 
 def main() -> None:
@@ -166,7 +166,7 @@ def main() -> None:
     places = {"weights": given.weights, "data_dir": given.data_dir}
     experiment = Experiment.from_values({**read_toml(given.config), **places})
     backbone = experiment.load_backbone()
-    learner = Learner.of_model(modelfile.read(given.model), backbone)
+    learner = Learner.of_model(model_file.read(given.model), backbone)
     shown = pictures(experiment, backbone, given.validation)
     number = {name: i for i, name in enumerate(learner.classes)}
     truth = torch.tensor([number[label] for label in shown.labels])

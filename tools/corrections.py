@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from protosteer.backbones import Backbone
-from protosteer.data.sets.cifar import read_cifar100
-from protosteer.data.sets.idx import idx_files, read_images
+from protosteer.data.datasets.cifar import read_cifar100
+from protosteer.data.datasets.idx import idx_files, read_images
 from protosteer.evaluation.manifest import circumstances
 from protosteer.evaluation.metrics import calibration_error, reliability
 from protosteer.learner import Learner

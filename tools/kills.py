@@ -31,11 +31,11 @@ from PIL import Image
 # The first four, too, so that no fork has to load what they load.
 import protosteer.cli
 import protosteer.data.augment
-import protosteer.photos.teaching
 import protosteer.report.progress
-from protosteer import modelfile
+import protosteer.workflows.learn_folder
 from protosteer.errors import ProtosteerError
-from protosteer.running.resume import Bookmark
+from protosteer.model import file as model_file
+from protosteer.runtime.checkpoint import CheckpointFile
 
 _TRAINED = ("epochs=15", "batch_size=16", "neck_hidden=64", "augmentation=none")
 
@@ -131,7 +131,7 @@ class Round:
         tally.leftovers += len(self._beside())
         try:
             if now is not None:
-                modelfile.read(self.model)
+                model_file.read(self.model)
         except ProtosteerError as error:
             tally.problems.append(str(error))
 
@@ -183,7 +183,7 @@ class _Command:
             silent = os.open(os.devnull, os.O_WRONLY)
             os.dup2(silent, 1)
             os.dup2(silent, 2)
-            Bookmark.__init__.__defaults__ = (0.0,)
+            CheckpointFile.__init__.__defaults__ = (0.0,)
             os._exit(protosteer.cli.main(words))
         finally:
             os._exit(70)

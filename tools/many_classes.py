@@ -33,17 +33,17 @@ from torch import Tensor
 from protosteer.backbones import Backbone
 from protosteer.bench.harness import vit_tiny
 from protosteer.bench.prediction import plain_passes
-from protosteer.data.sets.cifar import read_cifar100
+from protosteer.data.datasets.cifar import read_cifar100
+from protosteer.evidence.scorer import Coarse
 from protosteer.learner import Learner
-from protosteer.method import shortlist
-from protosteer.method.evidence import Coarse
-from protosteer.method.inference import Matches
-from protosteer.method.memory import Memory
-from protosteer.method.prototypes import coded, packed_points
-from protosteer.method.records import TaskRecord
-from protosteer.method.shortlist import Shortlist
-from protosteer.method.stack import Bulk, Slices, Stack
-from protosteer.modelfile import Model, backbone_header
+from protosteer.model.class_table import Bulk, Slices, Stack
+from protosteer.model.file import Model, backbone_header
+from protosteer.model.memory import Memory
+from protosteer.model.records import TaskRecord
+from protosteer.paper.inference import Matches
+from protosteer.paper.prototypes import coded, packed_points
+from protosteer.search import candidates
+from protosteer.search.candidates import Shortlist
 from protosteer.settings import Settings
 
 IMAGES, USED = 22, 10  # of each real class, and how many of them classes are made of
@@ -242,10 +242,10 @@ def main() -> None:
     )
     given = parser.parse_args()
     torch.set_num_threads(1)
-    shortlist.FROM = 1  # so that a few classes are measured, too
+    candidates.FROM = 1  # so that a few classes are measured, too
     real = embedded(given.folder, given.keep, given.weights)
     print(
-        f"{shortlist.CANDIDATES} candidates, of {len(real.queries)} real and {DRAWN} drawn images; milliseconds an image"
+        f"{candidates.CANDIDATES} candidates, of {len(real.queries)} real and {DRAWN} drawn images; milliseconds an image"
     )
     if given.paper:
         print(

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Generator, Tensor
 
-from protosteer.data.sets.cifar import read_cifar100
+from protosteer.data.datasets.cifar import read_cifar100
 from protosteer.data.transforms import resize
 
 SIZE = 64

@@ -12,7 +12,7 @@ from mini_data import SIZE
 from pretrain_nano import Reducer, edges, layout
 from procedural import random_glyphs
 from protosteer.data.transforms import Preprocessing, resize
-from protosteer.method.vit import ViT
+from protosteer.paper.vit import ViT
 
 # Dimensions of each description of a glyph, and its squared length in the target.
 EDGES, LAYOUT = (128, 0.6), (64, 0.4)

@@ -25,8 +25,8 @@ from torch import Generator, Tensor
 from pretrain_nano import read_mnist
 from protosteer.backbones import Backbone
 from protosteer.bench.harness import interleaved
+from protosteer.data.datasets.cifar import read_cifar100
 from protosteer.data.images import ArrayImages
-from protosteer.data.sets.cifar import read_cifar100
 from protosteer.evaluation.protocol import run_stream
 from protosteer.methods.cpp import CPP
 from protosteer.methods.diagnosis import of_paper

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from mini_validation import Validation
 from protosteer.backbones import Backbone
 from protosteer.data.transforms import Preprocessing
-from protosteer.method.vit import ViT
+from protosteer.paper.vit import ViT
 from protosteer.util.files import write_atomically
 
 SEED = 0
@@ -47,7 +47,7 @@ class Recipe:
 Some = TypeVar("Some", bound=Recipe)
 
 
-class Lesson(Protocol):
+class TaskData(Protocol):
     """What is learned."""
 
     def parts(self, vit: ViT, step: int, done: float) -> dict[str, Tensor]:
@@ -75,7 +75,7 @@ class Training:
     def seen(self) -> int:
         return self.step * (self.recipe.batch_photos + self.recipe.batch_glyphs)
 
-    def learn(self, lesson: Lesson, images: int) -> dict[str, float]:
+    def learn(self, lesson: TaskData, images: int) -> dict[str, float]:
         """One step; gives the parts of the loss."""
         parts = lesson.parts(self.vit, self.step, self.seen / images)
         self.optimiser.zero_grad()
@@ -120,7 +120,7 @@ class Training:
         return Backbone("mini", self.mean, self.preprocessing, precision="bf16")
 
 
-def go_on(training: Training, lesson: Lesson, args: argparse.Namespace) -> None:
+def go_on(training: Training, lesson: TaskData, args: argparse.Namespace) -> None:
     """Until all images are seen, with a checkpoint now and then, and lines in log.jsonl."""
     validation = Validation(args.cifar, args.mnist)
     began = saved = time.monotonic()
@@ -171,7 +171,7 @@ def parse(parser: argparse.ArgumentParser, kind: type[Some], images: int) -> tup
     return args, kind(**{field.name: getattr(args, field.name) for field in fields})
 
 
-def train(training: Training, lesson: Lesson, args: argparse.Namespace) -> None:
+def train(training: Training, lesson: TaskData, args: argparse.Namespace) -> None:
     """From the last checkpoint to the end; or only write what it holds."""
     if (args.run / CHECKPOINT).exists():
         training.restore(args.run / CHECKPOINT)

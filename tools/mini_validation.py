@@ -19,7 +19,7 @@ from torch import Tensor
 from mini_data import held_out
 from pretrain_nano import apart, read_mnist
 from protosteer.backbones import Backbone
-from protosteer.data.sets.cifar import read_cifar100
+from protosteer.data.datasets.cifar import read_cifar100
 
 LEARNED, JUDGED = 20, {"cifar": 10, "mnist": 50}  # per class
 SHRINKAGE = 0.2  # of the covariance within classes, towards a multiple of the identity

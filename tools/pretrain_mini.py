@@ -31,7 +31,7 @@ from mini_glyphs import Glyphs
 from mini_training import SEED, Recipe, Training, parse, train
 from procedural import random_glyphs
 from protosteer.backbones import Backbone
-from protosteer.method.vit import ViT, ViTConfig
+from protosteer.paper.vit import ViT, ViTConfig
 
 SAMPLE = 256  # photographs that tell the scale of the assistant's numbers
 LEAST = 0.1  # variance of a class token, in units of patches': after the first layers it hardly depends on the image

@@ -33,10 +33,10 @@ from torch import Generator, Tensor, nn
 
 from procedural import random_glyphs
 from protosteer.backbones import Backbone
+from protosteer.data.datasets.cifar import read_cifar100
+from protosteer.data.datasets.idx import read_idx
 from protosteer.data.images import ArrayImages
-from protosteer.data.sets.cifar import read_cifar100
-from protosteer.data.sets.idx import read_idx
-from protosteer.method.vit import ViT, ViTConfig
+from protosteer.paper.vit import ViT, ViTConfig
 from protosteer.streams import split_digits
 
 NANO = ViTConfig(image_size=32, patch_size=8, dim=128, depth=3, heads=4, mlp_dim=512, pool="mean")

@@ -27,9 +27,9 @@ from sklearn.datasets import load_digits
 
 from protosteer.backbones import Backbone
 from protosteer.learner import Learner
-from protosteer.photos.teaching import survey, teach
 from protosteer.serve.app import Server, create_app
 from protosteer.settings import Settings
+from protosteer.workflows.learn_folder import learn_folder, scan_folder
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 TASKS = {"January": ("zero", "one", "two"), "February": ("three", "four"), "March": ("five", "six")}
@@ -66,7 +66,7 @@ def learn_digits(
     for task, classes in tasks.items():
         for name in classes:
             draw_digits(folder / task / name, name, per_class)
-        teach(learner, survey(folder / task))
+        learn_folder(learner, scan_folder(folder / task))
     learner.save(folder / "digits.protosteer")
     return learner
 
@@ -74,18 +74,18 @@ def learn_digits(
 @contextmanager
 def serving(app: FastAPI) -> Iterator[str]:
     """Address of the app on a free port of this machine, until the block ends."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    callback = socket.create_server(("127.0.0.1", 0))
     server = Server(app)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [callback]}, daemon=True)
     thread.start()
     try:
         while not server.started:
             time.sleep(0.01)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"http://127.0.0.1:{callback.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join(20)
-        listener.close()
+        callback.close()
 
 
 @contextmanager

@@ -207,8 +207,8 @@ def _start(command: str, folder: Path, environment: dict[str, str], port: str) -
 
 
 def _free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return str(listener.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as callback:
+        return str(callback.getsockname()[1])
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -31,12 +31,12 @@ from protosteer.backbones import Backbone
 from protosteer.errors import DataError
 from protosteer.evaluation.manifest import circumstances
 from protosteer.learner import Learner
-from protosteer.method.prediction import Prediction
-from protosteer.method.task import learn_task
-from protosteer.photos.doubting import doubted
-from protosteer.photos.suggesting import Seen, repeats, thumbnails
+from protosteer.paper.task import learn_task
+from protosteer.prediction import Prediction
 from protosteer.settings import Settings
 from protosteer.util.files import write_atomically
+from protosteer.workflows.active_learning import Seen, repeats, thumbnails
+from protosteer.workflows.label_issues import doubted
 from suggestion_report import plot, table
 from unknowns import read
 
@@ -45,7 +45,7 @@ BATCH = 50  # images embedded between two words about it
 
 
 class Embedded:
-    """Images whose embeddings are known; a `TaskImages` of `method.task` and an `Embed` of `method.inference`."""
+    """Images whose embeddings are known; a `TrainingImages` of `method.task` and an `Embed` of `method.inference`."""
 
     def __init__(self, embeddings: Tensor):
         self.embeddings = embeddings

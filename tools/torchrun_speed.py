@@ -18,12 +18,12 @@ from pathlib import Path
 import torch
 
 from protosteer.backbones import Backbone
-from protosteer.cli.several import run_by_several
+from protosteer.cli.torchrun import run_by_several
 from protosteer.data.images import ArrayImages
-from protosteer.method.training import train_prompt
-from protosteer.running.seen import SeenImages
+from protosteer.paper.trainer import train_prompt
+from protosteer.runtime.task_images import TaskImages
 from protosteer.settings import Settings
-from protosteer.util import world
+from protosteer.util import distributed
 
 
 def main(given: argparse.Namespace) -> int:
@@ -35,11 +35,11 @@ def main(given: argparse.Namespace) -> int:
     settings, labels = Settings(epochs=1, batch_size=given.batch), torch.arange(count) % 10
 
     def train() -> None:
-        seen = SeenImages(images, backbone, settings, "task")
+        seen = TaskImages(images, backbone, settings, "task")
         train_prompt(seen.encoder, seen.views, labels, settings)
 
     print(
-        f"{backbone.name}, {world.here().size} processes of {given.threads} threads against one, batch {given.batch}"
+        f"{backbone.name}, {distributed.here().size} processes of {given.threads} threads against one, batch {given.batch}"
     )
     report("training", train, given.repeats, given.steps)
     report("embedding", lambda: backbone.embed_set(images), given.repeats, count)
@@ -47,16 +47,16 @@ def main(given: argparse.Namespace) -> int:
 
 
 def report(name: str, work: Callable[[], object], repeats: int, parts: int) -> None:
-    together, alone = world.here(), world.World()
-    seconds: dict[world.World, list[float]] = {alone: [], together: []}
+    together, alone = distributed.here(), distributed.World()
+    seconds: dict[distributed.World, list[float]] = {alone: [], together: []}
     for repeat in range(repeats + 1):
         for who in (alone, together) if repeat % 2 else (together, alone):
-            world._here = who
+            distributed._here = who
             began = time.perf_counter()
             work()
             if repeat:  # the first is for warming up
                 seconds[who].append(time.perf_counter() - began)
-    world._here = together
+    distributed._here = together
     ratios = sorted(one / all_ for one, all_ in zip(seconds[alone], seconds[together], strict=True))
     low, middle, high = statistics.quantiles(ratios, n=4)
     one, all_ = (statistics.median(seconds[who]) / parts * 1000 for who in (alone, together))

@@ -28,19 +28,19 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from protosteer.backbones import Backbone
-from protosteer.cli.words import parse_settings
-from protosteer.data.folders import Files
-from protosteer.data.sets.cifar import cifar_files, read_cifar100
-from protosteer.data.sets.idx import idx_files, read_images
+from protosteer.cli.parsing import parse_settings
+from protosteer.data.class_folders import Files
+from protosteer.data.datasets.cifar import cifar_files, read_cifar100
+from protosteer.data.datasets.idx import idx_files, read_images
 from protosteer.errors import DataError, SettingsError
 from protosteer.evaluation.manifest import circumstances
 from protosteer.learner import Learner
-from protosteer.method.memory import Memory
-from protosteer.method.prediction import Prediction
-from protosteer.method.records import TaskRecord
-from protosteer.photos.rejection import threshold
-from protosteer.photos.teaching import HOLDOUT, survey, teach
+from protosteer.model.memory import Memory
+from protosteer.model.records import TaskRecord
+from protosteer.prediction import Prediction
 from protosteer.settings import PRESETS, Settings
+from protosteer.workflows.learn_folder import HOLDOUT, learn_folder, scan_folder
+from protosteer.workflows.ood import threshold
 
 TEMPERATURES = (1.0, 0.3, 0.1, 0.05, 0.02)
 FRACTIONS = (0.01, 0.05, 0.1, 0.2)
@@ -88,7 +88,7 @@ def teach_all(learner: Learner, folders: Mapping[str, Path], holdout: float, mod
     """Teach each folder as a task, by name; what the learner knows already is left as it is."""
     for name, folder in folders.items():
         if name not in learner.tasks:
-            taught = teach(learner, survey(folder, learner.memory), name, holdout)
+            taught = learn_folder(learner, scan_folder(folder, learner.memory), name, holdout)
             check = f", {taught.check.accuracy:.1f} % of the held-out images right" if taught.check else ""
             print(f"{name}: {', '.join(taught.record.class_names)}{check}", file=sys.stderr, flush=True)
             if model:

@@ -133,7 +133,7 @@ class Service:
     def classes(self) -> list[dict[str, Any]]:
         return self.ask("GET", "/classes")["classes"]
 
-    def teach(self, label: str, picture: bytes) -> str:
+    def learn(self, label: str, picture: bytes) -> str:
         """One picture that a person has put into a class; says what came of it.
 
         The one place that decides how annotations are learned.
@@ -181,7 +181,7 @@ class Backend:
         for annotation in annotations:
             label = config.chosen(annotation)
             if label is not None:
-                told.append(f"{label}: {self.service.teach(label, self._picture(task, config))}")
+                told.append(f"{label}: {self.service.learn(label, self._picture(task, config))}")
         return told
 
     def _picture(self, task: dict[str, Any], config: Config) -> bytes:

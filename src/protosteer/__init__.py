@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -12,16 +13,19 @@ __version__ = "0.1.0"
 _HOMES = {
     "Backbone": "protosteer.backbones",
     "Learner": "protosteer.learner",
-    "Prediction": "protosteer.method.prediction",
+    "Prediction": "protosteer.prediction",
     "ProtosteerError": "protosteer.errors",
     "ProtosteerWarning": "protosteer.errors",
     "Settings": "protosteer.settings",
-    "choose_backbone": "protosteer.photos.choosing",
+    "choose_backbone": "protosteer.workflows.backbone_selection",
     "merge": "protosteer.learner",
-    "rejection": "protosteer.photos.rejection",  # a module
-    "survey": "protosteer.photos.teaching",
-    "teach": "protosteer.photos.teaching",
+    "rejection": "protosteer.workflows.ood",  # the module
+    "scan_folder": "protosteer.workflows.learn_folder",
+    "learn_folder": "protosteer.workflows.learn_folder",
 }
+
+# Old names to new ones. Each warns and goes with the next release.
+_RENAMED = {"survey": "scan_folder", "teach": "learn_folder"}
 
 __all__ = ["__version__", *_HOMES]
 
@@ -31,19 +35,27 @@ if TYPE_CHECKING:
     from protosteer.errors import ProtosteerWarning as ProtosteerWarning
     from protosteer.learner import Learner as Learner
     from protosteer.learner import merge as merge
-    from protosteer.method.prediction import Prediction as Prediction
-    from protosteer.photos import rejection as rejection
-    from protosteer.photos.choosing import choose_backbone as choose_backbone
-    from protosteer.photos.teaching import survey as survey
-    from protosteer.photos.teaching import teach as teach
+    from protosteer.prediction import Prediction as Prediction
     from protosteer.settings import Settings as Settings
+    from protosteer.workflows import ood
+    from protosteer.workflows.backbone_selection import choose_backbone as choose_backbone
+    from protosteer.workflows.learn_folder import learn_folder as learn_folder
+    from protosteer.workflows.learn_folder import scan_folder as scan_folder
+
+    rejection = ood
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        message = (
+            f"protosteer.{name} is now protosteer.{_RENAMED[name]}; the old name goes with the next release"
+        )
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        name = _RENAMED[name]
     if name not in _HOMES:
         raise AttributeError(f"module 'protosteer' has no attribute '{name}'")
     home = importlib.import_module(_HOMES[name])
-    return home if _HOMES[name].endswith(f".{name}") else getattr(home, name)
+    return home if name == "rejection" else getattr(home, name)
 
 
 def __dir__() -> list[str]:

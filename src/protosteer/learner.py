@@ -13,27 +13,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protosteer import indexfile, modelfile
 from protosteer.backbones import Backbone
-from protosteer.data.canvas import kept
-from protosteer.data.files import image_bytes, image_exists
+from protosteer.data.decode_cache import kept
+from protosteer.data.image_files import image_bytes, image_exists
 from protosteer.data.images import ImageSet, as_images, as_labelled
 from protosteer.data.prefetch import prefetched
 from protosteer.errors import DataError, LearnerError, ModelFileError
-from protosteer.method.forgetting import Forgotten, forget, undo
-from protosteer.method.fusion import Fusion, fusion_of
-from protosteer.method.inference import Embed, Index, Matches, match, prompted_forward
-from protosteer.method.memory import Memory
-from protosteer.method.nearby import Nearby
-from protosteer.method.prediction import Prediction
-from protosteer.method.records import TaskRecord, correction_name
-from protosteer.method.search import Partition
-from protosteer.method.shortlist import Shortlist
-from protosteer.method.task import counted_as, learn_class, learn_task, trains_prompt
-from protosteer.running.listeners import listeners
-from protosteer.running.progress import OnStage
-from protosteer.running.resume import Bookmark
-from protosteer.running.seen import SeenImages
+from protosteer.evidence.classifier import Fusion, fusion_of
+from protosteer.model import file as model_file
+from protosteer.model import index_file
+from protosteer.model.memory import Memory
+from protosteer.model.records import TaskRecord, correction_name
+from protosteer.model.unlearning import Forgotten, forget, undo
+from protosteer.paper.inference import Embed, Index, Matches, match, prompted_forward
+from protosteer.paper.task import counted_as, learn_class, learn_task, trains_prompt
+from protosteer.prediction import Prediction
+from protosteer.runtime.callbacks import training_callbacks
+from protosteer.runtime.checkpoint import CheckpointFile
+from protosteer.runtime.progress import OnStage
+from protosteer.runtime.task_images import TaskImages
+from protosteer.search.candidates import Shortlist
+from protosteer.search.ivf import Partition
+from protosteer.search.nearby import Nearby
 from protosteer.settings import Settings
 from protosteer.util.reading import digest
 from protosteer.util.text import check_name
@@ -120,14 +121,14 @@ class Learner:
         data: Any,
         name: str | None = None,
         on_stage: OnStage | None = None,
-        bookmark: Bookmark | None = None,
+        checkpoint: CheckpointFile | None = None,
         on_usable: Callable[[TaskRecord], None] | None = None,
     ) -> TaskRecord:
         """Learn the classes of a folder of class folders, of (images, labels), or of a torch Dataset.
 
         Classes that are known already grow by these images.
         Nothing changes until the task is learned completely: an error or Ctrl-C leaves the learner as it was.
-        With a `bookmark` the same call goes on where an earlier one was interrupted, and ends in the same
+        With a `checkpoint` the same call goes on where an earlier one was interrupted, and ends in the same
         bits. on_usable: is given the record as it is before its prompt is trained, which can be used already.
         """
         name = name or self._next_name()
@@ -141,11 +142,11 @@ class Learner:
         self.memory.check_new(name)
         number = {label: i for i, label in enumerate(classes)}
         numbers = torch.tensor([number[label] for label in labels])
-        heard = listeners(name, self._which(classes, len(labels)), on_stage, bookmark)
-        seen = SeenImages(kept(images), self.backbone, self.settings, name, on_stage)
+        callbacks = training_callbacks(name, self._which(classes, len(labels)), on_stage, checkpoint)
+        seen = TaskImages(kept(images), self.backbone, self.settings, name, on_stage)
         memory, settings = self.memory, self.settings
         record = learn_task(
-            name, classes, seen, numbers, seen.encoder, memory, settings, heard, self.domain, on_usable
+            name, classes, seen, numbers, seen.encoder, memory, settings, callbacks, self.domain, on_usable
         )
         self.memory.add(record)
         return record
@@ -199,7 +200,7 @@ class Learner:
     def _few_shot(self, name: str, images: ImageSet) -> TaskRecord:
         check_name(name, "the class")
         record = learn_class(
-            name, SeenImages(images, self.backbone, self.settings, name), self.memory, self.settings
+            name, TaskImages(images, self.backbone, self.settings, name), self.memory, self.settings
         )
         about = dataclasses.replace(record.about, learned=datetime.date.today().isoformat())
         return dataclasses.replace(record, about=about)
@@ -254,28 +255,28 @@ class Learner:
         return forget(self.memory, name, task=task)
 
     @property
-    def model(self) -> modelfile.Model:
+    def model(self) -> model_file.Model:
         """What a model file of this learner holds."""
-        header = modelfile.backbone_header(self.backbone)
-        return modelfile.Model(Path("a learner"), header, self.settings, self.memory)
+        header = model_file.backbone_header(self.backbone)
+        return model_file.Model(Path("a learner"), header, self.settings, self.memory)
 
     def save(self, path: str | Path) -> None:
         """Write the model to one file, atomically."""
         self._require_knowledge()
         self.model.write(path)
         if self._partition is not None and self._current():
-            indexfile.write(path, self._partition, self.backbone.fingerprint)
+            index_file.write(path, self._partition, self.backbone.fingerprint)
 
     @classmethod
     def load(cls, path: str | Path, backbone: Backbone | None = None) -> Learner:
         """Read a model file; without `backbone`, the one it was learned with is loaded by name."""
-        model = modelfile.read(path)
+        model = model_file.read(path)
         learner = cls.of_model(model, backbone)
-        learner._partition = indexfile.read(path, learner.backbone.fingerprint)
+        learner._partition = index_file.read(path, learner.backbone.fingerprint)
         return learner
 
     @classmethod
-    def of_model(cls, model: modelfile.Model, backbone: Backbone | None = None) -> Learner:
+    def of_model(cls, model: model_file.Model, backbone: Backbone | None = None) -> Learner:
         """A learner that knows what a model file says."""
         learner = cls(model.backbone_for(backbone), model.settings)
         learner.memory = model.memory
@@ -319,5 +320,5 @@ def merge(
     """
     if not learners:
         raise LearnerError("merge needs at least one learner")
-    merged = modelfile.merge([learner.model for learner in learners], renames, task_renames)
+    merged = model_file.merge([learner.model for learner in learners], renames, task_renames)
     return Learner.of_model(merged, learners[0].backbone)

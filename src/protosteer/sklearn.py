@@ -15,12 +15,12 @@ from torch import Tensor
 
 from protosteer.backbones import Backbone
 from protosteer.errors import DataError, SettingsError
+from protosteer.evidence.classifier import Fusion
 from protosteer.learner import Learner
-from protosteer.method.fusion import Fusion
-from protosteer.method.inference import Index, Matches
-from protosteer.method.memory import Memory
-from protosteer.method.prediction import Prediction
-from protosteer.method.task import learn_class
+from protosteer.model.memory import Memory
+from protosteer.paper.inference import Index, Matches
+from protosteer.paper.task import learn_class
+from protosteer.prediction import Prediction
 from protosteer.settings import Settings
 from protosteer.util.text import check_name
 
@@ -139,7 +139,7 @@ class VectorLearner:
 
 
 class _Embedded:
-    """The `Embeddable` of embeddings [n, D] that are at hand."""
+    """The `Embedder` of embeddings [n, D] that are at hand."""
 
     def __init__(self, embeddings: Tensor):
         self.embeddings = embeddings

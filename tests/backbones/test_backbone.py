@@ -16,7 +16,7 @@ from protosteer.backbones import Backbone
 from protosteer.data.images import ArrayImages
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError, SettingsError
-from protosteer.method.vit import ViT, ViTConfig
+from protosteer.paper.vit import ViT, ViTConfig
 from weight_toys import IMAGENET, OWN, statistics, tiny_weights
 
 

@@ -11,7 +11,7 @@ import torch
 from conftest import tiny_backbone
 from protosteer.backbones import Backbone, full_name, list_backbones
 from protosteer.errors import WeightsError
-from protosteer.method.vit import ViT, ViTConfig
+from protosteer.paper.vit import ViT, ViTConfig
 from protosteer.util.files import cache_dir
 from weight_toys import HALF, IMAGENET, OWN, hub_config, statistics, tiny_weights
 from weight_toys import empty_caches as empty_caches  # a fixture for every test here

@@ -1,4 +1,4 @@
-"""A measured step is method/training.py's own, and the reference does the same in another way."""
+"""A measured step is paper/trainer.py's own, and the reference does the same in another way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from protosteer.bench.harness import pictures
 from protosteer.bench.training import Step, by_pillow, naive, ours
 from protosteer.data.augment import Augmentation
 from protosteer.data.transforms import Preprocessing
-from protosteer.method import training as product
+from protosteer.paper import trainer as product
 from protosteer.settings import Settings
 from vit_toys import small
 

@@ -17,7 +17,7 @@ import pytest
 import protosteer
 import protosteer.cli.demo
 from protosteer.cli import main
-from protosteer.cli.common import polite_kill
+from protosteer.cli.common import sigterm_as_ctrl_c
 from protosteer.errors import DataError, ProtosteerWarning
 
 
@@ -176,11 +176,11 @@ def test_an_interruption_that_python_calls_another_error_is_one_all_the_same():
         def __set_name__(self, owner: type, name: str) -> None:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), polite_kill():
+    with pytest.raises(KeyboardInterrupt), sigterm_as_ctrl_c():
         type("Made", (), {"part": Interrupted()})
-    with pytest.raises(KeyboardInterrupt), polite_kill():
+    with pytest.raises(KeyboardInterrupt), sigterm_as_ctrl_c():
         raise RuntimeError("while a class was made") from KeyboardInterrupt()
-    with pytest.raises(RuntimeError, match="another"), polite_kill():
+    with pytest.raises(RuntimeError, match="another"), sigterm_as_ctrl_c():
         raise RuntimeError("another") from ValueError()
 
 

@@ -10,6 +10,8 @@ import pytest
 from photo_toys import photos
 from protosteer.cli import main
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
@@ -32,11 +34,11 @@ def correct(*words: object) -> int:
 def test_a_correction_is_told_listed_and_taken_back_to_the_bit(model, images, capsys):
     before = model.read_bytes()
     assert correct(model, images[0], "yak") == 0
-    heard = capsys.readouterr()
-    assert heard.out.startswith(
+    callbacks = capsys.readouterr()
+    assert callbacks.out.startswith(
         f"{images[0]}: was taken for ant, is yak (a new class); it is now taken for yak ("
     )
-    assert heard.err == f"Written: {model}; take it back with: protosteer correct {model} --undo\n"
+    assert callbacks.err == f"Written: {model}; take it back with: protosteer correct {model} --undo\n"
     assert correct(model, images[1], "bee", "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["taken_for"], told["class"], told["answer"], told["new_class"]) == (

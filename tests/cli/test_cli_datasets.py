@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from protosteer.cli import main
-from protosteer.data.sets import obtaining
-from protosteer.data.sets.catalogue import DATASETS
+from protosteer.data.datasets import prepare
+from protosteer.data.datasets.registry import DATASETS
 from protosteer.errors import DataError
 
 
@@ -41,7 +41,7 @@ def test_the_list_names_all_and_says_where(root, capsys):
 def test_the_list_is_readable_in_100_columns(root, capsys, monkeypatch):
     from rich.console import Console
 
-    monkeypatch.setattr("protosteer.cli.lists.make_console", lambda stderr=False: Console(width=100))
+    monkeypatch.setattr("protosteer.cli.catalogue.make_console", lambda stderr=False: Console(width=100))
     assert main(["datasets", "--data-dir", str(root)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100 and not any("…" in line for line in lines)
@@ -83,7 +83,7 @@ def test_mistakes_are_one_line(root, capsys, monkeypatch):
     def offline(remote, folder, on_message=None):
         raise DataError(f"{remote.name} could not be fetched: its server cannot be reached")
 
-    monkeypatch.setattr(obtaining, "fetch", offline)
+    monkeypatch.setattr(prepare, "fetch", offline)
     for words, told in (
         (["get", "svnh"], "no data set is called 'svnh'; did you mean 'svhn'?"),
         (

@@ -21,13 +21,16 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from protosteer import modelfile
 from protosteer.cli import main
 from protosteer.learner import Learner
-from protosteer.method.memory import Memory
-from protosteer.photos import teaching
-from protosteer.photos.rejection import threshold
+from protosteer.model import file as model_file
+from protosteer.model.memory import Memory
 from protosteer.util.files import write_and_hold
+from protosteer.workflows import learn_folder
+from protosteer.workflows.ood import threshold
+
+pytestmark = pytest.mark.slow
+
 
 QUICK = ["--set", "prompts=false"]
 TRAINED = ["--set", "epochs=1", "--set", "batch_size=16", "--set", "neck_hidden=16"]
@@ -104,7 +107,7 @@ def test_learn_says_what_it_found_checks_itself_and_writes_the_model(photos, tmp
     assert record.prompt is not None and record.about.held_out == 3
     assert {c.images for c in record.classes} == {9}
     assert record.about.image_bytes > 0
-    assert list(tmp_path.iterdir()) == [path]  # no bookmark, no temporary file
+    assert list(tmp_path.iterdir()) == [path]  # no checkpoint, no temporary file
 
 
 def test_learn_extends_a_model_and_json_has_the_figures(photos, model, capsys):
@@ -114,7 +117,7 @@ def test_learn_extends_a_model_and_json_has_the_figures(photos, model, capsys):
     assert figures["task"]["name"] == "fall" and figures["task"]["trained"] is False
     assert figures["found"]["classes"] == {"five": 6, "six": 6}
     assert figures["check"]["images"] == 2 and 0 <= figures["check"]["accuracy"] <= 100
-    assert modelfile.read(model).memory.task_names == ["spring", "summer", "fall"]
+    assert model_file.read(model).memory.task_names == ["spring", "summer", "fall"]
 
 
 def test_thumbnails_are_kept_if_asked_for_and_are_as_private_as_the_model(photos, tmp_path, capsys):
@@ -126,7 +129,7 @@ def test_thumbnails_are_kept_if_asked_for_and_are_as_private_as_the_model(photos
     main(["learn", str(path), str(photos / "summer"), "--thumbnails"])
     assert "thumbnails in m.protosteer.thumbs, beside the model" in capsys.readouterr().err
     assert thumbs.stat().st_mode & 0o777 == 0o600
-    for name in modelfile.read(path).memory.tasks[1].class_names:
+    for name in model_file.read(path).memory.tasks[1].class_names:
         main(["forget", str(path), name])
     assert not thumbs.exists()
 
@@ -145,13 +148,13 @@ def test_unreadable_files_are_named_and_left_out(tmp_path, capsys):
     shown = capsys.readouterr()
     assert "1 file cannot be read" in shown.err and "broken.png" in shown.err
     assert "no image was held out" in shown.err  # classes of four images are learned whole
-    assert {c.images for c in modelfile.read(tmp_path / "m.protosteer").memory.tasks[0].classes} == {4}
+    assert {c.images for c in model_file.read(tmp_path / "m.protosteer").memory.tasks[0].classes} == {4}
 
 
 def test_known_classes_grow_or_are_left_out(photos, model, tmp_path, capsys):
     mixed = write_digits(tmp_path / "mixed", [1, 7], count=5)
     assert main(["learn", str(model), str(mixed), "--skip-known"]) == 0
-    assert modelfile.read(model).memory.tasks[-1].class_names == ["seven"]
+    assert model_file.read(model).memory.tasks[-1].class_names == ["seven"]
     assert "every class of" in fails(capsys, "learn", model, mixed, "--skip-known")
     more = write_digits(tmp_path / "more", [1, 7], count=5, skip=60)
     shutil.copy(next((mixed / "seven").iterdir()), more / "seven" / "again.png")
@@ -159,7 +162,7 @@ def test_known_classes_grow_or_are_left_out(photos, model, tmp_path, capsys):
     told = capsys.readouterr()
     assert "left out, since learned or held out before: 1 image: " in told.err and "again.png" in told.err
     assert re.search(r"one +5 +1 +spring", told.out) and re.search(r"seven +5 +1 +mixed", told.out)
-    known = modelfile.read(model).memory
+    known = model_file.read(model).memory
     assert known.tasks[-1].class_names == ["one", "seven"] and len(known.classes) == 6
     before = model.read_bytes()
     assert "there is nothing to learn" in fails(capsys, "learn", model, more)
@@ -178,14 +181,14 @@ def test_a_private_model_stays_private(model):
 
 
 def test_forgetting_in_a_file_that_changes_meanwhile_is_refused(model, monkeypatch, capsys):
-    real = modelfile.read
+    real = model_file.read
 
     def read(path):
         found = real(path)
         model.write_bytes(model.read_bytes() + b" ")
         return found
 
-    monkeypatch.setattr(modelfile, "read", read)
+    monkeypatch.setattr(model_file, "read", read)
     assert "changed by someone else meanwhile" in fails(capsys, "forget", model, "one")
 
 
@@ -208,25 +211,25 @@ def test_presets_and_independence_reach_the_settings(photos, tmp_path):
     path = tmp_path / "m.protosteer"
     words = ["learn", str(path), str(photos / "summer"), *TRAINED, "--preset", "fast", "--independent"]
     assert main(words) == 0
-    task = modelfile.read(path).memory.tasks[0]
+    task = model_file.read(path).memory.tasks[0]
     assert task.independent and task.about.settings["prompt_tasks"] == "first"
     path.unlink()
     assert main([*words, "--set", "prompt_tasks=all"]) == 0  # what is given wins over a preset
-    assert modelfile.read(path).memory.tasks[0].about.settings["prompt_tasks"] == "all"
+    assert model_file.read(path).memory.tasks[0].about.settings["prompt_tasks"] == "all"
 
 
 def learn_while(work, photos, model, monkeypatch, *words):
     """Teach two classes, while someone else does something to the model file."""
-    real = teaching.teach
+    real = learn_folder.learn_folder
 
     def slow(learner, *arguments):
         work()
         return real(learner, *arguments)
 
-    monkeypatch.setattr(teaching, "teach", slow)
+    monkeypatch.setattr(learn_folder, "learn_folder", slow)
     more = write_digits(model.parent / "autumn", [5, 6], count=6)
     assert main(["learn", str(model), str(more), *words]) == 0
-    return modelfile.read(model).memory
+    return model_file.read(model).memory
 
 
 def test_a_model_that_changed_meanwhile_loses_nothing(photos, model, monkeypatch, capsys):
@@ -254,18 +257,20 @@ def test_a_model_that_is_gone_meanwhile_is_written_whole(photos, model, monkeypa
 
 
 def test_a_place_that_cannot_be_written_is_noticed_before_learning(photos, model, capsys, monkeypatch):
-    monkeypatch.setattr("protosteer.photos.teaching.teach", lambda *arguments: pytest.fail("it learned"))
+    monkeypatch.setattr(
+        "protosteer.workflows.learn_folder.learn_folder", lambda *arguments: pytest.fail("it learned")
+    )
     assert "cannot write to" in fails(capsys, "learn", model / "m.protosteer", photos / "spring")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_a_killed_learning_leaves_a_model_that_can_be_used(model, tmp_path, how):
-    before = modelfile.read(model).memory
+    before = model_file.read(model).memory
     more = write_digits(tmp_path / "autumn", [5, 6, 7], count=8)
     code = (
-        "import sys, protosteer.running.resume as b; from protosteer.cli import main;"
-        "b.Bookmark.__init__.__defaults__ = (0.0,); sys.exit(main(sys.argv[1:]))"
+        "import sys, protosteer.runtime.checkpoint as b; from protosteer.cli import main;"
+        "b.CheckpointFile.__init__.__defaults__ = (0.0,); sys.exit(main(sys.argv[1:]))"
     )
     words = [sys.executable, "-c", code, "learn", str(model), str(more), *TRAINED]
     words += ["--set", "prompts=true", "--set", "epochs=3000"]
@@ -281,7 +286,7 @@ def test_a_killed_learning_leaves_a_model_that_can_be_used(model, tmp_path, how)
     finally:
         process.kill()
     assert process.returncode == (130 if how == signal.SIGTERM else -how)
-    *old, new = modelfile.read(model).memory.tasks
+    *old, new = model_file.read(model).memory.tasks
     assert list(tmp_path.glob(".shop.protosteer.*.part"))
     assert [task.name for task in old] == before.task_names and new.about.unfinished
     if how == signal.SIGTERM:
@@ -316,7 +321,7 @@ def test_by_the_papers_rule_it_prints_similarities_and_says_so_once(photos, by_p
 
 
 def test_a_task_whose_prompt_was_not_trained_yet_is_named(photos, model, capsys):
-    read = modelfile.read(model)
+    read = model_file.read(model)
     first, second = read.memory.tasks
     unfinished = dataclasses.replace(second, about=dataclasses.replace(second.about, unfinished=True))
     dataclasses.replace(read, memory=Memory([first, unfinished])).write(model)
@@ -432,7 +437,7 @@ def test_reject_needs_images_that_were_not_learned_or_can_be_left_out(photos, tm
 
 def with_backbone(model: Path, out: Path, **changes: str) -> Path:
     """The model as if it had another backbone."""
-    found = modelfile.read(model)
+    found = model_file.read(model)
     dataclasses.replace(found, backbone=found.backbone | changes).write(out)
     return out
 
@@ -488,7 +493,7 @@ def test_forget_removes_says_before_and_after_and_keeps_no_backup(model, capsys)
     shown = capsys.readouterr()
     assert "forgotten: one (task spring)" in shown.out and "exact" in shown.out
     assert "before: 5 classes, 2 tasks" in shown.out and "after: 3 classes, 2 tasks" in shown.out
-    assert sorted(modelfile.read(model).memory.classes) == ["three", "two", "zero"]
+    assert sorted(model_file.read(model).memory.classes) == ["three", "two", "zero"]
     assert list(model.parent.iterdir()) == [model]
     assert main(["forget", str(model), "zero", "two"]) == 0
     assert "after: 1 class, 1 task, " in capsys.readouterr().out
@@ -500,11 +505,11 @@ def test_forget_removes_at_once_what_killed_processes_left_and_says_what_it_cann
     assert main(["forget", str(model), "one"]) == 0
     assert list(model.parent.iterdir()) == [model]
     assert "no copy of the old file was kept" in capsys.readouterr().err
-    bookmark = model.with_name(".shop.protosteer.d.part")
-    with write_and_hold(bookmark, b"of a learning that is under way"):
+    checkpoint = model.with_name(".shop.protosteer.d.part")
+    with write_and_hold(checkpoint, b"of a learning that is under way"):
         assert main(["forget", str(model), "two"]) == 0
     said = capsys.readouterr().err
-    assert f"warning: {bookmark} may hold what was forgotten" in said and "no copy" not in said
+    assert f"warning: {checkpoint} may hold what was forgotten" in said and "no copy" not in said
 
 
 def test_forget_a_task_with_a_backup(model, capsys):
@@ -528,12 +533,12 @@ def test_forget_refuses_what_does_not_exist_and_changes_nothing(model, capsys):
 
 
 def test_everything_can_be_forgotten_and_learned_anew(photos, model, capsys):
-    assert main(["forget", str(model), *modelfile.read(model).memory.classes]) == 0
-    assert modelfile.read(model).memory.classes == []
+    assert main(["forget", str(model), *model_file.read(model).memory.classes]) == 0
+    assert model_file.read(model).memory.classes == []
     assert "nothing has been learned" in fails(capsys, "predict", model, photos / "new")
     assert main(["inspect", str(model)]) == 0
     assert main(["learn", str(model), str(photos / "spring")]) == 0
-    assert len(modelfile.read(model).memory.classes) == 3
+    assert len(model_file.read(model).memory.classes) == 3
 
 
 # merge
@@ -584,7 +589,7 @@ def test_clashing_names_need_a_rename(parts, tmp_path, capsys):
 
 def test_renames_of_several_kinds(taught, tmp_path, capsys):
     other, out = tmp_path / "other.protosteer", tmp_path / "out.protosteer"
-    model = modelfile.read(taught)
+    model = model_file.read(taught)
     odd = [dataclasses.replace(model.memory.tasks[0], name="odd")]
     names = ["a", "a=b", "c"]
     classes = tuple(dataclasses.replace(c, name=n) for c, n in zip(odd[0].classes, names, strict=True))
@@ -596,7 +601,7 @@ def test_renames_of_several_kinds(taught, tmp_path, capsys):
     assert "would be named 'x'" in fails(capsys, *merge, "--rename", "a=x", "--rename", "c=x")
     assert not out.exists()
     assert main([*map(str, merge), "--rename", "c=d=e"]) == 0
-    assert modelfile.read(out).memory.tasks[-1].class_names == ["a", "a=b", "d=e"]
+    assert model_file.read(out).memory.tasks[-1].class_names == ["a", "a=b", "d=e"]
 
 
 # inspect
@@ -658,7 +663,7 @@ def test_serve_answers_and_stops_politely(photos, model):
         asked.add_header("Authorization", f"Bearer {token}")
         with urllib.request.urlopen(asked) as answer:
             assert json.load(answer)["classes"] == ["one"]
-        assert "one" not in modelfile.read(model).memory.classes
+        assert "one" not in model_file.read(model).memory.classes
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0 and process.stderr.read() == "stopped\n"
     finally:

@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 
 from protosteer.cli import main
-from protosteer.evaluation import catalogue
-from protosteer.evaluation.catalogue import describe, first_task_parameters
+from protosteer.evaluation import method_info
+from protosteer.evaluation.method_info import describe, first_task_parameters
 from protosteer.methods import METHODS
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.ncm import NCM, NCMSettings
-from protosteer.methods.toys import toy_backbone
+from protosteer.methods.testing import toy_backbone
 
 FEW = ("cpp", "ncm", "ranpac", "finetune")
 
@@ -26,7 +26,7 @@ def few(monkeypatch):
 
 
 def test_the_list_names_all_in_80_columns(few, capsys, monkeypatch):
-    monkeypatch.setattr("protosteer.cli.lists.make_console", lambda stderr=False: Console(width=80))
+    monkeypatch.setattr("protosteer.cli.catalogue.make_console", lambda stderr=False: Console(width=80))
     assert main(["methods"]) == 0
     out, errors = capsys.readouterr()
     lines = out.splitlines()
@@ -87,7 +87,7 @@ def test_parameters_are_those_of_a_first_task_of_ten_classes():
     assert first_task_parameters(NCM, backbone) == 0
 
     class Picky(NCM):
-        def learn(self, task, on_stage=None, bookmark=None):
-            raise catalogue.ProtosteerError("give more images")
+        def learn(self, task, on_stage=None, checkpoint=None):
+            raise method_info.ProtosteerError("give more images")
 
     assert first_task_parameters(Picky, backbone) is None

@@ -18,16 +18,19 @@ from typing import Any
 import pytest
 from tests.cli.test_cli_images import write_digits
 from tests.evaluation.killed_run import VALUES
-from tests.evaluation.test_resume import results
+from tests.evaluation.test_killed_runs import results
 
 from protosteer.cli import main
-from protosteer.errors import EngineError, ProtosteerWarning
+from protosteer.errors import ExecutorError, ProtosteerWarning
 from protosteer.evaluation.experiment import Experiment, run_experiment
-from protosteer.photos.rows import Predictions
-from protosteer.photos.shards import carried_predictions, write_shards
-from protosteer.running import ray_engine
-from protosteer.running.engine import Job
-from protosteer.running.ray_engine import RayEngine
+from protosteer.runtime import ray_executor
+from protosteer.runtime.executor import Job
+from protosteer.runtime.ray_executor import RayEngine
+from protosteer.workflows.prediction_rows import Predictions
+from protosteer.workflows.sharded_predict import carried_predictions, write_shards
+
+pytestmark = pytest.mark.slow
+
 
 pytest.importorskip("pyarrow", reason="shards need pyarrow")
 if importlib.util.find_spec("ray") is None:  # not imported here: the engine prepares the environment before
@@ -45,7 +48,7 @@ RAY = ["--engine", "ray"]
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
     """One for all tests here; the commands find that there is one."""
-    ray_engine._import_ray()
+    ray_executor._import_ray()
     import ray
 
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import tests
@@ -108,13 +111,13 @@ def run(place: Path, numbers: list[int]) -> tuple[dict[str, Any], list[str]]:
         RayEngine(on_message=said.append).run(
             functools.partial(squares, place), jobs, lambda job, result: done.update({job.name: result})
         )
-    except EngineError as error:
+    except ExecutorError as error:
         said.append(f"error: {error}")
     return done, said
 
 
 def test_dead_workers_are_replaced_and_a_job_that_kills_them_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(ray_engine, "RETRIES", 1)
+    monkeypatch.setattr(ray_executor, "RETRIES", 1)
     with pytest.warns(ProtosteerWarning, match="8 is large"):
         done, said = run(tmp_path / "died", [1, 2, 3, 8, 5])
     assert done == {f"number {n}": (n * n, 1) for n in (1, 2, 3, 8)}
@@ -125,7 +128,7 @@ def test_dead_workers_are_replaced_and_a_job_that_kills_them_is_named(tmp_path, 
 
 
 def test_an_error_of_a_worker_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(ray_engine, "_versions", lambda: {"protosteer": "9.9", "torch": "9.9"})
+    monkeypatch.setattr(ray_executor, "_versions", lambda: {"protosteer": "9.9", "torch": "9.9"})
     (said,) = run(tmp_path / "died", [1])[1]
     assert said.startswith("error: number 1: worker ") and "not 9.9 and torch" in said and "\n" not in said
 
@@ -168,7 +171,7 @@ def dying(carried, place: Path, at: str) -> Dying:
 
 def test_a_worker_that_dies_loses_nothing_and_doubles_nothing(model, photos, tmp_path):
     from protosteer.learner import Learner
-    from protosteer.photos.carrying import Carried
+    from protosteer.workflows.learner_spec import Carried
 
     learner = Learner.load(model)
     maker = Predictions(learner)

@@ -11,11 +11,11 @@ from PIL import Image
 
 from conftest import tiny_backbone
 from protosteer.cli import main
-from protosteer.cli.predicting import find_files
+from protosteer.cli.predict import find_files
 from protosteer.data.images import ForgivingFiles
 from protosteer.errors import SettingsError
 from protosteer.report.predictions import as_csv
-from protosteer.running.devices import choose_device
+from protosteer.runtime.device import choose_device
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:

@@ -19,6 +19,8 @@ from protosteer.errors import RunError
 from protosteer.methods.ncm import NCM as NCMMethod
 from protosteer.methods.ranpac import RanPAC
 
+pytestmark = pytest.mark.slow
+
 SMALL = ["--tasks", "3", "--train-per-class", "5", "--test-per-class", "4", "--device", "cpu"]
 NCM = ["split-digits", "--method", "ncm", *SMALL]
 FIGURES = {
@@ -42,9 +44,9 @@ def test_json_has_the_contract_s_names(tmp_path, capsys):
 
 def test_the_report_is_for_people_and_progress_goes_elsewhere(tmp_path, capsys):
     assert run(*NCM, "--out", tmp_path / "r") == 0
-    heard = capsys.readouterr()
-    assert "after task 3" in heard.out
-    assert "task 1 of 3" in heard.err and f"Written: {tmp_path / 'r'}" in heard.err
+    callbacks = capsys.readouterr()
+    assert "after task 3" in callbacks.out
+    assert "task 1 of 3" in callbacks.err and f"Written: {tmp_path / 'r'}" in callbacks.err
     log = (tmp_path / "r" / "log.txt").read_text()
     assert "task 3 of 3" in log and log[:2] == "20"
     assert run(*NCM, "--out", tmp_path / "r") == 2

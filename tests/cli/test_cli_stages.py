@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from photo_toys import photos
-from protosteer import modelfile
 from protosteer.cli import main
 from protosteer.learner import Learner
+from protosteer.model import file as model_file
 from protosteer.report.progress import LearnProgress
-from protosteer.running.resume import Bookmark
+from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.settings import Settings
+
+pytestmark = pytest.mark.slow
 
 QUICK = [
     "--set",
@@ -51,13 +53,13 @@ def learn(path: Path, folder: Path, *words: str) -> int:
 
 def during(monkeypatch, doing: str, work) -> None:
     """Something happens once, when learning is at that stage; of training, after the second step."""
-    real, heard = LearnProgress.on_stage, []
+    real, callbacks = LearnProgress.on_stage, []
 
     def on_stage(self, stage):
         real(self, stage)
         if stage.doing == doing:
-            heard.append(stage)
-            if len(heard) == (2 if stage.training else 1):
+            callbacks.append(stage)
+            if len(callbacks) == (2 if stage.training else 1):
                 work()
 
     monkeypatch.setattr(LearnProgress, "on_stage", on_stage)
@@ -70,7 +72,7 @@ def interrupt():
 def interrupted(path: Path, folder: Path, *words: str, doing: str = "training", seconds: float = 0.0) -> None:
     """Ctrl-C; what has been trained so far is kept, or not."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Bookmark.__init__, "__defaults__", (seconds,))
+        patch.setattr(CheckpointFile.__init__, "__defaults__", (seconds,))
         during(patch, doing, interrupt)
         assert learn(path, folder, *words) == 130
 
@@ -128,10 +130,10 @@ def test_another_command_meanwhile_works_and_the_unfinished_task_stays(spring, s
     interrupted(path, spring, *QUICK)
     assert learn(path, summer, "--preset", "instant") == 0
     assert "task spring is unfinished: what is learned before" in capsys.readouterr().err
-    first, second = modelfile.read(path).memory.tasks
+    first, second = model_file.read(path).memory.tasks
     assert first.about.unfinished and second.name == "summer"
     assert learn(path, spring, "--preset", "best", *QUICK) == 0
-    first, after = modelfile.read(path).memory.tasks
+    first, after = model_file.read(path).memory.tasks
     assert not first.about.unfinished and first.prompt is not None
     assert [dict(after.tensors()).keys(), after.about] == [dict(second.tensors()).keys(), second.about]
 
@@ -145,7 +147,7 @@ def test_other_classes_or_names_do_not_go_on_with_it(spring, tmp_path, capsys):
     assert learn(path, spring, "--name", "other") == 2
     assert "there is nothing to learn" in capsys.readouterr().err and path.read_bytes() == left
     assert learn(path, more, *QUICK) == 0
-    tasks = modelfile.read(path).memory.tasks
+    tasks = model_file.read(path).memory.tasks
     assert [(task.name, task.class_names, bool(task.about.unfinished)) for task in tasks] == [
         ("spring", ["ant", "bee"], True),
         ("spring-2", ["cow"], False),
@@ -199,7 +201,7 @@ def test_a_task_that_is_forgotten_while_it_is_trained_does_not_come_back(
     during(monkeypatch, "training", forgotten(path, task="summer"))
     assert learn(path, summer) == 2
     assert "task 'summer' was forgotten, or finished, by someone else" in capsys.readouterr().err
-    assert modelfile.read(path).memory.task_names == ["spring"]
+    assert model_file.read(path).memory.task_names == ["spring"]
 
 
 def test_a_class_that_is_forgotten_while_its_task_is_trained_does_not_come_back(
@@ -209,7 +211,7 @@ def test_a_class_that_is_forgotten_while_its_task_is_trained_does_not_come_back(
     during(monkeypatch, "training", forgotten(path, name="dog"))
     assert learn(path, summer, *QUICK) == 0
     assert "warning: 'dog' was forgotten meanwhile and is left out, but the prompt" in capsys.readouterr().err
-    (task,) = modelfile.read(path).memory.tasks
+    (task,) = model_file.read(path).memory.tasks
     assert task.class_names == ["cat"] and not task.about.unfinished
 
 
@@ -242,7 +244,7 @@ def test_the_self_check_tells_what_training_brought(spring, summer, tmp_path, ca
 
 def test_a_new_model_is_of_the_best_preset_and_an_old_one_keeps_its_own(spring, summer, tmp_path, capsys):
     def settings(path: Path) -> Settings:
-        return modelfile.read(path).settings
+        return model_file.read(path).settings
 
     quick = {"epochs": 3, "batch_size": 8, "neck_hidden": 16, "augmentation": "none"}
     best, paper = tmp_path / "best.protosteer", tmp_path / "paper.protosteer"
@@ -257,7 +259,7 @@ def test_a_new_model_is_of_the_best_preset_and_an_old_one_keeps_its_own(spring, 
     assert settings(best) == Settings.preset(
         "fast", **{**quick, "epochs": 15, "batch_size": 50}, independent=True
     )
-    assert modelfile.read(best).memory.tasks[-1].prompt is None
+    assert model_file.read(best).memory.tasks[-1].prompt is None
     assert "no prompt was trained: the one for all classes serves these too" in capsys.readouterr().err
     assert learn(paper, more, "--preset", "instant") == 0
     assert "warning: older tasks were learned by another rule" in capsys.readouterr().err

@@ -17,6 +17,8 @@ from photo_toys import photos
 from protosteer.cli import main
 from world_toys import TESTS, free_port, start
 
+pytestmark = pytest.mark.slow
+
 SMALL = [
     "--tasks",
     "2",
@@ -46,11 +48,11 @@ def by_two(accident: str, *words: object) -> list[tuple[int, str, str]]:
     port, script = free_port(), str(TESTS / "cli" / "torchrun_accidents.py")
     group = [start([script, accident, *map(str, words)], rank, 2, port) for rank in range(2)]
     try:
-        heard = [process.communicate(timeout=SECONDS) for process in group]
+        callbacks = [process.communicate(timeout=SECONDS) for process in group]
     finally:
         for process in group:
             process.kill()
-    return [(process.returncode, *texts) for process, texts in zip(group, heard, strict=True)]
+    return [(process.returncode, *texts) for process, texts in zip(group, callbacks, strict=True)]
 
 
 def same_models(one: Path, two: Path) -> None:

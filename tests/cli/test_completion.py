@@ -18,7 +18,7 @@ import pytest
 from protosteer.backbones import list_backbones
 from protosteer.bench.report import SUBJECTS
 from protosteer.cli import completion, main
-from protosteer.data.sets.catalogue import list_datasets
+from protosteer.data.datasets.registry import list_datasets
 from protosteer.methods import METHODS
 from protosteer.settings import PRESETS
 from protosteer.streams import BENCHMARKS

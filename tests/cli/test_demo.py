@@ -22,6 +22,8 @@ from protosteer.learner import Learner
 from protosteer.report import plots
 from protosteer.streams import Stream, Task, split_digits
 
+pytestmark = pytest.mark.slow
+
 QUICK = DEMO.replace(epochs=2, batch_size=8, neck_hidden=16, centroids=2, augmentation="crop")
 FIGURES = {
     "last_accuracy", "anytime_accuracy",

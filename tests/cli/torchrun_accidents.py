@@ -16,10 +16,10 @@ from typing import Any
 from protosteer.cli import main
 from protosteer.data.images import FileImages
 from protosteer.errors import DataError
-from protosteer.running.resume import Resume
+from protosteer.runtime.checkpoint import CheckpointCallback
 
 
-def killed(self: Resume, training: Any) -> None:
+def killed(self: CheckpointCallback, training: Any) -> None:
     self.keep(training)
     if training.step == 4:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -32,7 +32,7 @@ def unreadable(self: FileImages, rows: list[int]) -> None:
 if __name__ == "__main__":
     accident = sys.argv.pop(1)
     if accident == "killed":
-        Resume.step = killed  # type: ignore[method-assign]
+        CheckpointCallback.on_step_end = killed  # type: ignore[method-assign]
     if accident == "unreadable" and os.environ["RANK"] != "0":
         FileImages.pixels = unreadable  # type: ignore[assignment,method-assign]
     sys.exit(main())

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from protosteer.backbones.formats import read_checkpoint
+from protosteer.backbones.checkpoint_io import read_checkpoint
+from protosteer.data.class_folders import read_list
+from protosteer.data.datasets import idx
+from protosteer.data.datasets.cifar import read_cifar100
+from protosteer.data.datasets.svhn import read_svhn
 from protosteer.data.downloads import unpack
-from protosteer.data.files import image_files, opened, text_lines
-from protosteer.data.folders import read_list
+from protosteer.data.image_files import image_files, opened, text_lines
 from protosteer.data.images import FileImages
-from protosteer.data.sets import idx
-from protosteer.data.sets.cifar import read_cifar100
-from protosteer.data.sets.svhn import read_svhn
 from protosteer.errors import DataError, ProtosteerError
 from protosteer.settings import Settings
 from set_toys import SMALL

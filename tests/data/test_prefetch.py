@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from protosteer.data.canvas import Kept
+from protosteer.data.decode_cache import Kept
 from protosteer.data.images import ArrayImages, Chosen, FileImages, ImageSet, Joined, LazyImages
 from protosteer.data.prefetch import prefetched
 from protosteer.data.transforms import Preprocessing

@@ -11,9 +11,11 @@ import pytest
 from protosteer.errors import RunError, SettingsError
 from protosteer.evaluation.comparison import gather
 from protosteer.evaluation.experiment import Experiment, Reporter, run_experiment
-from protosteer.evaluation.several import experiments_of
+from protosteer.evaluation.sweep import experiments_of
 from protosteer.methods import METHODS
 from protosteer.report.compare import comparison_csv, comparison_markdown, comparison_tables
+
+pytestmark = pytest.mark.slow
 
 VALUES = {
     "stream": "split-digits", "method": "ncm", "tasks": 3, "train_per_class": 10, "test_per_class": 4,
@@ -27,9 +29,9 @@ TRAINED = {
 def run(
     out: Path, resume: bool = False, said: list[str] | None = None, make: Any = None, **values: Any
 ) -> Any:
-    heard = [] if said is None else said
+    callbacks = [] if said is None else said
     experiment = Experiment.from_values({**VALUES, **values, "out": out})
-    return run_experiment(experiment, resume, on_message=heard.append, make_reporter=make)
+    return run_experiment(experiment, resume, on_message=callbacks.append, make_reporter=make)
 
 
 def results(folder: Path) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from targets import TARGETS, Target, try_out
 
-from protosteer.data.sets.cifar import read_cifar100
-from protosteer.data.sets.idx import read_idx
+from protosteer.data.datasets.cifar import read_cifar100
+from protosteer.data.datasets.idx import read_idx
 from protosteer.errors import DataError
 from set_toys import idx_bytes, write_cifar100
 

@@ -12,12 +12,12 @@ from tempfile import TemporaryDirectory
 import pytest
 from targets import TARGETS, Target, try_out
 
-from protosteer.cli.predicting import find_files
-from protosteer.cli.words import parse_settings
-from protosteer.data.files import text_lines
-from protosteer.data.folders import read_lists
+from protosteer.cli.parsing import parse_settings
+from protosteer.cli.predict import find_files
+from protosteer.data.class_folders import read_lists
+from protosteer.data.image_files import text_lines
+from protosteer.data.image_lists import read_paths, read_table
 from protosteer.data.images import ForgivingFiles
-from protosteer.data.lists import read_paths, read_table
 from protosteer.errors import ProtosteerError
 from protosteer.settings import Settings
 from set_toys import SMALL, save

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from conftest import easy_task, tiny_backbone
 from photo_toys import EVIDENCE, QUICK
-from protosteer import modelfile
 from protosteer.errors import ProtosteerError
 from protosteer.learner import Learner
-from protosteer.photos import inspection
-from protosteer.util.sealed import seal, unseal
+from protosteer.model import file as model_file
+from protosteer.util.tensor_file import pack_tensors, unpack_tensors
+from protosteer.workflows import model_summary
 
 VALUES: list[Any] = [None, True, False, 0, -1, 1, 2, 3, 10**9, 2**62, 10**400, 0.5, -0.5, 1e-300, 1e300]
 VALUES += [
@@ -59,7 +59,7 @@ def seeds() -> Sequence[bytes]:
 def together(learner: Learner) -> bytes:
     """As a file of very many classes has them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(modelfile, "MANY", 1)
+        patch.setattr(model_file, "MANY", 1)
         return learner.model.pack()
 
 
@@ -67,13 +67,13 @@ def mutate(data: bytes, random: Random) -> bytes:
     """One to four changes of header or tensors, sealed again; at times of the bytes instead."""
     if random.randrange(10) == 0:
         return mutate_bytes(data, random)
-    header, tensors = unseal(data, "it")
+    header, tensors = unpack_tensors(data, "it")
     for _ in range(random.choice([1, 1, 2, 4])):
         if random.randrange(2):
             change_header(header, random)
         else:
             change_tensors(tensors, random)
-    return seal(header, tensors)
+    return pack_tensors(header, tensors)
 
 
 def change_header(header: dict[str, Any], random: Random) -> None:
@@ -123,10 +123,10 @@ def change_tensors(tensors: dict[str, Tensor], random: Random) -> None:
 def check(data: bytes) -> None:
     """Read, described, used for prediction, written and read again."""
     try:
-        model = modelfile.unpack(data, Path("it"))
-        again = modelfile.unpack(model.pack(), Path("it"))
+        model = model_file.unpack(data, Path("it"))
+        again = model_file.unpack(model.pack(), Path("it"))
         learner = Learner.of_model(model, tiny_backbone())
-        inspection.describe(model, learner.fusion)
+        model_summary.describe(model, learner.fusion)
         answer = learner.predict(easy_task(["cat", "gnu"], per_class=2)[0])
     except ProtosteerError as error:
         assert "\n" not in str(error) and len(str(error)) < 1000

@@ -18,7 +18,7 @@ from safetensors.torch import save as to_safetensors
 from targets import TARGETS, Target, mutate, try_out
 
 from protosteer.backbones import Backbone
-from protosteer.backbones.formats import METADATA_KEY
+from protosteer.backbones.checkpoint_io import METADATA_KEY
 from protosteer.errors import ProtosteerError
 from weight_toys import OWN, published, random_vit, to_flax
 

@@ -8,11 +8,11 @@ from cheap import CHEAP
 from sklearn.neighbors import NearestCentroid
 
 from protosteer.data.images import ArrayImages
-from protosteer.evaluation.cache import EmbeddingCache
-from protosteer.methods.alone import adapted_prompt
+from protosteer.evaluation.embedding_cache import EmbeddingCache
 from protosteer.methods.aper import APER
 from protosteer.methods.checks import Maker
-from protosteer.methods.toys import GROUPS, toy_backbone, toy_images, toy_task
+from protosteer.methods.per_task_tuning import adapted_prompt
+from protosteer.methods.testing import GROUPS, toy_backbone, toy_images, toy_task
 
 MAKE = Maker(APER, CHEAP["aper"], EmbeddingCache)
 

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from cheap import CHEAP
 
 from protosteer.methods.bic import BiC, bias, corrected, held_out, keepers
-from protosteer.methods.checks import Maker, teach
+from protosteer.methods.checks import Maker, learn_tasks
 from protosteer.methods.distillation import distillation
-from protosteer.methods.toys import GROUPS, toy_images
+from protosteer.methods.testing import GROUPS, toy_images
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.5, -2.0), (1.0, 0.0), (1.6, 1.0)])
@@ -81,7 +81,7 @@ def test_what_is_held_out_is_never_trained_on():
 
         method.training_set = seen
         before = method.memory.pixels[method.memory.notes["held"]] if len(method.memory) else []
-        teach(method, group)
+        learn_tasks(method, group)
         fresh = toy_images(group)[0][method.held]
         aside += [*before, *fresh]
         assert len(fresh) >= len(group)

@@ -12,8 +12,8 @@ from protosteer.methods import METHODS, find_method
 from protosteer.methods.base import Method
 from protosteer.methods.checks import Maker, check_classes_come_again, checks_for
 from protosteer.methods.ncm import NCM
-from protosteer.methods.toys import toy_images
-from protosteer.streams.base import Lesson
+from protosteer.methods.testing import toy_images
+from protosteer.streams.base import TaskData
 
 NAMES = ["ant", "bee", "cat"]
 PIXELS, LABELS = toy_images(NAMES, per_class=9)
@@ -37,7 +37,7 @@ def taught(name: str, parts: list[list[int]], **settings: float) -> Method:
     method = Maker(find_method(name), {**CHEAP.get(name, {}), **settings})()
     for number, rows in enumerate(parts):
         labels = [LABELS[i] for i in rows]
-        method.learn(Lesson(f"task-{number}", sorted(set(labels)), ArrayImages(PIXELS[rows]), labels))
+        method.learn(TaskData(f"task-{number}", sorted(set(labels)), ArrayImages(PIXELS[rows]), labels))
     assert method.classes == NAMES
     return method
 
@@ -84,7 +84,7 @@ def test_those_that_cannot_say_so():
 
 def test_the_check_finds_a_method_that_names_a_class_twice():
     class Twice(NCM):
-        def learn(self, task, on_stage=None, bookmark=None):
+        def learn(self, task, on_stage=None, checkpoint=None):
             super().learn(task)
             self.tasks[-1] = sorted(set(task.train_labels))
 

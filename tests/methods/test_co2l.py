@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from cheap import CHEAP
 from sklearn.linear_model import LogisticRegression
 
-from protosteer.method.losses import supcon
 from protosteer.methods.checks import Maker
 from protosteer.methods.co2l import RIDGE, Co2L, asymmetric, linear, relations
+from protosteer.paper.losses import supcon
 
 LABELS = torch.tensor([0, 0, 1, 2, 2, 2, 3, 3])
 

@@ -10,9 +10,9 @@ from cheap import CHEAP
 from torch import nn
 
 from protosteer.errors import SettingsError
-from protosteer.methods.checks import Maker, teach
+from protosteer.methods.checks import Maker, learn_tasks
 from protosteer.methods.coda_prompt import CODAPrompt, orthonormal
-from protosteer.methods.toys import GROUPS, toy_backbone, toy_images
+from protosteer.methods.testing import GROUPS, toy_backbone, toy_images
 
 
 def learning(**changes) -> CODAPrompt:
@@ -89,7 +89,7 @@ def test_where_there_is_no_room_new_components_are_orthonormal_among_themselves(
 def test_components_of_earlier_tasks_stay_as_they_were_to_the_bit():
     method = Maker(CODAPrompt, CHEAP["coda-prompt"]).taught(2)
     before = {name: tensor.clone() for name, tensor in method.kept.items()}
-    teach(method, GROUPS[2])
+    learn_tasks(method, GROUPS[2])
     for name, tensor in method.kept.items():
         assert len(tensor) == 3 and torch.equal(tensor[:2], before[name]) and not tensor.requires_grad
 

@@ -10,11 +10,11 @@ from cheap import CHEAP
 
 from protosteer.backbones import Backbone
 from protosteer.data.transforms import Preprocessing
-from protosteer.method.prefix import Prefix
-from protosteer.method.vit import ViT, ViTConfig
-from protosteer.methods.checks import Maker, teach
+from protosteer.methods.checks import Maker, learn_tasks
 from protosteer.methods.dualprompt import DualPrompt
-from protosteer.methods.toys import GROUPS, toy_images
+from protosteer.methods.testing import GROUPS, toy_images
+from protosteer.paper.prefix import Prefix
+from protosteer.paper.vit import ViT, ViTConfig
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_an_expert_prompt_starts_as_the_one_before_it_and_then_leaves_it_alone()
     assert torch.equal(method.new_own()["experts"], method.kept["experts"][0])
     before = {name: tensor.clone() for name, tensor in method.kept.items()}
     general = method.shared["general"].detach().clone()
-    teach(method, GROUPS[1])
+    learn_tasks(method, GROUPS[1])
     for name, tensor in method.kept.items():
         assert torch.equal(tensor[:1], before[name]) and not torch.equal(tensor[1], tensor[0])
     assert not torch.equal(method.shared["general"], general)

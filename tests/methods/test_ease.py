@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from cheap import CHEAP
 
-from protosteer.evaluation.cache import EmbeddingCache
+from protosteer.evaluation.embedding_cache import EmbeddingCache
 from protosteer.methods.adapters import new_adapters, with_adapters
-from protosteer.methods.checks import Maker, teach
+from protosteer.methods.checks import Maker, learn_tasks
 from protosteer.methods.ease import EASE, complemented, scores
-from protosteer.methods.toys import GROUPS, toy_backbone, toy_images
+from protosteer.methods.testing import GROUPS, toy_backbone, toy_images
 
 MAKE = Maker(EASE, CHEAP["ease"], EmbeddingCache)
 
@@ -107,7 +107,7 @@ def test_prototypes_are_means_in_every_space_that_was_there():
 
 def test_one_task_is_the_nearest_class_mean_in_the_adapted_space():
     method = Maker(EASE, CHEAP["ease"] | {"alpha": 7.0}, EmbeddingCache)()
-    teach(method, GROUPS[1])
+    learn_tasks(method, GROUPS[1])
     pixels, labels = toy_images(GROUPS[1])
     plain = method.backbone.embed_pixels(pixels)
     train = method.adapted[0].embed_pixels(pixels)

@@ -10,11 +10,13 @@ import torch
 from cheap import CHEAP
 
 from protosteer.data.images import ArrayImages
-from protosteer.evaluation.cache import EmbeddingCache
+from protosteer.evaluation.embedding_cache import EmbeddingCache
 from protosteer.methods import esn
-from protosteer.methods.checks import Maker, teach
+from protosteer.methods.checks import Maker, learn_tasks
 from protosteer.methods.esn import ESN, TEMPERATURES, Classifier, elected, energy
-from protosteer.methods.toys import GROUPS, toy_backbone, toy_images, toy_task
+from protosteer.methods.testing import GROUPS, toy_backbone, toy_images, toy_task
+
+pytestmark = pytest.mark.slow
 
 MAKE = Maker(ESN, CHEAP["esn"], EmbeddingCache)
 
@@ -110,7 +112,7 @@ def test_the_anchor_makes_up_for_a_planted_difference(weight, least, most, monke
     for kind in (Classifier, Loud):
         monkeypatch.setattr(esn, "Classifier", kind)
         method = Maker(ESN, CHEAP["esn"] | {"anchor": -10.0, "anchor_weight": weight, "gradient_clip": 5.0})()
-        teach(method, GROUPS[1])
+        learn_tasks(method, GROUPS[1])
         tokens = method.backbone.embed_set(ArrayImages(toy_images(GROUPS[1])[0]), method.prompt, whole=True)
         means.append(float(energy(method.classifiers[0](tokens)).mean()))
     assert least <= abs(means[0] - means[1]) <= most, means

@@ -6,10 +6,10 @@ import torch
 from cheap import CHEAP
 
 from protosteer.data.images import ArrayImages
-from protosteer.methods.checks import Maker, teach
+from protosteer.methods.checks import Maker, learn_tasks
 from protosteer.methods.ewc import EWC
 from protosteer.methods.finetune import Finetune
-from protosteer.methods.toys import GROUPS, toy_images
+from protosteer.methods.testing import GROUPS, toy_images
 
 
 def test_information_of_a_head_is_its_closed_form():
@@ -60,7 +60,7 @@ def test_the_penalty_is_a_sum_over_single_weights():
 def test_information_of_tasks_adds_up():
     method = Maker(EWC, CHEAP["ewc"]).taught(1)
     before = {name: t.clone() for name, t in method.fisher.items()}
-    teach(method, GROUPS[1])
+    learn_tasks(method, GROUPS[1])
     assert all(bool((t[: len(before[name])] >= before[name]).all()) for name, t in method.fisher.items())
     assert len(method.fisher["head.bias"]) == 5 and float(method.fisher["head.bias"][2:].min()) > 0
 
@@ -71,7 +71,7 @@ def test_what_matters_is_held():
     for penalty in (0.0, 1e6):
         method = Maker(EWC, {**CHEAP["ewc"], "penalty": penalty, "learning_rate": 1e-3}).taught(1)
         fisher, start = method.fisher, {n: p.detach().clone() for n, p in method.parameters().items()}
-        teach(method, GROUPS[1])
+        learn_tasks(method, GROUPS[1])
         own = {name: p.detach() for name, p in method.parameters().items()}
         moved[penalty] = sum(
             float((f * (own[name][: len(f)] - start[name]) ** 2).sum()) for name, f in fisher.items()

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from scipy.spatial.distance import mahalanobis
 
-from protosteer.methods.checks import Maker, teach
+from protosteer.methods.checks import Maker, learn_tasks
 from protosteer.methods.fecam import FeCAM, metric
-from protosteer.methods.toys import GROUPS, toy_backbone, toy_images
+from protosteer.methods.testing import GROUPS, toy_backbone, toy_images
 
 NAMES = [name for group in GROUPS for name in group]
 
@@ -66,7 +66,7 @@ def test_distances_are_scipys(gamma1, gamma2):
 def test_a_class_of_one_image_is_finite():
     """Its metric is the plain distance, as the nearest mean's."""
     method = FeCAM(toy_backbone(), FeCAM.settings_from({}))
-    teach(method, GROUPS[1], per_class=1)
+    learn_tasks(method, GROUPS[1], per_class=1)
     assert torch.equal(method.inverses, torch.eye(24).expand(3, 24, 24))
     queries = F.normalize(method.backbone.embed_pixels(toy_images(GROUPS[1], per_class=5)[0]))
     distances = torch.cdist(queries, method.means).square()

@@ -7,9 +7,11 @@ import torch
 from cheap import CHEAP
 
 from protosteer.errors import SettingsError
-from protosteer.methods.checks import Maker, teach
+from protosteer.methods.checks import Maker, learn_tasks
 from protosteer.methods.gdumb import GDumb, cutmix
-from protosteer.methods.toys import GROUPS, toy_images
+from protosteer.methods.testing import GROUPS, toy_images
+
+pytestmark = pytest.mark.slow
 
 MAKE = Maker(GDumb, CHEAP["gdumb"])
 
@@ -24,7 +26,7 @@ def test_earlier_trainings_play_no_part():
         for parameter in spoilt.parameters().values():
             parameter.copy_(torch.randn(parameter.shape))
     for method in (fresh, spoilt):
-        teach(method, GROUPS[2])
+        learn_tasks(method, GROUPS[2])
         assert method.state() == whole.state()
 
 

@@ -11,9 +11,9 @@ from cheap import CHEAP
 from sklearn.neighbors import NearestCentroid
 
 from protosteer.errors import SettingsError
-from protosteer.methods.checks import Maker, teach
+from protosteer.methods.checks import Maker, learn_tasks
 from protosteer.methods.icarl import ICaRL, herding
-from protosteer.methods.toys import GROUPS, toy_images, toy_task
+from protosteer.methods.testing import GROUPS, toy_images, toy_task
 
 
 def make(**changes):
@@ -103,4 +103,4 @@ def test_exemplars_are_trained_on_beside_the_tasks_images():
 def test_a_buffer_without_room_for_every_class_is_refused():
     method = make(buffer_size=4, epochs=1).taught(1)
     with pytest.raises(SettingsError, match="5 classes need an exemplar each; set at least 5"):
-        teach(method, GROUPS[1])
+        learn_tasks(method, GROUPS[1])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from cheap import CHEAP
 
-from protosteer.methods.checks import Maker, teach
+from protosteer.methods.checks import Maker, learn_tasks
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.joint import Joint
-from protosteer.methods.toys import GROUPS, toy_images
+from protosteer.methods.testing import GROUPS, toy_images
+
+pytestmark = pytest.mark.slow
 
 ALL = [name for group in GROUPS for name in group]
 
@@ -28,14 +31,14 @@ def test_what_an_earlier_task_made_of_the_network_is_gone():
         for parameter in other.parameters().values():
             parameter.add_(1.0)
     for method in (one, other):
-        teach(method, GROUPS[2])
+        learn_tasks(method, GROUPS[2])
     assert one.state() == other.state()
 
 
 def test_of_a_single_task_it_is_fine_tuning():
     joint, plain = (Maker(method, {**CHEAP["joint"], "schedule": "cosine"})() for method in (Joint, Finetune))
     for method in (joint, plain):
-        teach(method, ALL)
+        learn_tasks(method, ALL)
     assert all(torch.equal(p, plain.parameters()[name]) for name, p in joint.parameters().items())
 
 

@@ -11,7 +11,7 @@ from cheap import CHEAP
 from protosteer.errors import SettingsError
 from protosteer.methods.checks import Maker
 from protosteer.methods.l2p import L2P
-from protosteer.methods.toys import GROUPS, toy_images
+from protosteer.methods.testing import GROUPS, toy_images
 
 
 @pytest.fixture(scope="module")

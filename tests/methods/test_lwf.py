@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from cheap import CHEAP
 
-from protosteer.methods.checks import Maker, teach
+from protosteer.methods.checks import Maker, learn_tasks
 from protosteer.methods.distillation import Teacher, distillation
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.lwf import LwF
-from protosteer.methods.toys import GROUPS, toy_images
+from protosteer.methods.testing import GROUPS, toy_images
 
 
 def softened(logits: list[float], temperature: float) -> list[float]:
@@ -44,7 +44,7 @@ def test_a_teacher_stays_as_the_network_was():
     method = Maker(LwF, CHEAP["lwf"]).taught(1)
     images = torch.randn(3, 3, 16, 16)
     teacher, before = Teacher(method.backbone, method.head), method.head(method.backbone.embed(images))
-    teach(method, GROUPS[1])
+    learn_tasks(method, GROUPS[1])
     torch.testing.assert_close(teacher(images), before.detach())
     assert not teacher(images).requires_grad
 
@@ -68,7 +68,7 @@ def test_old_answers_to_new_images_change_less_than_by_fine_tuning():
     for kind in (Finetune, LwF):
         method = Maker(kind, CHEAP["lwf"]).taught(1)
         before = method.head(method.backbone.embed_pixels(pixels)).detach().log_softmax(dim=1)
-        teach(method, GROUPS[1])
+        learn_tasks(method, GROUPS[1])
         after = method.head(method.backbone.embed_pixels(pixels)).detach()[:, :2].log_softmax(dim=1)
         drift[kind] = float(F.kl_div(after, before, reduction="batchmean", log_target=True))
     assert drift[LwF] < 0.5 * drift[Finetune], drift

@@ -16,13 +16,13 @@ from sklearn.neighbors import NearestCentroid
 from protosteer.cli import app, benchmarks
 from protosteer.cli.benchmarks import run
 from protosteer.errors import SettingsError
-from protosteer.evaluation.cache import EmbeddingCache
+from protosteer.evaluation.embedding_cache import EmbeddingCache
 from protosteer.methods import METHODS, find_method
-from protosteer.methods.checks import Check, Maker, checks_for, teach
+from protosteer.methods.checks import Check, Maker, checks_for, learn_tasks
 from protosteer.methods.cpp import CPP
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.ncm import NCM
-from protosteer.methods.toys import GROUPS, toy_images
+from protosteer.methods.testing import GROUPS, toy_images
 
 
 def maker(name: str, **changes: Any) -> Maker:
@@ -53,7 +53,7 @@ def test_checks_find_a_method_that_breaks_them() -> None:
     """One that draws from the caller's generator, forgets its state, and answers before it has learned."""
 
     class Careless(NCM):
-        def learn(self, task, on_stage=None, bookmark=None):
+        def learn(self, task, on_stage=None, checkpoint=None):
             super().learn(task)
             self.means = self.means + 1e-3 * torch.randn(self.means.shape)
 
@@ -88,7 +88,7 @@ def test_a_stale_cache_is_found() -> None:
     method = make.taught(1)
     seen = make.images(method, GROUPS[0])
     before = seen.embed(torch.arange(len(seen)))
-    teach(method, GROUPS[1])
+    learn_tasks(method, GROUPS[1])
     assert torch.equal(before, seen.embed(torch.arange(len(seen))))  # stale: what the declaration prevents
     with pytest.raises(AssertionError):
         next(c for c in checks_for(Undeclared) if "given_backbone" in c.__name__)(make)

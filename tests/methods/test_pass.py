@@ -11,7 +11,7 @@ from cheap import CHEAP
 
 from protosteer.methods.checks import Maker
 from protosteer.methods.pass_ import PASS, radius, rotated
-from protosteer.methods.toys import GROUPS, toy_backbone, toy_images, toy_task
+from protosteer.methods.testing import GROUPS, toy_backbone, toy_images, toy_task
 
 
 def cross_entropy(logits: list[float], label: int) -> float:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from protosteer.methods import ranpac
 from protosteer.methods.checks import Maker
 from protosteer.methods.ranpac import LAMBDAS, RanPAC
-from protosteer.methods.toys import GROUPS, toy_images
+from protosteer.methods.testing import GROUPS, toy_images
 
 
 def all_at_once(method: RanPAC) -> tuple[torch.Tensor, torch.Tensor]:

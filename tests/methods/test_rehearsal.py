@@ -13,11 +13,13 @@ from protosteer.data.augment import Augmentation
 from protosteer.data.images import ArrayImages
 from protosteer.methods import METHODS
 from protosteer.methods.buffer import Buffer
-from protosteer.methods.checks import Maker, teach
+from protosteer.methods.checks import Maker, learn_tasks
 from protosteer.methods.derpp import DERpp
-from protosteer.methods.network import Rehearsal
-from protosteer.methods.toys import GROUPS, toy_images
-from protosteer.streams.base import Lesson
+from protosteer.methods.finetune_base import Rehearsal
+from protosteer.methods.testing import GROUPS, toy_images
+from protosteer.streams.base import TaskData
+
+pytestmark = pytest.mark.slow
 
 REHEARSING = ["er", "der++", "icarl", "gdumb"]
 
@@ -112,7 +114,7 @@ def test_every_image_is_kept_with_the_same_probability():
         method.memory = Buffer()
         for part in torch.arange(24).split([5, 12, 7]):
             pixels = part.to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 1, 1)
-            task = Lesson("some", ["a"], ArrayImages(pixels), ["a"] * len(part))
+            task = TaskData("some", ["a"], ArrayImages(pixels), ["a"] * len(part))
             method.finish(task, part)
             assert len(method.memory) <= 6
         assert torch.equal(method.memory.pixels[:, 0, 0, 0].long(), method.memory.labels)
@@ -127,7 +129,7 @@ def test_buffers_keep_to_their_size_and_their_own_pictures(name):
     seen: dict[bytes, int] = {}
     for i, group in enumerate(GROUPS):
         pixels, labels = toy_images(group, per_class=9)
-        teach(method, group, per_class=9)
+        learn_tasks(method, group, per_class=9)
         numbers = [method.classes.index(label) for label in labels]
         seen |= {p.numpy().tobytes(): k for p, k in zip(pixels, numbers, strict=True)}
         kept = [seen[p.numpy().tobytes()] for p in method.memory.pixels]

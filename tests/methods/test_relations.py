@@ -12,7 +12,9 @@ import torch
 from test_methods import one_maker  # what the checks have taught need not be taught again
 
 from protosteer.methods import METHODS
-from protosteer.methods.toys import GROUPS, toy_images
+from protosteer.methods.testing import GROUPS, toy_images
+
+pytestmark = pytest.mark.slow
 
 SLACK = 0.1
 REHEARSING = [name for name, method in METHODS.items() if method.buffer]

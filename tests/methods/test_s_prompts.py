@@ -8,12 +8,12 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import pairwise_distances
 
 from protosteer.data.images import ArrayImages
-from protosteer.evaluation.cache import EmbeddingCache
-from protosteer.methods.alone import train_prompt
+from protosteer.evaluation.embedding_cache import EmbeddingCache
 from protosteer.methods.checks import Maker
+from protosteer.methods.per_task_tuning import train_prompt
 from protosteer.methods.s_prompts import SPrompts
-from protosteer.methods.toolkit import task_seed
-from protosteer.methods.toys import GROUPS, toy_backbone, toy_images, toy_task
+from protosteer.methods.testing import GROUPS, toy_backbone, toy_images, toy_task
+from protosteer.methods.training_utils import task_seed
 
 MAKE = Maker(SPrompts, CHEAP["s-prompts"], EmbeddingCache)
 

@@ -11,7 +11,7 @@ from cheap import CHEAP
 
 from protosteer.methods.checks import Maker
 from protosteer.methods.slca import SLCA, gaussian
-from protosteer.methods.toys import GROUPS, toy_backbone, toy_images
+from protosteer.methods.testing import GROUPS, toy_backbone, toy_images
 
 
 def planted(**settings: float) -> SLCA:

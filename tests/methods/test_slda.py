@@ -11,20 +11,20 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from protosteer.data.images import ArrayImages
 from protosteer.methods.checks import Maker
 from protosteer.methods.slda import SLDA
-from protosteer.methods.toys import GROUPS, toy_images
-from protosteer.streams.base import Lesson
+from protosteer.methods.testing import GROUPS, toy_images
+from protosteer.streams.base import TaskData
 
 NAMES = [name for group in GROUPS for name in group]
 PIXELS, LABELS = toy_images(NAMES)
 
 
 def taught(split: list[list[str]], keep: dict[str, int] | None = None, **settings: float) -> SLDA:
-    """Taught classes in this split; `keep` says of how many images, where not of all."""
+    """LearnResult classes in this split; `keep` says of how many images, where not of all."""
     method = Maker(SLDA, settings)()
     for group in split:
         rows = [i for name in group for i in where(name)[: (keep or {}).get(name)]]
         labels = [LABELS[i] for i in rows]
-        method.learn(Lesson(group[0], group, ArrayImages(PIXELS[rows]), labels))
+        method.learn(TaskData(group[0], group, ArrayImages(PIXELS[rows]), labels))
     assert isinstance(method, SLDA)
     return method
 

@@ -15,6 +15,8 @@ from PIL import Image
 from protosteer.errors import DataError
 from protosteer.report import plots
 
+pytestmark = pytest.mark.slow
+
 FORGETS = [[100.0], [60.0, 90.0], [50.0, 40.0, 80.0]]
 KEEPS = [[100.0], [99.0, 98.0], [98.5, 97.0, 96.0]]
 

@@ -11,10 +11,10 @@ import torch
 
 from conftest import easy_task, tiny_backbone
 from protosteer.learner import Learner
-from protosteer.photos.rejection import Rejection
-from protosteer.photos.rows import told
 from protosteer.report.predictions import as_csv, as_text, csv_header
 from protosteer.settings import Settings
+from protosteer.workflows.ood import Rejection
+from protosteer.workflows.prediction_rows import told
 
 ODD = 'a "b", c.png'
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from conftest import easy_task
 from protosteer.data.images import ArrayImages
 from protosteer.report.progress import LearnProgress, RunProgress, duration
-from protosteer.running.progress import Progress, Stage
+from protosteer.runtime.progress import Progress, Stage
 from protosteer.streams.base import Stream, Task
 
 MATRIX = [[97.0], [90.0, 92.0]]

@@ -9,11 +9,11 @@ pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 
 from conftest import easy_task, tiny_backbone
 from protosteer.errors import LearnerError
+from protosteer.evidence import classifier
 from protosteer.learner import Learner
-from protosteer.method import fusion
-from protosteer.method.memory import Memory
-from protosteer.method.prototypes import Centroids
-from protosteer.method.records import ClassRecord, TaskRecord
+from protosteer.model.memory import Memory
+from protosteer.model.records import ClassRecord, TaskRecord
+from protosteer.paper.prototypes import Centroids
 from protosteer.serve.projection import EDGE, Projection
 from protosteer.settings import Settings
 
@@ -119,7 +119,7 @@ def test_axes_do_not_depend_on_the_order_of_classes_or_on_which_side_was_factore
 
 @pytest.mark.parametrize("first", ["plain", "domain"])
 def test_by_evidence_pictures_lie_where_their_classes_do_in_the_first_view(first, monkeypatch):
-    monkeypatch.setattr(fusion, "WORTH", 0.0)  # so that both views are there
+    monkeypatch.setattr(classifier, "WORTH", 0.0)  # so that both views are there
     learner = Learner(tiny_backbone(), Settings.preset("best", epochs=1, neck_hidden=16, augmentation="none"))
     for names in (["cat", "dog"], ["ant", "bee"]):  # not in the order of their names
         learner.learn(easy_task(names))

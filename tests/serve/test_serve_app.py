@@ -24,13 +24,13 @@ from conftest import easy_task
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import SettingsError
 from protosteer.learner import Learner
-from protosteer.method.prediction import Prediction
-from protosteer.photos.rejection import threshold
-from protosteer.serve import answers
+from protosteer.prediction import Prediction
+from protosteer.serve import schemas
 from protosteer.serve.app import create_app
 from protosteer.serve.limits import Limits
 from protosteer.serve.projection import Projection
 from protosteer.settings import Settings
+from protosteer.workflows.ood import threshold
 from serve_toys import BEARER, encoded, form, pictures, service, taught
 
 
@@ -79,7 +79,7 @@ def test_predictions_equal_those_of_the_learner(client, learner):
 
 def test_answers_have_the_shapes_that_openapi_tells(client):
     body = client.post("/predict", files=form(pictures("ant", 2))).json()
-    shape = answers.Predictions.model_validate(body, extra="forbid")
+    shape = schemas.Predictions.model_validate(body, extra="forbid")
     assert shape.model_dump(mode="json") == {"predictions": [dict(p) for p in body["predictions"]]}
     openapi = client.get("/openapi.json").json()
     assert "HTTPValidationError" not in openapi["components"]["schemas"]  # every error has our own shape

@@ -14,6 +14,8 @@ from protosteer.serve import connections
 from protosteer.serve.limits import Limits
 from serve_toys import served, service, until
 
+pytestmark = pytest.mark.slow
+
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 QUICK = Limits(
     head_seconds=0.4, idle_seconds=0.3, answer_seconds=0.5, connections=6, connections_per_address=2

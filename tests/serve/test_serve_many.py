@@ -11,15 +11,15 @@ pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 from fastapi.testclient import TestClient
 
 from many_toys import many
-from protosteer.method import shortlist as shortlisting
-from protosteer.photos import inspection
+from protosteer.search import candidates as shortlisting
+from protosteer.workflows import model_summary
 from serve_toys import BEARER, form, pictures, service
 
 
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(shortlisting, "FROM", 100)
-    monkeypatch.setattr(inspection, "PAIRED", 100)
+    monkeypatch.setattr(model_summary, "PAIRED", 100)
     with TestClient(service(tmp_path, many())) as found:
         yield found
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from protosteer.data.datasets import Dataset, Labelled
 from protosteer.data.images import ArrayImages, ImageSet
+from protosteer.data.labelled import Dataset, Labelled
 from protosteer.data.transforms import Preprocessing
 from protosteer.streams import Benchmark, Task
 

@@ -10,8 +10,8 @@ import torch
 from stream_toys import TEST, TOY, by_class, marks, toy
 
 from conftest import easy_task, tiny_backbone
-from protosteer.data.datasets import Dataset, Labelled
 from protosteer.data.images import ArrayImages, Chosen
+from protosteer.data.labelled import Dataset, Labelled
 from protosteer.errors import DataError
 from protosteer.learner import Learner
 from protosteer.settings import Settings

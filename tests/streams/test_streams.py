@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from stream_toys import PREPROCESSING, TEST, by_class, toy
 
-from protosteer.data.datasets import Dataset
-from protosteer.data.sets import catalogue
+from protosteer.data.datasets import registry
+from protosteer.data.labelled import Dataset
 from protosteer.errors import DataError
 from protosteer.streams import StreamOptions, find_benchmark, open_stream
 
@@ -32,7 +32,7 @@ def asked_for(monkeypatch) -> list[tuple]:
         extra = FIVE.index(name) if name in FIVE else 0
         return toy([f"{name[:2]}{i:03d}" for i in range(count)], 2 + extra, 1 + extra)
 
-    monkeypatch.setattr(catalogue, "open_dataset", open_dataset)
+    monkeypatch.setattr(registry, "open_dataset", open_dataset)
     return asked
 
 
@@ -72,7 +72,7 @@ def test_all_that_the_five_lack_is_reported_together(monkeypatch):
     def absent(name: str, *_: object, **__: object) -> Dataset:
         raise DataError(f"{name} is absent")
 
-    monkeypatch.setattr(catalogue, "open_dataset", absent)
+    monkeypatch.setattr(registry, "open_dataset", absent)
     with pytest.raises(DataError) as error:
         open_stream("five-datasets", StreamOptions(), PREPROCESSING)
     assert str(error.value) == "; and ".join(f"{name} is absent" for name in FIVE)

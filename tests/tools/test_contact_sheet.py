@@ -10,6 +10,8 @@ from PIL import Image
 import contact_sheet
 from protosteer.data.augment import Augmentation
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def named():

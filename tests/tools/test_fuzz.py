@@ -15,6 +15,8 @@ import pytest
 
 import fuzz
 
+pytestmark = pytest.mark.slow
+
 
 def refuse(data: bytes) -> None:
     raise TypeError("no")

@@ -10,6 +10,8 @@ from conftest import tiny_backbone
 from protosteer.methods.cpp import CPP
 from protosteer.settings import Settings
 
+pytestmark = pytest.mark.slow
+
 
 def colours() -> tuple[mini_scores.Part, mini_scores.Part]:
     """Four classes of twelve images, each of its own colour, with some noise."""

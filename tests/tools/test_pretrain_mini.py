@@ -20,7 +20,9 @@ import mini_training
 import mini_validation
 import pretrain_mini
 from protosteer.backbones import Backbone
-from protosteer.method.vit import ViT, ViTConfig
+from protosteer.paper.vit import ViT, ViTConfig
+
+pytestmark = pytest.mark.slow
 
 DIM = 192  # of glyphs' targets, and so of every teacher
 PHOTOS = 20

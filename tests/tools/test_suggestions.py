@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import torch
 
 import suggestions
@@ -11,6 +12,8 @@ from conftest import tiny_backbone
 from protosteer.backbones import Backbone
 from set_toys import idx_folder
 from suggestion_report import needed
+
+pytestmark = pytest.mark.slow
 
 
 def test_labels_needed_lie_between_rounds() -> None:

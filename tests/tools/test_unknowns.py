@@ -15,6 +15,8 @@ from protosteer.errors import DataError, SettingsError
 from protosteer.settings import Settings
 from set_toys import idx_folder
 
+pytestmark = pytest.mark.slow
+
 
 def test_areas_in_closed_form():
     # Three classes. Known images match one class; unknown ones are a little like all.
@@ -103,7 +105,7 @@ def test_a_measurement_from_end_to_end(tmp_path, words, capsys):
 def test_a_kept_model_is_not_taught_again(tmp_path, words, monkeypatch):
     model = tmp_path / "tiny.protosteer"
     unknowns.main([*words, "--model", str(model), "--out", str(tmp_path / "a.json")])
-    monkeypatch.setattr(unknowns, "teach", None)
+    monkeypatch.setattr(unknowns, "learn_folder", None)
     unknowns.main([*words, "--model", str(model), "--out", str(tmp_path / "b.json")])
     assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
     with pytest.raises(SettingsError, match="other tasks or with other settings"):

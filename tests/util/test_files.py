@@ -41,13 +41,13 @@ def test_every_write_removes_what_dead_writers_of_the_same_file_left(tmp_path):
 
 
 def test_a_bookmark_stays_as_long_as_it_is_held_or_young(tmp_path):
-    bookmark = tmp_path / ".shop.protosteer.0123.part"
-    held = write_and_hold(bookmark, b"state")
-    held = (write_and_hold(bookmark, b"later state"), held.close())[0]
-    assert remove_leftovers(tmp_path, "shop.protosteer") == [bookmark]
+    checkpoint = tmp_path / ".shop.protosteer.0123.part"
+    held = write_and_hold(checkpoint, b"state")
+    held = (write_and_hold(checkpoint, b"later state"), held.close())[0]
+    assert remove_leftovers(tmp_path, "shop.protosteer") == [checkpoint]
     held.close()
-    assert remove_leftovers(tmp_path, "shop.protosteer", older_than=60) == [bookmark]
-    os.utime(bookmark, (0, 0))
+    assert remove_leftovers(tmp_path, "shop.protosteer", older_than=60) == [checkpoint]
+    os.utime(checkpoint, (0, 0))
     assert remove_leftovers(tmp_path, "shop.protosteer", older_than=60) == [] and not names(tmp_path)
 
 

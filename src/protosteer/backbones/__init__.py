@@ -2,7 +2,7 @@
 
 from protosteer.backbones.backbone import Backbone
 from protosteer.backbones.hub import find_weights, list_backbones
-from protosteer.backbones.names import AUTO, IMAGENET, MINI, NANO, BackboneInfo, full_name
+from protosteer.backbones.registry import AUTO, IMAGENET, MINI, NANO, BackboneInfo, full_name
 
 __all__ = [
     "AUTO",

@@ -12,18 +12,18 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from protosteer.backbones.embedding import embed_batches, help_embed, one_each, world_for
-from protosteer.backbones.formats import read_checkpoint
+from protosteer.backbones.batch_embed import embed_batches, help_embed, one_each, world_for
+from protosteer.backbones.build_vit import fingerprint as weights_fingerprint
+from protosteer.backbones.build_vit import load_vit
+from protosteer.backbones.checkpoint_io import read_checkpoint
 from protosteer.backbones.hub import config_beside, fetch_weights, find_weights
-from protosteer.backbones.names import AUTO, full_name, known_weights, preprocessing
-from protosteer.backbones.weights import fingerprint as weights_fingerprint
-from protosteer.backbones.weights import load_vit
+from protosteer.backbones.registry import AUTO, full_name, known_weights, preprocessing
 from protosteer.data.images import ArrayImages, ImageSet
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError, SettingsError, WeightsError
-from protosteer.method.prefix import Prompt
-from protosteer.method.vit import ViT
-from protosteer.util.world import World
+from protosteer.paper.prefix import Prompt
+from protosteer.paper.vit import ViT
+from protosteer.util.distributed import World
 
 # Bytes of a layer's widest result, for which a batch is best on a CPU. Above 32 MiB, from where on glibc
 # takes fresh memory from the system for every result, embedding was a quarter slower; much smaller batches

@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
-from protosteer.backbones.names import KNOWN, BackboneInfo, known_weights
+from protosteer.backbones.registry import KNOWN, BackboneInfo, known_weights
 from protosteer.errors import WeightsError
 from protosteer.util.files import cache_dir
 

@@ -18,10 +18,10 @@ from torch import Tensor
 from protosteer.backbones import IMAGENET, Backbone
 from protosteer.data.transforms import Preprocessing
 from protosteer.learner import Learner
-from protosteer.method.memory import Memory
-from protosteer.method.prototypes import Centroids, Sketch
-from protosteer.method.records import ClassRecord, TaskRecord
-from protosteer.method.vit import ViT, ViTConfig
+from protosteer.model.memory import Memory
+from protosteer.model.records import ClassRecord, TaskRecord
+from protosteer.paper.prototypes import Centroids, Sketch
+from protosteer.paper.vit import ViT, ViTConfig
 from protosteer.settings import Settings
 
 CENTROIDS = 5  # of a class

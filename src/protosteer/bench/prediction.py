@@ -13,7 +13,7 @@ from torch import Tensor
 
 from protosteer.backbones import Backbone
 from protosteer.bench.harness import Ratio, by_layer, interleaved, learner_for, pictures, quarters, vit_tiny
-from protosteer.method.vit import ViT
+from protosteer.paper.vit import ViT
 
 IMAGES, NANO_IMAGES = 64, 1024
 BATCHES = (8, 16, 32, 64)

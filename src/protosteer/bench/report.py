@@ -18,7 +18,7 @@ from protosteer.report.tables import plain_table
 SUBJECTS = (
     "prediction",
     "training",
-    "photos",
+    "decoding",
     "matrix",
     "scaling",
     "service",

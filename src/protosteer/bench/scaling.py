@@ -19,8 +19,8 @@ from protosteer.backbones import Backbone
 from protosteer.bench.harness import Ratio, Side, interleaved, memory_of, vit_tiny
 from protosteer.bench.prediction import best_batch, plain_passes
 from protosteer.learner import Learner
-from protosteer.method.inference import Matches
-from protosteer.method.prediction import Prediction
+from protosteer.paper.inference import Matches
+from protosteer.prediction import Prediction
 from protosteer.settings import Settings
 
 CLASSES = (100, 1_000, 10_000, 100_000)

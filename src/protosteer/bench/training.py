@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from protosteer.backbones import Backbone
 from protosteer.bench.harness import Ratio, by_layer, pictures, quarters, vit_tiny
 from protosteer.data.augment import Augmentation, Choices
-from protosteer.method.prototypes import Prototypes
-from protosteer.method.training import Head, initial_prompt, update
-from protosteer.method.vit import ViT
+from protosteer.paper.prototypes import Prototypes
+from protosteer.paper.trainer import Head, initial_prompt, update
+from protosteer.paper.vit import ViT
 from protosteer.settings import Settings
 
 TARGET = 1.6
@@ -43,7 +43,7 @@ def measure(name: str, backbone: Backbone, size: int, repeats: int) -> list[Rati
 
 
 class Step:
-    """A step as in method/training.py; how a prompt becomes embeddings [B, D] of the batch is given."""
+    """A step as in paper/trainer.py; how a prompt becomes embeddings [B, D] of the batch is given."""
 
     def __init__(self, backbone: Backbone, size: int, embed: Callable[[Tensor], Tensor], from_layer: int = 1):
         settings = Settings(prompt_start="random", prompt_from_layer=from_layer)

@@ -21,28 +21,28 @@ from protosteer import __version__
 
 # The order of --help.
 # isort: off
-from protosteer.cli import learning, adapting, predicting, correcting, suggesting, managing, serving
-from protosteer.cli import benchmarks, lists, completion
+from protosteer.cli import learn, adapt, predict, correct, suggest, model_commands, serve
+from protosteer.cli import benchmarks, catalogue, completion
 
 # isort: on
 from protosteer.cli.common import app, say
-from protosteer.cli.words import in_flags
+from protosteer.cli.parsing import in_flags
 from protosteer.errors import ProtosteerError, ProtosteerWarning
 from protosteer.util.system import keep_freed_memory
 from protosteer.util.text import one_line
 
 __all__ = [
-    "adapting",
+    "adapt",
     "benchmarks",
+    "catalogue",
     "completion",
-    "correcting",
-    "learning",
-    "lists",
+    "correct",
+    "learn",
     "main",
-    "managing",
-    "predicting",
-    "serving",
-    "suggesting",
+    "model_commands",
+    "predict",
+    "serve",
+    "suggest",
 ]
 
 # typer has a click of its own, or in older versions uses the one installed; this name is right for both.
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _print_any_name()
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return _run(given)
-    from protosteer.cli.several import run_by_several
+    from protosteer.cli.torchrun import run_by_several
 
     return run_by_several(lambda: _run(given))
 

@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from protosteer.cli.common import app, check_plot, make_console, polite_kill, say, show, write_plot
-from protosteer.cli.engines import make_engine
-from protosteer.cli.options import Address, Engine, Json, Preset, Settings, Threads, Weights
-from protosteer.cli.words import command_line, in_flags, parse_settings
+from protosteer.cli.common import app, check_plot, make_console, say, show, sigterm_as_ctrl_c, write_plot
+from protosteer.cli.executor import make_executor
+from protosteer.cli.options import Address, Executor, Json, Preset, Settings, Threads, Weights
+from protosteer.cli.parsing import command_line, in_flags, parse_settings
 
 PANEL = "Benchmarks"
 STREAMS = "split-cifar100, five-datasets, imagenet-subset, imagenet-r, cub200, split-digits, split-details or folder:PATH."
@@ -103,7 +103,7 @@ def run(
         Option(metavar="auto|fp32|bf16", help="Of the backbone; auto is bf16 on CUDA and fp32 elsewhere."),
     ] = None,
     threads: Threads = None,
-    engine: Engine = "local",
+    engine: Executor = "local",
     address: Address = None,
     out: Annotated[
         Path | None,
@@ -121,13 +121,13 @@ def run(
         given.pop(name, None)
 
     from protosteer.evaluation.experiment import overridden
-    from protosteer.evaluation.several import names_several
+    from protosteer.evaluation.sweep import names_several
     from protosteer.report.progress import RunProgress, SweepProgress
     from protosteer.settings import read_toml
 
     values = overridden(read_toml(config) if config else {}, given | parse_settings(set_ or []))
     log = make_console(stderr=True)
-    who = make_engine(engine, address, values.get("device", "auto"))
+    who = make_executor(engine, address, values.get("device", "auto"))
 
     def reporter(stream: Any, runs: Any, note: Any) -> Any:
         return SweepProgress(log, note) if who.elsewhere else RunProgress(log, stream, runs, note)
@@ -161,7 +161,7 @@ def _run_one(values: Mapping[str, Any], how: Mapping[str, Any], as_json: bool) -
 
 
 def _run_several(values: Mapping[str, Any], how: Mapping[str, Any], as_json: bool) -> None:
-    from protosteer.evaluation.several import experiments_of, run_several
+    from protosteer.evaluation.sweep import experiments_of, run_several
     from protosteer.report.compare import comparison_tables
     from protosteer.util.text import counted, one_line
 
@@ -187,7 +187,7 @@ def bench(
         list[str] | None,
         Argument(
             metavar="SUBJECT",
-            help="Of prediction, training, photos, matrix, scaling, service.",
+            help="Of prediction, training, decoding, matrix, scaling, service.",
             show_default=False,
         ),
     ] = None,
@@ -214,7 +214,7 @@ def bench(
 def _interruptible(folder: Path) -> Iterator[None]:
     """Ctrl-C and a polite kill end a run in the same way, and it can go on."""
     try:
-        with polite_kill():
+        with sigterm_as_ctrl_c():
             yield
     except KeyboardInterrupt:
         words = [word for word in command_line() if word not in ("--resume", "--overwrite")]

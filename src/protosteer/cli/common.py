@@ -61,7 +61,7 @@ def write_plot(plot: Path, picture: bytes, option: str = "--plot") -> None:
 
 
 @contextmanager
-def polite_kill() -> Iterator[None]:
+def sigterm_as_ctrl_c() -> Iterator[None]:
     """A polite kill ends in the same way as Ctrl-C, also amid an import, where Python may call it another error."""
 
     def stop(*_: object) -> None:

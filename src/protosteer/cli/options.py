@@ -59,7 +59,7 @@ Settings = Annotated[
 ]
 
 # Who does what can be done at once.
-Engine = Annotated[
+Executor = Annotated[
     str,
     Option(
         "--engine",

@@ -11,10 +11,10 @@ from protosteer.cli.common import say
 
 if TYPE_CHECKING:
     from protosteer.learner import Learner
-    from protosteer.method.memory import Memory
-    from protosteer.method.records import TaskRecord
-    from protosteer.photos.teaching import Survey, Taught
+    from protosteer.model.memory import Memory
+    from protosteer.model.records import TaskRecord
     from protosteer.util.files import Identity
+    from protosteer.workflows.learn_folder import FolderScan, LearnResult
 
 ANOTHER = "another MODEL"  # what to choose where nothing can be written
 
@@ -40,13 +40,13 @@ def put_new(out: Path, write: Callable[[Path], None]) -> None:
 def put_tasks(path: Path, learner: Learner, records: Sequence[TaskRecord]) -> None:
     """Add tasks that were learned elsewhere, all at once, to what the file knows now, or to the learner's memory if
     there is none."""
-    from protosteer import modelfile
     from protosteer.learner import Learner
+    from protosteer.model import file as model_file
     from protosteer.util.files import real, replacing, writing
 
     with writing(path, ANOTHER), replacing(real(path)):
         if path.exists():
-            learner.memory = Learner.of_model(modelfile.read(path), learner.backbone).memory
+            learner.memory = Learner.of_model(model_file.read(path), learner.backbone).memory
         for record in records:
             learner.memory.add(dataclasses.replace(record, name=learner.memory.free_name(record.name)))
         learner.save(path)
@@ -65,7 +65,7 @@ class TaskWriter:
         self.identity = Identity.of(path)
         self.begun: str | None = None  # the task as it is in the file, unfinished
 
-    def put(self, learner: Learner, taught: Taught) -> Taught:
+    def put(self, learner: Learner, taught: LearnResult) -> LearnResult:
         """Write what the learner knows; if there is a file, the new task into what that one knows now."""
         from protosteer.util.files import Identity, real, replacing, writing
 
@@ -80,11 +80,11 @@ class TaskWriter:
         self.begun = taught.record.name if taught.record.about.unfinished else None
         return taught
 
-    def _put_into_latest(self, learner: Learner, taught: Taught) -> Taught:
-        from protosteer import modelfile
+    def _put_into_latest(self, learner: Learner, taught: LearnResult) -> LearnResult:
         from protosteer.learner import Learner
+        from protosteer.model import file as model_file
 
-        latest = Learner.of_model(modelfile.read(self.path), learner.backbone)  # refuses another backbone
+        latest = Learner.of_model(model_file.read(self.path), learner.backbone)  # refuses another backbone
         memory, record = latest.memory, taught.record
         trained_after = learner.memory.tasks[: learner.tasks.index(record.name)]
         if self.begun is None:
@@ -148,10 +148,10 @@ def _warn_of_influence(record: TaskRecord, before: tuple[TaskRecord, ...], memor
             return
 
 
-def keep_thumbnails(path: Path, learner: Learner, found: Survey, holdout: float) -> None:
-    from protosteer.photos.thumbnails import keep
-    from protosteer.thumbsfile import beside
+def keep_thumbnails(path: Path, learner: Learner, found: FolderScan, holdout: float) -> None:
+    from protosteer.model.thumbnails import beside
     from protosteer.util.files import writing
+    from protosteer.workflows.thumbnails import keep
 
     with writing(path, ANOTHER):
         count = keep(path, learner, found, holdout)

@@ -35,7 +35,7 @@ from protosteer.data.prefetch import prefetched
 from protosteer.data.transforms import Preprocessing, resize
 from protosteer.errors import SettingsError
 from protosteer.settings import AUGMENTATIONS
-from protosteer.util.world import World
+from protosteer.util.distributed import World
 
 CROP_SCALE = (0.8, 1.0)
 CROP_RATIO = (3 / 4, 4 / 3)

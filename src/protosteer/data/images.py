@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
 from protosteer.data.arrays import ACCEPTED, batched, to_uint8
-from protosteer.data.files import image_exists, in_threads, opened
+from protosteer.data.image_files import image_exists, in_threads, opened
 from protosteer.data.sources import image_paths, read_labelled
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError

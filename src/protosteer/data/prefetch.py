@@ -15,7 +15,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from protosteer.data.canvas import decodes_files
+from protosteer.data.decode_cache import decodes_files
 from protosteer.data.images import ImageSet
 from protosteer.errors import SettingsError
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from protosteer.data.arrow import is_set, read_set
-from protosteer.data.files import image_files
-from protosteer.data.folders import Files, read_folder
-from protosteer.data.lists import is_list, label_of, read_paths, read_table
+from protosteer.data.class_folders import Files, read_folder
+from protosteer.data.hf_arrow import is_set, read_set
+from protosteer.data.image_files import image_files
+from protosteer.data.image_lists import is_list, label_of, read_paths, read_table
 from protosteer.errors import DataError
 
 

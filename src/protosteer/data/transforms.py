@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
-from protosteer.data.decoding import DECODING, decoded_bytes
+from protosteer.data.decode_budget import DECODING, decoded_bytes
 from protosteer.errors import DataError
 
 INTERPOLATIONS = ("bicubic", "bilinear")

@@ -8,7 +8,7 @@ from typing import Any
 
 from protosteer.errors import RunError
 from protosteer.evaluation.metrics import Bins
-from protosteer.evaluation.runs import read_run
+from protosteer.evaluation.run_folder import read_run
 
 Rows = dict[str, list[dict[str, Any]]]
 

@@ -18,12 +18,12 @@ from protosteer.backbones import NANO, Backbone
 from protosteer.errors import ProtosteerWarning, RunError, SettingsError
 from protosteer.evaluation import manifest
 from protosteer.evaluation.protocol import Run, run_stream
-from protosteer.evaluation.runs import METRICS, RunFolder, SeedFolder
+from protosteer.evaluation.run_folder import METRICS, RunFolder, SeedFolder
 from protosteer.methods import Method, find_method
-from protosteer.running.devices import choose_device
-from protosteer.running.engine import Engine, Job
-from protosteer.running.progress import Stage
-from protosteer.running.resume import SECONDS
+from protosteer.runtime.checkpoint import SECONDS
+from protosteer.runtime.device import choose_device
+from protosteer.runtime.executor import Executor, Job
+from protosteer.runtime.progress import Stage
 from protosteer.settings import Values, unknown_setting
 from protosteer.streams import Stream, StreamOptions, find_benchmark, open_stream
 from protosteer.util.files import replacing, writing
@@ -206,7 +206,7 @@ def run_experiment(
     on_message: Callable[[str], None] = lambda line: None,
     bookmark_seconds: float = SECONDS,
     ground: Ground | None = None,
-    engine: Engine | None = None,
+    engine: Executor | None = None,
 ) -> dict[str, Any]:
     """Run every seed that is not done yet; returns the figures as `run --json` prints them.
 
@@ -261,7 +261,7 @@ def _run_seed(seed: int, method: Method, stream: Stream, reporter: Any, store: S
 
 
 def _run_elsewhere(
-    engine: Engine,
+    engine: Executor,
     experiment: Experiment,
     seeds: Sequence[int],
     tasks: int,

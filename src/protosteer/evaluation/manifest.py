@@ -14,8 +14,8 @@ from protosteer.backbones import Backbone
 from protosteer.methods import METHODS, Method
 from protosteer.settings import RETIRED, Values
 from protosteer.streams import Stream, StreamOptions
+from protosteer.util.distributed import here
 from protosteer.util.system import processor_name
-from protosteer.util.world import here
 
 FORMAT = 1
 _PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "kornia", "pillow")

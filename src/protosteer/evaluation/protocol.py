@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from protosteer.evaluation import metrics
-from protosteer.evaluation.cache import EmbeddingCache, Some
 from protosteer.evaluation.diagnosis import diagnose
-from protosteer.evaluation.runs import SeedFolder
+from protosteer.evaluation.embedding_cache import EmbeddingCache, Some
+from protosteer.evaluation.run_folder import SeedFolder
 from protosteer.methods.base import Images, Method
-from protosteer.running.progress import OnStage, Stage
+from protosteer.runtime.progress import OnStage, Stage
 from protosteer.streams.base import Stream, lesson
 
 
@@ -156,11 +156,11 @@ def _learn(
     if store and (learned := store.learned(i)):  # killed while it was being evaluated
         method.restore(learned[0])
         return learned[1]
-    bookmark = store.bookmark(i) if store else None
-    earlier = bookmark.seconds_spent() if bookmark else 0.0
+    checkpoint = store.checkpoint(i) if store else None
+    earlier = checkpoint.seconds_spent() if checkpoint else 0.0
     began = time.perf_counter()
     with lesson(stream[i]) as task:
-        method.learn(task, on_stage, bookmark)
+        method.learn(task, on_stage, checkpoint)
     seconds = earlier + time.perf_counter() - began
     if store:
         store.save_learned(i, method.state(), seconds)

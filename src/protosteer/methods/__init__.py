@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from protosteer.errors import SettingsError
 from protosteer.methods.aper import APER
-from protosteer.methods.base import Answer, Images, Lesson, Method, Source
+from protosteer.methods.base import Answer, Images, Method, Source, TaskData
 from protosteer.methods.bic import BiC
 from protosteer.methods.co2l import Co2L
 from protosteer.methods.coda_prompt import CODAPrompt
@@ -52,4 +52,4 @@ def find_method(name: str) -> type[Method]:
     return METHODS[name]
 
 
-__all__ = ["METHODS", "Answer", "Images", "Lesson", "Method", "Source", "find_method"]
+__all__ = ["METHODS", "Answer", "Images", "TaskData", "Method", "Source", "find_method"]

@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.backbones import Backbone
-from protosteer.methods.alone import PromptTraining, adapted_prompt
-from protosteer.methods.base import Answer, Images, Lesson, Method, Source
-from protosteer.methods.toolkit import embedded, grown_means, numbered
-from protosteer.running.progress import OnStage
-from protosteer.running.resume import Bookmark
+from protosteer.methods.base import Answer, Images, Method, Source, TaskData
+from protosteer.methods.per_task_tuning import PromptTraining, adapted_prompt
+from protosteer.methods.training_utils import embedded, grown_means, numbered
+from protosteer.runtime.checkpoint import CheckpointFile
+from protosteer.runtime.progress import OnStage
 
 
 class APER(Method):
@@ -42,10 +42,12 @@ class APER(Method):
         self.means = torch.empty(0, 2 * backbone.dim)  # [K, 2D]
         self.counts = torch.empty(0, dtype=torch.long)  # [K]: the images of each class
 
-    def learn(self, task: Lesson, on_stage: OnStage | None = None, bookmark: Bookmark | None = None) -> None:
+    def learn(
+        self, task: TaskData, on_stage: OnStage | None = None, checkpoint: CheckpointFile | None = None
+    ) -> None:
         classes, labels = numbered(task, self.classes)
         if not self.tasks:
-            self.prompt = adapted_prompt(task, self.backbone, self.settings, on_stage, bookmark)
+            self.prompt = adapted_prompt(task, self.backbone, self.settings, on_stage, checkpoint)
         plain = embedded(task, self.backbone, self.embed_batch_size, on_stage)
         prompted = embedded(task, self.backbone, self.embed_batch_size, on_stage, "values", self.prompt)
         both = torch.cat([plain, prompted], dim=1)

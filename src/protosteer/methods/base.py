@@ -16,15 +16,15 @@ from torch import Tensor
 
 from protosteer.backbones import Backbone
 from protosteer.errors import LearnerError, ModelFileError, SettingsError
-from protosteer.method.prefix import Prompt
 from protosteer.methods.diagnosis import of_classes
-from protosteer.running.progress import OnStage
-from protosteer.running.resume import Bookmark
+from protosteer.paper.prefix import Prompt
+from protosteer.runtime.checkpoint import CheckpointFile
+from protosteer.runtime.progress import OnStage
 from protosteer.settings import Values
-from protosteer.streams.base import Lesson
-from protosteer.util.sealed import seal, unseal
+from protosteer.streams.base import TaskData
+from protosteer.util.tensor_file import pack_tensors, unpack_tensors
 
-__all__ = ["Answer", "Images", "Lesson", "Method", "Source"]
+__all__ = ["Answer", "Images", "TaskData", "Method", "Source"]
 
 
 class Images(Protocol):
@@ -112,8 +112,10 @@ class Method(ABC):
         return [name for task in self.tasks for name in task]
 
     @abstractmethod
-    def learn(self, task: Lesson, on_stage: OnStage | None = None, bookmark: Bookmark | None = None) -> None:
-        """Learn a task's training images; with a bookmark, go on where an earlier call was interrupted."""
+    def learn(
+        self, task: TaskData, on_stage: OnStage | None = None, checkpoint: CheckpointFile | None = None
+    ) -> None:
+        """Learn a task's training images; with a checkpoint, go on where an earlier call was interrupted."""
 
     def predict(self, images: Images) -> Tensor:
         """Class numbers, int64 [B]."""
@@ -146,11 +148,11 @@ class Method(ABC):
     def state(self) -> bytes:
         """Everything learned so far, as the contents of a file without pickle; equal states, equal bytes."""
         header = {"method": self.name, "settings": self.settings.to_dict(), "tasks": self.tasks}
-        return seal(header, self.tensors())
+        return pack_tensors(header, self.tensors())
 
     def restore(self, state: bytes) -> None:
         """Back to a state that `state` gave."""
-        header, tensors = unseal(state, "the saved state")
+        header, tensors = unpack_tensors(state, "the saved state")
         self.tasks = header["tasks"]
         self.put_back(tensors)
 

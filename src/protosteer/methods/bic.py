@@ -29,11 +29,11 @@ from torch import Tensor
 
 from protosteer.backbones import Backbone
 from protosteer.data.images import Chosen, ImageSet
-from protosteer.methods.base import Answer, Images, Lesson, Source
+from protosteer.methods.base import Answer, Images, Source, TaskData
 from protosteer.methods.buffer import balanced
 from protosteer.methods.distillation import Teacher, distillation
-from protosteer.methods.network import Rehearsal, RehearsalSettings
-from protosteer.methods.toolkit import answer_by, minimise
+from protosteer.methods.finetune_base import Rehearsal, RehearsalSettings
+from protosteer.methods.training_utils import answer_by, minimise
 
 RIDGE = 1e-4
 UNCHANGED = (1.0, 0.0)  # alpha, beta
@@ -63,7 +63,7 @@ class BiC(Rehearsal):
         self.correction = torch.tensor(UNCHANGED)  # of the latest task's classes
         self.held = torch.empty(0, dtype=torch.bool)  # what the task under way does not train on
 
-    def prepare(self, task: Lesson, labels: Tensor) -> None:
+    def prepare(self, task: TaskData, labels: Tensor) -> None:
         self.teacher = Teacher(self.backbone, self.head) if self.tasks else None
         classes = len(self.classes) + len(labels.unique())
         self.held = held_out(labels, self.settings.held_out, self.settings.buffer_size // classes)
@@ -89,7 +89,7 @@ class BiC(Rehearsal):
             loss = share * kept + (1 - share) * loss
         return loss, embeddings
 
-    def finish(self, task: Lesson, labels: Tensor, **notes: Tensor) -> None:
+    def finish(self, task: TaskData, labels: Tensor, **notes: Tensor) -> None:
         both, targets = self.memory.before(task.train, labels)
         held, new = self.all_held(), len(self.tasks[-1])
         if self.teacher:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from protosteer.data.canvas import kept
+from protosteer.data.decode_cache import kept
 from protosteer.data.images import ArrayImages, Chosen, ImageSet, Joined
 
 

@@ -22,10 +22,10 @@ from protosteer.backbones import Backbone
 from protosteer.data.images import ArrayImages, ImageSet
 from protosteer.errors import LearnerError, ModelFileError
 from protosteer.methods.base import Images, Method
-from protosteer.methods.toys import GROUPS, PlainImages, toy_backbone, toy_images, toy_task
-from protosteer.running.progress import Stage
-from protosteer.running.resume import Bookmark
-from protosteer.streams.base import Lesson, lesson
+from protosteer.methods.testing import GROUPS, PlainImages, toy_backbone, toy_images, toy_task
+from protosteer.runtime.checkpoint import CheckpointFile
+from protosteer.runtime.progress import Stage
+from protosteer.streams.base import TaskData, lesson
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Maker:
         if begun:
             method.restore(self.states[begun, seed])
         for i in range(begun, tasks):
-            teach(method, GROUPS[i])
+            learn_tasks(method, GROUPS[i])
             self.states[i + 1, seed] = method.state()
         return method
 
@@ -64,7 +64,7 @@ class Maker:
         ]
 
 
-def teach(method: Method, group: Sequence[str], per_class: int = 8, **more: Any) -> None:
+def learn_tasks(method: Method, group: Sequence[str], per_class: int = 8, **more: Any) -> None:
     """A task as a run teaches it: its images are gone afterwards."""
     with lesson(toy_task(group, per_class)) as task:
         method.learn(task, **more)
@@ -142,7 +142,7 @@ def check_the_same_seed_gives_the_same_state(make: Maker) -> None:
     torch.manual_seed(7)
     before = torch.get_rng_state()
     for group in GROUPS[:2]:
-        teach(again, group)
+        learn_tasks(again, group)
     assert torch.equal(torch.get_rng_state(), before)
     assert first.state() == again.state() != make.taught(2, seed=1).state()
 
@@ -160,9 +160,9 @@ def check_a_restored_method_learns_on(make: Maker) -> None:
     """As one that was never interrupted: all that it needs of earlier tasks is in its state."""
     other, whole = make(), make()
     other.restore(make.taught(2).state())
-    teach(other, GROUPS[2])
+    learn_tasks(other, GROUPS[2])
     for group in GROUPS:
-        teach(whole, group)
+        learn_tasks(whole, group)
     assert other.state() == whole.state()
 
 
@@ -180,12 +180,12 @@ def check_a_damaged_state_is_refused(make: Maker) -> None:
 def check_interrupted_learning_goes_on(make: Maker) -> None:
     """A process that ends amid training is followed by another that ends in the same bits."""
     with TemporaryDirectory() as folder:
-        begun, bookmark = make.taught(1), Bookmark(Path(folder) / "bookmark", seconds=0)
+        begun, checkpoint = make.taught(1), CheckpointFile(Path(folder) / "checkpoint", seconds=0)
         try:
-            teach(begun, GROUPS[1], on_stage=_stop, bookmark=bookmark)
+            learn_tasks(begun, GROUPS[1], on_stage=_stop, checkpoint=checkpoint)
         except _Interrupted:
             begun = make.taught(1)
-            teach(begun, GROUPS[1], bookmark=bookmark)
+            learn_tasks(begun, GROUPS[1], checkpoint=checkpoint)
     assert begun.state() == make.taught(2).state()
 
 
@@ -202,7 +202,7 @@ def check_the_given_backbone_stays_as_it_was(make: Maker) -> None:
     given = toy_backbone()
     before = {name: tensor.clone() for name, tensor in given.vit.state_dict().items()}
     method = make(backbone=given)
-    teach(method, GROUPS[0])
+    learn_tasks(method, GROUPS[0])
     assert all(torch.equal(before[name], tensor) for name, tensor in given.vit.state_dict().items())
     assert (method.backbone is given) != method.trains_backbone
     assert (method.backbone.fingerprint != given.fingerprint) == method.trains_backbone
@@ -214,7 +214,7 @@ def check_memory_does_not_grow_with_images(make: Maker) -> None:
     states, counted = [], []
     for per_class in (40, 80):
         method = Maker(make.method, {**make.settings, **quick})()
-        teach(method, GROUPS[0], per_class)
+        learn_tasks(method, GROUPS[0], per_class)
         states.append(len(method.state()))
         counted.append(method.bytes_per_task())
     assert counted[0] == counted[1] and abs(states[0] - states[1]) < 500, (counted, states)
@@ -236,7 +236,7 @@ def check_classes_come_again(make: Maker) -> None:
     def taught(method: Method, first: int, last: int, **more: Any) -> Method:
         for i in range(first, last):
             images, labels = toy_images(tasks[i], seed=10 * i)
-            with lesson(Lesson(f"task-{i}", tasks[i], ArrayImages(images), labels)) as task:
+            with lesson(TaskData(f"task-{i}", tasks[i], ArrayImages(images), labels)) as task:
                 method.learn(task, **more)
             answers = method.predict(make.images(method, tasks[i]))
             truth = torch.tensor([method.classes.index(name) for name in tasks[i] for _ in range(5)])
@@ -250,13 +250,13 @@ def check_classes_come_again(make: Maker) -> None:
     taught(whole, 2, 3)
     assert whole.classes == other.classes and len(whole.bytes_per_task()) == 3
     with TemporaryDirectory() as folder:
-        bookmark = Bookmark(Path(folder) / "bookmark", seconds=0)
+        checkpoint = CheckpointFile(Path(folder) / "checkpoint", seconds=0)
         try:
-            taught(other, 2, 3, on_stage=_stop, bookmark=bookmark)
+            taught(other, 2, 3, on_stage=_stop, checkpoint=checkpoint)
         except _Interrupted:
             other = make()
             other.restore(before)
-            taught(other, 2, 3, bookmark=bookmark)
+            taught(other, 2, 3, checkpoint=checkpoint)
     assert other.state() == whole.state() != before
 
 
@@ -276,7 +276,7 @@ def check_embeddings_of_earlier_weights_are_not_used(make: Maker) -> None:
     method = make.taught(1)
     seen = make.images(method, GROUPS[0])
     before = seen.embed(torch.arange(len(seen)))
-    teach(method, GROUPS[1])
+    learn_tasks(method, GROUPS[1])
     fresh = make.images(method, GROUPS[0])
     assert not torch.equal(before, fresh.embed(torch.arange(len(fresh))))
     assert torch.equal(seen.embed(torch.arange(len(seen))), fresh.embed(torch.arange(len(fresh))))

@@ -34,10 +34,10 @@ from torch import Tensor, nn
 
 from protosteer.backbones import Backbone
 from protosteer.data.images import ImageSet
-from protosteer.method.losses import contrastive
-from protosteer.methods.base import Lesson, Source
-from protosteer.methods.network import Rehearsal, RehearsalSettings
-from protosteer.methods.toolkit import minimise
+from protosteer.methods.base import Source, TaskData
+from protosteer.methods.finetune_base import Rehearsal, RehearsalSettings
+from protosteer.methods.training_utils import minimise
+from protosteer.paper.losses import contrastive
 
 PROJECTED = 128  # numbers that the projection gives out: the authors' code, networks/resnet_big.py
 RIDGE = 1e-4  # of the head, where images can be told apart perfectly; our choice
@@ -78,7 +78,7 @@ class Co2L(Rehearsal):
             self.projection = nn.Sequential(wide, nn.ReLU(), nn.Linear(backbone.dim, PROJECTED))
         self.projection.to(backbone.device)
 
-    def prepare(self, task: Lesson, labels: Tensor) -> None:
+    def prepare(self, task: TaskData, labels: Tensor) -> None:
         if self.tasks:
             frozen = copy.deepcopy(self.projection).requires_grad_(False)
             self.past = self.backbone.frozen_copy(), frozen
@@ -98,7 +98,7 @@ class Co2L(Rehearsal):
             loss = loss + s.distillation_weight * kept
         return loss, embeddings[: len(labels)]
 
-    def finish(self, task: Lesson, labels: Tensor, **notes: Tensor) -> None:
+    def finish(self, task: TaskData, labels: Tensor, **notes: Tensor) -> None:
         self.past = None
         both, targets = self.memory.before(task.train, labels)
         embeddings = self.backbone.embed_set(both, batch_size=self.settings.embed_batch_size)

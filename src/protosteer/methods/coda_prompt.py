@@ -32,10 +32,10 @@ from torch import Tensor
 
 from protosteer.backbones import Backbone
 from protosteer.errors import SettingsError
-from protosteer.method.prefix import Prefix, Prompt
 from protosteer.methods.base import Source
-from protosteer.methods.prompted import Prompted
-from protosteer.methods.toolkit import Training
+from protosteer.methods.prompt_base import Prompted
+from protosteer.methods.training_utils import Training
+from protosteer.paper.prefix import Prefix, Prompt
 
 
 @dataclass(frozen=True)

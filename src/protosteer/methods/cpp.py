@@ -7,15 +7,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from protosteer import modelfile
 from protosteer.backbones import Backbone
 from protosteer.learner import Learner
-from protosteer.method.inference import Embed
-from protosteer.method.memory import Memory
-from protosteer.methods.base import Answer, Images, Lesson, Method, Source
+from protosteer.methods.base import Answer, Images, Method, Source, TaskData
 from protosteer.methods.diagnosis import of_evidence, of_paper
-from protosteer.running.progress import OnStage
-from protosteer.running.resume import Bookmark
+from protosteer.model import file as model_file
+from protosteer.model.memory import Memory
+from protosteer.paper.inference import Embed
+from protosteer.runtime.checkpoint import CheckpointFile
+from protosteer.runtime.progress import OnStage
 from protosteer.settings import Settings
 
 
@@ -44,8 +44,10 @@ class CPP(Method):
     def memory(self) -> Memory:
         return self.learner.memory
 
-    def learn(self, task: Lesson, on_stage: OnStage | None = None, bookmark: Bookmark | None = None) -> None:
-        self.learner.learn((task.train, task.train_labels), task.name, on_stage, bookmark)
+    def learn(
+        self, task: TaskData, on_stage: OnStage | None = None, checkpoint: CheckpointFile | None = None
+    ) -> None:
+        self.learner.learn((task.train, task.train_labels), task.name, on_stage, checkpoint)
 
     def answer(self, images: Images) -> Answer:
         self.require_knowledge()
@@ -82,7 +84,7 @@ class CPP(Method):
         return self.learner.model.pack()
 
     def restore(self, state: bytes) -> None:
-        model = modelfile.unpack(state, Path("the saved state"))
+        model = model_file.unpack(state, Path("the saved state"))
         model.backbone_for(self.backbone)
         self.learner.memory = model.memory
 

@@ -24,9 +24,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protosteer.methods.base import Lesson, Source
-from protosteer.methods.network import Rehearsal, RehearsalSettings
-from protosteer.methods.toolkit import embedded
+from protosteer.methods.base import Source, TaskData
+from protosteer.methods.finetune_base import Rehearsal, RehearsalSettings
+from protosteer.methods.training_utils import embedded
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class DERpp(Rehearsal):
         there = ~kept.isnan()
         return (logits[:, : kept.shape[1]] - kept)[there].square().mean()
 
-    def finish(self, task: Lesson, labels: Tensor, **notes: Tensor) -> None:
+    def finish(self, task: TaskData, labels: Tensor, **notes: Tensor) -> None:
         with torch.no_grad():
             logits = self.head(embedded(task, self.backbone, self.embed_batch_size)).cpu()  # [n, K]
         earlier = self.memory.notes.get("logits", logits[:0])

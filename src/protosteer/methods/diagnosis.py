@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protosteer.method.fusion import SURE, Fusion
-from protosteer.method.inference import Embed, Index, match
-from protosteer.method.records import TaskRecord
+from protosteer.evidence.classifier import SURE, Fusion
+from protosteer.model.records import TaskRecord
+from protosteer.paper.inference import Embed, Index, match
 
 Figures = dict[str, float]
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.backbones import Backbone
-from protosteer.methods.toolkit import Head
+from protosteer.methods.training_utils import Head
 
 
 class Teacher:

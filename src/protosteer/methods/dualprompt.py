@@ -26,10 +26,10 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
-from protosteer.method.prefix import Prefix, Prompt
 from protosteer.methods.base import Source
-from protosteer.methods.prompted import Prompted, similarity, small
-from protosteer.methods.toolkit import Training
+from protosteer.methods.prompt_base import Prompted, similarity, small
+from protosteer.methods.training_utils import Training
+from protosteer.paper.prefix import Prefix, Prompt
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,11 @@ from torch import Tensor, nn
 
 from protosteer.backbones import Backbone
 from protosteer.methods.adapters import new_adapters, with_adapters
-from protosteer.methods.alone import CosineHead, train_alone
-from protosteer.methods.base import Answer, Images, Lesson, Method, Source
-from protosteer.methods.toolkit import Training, class_means, embedded, numbered, task_seed
-from protosteer.running.progress import OnStage
-from protosteer.running.resume import Bookmark
+from protosteer.methods.base import Answer, Images, Method, Source, TaskData
+from protosteer.methods.per_task_tuning import CosineHead, train_alone
+from protosteer.methods.training_utils import Training, class_means, embedded, numbered, task_seed
+from protosteer.runtime.checkpoint import CheckpointFile
+from protosteer.runtime.progress import OnStage
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,9 @@ class EASE(Method):
         self.adapted: list[Backbone] = []  # with each task's
         self.prototypes = torch.empty(0, 0, backbone.dim)  # [T, K, D]: in each space, each class
 
-    def learn(self, task: Lesson, on_stage: OnStage | None = None, bookmark: Bookmark | None = None) -> None:
+    def learn(
+        self, task: TaskData, on_stage: OnStage | None = None, checkpoint: CheckpointFile | None = None
+    ) -> None:
         s, classes = self.settings, numbered(task, [])[0]
         with torch.random.fork_rng():
             torch.manual_seed(task_seed(s.seed, classes))
@@ -79,7 +81,7 @@ class EASE(Method):
             head = CosineHead(self.backbone.dim, len(classes), self.backbone.device)
             learning = with_adapters(self.backbone, adapters, s.adapter_scale, trainable=True)
             parameters = dict(adapters.named_parameters())
-            train_alone(task, learning, parameters, learning.embed, head, s, on_stage, bookmark)
+            train_alone(task, learning, parameters, learning.embed, head, s, on_stage, checkpoint)
         self.add(adapters)
         self.tasks.append(classes)
         self.see(task, on_stage)
@@ -90,7 +92,7 @@ class EASE(Method):
         adapted = with_adapters(self.backbone, adapters, self.settings.adapter_scale, trainable=False)
         self.adapted.append(adapted)
 
-    def see(self, task: Lesson, on_stage: OnStage | None) -> None:
+    def see(self, task: TaskData, on_stage: OnStage | None) -> None:
         """Prototypes of the newest task's classes in all spaces, and of earlier ones in its own."""
         labels = numbered(task, [])[1]
         new = torch.stack(

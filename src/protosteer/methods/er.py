@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from protosteer.methods.base import Source
-from protosteer.methods.network import Rehearsal, RehearsalSettings
+from protosteer.methods.finetune_base import Rehearsal, RehearsalSettings
 
 
 class ER(Rehearsal):

@@ -30,12 +30,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protosteer.backbones import Backbone
-from protosteer.method.vit import Block
-from protosteer.methods.alone import PromptTraining, train_alone
-from protosteer.methods.base import Answer, Images, Lesson, Method, Source
-from protosteer.methods.toolkit import answer_by, numbered, task_seed
-from protosteer.running.progress import OnStage, Stage
-from protosteer.running.resume import Bookmark
+from protosteer.methods.base import Answer, Images, Method, Source, TaskData
+from protosteer.methods.per_task_tuning import PromptTraining, train_alone
+from protosteer.methods.training_utils import answer_by, numbered, task_seed
+from protosteer.paper.vit import Block
+from protosteer.runtime.checkpoint import CheckpointFile
+from protosteer.runtime.progress import OnStage, Stage
 
 TEMPERATURES = (0.001, 0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # the code's "fast mode"
 
@@ -93,7 +93,9 @@ class ESN(Method):
         self.classifiers = nn.ModuleList()
         self.temperatures = torch.empty(0)  # [T]: what each task found
 
-    def learn(self, task: Lesson, on_stage: OnStage | None = None, bookmark: Bookmark | None = None) -> None:
+    def learn(
+        self, task: TaskData, on_stage: OnStage | None = None, checkpoint: CheckpointFile | None = None
+    ) -> None:
         s, classes = self.settings, numbered(task, [])[0]
         with torch.random.fork_rng():
             torch.manual_seed(task_seed(s.seed, classes))
@@ -109,13 +111,13 @@ class ESN(Method):
             def penalty(logits: Tensor) -> Tensor:
                 return s.anchor_weight * (energy(logits) - s.anchor).square().mean()
 
-            train_alone(task, self.backbone, trained, embed, new.head, s, on_stage, bookmark, penalty)
+            train_alone(task, self.backbone, trained, embed, new.head, s, on_stage, checkpoint, penalty)
         self.prompt = prompt.detach().cpu()
         self.classifiers.append(new.requires_grad_(False))
         self.tasks.append(classes)
         self.temperatures = torch.cat([self.temperatures, self.find_temperature(task, on_stage)[None]])
 
-    def find_temperature(self, task: Lesson, on_stage: OnStage | None) -> Tensor:
+    def find_temperature(self, task: TaskData, on_stage: OnStage | None) -> Tensor:
         """At which the newest task's own images most often have the least energy under its classifier."""
         known = torch.zeros(len(TEMPERATURES))
         for rows in torch.arange(len(task.train)).split(self.embed_batch_size):

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from protosteer.backbones import Backbone
 from protosteer.data.images import Chosen, ImageSet
-from protosteer.methods.base import Lesson, Source
-from protosteer.methods.network import Network
-from protosteer.methods.toolkit import Training
+from protosteer.methods.base import Source, TaskData
+from protosteer.methods.finetune_base import Network
+from protosteer.methods.training_utils import Training
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class EWC(Network):
         self.fisher: dict[str, Tensor] = {}  # by parameter; of the head, the rows that had been learned
         self.anchor: dict[str, Tensor] = {}  # the weights when the task under way began
 
-    def prepare(self, task: Lesson, labels: Tensor) -> None:
+    def prepare(self, task: TaskData, labels: Tensor) -> None:
         self.anchor = {name: p.detach().clone() for name, p in self.parameters().items()}
 
     def loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,7 +68,7 @@ class EWC(Network):
             total = total + (fisher * moved**2).sum()
         return total
 
-    def finish(self, task: Lesson, labels: Tensor) -> None:
+    def finish(self, task: TaskData, labels: Tensor) -> None:
         rows = torch.randperm(len(task.train))[: self.settings.fisher_images]
         found = self.information(Chosen(task.train, rows.tolist()))
         for name, earlier in self.fisher.items():

@@ -22,10 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.backbones import Backbone
-from protosteer.methods.base import Answer, Images, Lesson, Method, Source
-from protosteer.methods.toolkit import embedded, grown_means, numbered
-from protosteer.running.progress import OnStage
-from protosteer.running.resume import Bookmark
+from protosteer.methods.base import Answer, Images, Method, Source, TaskData
+from protosteer.methods.training_utils import embedded, grown_means, numbered
+from protosteer.runtime.checkpoint import CheckpointFile
+from protosteer.runtime.progress import OnStage
 from protosteer.settings import Values
 
 
@@ -60,7 +60,9 @@ class FeCAM(Method):
         self.sums = torch.empty(0, triangle, dtype=torch.float64)  # of products around the mean: (n - 1) S
         self.inverses = torch.empty(0, backbone.dim, backbone.dim)  # [K, D, D]: N^-1, which follows from them
 
-    def learn(self, task: Lesson, on_stage: OnStage | None = None, bookmark: Bookmark | None = None) -> None:
+    def learn(
+        self, task: TaskData, on_stage: OnStage | None = None, checkpoint: CheckpointFile | None = None
+    ) -> None:
         classes, labels = numbered(task, self.classes)
         embeddings = F.normalize(embedded(task, self.backbone, self.embed_batch_size, on_stage).double())
         old, had = self.means.double(), F.pad(self.counts, (0, len(classes)))

@@ -7,8 +7,8 @@ overwritten.
 from __future__ import annotations
 
 from protosteer.methods.base import Source
-from protosteer.methods.network import Network
-from protosteer.methods.toolkit import Training
+from protosteer.methods.finetune_base import Network
+from protosteer.methods.training_utils import Training
 
 
 class Finetune(Network):

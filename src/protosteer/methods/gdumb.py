@@ -24,8 +24,8 @@ from torch import Tensor
 
 from protosteer.data.images import ImageSet
 from protosteer.errors import SettingsError
-from protosteer.methods.base import Lesson, Source
-from protosteer.methods.network import Rehearsal, RehearsalSettings
+from protosteer.methods.base import Source, TaskData
+from protosteer.methods.finetune_base import Rehearsal, RehearsalSettings
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class GDumb(Rehearsal):
     again = True
     settings: GDumbSettings
 
-    def prepare(self, task: Lesson, labels: Tensor) -> None:
+    def prepare(self, task: TaskData, labels: Tensor) -> None:
         if self.tasks:
             self.start_over()
 
@@ -72,7 +72,7 @@ class GDumb(Rehearsal):
         own, other = F.cross_entropy(logits, labels), F.cross_entropy(logits, labels[partners])
         return (1 - share) * own + share * other, embeddings
 
-    def finish(self, task: Lesson, labels: Tensor, **notes: Tensor) -> None:
+    def finish(self, task: TaskData, labels: Tensor, **notes: Tensor) -> None:
         """Nothing more is kept than what was trained on."""
 
 

@@ -29,10 +29,10 @@ from torch import Tensor
 from protosteer.backbones import Backbone
 from protosteer.data.images import ImageSet
 from protosteer.errors import SettingsError
-from protosteer.methods.base import Answer, Images, Lesson, Source
+from protosteer.methods.base import Answer, Images, Source, TaskData
 from protosteer.methods.distillation import Teacher
-from protosteer.methods.network import Rehearsal, RehearsalSettings
-from protosteer.methods.toolkit import embedded
+from protosteer.methods.finetune_base import Rehearsal, RehearsalSettings
+from protosteer.methods.training_utils import embedded
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class ICaRL(Rehearsal):
         self.means = torch.empty(0, backbone.dim)  # [K, D], of length one
         self.teacher: Teacher | None = None  # the network before the task that is being learned
 
-    def prepare(self, task: Lesson, labels: Tensor) -> None:
+    def prepare(self, task: TaskData, labels: Tensor) -> None:
         classes, size = int(labels.max()) + 1, self.settings.buffer_size
         if size < classes:
             raise SettingsError(
@@ -76,7 +76,7 @@ class ICaRL(Rehearsal):
             targets[:, : old.shape[1]] = old
         return F.binary_cross_entropy_with_logits(logits, targets), embeddings
 
-    def finish(self, task: Lesson, labels: Tensor, **notes: Tensor) -> None:
+    def finish(self, task: TaskData, labels: Tensor, **notes: Tensor) -> None:
         self.teacher = None
         each = self.settings.buffer_size // len(self.classes)
         features = F.normalize(embedded(task, self.backbone, self.embed_batch_size, None, "exemplars"), dim=1)

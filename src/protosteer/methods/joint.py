@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from protosteer.data.images import ImageSet
-from protosteer.methods.base import Lesson, Source
-from protosteer.methods.network import Rehearsal
-from protosteer.methods.toolkit import Training
+from protosteer.methods.base import Source, TaskData
+from protosteer.methods.finetune_base import Rehearsal
+from protosteer.methods.training_utils import Training
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Joint(Rehearsal):
     settings: JointSettings
     grows = True
 
-    def prepare(self, task: Lesson, labels: Tensor) -> None:
+    def prepare(self, task: TaskData, labels: Tensor) -> None:
         if self.tasks:
             self.start_over()
 
     def training_set(self, images: ImageSet, labels: Tensor) -> tuple[ImageSet, Tensor]:
         return self.memory.before(images, labels)
 
-    def finish(self, task: Lesson, labels: Tensor, **notes: Tensor) -> None:
+    def finish(self, task: TaskData, labels: Tensor, **notes: Tensor) -> None:
         self.memory.offer(task.train, labels, torch.arange(len(self.memory) + len(labels)))

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.methods.base import Answer, Images, Source
-from protosteer.methods.kept import KeepsEmbeddings
+from protosteer.methods.feature_bank import KeepsEmbeddings
 from protosteer.settings import Values
 
 

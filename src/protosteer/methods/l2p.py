@@ -24,10 +24,10 @@ from torch import Tensor
 
 from protosteer.backbones import Backbone
 from protosteer.errors import SettingsError
-from protosteer.method.prefix import Prompt
 from protosteer.methods.base import Images, Source
-from protosteer.methods.prompted import Prompted, similarity, small
-from protosteer.methods.toolkit import Training
+from protosteer.methods.prompt_base import Prompted, similarity, small
+from protosteer.methods.training_utils import Training
+from protosteer.paper.prefix import Prompt
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
-from protosteer.methods.base import Lesson, Source
+from protosteer.methods.base import Source, TaskData
 from protosteer.methods.distillation import Teacher, distillation
-from protosteer.methods.network import Network
-from protosteer.methods.toolkit import Training
+from protosteer.methods.finetune_base import Network
+from protosteer.methods.training_utils import Training
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class LwF(Network):
     settings: LwFSettings
     teacher: Teacher | None = None  # none in the first task
 
-    def prepare(self, task: Lesson, labels: Tensor) -> None:
+    def prepare(self, task: TaskData, labels: Tensor) -> None:
         self.teacher = Teacher(self.backbone, self.head) if self.tasks else None
 
     def loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,5 +57,5 @@ class LwF(Network):
             loss = loss + s.distillation_weight * distillation(logits[:, : old.shape[1]], old, s.temperature)
         return loss, embeddings
 
-    def finish(self, task: Lesson, labels: Tensor) -> None:
+    def finish(self, task: TaskData, labels: Tensor) -> None:
         self.teacher = None

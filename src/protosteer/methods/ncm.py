@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.backbones import Backbone
-from protosteer.method.prototypes import Centroids, centroids
-from protosteer.methods.base import Answer, Images, Lesson, Method, Source
-from protosteer.methods.toolkit import embedded, numbered, task_seed
-from protosteer.running.progress import OnStage
-from protosteer.running.resume import Bookmark
+from protosteer.methods.base import Answer, Images, Method, Source, TaskData
+from protosteer.methods.training_utils import embedded, numbered, task_seed
+from protosteer.paper.prototypes import Centroids, centroids
+from protosteer.runtime.checkpoint import CheckpointFile
+from protosteer.runtime.progress import OnStage
 from protosteer.settings import CLUSTERINGS, LABEL_ASSIGNMENTS, Values
 
 
@@ -50,7 +50,9 @@ class NCM(Method):
         self.owners = torch.empty(0, dtype=torch.long)  # [K]: the class of each
         self.counts = torch.empty(0, dtype=torch.long)  # [K]: the images of each
 
-    def learn(self, task: Lesson, on_stage: OnStage | None = None, bookmark: Bookmark | None = None) -> None:
+    def learn(
+        self, task: TaskData, on_stage: OnStage | None = None, checkpoint: CheckpointFile | None = None
+    ) -> None:
         s = self.settings
         classes, labels = numbered(task, self.classes)
         embeddings = embedded(task, self.backbone, s.embed_batch_size, on_stage)

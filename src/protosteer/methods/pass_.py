@@ -28,9 +28,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.backbones import Backbone
-from protosteer.methods.base import Answer, Images, Lesson, Source
-from protosteer.methods.network import Network
-from protosteer.methods.toolkit import Training, answer_by, embedded
+from protosteer.methods.base import Answer, Images, Source, TaskData
+from protosteer.methods.finetune_base import Network
+from protosteer.methods.training_utils import Training, answer_by, embedded
 
 ROTATIONS = 4
 
@@ -70,7 +70,7 @@ class PASS(Network):
         self.radius = torch.tensor(0.0)
         self.before: Backbone | None = None  # the network before the task that is being learned
 
-    def prepare(self, task: Lesson, labels: Tensor) -> None:
+    def prepare(self, task: TaskData, labels: Tensor) -> None:
         self.before = self.backbone.frozen_copy() if self.tasks else None
         # With the rows that every network gets, these are one for each class and rotation.
         self.head.grow((ROTATIONS - 1) * len(labels.unique()))
@@ -96,7 +96,7 @@ class PASS(Network):
         owners = torch.randint(len(self.prototypes), (count,))
         return self.prototypes[owners] + self.radius * torch.randn(count, self.backbone.dim), owners
 
-    def finish(self, task: Lesson, labels: Tensor) -> None:
+    def finish(self, task: TaskData, labels: Tensor) -> None:
         self.before = None
         features = embedded(task, self.backbone, self.embed_batch_size)
         own = [features[labels == number] for number in labels.unique()]

@@ -21,11 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.backbones import Backbone
-from protosteer.methods.base import Answer, Images, Lesson, Source
-from protosteer.methods.kept import KeepsEmbeddings
-from protosteer.methods.toolkit import answer_by
-from protosteer.running.progress import OnStage
-from protosteer.running.resume import Bookmark
+from protosteer.methods.base import Answer, Images, Source, TaskData
+from protosteer.methods.feature_bank import KeepsEmbeddings
+from protosteer.methods.training_utils import answer_by
+from protosteer.runtime.checkpoint import CheckpointFile
+from protosteer.runtime.progress import OnStage
 from protosteer.settings import Values
 
 MOST_ITERATIONS = 1000
@@ -55,8 +55,10 @@ class Probe(KeepsEmbeddings):
         self.weight = torch.empty(0, backbone.dim)  # [K, D], for embeddings as they are
         self.bias = torch.empty(0)  # [K]
 
-    def learn(self, task: Lesson, on_stage: OnStage | None = None, bookmark: Bookmark | None = None) -> None:
-        super().learn(task, on_stage, bookmark)
+    def learn(
+        self, task: TaskData, on_stage: OnStage | None = None, checkpoint: CheckpointFile | None = None
+    ) -> None:
+        super().learn(task, on_stage, checkpoint)
         embeddings = self.embeddings.double()
         mean, deviation = embeddings.mean(dim=0), embeddings.std(dim=0, correction=0)
         deviation[deviation == 0] = 1  # a feature that never changes tells nothing, and harms nothing

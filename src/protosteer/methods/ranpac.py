@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.backbones import Backbone
-from protosteer.methods.base import Answer, Images, Lesson, Method, Source
-from protosteer.methods.toolkit import embedded, numbered
-from protosteer.running.progress import OnStage
-from protosteer.running.resume import Bookmark
+from protosteer.methods.base import Answer, Images, Method, Source, TaskData
+from protosteer.methods.training_utils import embedded, numbered
+from protosteer.runtime.checkpoint import CheckpointFile
+from protosteer.runtime.progress import OnStage
 from protosteer.settings import Values
 
 LAMBDAS = 10.0 ** torch.arange(-8, 9, dtype=torch.float64)
@@ -58,7 +58,9 @@ class RanPAC(Method):
         self.errors = torch.zeros(len(LAMBDAS), dtype=torch.float64)  # of images left out, for each lambda
         self.weights = torch.empty(settings.features, 0)  # W
 
-    def learn(self, task: Lesson, on_stage: OnStage | None = None, bookmark: Bookmark | None = None) -> None:
+    def learn(
+        self, task: TaskData, on_stage: OnStage | None = None, checkpoint: CheckpointFile | None = None
+    ) -> None:
         classes, labels = numbered(task, self.classes)
         hidden = self._features(embedded(task, self.backbone, self.embed_batch_size, on_stage))
         targets = F.one_hot(labels, len(self.classes) + len(classes)).double()

@@ -22,12 +22,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protosteer.backbones import Backbone
-from protosteer.method.prototypes import centroids
-from protosteer.methods.alone import PromptTraining, train_prompt
-from protosteer.methods.base import Answer, Images, Lesson, Method, Source
-from protosteer.methods.toolkit import answer_by, embedded, numbered, task_seed
-from protosteer.running.progress import OnStage
-from protosteer.running.resume import Bookmark
+from protosteer.methods.base import Answer, Images, Method, Source, TaskData
+from protosteer.methods.per_task_tuning import PromptTraining, train_prompt
+from protosteer.methods.training_utils import answer_by, embedded, numbered, task_seed
+from protosteer.paper.prototypes import centroids
+from protosteer.runtime.checkpoint import CheckpointFile
+from protosteer.runtime.progress import OnStage
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,9 @@ class SPrompts(Method):
         self.centroids = torch.empty(0, dim)  # [C, D]: of all tasks
         self.owners = torch.empty(0, dtype=torch.long)  # [C]: the task of each
 
-    def learn(self, task: Lesson, on_stage: OnStage | None = None, bookmark: Bookmark | None = None) -> None:
+    def learn(
+        self, task: TaskData, on_stage: OnStage | None = None, checkpoint: CheckpointFile | None = None
+    ) -> None:
         s, dim, device = self.settings, self.backbone.dim, self.backbone.device
         classes = numbered(task, [])[0]
         seed = task_seed(s.seed, classes)
@@ -74,7 +76,7 @@ class SPrompts(Method):
             torch.manual_seed(seed)
             start = nn.Linear(dim, s.prompt_length).weight.detach().view(self.shape)  # small random numbers
             head = nn.Linear(dim, len(classes)).to(device)
-            prompt = train_prompt(task, self.backbone, start, head, s, on_stage, bookmark)
+            prompt = train_prompt(task, self.backbone, start, head, s, on_stage, checkpoint)
         plain = embedded(task, self.backbone, self.embed_batch_size, on_stage)
         means = centroids(F.normalize(plain, dim=1), s.centroids, "kmeans", seed=seed % 2**32).means
         self.prompts = torch.cat([self.prompts, prompt[None]])

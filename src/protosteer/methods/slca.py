@@ -28,10 +28,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.backbones import Backbone
-from protosteer.method.training import cosine
-from protosteer.methods.base import Lesson, Source
-from protosteer.methods.network import Network
-from protosteer.methods.toolkit import Head, Training, embedded, task_seed
+from protosteer.methods.base import Source, TaskData
+from protosteer.methods.finetune_base import Network
+from protosteer.methods.training_utils import Head, Training, embedded, task_seed
+from protosteer.paper.trainer import cosine
 
 RIDGE = 1e-4  # added to covariances by the authors' code
 
@@ -77,7 +77,7 @@ class SLCA(Network):
         self.means = torch.empty(0, backbone.dim)  # [K, D]
         self.factors = torch.empty(0, backbone.dim, backbone.dim)  # [K, D, D]: Cholesky's, of covariances
 
-    def prepare(self, task: Lesson, labels: Tensor) -> None:
+    def prepare(self, task: TaskData, labels: Tensor) -> None:
         self.head.put_back(*self._rows(self.trained))
 
     def optimiser(self) -> torch.optim.Optimizer:
@@ -92,7 +92,7 @@ class SLCA(Network):
         embeddings, known = self.backbone.embed(images), len(self.trained.bias)
         return F.cross_entropy(self.head(embeddings)[:, known:], labels - known), embeddings
 
-    def finish(self, task: Lesson, labels: Tensor) -> None:
+    def finish(self, task: TaskData, labels: Tensor) -> None:
         known, (weight, bias) = len(self.trained.bias), self._rows(self.head)
         if known:  # rows of earlier tasks are not trained, but weight decay has shrunk them
             weight[:known], bias[:known] = self._rows(self.trained)

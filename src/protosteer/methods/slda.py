@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from protosteer.backbones import Backbone
-from protosteer.methods.base import Answer, Images, Lesson, Method, Source
-from protosteer.methods.toolkit import answer_by, class_means, embedded, grown_means, numbered
-from protosteer.running.progress import OnStage
-from protosteer.running.resume import Bookmark
+from protosteer.methods.base import Answer, Images, Method, Source, TaskData
+from protosteer.methods.training_utils import answer_by, class_means, embedded, grown_means, numbered
+from protosteer.runtime.checkpoint import CheckpointFile
+from protosteer.runtime.progress import OnStage
 from protosteer.settings import Values
 
 
@@ -57,7 +57,9 @@ class SLDA(Method):
         self.covariance = torch.zeros(backbone.dim, backbone.dim, dtype=torch.float64)  # S
         self.counts = torch.empty(0, dtype=torch.long)  # [K]: the images of each class
 
-    def learn(self, task: Lesson, on_stage: OnStage | None = None, bookmark: Bookmark | None = None) -> None:
+    def learn(
+        self, task: TaskData, on_stage: OnStage | None = None, checkpoint: CheckpointFile | None = None
+    ) -> None:
         classes, labels = numbered(task, self.classes)
         embeddings = embedded(task, self.backbone, self.embed_batch_size, on_stage).double()
         present, place = labels.unique(return_inverse=True)

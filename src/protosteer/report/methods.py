@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from protosteer.evaluation.catalogue import MethodInfo
+from protosteer.evaluation.method_info import MethodInfo
 from protosteer.report.tables import NOTHING, numbers, plain_table
 
 

@@ -6,9 +6,9 @@ import csv
 import io
 from collections.abc import Iterable
 
-from protosteer.method.fusion import SURE
-from protosteer.photos.rows import FIGURES, Row
+from protosteer.evidence.classifier import SURE
 from protosteer.util.text import counted, printable, without_control
+from protosteer.workflows.prediction_rows import FIGURES, Row
 
 
 def as_text(row: Row, evidence: bool) -> str:

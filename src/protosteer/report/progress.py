@@ -15,7 +15,7 @@ from rich.table import Column
 
 from protosteer.evaluation import metrics
 from protosteer.evaluation.protocol import Run
-from protosteer.running.progress import Stage
+from protosteer.runtime.progress import Stage
 from protosteer.streams.base import Stream
 from protosteer.util.text import counted, listed
 
@@ -35,7 +35,7 @@ class LearnProgress:
         self.live = console.is_terminal and not console.is_dumb_terminal
         self.bars = _bars(console, self.live)
         self.ids = [self.bars.add_task("", total=1.0, note="", visible=False) for _ in range(self.rows)]
-        self.doing, self.heard = "", clock()
+        self.doing, self.callbacks = "", clock()
         self.spoke = clock()
 
     def __enter__(self) -> Self:
@@ -55,11 +55,11 @@ class LearnProgress:
     def _stage_left(self, stage: Stage) -> float:
         """Seconds, if the rest takes as long as what this process has done of it."""
         if stage.doing != self.doing:
-            self.doing, self.began = stage.doing, self.heard
+            self.doing, self.began = stage.doing, self.callbacks
             # Steps before the first that is reported were made by an interrupted training.
             self.skipped = stage.training.step - 1 if stage.training else 0
-        self.heard = self.clock()
-        return (self.heard - self.began) / max(1, stage.done - self.skipped) * (stage.total - stage.done)
+        self.callbacks = self.clock()
+        return (self.callbacks - self.began) / max(1, stage.done - self.skipped) * (stage.total - stage.done)
 
     def _tell(self, line: str) -> None:
         """A line for where there are no bars."""
@@ -139,8 +139,8 @@ class RunProgress(LearnProgress):
 
     def _begin_task(self, number: int) -> None:
         self.task = number
-        self.doing, self.heard = "", self.clock()
-        self.task_began = self.heard
+        self.doing, self.callbacks = "", self.clock()
+        self.task_began = self.callbacks
         self._draw(-1, "")
         self._draw_runs()
 

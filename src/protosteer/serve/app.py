@@ -25,7 +25,7 @@ from protosteer.serve.connections import Connection
 from protosteer.serve.limits import Limits, Refused
 from protosteer.serve.metrics import Metrics
 from protosteer.serve.middleware import Named, Observed, page_policy
-from protosteer.serve.models import Models, check_names
+from protosteer.serve.registry import Models, check_names
 from protosteer.serve.routes import add_routes
 from protosteer.serve.service import Service
 from protosteer.util.system import keep_freed_memory
@@ -101,7 +101,7 @@ def run(
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until Ctrl-C or a signal to end. on_ready: is given the address; port 0 takes a free one."""
-    listener = _listen(host, port)
+    callback = _listen(host, port)
     keep_freed_memory()
     # A warning for every odd request would be a way to fill the disk.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
@@ -110,13 +110,13 @@ def run(
         logging.basicConfig(format="%(asctime)s %(message)s")
     if on_ready:
         shown = f"[{host}]" if ":" in host else host
-        on_ready(f"http://{shown}:{listener.getsockname()[1]}/")
+        on_ready(f"http://{shown}:{callback.getsockname()[1]}/")
     try:
-        Server(app).run(sockets=[listener])
+        Server(app).run(sockets=[callback])
     except KeyboardInterrupt:  # uvicorn raises the signal again when all has ended well
         pass
     finally:
-        listener.close()
+        callback.close()
 
 
 class Server(uvicorn.Server):
@@ -143,7 +143,7 @@ class Server(uvicorn.Server):
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        listener = socket.create_server(
+        callback = socket.create_server(
             (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
         )
     except (OSError, OverflowError) as error:
@@ -152,8 +152,8 @@ def _listen(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}, port {port}: {reason}; choose another host= or port="
         ) from error
     # Small answers go out at once; connections take the option over from here.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener
+    callback.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return callback
 
 
 def _add_error_handlers(app: FastAPI) -> None:

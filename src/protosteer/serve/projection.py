@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.errors import LearnerError
-from protosteer.method.fusion import Fusion
-from protosteer.method.memory import Memory
-from protosteer.method.stack import centroids_of, value_lengths_of
+from protosteer.evidence.classifier import Fusion
+from protosteer.model.class_table import centroids_of, value_lengths_of
+from protosteer.model.memory import Memory
 
 EDGE = 1.15  # where a picture is drawn that lies farther out than any class
 NOTHING = 1e-6  # differences of unit vectors that are rounding, since records are in single precision

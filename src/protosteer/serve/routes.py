@@ -13,12 +13,12 @@ from fastapi.responses import PlainTextResponse, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.requests import Request
 
-from protosteer.photos.inspection import correction
-from protosteer.serve import answers, metrics
+from protosteer.serve import metrics, schemas
 from protosteer.serve.limits import Refused
-from protosteer.serve.models import Models
+from protosteer.serve.model_store import LAST
+from protosteer.serve.registry import Models
 from protosteer.serve.service import Service
-from protosteer.serve.store import LAST
+from protosteer.workflows.model_summary import correction
 
 Top = Annotated[int, Query(ge=1, le=100, description="How many classes to name.")]
 Reject = Annotated[float, Query(ge=0, lt=1, description="Share of known images that may count as unknown.")]
@@ -40,12 +40,12 @@ def add_routes(app: FastAPI, models: Models) -> None:
         return asked_for(request, models.find(model))
 
     _include(app, "", Depends(first), models.first.reject)
-    _include(app, "/models/{model}", Depends(named), models.first.reject, answers.errors(404, 422))
+    _include(app, "/models/{model}", Depends(named), models.first.reject, schemas.errors(404, 422))
     _add_overviews(app, models)
 
 
 def _include(
-    app: FastAPI, prefix: str, chosen: Any, reject: float, errors: answers.Errors | None = None
+    app: FastAPI, prefix: str, chosen: Any, reject: float, errors: schemas.Errors | None = None
 ) -> None:
     """chosen: depends on the request, and gives the service that it is for."""
     router = APIRouter(prefix=prefix, responses=errors)
@@ -59,9 +59,9 @@ def _include(
 def _add_predict(router: APIRouter, chosen: Any, usual: float) -> None:
     @router.post(
         "/predict",
-        response_model=answers.Predictions,
-        openapi_extra=answers.IMAGES,
-        responses=answers.errors(408, 413, 422, 503),
+        response_model=schemas.Predictions,
+        openapi_extra=schemas.IMAGES,
+        responses=schemas.errors(408, 413, 422, 503),
     )
     async def predict(
         request: Request, top: Top = 5, reject: Reject = usual, service: Service = chosen
@@ -74,13 +74,13 @@ def _add_predict(router: APIRouter, chosen: Any, usual: float) -> None:
 
 
 def _add_reports(router: APIRouter, chosen: Any) -> None:
-    @router.get("/classes", response_model=answers.Classes)
+    @router.get("/classes", response_model=schemas.Classes)
     def classes(service: Service = chosen) -> Any:
         """All classes, in the order in which they were learned."""
         return {"classes": service.store.current.classes()}
 
     @router.get(
-        "/thumbnails/{name:path}", response_model=answers.Thumbnails, responses=answers.errors(404, 422)
+        "/thumbnails/{name:path}", response_model=schemas.Thumbnails, responses=schemas.errors(404, 422)
     )
     def thumbnails(name: str, service: Service = chosen) -> Any:
         """Small pictures of images that a class was taught, where they were kept and are to be shown."""
@@ -89,9 +89,9 @@ def _add_reports(router: APIRouter, chosen: Any) -> None:
             raise Refused(
                 404, f"of class '{name}' there are no thumbnails here; GET /classes says of which there are"
             )
-        return answers.Thumbnails(class_=name, jpegs=[base64.b64encode(jpeg).decode() for jpeg in jpegs])
+        return schemas.Thumbnails(class_=name, jpegs=[base64.b64encode(jpeg).decode() for jpeg in jpegs])
 
-    @router.get("/model", response_model=answers.Model)
+    @router.get("/model", response_model=schemas.Model)
     def model(service: Service = chosen) -> Any:
         """What the model holds: tasks, classes, bytes, settings, backbone."""
         current = service.store.current
@@ -105,7 +105,7 @@ def _add_reports(router: APIRouter, chosen: Any) -> None:
             "trainable": current.trainable(),
         }
 
-    @router.get("/map", response_model=answers.Map)
+    @router.get("/map", response_model=schemas.Map)
     def map_of_classes(service: Service = chosen) -> Any:
         """Where the classes lie in two dimensions, coordinates in [-1, 1]."""
         current = service.store.current
@@ -119,24 +119,24 @@ def _add_teaching(router: APIRouter, chosen: Any) -> None:
     @router.post(
         "/classes/{name:path}",
         status_code=201,
-        response_model=answers.Taught,
-        openapi_extra=answers.IMAGES,
-        responses=answers.errors(401, 403, 408, 409, 413, 422, 503, 507),
+        response_model=schemas.LearnResult,
+        openapi_extra=schemas.IMAGES,
+        responses=schemas.errors(401, 403, 408, 409, 413, 422, 503, 507),
         dependencies=allowed,
     )
-    async def teach(request: Request, name: str, train: bool = False, service: Service = chosen) -> Any:
+    async def learn(request: Request, name: str, train: bool = False, service: Service = chosen) -> Any:
         """Teach a class from a few images: it is known at once. train: give it a prompt of its own, later."""
-        return await service.teach(request, name, train)
+        return await service.learn(request, name, train)
 
-    @router.get("/jobs/{id}", response_model=answers.JobStatus, responses=answers.errors(404, 422))
+    @router.get("/jobs/{id}", response_model=schemas.JobStatus, responses=schemas.errors(404, 422))
     async def job(id: str, service: Service = chosen) -> Any:
         """How far a training is."""
         return service.jobs.get(id)
 
     @router.delete(
         "/classes/{name:path}",
-        response_model=answers.Forgotten,
-        responses=answers.errors(401, 403, 404, 409, 422, 507),
+        response_model=schemas.Forgotten,
+        responses=schemas.errors(401, 403, 404, 409, 422, 507),
         dependencies=allowed,
     )
     def forget(name: str, service: Service = chosen) -> Any:
@@ -150,9 +150,9 @@ def _add_corrections(router: APIRouter, chosen: Any) -> None:
     @router.post(
         "/corrections",
         status_code=201,
-        response_model=answers.Corrected,
-        openapi_extra=answers.IMAGES,
-        responses=answers.errors(401, 403, 408, 409, 413, 422, 503, 507),
+        response_model=schemas.Corrected,
+        openapi_extra=schemas.IMAGES,
+        responses=schemas.errors(401, 403, 408, 409, 413, 422, 503, 507),
         dependencies=allowed,
     )
     async def correct(request: Request, name: ClassName, service: Service = chosen) -> Any:
@@ -161,8 +161,8 @@ def _add_corrections(router: APIRouter, chosen: Any) -> None:
 
     @router.get(
         "/corrections",
-        response_model=answers.Corrections,
-        responses=answers.errors(401, 403),
+        response_model=schemas.Corrections,
+        responses=schemas.errors(401, 403),
         dependencies=allowed,
     )
     def corrections(service: Service = chosen) -> Any:
@@ -171,8 +171,8 @@ def _add_corrections(router: APIRouter, chosen: Any) -> None:
 
     @router.delete(
         "/corrections/{id}",
-        response_model=answers.TakenBack,
-        responses=answers.errors(401, 403, 404, 409, 422, 507),
+        response_model=schemas.TakenBack,
+        responses=schemas.errors(401, 403, 404, 409, 422, 507),
         dependencies=allowed,
     )
     def undo(id: CorrectionId, service: Service = chosen) -> Any:
@@ -190,12 +190,12 @@ def _authorised(chosen: Any) -> Any:
 def _add_overviews(app: FastAPI, models: Models) -> None:
     """What is said of all models together."""
 
-    @app.get("/models", response_model=answers.Models)
+    @app.get("/models", response_model=schemas.Models)
     def all_models() -> Any:
         """The models that are served; the first is the one of the routes that name none."""
         return {"models": [_listed(service) for service in models.services.values()]}
 
-    @app.get("/healthz", response_model=answers.Health)
+    @app.get("/healthz", response_model=schemas.Health)
     async def health() -> Any:
         """Whether the service runs."""
         return {"status": "ok"}
@@ -222,9 +222,9 @@ def _add_overviews(app: FastAPI, models: Models) -> None:
         return Response(models.first.metrics.text(gauges), media_type=metrics.CONTENT_TYPE)
 
 
-def _listed(service: Service) -> answers.Listed:
+def _listed(service: Service) -> schemas.Listed:
     current = service.store.current
-    return answers.Listed(
+    return schemas.Listed(
         name=service.name,
         file=service.store.path.name,
         backbone=current.learner.backbone.name,

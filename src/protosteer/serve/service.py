@@ -12,16 +12,16 @@ from starlette.requests import ClientDisconnect, Request
 
 from protosteer.errors import DataError, SettingsError
 from protosteer.learner import Learner
-from protosteer.photos.rejection import check_fraction
-from protosteer.serve.answers import Corrected, Taught
 from protosteer.serve.batching import Batcher, Row
-from protosteer.serve.jobs import Jobs
 from protosteer.serve.limits import Limits, Refused
 from protosteer.serve.metrics import Metrics
-from protosteer.serve.store import Store
+from protosteer.serve.model_store import Store
+from protosteer.serve.schemas import Corrected, LearnResult
+from protosteer.serve.training_jobs import Jobs
 from protosteer.serve.uploads import Uploads, shown
 from protosteer.util.files import STALE, remove_leftovers
 from protosteer.util.text import check_name
+from protosteer.workflows.ood import check_fraction
 
 _DRAIN_SECONDS = 3.0  # for what is in the queue when the service stops
 _JOIN_SECONDS = 5.0  # for a batch or a training step that is under way then
@@ -79,7 +79,7 @@ class Service:
             for file, row in zip(files, rows, strict=True)
         ]
 
-    async def teach(self, request: Request, name: str, train: bool) -> Taught:
+    async def learn(self, request: Request, name: str, train: bool) -> LearnResult:
         _check_class(name)
         if train:
             self.store.check_trainable(name)
@@ -95,7 +95,7 @@ class Service:
             raise
         if job:
             self.jobs.start(job, record, pixels)
-        return Taught(class_=name, task=record.name, images=len(pixels), job=job)
+        return LearnResult(class_=name, task=record.name, images=len(pixels), job=job)
 
     async def correct(self, request: Request, name: str) -> Corrected:
         _check_class(name)

@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.types import Message, Receive
 from torch import Tensor
 
-from protosteer.data.decoding import formats
+from protosteer.data.decode_budget import formats
 from protosteer.data.transforms import Preprocessing
 from protosteer.serve.limits import Limits, Refused
 from protosteer.util.text import printable

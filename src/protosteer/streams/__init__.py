@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from protosteer.data.datasets.base import Benchmark, Reading
+from protosteer.data.datasets.registry import BENCHMARKS, open_benchmark
 from protosteer.data.downloads import Say, to_stderr
-from protosteer.data.sets.base import Benchmark, Reading
-from protosteer.data.sets.catalogue import BENCHMARKS, open_benchmark
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError
 from protosteer.streams import folder

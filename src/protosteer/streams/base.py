@@ -15,11 +15,11 @@ from typing import Any, overload
 import numpy as np
 from torch import Tensor
 
-from protosteer.data.datasets import Dataset, Labelled
+from protosteer.data.datasets.base import Benchmark
 from protosteer.data.images import Chosen, ImageSet
-from protosteer.data.sets.base import Benchmark
+from protosteer.data.labelled import Dataset, Labelled
 from protosteer.errors import DataError
-from protosteer.streams.blurring import Rows, share_out
+from protosteer.streams.blurry import Rows, share_out
 from protosteer.streams.options import StreamOptions, group_classes
 
 DRAW_SEED = 0  # part of every stream's definition
@@ -79,7 +79,7 @@ class Lent(Chosen):
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TaskData:
     """A task as a method sees it: its training images as long as it is being learned, and no others."""
 
     name: str
@@ -89,12 +89,12 @@ class Lesson:
 
 
 @contextmanager
-def lesson(task: Task | Lesson) -> Iterator[Lesson]:
+def lesson(task: Task | TaskData) -> Iterator[TaskData]:
     """A task to learn from; whatever a method has kept of it afterwards, its images cannot be read again."""
     lent = Lent(task.train, task.name)
     try:
         classes = task.learned if isinstance(task, Task) else list(task.classes)
-        yield Lesson(task.name, classes, lent, list(task.train_labels))
+        yield TaskData(task.name, classes, lent, list(task.train_labels))
     finally:
         lent.over = True
 

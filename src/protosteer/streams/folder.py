@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from protosteer.data.datasets import Dataset
-from protosteer.data.files import tree_checksum
-from protosteer.data.folders import Files, read_folder, readable
-from protosteer.data.sets.base import Benchmark, Reading, labelled, readable_only
+from protosteer.data.class_folders import Files, read_folder, readable
+from protosteer.data.datasets.base import Benchmark, Reading, labelled, readable_only
+from protosteer.data.image_files import tree_checksum
+from protosteer.data.labelled import Dataset
 from protosteer.errors import DataError
 from protosteer.streams.base import drawn_mask
 

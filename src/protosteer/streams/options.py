@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from protosteer.data.files import text_lines
+from protosteer.data.image_files import text_lines
 from protosteer.errors import DataError
 from protosteer.util.text import listed, suggestion
 

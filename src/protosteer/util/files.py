@@ -119,11 +119,13 @@ def writing(place: Path, option: str | None) -> Iterator[None]:
 def remove_leftovers(folder: Path, name: str | None = None, older_than: float = 0.0) -> list[Path]:
     """Remove what dead processes left behind for a file of that name, or for any; gives what had to stay.
 
-    Temporary files go at once. older_than: seconds for which a bookmark is kept, with which learning could go
+    Temporary files go at once. older_than: seconds for which a checkpoint is kept, with which learning could go
     on.
     """
-    bookmarks = folder.glob(f".{'*' if name is None else glob.escape(name)}.*{_BOOKMARK}")
-    found = [(path, 0.0) for path in _temporaries(folder, name)] + [(path, older_than) for path in bookmarks]
+    checkpoints = folder.glob(f".{'*' if name is None else glob.escape(name)}.*{_BOOKMARK}")
+    found = [(path, 0.0) for path in _temporaries(folder, name)] + [
+        (path, older_than) for path in checkpoints
+    ]
     for path, age in found:
         _remove_dead(path, age)
     return [path for path, _ in found if path.exists()]

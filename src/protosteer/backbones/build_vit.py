@@ -1,0 +1,200 @@
+"""Tensors under timm's names -> the ViT they belong to, checked, and its fingerprint.
+
+The architecture is read off the tensors' shapes; what they cannot tell (heads, image size) comes from the
+file's metadata, a config beside it, or an argument. Every tensor must have its place: a missing, unknown or
+misshapen one is refused by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from protosteer.backbones.checkpoint_guards import MOST_BLOCKS, names
+from protosteer.backbones.checkpoint_io import Checkpoint
+from protosteer.errors import FingerprintMismatchError, WeightsError
+from protosteer.paper.vit import ViT, ViTConfig, resample_positions
+
+_ANCHORS = ("cls_token", "pos_embed", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight")
+_VIT_NAME = re.compile(r"(?:cls|reg)_token|pos_embed|(?:patch_embed\.proj|norm|fc_norm)\.\w+|blocks\.\d+\..+")
+_MOST_GRID = 64  # patches along a side that positions are interpolated for: attention takes the fourth power
+_WIDE_HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}  # so400m, huge, giant, gigantic: heads wider than 64
+
+
+def load_vit(
+    checkpoint: Checkpoint,
+    heads: int | None = None,
+    image_size: int | None = None,
+    expected: str | None = None,
+) -> tuple[ViT, str]:
+    """The frozen ViT of a checkpoint for images of `image_size`, and its fingerprint, if that is as `expected`."""
+    path, tensors, about = checkpoint.path, checkpoint.tensors, checkpoint.about
+    heads = about.get("heads") if heads is None else heads
+    image_size = about.get("image_size") if image_size is None else image_size
+    config = derive_config(path, tensors, heads)
+    _check_tensors(path, tensors, config)
+    if about.get("pool") not in (None, config.pool):
+        raise WeightsError(
+            f"{path}: its config says {about['pool']} pooling, but its norm layer means {config.pool}; "
+            "give the weights that belong to the config"
+        )
+    tensors, config = _fold_register_positions(tensors, config)
+    config = _at_size(path, config, image_size)
+    digest = fingerprint(tensors, config)
+    if expected not in (None, digest):
+        raise FingerprintMismatchError(
+            f"{path} has fingerprint {digest[:12]} at images of {config.image_size} pixels"
+        )
+    positions = resample_positions(tensors["pos_embed"], config.grid, config.position_for_class)
+    with torch.device("meta"):
+        vit = ViT(config)
+    vit.load_state_dict(tensors | {"pos_embed": positions}, assign=True)
+    return vit.requires_grad_(False).eval(), digest
+
+
+def derive_config(path: Path, tensors: Mapping[str, Tensor], heads: int | None = None) -> ViTConfig:
+    """The architecture, at the image size that the position embeddings were made for."""
+    missing = [name for name in _ANCHORS if name not in tensors]
+    strange = [name for name in tensors if not _VIT_NAME.fullmatch(name)]
+    kernel = tensors.get("patch_embed.proj.weight")
+    if kernel is not None and (kernel.ndim != 4 or kernel.shape[1] != 3 or len(set(kernel.shape[2:])) > 1):
+        strange.append(f"patch_embed.proj.weight {list(kernel.shape)}, not [D, 3, p, p]")
+    if kernel is None or missing or strange:
+        raise WeightsError(_refusal(path, missing=missing, unexpected=strange))
+    dim, patch = kernel.shape[0], kernel.shape[2]
+    registers = _registers(path, tensors)
+    grid, positions = _grid(path, tensors["pos_embed"], registers)
+    hidden = tensors.get("blocks.0.mlp.fc1.bias")
+    return ViTConfig(
+        image_size=grid * patch,
+        patch_size=patch,
+        dim=dim,
+        depth=_depth(path, tensors),
+        heads=_heads(path, dim, heads),
+        mlp_dim=4 * dim if hidden is None else hidden.numel(),
+        registers=registers,
+        layer_scale="blocks.0.ls1.gamma" in tensors,
+        pool="mean" if "fc_norm.weight" in tensors else "token",
+        position_for_class=positions > grid**2,
+        qkv_bias="blocks.0.attn.qkv.bias" in tensors,
+    )
+
+
+def fingerprint(tensors: Mapping[str, Tensor], config: ViTConfig) -> str:
+    """sha256 of what computes the embeddings.
+
+    Position embeddings count as they stand in the file, and the image size beside them: interpolated
+    ones may differ in the last bit between two machines, which must still agree on the fingerprint.
+    """
+    told = {"heads": config.heads, "image_size": config.image_size}  # the tensors do not show these
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {list(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().numpy().data)
+    return digest.hexdigest()
+
+
+def _depth(path: Path, tensors: Mapping[str, Tensor]) -> int:
+    """Blocks, numbered without a gap: nothing is built of numbers that a name makes up."""
+    found = {name.split(".")[1] for name in tensors if name.startswith("blocks.")}
+    expected = {str(number) for number in range(min(len(found), MOST_BLOCKS))}
+    if found != expected:
+        raise WeightsError(
+            f"{path}: blocks must be numbered from 0 on without a gap, {MOST_BLOCKS} at most; "
+            f"of {len(found)} blocks, unexpected: {names(sorted(found - expected))}"
+        )
+    return len(found)
+
+
+def _registers(path: Path, tensors: Mapping[str, Tensor]) -> int:
+    if "reg_token" not in tensors:
+        return 0
+    if (token := tensors["reg_token"]).ndim != 3:
+        raise WeightsError(_refusal(path, wrong_shape=[f"reg_token {list(token.shape)}, not [1, R, D]"]))
+    return token.shape[1]
+
+
+def _grid(path: Path, pos_embed: Tensor, registers: int) -> tuple[int, int]:
+    """Patches along a side, and how many positions there are in all."""
+    if pos_embed.ndim == 3:
+        count = pos_embed.shape[1]
+        for extra in (1, 0, 1 + registers):  # with the class token; patches alone; with registers too
+            if count > extra and math.isqrt(count - extra) ** 2 == count - extra:
+                return math.isqrt(count - extra), count
+    raise WeightsError(f"{path}: pos_embed {list(pos_embed.shape)} is not that of a square grid of patches")
+
+
+def _heads(path: Path, dim: int, heads: int | None) -> int:
+    if heads is None and dim % 64 == 0:
+        heads = _WIDE_HEADS.get(dim, dim // 64)
+    if heads is None:
+        raise WeightsError(f"{path}: nothing tells the number of attention heads of width {dim}; pass heads=")
+    if heads < 1 or dim % heads:
+        raise WeightsError(f"{path}: {heads} attention heads do not divide width {dim}; pass another heads=")
+    return heads
+
+
+def _at_size(path: Path, config: ViTConfig, image_size: int | None) -> ViTConfig:
+    size = config.image_size if image_size is None else image_size
+    if size < config.patch_size or size % config.patch_size:
+        raise WeightsError(
+            f"{path}: image size {size} is not a multiple of the patch size {config.patch_size}; "
+            f"pass image_size={max(1, round(size / config.patch_size)) * config.patch_size}"
+        )
+    sized = replace(config, image_size=size)
+    if sized.grid > max(_MOST_GRID, config.grid):
+        raise WeightsError(
+            f"{path}: images of {size} pixels make {sized.grid} x {sized.grid} patches, more than "
+            f"{_MOST_GRID} x {_MOST_GRID}; pass a smaller image_size="
+        )
+    return sized
+
+
+def _fold_register_positions(
+    tensors: dict[str, Tensor], config: ViTConfig
+) -> tuple[dict[str, Tensor], ViTConfig]:
+    """Where registers have positions as well, all special tokens absorb theirs: the sums are the same."""
+    extra = tensors["pos_embed"].shape[1] - config.patches
+    if extra <= 1:
+        return tensors, config
+    prefix, patches = tensors["pos_embed"][:, :extra], tensors["pos_embed"][:, extra:]
+    folded = {
+        "cls_token": tensors["cls_token"] + prefix[:, :1],
+        "reg_token": tensors["reg_token"] + prefix[:, 1:],
+        "pos_embed": patches.contiguous(),
+    }
+    return tensors | folded, replace(config, position_for_class=False)
+
+
+def _check_tensors(path: Path, tensors: Mapping[str, Tensor], config: ViTConfig) -> None:
+    """Exactly the parameters of this ViT: none missing, none left over, right shapes, finite floats."""
+    with torch.device("meta"):
+        wanted = {name: tensor.shape for name, tensor in ViT(config).state_dict().items()}
+    positions = tensors["pos_embed"].shape[1]  # _grid has accepted the count, registers' positions included
+    wanted["pos_embed"] = torch.Size((1, positions, config.dim))
+    missing = [name for name in wanted if name not in tensors]
+    unexpected = [name for name in tensors if name not in wanted]
+    misshapen = [
+        f"{name} {list(tensors[name].shape)}, not {list(shape)}"
+        for name, shape in wanted.items()
+        if name in tensors and tensors[name].shape != shape
+    ]
+    if missing or unexpected or misshapen:
+        raise WeightsError(_refusal(path, missing=missing, unexpected=unexpected, wrong_shape=misshapen))
+    broken = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
+    if broken:
+        raise WeightsError(f"{path}: NaN or infinite values in {names(broken)}; the file is damaged")
+
+
+def _refusal(path: Path, **groups: list[str]) -> str:
+    told = [f"{kind.replace('_', ' ')}: {names(listed)}" for kind, listed in groups.items() if listed]
+    return f"{path} does not hold a plain ViT with a class token; " + "; ".join(told)

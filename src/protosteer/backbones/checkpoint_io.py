@@ -1,0 +1,146 @@
+"""Weight files of others -> tensors under timm's names, and what the files say about themselves.
+
+Three containers are read: safetensors, PyTorch's `.pth` (unpickled with nothing but tensors and plain
+data allowed) and Google's `.npz`. None of them can run code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import math
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from protosteer.backbones.checkpoint_guards import check_pickle, check_tensors, check_zip, checked_about
+from protosteer.backbones.flax_weights import from_flax
+from protosteer.errors import WeightsError
+from protosteer.util.reading import open_regular, read_regular
+from protosteer.util.text import printable
+
+METADATA_KEY = "protosteer"  # JSON in the header of our own safetensors files
+
+_CONTAINERS = ("model", "state_dict", "teacher")
+_WRAPPERS = re.compile(r"^(?:module\.|backbone\.)+")
+# Parts that embeddings do not need: classifiers, projection heads, the token of masked-image training.
+_DROPPED = re.compile(r"^(?:head|head_dist|dino_head|ibot_head|pre_logits)[./]|^mask_token$")
+_RENAMED = {"register_tokens": "reg_token"}
+
+Content = tuple[dict[str, Any], dict[str, Any]]  # tensors as they stand in a file, what it says about itself
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Tensors under timm's names, and what the file says about itself.
+
+    `about` may hold heads, image_size, mean, std, crop, interpolation, pool, name and licence.
+    """
+
+    path: Path
+    tensors: dict[str, Tensor]
+    about: dict[str, Any]
+
+
+def read_checkpoint(path: Path, config: Path | None = None) -> Checkpoint:
+    """Read a weights file; `config`, in the form of the hub's config.json, tells what the file does not."""
+    if not path.is_file():
+        raise WeightsError(f"no weights file at {path}; check the path")
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise WeightsError(f"{path}: unknown kind of weights file; give one of {', '.join(_READERS)}")
+    try:
+        tensors, told = reader(path)
+    except WeightsError:
+        raise
+    except Exception as error:  # of safetensors, torch and numpy each has its own
+        raise WeightsError(
+            f"{path}: damaged, or it holds more than weights, which could run code when read; fetch it again, or "
+            f"save its state dict as safetensors ({_brief(error)})"
+        ) from error
+    about = checked_about(path, told)
+    if config is not None and config.is_file():
+        about = checked_about(config, _read_config(config)) | about
+    return Checkpoint(path, _canonical(path, tensors), about)
+
+
+def _canonical(path: Path, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
+    """timm's names, fp32, heads left out. Copies: the weights must not change when the file does."""
+    named = {_WRAPPERS.sub("", name): value for name, value in tensors.items()}
+    kept = {_RENAMED.get(name, name): value for name, value in named.items() if not _DROPPED.match(name)}
+    check_tensors(path, kept)
+    return {name: value.detach().to(torch.float32, copy=True).contiguous() for name, value in kept.items()}
+
+
+def _read_safetensors(path: Path) -> Content:
+    with safe_open(path, framework="pt") as file:
+        about = json.loads((file.metadata() or {}).get(METADATA_KEY, "{}"))
+        return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 (not a dict)
+
+
+def _read_torch(path: Path) -> Content:
+    """Some authors saved their command-line arguments beside the weights: a Namespace is plain data."""
+    check_pickle(path)
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    for _ in range(2):  # DINO's training files hold the teacher next to the student, at the top level
+        inner = next((key for key in _CONTAINERS if isinstance(content, dict) and key in content), None)
+        content = content if inner is None else content[inner]
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+        raise WeightsError(f"{path}: no state dict at its top level or under {', '.join(_CONTAINERS)}")
+    return content, {}
+
+
+def _read_npz(path: Path) -> Content:
+    check_zip(path)
+    with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+        entries = {name.removesuffix(".npy"): name for name in archive.namelist()}
+        return from_flax({key: torch.from_numpy(_array(archive.read(name))) for key, name in entries.items()})
+
+
+def _array(data: bytes) -> np.ndarray:
+    """One array of an `.npz`; numpy would take memory for any shape before it looks for the numbers."""
+    file = io.BytesIO(data)
+    form = np.lib.format
+    headers = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}
+    shape, _, dtype = headers[form.read_magic(file)](file)
+    if math.prod(shape) * dtype.itemsize > len(data):
+        raise ValueError("an array has fewer numbers than its shape says")
+    return form.read_array(io.BytesIO(data), allow_pickle=False)
+
+
+_READERS = {".safetensors": _read_safetensors, ".pth": _read_torch, ".pt": _read_torch, ".npz": _read_npz}
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """The hub's config.json for a timm model; of any other config, nothing."""
+    try:
+        content = json.loads(read_regular(path))
+        trained = content.get("pretrained_cfg", content)
+        size = trained.get("input_size")
+        about = {
+            "mean": trained.get("mean"),
+            "std": trained.get("std"),
+            "crop": trained.get("crop_pct"),
+            "interpolation": trained.get("interpolation"),
+            "image_size": size[-1] if size else None,
+            "heads": content.get("model_args", {}).get("num_heads"),
+            "pool": {"token": "token", "avg": "mean"}.get(content.get("global_pool")),
+        }
+    except (OSError, ValueError, AttributeError, TypeError, LookupError, RecursionError) as error:
+        raise WeightsError(f"{path}: not a model's config ({_brief(error)}); mend or remove it") from error
+    return {key: value for key, value in about.items() if value is not None}
+
+
+def _brief(error: Exception) -> str:
+    """The first sentence: torch's explanations are many lines long."""
+    return printable(re.split(r"\n|\. ", str(error).strip(), maxsplit=1)[0][:120]) or type(error).__name__

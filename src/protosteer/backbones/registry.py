@@ -1,0 +1,158 @@
+"""Names of backbones: short ones and their checkpoints, the preprocessing that usual names stand for."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from protosteer.data.transforms import Preprocessing
+from protosteer.errors import WeightsError
+from protosteer.paper.vit import ViT, ViTConfig
+
+MINI, NANO = "mini", "nano"  # always there: for photographs; for digits, letters and tests
+AUTO = "auto"  # whichever suits the images best
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+NOT_STATED = "not stated"  # the licence of a file that says nothing about it
+BASE = ViTConfig(image_size=224, patch_size=16, dim=768, depth=12, heads=12, mlp_dim=3072)
+SMALL = replace(BASE, dim=384, heads=6, mlp_dim=1536)
+
+
+@dataclass(frozen=True)
+class BackboneInfo:
+    """One checkpoint at one image size, before it is loaded: one line of `protosteer backbones`."""
+
+    alias: str
+    name: str
+    licence: str
+    config: ViTConfig
+    shipped: bool = False  # as NAME.safetensors among the package's assets
+    worth_fetching: bool = False  # small enough to be fetched for a try on a user's images
+    expect: str = ""  # how well it does, for whoever has nothing else
+    url: str | None = None  # None: timm's hub has it
+    md5: str = ""  # the digits that its authors publish
+    path: Path | None = None  # where the weights were found on this disk
+
+    @property
+    def on_disk(self) -> bool:
+        return self.path is not None
+
+    @property
+    def pool(self) -> str:
+        return self.config.pool
+
+    @property
+    def parameters(self) -> int:
+        return _parameters(self.config)
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        return preprocessing(self.name, self.path, self.config.image_size, {})
+
+    def check(self, config: ViTConfig, path: Path) -> None:
+        """A short name means one checkpoint; a file of another architecture must not pass under it."""
+        own = self.config
+        if own.pool == "mean" and config.pool == "token":
+            raise WeightsError(
+                f"{path} has no fc_norm, so it is not the fine-tuned MAE but probably the self-supervised "
+                f"one; '{self.alias}' means {self.name}.pth"
+            )
+        shape = ("dim", "depth", "patch_size", "registers", "layer_scale", "pool")
+        if any(getattr(config, part) != getattr(own, part) for part in shape):
+            raise WeightsError(
+                f"{path} is not {self.name}: width {config.dim}, depth {config.depth}, "
+                f"patch {config.patch_size}, {config.registers} registers, {config.pool} pooling; "
+                f"give it another name than '{self.alias}'"
+            )
+
+
+@functools.cache
+def _parameters(config: ViTConfig) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for p in ViT(config).parameters())
+
+
+# Another checkpoint needs one more entry here; one that is shipped also its file among the assets.
+KNOWN = (
+    BackboneInfo(
+        MINI,
+        MINI,
+        "Apache-2.0",
+        ViTConfig(image_size=64, patch_size=8, dim=192, depth=12, heads=3, mlp_dim=768),
+        shipped=True,
+        expect="expect 91 % on ten kinds of small photographs, where DeiT-Tiny has 93 %",
+    ),
+    BackboneInfo(
+        NANO,
+        NANO,
+        "Apache-2.0",
+        ViTConfig(image_size=32, patch_size=8, dim=128, depth=3, heads=4, mlp_dim=512, pool="mean"),
+        shipped=True,
+    ),
+    BackboneInfo(
+        "vit-small", "vit_small_patch16_224.augreg_in21k_ft_in1k", "Apache-2.0", SMALL, worth_fetching=True
+    ),
+    BackboneInfo(
+        "dinov2-small",
+        "vit_small_patch14_reg4_dinov2.lvd142m",  # made for 518 pixels, where it computes 7.5 times as much
+        "Apache-2.0",
+        replace(SMALL, patch_size=14, registers=4, layer_scale=True, position_for_class=False),
+        worth_fetching=True,
+    ),
+    # The paper's checkpoints.
+    BackboneInfo("vit", "vit_base_patch16_224.augreg_in21k_ft_in1k", "Apache-2.0", BASE),
+    BackboneInfo("deit", "deit_base_patch16_224.fb_in1k", "Apache-2.0", BASE),
+    BackboneInfo("dino", "vit_base_patch16_224.dino", "Apache-2.0", BASE),
+    BackboneInfo(
+        "mae",
+        "mae_finetuned_vit_base",  # fine-tuned with labels; the self-supervised file is another one
+        "CC-BY-NC-4.0",
+        replace(BASE, pool="mean"),
+        url="https://dl.fbaipublicfiles.com/mae/finetune/mae_finetuned_vit_base.pth",
+        md5="1b25e9",
+    ),
+)
+
+
+def known_weights(name: str) -> BackboneInfo | None:
+    plain = name.removeprefix("timm/")
+    return next((known for known in KNOWN if plain in (known.alias, known.name)), None)
+
+
+def full_name(name: str) -> str:
+    """What a backbone is called once it is loaded: short names and the prefix timm/ are resolved."""
+    known = known_weights(name)
+    return known.name if known else name.removeprefix("timm/")
+
+
+def preprocessing(name: str, path: Path | None, image_size: int, told: Mapping[str, Any]) -> Preprocessing:
+    """As `told`; where that is silent, as the family of weights is known for from its usual name."""
+    known = _family(name, path) | {key: value for key, value in told.items() if value is not None}
+    if "mean" not in known or "std" not in known:
+        raise WeightsError(f"nothing tells how {name!r} normalises its pixels; pass mean= and std=")
+    options = {key: known[key] for key in ("crop", "interpolation") if key in known}
+    return Preprocessing(image_size, tuple(known["mean"]), tuple(known["std"]), **options)
+
+
+def _family(name: str, path: Path | None) -> dict[str, Any]:
+    words = re.split(r"[^a-z0-9]+", name.lower())
+
+    def has(*starts: str) -> bool:
+        return any(word.startswith(starts) for word in words)
+
+    if name in (MINI, NANO):
+        return (IMAGENET if name == MINI else HALF) | {"crop": 1.0}
+    if has("dinov2"):
+        return IMAGENET | {"crop": 1.0}
+    if "mae" in words or has("deit", "dino"):
+        # MAE's authors evaluate on 256 -> 224; timm's 0.9 stands for all other files.
+        return IMAGENET | {"crop": 0.875 if words[0] == "mae" else 0.9}
+    if (words[0] == "vit" and has("augreg", "orig")) or (path is not None and path.suffix.lower() == ".npz"):
+        return HALF | {"crop": 0.9}
+    return {}

@@ -1,0 +1,52 @@
+"""Learning a task from photographs: files decoded again in every epoch, against once and kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from PIL import Image
+
+from protosteer.backbones import Backbone
+from protosteer.bench.harness import Ratio, interleaved, pictures, vit_tiny
+from protosteer.data.decode_cache import kept
+from protosteer.data.images import FileImages, ImageSet
+from protosteer.model.memory import Memory
+from protosteer.paper.task import learn_task
+from protosteer.runtime.task_images import TaskImages
+from protosteer.settings import Settings
+
+PHOTOS, SIZE = 32, (1600, 1200)
+SETTINGS = Settings(epochs=5, batch_size=16)
+TARGET = 1.0
+
+
+def run(repeats: int) -> list[Ratio]:
+    backbones = {"learn_photos": vit_tiny(), "learn_photos_nano": Backbone.load("nano")}
+    with TemporaryDirectory() as folder:
+        paths = photographs(Path(folder), backbones["learn_photos"])
+        return [measure(name, backbone, paths, repeats) for name, backbone in backbones.items()]
+
+
+def photographs(folder: Path, backbone: Backbone) -> list[Path]:
+    """JPEG files of two scenes in turn, each a little brighter than the last."""
+    paths, scenes = [folder / f"{i}.jpg" for i in range(PHOTOS)], pictures(backbone, 2)
+    for i, path in enumerate(paths):
+        pixels = (scenes[i % 2] // 2 + i).permute(1, 2, 0).numpy()
+        Image.fromarray(pixels).resize(SIZE).save(path, quality=90)
+    return paths
+
+
+def measure(name: str, backbone: Backbone, paths: list[Path], repeats: int) -> Ratio:
+    def learn(images: ImageSet) -> None:
+        seen, labels = TaskImages(images, backbone, SETTINGS, "task"), torch.arange(len(paths)) % 2
+        learn_task("task", ["a", "b"], seen, labels, backbone, Memory(), SETTINGS)
+
+    sides = {
+        "again": lambda: learn(FileImages(paths, backbone.preprocessing)),
+        "kept": lambda: learn(kept(FileImages(paths, backbone.preprocessing))),
+    }
+    times = interleaved(sides, repeats)
+    about = f"{backbone.name}: learning {len(paths)} photographs of {SIZE[0]} x {SIZE[1]}, {SETTINGS.epochs} epochs"
+    return Ratio(name, f"{about}; decoded in each / once", times["again"], times["kept"], TARGET)

@@ -1,0 +1,115 @@
+"""`protosteer adapt`: one prompt for all classes of a domain, before any of them is taught."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from protosteer.cli.backbone_choice import Wanted
+from protosteer.cli.common import app, make_console, say, sigterm_as_ctrl_c
+from protosteer.cli.learn import goes_on
+from protosteer.cli.loading import PANEL, check_place, prepare
+from protosteer.cli.options import Device, Json, NewBackbone, Settings, Threads, Weights, path_of
+from protosteer.cli.parsing import parse_settings
+from protosteer.cli.saving import put_new, refuse_existing
+from protosteer.cli.scan import look, tell_odd
+
+if TYPE_CHECKING:
+    from protosteer.learner import Learner
+    from protosteer.workflows.learn_folder import FolderScan
+    from protosteer.workflows.shared_prompt import Adapted
+
+
+@app.command(rich_help_panel=PANEL)
+def adapt(
+    folder: Annotated[
+        Path,
+        Argument(
+            metavar="FOLDER",
+            parser=path_of,
+            help="Folder with one sub-folder of images per class, or a list with columns path and label.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, Option("-o", "--out", help="File for the adapted backbone.", show_default=False)],
+    backbone: NewBackbone = None,
+    weights: Weights = None,
+    set_: Settings = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Train one prompt that serves all classes of a domain, from images that are typical of it.
+
+    `learn --adapted` begins a model with it: every class is then seen under the same prompt, and what is
+    forgotten or merged later has no part in that. After Ctrl-C or a crash the same command goes on.
+    """
+    from protosteer.data.sources import read_labelled
+    from protosteer.learner import Learner
+    from protosteer.settings import Settings
+    from protosteer.util.text import counted
+
+    refuse_existing(out)
+    found = look(folder, read_labelled(folder))
+    check_place(out, "--out")
+    classes, images = counted(len(found.counts), "class"), counted(len(found.files), "image")
+    say(f"{folder}: {classes}, {images}")
+    tell_odd(found)
+    settings = Settings.preset("best", **parse_settings(set_ or []))
+    wanted = Wanted(backbone, weights, as_json)
+    learner = Learner(wanted.load(prepare(device, threads), lambda: found.files), settings)
+    adapted = _adapt(learner, found, out)
+    if as_json:
+        print(json.dumps({**adapted.describe(), "path": str(out)}, indent=1))
+    say(
+        f"Written: {out}, {out.stat().st_size:,} bytes; protosteer learn --adapted {out} begins a model with it"
+    )
+
+
+def _adapt(learner: Learner, found: FolderScan, out: Path) -> Adapted:
+    from protosteer.report.progress import LearnProgress
+    from protosteer.runtime.checkpoint import CheckpointFile
+    from protosteer.util.files import real, writing
+    from protosteer.workflows.learn_folder import checkpoint_path
+    from protosteer.workflows.shared_prompt import adapt
+
+    checkpoint = CheckpointFile(checkpoint_path(real(out), found, learner, None, 0.0))
+    console = make_console(stderr=True)
+    try:
+        with sigterm_as_ctrl_c(), writing(checkpoint.path, "--out"), LearnProgress(console) as progress:
+            adapted = adapt(learner.backbone, found, learner.settings, progress.on_stage, checkpoint)
+            put_new(out, adapted.write)
+    except KeyboardInterrupt:
+        say(f"stopped; {out} is not there yet{goes_on(checkpoint)}")
+        raise
+    finally:
+        checkpoint.release()
+    checkpoint.clear()
+    return adapted
+
+
+def tell(path: Path, as_json: bool) -> bool:
+    """What `inspect` says of an adapted backbone; False if the file is none."""
+    from protosteer.util.text import counted, listed, printable
+    from protosteer.workflows.shared_prompt import is_adapted, read
+
+    if not is_adapted(path):
+        return False
+    about = read(path).describe()
+    if as_json:
+        print(json.dumps(about, indent=1))
+        return True
+    backbone, prompt = about["backbone"], about["prompt"]
+    sizes = f"{counted(prompt['layers'], 'layer')}, {counted(prompt['length'], 'token')} each"
+    lines = [
+        f"{path}: an adapted backbone ({about['fingerprint'][:12]}), not a model",
+        f"backbone {backbone['name']} ({backbone['fingerprint'][:12]}), {backbone['image_size']}-pixel images",
+        f"one prompt for all classes, {sizes}, {prompt['bytes']:,} bytes",
+        f"trained with {counted(about['images'], 'image')} of {counted(len(about['classes']), 'class')}: "
+        f"{listed(about['classes'])}",
+    ]
+    print("\n".join(map(printable, lines)))
+    return True

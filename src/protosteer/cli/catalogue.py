@@ -1,0 +1,240 @@
+"""Commands that list what there is: methods, backbones and data sets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from protosteer.cli.backbone_choice import choose
+from protosteer.cli.common import app, make_console, say, show
+from protosteer.cli.loading import prepare
+from protosteer.cli.options import Device, Json, Threads
+from protosteer.cli.scan import look, tell_odd
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from protosteer.backbones import BackboneInfo
+    from protosteer.data.datasets.registry import DatasetStatus
+
+PANEL = "Lists"
+
+
+@app.command(rich_help_panel=PANEL)
+def methods(
+    name: Annotated[
+        str | None, Argument(help="All about this one: what it does, and its settings.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the methods that can be run: paper, images kept for rehearsal, what is trained."""
+    from protosteer.backbones import NANO, Backbone
+    from protosteer.evaluation.method_info import CLASSES, describe, first_task_parameters
+    from protosteer.methods import METHODS, find_method
+    from protosteer.report.methods import method_report, methods_table
+
+    chosen = [find_method(name)] if name is not None else list(METHODS.values())
+    console, backbone, parameters = make_console(), Backbone.load(NANO), {}
+    with make_console(stderr=True).status("") as status:
+        for i, method in enumerate(chosen, 1):
+            status.update(f"counting what {method.name} trains, {i} of {len(chosen)}")
+            parameters[method.name] = first_task_parameters(method, backbone)
+    about = [describe(method) for method in chosen]
+    if as_json:
+        told = [{**one.to_dict(), "trained_parameters": parameters[one.name]} for one in about]
+        print(json.dumps(told[0] if name is not None else {"methods": told}, indent=2))
+    elif name is not None:
+        show(method_report(about[0], parameters[name]), console)
+    else:
+        show([methods_table(about, parameters)], console)
+    say(f"Parameters: trained for a first task of {CLASSES} classes on {NANO}, default settings.")
+    if name is None:
+        say("All about one, with its settings: protosteer methods NAME")
+
+
+@app.command(rich_help_panel=PANEL)
+def backbones(
+    try_: Annotated[
+        Path | None,
+        Option(
+            "--try",
+            metavar="FOLDER",
+            help="Instead, try all on this disk, and a few small ones that are fetched, on the images of a "
+            "folder with one sub-folder per class.",
+            show_default=False,
+        ),
+    ] = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """List the backbones that have a short name, and whether their weights are on this disk."""
+    from protosteer.backbones import list_backbones
+    from protosteer.backbones.hub import names_on_disk
+    from protosteer.util.files import cache_dir
+
+    if try_ is not None:
+        _try(try_, prepare(device, threads), as_json)
+        return
+    folder = cache_dir() / "weights"
+    rows = list_backbones()
+    others = [name for name in names_on_disk() if name not in {row.name for row in rows}]
+    if as_json:
+        told = {"backbones": [_backbone(row) for row in rows], "others": others, "folder": str(folder)}
+        print(json.dumps(told, indent=2))
+        return
+    show([_backbones_table(rows)])
+    if others:
+        say(f"Also on this disk: {', '.join(others)}")
+    say(
+        "Weights that are not on disk are fetched when first used, or put the file at "
+        f"{folder}/CHECKPOINT.safetensors"
+    )
+
+
+def _try(folder: Path, device: str, as_json: bool) -> None:
+    """What `learn` would do to choose a backbone for the folder."""
+    from protosteer.data.sources import read_labelled
+    from protosteer.report.backbone_selection import as_json as figures
+
+    found = look(folder, read_labelled(folder))
+    tell_odd(found)
+    choice = choose(found.files, device, as_json)
+    if as_json:
+        print(json.dumps(figures(choice), indent=1))
+
+
+def _backbone(row: BackboneInfo) -> dict[str, Any]:
+    return {
+        "alias": row.alias,
+        "name": row.name,
+        "parameters": row.parameters,
+        "image_size": row.preprocessing.image_size,
+        "mean": list(row.preprocessing.mean),
+        "std": list(row.preprocessing.std),
+        "pool": row.pool,
+        "licence": row.licence,
+        "on_disk": row.on_disk,
+        "path": str(row.path) if row.path else None,
+    }
+
+
+def _backbones_table(rows: Sequence[BackboneInfo]) -> Table:
+    from rich.table import Column
+
+    from protosteer.report.tables import plain_table
+
+    headings = ("Name", "Checkpoint", "Parameters", "Input", "Mean", "Std", "Pooling", "Licence", "On disk")
+    table = plain_table(None, *(Column(heading, overflow="fold") for heading in headings))
+    table.columns[2].justify = table.columns[3].justify = "right"
+    for row in rows:
+        p = row.preprocessing
+        table.add_row(
+            row.alias, row.name, f"{row.parameters / 1e6:.1f} M", f"{p.image_size} px", _triple(p.mean),
+            _triple(p.std), {"token": "class token", "mean": "patch mean"}[row.pool], row.licence,
+            str(row.path) if row.path else "no",
+        )  # fmt: skip
+    return table
+
+
+def _triple(values: Sequence[float]) -> str:
+    """Statistics of three channels, as one number where they are equal."""
+    return " ".join(f"{value:g}" for value in dict.fromkeys(values))
+
+
+datasets_app = typer.Typer(invoke_without_command=True)
+app.add_typer(datasets_app, name="datasets", rich_help_panel=PANEL)
+
+DataDir = Annotated[
+    Path | None, Option("--data-dir", help="Folder for data sets (default: PROTOSTEER_DATA, or the cache).")
+]
+
+
+@datasets_app.callback()
+def datasets(context: typer.Context, data_dir: DataDir = None, as_json: Json = False) -> None:
+    """List the data sets that streams are made of, and whether they are on this disk."""
+    context.obj = data_dir
+    if context.invoked_subcommand:
+        return
+    from protosteer.data.datasets.registry import data_root, list_datasets
+
+    root, rows = data_root(data_dir), list_datasets(data_dir)
+    if as_json:
+        print(json.dumps({"datasets": [_dataset(row) for row in rows], "folder": str(root)}, indent=2))
+        return
+    console = make_console()
+    show([_datasets_table(rows, root, short=console.width < 120)], console)
+    say(
+        f"Data sets are looked for in {root}; what is absent is fetched when first used, "
+        "or by: protosteer datasets get NAME"
+    )
+
+
+@datasets_app.command("get")
+def get_datasets(
+    context: typer.Context,
+    names: Annotated[list[str], Argument(metavar="NAME...", help="Data sets to get.", show_default=False)],
+    data_dir: DataDir = None,
+) -> None:
+    """Download data sets that are not there yet, and check their files."""
+    from protosteer.data.datasets.prepare import get_dataset
+    from protosteer.data.datasets.registry import data_root, find_dataset
+
+    root = data_root(data_dir or context.obj)
+    for info in [find_dataset(name) for name in names]:
+        folder, checksums = get_dataset(info, root)
+        official = sum(value.startswith("md5:") for value in checksums.values())
+        checked = f", {official} files as published" if official else ""
+        print(f"{info.name}: in {folder}{checked}")
+
+
+def _dataset(row: DatasetStatus) -> dict[str, Any]:
+    info = row.info
+    return {
+        "name": info.name,
+        "title": info.title,
+        "classes": info.classes,
+        "bytes": info.size,
+        "licence": info.licence,
+        "source": info.source,
+        "files": [{"name": f.name, "bytes": f.size, "md5": f.md5, "urls": list(f.urls)} for f in info.files],
+        "note": info.note or None,
+        "by_hand": info.by_hand or None,
+        "present": row.path is not None,
+        "path": str(row.path) if row.path else None,
+    }
+
+
+def _datasets_table(rows: Sequence[DatasetStatus], root: Path, short: bool) -> Table:
+    """short: of a source the host alone, which fits into one line."""
+    from rich.table import Column
+
+    from protosteer.report.tables import numbers, plain_table
+
+    texts = (Column(heading, overflow="fold") for heading in ("Licence", "Source", "On disk"))
+    figures = numbers(["Classes", "Download"], no_wrap=True)
+    table = plain_table(None, Column("Name", no_wrap=True), *figures, *texts)
+    for row in rows:
+        info = row.info
+        size = "by hand" if info.by_hand else "unknown" if info.files else "none"
+        if info.size:
+            size = f"{info.size / 1e6:,.0f} MB"
+        source = info.source.partition("://")[2].removeprefix("www.").rstrip("/")
+        source = source.partition("/")[0] if short else source
+        table.add_row(info.name, str(info.classes), size, info.licence, source, _place(row, root))
+    return table
+
+
+def _place(row: DatasetStatus, root: Path) -> str:
+    """Short where it lies in the folder for data, which is named below the table."""
+    path = row.path
+    if path is None:
+        return "no"
+    if row.info.shipped_with:
+        return f"with {row.info.shipped_with}"
+    return str(path.relative_to(root)) if path.is_relative_to(root) and path != root else str(path)

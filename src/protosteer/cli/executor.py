@@ -1,0 +1,102 @@
+"""Who does what can be done at once, and tables that are made so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typer import BadParameter
+
+from protosteer.cli.common import make_console, say, sigterm_as_ctrl_c
+from protosteer.cli.saving import refuse_existing
+
+if TYPE_CHECKING:
+    from protosteer.runtime.executor import Executor
+    from protosteer.workflows.prediction_rows import RowMaker
+
+
+def make_executor(name: str, address: str | None, device: str = "auto") -> Executor:
+    from protosteer.runtime.executor import Local
+
+    if name == "local":
+        if address is not None:
+            raise BadParameter("--address is that of a Ray cluster; add --engine ray")
+        return Local()
+    if name != "ray":
+        raise BadParameter(f"engine {name!r} is not known; choose local or ray")
+    from protosteer.runtime.ray_executor import RayEngine
+
+    return RayEngine(address, device, say)
+
+
+def check_out(out: str, engine: str) -> None:
+    """Before any work is done for it."""
+    from protosteer.data.image_lists import SUFFIXES
+    from protosteer.workflows.prediction_table import is_table
+
+    if is_table(out):
+        if engine != "local":
+            raise BadParameter(
+                f"--out {out} is one file; with --engine {engine} name a folder, for one file per shard"
+            )
+        if "://" in out:
+            raise BadParameter(
+                f"--out {out} is one file elsewhere; name a folder there, for one file per shard"
+            )
+        refuse_existing(Path(out))
+    elif Path(out).suffix and not ("://" in out or out.endswith("/") or Path(out).is_dir()):
+        raise BadParameter(f"--out {out} is neither a folder nor a file that ends in {', '.join(SUFFIXES)}")
+
+
+def put_table(
+    maker: RowMaker,
+    carried: Callable[[], RowMaker],
+    about: Sequence[Any],
+    files: Sequence[Path],
+    out: str,
+    shard: int,
+    engine: Executor,
+) -> None:
+    """The rows of all files in one file, or in a folder with a file per shard."""
+    from protosteer.util.files import writing
+    from protosteer.util.text import counted
+    from protosteer.workflows.prediction_table import is_table, write_table
+    from protosteer.workflows.sharded_predict import write_shards
+
+    names = [str(path) for path in files]
+    with sigterm_as_ctrl_c(), _bar(maker.kind, len(names)) as on_progress:
+        if is_table(out):
+            bad = 0
+
+            def rows() -> Iterator[Any]:
+                nonlocal bad
+                for done, row in enumerate(maker.rows(names), 1):
+                    bad += "error" in row
+                    yield row
+                    on_progress(done, len(names))
+
+            with writing(Path(out), "--out"):
+                write_table(Path(out), maker, rows())
+            what = ""
+        else:
+            try:
+                outcome = write_shards(engine, maker, carried, about, names, out, shard, on_progress)
+            except KeyboardInterrupt:
+                say(f"stopped; {out} keeps the shards that are done, and the same command goes on")
+                raise
+            bad, what = outcome.unreadable, f", {counted(outcome.made, 'shard')} made"
+            what += f", {outcome.kept} there already" if outcome.kept else ""
+    if bad:
+        say(f"warning: {counted(bad, 'file')} could not be read; the column error says why")
+    say(f"Written: {out}: {counted(len(names), 'row')}{what}")
+
+
+@contextmanager
+def _bar(kind: str, total: int) -> Iterator[Callable[[int, int], None]]:
+    from protosteer.report.progress import LearnProgress
+    from protosteer.runtime.progress import Stage
+
+    with LearnProgress(make_console(stderr=True)) as progress:
+        yield lambda done, of: progress.on_stage(Stage("", kind, done, of))

@@ -1,0 +1,183 @@
+"""Commands on model files alone: forget, merge, inspect, export."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Argument, Option
+
+from protosteer.cli.adapt import tell as tell_adapted
+from protosteer.cli.common import app, check_plot, say, show, write_plot
+from protosteer.cli.loading import PANEL, clear_up, open_learner
+from protosteer.cli.options import Json, ModelBackbone, ModelFile, ModelWeights
+from protosteer.cli.parsing import parse_pairs
+from protosteer.cli.saving import put_new, refuse_existing
+from protosteer.errors import ModelFileError, ProtosteerError
+
+if TYPE_CHECKING:
+    from protosteer.model.file import Model
+
+
+@app.command(rich_help_panel=PANEL)
+def forget(
+    model: ModelFile,
+    names: Annotated[
+        list[str] | None,
+        Argument(metavar="NAME", help="Classes; after -- if one begins with a dash.", show_default=False),
+    ] = None,
+    task: Annotated[str | None, Option(help="A task, with all its classes, instead.")] = None,
+    backup: Annotated[Path | None, Option(help="Keep the model as it was in this file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Remove classes or a task from a model, and say what that guarantees. No backbone is needed."""
+    from protosteer.model import file as model_file
+    from protosteer.model.memory import Memory
+    from protosteer.model.unlearning import forget as forget_one
+    from protosteer.model.unlearning import forget_all
+    from protosteer.util.files import Identity, real, replacing, write_atomically, writing
+    from protosteer.util.reading import read_regular
+    from protosteer.util.text import printable
+
+    if bool(names) == (task is not None):
+        raise typer.BadParameter("name the classes to forget, or one task with --task")
+    with writing(model, None), replacing(real(model)):
+        identity = Identity.of(model)
+        old = model_file.read(model)
+        memory = Memory(old.memory.tasks)
+        outcome = [forget_one(memory, task=task)] if task is not None else forget_all(memory, names or [])
+        if backup:
+            if backup.exists():
+                raise ProtosteerError(f"{backup} exists already; choose another file for --backup")
+            with writing(backup, "--backup"):
+                write_atomically(backup, read_regular(model))
+        new = dataclasses.replace(old, memory=memory)
+        if Identity.of(model) != identity:  # by someone who knows of no lock
+            raise ProtosteerError(
+                f"{model} was changed by someone else meanwhile; run the same command again"
+            )
+        new.write(model)
+        left = clear_up(model, checkpoints=True)
+    before, after = _size(old), _size(new)
+    if as_json:
+        removed = [dataclasses.asdict(one) for one in outcome]
+        kept = str(backup) if backup else None
+        print(json.dumps({"forgotten": removed, "before": before, "after": after, "backup": kept}, indent=1))
+    else:
+        for one in outcome:
+            tasks = f"{'task' if len(one.tasks) == 1 else 'tasks'} {', '.join(one.tasks)}"
+            print(printable(f"forgotten: {', '.join(one.classes)} ({tasks}), {one.bytes:,} bytes"))
+            print(printable(f"  {one.guarantee}"))
+        print(f"before: {_counted(before)}\nafter: {_counted(after)}")
+    if left:
+        say(
+            f"warning: {left[0]} may hold what was forgotten: someone is at work with it, or it cannot be removed"
+        )
+    kept = f"; as it was: {backup}" if backup else "" if left else "; no copy of the old file was kept"
+    say(f"Written: {model}{kept}")
+
+
+def _size(model: Model) -> dict[str, int]:
+    memory = model.memory
+    return {"classes": len(memory.classes), "tasks": len(memory), "bytes": sum(t.bytes for t in memory.tasks)}
+
+
+def _counted(size: dict[str, int]) -> str:
+    from protosteer.util.text import counted
+
+    return f"{counted(size['classes'], 'class')}, {counted(size['tasks'], 'task')}, {size['bytes']:,} bytes"
+
+
+@app.command(rich_help_panel=PANEL)
+def merge(
+    models: Annotated[
+        list[Path], Argument(metavar="MODEL MODEL...", help="Model files.", show_default=False)
+    ],
+    out: Annotated[Path, Option("-o", "--out", help="File for the merged model.", show_default=False)],
+    rename: Annotated[
+        list[str] | None,
+        Option("--rename", metavar="OLD=NEW", help="Rename a class of the second and later models."),
+    ] = None,
+    rename_task: Annotated[
+        list[str] | None,
+        Option("--rename-task", metavar="OLD=NEW", help="Rename a task of the second and later models."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Put the tasks of several models, all of one backbone, into one file. The backbone is not needed."""
+    from protosteer.model import file as model_file
+
+    if len(models) < 2:
+        raise typer.BadParameter("give at least two model files")
+    refuse_existing(out)
+    parts = [model_file.read(path) for path in models]
+    classes = {name for part in parts[1:] for name in part.memory.classes}
+    tasks = {name for part in parts[1:] for name in part.memory.task_names}
+    renames = parse_pairs(rename or [], "--rename", classes)
+    merged = model_file.merge(parts, renames, parse_pairs(rename_task or [], "--rename-task", tasks))
+    put_new(out, merged.write)
+    if merged.memory.domain is None and any(part.memory.domain is not None for part in parts):
+        say("the models have no prompt for all classes in common: the merged one does without it")
+    size = _size(merged)
+    if as_json:
+        print(json.dumps({**size, "path": str(out), "names": merged.memory.classes}, indent=1))
+    else:
+        print(f"{out}: {_counted(size)}")
+
+
+@app.command(rich_help_panel=PANEL)
+def inspect(
+    model: ModelFile,
+    plot: Annotated[Path | None, Option(help="PNG file for a picture of which classes are alike.")] = None,
+    every: Annotated[bool, Option("--all", help="List every class, however many there are.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what a model file holds: tasks, classes, sizes, backbone, settings. No backbone is needed."""
+    from protosteer.evidence.classifier import fusion_of
+    from protosteer.model import file as model_file
+    from protosteer.workflows.model_summary import describe, similarity
+
+    check_plot(plot)
+    try:
+        read = model_file.read(model)
+    except ModelFileError:
+        if plot or not tell_adapted(model, as_json):
+            raise
+        return
+    about = describe(read, fusion_of(read.memory, read.settings))
+    if as_json:
+        print(json.dumps(about, indent=1))
+    else:
+        from protosteer.report.model_summary import overview
+
+        show(overview(about, all_classes=every))
+    if plot:
+        from protosteer.report.plots import class_similarity
+
+        write_plot(plot, class_similarity(*similarity(read.memory)))
+
+
+@app.command(rich_help_panel=PANEL)
+def export(
+    model: ModelFile,
+    onnx: Annotated[
+        Path, Option("--onnx", metavar="DIR", help="Folder for the ONNX files.", show_default=False)
+    ],
+    backbone: ModelBackbone = None,
+    weights: ModelWeights = None,
+    as_json: Json = False,
+) -> None:
+    """Write a model for onnxruntime: the network, its prototypes, and a program that predicts without
+    protosteer.
+    """
+    from protosteer.export.onnx import export_onnx
+
+    learner = open_learner(model, backbone, weights, "cpu", None)
+    files = {str(path): path.stat().st_size for path in export_onnx(learner, onnx, say, option="--onnx")}
+    if as_json:
+        print(json.dumps({"files": files}, indent=1))
+    else:
+        print("\n".join(f"{path}  {size:,} bytes" for path, size in files.items()))

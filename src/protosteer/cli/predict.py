@@ -1,0 +1,200 @@
+"""`protosteer predict`, `embed`: image files in, one line or row per image out."""
+
+from __future__ import annotations
+
+import functools
+import glob
+import io
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Argument, Option
+
+from protosteer.cli.common import app, say, sigterm_as_ctrl_c
+from protosteer.cli.executor import check_out, make_executor, put_table
+from protosteer.cli.loading import PANEL, open_learner, prepare, say_notes
+from protosteer.cli.options import (
+    Address,
+    Device,
+    Executor,
+    ModelBackbone,
+    ModelFile,
+    ModelWeights,
+    Threads,
+    Weights,
+    path_of,
+)
+from protosteer.errors import DataError
+
+if TYPE_CHECKING:
+    from protosteer.learner import Learner
+    from protosteer.workflows.prediction_rows import Predictions
+
+Paths = Annotated[
+    list[str],
+    Argument(
+        metavar="PATH",
+        help="Image files, folders, patterns such as 'new/*.jpg', lists (.csv, .parquet, .jsonl) with a column "
+        "path, image sets that datasets has saved, or - for a list on standard input.",
+        show_default=False,
+    ),
+]
+OUT_HELP = (
+    "File of rows (.parquet, .csv, .jsonl), or a folder (also s3://...) with a Parquet file per shard, where "
+    "shards that are there already are not made again."
+)
+Shard = Annotated[int, Option(min=1, help="About so many images go into a shard.")]
+
+
+@app.command(rich_help_panel=PANEL)
+def predict(
+    model: ModelFile,
+    paths: Paths,
+    top: Annotated[int, Option(min=1, help="So many classes, the likeliest first.")] = 3,
+    reject: Annotated[
+        float | None,
+        Option(
+            metavar="FRACTION",
+            help="Call images unknown that are less like the classes than this share of known ones.",
+        ),
+    ] = None,
+    explain: Annotated[
+        bool, Option("--explain", help="Say which tasks' prompts were tried, what won, what came second.")
+    ] = False,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object per line.")] = False,
+    as_csv: Annotated[bool, Option("--csv", help="Print CSV.")] = False,
+    out: Annotated[str | None, Option(metavar="FILE|FOLDER", help=OUT_HELP)] = None,
+    engine: Executor = "local",
+    address: Address = None,
+    shard: Shard = 1024,
+    backbone: ModelBackbone = None,
+    weights: ModelWeights = None,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Say what is on images. Files that cannot be read are named, the others predicted all the same."""
+    from protosteer.workflows.learner_spec import Carried, model_digest
+    from protosteer.workflows.prediction_rows import Predictions
+    from protosteer.workflows.sharded_predict import carried_predictions
+
+    if as_json + as_csv + (out is not None) > 1:
+        raise typer.BadParameter("choose one of --json, --csv and --out")
+    if out is None and (engine != "local" or address):
+        raise typer.BadParameter("workers write into a folder: name it with --out")
+    if out is not None and explain:
+        raise typer.BadParameter("--explain is for reading, not for tables; leave out one of it and --out")
+    files = find_files(paths)
+    if out is None:
+        learner = open_learner(model, backbone, weights, device, threads)
+        _print_predictions(Predictions(learner, top, reject, explain), files, as_json, as_csv)
+        return
+    check_out(out, engine)
+    who = make_executor(engine, address, device)
+    learner = open_learner(model, backbone, weights, device, threads)
+    carried = functools.partial(carried_predictions, Carried.of(learner, device), top, reject)
+    about = (model_digest(learner), top, reject)
+    put_table(Predictions(learner, top, reject), carried, about, files, out, shard, who)
+
+
+def _print_predictions(maker: Predictions, files: list[Path], as_json: bool, as_csv: bool) -> None:
+    from protosteer.report import predictions
+
+    learner = maker.learner
+    as_text = functools.partial(predictions.as_text, evidence=learner.fusion is not None)
+    write = json.dumps if as_json else predictions.as_csv if as_csv else as_text
+    if as_csv:
+        print(predictions.csv_header(maker.width, maker.explain))
+    elif not as_json:
+        say_notes(learner)
+    bad = 0
+    with sigterm_as_ctrl_c():
+        for row in maker.rows([str(path) for path in files]):
+            if "error" in row:
+                say(f"warning: {row['error']}")
+                bad += 1
+            else:
+                print(write(row), flush=True)
+    if bad:
+        raise DataError(f"{bad} of {len(files)} files could not be read; the others were predicted")
+
+
+@app.command(rich_help_panel=PANEL)
+def embed(
+    model: Annotated[
+        str,
+        Argument(
+            metavar="MODEL", help="Model file, or the name of a backbone, such as mini.", show_default=False
+        ),
+    ],
+    paths: Paths,
+    out: Annotated[str, Option(metavar="FILE|FOLDER", help=OUT_HELP, show_default=False)],
+    engine: Executor = "local",
+    address: Address = None,
+    shard: Shard = 1024,
+    weights: Weights = None,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Write the embedding of each image by the backbone, without a prompt, and the sha256 of its file."""
+    from protosteer.workflows.learner_spec import Carried
+    from protosteer.workflows.prediction_rows import Embeddings
+    from protosteer.workflows.sharded_predict import carried_embeddings
+
+    files = find_files(paths)
+    check_out(out, engine)
+    who = make_executor(engine, address, device)
+    learner = _embedder(model, weights, device, threads)
+    backbone = learner.backbone
+    carried = functools.partial(carried_embeddings, Carried.of(learner, device))
+    about = (backbone.fingerprint, backbone.preprocessing)
+    put_table(Embeddings(backbone), carried, about, files, out, shard, who)
+
+
+def _embedder(model: str, weights: Path | None, device: str, threads: int | None) -> Learner:
+    """The backbone of a model, or of that name, with nothing learned."""
+    from protosteer.backbones import Backbone
+    from protosteer.learner import Learner
+
+    place = path_of(model)
+    if place.exists() or place.suffix == ".protosteer":
+        return Learner(open_learner(place, None, weights, device, threads).backbone)
+    return Learner(Backbone.load(model, weights=weights, device=prepare(device, threads)))
+
+
+def find_files(words: list[str]) -> list[Path]:
+    """The image files that are meant, in their order; what was typed must exist, what is listed may not."""
+    from protosteer.data.image_files import image_exists
+    from protosteer.data.sources import image_paths
+
+    found: list[Path] = []
+    for word in words:
+        path_of(word)
+        if word == "-":
+            found += [Path(line) for line in _listed()]
+            continue
+        matches = (
+            [word]
+            if Path(word).exists() or image_exists(Path(word))
+            else sorted(glob.glob(word, recursive=True))
+        )
+        if not matches:
+            kind = "matches no file" if glob.has_magic(word) else "does not exist"
+            raise DataError(f"{word} {kind}; check the path")
+        for match in map(Path, matches):
+            found += image_paths(match)
+    if not found:
+        raise DataError("no image file was named; give files, folders, patterns or a list on standard input")
+    return found
+
+
+def _listed() -> Iterator[str]:
+    """Lines of standard input; a file's name need not be text."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
+    for line in sys.stdin:
+        if line.strip():
+            yield line.rstrip("\r\n")

@@ -1,0 +1,107 @@
+"""The command that serves models over HTTP."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Argument, Option
+
+from protosteer.cli.common import app, say
+from protosteer.cli.loading import PANEL, open_learners, say_notes
+from protosteer.cli.options import Device, ModelBackbone, ModelWeights, Threads, path_of
+
+if TYPE_CHECKING:
+    from protosteer.learner import Learner
+
+
+@app.command(rich_help_panel=PANEL)
+def serve(
+    models: Annotated[
+        list[str],
+        Argument(
+            metavar="[NAME=]MODEL",
+            help="Model files, each with the name that it is served by; else that of the file.",
+            show_default=False,
+        ),
+    ],
+    host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 is every address.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    host_name: Annotated[
+        list[str] | None,
+        Option(
+            help="What browsers may call the service, beside localhost and any address; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    reject: Annotated[float, Option(help="Fraction of known images that may be called unknown.")] = 0.05,
+    allow_teach: Annotated[
+        bool, Option("--allow-teach", help="Classes can be taught and forgotten, with the token.")
+    ] = False,
+    token: Annotated[
+        str | None,
+        Option(help="Bearer token for teaching (default: PROTOSTEER_TOKEN, or a new one, which is printed)."),
+    ] = None,
+    thumbnails: Annotated[
+        bool, Option("--thumbnails", help="Show thumbnails that learn --thumbnails kept, to whoever asks.")
+    ] = False,
+    access_log: Annotated[bool, Option("--access-log", help="Print a line for every request.")] = False,
+    backbone: ModelBackbone = None,
+    weights: ModelWeights = None,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Serve models over HTTP, with a page to try them in a browser. Stop with Ctrl-C."""
+    from protosteer.serve.app import create_app, run
+    from protosteer.serve.registry import check_names
+
+    if token is not None and not allow_teach:
+        raise typer.BadParameter("a token is for teaching; add --allow-teach, or leave it out")
+    places = [_place(word) for word in models]
+    check_names(places)  # before anything is loaded
+    learners = open_learners([path for _, path in places], backbone, weights, device, threads)
+    token = token or (os.environ.get("PROTOSTEER_TOKEN") if allow_teach else None)
+    made = secrets.token_urlsafe(18) if allow_teach and token is None else None
+    (name, first), *others = places
+    application = create_app(
+        learners[0],
+        first,
+        name=name,
+        others={other: (learner, path) for (other, path), learner in zip(others, learners[1:], strict=True)},
+        allow_teach=allow_teach,
+        token=token or made,
+        reject=reject,
+        thumbnails=thumbnails,
+        host_names=[host, *(host_name or [])],
+    )
+
+    def ready(address: str) -> None:
+        _tell(places, learners, address)
+        if made:
+            say(f"token for teaching: {made}")
+
+    run(application, host, port, access_log=access_log, on_ready=ready)
+    say("stopped")
+
+
+def _place(word: str) -> tuple[str, Path]:
+    """A model's name and file. A file may have = in its name, too."""
+    name, equals, path = word.partition("=")
+    if equals and not os.path.lexists(word):
+        return name, path_of(path)
+    return Path(word).stem, path_of(word)
+
+
+def _tell(places: Sequence[tuple[str, Path]], learners: Sequence[Learner], address: str) -> None:
+    if len(places) == 1:
+        say(f"serving {places[0][1]}, {len(learners[0].classes)} classes, at {address} (Ctrl-C stops)")
+    else:
+        say(f"serving {len(places)} models at {address} (Ctrl-C stops)")
+    for (name, path), learner in zip(places, learners, strict=True):
+        if len(places) > 1:
+            say(f"{name}: {path}, {len(learner.classes)} classes")
+        say_notes(learner)

@@ -1,0 +1,137 @@
+"""`protosteer suggest`: which images to label next, and which labels to look at again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Argument, Option
+
+from protosteer.cli.common import app, make_console, say, show, sigterm_as_ctrl_c
+from protosteer.cli.loading import PANEL, open_learner
+from protosteer.cli.options import Device, Json, ModelBackbone, ModelFile, ModelWeights, Threads, path_of
+from protosteer.cli.predict import find_files
+from protosteer.cli.saving import refuse_existing
+
+if TYPE_CHECKING:
+    from protosteer.data.class_folders import Files
+    from protosteer.learner import Learner
+    from protosteer.workflows.active_learning import Suggestions
+
+
+@app.command(rich_help_panel=PANEL)
+def suggest(
+    model: ModelFile,
+    paths: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="PATH",
+            help="Images without labels: files, folders, patterns, lists, as for predict.",
+            show_default=False,
+        ),
+    ] = None,
+    check: Annotated[
+        Path | None,
+        Option(
+            metavar="FOLDER",
+            parser=path_of,
+            help="Instead: a folder of class folders, whose images may lie in a wrong one.",
+        ),
+    ] = None,
+    count: Annotated[int, Option(min=1, help="At most so many images for each reason.")] = 50,
+    reject: Annotated[
+        float,
+        Option(
+            metavar="FRACTION",
+            help="Images are unlike everything known that are less like it than this share of known ones.",
+        ),
+    ] = 0.05,
+    out: Annotated[
+        Path | None, Option(metavar="FILE", help="File of rows (.parquet, .csv, .jsonl) instead of a table.")
+    ] = None,
+    backbone: ModelBackbone = None,
+    weights: ModelWeights = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Say which images would teach a model most, which are unlike everything it knows, and which are copies; or, of
+    images that have a class, which look like another one. Nothing is changed.
+    """
+    if bool(paths) == (check is not None):
+        raise typer.BadParameter(
+            "name images without labels, or with --check a folder of class folders; one of both"
+        )
+    from protosteer.data.class_folders import read_folder
+
+    if out is not None:
+        _check_out(out, as_json)
+    labelled = read_folder(check) if check is not None else None  # complains before anything is loaded
+    files = find_files(paths) if paths else []
+    learner = open_learner(model, backbone, weights, device, threads)
+    found = _found(learner, labelled, files, count, reject)
+    for error in found.errors.values():
+        say(f"warning: {error}")
+    _tell(found, out, as_json)
+    if found.chosen and not as_json:
+        say(_next(model, check))
+
+
+def _check_out(out: Path, as_json: bool) -> None:
+    from protosteer.data.image_lists import SUFFIXES
+    from protosteer.workflows.prediction_table import is_table
+
+    if as_json:
+        raise typer.BadParameter("choose one of --json and --out")
+    if not is_table(str(out)):
+        raise typer.BadParameter(f"--out {out} is no file that ends in {', '.join(SUFFIXES)}")
+    refuse_existing(out)
+
+
+def _found(
+    learner: Learner, labelled: Files | None, files: list[Path], count: int, reject: float
+) -> Suggestions:
+    from protosteer.report.progress import LearnProgress
+    from protosteer.workflows.active_learning import suggest as choose
+    from protosteer.workflows.label_issues import mislabelled
+    from protosteer.workflows.ood import calibrated
+
+    with sigterm_as_ctrl_c(), LearnProgress(make_console(stderr=True)) as progress:
+        if labelled is not None:
+            return mislabelled(learner, labelled, count, progress.on_stage)
+        if reject and not calibrated(learner):
+            say("note: no class has two images, so that nothing can be called unlike everything known")
+        return choose(learner, files, count, reject, progress.on_stage)
+
+
+def _tell(found: Suggestions, out: Path | None, as_json: bool) -> None:
+    from protosteer.report.active_learning import overview
+    from protosteer.util.files import writing
+    from protosteer.util.text import counted
+    from protosteer.workflows.prediction_table import write_table
+
+    if as_json:
+        print(
+            json.dumps({"images": found.images, "found": found.found, "rows": list(found.rows())}, indent=1)
+        )
+    elif out is None:
+        show(overview(found))
+    else:
+        with writing(out, "--out"):
+            write_table(out, found, found.rows())
+        say(f"Written: {out}: {counted(len(found.chosen) + len(found.errors), 'row')}")
+
+
+def _next(model: Path, check: Path | None) -> str:
+    if check is not None:
+        return (
+            f"Next: look at them, move those that are wrong, forget their classes, and learn {check} again; many are "
+            "right, and hard"
+        )
+    return (
+        "Next: move those worth labelling into a folder per class, such as labelled/cat, then: protosteer learn "
+        f"{shlex.quote(str(model))} labelled"
+    )

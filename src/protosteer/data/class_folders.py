@@ -1,0 +1,153 @@
+"""Labelled image files: class folders, list files, splits, and which files can be read at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protosteer.data.decode_budget import DECODING, decoded_bytes
+from protosteer.data.image_files import images_below, in_threads, is_image, opened, text_lines
+from protosteer.errors import DataError
+
+SPLIT_SEED = 0  # part of a data set's definition where nobody has published a split
+
+
+@dataclass(frozen=True)
+class Files:
+    """Image files in order, each with the name of its class."""
+
+    paths: list[Path]
+    labels: list[str]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def rows(self, numbers: Iterable[int]) -> Files:
+        chosen = [int(number) for number in numbers]
+        return Files([self.paths[i] for i in chosen], [self.labels[i] for i in chosen])
+
+    def numbers(self, classes: Sequence[str]) -> Tensor:
+        """The place of each label in `classes`."""
+        places = {name: place for place, name in enumerate(classes)}
+        strange = next((i for i, label in enumerate(self.labels) if label not in places), None)
+        if strange is not None:
+            raise DataError(f"{self.paths[strange]} is of class {self.labels[strange]!r}, which is not known")
+        return torch.tensor([places[label] for label in self.labels], dtype=torch.long)
+
+
+def read_folder(folder: Path, wanted: Sequence[str] | None = None) -> Files:
+    """Every image below a folder of class folders, class by class; `wanted` chooses some, in that order."""
+    if not folder.is_dir():
+        problem = "is a file" if folder.exists() else "does not exist"
+        raise DataError(f"{folder} {problem}; give a folder that has one sub-folder per class")
+    entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    loose = next((entry for entry in entries if is_image(entry)), None)
+    if loose is not None:
+        raise DataError(f"{loose} lies outside any class folder; move it into a folder named after its class")
+    classes = [entry for entry in entries if entry.is_dir()]
+    if not classes:
+        raise DataError(f"{folder} has no class folders; make one per class and put its images there")
+    if wanted is not None:
+        missing = next((name for name in wanted if folder / name not in classes), None)
+        if missing is not None:
+            raise DataError(f"{folder} has no class folder {missing}; put its images there")
+        classes = [folder / name for name in wanted]
+    files = Files([], [])
+    for entry in classes:
+        found = images_below(entry)
+        if not found:
+            raise DataError(f"class folder {entry} holds no image files; add images or remove the folder")
+        files.paths.extend(found)
+        files.labels.extend([entry.name] * len(found))
+    return files
+
+
+def read_lists(*paths: Path) -> tuple[list[str], list[Files]]:
+    """Class names, and the images of several list files; see `read_list` and `name_classes`."""
+    return name_classes(*(read_list(path) for path in paths))
+
+
+def read_list(path: Path) -> Files:
+    """A list file: in each line the path of an image and a label, which is a name or a number.
+
+    Paths are relative to the list's own folder, or to the one above it if the first image lies there. Blank
+    lines and lines that begin with # mean nothing.
+    """
+    files = Files([], [])
+    base = path.parent
+    for number, line in text_lines(path):
+        words = line.rsplit(maxsplit=1)
+        if len(words) != 2:
+            raise DataError(f'{path}, line {number}: {line!r} is not "relative/path label"')
+        if not files.paths and not (base / words[0]).is_file():
+            base = base.parent
+        if not (base / words[0]).is_file():
+            raise DataError(
+                f"{path}, line {number}: {base / words[0]} is not there; unpack the images beside the list"
+            )
+        files.paths.append(base / words[0])
+        files.labels.append(words[1])
+    if not files.paths:
+        raise DataError(f"{path} lists no images")
+    return files
+
+
+def name_classes(*lists: Files) -> tuple[list[str], list[Files]]:
+    """Class names in natural order, and the lists with these names as labels.
+
+    Labels that are all numbers keep their order, and each is called after the folder that its images lie in
+    where that is one folder per class, as in ImageNet; other labels are in alphabetical order.
+    """
+    labels = {label for files in lists for label in files.labels}
+    if not all(label.isdecimal() for label in labels):
+        return sorted(labels), list(lists)
+    folders: dict[str, set[str]] = {label: set() for label in labels}
+    for files in lists:
+        for path, label in zip(files.paths, files.labels, strict=True):
+            folders[label].add(path.parent.name)
+    alone = all(len(names) == 1 for names in folders.values())
+    names = {label: next(iter(found)) if alone else str(int(label)) for label, found in folders.items()}
+    if len(set(names.values())) < len({int(label) for label in labels}):
+        names = {label: str(int(label)) for label in labels}
+    classes = list(dict.fromkeys(names[label] for label in sorted(labels, key=int)))
+    return classes, [Files(files.paths, [names[label] for label in files.labels]) for files in lists]
+
+
+def stratified_split(
+    labels: Sequence[str], test_share: float, seed: int = SPLIT_SEED
+) -> tuple[list[int], list[int]]:
+    """Row numbers for training and for testing, each ascending, every class shared out alike."""
+    from sklearn.model_selection import train_test_split
+
+    rows = np.arange(len(labels))
+    try:
+        train, test = train_test_split(rows, test_size=test_share, stratify=labels, random_state=seed)
+    except ValueError as error:
+        raise DataError(
+            f"{len(labels)} images cannot be split into training and test images: {error}"
+        ) from error
+    return sorted(train.tolist()), sorted(test.tolist())
+
+
+def readable(files: Files, on_file: Callable[[int], None] = lambda done: None) -> tuple[Files, Files]:
+    """The files that decode, and those that do not. on_file: is given how many are done."""
+    good: list[int] = []
+    bad: list[int] = []
+    for row, fine in enumerate(in_threads(_decodes, files.paths)):
+        (good if fine else bad).append(row)
+        on_file(row + 1)
+    return files.rows(good), files.rows(bad)
+
+
+def _decodes(path: Path) -> bool:
+    try:
+        with opened(path) as image, DECODING.taken(decoded_bytes(image)):
+            image.load()
+    except DataError:
+        return False
+    return True

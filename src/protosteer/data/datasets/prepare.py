@@ -1,0 +1,92 @@
+"""The files of a data set: verified where they lie, downloaded or unpacked where they are absent."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from protosteer.data.datasets.base import DatasetInfo
+from protosteer.data.datasets.idx import content
+from protosteer.data.downloads import Remote, Say, fetch, to_stderr, unpack
+from protosteer.errors import DataError
+
+
+def get_dataset(info: DatasetInfo, root: Path, say: Say = to_stderr) -> tuple[Path, dict[str, str]]:
+    """The folder of a data set and the verified checksums of its files, downloaded where they are absent."""
+    folder = info.locate(root)
+    if folder is None:
+        _obtain(info, root, say)
+        folder = info.locate(root)
+    if folder is None:
+        raise DataError(
+            f"{info.title} was fetched into {root / info.name}, but files are missing; remove that folder"
+        )
+    return folder, verify(info, folder)
+
+
+def verify(info: DatasetInfo, folder: Path) -> dict[str, str]:
+    """Checksums of files by name: md5 where it is official, else sha256; images have one in common."""
+    found = info.find(folder) or []
+    return {path.name: _verified(path, info) for path in found if path.is_file()}
+
+
+def _verified(path: Path, info: DatasetInfo) -> str:
+    official = info.official.get(path.name)
+    if official is None:
+        return f"sha256:{_digest(path, 'sha256')}"
+    found = _digest(path, "md5")
+    if found == official:
+        return f"md5:{found}"
+    plain = info.official.get(path.stem) if path.suffix == ".gz" else None
+    if plain and hashlib.md5(content(path), usedforsecurity=False).hexdigest() == plain:
+        return f"md5:{plain}"  # the official content, gzipped anew
+    raise DataError(
+        f"{path} has md5 {found}, but the official file has {official}; "
+        f"remove it and run: protosteer datasets get {info.name}"
+    )
+
+
+def _digest(path: Path, algorithm: str) -> str:
+    import pooch
+
+    return str(pooch.file_hash(str(path), alg=algorithm))
+
+
+def _obtain(info: DatasetInfo, root: Path, say: Say) -> None:
+    """Download and unpack; archives that the user has put there are used, and left where they are."""
+    target = root / info.name
+    if not info.files:
+        raise DataError(f"{info.title} is not in {root} and cannot be downloaded: {_by_hand(info, target)}")
+    for remote in info.accepted:
+        if remote.folder and (archive := _given(remote, target, root)):
+            unpack(archive, remote.folder, target)
+            return
+    for remote in info.files:
+        if remote.folder and (target / remote.folder).exists():
+            raise DataError(f"{target / remote.folder} is there but lacks files; remove it and try again")
+        given = _given(remote, target, root)
+        try:
+            archive = given or fetch(remote, target, say)
+        except DataError as error:
+            raise DataError(f"{error}; without a network {_by_hand(info, target)}") from error
+        if remote.folder:
+            unpack(archive, remote.folder, target)
+            if not given:
+                archive.unlink()
+
+
+def _given(remote: Remote, target: Path, root: Path) -> Path | None:
+    """The file, if the user has put it there; an official archive may also lie beside the folder."""
+    places = [target, root] if remote.folder else [target]
+    path = next((place / remote.name for place in places if (place / remote.name).is_file()), None)
+    if path and remote.folder and remote.md5 and (found := _digest(path, "md5")) != remote.md5:
+        raise DataError(f"{path} has md5 {found}, but the official file has {remote.md5}; remove it")
+    return path
+
+
+def _by_hand(info: DatasetInfo, target: Path) -> str:
+    if info.by_hand:
+        return info.by_hand.format(folder=target)
+    files = ", ".join(file.describe() for file in info.files)
+    pages = dict.fromkeys(file.pages[0] for file in info.files)
+    return f"put {files} from {', '.join(pages)} into {target}"

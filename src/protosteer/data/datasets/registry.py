@@ -1,0 +1,105 @@
+"""Every data set and every benchmark made of them, found and opened by name.
+
+A data set is looked for in DATA/NAME, in DATA/<its official folder> and in DATA itself. What has an official
+checksum must match it; the checksums of everything that was read go into `Dataset.checksums`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from protosteer.data.datasets import (
+    cifar,
+    cub,
+    digits,
+    imagenet_r,
+    imagenet_subset,
+    mnist,
+    notmnist,
+    sklearn_photos,
+    svhn,
+)
+from protosteer.data.datasets.base import Benchmark, DatasetInfo, Reading
+from protosteer.data.datasets.prepare import get_dataset
+from protosteer.data.labelled import Dataset, join
+from protosteer.errors import DataError
+from protosteer.util.files import cache_dir
+from protosteer.util.text import suggestion
+
+DATASETS: dict[str, DatasetInfo] = {
+    info.name: info
+    for info in (
+        cifar.CIFAR100, cifar.CIFAR10, mnist.MNIST, mnist.FASHION_MNIST, svhn.SVHN, notmnist.NOTMNIST,
+        imagenet_r.IMAGENET_R, cub.CUB200, imagenet_subset.IMAGENET_SUBSET, digits.DIGITS,
+        sklearn_photos.DETAILS,
+    )
+}  # fmt: skip
+
+# In the order of the paper's authors. All come as 32 x 32 pixels, so that a task may mix them.
+FIVE = Benchmark(
+    "five-datasets", "5-datasets", tasks=5, crop=1.0,
+    datasets=("cifar10", "notmnist", "mnist", "svhn", "fashion-mnist"),
+)  # fmt: skip
+
+BENCHMARKS: dict[str, Benchmark] = {
+    row.name: row
+    for row in (
+        cifar.BENCHMARK, FIVE, imagenet_subset.BENCHMARK, imagenet_r.BENCHMARK, cub.BENCHMARK,
+        digits.BENCHMARK, sklearn_photos.BENCHMARK,
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DatasetStatus:
+    info: DatasetInfo
+    path: Path | None  # where its files are, if they are
+
+
+def data_root(data_dir: Path | None = None) -> Path:
+    """The folder for data: the one given, else PROTOSTEER_DATA, else protosteer's cache."""
+    if data_dir is not None:
+        return Path(data_dir).expanduser()
+    named = os.environ.get("PROTOSTEER_DATA")
+    return Path(named).expanduser() if named else cache_dir() / "data"
+
+
+def find_dataset(name: str) -> DatasetInfo:
+    if name in DATASETS:
+        return DATASETS[name]
+    near = suggestion(name.lower().replace("_", "-"), DATASETS)
+    raise DataError(f"no data set is called '{name}'; {near}")
+
+
+def list_datasets(data_dir: Path | None = None) -> list[DatasetStatus]:
+    """Every data set with the place where it was found; checksums are not looked at."""
+    root = data_root(data_dir)
+    return [DatasetStatus(info, info.locate(root)) for info in DATASETS.values()]
+
+
+def open_dataset(name: str, data_dir: Path | None, reading: Reading) -> Dataset:
+    """Find, download where it is absent, verify and read a data set."""
+    info = find_dataset(name)
+    folder, checksums = get_dataset(info, data_root(data_dir), reading.say)
+    dataset = info.load(folder, reading)
+    if len(dataset.classes) != info.classes:
+        raise DataError(
+            f"{folder} holds {len(dataset.classes)} classes; {info.title} has {info.classes}, unpack it again"
+        )
+    return replace(dataset, checksums={**dataset.checksums, **checksums})
+
+
+def open_benchmark(benchmark: Benchmark, data_dir: Path | None, reading: Reading) -> Dataset:
+    """The images of a benchmark. All that is absent is reported together, not one set per attempt."""
+    found: dict[str, Dataset] = {}
+    absent: list[DataError] = []
+    for name in benchmark.datasets:
+        try:
+            found[name] = open_dataset(name, data_dir, reading)
+        except DataError as error:
+            absent.append(error)
+    if absent:
+        raise DataError("; and ".join(map(str, absent))) from absent[0]
+    return join(benchmark.name, found) if len(found) > 1 else next(iter(found.values()))

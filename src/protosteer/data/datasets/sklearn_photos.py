@@ -1,0 +1,85 @@
+"""Details of the two photographs that scikit-learn brings along: what is this a detail of?
+
+A class is a field of a photograph; its images are squares from anywhere in the field, of several sizes, some
+darker and some brighter. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Generator, Tensor
+
+from protosteer.data.datasets.base import Benchmark, Contents, DatasetInfo, Pair, Reading, all_of, arrays
+from protosteer.data.transforms import resize
+
+# Photograph, left, top, right and bottom of each field.
+FIELDS = {
+    "roof": ("china.jpg", 90, 25, 325, 160),
+    "gallery": ("china.jpg", 80, 155, 330, 245),
+    "storey": ("china.jpg", 60, 240, 355, 345),
+    "lake": ("china.jpg", 330, 170, 560, 300),
+    "bush": ("china.jpg", 330, 285, 560, 427),
+    "tree": ("china.jpg", 545, 130, 640, 427),
+    "rim": ("flower.jpg", 170, 85, 270, 355),
+    "heart": ("flower.jpg", 230, 140, 400, 300),
+    "leaf": ("flower.jpg", 0, 60, 150, 330),
+}
+TRAIN, TEST = 20, 40  # details per field
+SIDE = 64  # pixels of a detail
+SMALLEST, LARGEST = 0.4, 0.8  # side of the square, by the shorter side of its field
+BRIGHTNESS = 0.3
+
+
+def _read(found: Sequence[Path], reading: Reading) -> Contents:
+    photographs, gen = {path.name: _pixels(path) for path in found}, Generator().manual_seed(0)
+    fields = [
+        photographs[name][:, top:bottom, left:right] for name, left, top, right, bottom in FIELDS.values()
+    ]
+    details = torch.stack(
+        [_details(field, gen) for field in fields]
+    )  # [classes, TRAIN + TEST, 3, SIDE, SIDE]
+    return arrays(list(FIELDS), _labelled(details[:, :TRAIN]), _labelled(details[:, TRAIN:]))
+
+
+def _pixels(path: Path) -> Tensor:
+    """uint8 [3, h, w]."""
+    with Image.open(path) as image:
+        return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+
+
+def _details(field: Tensor, gen: Generator) -> Tensor:
+    """uint8 [TRAIN + TEST, 3, SIDE, SIDE] out of a field [3, h, w]."""
+    height, width = field.shape[1:]
+    made = []
+    for share, down, across, light in torch.rand(TRAIN + TEST, 4, generator=gen).tolist():
+        side = round(min(height, width) * (SMALLEST + (LARGEST - SMALLEST) * share))
+        top, left = round((height - side) * down), round((width - side) * across)
+        square = resize(field[None, :, top : top + side, left : left + side], (SIDE, SIDE), "bicubic")
+        lit = square.float() * (1 + BRIGHTNESS * (2 * light - 1))
+        made.append(lit.round().clamp(0, 255).byte())
+    return torch.cat(made)
+
+
+def _labelled(images: Tensor) -> Pair:
+    return images.flatten(0, 1), torch.arange(len(images)).repeat_interleave(images.shape[1])
+
+
+DETAILS = DatasetInfo(
+    name="details",
+    title="Details of scikit-learn's photographs",
+    classes=len(FIELDS),
+    licence="CC BY 2.0",
+    source="https://scikit-learn.org/stable/datasets/loading_other_datasets.html#sample-images",
+    find=lambda folder: all_of(folder, "china.jpg", "flower.jpg"),
+    read=_read,
+    shipped_with="sklearn",
+    shipped_in="datasets/images",
+    note="Training and test details of a field may overlap.",
+)
+
+BENCHMARK = Benchmark("split-details", "Split Details", tasks=3, crop=1.0, datasets=("details",))

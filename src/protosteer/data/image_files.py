@@ -1,0 +1,122 @@
+"""Files: which images there are, opening them, lists of names, what all hold as one checksum."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from PIL import Image, UnidentifiedImageError
+
+from protosteer.data.decode_budget import formats
+from protosteer.data.hf_arrow import is_row, row_bytes, row_version
+from protosteer.errors import DataError
+from protosteer.util.reading import open_regular, read_regular
+from protosteer.util.text import one_line
+
+SUFFIXES = frozenset((
+    ".apng", ".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png",
+    ".pnm", ".ppm", ".tga", ".tif", ".tiff", ".webp",
+))  # fmt: skip
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """Results in the order of the items. Pillow and hashlib let go of Python's lock while they work."""
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        yield from pool.map(work, items)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Image.Image]:
+    """The image of a file; whatever goes wrong inside the `with` block is said of that file, in one line."""
+    try:
+        with _open(path) as file, Image.open(file, formats=formats()) as image:
+            yield image
+    except Image.DecompressionBombError as error:
+        raise DataError(f"{path} has too many pixels to be read safely; make it smaller ({error})") from error
+    except UnidentifiedImageError as error:
+        raise DataError(
+            f"{path} cannot be read as an image; replace or remove it (unknown format)"
+        ) from error
+    except Exception as error:  # a damaged file makes decoders raise nearly anything
+        raise DataError(
+            f"{path} cannot be read as an image; replace or remove it ({one_line(str(error))})"
+        ) from error
+
+
+def _open(path: Path) -> BinaryIO:
+    return io.BytesIO(row_bytes(path)) if is_row(path) else open_regular(path)
+
+
+def image_bytes(path: Path) -> bytes:
+    """A file as it is, decoded by nobody; an `OSError` where there is none."""
+    return row_bytes(path) if is_row(path) else read_regular(path)
+
+
+def image_version(path: Path) -> tuple[int, int]:
+    """Size in bytes and time in nanoseconds: another when the file has changed; an `OSError` where there is none."""
+    if is_row(path):
+        return row_version(path)
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def image_exists(path: Path) -> bool:
+    return os.path.isfile(path.parent if is_row(path) else path)
+
+
+def image_files(path: Path) -> list[Path]:
+    """The file itself, or every image below a folder."""
+    if image_exists(path):
+        return [path]
+    if not path.is_dir():
+        raise DataError(f"{path} does not exist; check the path")
+    found = images_below(path)
+    if not found:
+        raise DataError(f"{path} holds no image files; these suffixes are read: {' '.join(sorted(SUFFIXES))}")
+    return found
+
+
+def images_below(folder: Path) -> list[Path]:
+    """Image files in the folder and its sub-folders, nothing hidden, in an order that is always the same."""
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if is_image(path) and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+
+
+def is_image(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+
+
+def text_lines(path: Path) -> list[tuple[int, str]]:
+    """The lines of a text file and their numbers; blank ones and those that begin with # do not count."""
+    try:
+        lines = read_regular(path).decode("utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read as UTF-8 text ({error}); check the file") from error
+    stripped = ((number, line.strip()) for number, line in enumerate(lines, 1))
+    return [(number, line) for number, line in stripped if line and not line.startswith("#")]
+
+
+def tree_checksum(paths: Iterable[Path], base: Path) -> str:
+    """sha256 over relative names and contents, in sorted order: notices files added, lost or changed."""
+
+    def line(path: Path) -> str:
+        name = os.path.relpath(path, base).replace(os.sep, "/")
+        return f"{name}\0{hashlib.sha256(read_regular(path)).hexdigest()}\n"
+
+    try:
+        lines = sorted(in_threads(line, paths))
+    except FileNotFoundError as error:
+        raise DataError(f"{error.filename} is missing; unpack the images again") from error
+    return f"sha256:{hashlib.sha256(''.join(lines).encode('utf-8', 'surrogateescape')).hexdigest()}"

@@ -1,0 +1,130 @@
+"""Embeddings of test images, each computed once per prompt for a whole run.
+
+A backbone and a learned prompt that are frozen make an embedding serve all later evaluations, and those of a
+process that went on after the first was killed. Embeddings of a backbone that a method has trained since are
+dropped: they are known by the fingerprint of the weights that made them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from protosteer.backbones import Backbone
+from protosteer.data.images import ImageSet
+from protosteer.methods.base import Method
+from protosteer.paper.prefix import Prompt
+
+
+class EmbeddingCache:
+    """The `Images` of `methods.base` for one task's test images."""
+
+    def __init__(self, method: Method, images: ImageSet):
+        self.method = method
+        self.images = images
+        self.forward_passes = 0  # made
+        self.asked = 0  # what would have been made without a cache
+        self._version = ""  # of the weights behind what is known
+        self._known: dict[str, tuple[Tensor, Tensor]] = {}  # by name: embeddings [N, D], which are known [N]
+        self._new: dict[str, list[Tensor]] = {}  # rows embedded since `take_new`
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def pixels(self, rows: Tensor) -> Tensor:
+        return self.images.pixels(rows.tolist())
+
+    def embed(
+        self,
+        rows: Tensor,
+        prompt: Prompt | None = None,
+        key: str | None = None,
+        backbone: Backbone | None = None,
+    ) -> Tensor:
+        self.asked += len(rows)
+        if key is None and (prompt is not None or backbone is not None):
+            return self._compute(rows, prompt, backbone)
+        name = self._name(key) if backbone is None else f"backbone {key}"
+        embeddings, known = self._of(name)
+        new = rows[~known[rows]]
+        if len(new):
+            some = prompt[~known[rows]] if prompt is not None and prompt.ndim == 4 else prompt
+            embeddings[new] = self._compute(new, some, backbone)
+            known[new] = True
+            self._new.setdefault(name, []).append(new)
+        return embeddings[rows]
+
+    def tokens(self, rows: Tensor, prompt: Prompt | None = None) -> Tensor:
+        self.asked += len(rows)
+        return self._compute(rows, prompt, whole=True)
+
+    def _compute(
+        self, rows: Tensor, prompt: Prompt | None, backbone: Backbone | None = None, whole: bool = False
+    ) -> Tensor:
+        self.forward_passes += len(rows)
+        backbone, batch = backbone or self.method.backbone, self.method.embed_batch_size
+        return backbone.embed_set(self.images, prompt, batch, rows=rows.tolist(), whole=whole)
+
+    def take_new(self) -> dict[str, Tensor]:
+        """What was embedded since the last call, for `put`."""
+        taken: dict[str, Tensor] = {}
+        for name, parts in self._new.items():
+            rows = torch.cat(parts)
+            taken |= {f"rows/{name}": rows, f"embeddings/{name}": self._known[name][0][rows]}
+        self._new = {}
+        return taken
+
+    def put(self, taken: Mapping[str, Tensor]) -> None:
+        """Embeddings that an interrupted process had made."""
+        for part, rows in taken.items():
+            kind, _, name = part.partition("/")
+            if kind == "rows":
+                embeddings, known = self._of(name)
+                embeddings[rows] = taken[f"embeddings/{name}"]
+                known[rows] = True
+
+    def _name(self, key: str | None) -> str:
+        """Of what is embedded now; where the backbone is trained, what it made before is dropped."""
+        name = "plain" if key is None else f"prompt {key}"
+        if not self.method.trains_backbone:
+            return name
+        version = self.method.backbone.fingerprint
+        if version != self._version:
+            self._known = {n: kept for n, kept in self._known.items() if n.startswith((version, "backbone "))}
+            self._new = {n: rows for n, rows in self._new.items() if n in self._known}
+            self._version = version
+        return f"{version} {name}"
+
+    def _of(self, name: str) -> tuple[Tensor, Tensor]:
+        if name not in self._known:
+            empty = torch.zeros(len(self.images), self.method.backbone.dim)
+            self._known[name] = empty, torch.zeros(len(self.images), dtype=torch.bool)
+        return self._known[name]
+
+
+class Some:
+    """The `Images` that some rows of a cache are."""
+
+    def __init__(self, cache: EmbeddingCache, rows: Tensor):
+        self.cache = cache
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def pixels(self, rows: Tensor) -> Tensor:
+        return self.cache.pixels(self.rows[rows])
+
+    def embed(
+        self,
+        rows: Tensor,
+        prompt: Prompt | None = None,
+        key: str | None = None,
+        backbone: Backbone | None = None,
+    ) -> Tensor:
+        return self.cache.embed(self.rows[rows], prompt, key, backbone)
+
+    def tokens(self, rows: Tensor, prompt: Prompt | None = None) -> Tensor:
+        return self.cache.tokens(self.rows[rows], prompt)

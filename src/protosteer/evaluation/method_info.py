@@ -1,0 +1,86 @@
+"""Methods as a reader meets them before running one: where from, what is kept, what is trained, how many
+numbers."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from protosteer.backbones import Backbone
+from protosteer.data.images import ArrayImages
+from protosteer.errors import ProtosteerError
+from protosteer.methods import Method, Source
+from protosteer.settings import Values
+from protosteer.streams.base import TaskData, lesson
+from protosteer.util.text import counted
+
+CLASSES, IMAGES = 10, 2  # of the first task that trained parameters are counted on, and images of each class
+
+
+@dataclass(frozen=True)
+class MethodInfo:
+    name: str
+    source: Source
+    rehearsal: str  # what is kept of earlier tasks' images, in words
+    trains: str  # in words
+    again: bool  # whether more images of known classes may come
+    about: str  # what its module says of it
+    settings: Mapping[str, Any]  # as a run has them unless told otherwise
+    choices: Mapping[str, Sequence[str]]  # of the settings that are words
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def describe(method: type[Method]) -> MethodInfo:
+    settings = default_settings(method)
+    return MethodInfo(
+        name=method.name,
+        source=method.source,
+        rehearsal=_rehearsal(method, settings),
+        trains=method.trains,
+        again=method.again,
+        about=inspect.cleandoc(sys.modules[method.__module__].__doc__ or ""),
+        settings={name: value for name, value in settings.to_dict().items() if name != "seed"},
+        choices={name: list(words) for name, words in settings.CHOICES.items()},
+    )
+
+
+def default_settings(method: type[Method]) -> Values:
+    settings: Values = method.settings_from(method.preset(None))
+    return settings
+
+
+def _rehearsal(method: type[Method], settings: Values) -> str:
+    size = getattr(settings, "buffer_size", None)
+    if method.buffer:
+        return "all images" if size is None else counted(size, "image")
+    return "all embeddings" if method.grows else "no"
+
+
+def first_task_parameters(method: type[Method], backbone: Backbone) -> int | None:
+    """How many numbers a method trains for a first task of ten classes, found by training it for a moment.
+
+    How many there are follows from shapes, so noise for images and one epoch do. None: it cannot learn that.
+    """
+    settings = default_settings(method)
+    epochs = {name: min(value, 1) for name, value in settings.to_dict().items() if name.endswith("epochs")}
+    names = [f"class {i}" for i in range(CLASSES)]
+    labels = [name for name in names for _ in range(IMAGES)]
+    size = backbone.image_size
+    noise = torch.randint(256, (len(labels), 3, size, size), generator=torch.Generator().manual_seed(0))
+    images = ArrayImages(noise.to(torch.uint8))
+    made = method(backbone, settings.replace(**epochs))
+    with warnings.catch_warnings(), lesson(TaskData("first", names, images, labels)) as task:
+        warnings.simplefilter("ignore")  # that nothing can be learned from noise
+        try:
+            made.learn(task)
+        except ProtosteerError:
+            return None
+    return made.trained_parameters()

@@ -1,0 +1,1 @@
+"""The default classifier: whitened cosine and kernel ridge, calibrated by leave-one-out."""

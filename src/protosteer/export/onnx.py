@@ -1,0 +1,287 @@
+"""A model for programs that have neither protosteer nor torch: `export_onnx`.
+
+The folder holds the frozen ViT as an ONNX graph, what has been learned as plain arrays, labels and
+preprocessing as JSON, and a program that predicts by the model's rule. Before anything is written the graph is
+run and compared with the ViT itself.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import protosteer
+from protosteer.backbones import Backbone
+from protosteer.errors import LearnerError, ProtosteerError
+from protosteer.evidence import classifier
+from protosteer.evidence.classifier import Fusion
+from protosteer.evidence.scorer import RIDGE_FLOOR, RIDGE_SHARE
+from protosteer.learner import Learner
+from protosteer.paper.vit import shared_layers
+from protosteer.util.files import write_atomically, writing
+from protosteer.workflows import ood
+
+FORMATS = {"paper": "protosteer-onnx-3", "evidence": "protosteer-onnx-4"}
+FRACTIONS = (0.01, 0.02, 0.05, 0.1, 0.2)  # of known images that are rejected; a threshold is written for each
+_TOLERANCE = 1e-3
+
+_README = """\
+# {classes} classes, exported by protosteer {version}
+
+    pip install onnxruntime pillow
+    python predict.py IMAGE...
+
+`predict.py` needs onnxruntime, numpy (which comes with it) and Pillow, which reads the image files. It prints
+one line per image: file, label, probability, similarity, and `unknown` if the model can tell.
+
+| file | contents |
+|---|---|
+| `embedding.onnx` | the frozen network {net.name}; its prompts are inputs, its weights are inside |
+| `prototypes.npz` | {arrays}; `numpy.load(..., allow_pickle=False)` |
+| `model.json` | labels, tasks, preprocessing, {numbers}, thresholds for unknown images |
+
+Inputs of the network: `images` [batch, 3, {net.image_size}, {net.image_size}], normalised;
+`prompts` [batch, {net.depth}, length, {net.dim}]; `enters` [batch, {net.depth}, length],
+true where a prompt token comes into a layer. No prompt: length 0, or false everywhere.
+"""
+_CONTENTS = {
+    "paper": {"arrays": "key and value centroids, prompts", "numbers": "neighbours, temperature"},
+    "evidence": {
+        "arrays": "class means and points in each view, value centroids, prompts",
+        "numbers": "weights of the views, when an image needs further passes",
+    },
+}
+
+
+def export_onnx(
+    learner: Learner, folder: Path, on_message: Callable[[str], None] | None = None, option: str = "folder="
+) -> list[Path]:
+    """Write the folder, whole or not at all; an earlier export is replaced, anything else is refused.
+
+    option: by what a caller names the folder, for a message about one that cannot be written to.
+    """
+    try:
+        import onnxruntime  # noqa: F401
+
+        from protosteer.export.onnx_graph import network
+    except ImportError as error:
+        raise ProtosteerError(
+            f"exporting needs packages that are not here ({error}); pip install 'protosteer[onnx]'"
+        ) from error
+    if not learner.classes:
+        raise LearnerError("nothing has been learned yet; there is nothing to export")
+    folder = Path(os.path.realpath(folder))
+    _check_place(folder)
+    arrays, graph = _arrays(learner), network(learner.backbone)
+    difference = _check(graph, learner.backbone, arrays)
+    if on_message:
+        name = learner.backbone.name
+        on_message(f"embedding.onnx computes what {name} does (greatest difference {difference:.0e})")
+    program = resources.files("protosteer").joinpath("assets", "onnx_predict.py")
+    known, version = len(learner.classes), protosteer.__version__
+    contained = _CONTENTS[_rule(learner)]
+    readme = _README.format(classes=known, version=version, net=learner.backbone, **contained)
+    prototypes = io.BytesIO()
+    np.savez(prototypes, allow_pickle=False, **arrays)
+    contents = {
+        "embedding.onnx": graph,
+        "prototypes.npz": prototypes.getvalue(),
+        "model.json": json.dumps(_about(learner), indent=2, ensure_ascii=False).encode() + b"\n",
+        "predict.py": program.read_bytes(),
+        "README.md": readme.encode(),
+    }
+    with writing(folder, option):
+        _replace_folder(folder, contents)
+    return [folder / name for name in contents]
+
+
+def _rule(learner: Learner) -> str:
+    return "evidence" if learner.fusion else "paper"
+
+
+def _arrays(learner: Learner) -> dict[str, np.ndarray]:
+    """All that `predict.py` matches with; row 0 of the prompts is no prompt, equal prompts are one row."""
+    index, fused = learner.index, learner.fusion
+    rows, distinct = _prompt_rows(learner)
+    prompts, enters = slots(distinct, learner.backbone.depth, learner.backbone.dim)
+    own = {"keys": index.keys.numpy(), "key_tasks": index.key_tasks.numpy()}
+    return {
+        **(_evidence(fused) if fused else own),
+        "values": index.values.numpy(),
+        "value_records": index.value_records.numpy(),
+        "record_classes": index.record_classes.numpy(),
+        "record_tasks": index.record_tasks.numpy(),
+        "task_prompts": np.array(rows[: len(index.tasks)], dtype=np.int64),
+        "prompts": prompts,
+        "enters": enters,
+    }
+
+
+def _prompt_rows(learner: Learner) -> tuple[list[int], list[Tensor]]:
+    """Of each prompt of the index, its row in the export; and the prompts from row 1 on."""
+    places: dict[tuple[torch.Size, bytes], int] = {}
+    rows: list[int] = []
+    distinct: list[Tensor] = []
+    for prompt in learner.index.prompts:
+        if prompt is None:
+            rows.append(0)
+            continue
+        row = places.setdefault((prompt.shape, prompt.contiguous().numpy().tobytes()), 1 + len(places))
+        rows.append(row)
+        if row > len(distinct):
+            distinct.append(prompt)
+    return rows, distinct
+
+
+def _evidence(fused: Fusion) -> dict[str, np.ndarray]:
+    """What evidence is made of, view by view, in double precision as it is computed."""
+    arrays: dict[str, np.ndarray] = {}
+    for number, view in enumerate(fused.views):
+        coarse, places = view.coarse, fused.places
+        parts = {
+            "centre": coarse.whitened.centre,
+            "precision": coarse.whitened.precision,
+            "whitened": coarse.whitened.directions[places],
+            "lengths": coarse.whitened.lengths[places],
+            "means": coarse.directions[places],
+        }
+        if coarse.ridge:
+            parts |= {"points": coarse.ridge.points, "weights": coarse.ridge.weights[:, places]}
+        arrays |= {f"view{number}_{name}": tensor.numpy() for name, tensor in parts.items()}
+    return arrays
+
+
+def slots(prompts: list[Tensor], depth: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Prompts [S, L, D] of any shapes -> `prompts` [1 + P, depth, L, D] and `enters`; row 0 is for none."""
+    longest = max((prompt.shape[1] for prompt in prompts), default=0)
+    tokens = np.zeros((1 + len(prompts), depth, longest, dim), dtype=np.float32)
+    enters = np.zeros(tokens.shape[:3], dtype=bool)
+    for row, prompt in enumerate(prompts, start=1):
+        layers, length = prompt.shape[:2]
+        first = shared_layers(prompt, depth)
+        here = (row, slice(first, first + layers), slice(length))
+        tokens[here] = prompt.numpy()
+        enters[here] = True
+    return tokens, enters
+
+
+def _about(learner: Learner) -> dict[str, Any]:
+    backbone, able = learner.backbone, ood.calibrated(learner)
+    return {
+        "format": FORMATS[_rule(learner)],
+        "protosteer": protosteer.__version__,
+        "backbone": {"name": backbone.name, "fingerprint": backbone.fingerprint},
+        "preprocessing": {**backbone.preprocessing.to_dict(), "canvas": backbone.preprocessing.canvas},
+        "rule": _rule(learner),
+        **(
+            _views(learner, learner.fusion) if learner.fusion else {"neighbours": learner.settings.neighbours}
+        ),
+        "temperature": learner.temperature,
+        "thresholds": {str(f): ood.threshold(learner, f) for f in FRACTIONS if able},
+        "own_thresholds": ood.own_thresholds(learner),
+        "tasks": learner.tasks,
+        "labels": learner.classes,
+    }
+
+
+def _views(learner: Learner, fused: Fusion) -> dict[str, Any]:
+    rows, _ = _prompt_rows(learner)
+    views = [
+        {
+            "prompt": 0 if view.prompt is None else rows[view.prompt],
+            "weight": view.weight,
+            "alone": view.alone,
+        }
+        for view in fused.views
+    ]
+    return {
+        "views": views,
+        "sure": classifier.SURE,
+        "open": classifier.OPEN,
+        "most": fused.most,
+        "fine": classifier.FINE,
+        "ridge_share": RIDGE_SHARE,
+        "ridge_floor": RIDGE_FLOOR,
+    }
+
+
+def _check(graph: bytes, backbone: Backbone, arrays: dict[str, np.ndarray], most: int = 8) -> float:
+    """Greatest difference between normalised embeddings of graph and ViT, on noise, prompt by prompt."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    rows = np.unique(np.linspace(0, len(arrays["prompts"]) - 1, most).round().astype(int))
+    size, generator = backbone.image_size, torch.Generator().manual_seed(0)
+    images = torch.randn(len(rows), 3, size, size, generator=generator)
+    prompts, enters = arrays["prompts"][rows], arrays["enters"][rows]
+    feed = {"images": images.numpy(), "prompts": prompts, "enters": enters}
+    ours = []
+    for image, tokens, entering in zip(images, prompts, enters, strict=True):
+        used = tokens[entering.any(axis=1)][:, entering.any(axis=0)]
+        prompt = torch.from_numpy(used).to(backbone.device) if used.size else None
+        with torch.no_grad():
+            ours.append(backbone.vit(image[None].to(backbone.device), prompt).float().cpu())
+    theirs = torch.from_numpy(session.run(None, feed)[0])
+    difference = float((F.normalize(theirs, dim=1) - F.normalize(torch.cat(ours), dim=1)).abs().max())
+    if not difference <= _TOLERANCE:
+        raise ProtosteerError(
+            f"onnxruntime {onnxruntime.__version__} computes other embeddings than {backbone.name} "
+            f"(difference {difference:.1e}), so nothing was written; try another version of onnxruntime"
+        )
+    return difference
+
+
+def _check_place(folder: Path) -> None:
+    """Refuse to replace what is not an earlier export, or holds more than that."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise ProtosteerError(f"{folder} is a file; name a folder that does not exist yet")
+    if folder == Path.cwd():
+        raise ProtosteerError(f"{folder} is the folder you are in; name one inside it, such as exported")
+    found = {path.name for path in folder.iterdir()}
+    ours = {"embedding.onnx", "prototypes.npz", "model.json", "predict.py", "README.md", "__pycache__"}
+    if found and not _is_export(folder):
+        raise ProtosteerError(f"{folder} is not empty and not an earlier export; name another folder")
+    if found - ours:
+        raise ProtosteerError(
+            f"{folder} is an earlier export but holds {min(found - ours)} too; move that away, "
+            "or name another folder"
+        )
+
+
+def _is_export(folder: Path) -> bool:
+    try:
+        about = json.loads((folder / "model.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(about, dict) and str(about.get("format", "")).startswith("protosteer-onnx-")
+
+
+def _replace_folder(folder: Path, contents: dict[str, bytes]) -> None:
+    """Build a folder beside the wanted one and rename it: the old one or the new one, never a mixture."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as beside:
+        new, old = Path(beside, "new"), Path(beside, "old")
+        new.mkdir()
+        for name, data in contents.items():
+            write_atomically(new / name, data)
+        if folder.exists():
+            folder.rename(old)
+        try:
+            new.rename(folder)
+        except BaseException:
+            if old.exists():
+                old.rename(folder)
+            raise

@@ -1,0 +1,188 @@
+"""A frozen ViT as an ONNX graph whose prompts are inputs: `network`.
+
+One graph serves every prompt. Each layer has L *slots* beside its tokens; `enters` [B, S, L] says where a
+prompt token comes in:
+
+- In layer i a slot takes `prompts[:, i]` where `enters[:, i]` is true, and keeps what the layer before left
+  there elsewhere. Nothing attends to a slot into which nothing has come yet.
+- Deep prompt: true in all of its layers. Late prompt: false in the layers before. Shallow: true in layer 1.
+- No prompt: false everywhere, or L = 0. So images with prompts of different shapes may share a batch.
+
+The graph is put together here, operator by operator, rather than traced: torch's exporters take up to half a
+minute for a small ViT, need onnxscript or are deprecated, and make a batch of fixed size out of one `len()`
+without saying so.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor
+
+import protosteer
+from protosteer.backbones import Backbone
+from protosteer.errors import WeightsError
+from protosteer.paper.vit import Block, ViT
+
+_OPSET, _IR = 17, 8  # the oldest that have layer normalisation: runtimes since 2022 read the file
+_MOST_BYTES = 2**31 - 2**20  # a protobuf message has less than 2 GiB
+
+
+def network(backbone: Backbone) -> bytes:
+    """The file's contents: `images`, `prompts` and `enters` -> `embeddings`."""
+    if 4 * backbone.parameters > _MOST_BYTES:
+        raise WeightsError(
+            f"{backbone.name} has {backbone.parameters:,} parameters, more than the 2 GiB that one ONNX file "
+            "can hold; export a model with a smaller backbone"
+        )
+    graph, config = _Graph(), backbone.vit.config
+    _forward(graph, backbone.vit)
+    size = config.image_size
+    slots: list[str | int | None] = ["batch", config.depth, "length"]
+    inputs = [
+        helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 3, size, size]),
+        helper.make_tensor_value_info("prompts", TensorProto.FLOAT, [*slots, config.dim]),
+        helper.make_tensor_value_info("enters", TensorProto.BOOL, slots),
+    ]
+    outputs = [helper.make_tensor_value_info("embeddings", TensorProto.FLOAT, ["batch", config.dim])]
+    model = helper.make_model(
+        helper.make_graph(graph.nodes, backbone.name, inputs, outputs, list(graph.constants.values())),
+        opset_imports=[helper.make_opsetid("", _OPSET)],
+        ir_version=_IR,
+        producer_name="protosteer",
+        producer_version=protosteer.__version__,
+    )
+    helper.set_model_props(model, {"backbone": backbone.name, "fingerprint": backbone.fingerprint})
+    return model.SerializeToString()
+
+
+class _Graph:
+    """An ONNX graph in the making; values are known by their names."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+        self.constants: dict[str, Any] = {}
+
+    def constant(self, value: Tensor | np.ndarray | list[int] | float, name: str | None = None) -> str:
+        """A number that is part of the file; integers are shapes and places, 64 bits wide."""
+        array = value.detach().float().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+        array = array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
+        name = name or f"constant.{array.dtype}.{array.tolist()}"
+        self.constants[name] = numpy_helper.from_array(array, name)
+        return name
+
+    def op(self, kind: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
+        output = output or f"{kind}.{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, inputs, [output], name=output, **attributes))
+        return output
+
+    def linear(self, x: str, weight: Tensor, bias: Tensor | None, name: str) -> str:
+        product = self.op("MatMul", x, self.constant(weight.T, f"{name}.weight"))
+        return product if bias is None else self.op("Add", product, self.constant(bias, f"{name}.bias"))
+
+    def norm(self, x: str, norm: torch.nn.LayerNorm, name: str, output: str | None = None) -> str:
+        scale, bias = (self.constant(getattr(norm, part), f"{name}.{part}") for part in ("weight", "bias"))
+        return self.op("LayerNormalization", x, scale, bias, output=output, axis=-1, epsilon=norm.eps)
+
+    def cut(self, x: str, start: int, end: int | None, axis: int = 1) -> str:
+        """x[start:end] along an axis."""
+        last = np.iinfo(np.int64).max if end is None else end
+        return self.op("Slice", x, *(self.constant([number]) for number in (start, last, axis)))
+
+    def take(self, x: str, place: int, axis: int) -> str:
+        """x[place] along an axis, which goes away."""
+        return self.op("Gather", x, self.constant(np.array(place)), axis=axis)
+
+    def reshape(self, x: str, *shape: int) -> str:
+        """0 keeps a length, -1 stands for what is left."""
+        return self.op("Reshape", x, self.constant(list(shape)))
+
+    def unsqueeze(self, x: str, *axes: int) -> str:
+        return self.op("Unsqueeze", x, self.constant(list(axes)))
+
+
+def _forward(graph: _Graph, vit: ViT) -> None:
+    """What `ViT.forward` computes, with slots for prompts."""
+    config = vit.config
+    tokens, count = _embed_patches(graph, vit), 1 + config.registers + config.patches
+    # Added to the similarities of a layer's queries and keys: 0 for tokens, which are first, and used slots.
+    entering = graph.op("Cast", "enters", to=TensorProto.FLOAT)
+    entered = graph.op("CumSum", entering, graph.constant(np.array(1)))
+    seen = graph.op("Greater", entered, graph.constant(0.0))
+    hidden = graph.op("Where", seen, graph.constant(0.0), graph.constant(-math.inf))
+    biases = graph.op("Pad", hidden, graph.constant([0, 0, count, 0, 0, 0]))  # [B, S, count + L]
+    slots = graph.constant(0.0)
+    for i, block in enumerate(vit.blocks):
+        assert isinstance(block, Block)
+        here = graph.unsqueeze(graph.take("enters", i, 1), 2)
+        slots = graph.op("Where", here, graph.take("prompts", i, 1), slots)
+        x = graph.op("Concat", tokens, slots, axis=1)
+        bias = graph.unsqueeze(graph.take(biases, i, 1), 1, 2)
+        alone = i == config.depth - 1 and config.pool == "token"  # nothing but the class token is asked for
+        x = _block(graph, block, f"blocks.{i}", x, bias, queries=1 if alone else None)
+        tokens, slots = graph.cut(x, 0, count), graph.cut(x, count, None)
+    if config.pool == "token":
+        graph.norm(graph.take(tokens, 0, 1), vit.norm, "norm", "embeddings")
+    else:
+        patches = graph.cut(tokens, count - config.patches, None)
+        mean = graph.op("ReduceMean", patches, axes=[1], keepdims=0)
+        graph.norm(mean, vit.fc_norm, "fc_norm", "embeddings")
+
+
+def _embed_patches(graph: _Graph, vit: ViT) -> str:
+    """As `ViT.embed_patches`: class token, registers and patches, [B, N, D]."""
+    config, conv = vit.config, vit.patch_embed.proj
+    first: Tensor = vit.cls_token
+    positions: Tensor = vit.pos_embed
+    if config.position_for_class:
+        first, positions = first + positions[:, :1], positions[:, 1:]
+    if config.registers:
+        first = torch.cat([first, vit.reg_token], dim=1)
+    weights = (graph.constant(getattr(conv, part), f"patch_embed.{part}") for part in ("weight", "bias"))
+    size = config.patch_size
+    patches = graph.op("Conv", "images", *weights, kernel_shape=[size, size], strides=[size, size])
+    patches = graph.op("Transpose", graph.reshape(patches, 0, config.dim, -1), perm=[0, 2, 1])
+    patches = graph.op("Add", patches, graph.constant(positions, "positions"))
+    batch = graph.op("Shape", "images", start=0, end=1)
+    shape = graph.op("Concat", batch, graph.constant([1, 1]), axis=0)
+    return graph.op("Concat", graph.op("Expand", graph.constant(first, "first"), shape), patches, axis=1)
+
+
+def _block(graph: _Graph, block: Block, name: str, x: str, bias: str, queries: int | None) -> str:
+    """As `Block.forward`, for x [B, N, D] whose prompts are already among the tokens."""
+    attention = block.attn
+    dim = attention.proj.in_features
+    joint = graph.norm(x, block.norm1, f"{name}.norm1")
+    joint = graph.linear(joint, attention.qkv.weight, attention.qkv.bias, f"{name}.attn.qkv")
+    joint = graph.reshape(joint, 0, 0, 3, attention.heads, dim // attention.heads)
+    joint = graph.op("Transpose", joint, perm=[2, 0, 3, 1, 4])
+    q, k, v = (graph.take(joint, part, 0) for part in range(3))  # [B, heads, N, D / heads]
+    if queries is not None:
+        q, x = graph.cut(q, 0, queries, axis=2), graph.cut(x, 0, queries)
+    q = graph.op("Mul", q, graph.constant((dim // attention.heads) ** -0.5))
+    similarity = graph.op("MatMul", q, graph.op("Transpose", k, perm=[0, 1, 3, 2]))
+    weights = graph.op("Softmax", graph.op("Add", similarity, bias), axis=-1)
+    out = graph.op("Transpose", graph.op("MatMul", weights, v), perm=[0, 2, 1, 3])
+    out = graph.reshape(out, 0, 0, dim)
+    out = graph.linear(out, attention.proj.weight, attention.proj.bias, f"{name}.attn.proj")
+    x = graph.op("Add", x, _scaled(graph, out, block.ls1, f"{name}.ls1"))
+    out = graph.norm(x, block.norm2, f"{name}.norm2")
+    out = graph.linear(out, block.mlp.fc1.weight, block.mlp.fc1.bias, f"{name}.mlp.fc1")
+    out = graph.linear(_gelu(graph, out), block.mlp.fc2.weight, block.mlp.fc2.bias, f"{name}.mlp.fc2")
+    return graph.op("Add", x, _scaled(graph, out, block.ls2, f"{name}.ls2"))
+
+
+def _scaled(graph: _Graph, x: str, scale: torch.nn.Module, name: str) -> str:
+    gamma = getattr(scale, "gamma", None)
+    return x if gamma is None else graph.op("Mul", x, graph.constant(gamma, f"{name}.gamma"))
+
+
+def _gelu(graph: _Graph, x: str) -> str:
+    """x (1 + erf(x / sqrt 2)) / 2."""
+    error = graph.op("Erf", graph.op("Div", x, graph.constant(math.sqrt(2))))
+    product = graph.op("Mul", x, graph.op("Add", error, graph.constant(1.0)))
+    return graph.op("Mul", product, graph.constant(0.5))

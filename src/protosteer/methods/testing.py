@@ -1,0 +1,82 @@
+"""Images, tasks and a backbone on which a method can be tried within seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from protosteer.backbones import Backbone
+from protosteer.data.images import ArrayImages, ImageSet
+from protosteer.data.transforms import Preprocessing
+from protosteer.methods.base import Method, TaskData
+from protosteer.paper.prefix import Prompt
+from protosteer.paper.vit import ViT, ViTConfig
+
+GROUPS = (["ant", "bee"], ["cat", "dog", "eel"], ["fox"])
+
+
+class PlainImages:
+    """Test images that are embedded each time anew."""
+
+    def __init__(self, method: Method, images: ImageSet):
+        self.method = method
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def pixels(self, rows: Tensor) -> Tensor:
+        return self.images.pixels(rows.tolist())
+
+    def embed(
+        self,
+        rows: Tensor,
+        prompt: Prompt | None = None,
+        key: str | None = None,
+        backbone: Backbone | None = None,
+    ) -> Tensor:
+        return (backbone or self.method.backbone).embed_pixels(self.pixels(rows), prompt)
+
+    def tokens(self, rows: Tensor, prompt: Prompt | None = None) -> Tensor:
+        backbone = self.method.backbone
+        with torch.no_grad():
+            return backbone.tokens(backbone.preprocessing(self.pixels(rows), backbone.device), prompt).cpu()
+
+
+def toy_task(classes: Sequence[str], per_class: int = 8) -> TaskData:
+    """A task of easy images."""
+    pixels, labels = toy_images(classes, per_class)
+    return TaskData(classes[0], list(classes), ArrayImages(pixels), labels)
+
+
+def toy_backbone(seed: int = 0, pool: str = "token") -> Backbone:
+    """A random two-layer ViT for 16-px images; its embeddings depend on its images enough to learn from."""
+    config = ViTConfig(image_size=16, patch_size=8, dim=24, depth=2, heads=3, mlp_dim=48, pool=pool)
+    with torch.device("meta"):  # torch's own generator is left alone: another thread may be training with it
+        vit = ViT(config)
+    generator = torch.Generator().manual_seed(seed)
+    weights: dict[str, Tensor] = {}
+    for name, parameter in vit.named_parameters():
+        if name.startswith("norm") or ".norm" in name:
+            weights[name] = torch.full(parameter.shape, float(name.endswith("weight")))
+        else:
+            weights[name] = torch.randn(parameter.shape, generator=generator) * 0.2
+    vit.load_state_dict(weights, assign=True)
+    half = (0.5, 0.5, 0.5)
+    return Backbone("tiny", vit, Preprocessing(16, half, half))
+
+
+def toy_images(classes: Sequence[str], per_class: int = 8, seed: int = 0) -> tuple[Tensor, list[str]]:
+    """uint8 [N, 3, 16, 16]: one random picture per class name, each image a noisy copy of it."""
+    images: list[Tensor] = []
+    labels: list[str] = []
+    for name in classes:
+        pattern = torch.Generator().manual_seed(sum(ord(c) * 31**i for i, c in enumerate(name)) % 2**31)
+        picture = torch.randint(40, 216, (3, 16, 16), generator=pattern)
+        noise = torch.Generator().manual_seed(seed + len(labels))
+        copies = picture + torch.randint(-40, 40, (per_class, 3, 16, 16), generator=noise)
+        images.append(copies.to(torch.uint8))
+        labels += [name] * per_class
+    return torch.cat(images), labels

@@ -1,0 +1,1 @@
+"""Learned state as data: records, memory, the model file."""

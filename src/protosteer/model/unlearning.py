@@ -1,0 +1,130 @@
+"""Forgetting is removal of records; what it guarantees depends on what was trained with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from protosteer.errors import LearnerError
+from protosteer.model.memory import Memory
+from protosteer.model.records import TaskRecord
+from protosteer.util.text import listed
+
+# The influence of the task that gave its prompt to all; one from elsewhere is no task's influence.
+FOR_ALL = "the prompt for all classes was trained with its images"
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """What was removed, and what the removal is worth."""
+
+    classes: list[str]
+    tasks: list[str]  # that they were removed from
+    bytes: int
+    exact: bool
+    guarantee: str
+
+
+def forget(memory: Memory, name: str | None = None, *, task: str | None = None) -> Forgotten:
+    """Remove a class, or a whole task with `task=`. The result says what that guarantees."""
+    if (name is None) == (task is None):
+        raise LearnerError("say what to forget: a class, forget('cat'), or a task, forget(task='spring')")
+    if task is not None:
+        owner = memory.task(task)
+        return _remove(memory, [owner], owner.class_names)
+    assert name is not None
+    return _remove(memory, memory.tasks_of(name), [name])
+
+
+def _remove(memory: Memory, owners: Sequence[TaskRecord], classes: list[str]) -> Forgotten:
+    before = memory.tasks
+    for owner in owners:
+        memory.remove(owner, classes)
+    gone, put = {*before} - {*memory.tasks}, {*memory.tasks} - {*before}  # of many tasks only what changed
+    removed = sum(t.bytes for t in gone) - sum(t.bytes for t in put)
+    influence = [sentence for owner in owners for sentence in _influence(owner, owners, classes, before)]
+    remains = list(dict.fromkeys(influence))
+    return Forgotten(classes, [owner.name for owner in owners], removed, not remains, _guarantee(remains))
+
+
+def forget_all(memory: Memory, names: Sequence[str]) -> list[Forgotten]:
+    """Remove several classes, or none if one of them does not exist. Whole tasks go as tasks, the latest
+    first.
+
+    So each sentence tells of what remains when all are gone.
+    """
+    after = Memory(memory.tasks)
+    wanted = set(names)
+    for name in names:
+        memory.tasks_of(name)  # says that it does not exist
+    outcome = []
+    for task in reversed(memory.tasks):
+        here = [name for name in task.class_names if name in wanted]
+        together = [here] if len(here) == len(task.classes) else [[name] for name in reversed(here)]
+        outcome += [_remove(after, [after.task(task.name)], classes) for classes in together]
+    memory.tasks = after.tasks
+    return outcome[::-1]
+
+
+def undo(memory: Memory, task: str | None = None) -> TaskRecord:
+    """Take the last correction back, or the one of that name: as if it had never been made."""
+    made = {record.name: record for record in memory.corrections}
+    if not made:
+        raise LearnerError("nothing has been corrected; there is nothing to take back")
+    if task is not None and task not in made:
+        raise LearnerError(f"no correction is named '{task}'; there are: {listed(list(made))}")
+    record = made[task] if task is not None else memory.corrections[-1]
+    memory.remove(record)
+    return record
+
+
+def _influence(
+    owner: TaskRecord, owners: Sequence[TaskRecord], classes: list[str], tasks: Sequence[TaskRecord]
+) -> list[str]:
+    """Prompts that were trained with images removed from a task, or with what was made of them, in words.
+
+    owners: all tasks that something is removed from.
+    """
+    remains = []
+    stay = [task for task in tasks if task not in owners or not {*task.class_names} <= {*classes}]
+    place, stays = tasks.index(owner), owner in stay
+    earlier = [task for task in tasks[:place] if task in stay]
+    later = [task for task in tasks[place + 1 :] if task in stay]
+    if owner.prompt is not None and not owner.few_shot:
+        if any(_serves(owner.prompt, t) for t in (*earlier, *later, *([owner] if stays else []))):
+            remains.append(FOR_ALL)
+        elif stays:
+            remains.append(f"the prompt of task '{owner.name}' was trained with its images")
+        copies = [t.name for t in (*earlier, *later) if t.few_shot and _same_prompt(t, owner)]
+        if copies:
+            remains.append(f"task '{copies[0]}' uses a copy of the prompt that was trained with its images")
+    # A copied prompt was trained when its original was, which may stand before the owner.
+    dependent = [t for t in later if t.prompt is not None and not t.independent]
+    if any(not any(_same_prompt(t, e) for e in (*earlier, owner)) for t in dependent):
+        remains.append(
+            "prompts of later tasks were trained against its prototypes and may start from its prompt"
+        )
+    return remains
+
+
+def _same_prompt(a: TaskRecord, b: TaskRecord) -> bool:
+    return a.prompt is not None and b.prompt is not None and torch.equal(a.prompt, b.prompt)
+
+
+def _serves(prompt: Tensor, task: TaskRecord) -> bool:
+    """Whether it is the prompt for all classes that the task's images were seen under."""
+    return task.domain is not None and torch.equal(task.domain, prompt)
+
+
+def _guarantee(remains: list[str]) -> str:
+    if not remains:
+        return "exact: no prompt that remains was trained with it, as if it had never been learned"
+    again = "what remains again, in a new model" if FOR_ALL in remains else "those tasks again without it"
+    return (
+        "its prototypes are gone and it can no longer be predicted, but influence remains: "
+        + " and ".join(remains)
+        + f"; to remove that too, learn {again}"
+    )

@@ -1,0 +1,55 @@
+"""How backbones did on a user's images, and which was chosen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from protosteer.report.tables import numbers, plain_table
+from protosteer.util.text import printable
+from protosteer.workflows.backbone_selection import Choice
+
+
+def choice_table(choice: Choice) -> Table:
+    """One row per backbone that was tried, the smallest first."""
+    figures = numbers(["Right, left out", "Parameters", "Multiplications", "Images/s"])
+    table = plain_table(None, "Backbone", *figures, "Licence", "")
+    for trial in choice.trials:
+        info = trial.info
+        table.add_row(
+            Text(printable(info.alias)),
+            f"{trial.accuracy:.1f} ± {trial.standard_error:.1f} %",
+            f"{info.parameters / 1e6:.1f} M",
+            f"{info.config.operations / 1e9:.2f} G",
+            f"{trial.images_per_second:,.0f}"
+            if trial.images_per_second >= 10
+            else f"{trial.images_per_second:.1f}",
+            printable(info.licence),
+            "chosen" if info == choice.info else "",
+        )
+    return table
+
+
+def as_json(choice: Choice) -> dict[str, Any]:
+    return {
+        "chosen": choice.info.name,
+        "why": choice.why,
+        "images": choice.trials[0].images if choice.trials else 0,
+        "trials": [
+            {
+                "alias": trial.info.alias,
+                "name": trial.info.name,
+                "accuracy": trial.accuracy,
+                "standard_error": trial.standard_error,
+                "parameters": trial.info.parameters,
+                "multiplications": trial.info.config.operations,
+                "images_per_second": trial.images_per_second,
+                "licence": trial.info.licence,
+                "path": str(trial.info.path) if trial.info.path else None,
+            }
+            for trial in choice.trials
+        ],
+        "left_out": choice.left_out,
+    }

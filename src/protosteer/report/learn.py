@@ -1,0 +1,73 @@
+"""What `protosteer learn` found in a folder, and how it did on the images that it held out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from protosteer.report.tables import numbers, plain_table
+from protosteer.util.text import counted, printable
+from protosteer.workflows.holdout_eval import Check
+from protosteer.workflows.learn_folder import FolderScan, LearnResult
+
+
+def found_table(found: FolderScan, held: Mapping[str, int]) -> Table:
+    """One row per class. held: how many images of each class will be held out."""
+    known = ["Known, from task"] if found.known else []
+    table = plain_table(None, "Class", *numbers(["Images", "Held out"]), *known)
+    for name, count in found.counts.items():
+        task = Text(printable(", ".join(found.known.get(name, ["new"]))))
+        table.add_row(Text(printable(name)), f"{count:,}", f"{held[name]:,}", *([task] if known else []))
+    return table
+
+
+def check_report(check: Check, before_training: Check | None = None) -> list[RenderableType]:
+    """Accuracy on the held-out images, class by class, and what was confused."""
+    held = counted(len(check.labels), "held-out image")
+    table = plain_table(None, "Class", *numbers(["Held out", "Right", "Accuracy"]))
+    for name, (shown, good) in check.per_class().items():
+        table.add_row(Text(printable(name)), str(shown), str(good), f"{100 * good / shown:.1f} %")
+    confused = [f"  {a} taken for {b}: {counted(n, 'time')}" for a, b, n in check.confused()]
+    lines = "\n".join(["Most confused:", *map(printable, confused)])
+    summary = f"Self-check: {check.right} of {held} right, {check.accuracy:.1f} %"
+    if before_training:
+        summary += f" (before training {before_training.right}, {before_training.accuracy:.1f} %)"
+    return [Text(summary), table, *([Text(lines)] if confused else [])]
+
+
+def as_json(found: FolderScan, taught: LearnResult | None) -> dict[str, Any]:
+    outcome: dict[str, Any] = {
+        "found": {
+            "folder": str(found.folder),
+            "classes": found.counts,
+            "unreadable": [str(path) for path in found.unreadable.paths],
+            "known": found.known,
+            "again": [str(path) for path in found.again],
+            "other": {str(path): name for path, name in found.other.items()},
+        }
+    }
+    if taught:
+        record = taught.record
+        outcome["task"] = {
+            "name": record.name,
+            "classes": record.class_names,
+            "images": sum(c.images for c in record.classes),
+            "bytes": record.bytes,
+            "trained": record.prompt is not None,
+        }
+        outcome["check"] = taught.check and _check(taught.check)
+        outcome["check_before_training"] = taught.before_training and _check(taught.before_training)
+    return outcome
+
+
+def _check(check: Check) -> dict[str, Any]:
+    return {
+        "images": len(check.labels),
+        "accuracy": check.accuracy,
+        "classes": {name: {"images": n, "right": right} for name, (n, right) in check.per_class().items()},
+        "confused": [{"class": a, "taken_for": b, "times": times} for a, b, times in check.confused()],
+    }

@@ -1,0 +1,1 @@
+"""Candidates among very many classes."""

@@ -1,0 +1,197 @@
+"""The shapes of the answers, as /openapi.json describes them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from protosteer.serve.uploads import FIELD
+
+
+class Error(BaseModel):
+    detail: str = Field(description="One line: what was wrong, where, what to do.")
+
+
+class Health(BaseModel):
+    status: Literal["ok"] = "ok"
+
+
+class Candidate(BaseModel):
+    label: str
+    task: str
+    probability: float
+    similarity: float = Field(description="How like the class it is, as a cosine.")
+
+
+class Prediction(BaseModel):
+    name: str = Field(description="The file's name, as it was sent.")
+    label: str
+    probability: float = Field(description="Calibrated, unless the model's rule is the paper's.")
+    similarity: float = Field(description="How like the class of this label it is, as a cosine.")
+    energy: float
+    unknown: bool | None = Field(description="Whether it is like no class; null if the model cannot tell.")
+    task: str = Field(description="The task that the label was first learned in.")
+    candidates: list[str] = Field(description="Tasks whose own prompts were tried.")
+    passes: int = Field(description="Forward passes that it took.")
+    top: list[Candidate]
+    position: tuple[float, float] = Field(description="Where it lies on /map.")
+
+
+class Predictions(BaseModel):
+    predictions: list[Prediction]
+
+
+class Class(BaseModel):
+    name: str
+    task: str = Field(description="The task that it was first learned in.")
+    tasks: list[str] = Field(description="All tasks that it was learned in.")
+    images: int
+    centroids: int = Field(description="Prototypes that are kept of it.")
+    thumbnails: int = Field(description="Small pictures of it that can be asked for.")
+
+
+class Thumbnails(BaseModel):
+    class_: str = Field(serialization_alias="class")
+    jpegs: list[str] = Field(description="Base64.")
+
+
+class Classes(BaseModel):
+    classes: list[Class]
+
+
+class Bin(BaseModel):
+    images: int
+    confidence: float | None = Field(description="Mean probability of the answers, in percent.")
+    accuracy: float | None = Field(description="How many of them are right, in percent.")
+
+
+class Reliability(BaseModel):
+    images: int = Field(description="Learned ones, each asked as if it had not been learned.")
+    calibration_error: float = Field(description="Mean distance of probability and accuracy, in percent.")
+    bins: list[Bin] = Field(description="By the probability of the answer, from 0 to 1 in equal steps.")
+
+
+class Model(BaseModel):
+    """What `protosteer inspect --json` prints, and how the service is set up."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = Field(description="What the model is called here.")
+    teaching: bool
+    reject: float
+    calibrated: bool = Field(description="Whether unknown images can be told.")
+    reliability: Reliability | None = Field(description="How often answers of some probability are right.")
+    trainable: bool = Field(description="Whether a taught class can get a prompt of its own.")
+
+
+class Listed(BaseModel):
+    name: str
+    file: str
+    backbone: str
+    classes: int
+    tasks: int
+
+
+class Models(BaseModel):
+    models: list[Listed] = Field(description="The first is the one of the routes that name none.")
+
+
+class Place(BaseModel):
+    name: str
+    task: str
+    x: float
+    y: float
+
+
+class Map(BaseModel):
+    method: Literal["pca"] = "pca"
+    classes: list[Place]
+    tasks: list[str]
+
+
+class LearnResult(BaseModel):
+    class_: str = Field(serialization_alias="class")
+    task: str
+    images: int
+    job: str | None = Field(description="Ask for it at /jobs/{id}.")
+
+
+class JobStatus(BaseModel):
+    id: str
+    class_: str = Field(serialization_alias="class")
+    state: Literal["waiting", "training", "done", "failed"]
+    done: int = Field(description="Steps of the training.")
+    total: int = Field(description="0 until it is known.")
+    seconds_left: float | None
+    message: str
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ("done", "failed")
+
+
+class Forgotten(BaseModel):
+    classes: list[str]
+    tasks: list[str]
+    bytes: int
+    exact: bool
+    guarantee: str
+
+
+class Correction(BaseModel):
+    correction: str = Field(description="What it can be taken back by.")
+    date: str | None
+    image: str | None = Field(description="The name of its file.")
+    taken_for: str
+    class_: str = Field(alias="class")
+
+
+class Corrected(Correction):
+    new_class: bool = Field(description="Whether the class was not known before.")
+    answer: str = Field(description="What the image is taken for now.")
+    probability: float = Field(description="Of this answer.")
+
+
+class Corrections(BaseModel):
+    corrections: list[Correction] = Field(description="The last one at the end.")
+
+
+class TakenBack(BaseModel):
+    taken_back: Correction
+
+
+IMAGES: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": [FIELD],
+                    "properties": {FIELD: {"type": "array", "items": {"type": "string", "format": "binary"}}},
+                }
+            }
+        },
+    }
+}
+"""The body of the routes that take images; `uploads` reads it, so that the framework does not know it."""
+
+_MEANINGS = {
+    401: "No token, or a wrong one",
+    403: "Teaching is not allowed",
+    404: "No such model, class, job or correction",
+    408: "The images took too long to arrive",
+    409: "The class is the only one, or the file changed on disk",
+    413: "Too many images, bytes or pixels",
+    422: "A bad image, which is named, or a bad option",
+    503: "Too much to do; Retry-After says when to try again",
+    507: "No space to write the model",
+}
+
+
+Errors = dict[int | str, dict[str, Any]]
+
+
+def errors(*statuses: int) -> Errors:
+    return {status: {"model": Error, "description": _MEANINGS[status]} for status in statuses}

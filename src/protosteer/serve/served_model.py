@@ -1,0 +1,120 @@
+"""What is served at one moment. It never changes: a change to the model is another snapshot."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from functools import cached_property, lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from protosteer.evaluation.metrics import calibration_error, reliability
+from protosteer.evidence.classifier import Fusion
+from protosteer.learner import Learner
+from protosteer.model.thumbnails import Thumb
+from protosteer.model.thumbnails import read as read_thumbnails
+from protosteer.serve.projection import Projection
+from protosteer.workflows.model_summary import describe
+from protosteer.workflows.ood import Rejection, calibrated
+
+
+class Snapshot:
+    def __init__(self, learner: Learner, path: Path, thumbnails: bool = False):
+        self.learner = learner
+        self.memory = learner.memory
+        self.path = path
+        # What is computed of the records is computed here, by whoever makes the change, not by the next prediction.
+        self.projection = Projection.fit(self.memory, learner.fusion)
+        self.calibrated = calibrated(learner)
+        self.rejection = lru_cache(maxsize=64)(partial(Rejection, learner))
+        self.reliability = _reliability(learner.fusion)
+        self.thumbnails = _by_class(read_thumbnails(path, self.memory)) if thumbnails else {}
+        self._owners = self.memory.owners
+
+    def predict(self, pixels: Tensor, top: int) -> list[dict[str, Any]]:
+        """One answer per image, but for its name and whether it is unknown, which its request decides from its
+        greatest similarity to any class."""
+        prediction = self.learner.predict(pixels)
+        columns = zip(
+            prediction.labels,
+            prediction.tasks,
+            prediction.energy.tolist(),
+            prediction.candidates,
+            prediction.passes.tolist(),
+            prediction.similarities.amax(dim=1).tolist(),
+            self.projection.place(prediction.embeddings),
+            prediction.ranked(top),
+            strict=True,
+        )
+        return [
+            {
+                "label": label,
+                "probability": ranking[0][1],
+                "similarity": ranking[0][2],
+                "energy": energy,
+                "task": task,
+                "candidates": candidates,
+                "passes": passes,
+                "greatest": greatest,
+                "top": [
+                    {"label": name, "task": self._owners[name][0], "probability": p, "similarity": s}
+                    for name, p, s in ranking
+                ],
+                "position": position,
+            }
+            for label, task, energy, candidates, passes, greatest, position, ranking in columns
+        ]
+
+    def trainable(self, name: str = "") -> bool:
+        """Whether a class that is added, or more of one that is there, would get a prompt of its own."""
+        return self.learner.trains_prompt([name])
+
+    def classes(self) -> list[dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = {
+            name: {
+                "name": name,
+                "task": tasks[0],
+                "tasks": tasks,
+                "images": 0,
+                "centroids": 0,
+                "thumbnails": 0,
+            }
+            for name, tasks in self._owners.items()
+        }
+        for record in self.memory.records:
+            found[record.name]["images"] += record.images
+            points = record.values.means if record.plain is None else record.plain.points
+            found[record.name]["centroids"] += len(points)
+        for name, thumbs in self.thumbnails.items():
+            found[name]["thumbnails"] = len(thumbs)
+        return list(found.values())
+
+    @cached_property
+    def description(self) -> dict[str, Any]:
+        """As `protosteer inspect` describes the model; where files lie here is nobody else's business."""
+        description = describe(dataclasses.replace(self.learner.model, path=self.path), self.learner.fusion)
+        description["file"]["path"] = self.path.name
+        description["backbone"]["weights"] = None
+        return description
+
+
+def _by_class(thumbs: Iterable[Thumb]) -> dict[str, list[bytes]]:
+    """JPEG files of each class that has some."""
+    found: dict[str, list[bytes]] = {}
+    for thumb in thumbs:
+        found.setdefault(thumb.name, []).append(thumb.jpeg)
+    return found
+
+
+def _reliability(fusion: Fusion | None) -> dict[str, Any] | None:
+    """How often answers of some probability are right; None where no image can be left out to tell."""
+    if fusion is None or not len(fusion.checked.right):
+        return None
+    bins = reliability(fusion.checked.confidence, fusion.checked.right)
+    return {
+        "images": len(fusion.checked.right),
+        "calibration_error": calibration_error(bins),
+        "bins": bins,
+    }

@@ -1,0 +1,87 @@
+"""Tensors and a JSON header in one safetensors file, with a checksum over both that finds altered files.
+
+There is no pickle in it, so that a file from someone else cannot run anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from protosteer.errors import ModelFileError
+from protosteer.util.text import one_line
+
+_KEY = "protosteer"
+_DIGITS = 20  # of a whole number: 64 bits and a sign
+
+
+def pack_tensors(header: dict[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
+    """The contents of a file; equal headers and tensors give equal bytes."""
+    own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    # Cloned, since safetensors refuses a tensor that is there twice; others may be too large for that.
+    times = Counter(tensor.untyped_storage().data_ptr() for tensor in own.values())
+    own = {n: t.clone() if times[t.untyped_storage().data_ptr()] > 1 else t for n, t in own.items()}
+    # One metadata entry only: safetensors writes several in no fixed order.
+    sealed = json.dumps({"header": header, "sha256": _checksum(header, own)}, sort_keys=True)
+    return save(own, metadata={_KEY: sealed})
+
+
+def unpack_tensors(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Header and tensors of what `pack_tensors` gave; `name` is what messages call the file."""
+    try:
+        tensors = load(data)
+        length = int.from_bytes(data[:8], "little")
+        metadata = _parsed(data[8 : 8 + length]).get("__metadata__") or {}
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise ModelFileError(
+            f"{name} is truncated or not a model file ({one_line(str(error))}); use another copy"
+        ) from error
+    if _KEY not in metadata:
+        raise ModelFileError(
+            f"{name} is a safetensors file but not a protosteer model; teach one with learn()"
+        )
+    try:
+        sealed = _parsed(metadata[_KEY])
+        header: dict[str, Any] = sealed["header"]
+        intact = isinstance(header, dict) and sealed["sha256"] == _checksum(header, tensors)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        intact = False
+    if not intact:
+        raise ModelFileError(f"{name} was altered or damaged after it was written; use another copy")
+    return header, tensors
+
+
+def _parsed(text: str | bytes) -> Any:
+    """JSON, in which every number is one that arithmetic can go on with."""
+    return json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _DIGITS:
+        raise ValueError(f"a number has {len(digits)} digits")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError("a number is not finite")
+    return number
+
+
+def _checksum(header: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return digest.hexdigest()

@@ -1,0 +1,242 @@
+"""The backbone that suits a user's own images: every one at hand is tried, none is trained.
+
+A sample of the images is embedded by each, and each image is predicted as if it had not been learned: by the
+evidence that predictions are made of, in closed form. Of those within one standard error of the best, the one
+that computes least is chosen.
+
+No measured second decides: how many images are tried follows from what backbones compute, the threads and a
+nominal speed of the machine. So the same images, weights, machine and threads give the same choice.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from protosteer.backbones import Backbone
+from protosteer.backbones.auto_candidates import candidates_on_disk, worth_fetching
+from protosteer.backbones.hub import fetch_weights, may_fetch
+from protosteer.backbones.registry import BackboneInfo
+from protosteer.data.images import as_images, as_labelled
+from protosteer.data.sources import read_labelled
+from protosteer.data.transforms import Preprocessing
+from protosteer.errors import DataError, WeightsError
+from protosteer.evidence.scorer import Coarse
+from protosteer.paper.prototypes import POINTS, sketch
+from protosteer.paper.task import task_seed
+from protosteer.runtime.progress import OnStage, Stage
+from protosteer.util.system import memory_size
+
+SECONDS = 60.0  # for all trials together, if the machine is as fast as this:
+CPU_SPEED, GPU_SPEED = 15e9, 1e12  # multiplications a second, of a thread and of any other device
+LEAST, MOST = 50, 1000  # images of a trial; a backbone too slow for the least is not tried
+PER_CLASS = 5  # images at least, if classes have them; where they are too many, some classes are tried
+COPIES = 3  # of its weights that are in memory while a backbone is loaded
+
+# Why one was chosen.
+BEST = "the one that computes least of those within one standard error of the best"
+ALONE, ONLY_TRIED = "the only one on this disk", "the only one that can be tried"
+LARGEST = "the largest on this disk, since nothing can be compared without two classes and two images of one"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How one backbone did."""
+
+    info: BackboneInfo
+    right: int  # of so many images, each left out in turn
+    images: int
+    images_per_second: float  # with their decoding; told, but decides nothing
+
+    @property
+    def accuracy(self) -> float:
+        """In percent."""
+        return 100 * self.right / self.images
+
+    @property
+    def standard_error(self) -> float:
+        """Of the accuracy, in points; never 0, since that all of a few were right does not mean that all are."""
+        share = (self.right + 1) / (self.images + 2)
+        return 100 * math.sqrt(share * (1 - share) / (self.images + 3))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The backbone that was chosen, and what speaks for it."""
+
+    info: BackboneInfo
+    why: str
+    trials: tuple[Trial, ...] = ()  # none where there was nothing to choose from, or by
+    left_out: dict[str, str] = field(default_factory=dict)  # what was not tried, and why
+
+    def load(self, device: str | torch.device = "cpu") -> Backbone:
+        return Backbone.load(self.info.name, device=device)
+
+
+def choose_backbone(
+    data: Any,
+    device: str | torch.device = "cpu",
+    fetch: bool = False,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda line: None,
+    on_stage: OnStage | None = None,
+) -> Choice:
+    """The backbone that suits images with labels, which are given as to `Learner.learn`.
+
+    fetch: also try the short list of small ones that are not on this disk, unless HF_HUB_OFFLINE is set; no
+    image leaves the machine. say: is told before anything is fetched, and what cannot be.
+    """
+    images, labels = _parted(data)
+    if not labels:
+        raise DataError("there are no images to choose a backbone by")
+    count, counts = len(labels), Counter(labels)
+    found, left_out = candidates_on_disk()
+    speed = nominal_speed(device)
+    tried = affordable(found, count, speed, left_out)
+    comparable = len(counts) > 1 and max(counts.values()) > 1
+    if comparable and fetch and may_fetch():
+        tried = _with_fetched(tried, count, speed, left_out, say)
+    if len(tried) == 1:
+        return Choice(tried[0], ONLY_TRIED if left_out else ALONE, (), left_out)
+    if not comparable:
+        return Choice(max(tried, key=_cost), LARGEST, (), left_out)
+    rows = sample(labels, most_images(tried, speed), seed)
+    trials: list[Trial] = []
+    for info in sorted(tried, key=_cost):
+        try:
+            trials.append(_try(info, images, labels, rows, device, on_stage))
+        except WeightsError as error:
+            left_out[info.alias] = str(error)
+    return Choice(best(trials).info, BEST, tuple(trials), left_out)
+
+
+def best(trials: Sequence[Trial]) -> Trial:
+    """The rule of choice."""
+    leader = max(trials, key=lambda trial: trial.right)
+    enough = [trial for trial in trials if trial.accuracy >= leader.accuracy - leader.standard_error]
+    return min(enough, key=lambda trial: (_cost(trial.info), -trial.right))
+
+
+def nominal_speed(device: str | torch.device) -> float:
+    """Multiplications a second that are reckoned with, whatever else the machine does just now."""
+    return GPU_SPEED if torch.device(device).type != "cpu" else CPU_SPEED * torch.get_num_threads()
+
+
+def affordable(
+    candidates: Sequence[BackboneInfo],
+    images: int,
+    speed: float,
+    left_out: dict[str, str],
+    before: Sequence[BackboneInfo] = (),
+) -> list[BackboneInfo]:
+    """Those `before`, and what time and memory allow of others, the smallest first; it is told what is not."""
+    taken = list(before)
+    for info in sorted(candidates, key=_cost):
+        if 4 * COPIES * info.parameters > memory_size():
+            left_out[info.alias] = "too large for the memory of this machine"
+        elif taken and SECONDS * speed < min(LEAST, images) * sum(map(_cost, [*taken, info])):
+            left_out[info.alias] = "too slow to be tried here, beside the others, within a minute"
+        else:
+            taken.append(info)
+    return taken
+
+
+def most_images(tried: Sequence[BackboneInfo], speed: float) -> int:
+    """How many images all of them together can embed in the time."""
+    return max(LEAST, min(MOST, int(SECONDS * speed / sum(map(_cost, tried)))))
+
+
+def sample(labels: Sequence[str], most: int, seed: int = 0) -> list[int]:
+    """Rows of at most so many images, the same number of each class as far as it has them."""
+    rows: dict[str, list[int]] = {}
+    for row, label in enumerate(labels):
+        rows.setdefault(label, []).append(row)
+    names = sorted(rows)
+    classes = min(len(names), most // PER_CLASS)
+    chosen = [names[i] for i in _order(len(names), task_seed(seed, names))[:classes]]
+    each = min(POINTS, most // classes)  # no more than a class is sketched by, image for image
+    drawn: list[int] = []
+    for name in chosen:
+        own = rows[name]
+        drawn += [own[i] for i in _order(len(own), task_seed(seed, [name]))[:each]]
+    return sorted(drawn)
+
+
+def left_out_right(embeddings: Tensor, labels: Sequence[str]) -> tuple[int, int]:
+    """Of embeddings [n, D], how many are predicted right without themselves, and of how many that is known."""
+    names = sorted(set(labels))
+    owners = torch.tensor([names.index(label) for label in labels])
+    coarse = Coarse([sketch(embeddings[owners == i]) for i in range(len(names))])
+    evidence, _ = coarse.left_out()  # [m, C]
+    true = coarse.space.owners[coarse.space.left_out]
+    return int((evidence.argmax(dim=1) == true).sum()), len(true)
+
+
+def _parted(data: Any) -> tuple[Any, list[str]]:
+    """Images as they were given, for any backbone to read, and their labels."""
+    if isinstance(data, (str, os.PathLike)):
+        files = read_labelled(Path(data))
+        return files.paths, files.labels
+    _, labels = as_labelled(data, Preprocessing(224, (0.5,) * 3, (0.5,) * 3))  # no image is read
+    return data[0] if isinstance(data, tuple) else data, labels
+
+
+def _try(
+    info: BackboneInfo,
+    data: Any,
+    labels: Sequence[str],
+    rows: Sequence[int],
+    device: str | torch.device,
+    on_stage: OnStage | None,
+) -> Trial:
+    backbone = Backbone.load(info.name, device=device)
+    images = as_images(data, backbone.preprocessing)
+
+    def on_batch(done: int) -> None:
+        if on_stage:
+            on_stage(Stage("", f"trying {info.alias}", done, len(rows)))
+
+    backbone.embed_set(images, rows=rows[:1])  # the first image takes longer than others
+    began = time.perf_counter()
+    embeddings = backbone.embed_set(images, on_batch=on_batch, rows=rows)
+    seconds = time.perf_counter() - began
+    right, of = left_out_right(embeddings, [labels[row] for row in rows])
+    return Trial(info, right, of, len(rows) / seconds)
+
+
+def _with_fetched(
+    tried: list[BackboneInfo],
+    images: int,
+    speed: float,
+    left_out: dict[str, str],
+    say: Callable[[str], None],
+) -> list[BackboneInfo]:
+    """And those of the short list that this machine is fast enough for and that could be fetched."""
+    for info in affordable(worth_fetching(), images, speed, left_out, tried)[len(tried) :]:
+        about = f"{info.name}, {4 * info.parameters / 1e6:.0f} MB, {info.licence}"
+        say(f"fetching {info.alias} ({about}) to try it; HF_HUB_OFFLINE=1 fetches nothing")
+        try:
+            tried = [*tried, replace(info, path=fetch_weights(info.name))]
+        except WeightsError as error:
+            cause = type(error.__cause__).__name__
+            say(f"{info.alias} cannot be fetched ({cause}); only what is on this disk is tried")
+            break  # the others would come from the same place
+    return tried
+
+
+def _cost(info: BackboneInfo) -> int:
+    return info.config.operations
+
+
+def _order(count: int, seed: int) -> list[int]:
+    found: list[int] = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
+    return found

@@ -1,0 +1,83 @@
+"""What images that were held out of a task say of it: how many are right, and how similar they are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from protosteer.data.images import ImageSet
+from protosteer.learner import Learner
+from protosteer.model.memory import Memory
+from protosteer.model.records import TaskRecord
+from protosteer.runtime.progress import OnStage, Stage
+
+
+@dataclass(frozen=True)
+class Check:
+    """How held-out images were classified among all classes that the model knows."""
+
+    labels: list[str]
+    predicted: list[str]
+
+    @classmethod
+    def make(
+        cls, learner: Learner, name: str, unseen: ImageSet, labels: list[str], on_stage: OnStage | None
+    ) -> Check:
+        """Of task `name`'s held-out images, with what they are."""
+        return cls(labels, _answers(learner, name, "checking", unseen, on_stage)[0])
+
+    @property
+    def right(self) -> int:
+        return sum(a == b for a, b in zip(self.labels, self.predicted, strict=True))
+
+    @property
+    def accuracy(self) -> float:
+        """Percent."""
+        return 100.0 * self.right / len(self.labels)
+
+    def per_class(self) -> dict[str, tuple[int, int]]:
+        """Of each class, the held-out images and how many of them were right."""
+        shown = Counter(self.labels)
+        right = Counter(a for a, b in zip(self.labels, self.predicted, strict=True) if a == b)
+        return {name: (shown[name], right[name]) for name in shown}
+
+    def confused(self, most: int = 5) -> list[tuple[str, str, int]]:
+        """(class, what it was taken for, how often), the most frequent first."""
+        pairs = Counter((a, b) for a, b in zip(self.labels, self.predicted, strict=True) if a != b)
+        ranked = sorted(pairs.items(), key=lambda item: (-item[1], item[0]))
+        return [(a, b, count) for (a, b), count in ranked[:most]]
+
+
+def calibrated(
+    record: TaskRecord, learner: Learner, unseen: ImageSet, labels: list[str], on_stage: OnStage | None
+) -> TaskRecord:
+    """The record with the similarities of held-out images to its prototypes, as if it was all there is.
+
+    What the paper's rule takes its threshold from; evidence takes it from images that it leaves out.
+    """
+    alone = Learner(learner.backbone, learner.settings.replace(rule="paper"))
+    alone.memory = Memory([record])
+    _, similarities = _answers(alone, record.name, "calibrating", unseen, on_stage)
+    classes = []
+    for c in record.classes:
+        own = torch.tensor([label == c.name for label in labels])
+        classes.append(dataclasses.replace(c, similarities=similarities[own] if own.any() else None))
+    return dataclasses.replace(record, classes=tuple(classes))
+
+
+def _answers(
+    learner: Learner, name: str, doing: str, unseen: ImageSet, on_stage: OnStage | None
+) -> tuple[list[str], Tensor]:
+    """Predicted classes of the held-out images, and the greatest similarity of each [h]."""
+    labels: list[str] = []
+    similarities: list[Tensor] = []
+    for part in learner.stream(unseen):
+        labels += part.labels
+        similarities.append(part.similarities.amax(dim=1))
+        if on_stage:
+            on_stage(Stage(name, doing, len(labels), len(unseen)))
+    return labels, torch.cat(similarities)

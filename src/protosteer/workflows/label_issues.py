@@ -1,0 +1,117 @@
+"""Labels in doubt: images of class folders that look like another class once they are left out.
+
+Every image is taken as a point of its class, so that what the evidence would be without it is a closed form
+(`evidence.Coarse.left_out`), whether a model has learned it or not. Classes that the model knows and the folder
+does not have may be the right ones, too. No prompt is used: one that was trained with a wrong label believes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protosteer.data.class_folders import Files
+from protosteer.data.images import ForgivingFiles
+from protosteer.errors import DataError
+from protosteer.evidence import class_statistics as spaces
+from protosteer.evidence.calibration import LeftOut
+from protosteer.evidence.scorer import Coarse
+from protosteer.learner import Learner
+from protosteer.model.class_table import Bulk
+from protosteer.paper.prototypes import Sketch
+from protosteer.runtime.progress import OnStage, Stage
+from protosteer.workflows.active_learning import (
+    COUNT,
+    Suggestion,
+    Suggestions,
+    check_count,
+    errors_of,
+    readable_rows,
+)
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """An image that is likelier of another class than of its own."""
+
+    row: int
+    label: str  # the likeliest class
+    probability: float
+    own: float  # the probability of the class that it is filed under
+
+
+def mislabelled(
+    learner: Learner, files: Files, count: int = COUNT, on_stage: OnStage | None = None
+) -> Suggestions:
+    """Of files in class folders, those that are likely in the wrong one, the likeliest first."""
+    check_count(count)
+    images = ForgivingFiles(files.paths, learner.backbone.preprocessing)
+
+    def on_batch(done: int) -> None:
+        if on_stage:
+            on_stage(Stage("", "checking", done, len(images)))
+
+    embeddings = learner.backbone.embed_set(
+        images, batch_size=learner.settings.embed_batch_size, on_batch=on_batch
+    )
+    read = readable_rows(images)
+    labels = [files.labels[i] for i in read]
+    own = set(labels)
+    rivals = [(r.name, r.plain) for r in learner.memory.records if r.plain and r.name not in own]
+    if len(own) + len(rivals) < 2:
+        raise DataError(
+            f"'{labels[0]}' is the only class there is; labels can be doubted where there are two"
+        )
+    doubts = doubted(embeddings[read], labels, rivals)
+    chosen = [
+        Suggestion(images.paths[read[d.row]], "mislabelled", d.label, d.probability, labels[d.row])
+        for d in doubts[:count]
+    ]
+    return Suggestions(len(read), {"mislabelled": len(doubts)}, chosen, errors_of(images))
+
+
+def doubted(
+    embeddings: Tensor, labels: Sequence[str], rivals: Sequence[tuple[str, Sketch]] = ()
+) -> list[Doubt]:
+    """The labels [n] of embeddings [n, D] that are not the likeliest ones, the least likely first.
+
+    rivals: other classes, perhaps several times. An image that is alone in its class says nothing of it.
+    """
+    classes = sorted(set(labels))
+    number = {name: i for i, name in enumerate(classes)}
+    owners = torch.tensor([number[label] for label in labels])
+    order = owners.argsort(stable=True)  # of the points: class by class
+    units = F.normalize(embeddings[order].float(), dim=1)
+    parts = units.split(owners.bincount().tolist())
+    own = [Sketch(p, torch.ones(len(p), dtype=torch.int64), torch.zeros(p.shape[1])) for p in parts]
+    names = [*classes, *dict.fromkeys(name for name, _ in rivals)]
+    bulk = Bulk.of([*own, *(sketch for _, sketch in rivals)])
+    numbers = torch.tensor([*range(len(classes)), *(names.index(name) for name, _ in rivals)])
+    found = list[Doubt]()
+    for points, shares in _left_out(bulk, numbers, owners[order]):
+        likeliest, mine = shares.max(dim=1), shares.gather(1, owners[order[points]][:, None])[:, 0]
+        columns = (order[points], likeliest.indices, likeliest.values, mine)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        found += [Doubt(row, names[best], p, q) for row, best, p, q in rows if names[best] != labels[row]]
+    return sorted(found, key=lambda doubt: (doubt.own, doubt.row))
+
+
+def _left_out(bulk: Bulk, numbers: Tensor, owners: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Some of the first points, of classes `owners`, at a time, and probabilities of all classes without them.
+
+    numbers: the classes of all sketches.
+    """
+    others = (owners.bincount()[owners] > 1).nonzero()[:, 0]
+    turns = -(-len(others) // spaces.most_left_out(int(numbers.max()) + 1))
+    weight: float | None = None
+    for turn in range(turns):
+        points = others[turn::turns]  # of all classes, so that the first turn can tell the weight
+        scores, similarities = Coarse(bulk, numbers, points).left_out()
+        if weight is None:
+            known = LeftOut.among_all(scores[..., None], similarities[..., None], owners[points])
+            (weight,) = known.weights([0])
+        yield points, (weight * scores).softmax(dim=1)

@@ -1,0 +1,227 @@
+"""What a model file holds, told without its backbone: tasks, classes, bytes, how it predicts, and which
+classes are most alike.
+
+Two classes are as alike as their two most similar value centroids. Classes which are alike are the likely ones
+to be confused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protosteer.evidence.classifier import Fusion
+from protosteer.model.class_table import centroids_of, value_lengths_of
+from protosteer.model.file import Model
+from protosteer.model.memory import Memory
+from protosteer.model.records import TaskRecord
+from protosteer.settings import Settings
+from protosteer.workflows.ood import familiar
+
+_CELLS = 2**23  # similarities between centroids that are in memory at once
+PAIRED = (
+    20_000  # classes, up to which each is compared with each other: seconds; ten times as many take minutes
+)
+
+
+class Pair(NamedTuple):
+    """Two classes and the greatest cosine between their value centroids."""
+
+    a: str
+    b: str
+    similarity: float
+
+
+def describe(model: Model, fusion: Fusion | None) -> dict[str, Any]:
+    """All that `protosteer inspect` shows, as plain data. A figure that the model does not know is None.
+
+    fusion: of its records, as a `Learner` has it.
+    """
+    memory = model.memory
+    tasks = [_task(task) for task in memory.tasks]
+    file_bytes = model.path.stat().st_size if model.path.is_file() else None
+    names = ("name", "fingerprint", "dim", "depth", "image_size", "preprocessing", "weights")
+    settings, defaults = model.settings.to_dict(), Settings().to_dict()
+    changed = [
+        {"name": name, "value": value, "default": defaults[name]}
+        for name, value in settings.items()
+        if value != defaults[name]
+    ]
+    known = len(familiar(memory, fusion))
+    held_out = sum(record["held_out"] for task in tasks for record in task["classes"])
+    return {
+        "file": {"path": str(model.path), "bytes": file_bytes},
+        "backbone": {name: model.backbone.get(name) for name in names},
+        "settings": {"all": settings, "changed": changed},
+        "totals": _totals(tasks, file_bytes),
+        "rule": "evidence" if fusion else "paper",
+        "evidence": _evidence(memory, fusion) if fusion else None,
+        "rejection": {"calibrated": known > 0, "images": known, "held_out": held_out},
+        "notes": notes(memory, fusion),
+        "tasks": tasks,
+        "confusable": _confusable(memory),
+    }
+
+
+def notes(memory: Memory, fusion: Fusion | None) -> list[str]:
+    """What a model could do better than it does, and how; a sentence each. fusion: as a `Learner` has it."""
+    better = "learn its folders again into a new model for calibrated probabilities and higher accuracy"
+    rule = [] if fusion or not len(memory) else [f"this model predicts by the paper's rule; {better}"]
+    unfinished = [task.name for task in memory.tasks if task.about.unfinished]
+    return rule + [f"task '{n}' has no prompt yet; the same learn command trains it" for n in unfinished]
+
+
+def _confusable(memory: Memory) -> list[dict[str, Any]] | None:
+    """None where classes are so many that nobody looked for them."""
+    if len(memory.classes) > PAIRED:
+        return None
+    return [pair._asdict() for pair in closest(memory)]
+
+
+def _evidence(memory: Memory, fusion: Fusion) -> dict[str, Any]:
+    """The prompt for all classes, and how much each view of all classes weighs, the weightiest first."""
+    domain = memory.domain
+    return {
+        "domain_prompt": None if domain is None else _prompt(domain),
+        "views": [{"prompt": view.prompt is not None, "weight": view.weight} for view in fusion.views],
+        "left_out": len(fusion.views[0].familiar),
+    }
+
+
+def _task(task: TaskRecord) -> dict[str, Any]:
+    about, prompt = task.about, task.prompt
+    images, classes = sum(record.images for record in task.classes), _classes(task)
+    return {
+        "name": task.name,
+        "learned": about.learned,
+        "classes": classes,
+        "images": images,
+        # What was written when the task was learned holds no longer once one of its classes was forgotten.
+        "image_bytes": about.image_bytes if about.images == images else None,
+        "bytes": sum(record["bytes"] for record in classes) + (0 if prompt is None else prompt.nbytes),
+        "prompt": prompt if prompt is None else _prompt(prompt),
+        "trained": prompt is not None and not task.few_shot,
+        "few_shot": task.few_shot,
+        "corrected": task.corrected,
+        "unfinished": bool(about.unfinished),
+        "independent": task.independent,
+        "held_out": about.held_out,
+        "loss": about.loss,
+        "accuracy": about.accuracy,
+    }
+
+
+def correction(task: TaskRecord) -> dict[str, str | None]:
+    """What a log says of a task that is a correction."""
+    (name,) = task.class_names
+    return {
+        "correction": task.name,
+        "date": task.about.learned,
+        "image": task.about.file,
+        "taken_for": task.corrected,
+        "class": name,
+    }
+
+
+def _prompt(prompt: Tensor) -> dict[str, int]:
+    return {"layers": prompt.shape[0], "length": prompt.shape[1], "bytes": prompt.nbytes}
+
+
+def _classes(task: TaskRecord) -> list[dict[str, Any]]:
+    sizes = [0] * len(task.classes)
+    for name, tensor in task.tensors():
+        if name.startswith("classes."):
+            sizes[int(name.split(".")[1])] += tensor.nbytes
+    return [
+        {
+            "name": record.name,
+            "images": record.images,
+            "keys": len(record.keys),
+            "values": len(record.values.means),
+            "points": None if record.plain is None else len(record.plain.points),
+            "bytes": size,
+            "held_out": 0 if record.similarities is None else len(record.similarities),
+        }
+        for record, size in zip(task.classes, sizes, strict=True)
+    ]
+
+
+def _totals(tasks: Sequence[dict[str, Any]], file_bytes: int | None) -> dict[str, Any]:
+    """Sums over tasks; `bytes` of the tensors alone, so that they are comparable with what `run` measures."""
+    records = [record for task in tasks for record in task["classes"]]
+    classes = {record["name"] for record in records}
+    days = sorted(task["learned"] for task in tasks if task["learned"]) or [None]
+    total = sum(task["bytes"] for task in tasks)
+    images = [task["image_bytes"] for task in tasks]
+    image_bytes = sum(images) if images and None not in images else None
+    return {
+        "classes": len(classes),
+        "tasks": len(tasks),
+        "images": sum(task["images"] for task in tasks),
+        "centroids": sum(record["keys"] + record["values"] for record in records),
+        "points": sum(record["points"] or 0 for record in records),
+        "bytes": total,
+        "bytes_per_class": total / len(classes) if classes else None,
+        "bytes_per_task": total / len(tasks) if tasks else None,
+        "image_bytes": image_bytes,
+        "times_smaller": image_bytes / file_bytes if image_bytes and file_bytes else None,
+        "first_learned": days[0],
+        "last_learned": days[-1],
+    }
+
+
+def similarity(memory: Memory) -> tuple[list[str], Tensor]:
+    """Names of all classes, and how alike each two of them are [C, C]: symmetric, 1 on the diagonal."""
+    names = memory.classes
+    matrix = torch.empty(len(names), len(names))
+    for first, block in _blocks(memory):
+        some = slice(first, first + len(block))
+        matrix[some, first:] = block
+        matrix[first:, some] = block.T
+    return names, matrix.fill_diagonal_(1.0)
+
+
+def closest(memory: Memory, most: int = 10) -> list[Pair]:
+    """The pairs of classes that are most alike, the closest first, of equal ones that of the earlier classes.
+
+    Nothing of size C x C is in memory.
+    """
+    names = memory.classes
+    best: list[tuple[float, int, int]] = []  # (-similarity, a, b), so that they sort as wanted
+    for first, block in _blocks(memory):
+        floor = -best[-1][0] if len(best) == most > 0 else -math.inf
+        rows, columns = (block > floor).triu(diagonal=1).nonzero(as_tuple=True)
+        values, places = block[rows, columns].sort(descending=True, stable=True)
+        a, b = ((part[places[:most]] + first).tolist() for part in (rows, columns))
+        best = sorted([*best, *zip((-values[:most]).tolist(), a, b, strict=True)])[:most]
+    return [Pair(names[a], names[b], -negative) for negative, a, b in best]
+
+
+def _blocks(memory: Memory) -> Iterator[tuple[int, Tensor]]:
+    """Some rows of the matrix at a time, from the diagonal on: first row, and [rows, C - first]."""
+    if not len(memory):
+        return
+    owners = memory.record_classes.repeat_interleave(value_lengths_of(memory.tasks))
+    units = F.normalize(centroids_of(memory.tasks).means, dim=1)
+    order = owners.argsort(stable=True)
+    owners, units = owners[order], units[order]  # centroids stand class by class
+    classes = len(memory.classes)
+    starts = torch.searchsorted(owners, torch.arange(classes + 1)).tolist()
+    step = max(1, _CELLS * classes // len(units) ** 2)
+    for first in range(0, classes, step):
+        last = min(first + step, classes)
+        some, others = slice(starts[first], starts[last]), slice(starts[first], None)
+        cosines = units[some] @ units[others].T
+        rows = _greatest(cosines.T, owners[others] - first, classes - first).T
+        yield first, _greatest(rows, owners[some] - first, last - first).clamp(-1, 1)
+
+
+def _greatest(rows: Tensor, owners: Tensor, count: int) -> Tensor:
+    """[count, n]: of rows [m, n] that belong to owners [m], the greatest numbers of each owner."""
+    empty = rows.new_full((count, rows.shape[1]), -torch.inf)
+    return empty.scatter_reduce_(0, owners[:, None].expand_as(rows), rows, "amax")

@@ -1,0 +1,161 @@
+"""An adapted backbone: a frozen one and one prompt that serves all classes ever learned with it, in a small file.
+
+The prompt was trained before any of these classes came, so that it belongs to none of them: tasks that are
+independent stay so, and merging models of the same adapted backbone and forgetting in them stay exact.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import protosteer
+from protosteer.backbones import Backbone
+from protosteer.data.images import FileImages
+from protosteer.errors import LearnerError, ModelFileError, ProtosteerError, SettingsError
+from protosteer.learner import Learner
+from protosteer.model.file import ADAPTED, Model, backbone_header
+from protosteer.model.memory import Memory
+from protosteer.model.schema import check_adapted_header
+from protosteer.model.validation import check_prompt
+from protosteer.runtime.checkpoint import CheckpointFile
+from protosteer.runtime.progress import OnStage
+from protosteer.settings import Settings
+from protosteer.util.files import real, write_atomically
+from protosteer.util.reading import read_regular
+from protosteer.util.tensor_file import pack_tensors, unpack_tensors
+from protosteer.workflows.learn_folder import FolderScan
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Adapted:
+    """Contents of the file; the backbone's weights are not among them."""
+
+    path: Path
+    backbone: dict[str, Any]
+    settings: Settings
+    classes: list[str]  # that the prompt was trained with
+    images: int
+    prompt: Tensor  # [S, L, D]
+
+    @property
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(self.backbone["fingerprint"].encode())
+        digest.update(self.prompt.contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    @property
+    def model(self) -> Model:
+        """A model that knows nothing yet, which finds and checks the backbone."""
+        return Model(self.path, self.backbone, self.settings, Memory())
+
+    def prompt_for(self, backbone: Backbone) -> Tensor:
+        """The prompt, for `Learner(backbone, domain=...)`; another backbone is refused."""
+        self.model.backbone_for(backbone)
+        return self.prompt
+
+    def check_used(self, learner: Learner) -> None:
+        """Refuse a learner whose next task would not be seen under this prompt."""
+        self.prompt_for(learner.backbone)
+        if learner.settings.rule == "paper":
+            raise SettingsError(
+                f"{self.path} is a prompt for all classes, which rule = 'paper' does not know; choose another "
+                "preset, or leave it out"
+            )
+        if learner.domain is None or not torch.equal(learner.domain, self.prompt):
+            raise LearnerError(
+                f"the model has classes already that were learned without {self.path}; begin a new model with it, "
+                "or leave it out"
+            )
+
+    def describe(self) -> dict[str, Any]:
+        """Plain data, what `protosteer inspect` shows."""
+        layers, length, _ = self.prompt.shape
+        return {
+            "path": str(self.path),
+            "fingerprint": self.fingerprint,
+            "backbone": {name: self.backbone[name] for name in ("name", "fingerprint", "image_size")},
+            "prompt": {"layers": layers, "length": length, "bytes": self.prompt.nbytes},
+            "classes": self.classes,
+            "images": self.images,
+        }
+
+    def write(self, path: str | Path) -> None:
+        """Whole or not at all."""
+        header = {
+            ADAPTED: FORMAT,
+            "protosteer": protosteer.__version__,
+            "backbone": self.backbone,
+            "settings": self.settings.to_dict(),
+            "classes": self.classes,
+            "images": self.images,
+            "fingerprint": self.fingerprint,
+        }
+        write_atomically(real(Path(path)), pack_tensors(header, {"prompt": self.prompt}))
+
+
+def adapt(
+    backbone: Backbone,
+    found: FolderScan,
+    settings: Settings | None = None,
+    on_stage: OnStage | None = None,
+    checkpoint: CheckpointFile | None = None,
+) -> Adapted:
+    """Train one prompt with all classes of a surveyed folder, as a first task trains its own."""
+    learner = Learner(backbone, settings)
+    classes = sorted(found.counts)
+    if not learner.settings.prompts:
+        raise SettingsError("prompts = False: a prompt is all that is trained here; leave the setting out")
+    if not learner.trains_prompt(classes):
+        raise LearnerError(f"{found.folder} has one class and nothing to tell it from; add other classes")
+    images = FileImages(found.files.paths, backbone.preprocessing)
+    record = learner.learn((images, found.files.labels), "adapting", on_stage, checkpoint)
+    assert record.prompt is not None
+    about = Path("an adapted backbone"), backbone_header(backbone), learner.settings
+    return Adapted(*about, classes, len(images), record.prompt)
+
+
+def is_adapted(path: Path) -> bool:
+    """Whether it is such a file, whole and unaltered."""
+    try:
+        return ADAPTED in unpack_tensors(read_regular(path), str(path))[0]
+    except (OSError, ModelFileError):
+        return False
+
+
+def read(path: str | Path) -> Adapted:
+    """Read and check the file of an adapted backbone."""
+    path = Path(path)
+    try:
+        header, tensors = unpack_tensors(read_regular(path), str(path))
+    except OSError as error:
+        raise ModelFileError(
+            f"there is no adapted backbone {path} ({error.strerror}); check the path"
+        ) from error
+    if header.get(ADAPTED) != FORMAT:
+        raise ModelFileError(
+            f"{path} is not an adapted backbone that this version knows; make one with adapt"
+        )
+    try:
+        check_adapted_header(header)
+        backbone, prompt, settings = (
+            header["backbone"],
+            tensors["prompt"],
+            Settings.from_file(header["settings"]),
+        )
+        check_prompt(prompt, backbone.get("dim"), backbone.get("depth"), "the prompt")
+        adapted = Adapted(path, backbone, settings, header["classes"], header["images"], prompt)
+        if adapted.fingerprint != header["fingerprint"]:
+            raise TypeError("its fingerprint is another's")
+        return adapted
+    except (KeyError, TypeError, ProtosteerError) as error:
+        raise ModelFileError(
+            f"{path} has an inconsistent header ({error}); it was not written by protosteer"
+        ) from error

@@ -1,0 +1,152 @@
+"""Weight files that claim what they do not hold: one line, at once, and no memory for it."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import tracemalloc
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from protosteer.backbones import Backbone
+from protosteer.backbones.build_vit import load_vit
+from protosteer.backbones.checkpoint_io import METADATA_KEY, read_checkpoint
+from protosteer.errors import ProtosteerError, WeightsError
+from weight_toys import published, random_vit, tiny_weights, to_flax, write_weights
+
+Make = Callable[[Path], object]
+
+
+def zipped(path: Path, name: str, data: bytes, **changes: int) -> None:
+    """An archive of one entry whose directory says what `changes` say."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, data)
+        for key, value in changes.items():
+            setattr(archive.infolist()[0], key, value)
+
+
+def npy(shape: str, data: bytes = b"\0" * 64) -> bytes:
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}".ljust(117).encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + data
+
+
+def saved(value: Any) -> Make:
+    return lambda path: torch.save({"x": value}, path)
+
+
+HOSTILE: dict[str, tuple[str, Make]] = {
+    "impossible shape": (".npz", lambda p: zipped(p, "x.npy", npy("(10000000000, 10000000000)"))),
+    "shape far beyond the file": (".npz", lambda p: zipped(p, "x.npy", npy("(3000000000,)"))),
+    "negative shape": (".npz", lambda p: zipped(p, "x.npy", npy("(-5, 3)"))),
+    "blocks of nothing": (
+        ".npz",
+        lambda p: zipped(p, "Transformer/encoderblock/x.npy", npy("(1000000000000, 0)")),
+    ),
+    "npz bomb": (".npz", lambda p: zipped(p, "x.npy", npy("(50000000,)", bytes(200_000_000)))),
+    "encrypted npz": (".npz", lambda p: zipped(p, "x.npy", npy("(16,)"), flag_bits=1)),
+    "unknown method npz": (".npz", lambda p: zipped(p, "x.npy", npy("(16,)"), compress_type=99)),
+    "pth bomb": (".pth", lambda p: zipped(p, "archive/data.pkl", bytes(200_000_000))),
+    "encrypted pth": (".pth", lambda p: zipped(p, "archive/data.pkl", b"x", flag_bits=1)),
+    "stride 0": (".pth", saved(torch.zeros(1).expand(10**10))),
+    "overlapping": (".pth", saved(torch.zeros(50_000).as_strided((25_000, 25_000), (1, 1)))),
+    "one storage many times": (
+        ".pth",
+        lambda p: torch.save(dict.fromkeys(map(str, range(2000)), torch.zeros(100_000)), p),
+    ),
+    "sparse": (".pth", saved(torch.eye(3).to_sparse())),
+    "meta": (".pth", saved(torch.zeros(10**12, device="meta"))),
+    "doubling": (".pth", lambda p: torch.save({"x": bytearray(b"abc")}, p)),
+    "legacy names": (
+        ".pth",
+        lambda p: torch.save({"x": bytearray(b"abc")}, p, _use_new_zipfile_serialization=False),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", HOSTILE)
+def test_what_a_file_cannot_hold_is_refused_without_memory(fault: str, tmp_path: Path) -> None:
+    suffix, make = HOSTILE[fault]
+    path = tmp_path / f"w{suffix}"
+    make(path)
+    tracemalloc.start()
+    try:
+        with pytest.raises(WeightsError) as caught:
+            load_vit(read_checkpoint(path))
+        assert tracemalloc.get_traced_memory()[1] < 16 * path.stat().st_size + 2**25
+    finally:
+        tracemalloc.stop()
+    assert "\n" not in str(caught.value) and str(path) in str(caught.value)
+
+
+ABOUT = {
+    "a list": [1],
+    "a number": 3,
+    "heads as a word": {"heads": "3"},
+    "no heads": {"heads": 0},
+    "true heads": {"heads": True},
+    "image size as a list": {"image_size": [16]},
+    "immense image size": {"image_size": 10**400},
+    "large image size": {"image_size": 32000, "heads": 3},
+    "two means": {"mean": [0.5, 0.5]},
+    "mean of words": {"mean": ["a", "b", "c"]},
+    "std of nothing": {"std": [0, 1, 1]},
+    "crop as a table": {"crop": {}},
+    "small crop": {"crop": 0.0001, "heads": 3, "mean": [0, 0, 0], "std": [1, 1, 1]},
+    "interpolation as a number": {"interpolation": 3},
+    "pool as a list": {"pool": ["token"]},
+}
+
+
+@pytest.mark.parametrize("about", ABOUT.values(), ids=ABOUT.keys())
+@pytest.mark.parametrize("place", ["metadata", "config"])
+def test_mistyped_words_about_a_file_are_refused(place: str, about: Any, tmp_path: Path) -> None:
+    path = tiny_weights(tmp_path / "w.safetensors", about if place == "metadata" else None)
+    if place == "config":
+        config = about
+        if isinstance(about, dict):
+            told = {
+                "crop_pct": about.get("crop"),
+                "input_size": about.get("image_size") and [3, about["image_size"]],
+            }
+            config = {"pretrained_cfg": about | told, "model_args": {"num_heads": about.get("heads")}}
+            config["global_pool"] = about.get("pool")
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ProtosteerError) as caught:
+        Backbone.load("strange", path, heads=None if "heads" in str(about) else 3)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "nul", '{"a":' * 50_000])
+def test_nested_and_broken_json(text: str, tmp_path: Path) -> None:
+    path = tiny_weights(tmp_path / "w.safetensors")
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(WeightsError, match="not a model's config"):
+        Backbone.load("strange", path)
+    (tmp_path / "config.json").unlink()
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length]) | {"__metadata__": {METADATA_KEY: text}}
+    written = json.dumps(header).encode()
+    path.write_bytes(len(written).to_bytes(8, "little") + written + data[8 + length :])
+    with pytest.raises(WeightsError, match="damaged"):
+        Backbone.load("strange", path)
+
+
+def test_plain_files_are_read_in_every_way_that_torch_writes(tmp_path: Path) -> None:
+    state = published(random_vit())
+    half = {name: torch.nn.Parameter(tensor.half()) for name, tensor in state.items()}
+    for content, options in ((state, {}), (half, {}), (state, {"_use_new_zipfile_serialization": False})):
+        torch.save({"model": content}, tmp_path / "w.pth", **options)
+        load_vit(read_checkpoint(tmp_path / "w.pth"), heads=3)
+    packed = io.BytesIO()
+    np.savez_compressed(packed, **to_flax(state, 3))
+    (tmp_path / "w.npz").write_bytes(packed.getvalue())
+    load_vit(read_checkpoint(tmp_path / "w.npz"))
+    load_vit(read_checkpoint(write_weights(tmp_path / "w.safetensors", state)), heads=3)

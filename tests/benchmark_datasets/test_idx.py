@@ -1,0 +1,79 @@
+"""idx files, plain and gzipped, whole and cut."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pytest
+import torch
+
+from protosteer.data.datasets.idx import as_small_images, idx_files, read_idx, read_images
+from protosteer.errors import DataError
+from set_toys import idx_bytes
+
+
+@pytest.fixture
+def letters(tmp_path):
+    """Images of 28 x 28 and their labels, the first pair plain, the second gzipped."""
+    pixels = np.random.default_rng(0).integers(1, 256, (6, 28, 28), dtype=np.uint8)
+    labels = np.array([3, 0, 9, 1, 1, 5], dtype=np.uint8)
+    for name, array in (("images-idx3-ubyte", pixels), ("labels-idx1-ubyte", labels)):
+        (tmp_path / f"train-{name}").write_bytes(idx_bytes(array))
+        (tmp_path / f"t10k-{name}.gz").write_bytes(gzip.compress(idx_bytes(array)))
+    return tmp_path, pixels, labels
+
+
+def test_plain_and_gzipped_files_are_found_and_alike(letters):
+    folder, pixels, labels = letters
+    paths = idx_files(folder) or []
+    assert [path.suffix for path in paths] == ["", "", ".gz", ".gz"]
+    for pair in (paths[:2], paths[2:]):
+        images, numbers = read_images(*pair)
+        assert images.shape == (6, 3, 32, 32) and images.dtype == torch.uint8
+        assert (images[:, 1, 2:30, 2:30].numpy() == pixels).all()
+        assert numbers.tolist() == labels.tolist() and numbers.dtype == torch.int64
+    paths[0].unlink()
+    assert idx_files(folder) is None and idx_files(folder, ("t10k",)) == paths[2:]
+
+
+def test_the_edge_is_black_and_three_channels_cost_no_more_than_one():
+    images = as_small_images(torch.full((5, 28, 28), 7, dtype=torch.uint8))
+    assert images.sum() == 7 * 28 * 28 * 3 * 5 and images[:, :, :2].sum() == 0 and images[..., -2:].sum() == 0
+    assert images.untyped_storage().nbytes() == 5 * 32 * 32
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda data: data[:-1], "images-idx3-ubyte holds 4703 bytes .*not 4704"),
+        (lambda data: data + b"x", "holds 4705 bytes"),
+        (lambda data: data[:9], "cut short"),
+        (lambda data: b"", "begins with nothing, not 00000803 and 3 sizes"),
+        (lambda data: b"\0\0\x09" + data[3:], "begins with 00000903"),
+        (lambda data: b"\0\0\x08\x01" + data[4:], "begins with 00000801"),
+    ],
+)
+def test_damage_is_told_in_one_line(letters, change, words):
+    path = letters[0] / "train-images-idx3-ubyte"
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(DataError, match=words) as caught:
+        read_idx(path, 3)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_gzip_file_that_ends_early_is_named(letters):
+    path = letters[0] / "t10k-images-idx3-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DataError, match="t10k-images-idx3-ubyte.gz is damaged or cut short"):
+        read_idx(path, 3)
+    path.write_bytes(b"no gzip")
+    with pytest.raises(DataError, match="damaged"):
+        read_idx(path, 3)
+
+
+def test_every_image_has_a_label(letters):
+    folder, _, labels = letters
+    (folder / "train-labels-idx1-ubyte").write_bytes(idx_bytes(labels[:4]))
+    with pytest.raises(DataError, match="6 images but .*4 labels"):
+        read_images(*(idx_files(folder) or [])[:2])

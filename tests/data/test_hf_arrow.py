@@ -1,0 +1,99 @@
+"""Image sets that Hugging Face's `datasets` has saved: their images are paths like others."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from arrow_toys import save_set
+from protosteer.data.hf_arrow import is_set
+from protosteer.data.image_files import image_bytes, image_exists, image_version
+from protosteer.data.images import FileImages
+from protosteer.data.sources import image_paths, read_labelled
+from protosteer.errors import DataError, SettingsError
+from set_toys import SMALL, save
+
+pytest.importorskip("pyarrow", reason="image sets in Arrow files need pyarrow")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    return [save(tmp_path / "photos" / f"{i}.png", i) for i in range(7)]
+
+
+@pytest.fixture
+def pets(tmp_path: Path, files: list[Path]) -> Path:
+    """Two files; one image lies outside of them."""
+    images = [{"bytes": path.read_bytes(), "path": path.name} for path in files]
+    images[5] = {"bytes": None, "path": str(files[5])}
+    return save_set(tmp_path / "pets", images, [0, 1, 0, 1, 1, 1, 0], ["dog", "cat"], files=2)
+
+
+def test_images_in_arrow_files_are_files_of_their_own(pets, files):
+    first, second = (pets / f"data-0000{i}-of-00002.arrow" for i in range(2))
+    wanted = [*(first / str(i) for i in range(4)), second / "0", files[5], second / "2"]
+    assert is_set(pets) and image_paths(pets) == wanted
+    found = read_labelled(pets)
+    assert found.labels == ["cat"] * 4 + ["dog"] * 3
+    assert found.paths == [wanted[i] for i in (1, 3, 4, 5, 0, 2, 6)]
+    assert [image_bytes(path) for path in wanted] == [path.read_bytes() for path in files]
+    assert image_version(wanted[2]) == (files[2].stat().st_size, first.stat().st_mtime_ns)
+    assert image_exists(wanted[0]) and image_paths(wanted[2]) == [wanted[2]]
+    rows = [6, 0, 5, 3]
+    inside, outside = FileImages(wanted, SMALL), FileImages(files, SMALL)
+    assert torch.equal(inside.pixels(rows), outside.pixels(rows))
+    assert torch.equal(pickle.loads(pickle.dumps(inside.portable(rows))).pixels([1]), outside.pixels([0]))
+    assert read_labelled(pets, ["dog"]).labels == ["dog"] * 3
+
+
+def test_a_file_that_has_changed_is_read_again(tmp_path, files):
+    for i in (1, 2):
+        save_set(tmp_path / "one", [{"bytes": files[i].read_bytes(), "path": None}], ["cat"])
+        (path,) = image_paths(tmp_path / "one")
+        assert image_bytes(path) == files[i].read_bytes()
+
+
+def test_what_cannot_be_learned_is_told_in_a_line(tmp_path, pets, files):
+    inside = {"bytes": files[0].read_bytes(), "path": None}
+    both = tmp_path / "both"
+    save_set(both / "train", [inside], ["cat"])
+    (both / "dataset_dict.json").write_text(json.dumps({"splits": ["train"]}))
+    for folder, told in [
+        (both, r"has several splits \(train\); give one of them, such as .*both/train"),
+        (
+            save_set(tmp_path / "a", [inside], [-1], ["cat"]),
+            "a/data-.*/0 has no label; .* needs a column label",
+        ),
+        (save_set(tmp_path / "b", [None], ["cat"]), "b/data-.*/0 has no image; leave such rows out"),
+        (save_set(tmp_path / "c", [], []), "c holds no images"),
+    ]:
+        with pytest.raises(DataError, match=told) as caught:
+            read_labelled(folder)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(DataError, match="data-00000-of-00002.arrow/99 cannot be read as an image"):
+        FileImages([pets / "data-00000-of-00002.arrow" / "99"], SMALL).pixels([0])
+    for names in ("../x.arrow", "x.txt", 3):
+        (pets / "state.json").write_text(json.dumps({"_data_files": [{"filename": names}]}))
+        with pytest.raises(DataError, match="which is no Arrow file beside it"):
+            read_labelled(pets)
+
+
+def test_without_pyarrow_one_line_says_so(pets, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(SettingsError, match=r"pip install 'protosteer\[parquet\]'"):
+        read_labelled(pets)
+
+
+def test_what_datasets_itself_saves_is_read(tmp_path, files):
+    datasets = pytest.importorskip("datasets", reason="the real package is not needed for anything else")
+    kinds = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["dog", "cat"])}
+    columns = {"image": [str(path) for path in files], "label": [0, 1, 0, 1, 1, 1, 0]}
+    whole = datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
+    whole.select([6, 1, 3]).save_to_disk(tmp_path / "saved", num_shards=2)
+    found = read_labelled(tmp_path / "saved")
+    assert found.labels == ["cat", "cat", "dog"]
+    assert [image_bytes(path) for path in found.paths] == [files[i].read_bytes() for i in (1, 3, 6)]

@@ -1,0 +1,365 @@
+"""Run folders: what they hold, what they refuse, how seeds are added and compared."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from protosteer.errors import DataError, ProtosteerError, RunError, SettingsError
+from protosteer.evaluation import manifest
+from protosteer.evaluation.comparison import bins_of, gather
+from protosteer.evaluation.experiment import Experiment, run_experiment
+from protosteer.evaluation.metrics import over_seeds, summary
+from protosteer.evaluation.run_folder import RunFolder, read_run
+from protosteer.learner import Learner
+from protosteer.settings import read_toml
+
+pytestmark = pytest.mark.slow
+
+CHEAP = {
+    "stream": "split-digits", "method": "ncm", "tasks": 3, "train_per_class": 5, "test_per_class": 4, "device": "cpu",
+}  # fmt: skip
+TRAINED = {**CHEAP, "method": "cpp", "epochs": 1, "batch_size": 20, "neck_hidden": 16, "augmentation": "none"}
+
+
+def run(
+    out: Path, resume: bool = False, overwrite: bool = False, said: list[str] | None = None, **values: Any
+) -> Any:
+    callbacks = [] if said is None else said
+    experiment = Experiment.from_values({**CHEAP, **values, "out": out})
+    return run_experiment(experiment, resume, overwrite, on_message=callbacks.append)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "cpp"
+    experiment = Experiment.from_values({**TRAINED, "seeds": "0,1", "out": out})
+    run_experiment(experiment, command=["protosteer", "run", "split-digits"])
+    return out
+
+
+def test_a_folder_holds_everything(finished):
+    names = set(contents(finished))
+    models = {f"seed-{s}/task-{t:02}.protosteer" for s in (0, 1) for t in (1, 2, 3)}
+    assert names == models | {
+        "manifest.json", "metrics.json", "log.txt", "seed-0/matrix.csv", "seed-0/metrics.json",
+        "seed-1/matrix.csv", "seed-1/metrics.json", ".protosteer.lock",
+    }  # fmt: skip
+    learner = Learner.load(finished / "seed-1" / "task-02.protosteer")
+    assert learner.classes == [str(digit) for digit in range(7)] and learner.settings.seed == 1
+
+
+def test_the_manifest_tells_where_the_figures_come_from(finished):
+    known = json.loads((finished / "manifest.json").read_text())
+    told, session = known["configuration"], known["sessions"][0]
+    assert told["method"] == "cpp" and told["settings"]["epochs"] == 1 and "seed" not in told["settings"]
+    assert len(told["backbone"]["fingerprint"]) == 64 and told["stream"]["name"] == "split-digits"
+    assert told["stream"]["class_order"] == [str(digit) for digit in range(10)]
+    assert [task["train_images"] for task in told["stream"]["tasks"]] == [20, 15, 15]
+    assert told["stream"]["checksums"] and known["seeds"] == [0, 1]
+    assert session["command"] == ["protosteer", "run", "split-digits"]
+    assert {"torch", "numpy", "kornia"} <= session["circumstances"]["versions"].keys()
+    assert session["circumstances"]["threads"] >= 1 and session["circumstances"]["machine"]["processor"]
+
+
+def test_figures_are_the_same_in_every_file(finished):
+    figures = json.loads((finished / "metrics.json").read_text())
+    seeds = [json.loads((finished / f"seed-{s}" / "metrics.json").read_text()) for s in (0, 1)]
+    assert figures["seeds"] == seeds
+    assert (figures["mean"], figures["std"]) == over_seeds(seeds)
+    with (finished / "seed-0" / "matrix.csv").open() as file:
+        lines = list(csv.reader(file))
+    assert lines[0] == ["after_task", "task_1", "task_2", "task_3"] and lines[1][2:] == ["", ""]
+    assert [[float(v) for v in line[1:] if v] for line in lines[1:]] == seeds[0]["matrix"]
+    expected = summary(seeds[0]["matrix"], [16, 12, 12])
+    assert {name: seeds[0][name] for name in expected} == expected
+    last = seeds[0]["after_each_task"][-1]
+    assert last["accuracy_over_tasks"] == seeds[0]["last_accuracy"]
+    assert last["accuracy_over_images"] == seeds[0]["last_image_accuracy"]
+    assert seeds[0]["diagnosis"]["mean"]["accuracy"] == pytest.approx(seeds[0]["last_accuracy"], abs=1e-4)
+
+
+def test_a_seed_gives_the_same_figures_alone_and_in_company(finished, tmp_path):
+    run(tmp_path / "alone", **{**TRAINED, "seeds": 1})
+    for name in ("task-03.protosteer", "matrix.csv"):
+        assert (tmp_path / "alone/seed-1" / name).read_bytes() == (finished / "seed-1" / name).read_bytes()
+
+
+def test_a_finished_run_is_not_overwritten(tmp_path):
+    run(tmp_path / "r")
+    before = contents(tmp_path / "r")
+    with pytest.raises(RunError, match="holds a finished run of this configuration; resume=True adds seeds"):
+        run(tmp_path / "r")
+    assert contents(tmp_path / "r") == before
+    again = run(tmp_path / "r", resume=True)
+    assert again["seeds"][0] == json.loads(before["seed-0/metrics.json"])
+    assert contents(tmp_path / "r")["seed-0/metrics.json"] == before["seed-0/metrics.json"]
+
+
+def test_another_configuration_is_refused_with_the_differences(tmp_path):
+    run(tmp_path / "r")
+    before = contents(tmp_path / "r")
+    with pytest.raises(RunError) as error:
+        run(tmp_path / "r", resume=True, centroids=2, test_per_class=3)
+    assert "settings.centroids: 1 -> 2" in str(error.value)
+    assert "stream.options.test_per_class: 4 -> 3" in str(error.value)
+    assert "\n" not in str(error.value) and contents(tmp_path / "r") == before
+
+
+def test_overwrite_removes_the_run_and_nothing_else(tmp_path):
+    run(tmp_path / "r", seeds="0,1")
+    (tmp_path / "r" / "notes.txt").write_text("mine")
+    said: list[str] = []
+    run(tmp_path / "r", overwrite=True, centroids=2, said=said)
+    assert not (tmp_path / "r/seed-1").exists() and (tmp_path / "r/notes.txt").read_text() == "mine"
+    assert said == [f"the run that {tmp_path / 'r'} held has been removed"]
+    with pytest.raises(SettingsError, match="choose one"):
+        run(tmp_path / "r", resume=True, overwrite=True, centroids=2)
+    assert (tmp_path / "r/seed-0/metrics.json").is_file()
+
+
+def test_other_circumstances_are_told(tmp_path):
+    run(tmp_path / "r")
+    path = tmp_path / "r/manifest.json"
+    known = json.loads(path.read_text())
+    known["sessions"][-1]["circumstances"]["threads"] = 99
+    path.write_text(json.dumps(known))
+    said: list[str] = []
+    run(tmp_path / "r", resume=True, seeds="1", said=said)
+    assert len(said) == 1 and "threads: 99 -> " in said[0] and "last bits" in said[0]
+
+
+def test_a_folder_with_other_things_is_left_alone(tmp_path):
+    for name in ("photo.jpg", ".lock", ".notes.tmp", ".metrics.json.x.tmp"):
+        (tmp_path / name).write_text("mine")
+    before = contents(tmp_path)
+    with pytest.raises(RunError, match="holds other things"):
+        run(tmp_path)
+    with pytest.raises(RunError, match="is a file"):
+        run(tmp_path / "photo.jpg")
+    with pytest.raises(ProtosteerError, match="cannot write to .*photo.jpg/x: Not a directory"):
+        run(tmp_path / "photo.jpg" / "x")
+    assert contents(tmp_path) == before
+
+
+def test_seeds_are_added_by_resuming_and_those_of_the_folder_are_the_default(tmp_path):
+    said: list[str] = []
+    run(tmp_path / "r", resume=True, seeds="2", said=said)
+    assert said == [f"{tmp_path / 'r'} holds no run to go on with; a new one begins"]
+    first = (tmp_path / "r/seed-2/metrics.json").read_bytes()
+    for seeds in ("1", None):
+        figures = run(tmp_path / "r", resume=True, **({"seeds": seeds} if seeds else {}))
+        assert [seed["seed"] for seed in figures["seeds"]] == [2, 1]
+    assert (tmp_path / "r/seed-2/metrics.json").read_bytes() == first
+    for seed in (1, 2):
+        shutil.rmtree(tmp_path / f"r/seed-{seed}")
+    assert [s["seed"] for s in run(tmp_path / "r", resume=True, seeds="1")["seeds"]] == [1]
+
+
+@pytest.mark.parametrize("text", ['{"format": 99}', '{"format": 1}', "[]", "{", "\udcff"])
+def test_a_damaged_manifest_is_named(tmp_path, text):
+    run(tmp_path / "r")
+    (tmp_path / "r/manifest.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    for action in (lambda: run(tmp_path / "r", resume=True), lambda: read_run(tmp_path / "r")):
+        with pytest.raises(RunError, match="manifest.json"):
+            action()
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    for name, blue in (("ant", 200), ("bee", 10)):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(5):
+            Image.new("RGB", (8, 8), (40 * i, 90, blue)).save(tmp_path / "photos" / name / f"{i}.bmp")
+    return tmp_path / "photos"
+
+
+def test_changed_images_are_another_configuration(tmp_path, photos):
+    told = {"stream": f"folder:{photos}", "tasks": 2}
+    run(tmp_path / "r", **told)
+    run(
+        tmp_path / "r", resume=True, seeds="1", **{**told, "stream": f"folder:{photos}/"}
+    )  # the same, as typed
+    (photos / "ant/0.bmp").write_bytes((photos / "ant/4.bmp").read_bytes())  # of the same size
+    with pytest.raises(RunError, match="stream.checksums"):
+        run(tmp_path / "r", resume=True, **told)
+
+
+def test_images_that_were_skipped_are_named_in_the_log(tmp_path, photos):
+    (photos / "bee/bad.jpg").write_text("not an image")
+    told = {"stream": f"folder:{photos}", "tasks": 2}
+    with pytest.raises(DataError, match="bad.jpg cannot be read as an image; .* skip_unreadable=True"):
+        run(tmp_path / "a", **told)
+    assert not (tmp_path / "a").exists(), "it is found before anything is learned"
+    run(tmp_path / "b", **told, skip_unreadable=True)
+    assert "bad.jpg cannot be read as an image; skipped" in (tmp_path / "b/log.txt").read_text()
+
+
+def test_two_processes_do_not_share_a_folder(tmp_path):
+    with (
+        RunFolder(tmp_path / "r").locked(),
+        pytest.raises(RunError, match="another process is writing"),
+        RunFolder(tmp_path / "r").locked(),
+    ):
+        pass
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    run(tmp_path / "r")
+    (tmp_path / "r/seed-0/.task-01.protosteer.abc.tmp").write_text("half")
+    (tmp_path / "r/.metrics.json.abc.tmp").write_text("half")
+    (tmp_path / "r/seed-0/unfinished").mkdir()
+    run(tmp_path / "r", resume=True)
+    assert not list((tmp_path / "r").rglob("*.tmp")) and not (tmp_path / "r/seed-0/unfinished").exists()
+
+
+# What a run is told
+
+
+def test_values_go_to_run_stream_and_method():
+    made = Experiment.from_values({**TRAINED, "seeds": [3, 1], "backbone": "nano", "base": None})
+    assert made.seeds == (3, 1) and made.options.tasks == 3 and made.settings_for(3).seed == 3
+    assert made.settings_for(1).to_dict()["epochs"] == 1
+    assert made.folder == Path("runs/split-digits-cpp-nano")
+    assert Experiment.from_values({"stream": "folder:some/shop/"}).folder == Path(
+        "runs/folder-shop-protosteer-nano"
+    )
+    assert Experiment.from_values(CHEAP).seeds is None
+    assert Experiment.from_values({**CHEAP, "seeds": "0, 2"}).seeds == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"stream": None}, "say which stream"),
+        ({"epoch": 3}, "unknown setting 'epoch'; did you mean 'epochs'"),
+        ({"bakbone": "nano"}, "method cpp: unknown setting 'bakbone'; did you mean 'backbone'"),
+        ({"trainperclass": 3}, "did you mean 'train_per_class'"),
+        ({"method": "l2q"}, "no method is called 'l2q'"),
+        ({"seed": 3}, "a run has seeds, for instance seeds=3"),
+        ({"seeds": "0,x"}, "give different whole numbers"),
+        ({"seeds": "1,1"}, "give different whole numbers"),
+        ({"epochs": "many"}, "epochs = 'many': must be int"),
+        ({"tasks": 0}, "tasks is 0"),
+        ({"image_size": "big"}, "image_size = 'big': must be int"),
+        ({"threads": 0}, "threads = 0: must be at least 1"),
+        ({"stream": 5}, "stream = 5: must be str"),
+        ({"weights": 3}, "weights = 3: must be str"),
+        ({"class_order": ["1"]}, "class_order = .*: must be str"),
+        ({"crop": "a"}, "crop = 'a': must be float"),
+        ({"skip_unreadable": "no"}, "skip_unreadable = 'no': must be bool"),
+        ({"seeds": [True]}, "give different whole numbers"),
+    ],
+)
+def test_mistakes_are_named(values, message):
+    merged = {**{k: v for k, v in TRAINED.items() if k not in values}, **values}
+    with pytest.raises(ProtosteerError, match=message):
+        Experiment.from_values({k: v for k, v in merged.items() if v is not None})
+
+
+def test_a_config_file_has_no_tables(tmp_path):
+    (tmp_path / "x.toml").write_text("[settings]\nepochs = 2\n")
+    with pytest.raises(SettingsError, match=r"\[settings\] is a table"):
+        read_toml(tmp_path / "x.toml")
+
+
+def test_an_unknown_stream_or_device_is_named(tmp_path):
+    with pytest.raises(DataError, match="did you mean 'split-digits'"):
+        run(tmp_path / "r", stream="split-digit")
+    with pytest.raises(SettingsError, match="device 'gpu' cannot be used"):
+        run(tmp_path / "r", device="gpu")
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_run_of_an_older_version_is_the_same_run_unless_a_retired_setting_was_used(tmp_path):
+    run(tmp_path / "r")
+    file = tmp_path / "r" / "manifest.json"
+    written = json.loads(file.read_text())
+    written["configuration"]["settings"]["cached_views"] = 0
+    file.write_text(json.dumps(written))
+    run(tmp_path / "r", resume=True, seeds="0,1")
+    run(tmp_path / "s", seeds="2")
+    assert [len(seeds) for seeds in gather([str(tmp_path / "r"), str(tmp_path / "s")]).values()] == [3]
+
+    written["configuration"]["settings"]["cached_views"] = 4
+    file.write_text(json.dumps(written))
+    assert list(gather([str(tmp_path / "r"), str(tmp_path / "s")])) == ["ncm, cached_views 4", "ncm"]
+    with pytest.raises(RunError, match="settings.cached_views: 4 -> None"):
+        run(tmp_path / "r", resume=True)
+
+
+def test_a_run_of_an_older_version_is_compared_and_goes_on_without_figures_that_it_lacks(tmp_path):
+    run(tmp_path / "r", **TRAINED)
+    for name in ("manifest.json", "seed-0/metrics.json"):
+        file = tmp_path / "r" / name
+        written = json.loads(file.read_text())
+        later = [written["configuration"]["settings"]] if "configuration" in written else [written]
+        for table in later:
+            for new in ("rule", "prompt_tasks", "passes_per_image", "calibration_error", "reliability"):
+                table.pop(new, None)
+        file.write_text(json.dumps(written))
+    said: list[str] = []
+    figures = run(tmp_path / "r", resume=True, seeds="0,1", said=said, **TRAINED)
+    assert said == [] and [seed["seed"] for seed in figures["seeds"]] == [0, 1]
+    assert "calibration_error" not in figures["mean"] and figures["seeds"][1]["calibration_error"] > 0
+    rows = gather([str(tmp_path / "r")])
+    assert [len(seeds) for seeds in rows.values()] == [2]
+    with pytest.raises(RunError, match="none of these runs says how sure it was"):
+        bins_of(rows)
+    run(tmp_path / "s", **{**TRAINED, "seeds": "2"})
+    rows = gather([str(tmp_path / "r"), f"new={tmp_path / 's'}"])
+    assert list(bins_of(rows)) == ["new"]
+
+
+def test_differences_of_two_trees():
+    old = {"a": 1, "b": {"c": [1, 2], "d": 5}, "gone": True}
+    new = {"a": 1, "b": {"c": [1, 3], "d": 5}, "new": "x" * 100}
+    found = manifest.differences(old, new)
+    assert found[:2] == ["b.c[1]: 2 -> 3", "gone: True -> None"]
+    assert found[2].startswith("new: None -> xxx") and len(found[2]) < 80 and len(found) == 3
+    assert manifest.differences(new, new) == []
+
+
+# Comparing
+
+
+def test_seeds_of_one_configuration_are_one_row(tmp_path):
+    run(tmp_path / "a", seeds="0")
+    run(tmp_path / "b", seeds="1,2")
+    run(tmp_path / "c", seeds="0", centroids=2)
+    rows = gather([str(tmp_path / name) for name in "bac"])
+    assert {label: [s["seed"] for s in seeds] for label, seeds in rows.items()} == {
+        "ncm, centroids 1": [0, 1, 2],
+        "ncm, centroids 2": [0],
+    }
+    run(tmp_path / "d", **{**TRAINED, "test_per_class": 3})
+    rows = gather([str(tmp_path / name) for name in "ad"])
+    # Settings tell runs of one method apart, no others.
+    assert list(rows) == ["ncm, test_per_class 4", "cpp, test_per_class 3"]
+    rows = gather([f"base={tmp_path / 'a'}", f"more={tmp_path / 'c'}"])
+    assert list(rows) == ["base", "more"]
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path):
+    run(tmp_path / "a")
+    run(tmp_path / "b")
+    run(tmp_path / "c", centroids=2)
+    with pytest.raises(RunError, match="seed 0 of a configuration that another folder has too"):
+        gather([str(tmp_path / "a"), str(tmp_path / "b")])
+    with pytest.raises(RunError, match="label 'x' stands for two"):
+        gather([f"x={tmp_path / 'a'}", f"x={tmp_path / 'c'}"])
+    with pytest.raises(RunError, match="is not a run folder"):
+        gather([str(tmp_path)])
+    (tmp_path / "a/seed-0/metrics.json").unlink()
+    with pytest.raises(RunError, match="no finished seed"):
+        read_run(tmp_path / "a")

@@ -1,0 +1,86 @@
+"""Weights against what they promise, and classes swept in blocks against all of them at once."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from protosteer.evidence import calibration
+from protosteer.evidence import class_statistics as spaces
+from protosteer.evidence.calibration import LeftOut
+from protosteer.evidence.scorer import Coarse
+from protosteer.model.class_table import Bulk
+from protosteer.paper.prototypes import coded
+
+
+def weights(kinds, labels):
+    stacked = torch.stack(kinds, dim=-1)
+    return LeftOut.among_all(stacked, stacked, labels).weights(range(len(kinds)))
+
+
+def test_weights_are_the_likeliest():
+    draw = torch.Generator().manual_seed(4)
+    good, noise = torch.randn(400, 5, generator=draw).double(), torch.randn(400, 5, generator=draw).double()
+    labels = torch.distributions.Categorical(logits=3 * good).probs.cumsum(1)
+    labels = (labels < torch.rand(400, 1, generator=draw)).sum(dim=1)
+    useful, useless = weights([good, noise], labels)
+    assert useful == pytest.approx(3, abs=0.5)
+    assert useless < 0.2
+
+    def likelihood(a, b):
+        return float(F.cross_entropy(a * good + b * noise, labels, label_smoothing=1 / 401))
+
+    best = likelihood(useful, useless)
+    assert best <= min(likelihood(useful + d, useless) for d in (-0.2, 0.2)) + 1e-9
+    assert best <= likelihood(useful, useless + 0.2) + 1e-9
+
+
+def test_weights_stay_finite_where_everything_is_right():
+    labels = torch.arange(50) % 5
+    (weight,) = weights([F.one_hot(labels, 5).double()], labels)
+    sure = 1 / (1 + 4 * math.exp(-weight))
+    assert 0.97 < sure < 1 - 1 / 200  # of 50 images one may go wrong
+
+
+def test_without_images_to_leave_out_weights_are_the_usual_ones():
+    nothing = torch.empty(0, 3).double()
+    assert sum(weights([nothing, nothing], torch.empty(0, dtype=torch.int64))) == calibration.UNCALIBRATED
+
+
+def views(classes=600, points=3, dim=16):
+    """The same images twice: as they are, and turned and blurred."""
+    draw = torch.Generator().manual_seed(0)
+    centres = torch.randn(classes, 1, dim, generator=draw)
+    images = centres + 0.4 * torch.randn(classes, points, dim, generator=draw)
+    blurred = images.flip(2) + 0.4 * torch.randn(classes, points, dim, generator=draw)
+    ones, lengths = torch.ones(classes * points, dtype=torch.int64), torch.full((classes,), points)
+    return [
+        Coarse(Bulk(coded(F.normalize(x.flatten(0, 1), dim=1)), ones, torch.zeros(classes, dim), lengths))
+        for x in (images, blurred)
+    ]
+
+
+def test_classes_swept_in_blocks_are_those_that_all_at_once_show(monkeypatch):
+    monkeypatch.setattr(spaces, "LEFT_OUT_LIMIT", 60_000)  # so that 200 images are left out
+    seen = views()
+    exact = LeftOut.of(seen)
+    for name, value in {"WEIGHED": 300, "NEAR": 50, "SPREAD": 250, "_BLOCK": 64}.items():
+        monkeypatch.setattr(calibration, name, value)
+    swept = LeftOut.of(seen)
+    assert len(exact.own) == 200 and swept.evidence.shape == (200, 300, 2)
+    for part in ("own", "usual", "similar"):
+        assert torch.allclose(getattr(swept, part), getattr(exact, part), atol=1e-12)
+    best = exact.evidence.sum(dim=2).topk(50, dim=1).indices[:, :, None].expand(-1, -1, 2)
+    assert torch.allclose(swept.evidence[:, :50], exact.evidence.gather(1, best), atol=1e-12)
+    assert torch.allclose(swept.many.exp().sum(dim=1), torch.tensor(600.0).double())  # for every class once
+    for some in ([0], [1], [0, 1]):
+        assert swept.weights(some) == pytest.approx(exact.weights(some), rel=0.03)
+
+
+def test_a_sweep_that_keeps_every_class_is_exact(monkeypatch):
+    seen = views()
+    exact = LeftOut.of(seen).weights([0, 1])
+    for name, value in {"WEIGHED": 300, "NEAR": 50, "SPREAD": 600, "_BLOCK": 64}.items():
+        monkeypatch.setattr(calibration, name, value)
+    assert LeftOut.of(seen).weights([0, 1]) == pytest.approx(exact, rel=1e-6)

@@ -1,0 +1,269 @@
+"""Prediction by evidence against a twin that treats one image at a time, and what its records promise."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from conftest import easy_task, tiny_backbone
+from protosteer.evidence import classifier
+from protosteer.evidence.classifier import Fusion
+from protosteer.learner import Learner, merge
+from protosteer.model.memory import Memory
+from protosteer.model.records import ClassRecord, TaskRecord
+from protosteer.paper.inference import Index
+from protosteer.paper.prototypes import Centroids, sketch
+from protosteer.settings import Settings
+
+DIM, IMAGES = 8, 60
+QUICK = Settings.preset("best", epochs=2, batch_size=8, neck_hidden=16, augmentation="crop", centroids=2)
+ALONE = QUICK.replace(independent=True)
+SPRING, SUMMER, AUTUMN = ["ant", "bee"], ["cat", "dog", "eel"], ["fox", "gnu"]
+
+
+class World:
+    """Classes in three tasks, seen in several spaces: plain, the first task's prompt for all, own prompts."""
+
+    def __init__(self, seed: int = 0, domain: bool = True, noise: float = 0.9, again: tuple[str, ...] = ()):
+        """again: classes that the last task has too."""
+        self.draw = torch.Generator().manual_seed(seed)
+        self.noise, self.tasks = noise, [["d", "b"], ["a", "e", "c"], ["f", *again]]
+        self.centres = {name: torch.randn(DIM, generator=self.draw) for t in self.tasks for name in t}
+        self.turns = [torch.linalg.qr(torch.randn(DIM, DIM, generator=self.draw))[0] for _ in range(4)]
+        prompts = [torch.full((2, 1, DIM), float(t)) for t in range(len(self.tasks))]
+        records = []
+        for t, names in enumerate(self.tasks):
+            classes = tuple(self.record(name, t, domain) for name in names)
+            records.append(TaskRecord(f"t{t}", classes, prompts[t], domain=prompts[0] if domain else None))
+        self.memory = Memory(records)
+        labels = torch.arange(IMAGES) % len(self.memory.classes)
+        self.labels = labels
+        self.images = torch.stack([self.image(self.memory.classes[i]) for i in labels.tolist()])
+
+    def image(self, name: str) -> torch.Tensor:
+        return self.centres[name] + self.noise * torch.randn(DIM, generator=self.draw)
+
+    def record(self, name: str, task: int, domain: bool) -> ClassRecord:
+        images = torch.stack([self.image(name) for _ in range(9)])
+        plain = sketch(images @ self.turns[3])
+        values = (images @ self.turns[task])[:6]
+        groups = Centroids(values[:3], torch.zeros(3, DIM), torch.full((3,), 3))
+        everywhere = sketch(images @ self.turns[0]) if domain else None
+        return ClassRecord(name, plain.points, groups, None, plain, everywhere)
+
+    def embed(self, rows: torch.Tensor, numbers: torch.Tensor | None) -> torch.Tensor:
+        """The prompt for all classes has the number after the last task's, and is that of task 0."""
+        if numbers is None:
+            return self.images[rows] @ self.turns[3]
+        turns = torch.stack([*self.turns[:3], self.turns[0]])
+        return torch.einsum("bd,bde->be", self.images[rows], turns[numbers])
+
+
+def one_by_one(world: World, read: Fusion) -> tuple[torch.Tensor, list[int]]:
+    """Logits and passes of every image, by plain loops over classes."""
+    names, tasks = world.memory.classes, world.memory.tasks
+    out, passes = [], []
+    for i in range(IMAGES):
+        row = torch.tensor([i])
+
+        def scores(view, row=row):
+            number = None if view.prompt is None else torch.tensor([view.prompt])
+            columns = view.coarse.scores(world.embed(row, number))[0][0]
+            return torch.tensor([columns[sorted(names).index(name)] for name in names]).double()
+
+        logits, taken = read.views[0].alone * scores(read.views[0]), 1
+        if logits.softmax(0).max() < classifier.SURE and len(read.views) > 1:
+            logits, taken = sum(v.weight * scores(v) for v in read.views), 2
+        if logits.softmax(0).max() < classifier.SURE:
+            fine = {}
+            shares = [
+                float(sum(logits.softmax(0)[names.index(name)] for name in task.class_names))
+                for task in tasks
+            ]
+            for t, task in enumerate(tasks):
+                if (
+                    shares[t] < classifier.OPEN
+                    or sorted(shares)[-(classifier.MOST + 1 - len(read.views))] > shares[t]
+                ):
+                    continue
+                taken += not (t == 0 and any(v.prompt == len(tasks) for v in read.views))
+                seen = F.normalize(world.embed(row, torch.tensor([t]))[0], dim=0)
+                for record in task.classes:
+                    best = float((F.normalize(record.values.means, dim=1) @ seen).max())
+                    fine[record.name] = max(best, fine.get(record.name, best))
+            weight = classifier.FINE * sum(v.weight for v in read.views)
+            best = max(fine.values(), default=0.0)
+            logits = logits + weight * torch.tensor([fine.get(name, best) for name in names]).double()
+        out.append(logits)
+        passes.append(taken)
+    return torch.stack(out), passes
+
+
+@pytest.mark.parametrize("domain", [True, False])
+@pytest.mark.parametrize("worth", [0.0, 0.49])
+@pytest.mark.parametrize("again", [(), ("a", "d")])
+def test_all_images_together_are_decided_as_one_by_one(domain, worth, again, monkeypatch):
+    monkeypatch.setattr(classifier, "WORTH", worth)
+    world = World(domain=domain, again=again)
+    read = Fusion(world.memory, Index.build(world.memory))
+    assert len(read.views) == (2 if domain and not worth else 1)
+    matches = read.match(world.embed, IMAGES)
+    logits, passes = one_by_one(world, read)
+    assert torch.allclose(matches.scores.double(), logits, atol=1e-4)
+    assert matches.passes.tolist() == passes
+    assert len(set(passes)) > 1
+
+
+def test_whoever_is_sure_takes_one_pass():
+    world = World(noise=0.05)
+    read = Fusion(world.memory, Index.build(world.memory))
+    matches = read.match(world.embed, IMAGES)
+    assert (matches.passes == 1).all()
+    assert not matches.candidates.any()
+    assert (matches.scores.argmax(dim=1) == world.labels).all()
+
+
+def test_probabilities_mean_what_they_say():
+    """Over many images, mean confidence and accuracy agree, though no image was held out."""
+    sure, right = [], []
+    for seed in range(8):
+        world = World(seed)
+        matches = Fusion(world.memory, Index.build(world.memory)).match(world.embed, IMAGES)
+        probability, label = matches.scores.softmax(dim=1).max(dim=1)
+        sure.append(probability)
+        right.append((label == world.labels).float())
+    assert float(torch.cat(sure).mean()) == pytest.approx(float(torch.cat(right).mean()), abs=0.06)
+
+
+# What the records promise
+
+
+@pytest.mark.parametrize("domain", [False, True])
+def test_left_out_images_are_answered_as_images_are(domain, monkeypatch):
+    """How sure, and whether right: a loop over the images, which are in the order of the names of their classes."""
+    monkeypatch.setattr(classifier, "WORTH", 0.0)
+    monkeypatch.setattr(classifier, "ENOUGH", IMAGES)  # more than there are, so that all are taken
+    world = World(domain=domain, noise=0.7)
+    read = Fusion(world.memory, Index.build(world.memory))
+    scores = [view.coarse.left_out()[0] for view in read.views]
+    assert len(scores) == 1 + domain
+    near, right = [], []
+    for i, seen in enumerate(zip(*scores, strict=True)):
+        logits = read.views[0].alone * seen[0]
+        if logits.softmax(0).max() < classifier.SURE and domain:
+            logits = sum(view.weight * one for view, one in zip(read.views, seen, strict=True))
+        near.append(float(logits.softmax(0).max()))
+        right.append(int(logits.argmax()) == i // 9)
+    assert read.checked.confidence.tolist() == pytest.approx(near)
+    assert read.checked.right.tolist() == right and 0.5 < sum(right) / len(right) < 1
+
+
+def taught(*tasks: list[str], settings: Settings = QUICK) -> Learner:
+    learner = Learner(tiny_backbone(), settings)
+    for classes in tasks:
+        learner.learn(easy_task(classes), name=classes[0])
+    return learner
+
+
+def images(classes: list[str]) -> torch.Tensor:
+    return easy_task(classes, per_class=6, seed=50)[0]
+
+
+def test_the_first_tasks_prompt_serves_all_classes():
+    learner = taught(SPRING, SUMMER)
+    first, second = learner.memory.tasks
+    assert torch.equal(first.domain, first.prompt)
+    assert torch.equal(second.domain, first.prompt)
+    assert not torch.equal(second.prompt, first.prompt)
+    assert all(record.domain is not None for record in learner.memory.records)
+    assert torch.equal(learner.memory.domain, first.prompt)
+
+
+def test_fast_trains_nothing_after_the_first_task():
+    learner = taught(SPRING, SUMMER, settings=QUICK.replace(prompt_tasks="first"))
+    first, second = learner.memory.tasks
+    assert first.prompt is not None
+    assert second.prompt is None
+    assert torch.equal(second.domain, first.prompt)
+
+
+def test_instant_trains_nothing():
+    learner = taught(SPRING, SUMMER, settings=QUICK.replace(prompts=False))
+    assert all(task.prompt is None and task.domain is None for task in learner.memory.tasks)
+    assert (learner.predict(images(SPRING)).passes == 1).all()
+
+
+def test_a_given_prompt_serves_all_classes_of_independent_tasks():
+    domain = taught(AUTUMN).memory.tasks[0].prompt
+    learner = Learner(tiny_backbone(), ALONE, domain)
+    learner.learn(easy_task(SPRING), name="spring")
+    assert torch.equal(learner.memory.domain, domain)
+    assert not torch.equal(learner.memory.tasks[0].prompt, domain)
+
+
+def test_the_order_of_independent_tasks_changes_no_bit():
+    a, b = taught(SPRING, SUMMER, settings=ALONE), taught(SUMMER, SPRING, settings=ALONE)
+    shown = images([*SPRING, *SUMMER])
+    ours, theirs = a.predict(shown), b.predict(shown)
+    columns = [theirs.classes.index(name) for name in ours.classes]
+    assert torch.equal(ours.scores, theirs.scores[:, columns])
+    assert ours.labels == theirs.labels
+
+
+def test_merged_independent_models_are_one_that_learned_all():
+    whole, shown = taught(SPRING, SUMMER, settings=ALONE), images([*SPRING, *SUMMER])
+    merged = merge(taught(SPRING, settings=ALONE), taught(SUMMER, settings=ALONE))
+    assert torch.equal(merged.predict(shown).scores, whole.predict(shown).scores)
+
+
+def test_forgetting_an_independent_task_leaves_no_trace():
+    learner, shown = taught(SPRING, SUMMER, settings=ALONE), images(SUMMER)
+    learner.forget(task="ant")
+    assert torch.equal(learner.predict(shown).scores, taught(SUMMER, settings=ALONE).predict(shown).scores)
+
+
+def test_models_with_different_prompts_for_all_merge_without_one():
+    merged = merge(taught(SPRING), taught(SUMMER))
+    assert merged.memory.domain is None
+    assert [view.prompt for view in merged.fusion.views] == [None]
+    assert len(merged.predict(images(SPRING))) == 12
+
+
+def test_a_file_holds_every_bit(tmp_path):
+    learner, shown = taught(SPRING, SUMMER, AUTUMN), images([*SPRING, *AUTUMN])
+    learner.save(tmp_path / "m.protosteer")
+    again = Learner.load(tmp_path / "m.protosteer", tiny_backbone())
+    assert torch.equal(again.predict(shown).scores, learner.predict(shown).scores)
+    assert again.model.pack() == learner.model.pack()
+
+
+def test_a_class_that_cannot_be_read_as_evidence_makes_all_be_read_as_the_paper_does():
+    learner = taught(SPRING)
+    assert learner.fusion is not None
+    (task,) = learner.memory.tasks
+    bare = tuple(dataclasses.replace(c, plain=None, domain=None) for c in task.classes)
+    learner.memory = Memory([dataclasses.replace(task, classes=bare, domain=None)])
+    assert learner.fusion is None
+    prediction = learner.predict(images(SPRING))
+    assert torch.equal(prediction.scores, prediction.similarities)
+
+
+def test_a_record_can_be_used_before_its_prompt_is_trained():
+    learner, usable = Learner(tiny_backbone(), QUICK), []
+    record = learner.learn(easy_task(SPRING), name="spring", on_usable=usable.append)
+    (early,) = usable
+    assert early.about.unfinished and not record.about.unfinished
+    assert early.prompt is None and record.prompt is not None
+    before = Learner(tiny_backbone(), QUICK)
+    before.memory = Memory([early])
+    instant = taught(SPRING, settings=QUICK.replace(prompts=False))
+    shown = images(SPRING)
+    assert torch.equal(before.predict(shown).scores, instant.predict(shown).scores)
+
+
+def test_where_nothing_is_trained_there_is_one_record_only():
+    learner = Learner(tiny_backbone(), QUICK.replace(prompts=False))
+    learner.learn(easy_task(SPRING), on_usable=lambda record: pytest.fail("nothing more will come"))

@@ -1,0 +1,88 @@
+"""CheckpointFiles that were cut off, overwritten or made up: training starts over, goes on, or says why not in one line."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import torch
+from targets import TARGETS, Target, try_out
+from targets import mutate as mutate_bytes
+from test_fuzz_models import change_header, change_tensors
+from torch import nn
+
+from protosteer.errors import ProtosteerError, ProtosteerWarning
+from protosteer.paper.trainer import Epoch
+from protosteer.runtime.checkpoint import CheckpointCallback, CheckpointFile
+from protosteer.util.tensor_file import pack_tensors, unpack_tensors
+
+WHICH = {"seed": 3, "classes": ["ant", "bee"]}
+
+
+class Toy:
+    """A training of two numbers, saved as `paper.trainer` saves its own."""
+
+    def __init__(self) -> None:
+        self.parameters = {"prompt": nn.Parameter(torch.zeros(2))}
+        self.optimiser = torch.optim.AdamW(self.parameters.values(), lr=0.1)
+        self.history: list[Epoch] = []
+
+    def kept(self):
+        return {"order": torch.arange(3)}, {"history": [[1.0, 50.0]], "losses": [0.5]}
+
+    def put_back(self, tensors, notes) -> None:
+        self.history = [Epoch(*epoch) for epoch in notes["history"]]
+        self.order, self.losses = list(tensors["order"]), list(notes["losses"])
+
+    def step(self) -> None:
+        sum(p.square().sum() for p in self.parameters.values()).backward()
+        self.optimiser.step()
+
+
+@functools.cache
+def seeds() -> Sequence[bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        resume = CheckpointCallback(CheckpointFile(Path(folder) / "b", seconds=0), WHICH)
+        toy = Toy()
+        toy.step()
+        resume.keep(toy)
+        resume.checkpoint.release()
+        return [resume.checkpoint.path.read_bytes(), b""]
+
+
+def mutate(data: bytes, random: Random) -> bytes:
+    if not data or random.randrange(2):
+        return mutate_bytes(data, random)
+    about, tensors = unpack_tensors(data, "it")
+    if random.randrange(2):
+        change_header(about, random)
+    else:
+        change_tensors(tensors, random)
+    return pack_tensors(about, tensors)
+
+
+def check(data: bytes) -> None:
+    state = torch.get_rng_state()
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", ProtosteerWarning)
+        checkpoint, toy = CheckpointFile(Path(folder) / "b"), Toy()
+        checkpoint.path.write_bytes(data)
+        try:
+            CheckpointCallback(checkpoint, WHICH).on_train_begin(toy)
+            checkpoint.seconds_spent()
+            toy.step()
+        except ProtosteerError as error:
+            assert "\n" not in str(error)
+        finally:
+            torch.set_rng_state(state)
+
+
+TARGETS["checkpoints"] = Target(seeds, check, mutate)
+
+
+def test_checkpoints() -> None:
+    try_out("checkpoints", examples=300)

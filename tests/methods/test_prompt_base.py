@@ -1,0 +1,59 @@
+"""What methods with prompts over a frozen backbone have in common."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cheap import CHEAP
+
+from protosteer.methods import METHODS
+from protosteer.methods.checks import Maker, learn_tasks
+from protosteer.methods.prompt_base import Prompted
+from protosteer.methods.testing import GROUPS
+
+pytestmark = pytest.mark.slow
+
+NAMES = [name for name, method in METHODS.items() if issubclass(method, Prompted)]
+
+
+def taught(name: str, tasks: int) -> Prompted:
+    method = Maker(METHODS[name], CHEAP[name]).taught(tasks)
+    assert isinstance(method, Prompted)
+    return method
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cross_entropy_is_over_the_new_classes(name):
+    """By logarithms written out, with the scores of earlier classes as minus infinity."""
+    method = taught(name, 1)  # two classes; three are coming
+    scores = torch.randn(4, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    labels = [2, 3, 4, 3]
+    expected = 0.0
+    for row, label in zip(scores.detach(), labels, strict=True):
+        masked = torch.tensor([-torch.inf if k < 2 else row[k] for k in range(5)])
+        expected += float(torch.log(torch.exp(masked).sum()) - row[label]) / 4
+    loss = method.cross_entropy(scores, torch.tensor(labels))
+    assert loss.item() == pytest.approx(expected, rel=1e-6)
+    loss.backward()
+    assert not scores.grad[:, :2].any() and scores.grad[:, 2:].all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_head_keeps_its_rows_unless_a_task_has_one_class(name):
+    """A mask would leave a single class nothing to learn: it is told from all those before it."""
+    method = taught(name, 1)
+    before = method.head.weight.detach().clone()
+    learn_tasks(method, GROUPS[1])
+    assert torch.equal(method.head.weight[:2], before)
+    before = method.head.weight.detach().clone()
+    learn_tasks(method, GROUPS[2])
+    assert len(GROUPS[2]) == 1 and not torch.equal(method.head.weight[:5], before)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_passes_per_image_and_every_byte_counted(name):
+    make = Maker(METHODS[name], CHEAP[name])
+    method = make.taught()
+    assert method.answer(make.images(method, GROUPS[1])).prompts.tolist() == [1] * 15
+    assert sum(method.bytes_per_task()) == sum(t.nbytes for t in method.tensors().values())
+    assert method.trained_parameters() * 4 == sum(method.bytes_per_task())

@@ -1,0 +1,118 @@
+"""One image that was taken for something else, and what it changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from PIL import Image
+
+from conftest import easy_task, tiny_backbone
+from photo_toys import QUICK, file_bytes, photos
+from protosteer.errors import DataError, LearnerError
+from protosteer.learner import Learner, merge
+from protosteer.model.unlearning import undo
+from protosteer.settings import Settings
+
+INSTANT = Settings.preset("instant")
+CLASSES = ["ant", "bee", "cat"]
+
+
+def knowing(settings: Settings = INSTANT) -> Learner:
+    learner = Learner(tiny_backbone(), settings)
+    learner.learn(easy_task(CLASSES, 8), name="spring")
+    return learner
+
+
+def wrong(learner: Learner, taken_for: str = "ant") -> torch.Tensor:
+    """An image [1, 3, h, w] that is taken for a class."""
+    images, _ = easy_task([taken_for], 4, seed=9)
+    return next(image[None] for image in images if learner.predict(image[None]).labels == [taken_for])
+
+
+@pytest.mark.parametrize("settings", [INSTANT, QUICK.replace(rule="evidence"), QUICK])
+@pytest.mark.parametrize("name", ["bee", "yak"])
+def test_one_image_changes_the_answer_and_undo_takes_it_back(settings, name, tmp_path):
+    learner = knowing(settings)
+    before, image = file_bytes(learner, tmp_path), wrong(learner)
+    record = learner.correct(image, name)
+    assert record.corrected == "ant" and record.class_names == [name] and record.about.learned
+    assert learner.predict(image).labels == [name]
+    assert learner.memory.corrections == [record]
+    assert learner.undo() is record
+    assert file_bytes(learner, tmp_path) == before
+
+
+def test_the_same_image_is_corrected_anew_not_twice(tmp_path):
+    learner = knowing()
+    image = wrong(learner)
+    learner.correct(image, "bee")
+    record = learner.correct(image, "cat")
+    assert record.corrected == "bee" and learner.predict(image).labels == ["cat"]
+    assert [r.class_names for r in learner.memory.corrections] == [["cat"]]
+
+
+def test_it_counts_as_no_more_images_than_it_must():
+    learner = knowing()
+    image = wrong(learner)
+    (sure,) = learner.correct(image, "bee").classes
+    assert int(sure.plain.counts) > 1 and sure.plain.single == 0 and sure.images == 1
+    (new,) = learner.correct(image, "yak").classes
+    assert int(new.plain.counts) == 1 and new.plain.single == 1
+
+
+def test_a_file_is_known_by_its_content_and_its_name_is_kept(tmp_path):
+    learner = knowing()
+    folder = photos(tmp_path / "new", ["ant"], 2, seed=9)
+    record = learner.correct(folder / "ant" / "00.png", "bee")
+    assert record.about.file == "00.png"
+    content = (folder / "ant" / "00.png").read_bytes()
+    with Image.open(folder / "ant" / "00.png") as picture:
+        assert learner.correct([picture.copy()], "cat", content).name == record.name
+    assert len(learner.memory.corrections) == 1
+
+
+def test_corrections_are_taken_back_in_any_order():
+    learner = knowing()
+    images = easy_task(["ant"], 3, seed=9)[0]
+    made = [learner.correct(image[None], "bee") for image in images]
+    assert learner.undo(made[1].name) is made[1] and learner.undo() is made[2] and learner.undo() is made[0]
+    with pytest.raises(LearnerError, match="nothing has been corrected"):
+        learner.undo()
+    learner.correct(images[:1], "bee")
+    with pytest.raises(LearnerError, match=r"no correction is named 'spring'; there are: correction-"):
+        undo(learner.memory, "spring")
+    assert learner.tasks == ["spring", made[0].name]
+
+
+def test_what_cannot_be_one_correction_is_refused_and_nothing_changes():
+    learner = knowing()
+    with pytest.raises(DataError, match="3 images cannot be one correction"):
+        learner.correct(easy_task(["ant"], 3)[0], "bee")
+    with pytest.raises(DataError, match="no name"):
+        learner.correct(wrong(learner), " ")
+    with pytest.raises(LearnerError, match="nothing has been learned"):
+        Learner(tiny_backbone(), INSTANT).correct(wrong(learner), "bee")
+    assert learner.tasks == ["spring"]
+
+
+def test_corrected_images_do_not_calibrate():
+    """They were chosen because they were hard: probabilities would be lower than accuracy."""
+    learner = knowing()
+    usual = learner.fusion.views[0]
+    learner.correct(wrong(learner), "ant")  # counts as one image, which could be left out
+    read = learner.fusion.views[0]
+    assert len(read.coarse.space.left_out) == len(usual.familiar) + 1
+    assert len(read.familiar) == len(usual.familiar)
+
+
+def test_a_correction_in_two_models_is_merged_once(tmp_path):
+    mine, theirs = knowing(), Learner(tiny_backbone(), INSTANT)
+    theirs.learn(easy_task(["dog", "eel"], 8), name="summer")
+    image = wrong(mine)
+    for learner in (mine, theirs):
+        learner.correct(image, "bee")
+    merged = merge(mine, theirs)
+    assert merged.tasks[:1] == ["spring"] and len(merged.memory.corrections) == 1
+    merged.save(tmp_path / "m.protosteer")
+    read = Learner.load(tmp_path / "m.protosteer", mine.backbone)
+    assert [r.corrected for r in read.memory.corrections] == ["ant"]

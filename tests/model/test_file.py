@@ -1,0 +1,339 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import struct
+
+import pytest
+import torch
+
+from conftest import easy_task, tiny_backbone
+from protosteer.backbones import Backbone, find_weights
+from protosteer.data.transforms import Preprocessing
+from protosteer.errors import LearnerError, ModelFileError
+from protosteer.learner import Learner
+from protosteer.model import file as model_file
+from protosteer.model.memory import Memory
+from protosteer.paper.inference import Index
+from protosteer.settings import Settings
+from protosteer.util.tensor_file import pack_tensors, unpack_tensors
+
+QUICK = Settings(epochs=2, batch_size=8, neck_hidden=16, augmentation="none", centroids=2)
+
+
+@pytest.fixture
+def learner() -> Learner:
+    learner = Learner(tiny_backbone(), QUICK)
+    learner.learn(easy_task(["cat", "dog"]), name="first")
+    learner.learn(easy_task(["eel", "Fuß ☃"]), name="second")
+    return learner
+
+
+@pytest.fixture
+def saved(learner, tmp_path):
+    path = tmp_path / "pets.protosteer"
+    learner.save(path)
+    return path
+
+
+def test_reload_predicts_the_same_bits(learner, saved):
+    images, _ = easy_task(["cat", "dog", "eel", "Fuß ☃"], seed=9)
+    again = Learner.load(saved, backbone=tiny_backbone())
+    before, after = learner.predict(images), again.predict(images)
+    assert torch.equal(before.scores, after.scores) and before.labels == after.labels
+    assert torch.equal(before.energy, after.energy) and before.candidates == after.candidates
+    assert again.settings == learner.settings and again.classes == learner.classes
+
+
+def test_a_file_with_a_retired_setting_is_read(learner, monkeypatch, tmp_path):
+    path, todays = tmp_path / "old.protosteer", Settings.to_dict
+    monkeypatch.setattr(Settings, "to_dict", lambda self: {**todays(self), "cached_views": 4})
+    learner.save(path)
+    monkeypatch.undo()
+    assert b"cached_views" in path.read_bytes()
+    assert Learner.load(path, backbone=tiny_backbone()).settings == learner.settings
+
+
+def test_saving_what_was_loaded_gives_the_same_file(saved, tmp_path):
+    Learner.load(saved, backbone=tiny_backbone()).save(tmp_path / "again.protosteer")
+    assert (tmp_path / "again.protosteer").read_bytes() == saved.read_bytes()
+
+
+def test_learning_goes_on_after_reload_as_if_never_saved(learner, saved):
+    again = Learner.load(saved, backbone=tiny_backbone())
+    for one in (learner, again):
+        one.learn(easy_task(["gnu"]), name="third")
+    pairs = zip(learner.memory.tasks[-1].tensors(), again.memory.tasks[-1].tensors(), strict=True)
+    assert all(torch.equal(a, b) for (_, a), (_, b) in pairs)
+
+
+def test_another_backbone_is_refused_by_fingerprint(saved):
+    with pytest.raises(ModelFileError, match="was learned with backbone 'tiny'"):
+        Learner.load(saved, backbone=tiny_backbone(seed=1))
+
+
+def test_another_preprocessing_is_refused(saved):
+    other = tiny_backbone()
+    other.preprocessing = Preprocessing(16, (0.4, 0.4, 0.4), (0.5, 0.5, 0.5))
+    with pytest.raises(ModelFileError, match="preprocessing"):
+        Learner.load(saved, backbone=other)
+
+
+def test_a_backbone_that_cannot_be_found_is_named(saved, monkeypatch, tmp_path):
+    monkeypatch.setenv("PROTOSTEER_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ModelFileError, match="needs backbone 'tiny'.*backbone="):
+        Learner.load(saved)
+
+
+def test_nano_is_found_by_its_name(tmp_path):
+    learner = Learner(Backbone.load("nano"), QUICK)
+    learner.learn(easy_task(["cat", "dog"]))
+    learner.save(tmp_path / "m.protosteer")
+    images, _ = easy_task(["cat", "dog"], seed=3)
+    expected = learner.predict(images).scores
+    assert torch.equal(Learner.load(tmp_path / "m.protosteer").predict(images).scores, expected)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -1])
+def test_truncated_files_are_refused(saved, keep):
+    saved.write_bytes(saved.read_bytes()[:keep])
+    with pytest.raises(ModelFileError, match="truncated or not a model file"):
+        model_file.read(saved)
+
+
+def test_every_altered_byte_is_noticed(saved):
+    good = saved.read_bytes()
+    step = max(1, len(good) // 60)
+    for place in range(0, len(good), step):
+        bad = bytearray(good)
+        bad[place] ^= 0x04
+        saved.write_bytes(bad)
+        with pytest.raises(ModelFileError):
+            model_file.read(saved)
+
+
+def test_other_safetensors_and_missing_files_are_named(tmp_path):
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.zeros(2)}, tmp_path / "x.safetensors")
+    with pytest.raises(ModelFileError, match="not a protosteer model"):
+        model_file.read(tmp_path / "x.safetensors")
+    with pytest.raises(ModelFileError, match="no model file .*none"):
+        model_file.read(tmp_path / "none")
+
+
+def forged(path, change) -> bytes:
+    """The file after someone who knows the format has changed its header and tensors, and sealed it again."""
+    header, tensors = unpack_tensors(path.read_bytes(), str(path))
+    change(header, tensors)
+    return pack_tensors(header, tensors)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header, tensors: header.update(backbone=[]),
+        lambda header, tensors: header["backbone"].update(fingerprint=None),
+        lambda header, tensors: header["backbone"].pop("preprocessing"),
+        lambda header, tensors: header["backbone"].update(depth=1),
+        lambda header, tensors: header["tasks"][0].update(name=7),
+        lambda header, tensors: header["tasks"][0].update(about=[]),
+        lambda header, tensors: header["tasks"][0].update(classes=["cat", "cat"]),
+        lambda header, tensors: header["tasks"][0]["about"].update(image_bytes="many"),
+        lambda header, tensors: tensors.update(
+            {"tasks.0.prompt": tensors["tasks.0.prompt"][..., :3].clone()}
+        ),
+        lambda header, tensors: tensors.update({"tasks.0.classes.0.keys": torch.tensor(1.0)}),
+        lambda header, tensors: tensors.update({"tasks.0.classes.1.values.counts": torch.ones(2)}),
+        lambda header, tensors: tensors.update({"tasks.0.classes.1.values.means": torch.empty(0, 16)}),
+    ],
+)
+def test_forged_files_are_refused_in_one_line(saved, change):
+    with pytest.raises(ModelFileError, match="inconsistent header") as caught:
+        model_file.unpack(forged(saved, change), saved)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_sealed_header_that_is_none_is_refused(saved):
+    with pytest.raises(ModelFileError, match="altered or damaged"):
+        model_file.unpack(pack_tensors(None, {}), saved)
+
+
+def test_a_link_stays_one_and_the_file_behind_it_changes(learner, saved):
+    link = saved.with_name("link.protosteer")
+    link.symlink_to(saved.name)
+    learner.forget("cat")
+    learner.save(link)
+    assert link.is_symlink() and "cat" not in model_file.read(saved).memory.classes
+
+
+def test_a_newer_format_is_refused_with_the_version_that_wrote_it(saved):
+    header, tensors = unpack_tensors(saved.read_bytes(), "pets")
+    saved.write_bytes(pack_tensors({**header, "format": 4}, tensors))
+    with pytest.raises(
+        ModelFileError, match="has format 4, this version reads up to 3; use the protosteer that wrote it"
+    ):
+        model_file.read(saved)
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(learner, saved, monkeypatch):
+    old = saved.read_bytes()
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    learner.forget("cat")
+    with pytest.raises(OSError, match="disk full"):
+        learner.save(saved)
+    assert saved.read_bytes() == old
+    assert [path.name for path in saved.parent.iterdir()] == [saved.name]
+
+
+def test_header_is_readable_json_without_machine_paths_of_shipped_weights(saved):
+    data = saved.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["protosteer"])["header"]
+    assert header["backbone"]["name"] == "tiny" and header["backbone"]["weights"] is None
+    assert [task["classes"] for task in header["tasks"]] == [["cat", "dog"], ["Fuß ☃", "eel"]]
+
+
+# Held-out similarities, few-shot tasks, files without a backbone
+
+
+@pytest.fixture
+def varied(learner) -> Learner:
+    """Two trained tasks, held-out similarities for some classes, a copy of a prompt, and a class without any."""
+    first = learner.memory.tasks[0]
+    held = dataclasses.replace(first.classes[0], similarities=torch.tensor([0.25, 0.5, -1.0]))
+    learner.memory.replace(first, dataclasses.replace(first, classes=(held, *first.classes[1:])))
+    learner.add_class("gnu", easy_task(["gnu"], per_class=3)[0])
+    return learner
+
+
+def test_held_out_similarities_and_few_shot_tasks_come_back(varied, tmp_path):
+    path = tmp_path / "varied.protosteer"
+    varied.save(path)
+    again = model_file.read(path).memory
+    assert again.classes == varied.classes and [task.few_shot for task in again.tasks] == [False, False, True]
+    for old, new in zip(varied.memory.tasks, again.tasks, strict=True):
+        assert (old.name, old.independent, old.about) == (new.name, new.independent, new.about)
+        assert [name for name, _ in old.tensors()] == [name for name, _ in new.tensors()]
+        pairs = zip(old.tensors(), new.tensors(), strict=True)
+        assert all(torch.equal(a, b) and a.dtype == b.dtype for (_, a), (_, b) in pairs)
+    assert [c.similarities is None for task in again.tasks for c in task.classes] == [
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert Index.build(again).prompt_owners.tolist() == varied.index.prompt_owners.tolist() != [0, 1, 2]
+    images = easy_task(["cat", "gnu"], seed=9)[0]
+    loaded = Learner.load(path, backbone=tiny_backbone())
+    assert torch.equal(loaded.predict(images).embeddings, varied.predict(images).embeddings)
+
+
+def test_a_model_is_written_without_a_backbone_in_the_same_bytes(varied, tmp_path):
+    path = tmp_path / "varied.protosteer"
+    varied.save(path)
+    model = model_file.read(path)
+    model.write(tmp_path / "sub" / "again.protosteer")
+    assert (tmp_path / "sub" / "again.protosteer").read_bytes() == path.read_bytes()
+    described = {key: value for key, value in model.backbone.items() if key != "weights"}
+    assert described == varied.backbone.describe() and model.backbone["dim"] == 24
+
+
+def test_a_model_that_knows_nothing_can_be_written_and_read(saved, tmp_path):
+    model = model_file.read(saved)
+    for task in model.memory.tasks:
+        model.memory.remove(task)
+    model.write(tmp_path / "empty.protosteer")
+    assert model_file.read(tmp_path / "empty.protosteer").memory.tasks == ()
+
+
+def test_a_write_that_fails_leaves_the_old_file(saved, monkeypatch):
+    old, model = saved.read_bytes(), model_file.read(saved)
+    model.memory.remove(model.memory.tasks_of("cat")[0], ["cat"])
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        model.write(saved)
+    assert saved.read_bytes() == old and [path.name for path in saved.parent.iterdir()] == [saved.name]
+
+
+def test_merged_files_are_those_of_merged_learners(learner, tmp_path):
+    paths = []
+    for i, task in enumerate(learner.memory.tasks):
+        part = learner.copy()
+        part.memory = Memory([task])
+        paths.append(tmp_path / f"{i}.protosteer")
+        part.save(paths[-1])
+    before = [path.read_bytes() for path in paths]
+    models = [model_file.read(path) for path in paths]
+    model_file.merge(models).write(tmp_path / "both.protosteer")
+    learner.save(tmp_path / "expected.protosteer")
+    assert (tmp_path / "both.protosteer").read_bytes() == (tmp_path / "expected.protosteer").read_bytes()
+    assert [path.read_bytes() for path in paths] == before and models[0].memory.classes == ["cat", "dog"]
+    twice = model_file.merge([models[0], models[0]], {"cat": "lynx", "dog": "wolf"}, {"first": "wild"})
+    assert twice.memory.classes == ["cat", "dog", "lynx", "wolf"] and twice.memory.task_names == [
+        "first",
+        "wild",
+    ]
+    twice.write(tmp_path / "twice.protosteer")  # though the tensors of both halves are the same ones
+    assert model_file.read(tmp_path / "twice.protosteer").memory.classes == twice.memory.classes
+
+
+def test_files_with_other_backbones_cannot_be_merged(learner, saved, tmp_path):
+    other = Learner(tiny_backbone(seed=1), QUICK)
+    other.learn(easy_task(["yak"]), name="other")
+    other.save(tmp_path / "other.protosteer")
+    with pytest.raises(LearnerError, match="different backbones"):
+        model_file.merge([model_file.read(saved), model_file.read(tmp_path / "other.protosteer")])
+    normalised = model_file.read(saved)
+    changed = {**normalised.backbone["preprocessing"], "crop": 0.875}
+    normalised = dataclasses.replace(
+        normalised, backbone={**normalised.backbone, "preprocessing": changed}, memory=Memory()
+    )
+    with pytest.raises(LearnerError, match="preprocessing"):
+        model_file.merge([model_file.read(saved), normalised])
+
+
+# Where the backbone is found
+
+
+@pytest.fixture
+def weights_file(tmp_path):
+    """nano's weights in a place of the user's own."""
+    path = tmp_path / "mine.safetensors"
+    path.write_bytes(find_weights("nano").read_bytes())
+    return path
+
+
+def test_the_weights_are_found_where_they_were(weights_file, tmp_path):
+    learner = Learner(Backbone.load("my own", weights=weights_file, crop=0.9), QUICK.replace(prompts=False))
+    learner.learn(easy_task(["cat", "dog"]))
+    learner.save(tmp_path / "m.protosteer")
+    model = model_file.read(tmp_path / "m.protosteer")
+    assert model.backbone["weights"] == str(weights_file.resolve())
+    for name in (None, "my own"):
+        found = model.backbone_for(model.load_backbone(name))
+        assert found.fingerprint == learner.backbone.fingerprint and found.preprocessing.crop == 0.9
+    moved = weights_file.rename(tmp_path / "moved.safetensors")
+    assert model.backbone_for(model.load_backbone(weights=moved)).source == moved
+    with pytest.raises(ModelFileError, match="needs backbone 'my own'"):
+        model.backbone_for(None)
+
+
+def test_a_backbone_that_is_asked_for_is_not_replaced_by_the_hint(weights_file, tmp_path):
+    learner = Learner(Backbone.load("my own", weights=weights_file), QUICK.replace(prompts=False))
+    learner.learn(easy_task(["cat", "dog"]))
+    learner.save(tmp_path / "m.protosteer")
+    model = model_file.read(tmp_path / "m.protosteer")
+    assert model.load_backbone().source == weights_file.resolve()
+    assert model.load_backbone("nano").source == find_weights("nano")

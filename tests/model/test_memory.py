@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from protosteer.errors import LearnerError
+from protosteer.model.memory import Memory
+from protosteer.model.records import About, ClassRecord, TaskRecord
+from protosteer.paper.prototypes import Prototypes, centroids
+
+
+def record(name: str, n: int = 30, count: int = 3, seed: int = 0) -> tuple[ClassRecord, torch.Tensor]:
+    embeddings = torch.randn(n, 4, generator=torch.Generator().manual_seed(seed))
+    return ClassRecord(name, embeddings[:2], centroids(embeddings, count)), embeddings
+
+
+def test_class_variance_is_recovered_from_its_groups():
+    one, embeddings = record("a")
+    assert one.variance == pytest.approx(float(embeddings.var(dim=0, correction=0).mean()), abs=1e-6)
+    assert one.images == 30
+
+
+def test_prototypes_carry_the_noise_that_was_asked_for():
+    (a, _), (b, _) = record("a"), record("b", seed=1)
+    memory = Memory([TaskRecord("t", (a,), None), TaskRecord("u", (b,), None)])
+    cluster = memory.prototypes("cluster")
+    assert torch.equal(cluster.scales, torch.cat([a.values.deviations, b.values.deviations]))
+    assert torch.equal(cluster.means, torch.cat([a.values.means, b.values.means]))
+    assert cluster.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    per_class = memory.prototypes("class").scales[:, 0].tolist()
+    assert per_class == pytest.approx([a.variance] * 3 + [b.variance] * 3)
+    assert not memory.prototypes("none").scales.any()
+    assert Memory().prototypes("cluster") is None
+
+
+@pytest.mark.parametrize("noise", ["cluster", "class", "none"])
+def test_samples_are_perturbed_by_the_formula(noise):
+    """mu + m * eps, normalised: m is a deviation per dimension, one variance per class, or 0."""
+    (a, _), (b, _) = record("a"), record("b", seed=1)
+    drawn_from = Memory([TaskRecord("t", (a, b), None)]).prototypes(noise)
+    torch.manual_seed(4)
+    drawn, labels = drawn_from.sample(50)
+    torch.manual_seed(4)
+    rows, eps = torch.randint(6, (50,)), torch.randn(50, 4)
+    means = torch.cat([a.values.means, b.values.means])
+    scale = {
+        "cluster": torch.cat([a.values.deviations, b.values.deviations]),
+        "class": torch.tensor([[a.variance]] * 3 + [[b.variance]] * 3),
+        "none": torch.zeros(6, 1),
+    }[noise]
+    raw = means[rows] + scale[rows] * eps
+    torch.testing.assert_close(drawn, raw / raw.norm(dim=1, keepdim=True))
+    assert labels.tolist() == [int(row >= 3) for row in rows]
+
+
+def test_the_spread_of_samples_is_that_of_their_group():
+    """Around a mean of length 100 a direction moves by m / 100, seen across the mean."""
+    mean, scale = torch.tensor([[100.0, 0.0, 0.0]]), torch.tensor([[5.0, 2.0, 0.5]])
+    torch.manual_seed(0)
+    drawn, _ = Prototypes(mean, scale, torch.zeros(1, dtype=torch.long)).sample(20_000)
+    assert drawn[:, 1].std().item() == pytest.approx(0.02, rel=0.05)
+    assert drawn[:, 2].std().item() == pytest.approx(0.005, rel=0.05)
+
+
+def test_bytes_count_every_tensor():
+    (a, _) = record("a")
+    prompt = torch.zeros(2, 1, 4)
+    keys, groups, counts = 2 * 4 * 4, 2 * 3 * 4 * 4, 3 * 8
+    assert TaskRecord("t", (a,), prompt).bytes == prompt.numel() * 4 + keys + groups + counts
+
+
+def test_existing_names_are_refused():
+    (a, _) = record("a")
+    memory = Memory([TaskRecord("t", (a,), None)])
+    with pytest.raises(LearnerError, match="task named 't' exists"):
+        memory.check_new("t")
+    with pytest.raises(LearnerError, match="task named 't' exists"):
+        Memory([*memory.tasks, *memory.tasks])
+
+
+def test_forgetting_a_class_keeps_the_others_untouched():
+    (a, _), (b, _) = record("a"), record("b", seed=1)
+    memory = Memory([TaskRecord("t", (a, b), torch.ones(1)), TaskRecord("u", (record("c")[0],), None)])
+    memory.remove(memory.tasks[0], ["a"])
+    assert memory.classes == ["b", "c"] and memory.tasks[0].classes[0] is b
+    memory.remove(memory.tasks[0], ["b"])
+    assert memory.task_names == ["u"]
+    with pytest.raises(LearnerError, match="no class named 'b'; there are: c"):
+        memory.tasks_of("b")
+    with pytest.raises(LearnerError, match="no task named 't'; there are: u"):
+        memory.task("t")
+
+
+def test_what_is_known_of_a_task_survives_a_file_and_wrong_types_do_not():
+    about = About({"epochs": 3}, 12, loss=0.5, learned="2026-11-16", held_out=2)
+    assert About.from_dict({**about.to_dict(), "of a later version": 1}) == about
+    assert About().to_dict() == {} and "accuracy" not in about.to_dict()
+    for wrong in ({"images": "many"}, {"learned": 5}, {"loss": True}, {"settings": []}):
+        with pytest.raises(TypeError, match=f"task {next(iter(wrong))} is"):
+            About.from_dict(wrong)

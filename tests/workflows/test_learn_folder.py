@@ -1,0 +1,527 @@
+"""A folder of pictures becomes a task: what is found, what is held out, and that all happens or nothing."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from conftest import tiny_backbone
+from photo_toys import ALONE, EVIDENCE, QUICK, file_bytes, photos, taught
+from protosteer.data.class_folders import Files
+from protosteer.data.images import FileImages
+from protosteer.data.transforms import Preprocessing
+from protosteer.errors import DataError, LearnerError, SettingsError
+from protosteer.learner import Learner
+from protosteer.model.memory import Memory
+from protosteer.runtime.checkpoint import CheckpointFile
+from protosteer.workflows.holdout_eval import Check
+from protosteer.workflows.learn_folder import (
+    checkpoint_path,
+    learn_folder,
+    scan_folder,
+    split,
+    unfinished_task,
+)
+
+CHECK = ["calibrating", "checking"]
+STAGES = ["keys", *CHECK, "training", "values", *CHECK]
+
+
+@pytest.fixture(scope="module")
+def spring(tmp_path_factory) -> Path:
+    return photos(tmp_path_factory.mktemp("a") / "spring", ["ant", "bee"])
+
+
+@pytest.fixture(scope="module")
+def summer(tmp_path_factory) -> Path:
+    return photos(tmp_path_factory.mktemp("b") / "summer", ["cat", "dog", "eel"])
+
+
+@pytest.fixture(scope="module")
+def before(spring) -> Learner:
+    """Knows spring; never changed by a test."""
+    return taught(spring)
+
+
+# Surveys
+
+
+def test_a_survey_names_what_it_found(tmp_path, before):
+    folder = photos(tmp_path / "new", ["bee", "cat"], per_class=3)
+    bad = [folder / "bee" / "01.png", folder / "cat" / "02.png"]
+    bad[0].write_bytes(b"")
+    bad[1].write_bytes(bad[1].read_bytes()[:300])
+    callbacks = []
+    found = scan_folder(folder, before.memory, lambda done, of: callbacks.append((done, of)))
+    assert found.counts == {"bee": 2, "cat": 2} and found.unreadable.paths == bad
+    assert found.known == {"bee": ["spring"]} and not set(bad) & set(found.files.paths)
+    assert callbacks == [(n, 6) for n in range(1, 7)]
+    assert scan_folder(folder).known == {}
+
+
+def test_a_class_without_any_readable_image_is_refused(tmp_path):
+    folder = photos(tmp_path / "new", ["ant", "bee"], per_class=2)
+    for path in (folder / "bee").iterdir():
+        path.write_bytes(b"no image")
+    with pytest.raises(DataError, match="class 'bee' of .*new has no image that can be read") as caught:
+        scan_folder(folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "\x1b[31mred", "caf\udce9"])
+def test_class_folders_whose_name_cannot_be_printed_are_refused(tmp_path, name):
+    photos(tmp_path / "odd", ["ant"])
+    try:
+        (tmp_path / "odd" / "ant").rename(tmp_path / "odd" / name)
+    except (OSError, UnicodeEncodeError):
+        pytest.skip("this file system does not take such names")
+    with pytest.raises(DataError, match="rename it") as caught:
+        scan_folder(tmp_path / "odd")
+    assert str(caught.value).isprintable()
+
+
+def test_known_classes_can_be_left_out_with_their_bad_files(tmp_path, before):
+    folder = photos(tmp_path / "new", ["bee", "cat"], per_class=3)
+    for name in ("bee", "cat"):
+        (folder / name / "00.png").write_bytes(b"")
+    left = scan_folder(folder, before.memory).without_known()
+    assert (
+        left.counts == {"cat": 2}
+        and left.known == {}
+        and left.unreadable.paths == [folder / "cat" / "00.png"]
+    )
+    with pytest.raises(LearnerError, match="every class of .* is known already"):
+        scan_folder(photos(tmp_path / "old", ["ant"]), before.memory).without_known()
+
+
+def test_however_a_folder_is_written_it_is_the_same(tmp_path, monkeypatch):
+    folder = photos(tmp_path / "walk", ["ant", "bee"], per_class=2)
+    expected = [path.resolve() for path in scan_folder(folder).files.paths]
+    (tmp_path / "stroll").symlink_to(folder, target_is_directory=True)
+    monkeypatch.chdir(folder)
+    baseline = QUICK.replace(prompts=False)
+    names = {".": "walk", "../walk/": "walk", "../stroll": "stroll", "ant/..": "walk", f"{folder}/": "walk"}
+    for written, name in names.items():
+        found = scan_folder(written)
+        assert [path.resolve() for path in found.files.paths] == expected
+        assert learn_folder(Learner(tiny_backbone(), baseline), found, holdout=0).record.name == name
+
+
+def test_links_are_followed_and_dead_ones_are_not_images(tmp_path):
+    real = photos(tmp_path / "store", ["ant"], per_class=3) / "ant"
+    (tmp_path / "new" / "bee").mkdir(parents=True)
+    (tmp_path / "new" / "cat").symlink_to(real, target_is_directory=True)
+    (tmp_path / "new" / "bee" / "1.png").symlink_to(real / "01.png")
+    (tmp_path / "new" / "bee" / "2.png").symlink_to(tmp_path / "nowhere.png")
+    assert scan_folder(tmp_path / "new").counts == {"bee": 1, "cat": 3}
+
+
+# Splits
+
+
+def listed(**counts: int) -> Files:
+    pairs = [(Path(name) / f"{i}.png", name) for name, count in counts.items() for i in range(count)]
+    return Files([path for path, _ in pairs], [label for _, label in pairs])
+
+
+@pytest.mark.parametrize("holdout", [0.01, 0.1, 0.25, 0.5])
+def test_a_split_is_per_class_disjoint_and_complete(holdout):
+    files = listed(one=1, four=4, five=5, twelve=12, hundred=100)
+    learned, held = split(files, holdout, 0)
+    assert not set(learned.paths) & set(held.paths)
+    assert sorted([*learned.paths, *held.paths]) == sorted(files.paths)
+    for part in (learned, held):
+        assert part.labels == [path.parent.name for path in part.paths]
+        assert part.paths == [path for path in files.paths if path in set(part.paths)]  # order is kept
+    large = {"five": 5, "twelve": 12, "hundred": 100}
+    assert collections.Counter(held.labels) == {n: max(1, round(holdout * large[n])) for n in large}
+
+
+def test_a_split_depends_on_the_class_and_the_seed_alone():
+    alone, among = split(listed(b=40), 0.25, 0)[1], split(listed(a=7, b=40, c=3), 0.25, 0)[1]
+    assert alone.paths == [path for path in among.paths if path.parent.name == "b"]
+    assert alone.paths == split(listed(b=40), 0.25, 0)[1].paths != split(listed(b=40), 0.25, 1)[1].paths
+    assert [p.name for p in alone.paths] != [p.name for p in split(listed(a=40), 0.25, 0)[1].paths]
+
+
+@pytest.mark.parametrize("holdout", [-0.1, 0.51, float("nan")])
+def test_shares_that_cannot_be_held_out_are_refused(holdout):
+    with pytest.raises(SettingsError, match="holdout = .*0.5"):
+        split(listed(a=5), holdout, 0)
+
+
+# Teaching
+
+
+def test_what_a_taught_task_says_of_itself(before, summer, monkeypatch):
+    learner, found = before.copy(), scan_folder(summer)
+    reached = []
+    plain = Learner.learn
+
+    def learn(self, data, *rest):
+        reached.extend(data[0].paths)
+        return plain(self, data, *rest)
+
+    monkeypatch.setattr(Learner, "learn", learn)
+    outcome = learn_folder(learner, found, holdout=0.25)
+    record, check = outcome.record, outcome.check
+    learned, held = split(found.files, 0.25, 0)
+    assert reached == learned.paths and not set(reached) & set(held.paths)
+    assert learner.memory.tasks[-1] is record and learner.tasks == ["spring", "summer"]
+    assert [c.images for c in record.classes] == [6, 6, 6] and record.about.images == 18
+    assert [len(c.similarities) for c in record.classes] == [2, 2, 2] and record.about.held_out == 6
+    assert record.about.image_bytes == sum(path.stat().st_size for path in learned.paths)
+    assert len(record.about.learned) == 10
+    assert check.labels == held.labels and check.predicted == learner.predict(held.paths).labels
+
+
+def assert_similarities_as_by_hand(learner, record, held):
+    """The greatest cosine to a value centroid of the task, under its prompt."""
+    pixels = FileImages(held.paths, learner.backbone.preprocessing).pixels(range(len(held)))
+    seen = F.normalize(learner.backbone.embed_pixels(pixels, record.prompt), dim=1)
+    values = F.normalize(torch.cat([c.values.means for c in record.classes]), dim=1)
+    greatest = (seen @ values.T).amax(dim=1)
+    for c in record.classes:
+        own = torch.tensor([label == c.name for label in held.labels])
+        torch.testing.assert_close(c.similarities, greatest[own], rtol=0, atol=1e-5)
+
+
+def test_held_out_similarities_equal_a_computation_by_hand(before, summer):
+    learner, found = before.copy(), scan_folder(summer)
+    record = learn_folder(learner, found, holdout=0.25).record
+    assert_similarities_as_by_hand(learner, record, split(found.files, 0.25, 0)[1])
+
+
+def test_held_out_similarities_of_an_independent_task_do_not_depend_on_others(tmp_path, summer):
+    """Not even where another task has the same pictures, to which those held out are more similar."""
+    twins = photos(tmp_path / "twins", ["cat", "dog", "eel"])
+    for path in list(twins.iterdir()):
+        path.rename(twins / f"other {path.name}")
+    among, alone = taught(twins, summer, settings=ALONE), taught(summer, settings=ALONE)
+    pairs = zip(among.memory.tasks[1].classes, alone.memory.tasks[0].classes, strict=True)
+    assert all(torch.equal(a.similarities, b.similarities) for a, b in pairs)
+
+
+def test_small_classes_are_learned_whole_beside_large_ones(tmp_path):
+    folder = photos(tmp_path / "new", ["ant", "bee"], per_class=4)
+    photos(folder, ["cat"], per_class=5)
+    whole = learn_folder(Learner(tiny_backbone(), QUICK), scan_folder(folder), holdout=0)
+    assert whole.check is None and whole.record.about.held_out == 0 and whole.record.classes[2].images == 5
+    assert all(c.similarities is None for c in whole.record.classes)
+    outcome = learn_folder(Learner(tiny_backbone(), QUICK), scan_folder(folder))
+    assert {c.name: c.images for c in outcome.record.classes} == {"ant": 4, "bee": 4, "cat": 4}
+    assert [c.similarities is None for c in outcome.record.classes] == [True, True, False]
+    assert outcome.check.labels == ["cat"]
+
+
+@pytest.mark.parametrize("stage", range(len(STAGES)))
+def test_the_learner_changes_when_all_is_done_or_not_at_all(before, summer, stage):
+    learner = before.copy()
+    tasks, ended = learner.memory.tasks, []
+
+    def interrupt(message):
+        ended.extend([message.doing] if message.done == message.total else [])
+        if len(ended) == stage + 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        learn_folder(learner, scan_folder(summer), on_stage=interrupt, holdout=0.25)
+    assert ended == STAGES[: stage + 1] and learner.memory.tasks is tasks
+
+
+def test_stages_are_told_in_order_and_to_their_ends(before, summer):
+    stages = []
+    learn_folder(before.copy(), scan_folder(summer), on_stage=stages.append, holdout=0.25)
+    assert [doing for doing, _ in itertools.groupby(stages, lambda stage: stage.doing)] == STAGES
+    last = {stage.doing: stage for stage in stages}
+    assert all(stage.done == stage.total and stage.task == "summer" for stage in last.values())
+    assert last["keys"].total == 18 and last["calibrating"].total == last["checking"].total == 6
+
+
+def test_known_classes_can_be_left_out(tmp_path, before):
+    found = scan_folder(photos(tmp_path / "new", ["ant", "bee", "cat"], per_class=2, seed=7), before.memory)
+    learner = before.copy()
+    assert learn_folder(learner, found.without_known(), holdout=0).record.class_names == ["cat"]
+    with pytest.raises(LearnerError, match=r"every class of .*new is known already"):
+        scan_folder(found.folder, learner.memory).without_known()
+
+
+def test_task_names_come_from_the_folder_and_do_not_clash(tmp_path, before):
+    learner = before.copy()
+    learner.settings = QUICK.replace(prompts=False)
+    for name in ("cat", "spring", "dog"):  # a class may be called as a task
+        learn_folder(learner, scan_folder(photos(tmp_path / name / "spring", [name], per_class=2)))
+    assert learner.tasks == ["spring", "spring-2", "spring-3", "spring-4"]
+    assert learner.classes == ["ant", "bee", "cat", "spring", "dog"]
+    with pytest.raises(LearnerError, match="task named 'spring' exists"):
+        learn_folder(learner, scan_folder(photos(tmp_path / "w", ["eel"], per_class=2)), name="spring")
+
+
+def test_a_file_that_goes_away_after_the_survey_is_named(tmp_path):
+    folder = photos(tmp_path / "new", ["ant", "bee"], per_class=2)
+    found = scan_folder(folder)
+    (folder / "bee" / "01.png").unlink()
+    learner = Learner(tiny_backbone(), QUICK)
+    with pytest.raises(DataError, match="01.png has gone"):
+        learn_folder(learner, found)
+    with pytest.raises(DataError, match="01.png has gone"):
+        checkpoint_path(tmp_path / "m", found, learner, None, 0.1)
+
+
+# CheckpointFiles
+
+
+def test_a_bookmark_belongs_to_these_files_this_model_and_these_settings(tmp_path, before):
+    folder = photos(tmp_path / "new", ["cat", "dog"], per_class=5)
+    model = tmp_path / "pets.protosteer"
+
+    def path(learner=before, name="new", holdout=0.1):
+        return checkpoint_path(model, scan_folder(folder), learner, name, holdout)
+
+    first = path()
+    assert first == path() == path(before.copy()) and first.parent == tmp_path
+    assert first.name.startswith(".pets.protosteer.") and first.suffix == ".part"
+    others = [path(name="other"), path(holdout=0.2), path(Learner(tiny_backbone(), QUICK))]
+    settings = Learner(tiny_backbone(), QUICK.replace(epochs=3))
+    weights, pixels = Learner(tiny_backbone(seed=1), QUICK), Learner(tiny_backbone(), QUICK)
+    pixels.backbone.preprocessing = Preprocessing(16, (0.4, 0.4, 0.4), (0.5, 0.5, 0.5))
+    for learner in (settings, weights, pixels):
+        learner.memory = before.memory
+        others.append(path(learner))
+    forgetful = before.copy()
+    forgetful.forget("ant")
+    others.append(path(forgetful))
+    file = folder / "cat" / "00.png"
+    os.utime(file, ns=(0, 0))
+    others.append(path())
+    file.rename(folder / "cat" / "09.png")
+    others.append(path())
+    (folder / "cat").rename(tmp_path / "real")
+    for label in ("cat", "cow"):  # two names for one folder
+        link = folder / label
+        link.symlink_to(tmp_path / "real", target_is_directory=True)
+        others.append(path())
+        link.unlink()
+    assert len({first, *others}) == 1 + len(others)
+
+
+@pytest.mark.parametrize("stage", ["training", "checking"])
+def test_the_same_call_goes_on_and_ends_in_the_same_bits(tmp_path, before, summer, stage):
+    whole = before.copy()
+    learn_folder(whole, scan_folder(summer), holdout=0.25)
+    learner = before.copy()
+    path = checkpoint_path(tmp_path / "m.protosteer", scan_folder(summer), learner, None, 0.25)
+    steps, callbacks = [], []
+
+    def interrupt(message):
+        callbacks.append(message.doing)
+        trained = "training" in callbacks
+        if message.doing == stage and trained and (stage != "training" or message.done == 3):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        learn_folder(learner, scan_folder(summer), None, 0.25, interrupt, CheckpointFile(path, seconds=0))
+    assert path.exists()
+    torch.randn(3)  # another process has another random state
+
+    def on_stage(message):
+        steps.extend([message.done] if message.doing == "training" else [])
+
+    learn_folder(learner, scan_folder(summer), None, 0.25, on_stage, CheckpointFile(path, seconds=0))
+    assert (steps[:1] == [4]) if stage == "training" else not steps
+    assert file_bytes(learner, tmp_path) == file_bytes(whole, tmp_path)
+
+
+# Usable before the prompt is trained
+
+
+def kept_usable(learner: Learner, folder: Path, **more) -> Learner:
+    """What is left when teaching is interrupted in its training."""
+    left = []
+
+    def interrupt(message):
+        if message.doing == "training" and message.done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        learn_folder(
+            learner,
+            scan_folder(folder, learner.memory),
+            on_stage=interrupt,
+            on_usable=lambda usable, taught: left.append(usable),
+            **{"holdout": 0.25, **more},
+        )
+    (usable,) = left
+    return usable
+
+
+@pytest.mark.parametrize("settings", [EVIDENCE, QUICK], ids=["evidence", "paper"])
+def test_a_task_can_be_used_before_its_prompt_is_trained(spring, summer, settings):
+    learner = taught(spring, settings=settings)
+    tasks, callbacks = learner.memory.tasks, []
+
+    def on_usable(usable, early):
+        assert learner.memory.tasks is tasks and usable.memory.tasks == (*tasks, early.record)
+        assert early.record.about.unfinished and early.record.prompt is None
+        assert early.before_training is None
+        assert early.check == Check(held.labels, usable.predict(held.paths).labels)
+        callbacks.append(early)
+
+    found = scan_folder(summer, learner.memory)
+    _, held = split(found.files, 0.25, 0)
+    outcome = learn_folder(learner, found, holdout=0.25, on_usable=on_usable)
+    (early,) = callbacks
+    assert outcome.before_training == early.check and outcome.check is not None
+    assert outcome.record.about.unfinished is None and outcome.record.prompt is not None
+    for fact in ("learned", "image_bytes", "held_out", "images", "settings"):
+        assert getattr(early.record.about, fact) == getattr(outcome.record.about, fact) is not None
+    assert learner.memory.tasks == (*tasks, outcome.record)
+
+
+@pytest.mark.parametrize(
+    ("changes", "classes"),
+    [({"prompts": False}, ["cat", "dog"]), ({"prompt_tasks": "first"}, ["cat", "dog"])],
+    ids=["instant", "fast"],
+)
+def test_where_no_prompt_is_trained_there_is_one_stage(tmp_path, spring, changes, classes):
+    learner = taught(spring, settings=EVIDENCE)
+    learner.settings = EVIDENCE.replace(**changes)
+    found = scan_folder(photos(tmp_path / "more", classes), learner.memory)
+    outcome = learn_folder(learner, found, on_usable=lambda *_: pytest.fail("two stages"))
+    assert outcome.before_training is None and outcome.record.about.unfinished is None
+
+
+def test_one_class_alone_is_one_stage(tmp_path):
+    found = scan_folder(photos(tmp_path / "more", ["cat"]))
+    outcome = learn_folder(
+        Learner(tiny_backbone(), EVIDENCE), found, on_usable=lambda *_: pytest.fail("two stages")
+    )
+    assert outcome.check is not None and outcome.before_training is None
+
+
+def test_evidence_needs_no_calibrating_pass_unless_it_is_not_read(spring, summer):
+    stages = []
+    learner = taught(spring, settings=EVIDENCE)
+    record = learn_folder(learner, scan_folder(summer, learner.memory), on_stage=stages.append).record
+    assert "calibrating" not in {stage.doing for stage in stages}
+    assert all(c.similarities is None for c in record.classes) and learner.fusion is not None
+    mixed = taught(spring)  # by the paper's rule, which then reads all
+    mixed.settings = EVIDENCE
+    found = scan_folder(summer, mixed.memory)
+    record = learn_folder(mixed, found).record
+    assert mixed.fusion is None
+    assert_similarities_as_by_hand(mixed, record, split(found.files, 0.1, 0)[1])
+
+
+@pytest.mark.parametrize("place", ["first", "last", "amid"])
+def test_an_unfinished_task_ends_in_the_same_bits_in_its_own_place(tmp_path, spring, summer, place):
+    base = Learner(tiny_backbone(), EVIDENCE) if place == "first" else taught(spring, settings=EVIDENCE)
+    whole = base.copy()
+    expected = learn_folder(whole, scan_folder(summer, whole.memory), holdout=0.25)
+    left = kept_usable(base, summer)
+    if place == "amid":
+        learn_folder(left, scan_folder(photos(tmp_path / "later", ["yak", "zebu"]), left.memory))
+        assert left.tasks == ["spring", "summer", "later"]
+    later = left.memory.tasks[2:]
+    found = scan_folder(summer, left.memory)
+    assert found.known == {}
+    again = learn_folder(left, found, holdout=0.25)
+    assert left.memory.tasks[-1 - len(later)] is again.record and left.memory.tasks[2:] == later
+    if place == "amid":
+        left.forget(task="later")
+    else:
+        assert again.check == expected.check and again.before_training == expected.before_training
+    assert file_bytes(left, tmp_path) == file_bytes(whole, tmp_path)
+
+
+def test_an_unfinished_first_task_keeps_the_prompt_for_all_classes_that_it_was_given(tmp_path, summer):
+    domain = torch.randn(tiny_backbone().prompt_shape(1, True, 1), generator=torch.Generator().manual_seed(0))
+    begun, whole = (Learner(tiny_backbone(), EVIDENCE, domain) for _ in range(2))
+    path = tmp_path / "m.protosteer"
+    kept_usable(begun, summer).save(path)
+    learn_folder(whole, scan_folder(summer), holdout=0.25)
+    again = Learner.load(path, tiny_backbone())
+    learn_folder(again, scan_folder(summer, again.memory), holdout=0.25)
+    assert torch.equal(again.domain, domain) and file_bytes(again, tmp_path) == file_bytes(whole, tmp_path)
+
+
+def test_the_bookmark_of_an_unfinished_task_is_found_again(tmp_path, before, summer):
+    model, found = tmp_path / "m.protosteer", scan_folder(summer)
+    first = checkpoint_path(model, found, before, None, 0.25)
+    left = kept_usable(before.copy(), summer)
+    assert checkpoint_path(model, found, left, None, 0.25) == first
+    learn_folder(left, scan_folder(photos(tmp_path / "later", ["yak", "zebu"]), left.memory))
+    assert checkpoint_path(model, found, left, None, 0.25) == first
+
+
+def test_which_unfinished_task_is_gone_on_with(before, summer):
+    memory = kept_usable(before.copy(), summer).memory
+    task, own, folder = memory.tasks[1], ["cat", "dog", "eel"], Path("a") / "summer"
+
+    def found(labels, folder=folder, name=None, memory=memory):
+        return unfinished_task(memory, folder, labels, name)
+
+    assert found(own) is found([*own, "ant"]) is found(own, Path("b"), "summer") is task
+    for labels in (["cat", "dog"], [*own, "yak"], ["ant"]):  # other classes
+        assert found(labels) is None
+    assert found(own, Path("a") / "sum") is None and found(own, name="other") is None
+    for name, same in {"summer-2": True, "summer-two": False, "summer": True}.items():
+        renamed = dataclasses.replace(task, name=name)
+        among = Memory([memory.tasks[0], renamed])
+        assert (found(own, memory=among) is renamed) == same
+    done = dataclasses.replace(task, about=dataclasses.replace(task.about, unfinished=None))
+    assert found(own, memory=Memory([memory.tasks[0], done])) is None
+
+
+def test_other_classes_of_the_folder_are_known_from_their_tasks_still(tmp_path, before, summer):
+    left = kept_usable(before.copy(), summer)
+    folder = photos(tmp_path / "summer", ["ant", "cat", "dog", "eel"])
+    found = scan_folder(folder, left.memory)
+    assert found.known == {"ant": ["spring"]} and found.without_known().counts.keys() == {"cat", "dog", "eel"}
+    assert scan_folder(folder, left.memory, name="other").known.keys() == {"ant", "cat", "dog", "eel"}
+    assert learn_folder(left, found.without_known()).record.name == "summer"
+
+
+# Checks
+
+
+def test_a_check_counts_by_class_and_ranks_what_was_confused():
+    truth = ["a", "a", "a", "b", "b", "c", "c", "c"]
+    said = ["a", "b", "b", "b", "z", "a", "z", "a"]
+    check = Check(truth, said)
+    assert check.accuracy == pytest.approx(25.0)
+    assert check.per_class() == {"a": (3, 1), "b": (2, 1), "c": (3, 0)}
+    assert check.confused() == [("a", "b", 2), ("c", "a", 2), ("b", "z", 1), ("c", "z", 1)]
+    assert check.confused(1) == [("a", "b", 2)] and Check(["a"], ["a"]).confused() == []
+
+
+def test_a_check_is_made_among_all_classes_the_model_knows(tmp_path, before):
+    """A new class whose images are like those of an older one is taken for it at times."""
+    folder = photos(tmp_path / "new", ["cat"])
+    (photos(tmp_path / "copies", ["ant"]) / "ant").rename(folder / "wasp")
+    check = learn_folder(before.copy(), scan_folder(folder), holdout=0.5).check
+    assert "ant" in check.predicted and set(check.labels) == {"cat", "wasp"}
+
+
+def test_every_file_is_decoded_once_by_the_survey_and_once_for_learning(spring, monkeypatch):
+    """However many epochs there are; held-out images too, though they calibrate and check."""
+    opened = []
+    original = Image.open
+
+    def counting(file, **options):
+        opened.append(str(file.name))
+        return original(file, **options)
+
+    monkeypatch.setattr(Image, "open", counting)
+    found = scan_folder(spring)
+    learn_folder(Learner(tiny_backbone(), QUICK.replace(epochs=5)), found)
+    assert set(opened) == {str(path) for path in found.files.paths}
+    assert {opened.count(path) for path in opened} == {2}
