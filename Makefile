@@ -4,6 +4,8 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 # Two processes, each with one thread, are quicker than one process on two cores.
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
+# In CI the output ends with the coverage of each file.
+COVERAGE := $(if $(CI),--cov --cov-report=term)
 
 MINUTES ?= 10
 
@@ -27,7 +29,7 @@ demo: setup  ## learn five tasks one after the other and show what is forgotten
 	@$(BIN)/protosteer demo
 
 test: lint  ## lint, type-check and run every test
-	@$(PYTEST)
+	@$(PYTEST) $(COVERAGE)
 
 test-fast: setup  ## run the unit tests alone
 	@$(PYTEST) -m "not slow"
@@ -40,6 +42,7 @@ lint: setup  ## check style and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/codespell
 
 bench: setup  ## measure speed as ratios within one run
 	@$(BIN)/protosteer bench
