@@ -171,12 +171,12 @@ def test_the_papers_rule_knows_no_prompt_for_all_classes(tmp_path):
     learner = Learner(tiny_backbone(), Settings.preset("best", epochs=1, batch_size=8, neck_hidden=16))
     learner.learn(easy_task(["ant", "bee"]))
     learner.settings = learner.settings.under("paper").replace(epochs=1)
-    assert learner.domain is None is not learner.memory.domain
+    assert learner.domain is None is not learner.memory.shared_prompt
     learner.learn(easy_task(["cat", "dog"]))
     learner.add_class("eel", easy_task(["eel"], per_class=3)[0])
     learner.save(tmp_path / "m.protosteer")
     read = Learner.load(tmp_path / "m.protosteer", tiny_backbone())
-    assert [task.domain is None for task in read.memory.tasks] == [False, True, True]
+    assert [task.shared_prompt is None for task in read.memory.tasks] == [False, True, True]
 
 
 def test_a_forgotten_class_is_never_predicted_and_the_rest_is_untouched():

@@ -132,8 +132,8 @@ def readings(learner: Learner) -> Iterator[tuple[str, Learner, Any, dict[str, An
     bare = reduced(prompt=None)
     yield "everything", learner, classifier, {}
     yield "no own prompts", bare, classifier, {}
-    yield "no prompt for all classes", reduced(domain=None), classifier, {}
-    yield "no prompts at all", reduced(prompt=None, domain=None), classifier, {}
+    yield "no prompt for all classes", reduced(shared_prompt=None), classifier, {}
+    yield "no prompts at all", reduced(prompt=None, shared_prompt=None), classifier, {}
     yield "prompt for all classes alone, one pass", bare, classifier, {"WORTH": 0.49}
     yield "no ridge", learner, scorer, {"RIDGE_LIMIT": 0, "LANDMARKS": 0}
     yield "ridge with ten landmarks per class", learner, scorer, {"RIDGE_LIMIT": 0, "LANDMARKS": 1000}

@@ -207,7 +207,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             unknown[folder.name] = write(images, images.classes, options.unseen, place)
         teach_all(learner, {name: base / "learn" / name for name in tasks}, options.holdout, options.model)
         figures = report(learner, known, unknown)
-    held = [c.similarities for c in learner.memory.records if c.similarities is not None]
+    held = [c.heldout_similarities for c in learner.memory.records if c.heldout_similarities is not None]
     return figures | {
         "data": {
             "set": options.data.name,

@@ -114,7 +114,7 @@ class Learner:
         """The prompt for all classes, if there is one that the next task will be seen under."""
         if self.settings.rule == "paper":
             return None
-        return self.memory.domain if len(self.memory) else self._domain
+        return self.memory.shared_prompt if len(self.memory) else self._domain
 
     def learn(
         self,
@@ -182,9 +182,9 @@ class Learner:
         record = dataclasses.replace(
             record,
             name=task,
-            classes=(dataclasses.replace(one, seen=torch.tensor([number])),),
-            about=dataclasses.replace(record.about, file=file.name if file else None),
-            corrected=self.predict(images).labels[0],
+            classes=(dataclasses.replace(one, file_digests=torch.tensor([number])),),
+            metadata=dataclasses.replace(record.metadata, file=file.name if file else None),
+            corrected_from=self.predict(images).labels[0],
         )
         for weight in _WEIGHTS:
             learner.memory = Memory([*before, counted_as(record, weight)])
@@ -202,8 +202,8 @@ class Learner:
         record = learn_class(
             name, TaskImages(images, self.backbone, self.settings, name), self.memory, self.settings
         )
-        about = dataclasses.replace(record.about, learned=datetime.date.today().isoformat())
-        return dataclasses.replace(record, about=about)
+        about = dataclasses.replace(record.metadata, learned=datetime.date.today().isoformat())
+        return dataclasses.replace(record, metadata=about)
 
     def predict(self, images: Any) -> Prediction:
         """Predict paths, a folder, PIL images, or a tensor of pixels."""

@@ -106,7 +106,7 @@ def test_a_model_begins_with_it(place, tmp_path, capsys):
     assert "for first tries" not in capsys.readouterr().err  # its backbone is the adapted one's
     assert learn(path, place / "summer", "--adapted", file) == 0  # the same is as good as none
     memory, prompt = model_file.read(path).memory, shared_prompt.read(file).prompt
-    assert torch.equal(memory.domain, prompt) and all(task.independent for task in memory.tasks)
+    assert torch.equal(memory.shared_prompt, prompt) and all(task.independent for task in memory.tasks)
     assert main(["forget", str(path), "--task", "spring"]) == 0
     assert "exact: no prompt that remains" in capsys.readouterr().out
 
@@ -131,7 +131,7 @@ def test_merge_says_if_the_models_have_no_prompt_for_all_classes_in_common(place
     told = "no prompt for all classes in common"
     assert main(["merge", str(paths[0]), str(paths[1]), "-o", str(tmp_path / "a")]) == 0
     assert told not in capsys.readouterr().err
-    assert model_file.read(tmp_path / "a").memory.domain is not None
+    assert model_file.read(tmp_path / "a").memory.shared_prompt is not None
     assert main(["merge", str(paths[0]), str(paths[2]), "-o", str(tmp_path / "b")]) == 0
-    assert told in capsys.readouterr().err and model_file.read(tmp_path / "b").memory.domain is None
+    assert told in capsys.readouterr().err and model_file.read(tmp_path / "b").memory.shared_prompt is None
     assert main(["predict", str(tmp_path / "b"), str(place / "summer")]) == 0

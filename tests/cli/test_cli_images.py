@@ -104,9 +104,9 @@ def test_learn_says_what_it_found_checks_itself_and_writes_the_model(photos, tmp
     learner = Learner.load(path)
     assert learner.tasks == ["spring"] and sorted(learner.classes) == ["one", "two", "zero"]
     record = learner.memory.tasks[0]
-    assert record.prompt is not None and record.about.held_out == 3
+    assert record.prompt is not None and record.metadata.held_out == 3
     assert {c.images for c in record.classes} == {9}
-    assert record.about.image_bytes > 0
+    assert record.metadata.image_bytes > 0
     assert list(tmp_path.iterdir()) == [path]  # no checkpoint, no temporary file
 
 
@@ -212,10 +212,10 @@ def test_presets_and_independence_reach_the_settings(photos, tmp_path):
     words = ["learn", str(path), str(photos / "summer"), *TRAINED, "--preset", "fast", "--independent"]
     assert main(words) == 0
     task = model_file.read(path).memory.tasks[0]
-    assert task.independent and task.about.settings["prompt_tasks"] == "first"
+    assert task.independent and task.metadata.settings["prompt_tasks"] == "first"
     path.unlink()
     assert main([*words, "--set", "prompt_tasks=all"]) == 0  # what is given wins over a preset
-    assert model_file.read(path).memory.tasks[0].about.settings["prompt_tasks"] == "all"
+    assert model_file.read(path).memory.tasks[0].metadata.settings["prompt_tasks"] == "all"
 
 
 def learn_while(work, photos, model, monkeypatch, *words):
@@ -288,7 +288,7 @@ def test_a_killed_learning_leaves_a_model_that_can_be_used(model, tmp_path, how)
     assert process.returncode == (130 if how == signal.SIGTERM else -how)
     *old, new = model_file.read(model).memory.tasks
     assert list(tmp_path.glob(".shop.protosteer.*.part"))
-    assert [task.name for task in old] == before.task_names and new.about.unfinished
+    assert [task.name for task in old] == before.task_names and new.metadata.unfinished
     if how == signal.SIGTERM:
         assert "can be used as it is; the same command goes on with the training" in said
 
@@ -323,7 +323,7 @@ def test_by_the_papers_rule_it_prints_similarities_and_says_so_once(photos, by_p
 def test_a_task_whose_prompt_was_not_trained_yet_is_named(photos, model, capsys):
     read = model_file.read(model)
     first, second = read.memory.tasks
-    unfinished = dataclasses.replace(second, about=dataclasses.replace(second.about, unfinished=True))
+    unfinished = dataclasses.replace(second, metadata=dataclasses.replace(second.metadata, unfinished=True))
     dataclasses.replace(read, memory=Memory([first, unfinished])).write(model)
     assert main(["predict", str(model), str(photos / "new" / "one" / "0.png")]) == 0
     said = "task 'summer' has no prompt yet; the same learn command trains it"

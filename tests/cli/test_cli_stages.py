@@ -94,7 +94,7 @@ def test_ctrl_c_leaves_a_model_that_can_be_used_and_the_same_command_goes_on(
     assert f"stopped; {path} can be used as it is; the same command {how}\n" in said
     left = Learner.load(path)
     record = left.memory.tasks[1]
-    assert record.about.unfinished and record.prompt is None and record.about.held_out == 2
+    assert record.metadata.unfinished and record.prompt is None and record.metadata.held_out == 2
     assert set(left.predict(summer).labels) <= {"ant", "bee", "cat", "dog"}
     assert learn(path, summer) == 0
     said = capsys.readouterr().err
@@ -131,11 +131,11 @@ def test_another_command_meanwhile_works_and_the_unfinished_task_stays(spring, s
     assert learn(path, summer, "--preset", "instant") == 0
     assert "task spring is unfinished: what is learned before" in capsys.readouterr().err
     first, second = model_file.read(path).memory.tasks
-    assert first.about.unfinished and second.name == "summer"
+    assert first.metadata.unfinished and second.name == "summer"
     assert learn(path, spring, "--preset", "best", *QUICK) == 0
     first, after = model_file.read(path).memory.tasks
-    assert not first.about.unfinished and first.prompt is not None
-    assert [dict(after.tensors()).keys(), after.about] == [dict(second.tensors()).keys(), second.about]
+    assert not first.metadata.unfinished and first.prompt is not None
+    assert [dict(after.tensors()).keys(), after.metadata] == [dict(second.tensors()).keys(), second.metadata]
 
 
 def test_other_classes_or_names_do_not_go_on_with_it(spring, tmp_path, capsys):
@@ -148,7 +148,7 @@ def test_other_classes_or_names_do_not_go_on_with_it(spring, tmp_path, capsys):
     assert "there is nothing to learn" in capsys.readouterr().err and path.read_bytes() == left
     assert learn(path, more, *QUICK) == 0
     tasks = model_file.read(path).memory.tasks
-    assert [(task.name, task.class_names, bool(task.about.unfinished)) for task in tasks] == [
+    assert [(task.name, task.class_names, bool(task.metadata.unfinished)) for task in tasks] == [
         ("spring", ["ant", "bee"], True),
         ("spring-2", ["cow"], False),
     ]
@@ -178,7 +178,7 @@ def test_what_someone_else_adds_meanwhile_stays(spring, summer, whole, tmp_path,
     assert "was changed by someone else meanwhile" in capsys.readouterr().err
     learner = Learner.load(path)
     names = ["spring", "wasp", "summer"] if doing == "keys" else ["spring", "summer", "wasp"]
-    assert learner.tasks == names and not any(task.about.unfinished for task in learner.memory.tasks)
+    assert learner.tasks == names and not any(task.metadata.unfinished for task in learner.memory.tasks)
     learner.forget("wasp")
     learner.save(path)
     assert path.read_bytes() == whole.read_bytes()
@@ -212,7 +212,7 @@ def test_a_class_that_is_forgotten_while_its_task_is_trained_does_not_come_back(
     assert learn(path, summer, *QUICK) == 0
     assert "warning: 'dog' was forgotten meanwhile and is left out, but the prompt" in capsys.readouterr().err
     (task,) = model_file.read(path).memory.tasks
-    assert task.class_names == ["cat"] and not task.about.unfinished
+    assert task.class_names == ["cat"] and not task.metadata.unfinished
 
 
 def test_influence_of_what_is_forgotten_meanwhile_is_told(spring, summer, tmp_path, monkeypatch, capsys):

@@ -37,7 +37,9 @@ class World:
         records = []
         for t, names in enumerate(self.tasks):
             classes = tuple(self.record(name, t, domain) for name in names)
-            records.append(TaskRecord(f"t{t}", classes, prompts[t], domain=prompts[0] if domain else None))
+            records.append(
+                TaskRecord(f"t{t}", classes, prompts[t], shared_prompt=prompts[0] if domain else None)
+            )
         self.memory = Memory(records)
         labels = torch.arange(IMAGES) % len(self.memory.classes)
         self.labels = labels
@@ -175,11 +177,11 @@ def images(classes: list[str]) -> torch.Tensor:
 def test_the_first_tasks_prompt_serves_all_classes():
     learner = taught(SPRING, SUMMER)
     first, second = learner.memory.tasks
-    assert torch.equal(first.domain, first.prompt)
-    assert torch.equal(second.domain, first.prompt)
+    assert torch.equal(first.shared_prompt, first.prompt)
+    assert torch.equal(second.shared_prompt, first.prompt)
     assert not torch.equal(second.prompt, first.prompt)
-    assert all(record.domain is not None for record in learner.memory.records)
-    assert torch.equal(learner.memory.domain, first.prompt)
+    assert all(record.shared is not None for record in learner.memory.records)
+    assert torch.equal(learner.memory.shared_prompt, first.prompt)
 
 
 def test_fast_trains_nothing_after_the_first_task():
@@ -187,12 +189,12 @@ def test_fast_trains_nothing_after_the_first_task():
     first, second = learner.memory.tasks
     assert first.prompt is not None
     assert second.prompt is None
-    assert torch.equal(second.domain, first.prompt)
+    assert torch.equal(second.shared_prompt, first.prompt)
 
 
 def test_instant_trains_nothing():
     learner = taught(SPRING, SUMMER, settings=QUICK.replace(prompts=False))
-    assert all(task.prompt is None and task.domain is None for task in learner.memory.tasks)
+    assert all(task.prompt is None and task.shared_prompt is None for task in learner.memory.tasks)
     assert (learner.predict(images(SPRING)).passes == 1).all()
 
 
@@ -200,7 +202,7 @@ def test_a_given_prompt_serves_all_classes_of_independent_tasks():
     domain = taught(AUTUMN).memory.tasks[0].prompt
     learner = Learner(tiny_backbone(), ALONE, domain)
     learner.learn(easy_task(SPRING), name="spring")
-    assert torch.equal(learner.memory.domain, domain)
+    assert torch.equal(learner.memory.shared_prompt, domain)
     assert not torch.equal(learner.memory.tasks[0].prompt, domain)
 
 
@@ -227,7 +229,7 @@ def test_forgetting_an_independent_task_leaves_no_trace():
 
 def test_models_with_different_prompts_for_all_merge_without_one():
     merged = merge(taught(SPRING), taught(SUMMER))
-    assert merged.memory.domain is None
+    assert merged.memory.shared_prompt is None
     assert [view.prompt for view in merged.fusion.views] == [None]
     assert len(merged.predict(images(SPRING))) == 12
 
@@ -244,8 +246,8 @@ def test_a_class_that_cannot_be_read_as_evidence_makes_all_be_read_as_the_paper_
     learner = taught(SPRING)
     assert learner.fusion is not None
     (task,) = learner.memory.tasks
-    bare = tuple(dataclasses.replace(c, plain=None, domain=None) for c in task.classes)
-    learner.memory = Memory([dataclasses.replace(task, classes=bare, domain=None)])
+    bare = tuple(dataclasses.replace(c, plain=None, shared=None) for c in task.classes)
+    learner.memory = Memory([dataclasses.replace(task, classes=bare, shared_prompt=None)])
     assert learner.fusion is None
     prediction = learner.predict(images(SPRING))
     assert torch.equal(prediction.scores, prediction.similarities)
@@ -255,7 +257,7 @@ def test_a_record_can_be_used_before_its_prompt_is_trained():
     learner, usable = Learner(tiny_backbone(), QUICK), []
     record = learner.learn(easy_task(SPRING), name="spring", on_usable=usable.append)
     (early,) = usable
-    assert early.about.unfinished and not record.about.unfinished
+    assert early.metadata.unfinished and not record.metadata.unfinished
     assert early.prompt is None and record.prompt is not None
     before = Learner(tiny_backbone(), QUICK)
     before.memory = Memory([early])

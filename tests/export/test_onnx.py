@@ -279,7 +279,9 @@ def test_the_example_prints_a_line_per_image_and_marks_unknown_ones(tmp_path: Pa
     similarity = learner.predict(paths).scores.amax(1)
     (task,) = learner.memory.tasks
     between = float(similarity.mean())
-    classes = tuple(replace(record, similarities=torch.full((9,), between)) for record in task.classes)
+    classes = tuple(
+        replace(record, heldout_similarities=torch.full((9,), between)) for record in task.classes
+    )
     learner.memory = Memory([replace(task, classes=classes)])
     export_onnx(learner, tmp_path / "exported")
     done = run_script(tmp_path, "exported/predict.py", *paths)

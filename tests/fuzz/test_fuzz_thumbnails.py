@@ -25,7 +25,7 @@ JPEG = b"\xff\xd8\xff" + bytes(40)
 def memory() -> Memory:
     one = torch.ones(1, 4)
     values = Centroids(one, one, torch.ones(1, dtype=torch.int64))
-    records = [ClassRecord(name, one, values, seen=torch.tensor([1, 2])) for name in ("ant", "bee")]
+    records = [ClassRecord(name, one, values, file_digests=torch.tensor([1, 2])) for name in ("ant", "bee")]
     return Memory([TaskRecord("spring", tuple(records), None)])
 
 

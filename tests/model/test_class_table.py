@@ -78,7 +78,7 @@ def test_few_classes_stay_in_the_format_that_earlier_versions_read(learner, tmp_
 
 def test_classes_that_are_not_alike_are_kept_apart(learner):
     first, second = learner.memory.tasks
-    bare = tuple(dataclasses.replace(record, plain=None, domain=None) for record in second.classes)
+    bare = tuple(dataclasses.replace(record, plain=None, shared=None) for record in second.classes)
     mixed = [first, dataclasses.replace(second, classes=bare)]
     alike = first.classes[0].plain is None
     assert (Stack.of(mixed) is not None) == alike

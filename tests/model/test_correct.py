@@ -35,7 +35,7 @@ def test_one_image_changes_the_answer_and_undo_takes_it_back(settings, name, tmp
     learner = knowing(settings)
     before, image = file_bytes(learner, tmp_path), wrong(learner)
     record = learner.correct(image, name)
-    assert record.corrected == "ant" and record.class_names == [name] and record.about.learned
+    assert record.corrected_from == "ant" and record.class_names == [name] and record.metadata.learned
     assert learner.predict(image).labels == [name]
     assert learner.memory.corrections == [record]
     assert learner.undo() is record
@@ -47,7 +47,7 @@ def test_the_same_image_is_corrected_anew_not_twice(tmp_path):
     image = wrong(learner)
     learner.correct(image, "bee")
     record = learner.correct(image, "cat")
-    assert record.corrected == "bee" and learner.predict(image).labels == ["cat"]
+    assert record.corrected_from == "bee" and learner.predict(image).labels == ["cat"]
     assert [r.class_names for r in learner.memory.corrections] == [["cat"]]
 
 
@@ -64,7 +64,7 @@ def test_a_file_is_known_by_its_content_and_its_name_is_kept(tmp_path):
     learner = knowing()
     folder = photos(tmp_path / "new", ["ant"], 2, seed=9)
     record = learner.correct(folder / "ant" / "00.png", "bee")
-    assert record.about.file == "00.png"
+    assert record.metadata.file == "00.png"
     content = (folder / "ant" / "00.png").read_bytes()
     with Image.open(folder / "ant" / "00.png") as picture:
         assert learner.correct([picture.copy()], "cat", content).name == record.name
@@ -115,4 +115,4 @@ def test_a_correction_in_two_models_is_merged_once(tmp_path):
     assert merged.tasks[:1] == ["spring"] and len(merged.memory.corrections) == 1
     merged.save(tmp_path / "m.protosteer")
     read = Learner.load(tmp_path / "m.protosteer", mine.backbone)
-    assert [r.corrected for r in read.memory.corrections] == ["ant"]
+    assert [r.corrected_from for r in read.memory.corrections] == ["ant"]

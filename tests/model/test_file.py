@@ -207,7 +207,7 @@ def test_header_is_readable_json_without_machine_paths_of_shipped_weights(saved)
 def varied(learner) -> Learner:
     """Two trained tasks, held-out similarities for some classes, a copy of a prompt, and a class without any."""
     first = learner.memory.tasks[0]
-    held = dataclasses.replace(first.classes[0], similarities=torch.tensor([0.25, 0.5, -1.0]))
+    held = dataclasses.replace(first.classes[0], heldout_similarities=torch.tensor([0.25, 0.5, -1.0]))
     learner.memory.replace(first, dataclasses.replace(first, classes=(held, *first.classes[1:])))
     learner.add_class("gnu", easy_task(["gnu"], per_class=3)[0])
     return learner
@@ -219,11 +219,11 @@ def test_held_out_similarities_and_few_shot_tasks_come_back(varied, tmp_path):
     again = model_file.read(path).memory
     assert again.classes == varied.classes and [task.few_shot for task in again.tasks] == [False, False, True]
     for old, new in zip(varied.memory.tasks, again.tasks, strict=True):
-        assert (old.name, old.independent, old.about) == (new.name, new.independent, new.about)
+        assert (old.name, old.independent, old.metadata) == (new.name, new.independent, new.metadata)
         assert [name for name, _ in old.tensors()] == [name for name, _ in new.tensors()]
         pairs = zip(old.tensors(), new.tensors(), strict=True)
         assert all(torch.equal(a, b) and a.dtype == b.dtype for (_, a), (_, b) in pairs)
-    assert [c.similarities is None for task in again.tasks for c in task.classes] == [
+    assert [c.heldout_similarities is None for task in again.tasks for c in task.classes] == [
         False,
         True,
         True,

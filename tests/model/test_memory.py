@@ -5,7 +5,7 @@ import torch
 
 from protosteer.errors import LearnerError
 from protosteer.model.memory import Memory
-from protosteer.model.records import About, ClassRecord, TaskRecord
+from protosteer.model.records import ClassRecord, TaskMetadata, TaskRecord
 from protosteer.paper.prototypes import Prototypes, centroids
 
 
@@ -92,9 +92,9 @@ def test_forgetting_a_class_keeps_the_others_untouched():
 
 
 def test_what_is_known_of_a_task_survives_a_file_and_wrong_types_do_not():
-    about = About({"epochs": 3}, 12, loss=0.5, learned="2026-11-16", held_out=2)
-    assert About.from_dict({**about.to_dict(), "of a later version": 1}) == about
-    assert About().to_dict() == {} and "accuracy" not in about.to_dict()
+    about = TaskMetadata({"epochs": 3}, 12, loss=0.5, learned="2026-11-16", held_out=2)
+    assert TaskMetadata.from_dict({**about.to_dict(), "of a later version": 1}) == about
+    assert TaskMetadata().to_dict() == {} and "accuracy" not in about.to_dict()
     for wrong in ({"images": "many"}, {"learned": 5}, {"loss": True}, {"settings": []}):
         with pytest.raises(TypeError, match=f"task {next(iter(wrong))} is"):
-            About.from_dict(wrong)
+            TaskMetadata.from_dict(wrong)

@@ -255,7 +255,11 @@ def test_a_class_gets_a_prompt_of_its_own_as_if_learned_in_its_turn(client):
     record = on_disk(client).memory.tasks[-1]
     assert torch.equal(record.prompt, expected.prompt) and not record.few_shot
     assert torch.equal(record.classes[0].values.means, expected.classes[0].values.means)
-    assert record.classes[0].similarities is not None and record.about.learned and record.about.image_bytes
+    assert (
+        record.classes[0].heldout_similarities is not None
+        and record.metadata.learned
+        and record.metadata.image_bytes
+    )
     assert names(client) == ["ant", "bee", "cat", "dog", "fox"]
     served = client.post("/predict", files=form(pictures("fox"))).json()["predictions"]
     assert [p["label"] for p in served] == on_disk(client).predict(pictures("fox")).labels
@@ -266,19 +270,21 @@ def test_by_evidence_an_added_class_shares_the_prompt_for_all_classes_before_and
         assert client.get("/model").json()["trainable"]
         answer = post_class(client, query="?train=true", count=8)
         added = on_disk(client).memory
-        assert added.records[-1].plain is not None and added.records[-1].domain is not None
+        assert added.records[-1].plain is not None and added.records[-1].shared is not None
         assert ended(client, answer.json()["job"])["state"] == "done"
         learner = on_disk(client)
         served = client.post("/predict", files=form(pictures("fox"))).json()["predictions"]
     memory = learner.memory
     first, *_, record = memory.tasks
-    assert record.prompt is not None and not record.few_shot and record.classes[0].domain is not None
-    assert torch.equal(record.domain, first.domain) and torch.equal(memory.domain, first.prompt)
+    assert record.prompt is not None and not record.few_shot and record.classes[0].shared is not None
+    assert torch.equal(record.shared_prompt, first.shared_prompt) and torch.equal(
+        memory.shared_prompt, first.prompt
+    )
     assert len(learner.fusion.views[0].familiar) == 40  # the new class has its say
     assert [p["label"] for p in served] == learner.predict(pictures("fox")).labels
     expected = taught(QUICK.replace(rule="evidence")).learn((pictures("fox", 8), ["fox"] * 8), name="fox")
     assert torch.equal(record.classes[0].plain.points, expected.classes[0].plain.points)
-    assert torch.equal(record.classes[0].domain.points, expected.classes[0].domain.points)
+    assert torch.equal(record.classes[0].shared.points, expected.classes[0].shared.points)
     assert torch.equal(record.prompt, expected.prompt)
 
 

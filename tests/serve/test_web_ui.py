@@ -593,7 +593,7 @@ def test_text_is_legible_and_fits_a_phone(visit, address, folder, scheme, path, 
 def test_without_teaching_classes_are_listed_and_nothing_else(visit, learner, folder):
     bare = Learner(learner.backbone, learner.settings)
     for task in learner.memory.tasks:
-        classes = tuple(dataclasses.replace(record, similarities=None) for record in task.classes)
+        classes = tuple(dataclasses.replace(record, heldout_similarities=None) for record in task.classes)
         bare.memory.add(dataclasses.replace(task, classes=classes))
     bare.save(folder / "bare.protosteer")
     with serving(create_app(bare, folder / "bare.protosteer")) as address:

@@ -112,10 +112,10 @@ def test_a_class_may_be_called_as_a_task_and_grow(before):
 def test_held_out_similarities_come_from_leaving_each_image_out(before):
     record = before.copy().add_class("yak", few("yak", 4))
     values = before.backbone.embed_pixels(few("yak", 4), record.prompt)
-    for i, similarity in enumerate(record.classes[0].similarities):
+    for i, similarity in enumerate(record.classes[0].heldout_similarities):
         others = values[[j for j in range(4) if j != i]].mean(dim=0)
         torch.testing.assert_close(similarity, F.cosine_similarity(values[i], others, dim=0))
-    assert before.copy().add_class("yak", few("yak", 1)).classes[0].similarities is None
+    assert before.copy().add_class("yak", few("yak", 1)).classes[0].heldout_similarities is None
 
 
 def test_forgetting_the_class_or_what_came_after_its_prompt_is_exact(before, tmp_path):

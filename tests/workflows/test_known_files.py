@@ -50,7 +50,7 @@ def test_what_was_seen_is_in_the_file_and_goes_with_the_class(spring, tmp_path):
     learner.save(tmp_path / "m.protosteer")
     read = Learner.load(tmp_path / "m.protosteer", learner.backbone)
     for mine, theirs in zip(learner.memory.records, read.memory.records, strict=True):
-        assert len(mine.seen) == 8 and torch.equal(mine.seen, theirs.seen)
+        assert len(mine.file_digests) == 8 and torch.equal(mine.file_digests, theirs.file_digests)
     read.forget("ant")
     assert scan_folder(spring, read.memory).counts == {"ant": 8}
 
@@ -58,7 +58,7 @@ def test_what_was_seen_is_in_the_file_and_goes_with_the_class(spring, tmp_path):
 def test_a_model_from_before_digests_were_kept_takes_images_again(spring):
     learner = Learner(taught(spring).backbone, INSTANT)
     learner.learn(spring)
-    assert learner.memory.records[0].seen is None
+    assert learner.memory.records[0].file_digests is None
     assert scan_folder(spring, learner.memory).counts == {"ant": 8, "bee": 8}
 
 
@@ -71,7 +71,10 @@ def test_an_unfinished_task_goes_on_though_its_images_were_seen(spring, tmp_path
         finished, scan_folder(summer, before.memory), on_usable=lambda learner, _: left.append(learner)
     )
     (usable,) = left
-    assert usable.memory.tasks[1].about.unfinished and usable.memory.tasks[1].classes[0].seen is not None
+    assert (
+        usable.memory.tasks[1].metadata.unfinished
+        and usable.memory.tasks[1].classes[0].file_digests is not None
+    )
     found = scan_folder(summer, usable.memory)
     assert found.counts == {"bee": 8, "cat": 8} and not found.again and found.known == {"bee": ["spring"]}
     learn_folder(usable, found)

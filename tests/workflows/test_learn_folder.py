@@ -176,10 +176,14 @@ def test_what_a_taught_task_says_of_itself(before, summer, monkeypatch):
     learned, held = split(found.files, 0.25, 0)
     assert reached == learned.paths and not set(reached) & set(held.paths)
     assert learner.memory.tasks[-1] is record and learner.tasks == ["spring", "summer"]
-    assert [c.images for c in record.classes] == [6, 6, 6] and record.about.images == 18
-    assert [len(c.similarities) for c in record.classes] == [2, 2, 2] and record.about.held_out == 6
-    assert record.about.image_bytes == sum(path.stat().st_size for path in learned.paths)
-    assert len(record.about.learned) == 10
+    assert [c.images for c in record.classes] == [6, 6, 6] and record.metadata.images == 18
+    assert [len(c.heldout_similarities) for c in record.classes] == [
+        2,
+        2,
+        2,
+    ] and record.metadata.held_out == 6
+    assert record.metadata.image_bytes == sum(path.stat().st_size for path in learned.paths)
+    assert len(record.metadata.learned) == 10
     assert check.labels == held.labels and check.predicted == learner.predict(held.paths).labels
 
 
@@ -191,7 +195,7 @@ def assert_similarities_as_by_hand(learner, record, held):
     greatest = (seen @ values.T).amax(dim=1)
     for c in record.classes:
         own = torch.tensor([label == c.name for label in held.labels])
-        torch.testing.assert_close(c.similarities, greatest[own], rtol=0, atol=1e-5)
+        torch.testing.assert_close(c.heldout_similarities, greatest[own], rtol=0, atol=1e-5)
 
 
 def test_held_out_similarities_equal_a_computation_by_hand(before, summer):
@@ -207,18 +211,18 @@ def test_held_out_similarities_of_an_independent_task_do_not_depend_on_others(tm
         path.rename(twins / f"other {path.name}")
     among, alone = taught(twins, summer, settings=ALONE), taught(summer, settings=ALONE)
     pairs = zip(among.memory.tasks[1].classes, alone.memory.tasks[0].classes, strict=True)
-    assert all(torch.equal(a.similarities, b.similarities) for a, b in pairs)
+    assert all(torch.equal(a.heldout_similarities, b.heldout_similarities) for a, b in pairs)
 
 
 def test_small_classes_are_learned_whole_beside_large_ones(tmp_path):
     folder = photos(tmp_path / "new", ["ant", "bee"], per_class=4)
     photos(folder, ["cat"], per_class=5)
     whole = learn_folder(Learner(tiny_backbone(), QUICK), scan_folder(folder), holdout=0)
-    assert whole.check is None and whole.record.about.held_out == 0 and whole.record.classes[2].images == 5
-    assert all(c.similarities is None for c in whole.record.classes)
+    assert whole.check is None and whole.record.metadata.held_out == 0 and whole.record.classes[2].images == 5
+    assert all(c.heldout_similarities is None for c in whole.record.classes)
     outcome = learn_folder(Learner(tiny_backbone(), QUICK), scan_folder(folder))
     assert {c.name: c.images for c in outcome.record.classes} == {"ant": 4, "bee": 4, "cat": 4}
-    assert [c.similarities is None for c in outcome.record.classes] == [True, True, False]
+    assert [c.heldout_similarities is None for c in outcome.record.classes] == [True, True, False]
     assert outcome.check.labels == ["cat"]
 
 
@@ -370,7 +374,7 @@ def test_a_task_can_be_used_before_its_prompt_is_trained(spring, summer, setting
 
     def on_usable(usable, early):
         assert learner.memory.tasks is tasks and usable.memory.tasks == (*tasks, early.record)
-        assert early.record.about.unfinished and early.record.prompt is None
+        assert early.record.metadata.unfinished and early.record.prompt is None
         assert early.before_training is None
         assert early.check == Check(held.labels, usable.predict(held.paths).labels)
         callbacks.append(early)
@@ -380,9 +384,9 @@ def test_a_task_can_be_used_before_its_prompt_is_trained(spring, summer, setting
     outcome = learn_folder(learner, found, holdout=0.25, on_usable=on_usable)
     (early,) = callbacks
     assert outcome.before_training == early.check and outcome.check is not None
-    assert outcome.record.about.unfinished is None and outcome.record.prompt is not None
+    assert outcome.record.metadata.unfinished is None and outcome.record.prompt is not None
     for fact in ("learned", "image_bytes", "held_out", "images", "settings"):
-        assert getattr(early.record.about, fact) == getattr(outcome.record.about, fact) is not None
+        assert getattr(early.record.metadata, fact) == getattr(outcome.record.metadata, fact) is not None
     assert learner.memory.tasks == (*tasks, outcome.record)
 
 
@@ -396,7 +400,7 @@ def test_where_no_prompt_is_trained_there_is_one_stage(tmp_path, spring, changes
     learner.settings = EVIDENCE.replace(**changes)
     found = scan_folder(photos(tmp_path / "more", classes), learner.memory)
     outcome = learn_folder(learner, found, on_usable=lambda *_: pytest.fail("two stages"))
-    assert outcome.before_training is None and outcome.record.about.unfinished is None
+    assert outcome.before_training is None and outcome.record.metadata.unfinished is None
 
 
 def test_one_class_alone_is_one_stage(tmp_path):
@@ -412,7 +416,7 @@ def test_evidence_needs_no_calibrating_pass_unless_it_is_not_read(spring, summer
     learner = taught(spring, settings=EVIDENCE)
     record = learn_folder(learner, scan_folder(summer, learner.memory), on_stage=stages.append).record
     assert "calibrating" not in {stage.doing for stage in stages}
-    assert all(c.similarities is None for c in record.classes) and learner.fusion is not None
+    assert all(c.heldout_similarities is None for c in record.classes) and learner.fusion is not None
     mixed = taught(spring)  # by the paper's rule, which then reads all
     mixed.settings = EVIDENCE
     found = scan_folder(summer, mixed.memory)
@@ -477,7 +481,7 @@ def test_which_unfinished_task_is_gone_on_with(before, summer):
         renamed = dataclasses.replace(task, name=name)
         among = Memory([memory.tasks[0], renamed])
         assert (found(own, memory=among) is renamed) == same
-    done = dataclasses.replace(task, about=dataclasses.replace(task.about, unfinished=None))
+    done = dataclasses.replace(task, metadata=dataclasses.replace(task.metadata, unfinished=None))
     assert found(own, memory=Memory([memory.tasks[0], done])) is None
 
 

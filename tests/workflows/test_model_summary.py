@@ -15,7 +15,7 @@ from conftest import easy_task, tiny_backbone
 from protosteer.learner import Learner
 from protosteer.model.file import Model, read
 from protosteer.model.memory import Memory
-from protosteer.model.records import About, ClassRecord, TaskRecord
+from protosteer.model.records import ClassRecord, TaskMetadata, TaskRecord
 from protosteer.paper.prototypes import Centroids
 from protosteer.settings import Settings
 from protosteer.workflows import model_summary
@@ -108,8 +108,8 @@ def two_tasks() -> list[TaskRecord]:
     """A trained task of two classes with 3 and 6 images, and a few-shot one of one class with one image."""
     prompt = torch.zeros(2, 1, 24)
     first = (some_class("cat", torch.randn(2, 24), 4), some_class("dog", torch.randn(3, 24), 1))
-    about = About(images=9, learned="2026-11-16", image_bytes=50_000, loss=1.5, accuracy=90.0)
-    later = About(images=1, learned="2026-12-01", image_bytes=10_000)
+    about = TaskMetadata(images=9, learned="2026-11-16", image_bytes=50_000, loss=1.5, accuracy=90.0)
+    later = TaskMetadata(images=1, learned="2026-12-01", image_bytes=10_000)
     return [
         TaskRecord("spring", first, prompt, True, about),
         TaskRecord("owl", (some_class("owl", torch.randn(1, 24)),), prompt, False, later, few_shot=True),
@@ -180,7 +180,7 @@ def test_by_evidence_the_views_and_what_calibrates_them_are_told(tmp_path: Path)
     learner.add_class("cat", easy_task(["cat"], per_class=3)[0])
     learner.save(tmp_path / "m.protosteer")
     told = model_summary.describe(read(tmp_path / "m.protosteer"), learner.fusion)
-    domain = learner.memory.domain
+    domain = learner.memory.shared_prompt
     assert told["rule"] == "evidence" and told["notes"] == []
     assert told["evidence"] == {
         "domain_prompt": {"layers": domain.shape[0], "length": 1, "bytes": domain.nbytes},
@@ -198,7 +198,7 @@ def test_by_evidence_the_views_and_what_calibrates_them_are_told(tmp_path: Path)
 
 def test_notes_say_what_a_model_could_do_better(tmp_path: Path) -> None:
     first, second = two_tasks()
-    late = replace(second, about=replace(second.about, unfinished=True))
+    late = replace(second, metadata=replace(second.metadata, unfinished=True))
     rule, unfinished = model_summary.notes(Memory([first, late]), None)
     assert "paper's rule" in rule and "new model" in rule
     assert unfinished == "task 'owl' has no prompt yet; the same learn command trains it"

@@ -84,14 +84,14 @@ def test_about_that_share_of_new_known_images_is_rejected_and_more_of_others(kno
 def test_the_threshold_goes_with_the_classes_that_it_came_from(known):
     smaller = known.copy()
     smaller.forget(task="summer")
-    left = torch.cat([c.similarities for c in known.memory.tasks[0].classes])
+    left = torch.cat([c.heldout_similarities for c in known.memory.tasks[0].classes])
     assert threshold(smaller, 0.25) == float(left.sort().values[int(0.25 * (len(left) + 1)) - 1])
 
 
 def test_a_class_of_few_images_lowers_the_threshold_for_itself_alone(known):
     images, _ = easy_task(["yak"], per_class=5, seed=3)
     learner = known.copy()
-    own = float(learner.add_class("yak", images).classes[0].similarities.min())
+    own = float(learner.add_class("yak", images).classes[0].heldout_similarities.min())
     before = threshold(known, 0.2)
     assert threshold(learner, 0.2) == before and own_thresholds(learner) == {"yak": own}
     rejection = Rejection(learner, 0.2)

@@ -82,7 +82,7 @@ def test_apart_is_the_same_to_the_bit_as_in_turn(backbone, folders, tmp_path, pr
 
 def test_a_model_that_has_a_prompt_for_all_classes_is_extended_to_the_same_bits(backbone, folders, tmp_path):
     first = in_turn(Learner(backbone, ALONE.replace(independent=False)), folders[:1])
-    assert first.domain is not None
+    assert first.memory.shared_prompt is not None
     first.settings = ALONE
     whole = in_turn(first.copy(), folders[1:])
     assert apart(first.copy(), folders[1:], tmp_path / "m.protosteer").model.pack() == whole.model.pack()

@@ -111,7 +111,7 @@ def test_a_file_that_cannot_be_read_is_left_aside_and_goes_with_the_next_change(
 @pytest.mark.parametrize("jpeg", [b"\xff", b"<svg onload=alert(1)>", b"\xff\xd8\xff" + b"0" * 2**15])
 def test_pictures_that_are_none_are_refused(taught, jpeg):
     path, learner, _ = taught
-    seen = int(learner.memory.records[0].seen[0])
+    seen = int(learner.memory.records[0].file_digests[0])
     thumbnails.write(path, [Thumb("ant", seen, jpeg)])
     with pytest.warns(ProtosteerWarning, match="its pictures"):
         assert thumbnails.read(path, learner.memory) == []

@@ -73,8 +73,8 @@ def _correct(learner: Learner, image: Path, name: str, as_json: bool) -> None:
             )
         )
         return
-    words = f"{image}: was taken for {record.corrected}"
-    words += f" already, one more image of {name}" if record.corrected == name else f", is {name}"
+    words = f"{image}: was taken for {record.corrected_from}"
+    words += f" already, one more image of {name}" if record.corrected_from == name else f", is {name}"
     words += " (a new class)" if new else ""
     print(printable(f"{words}; it is now taken for {now} ({100 * probability:.0f} %)"))
     if now != name:
@@ -110,7 +110,11 @@ def _undo(path: Path, image: Path | None, as_json: bool) -> None:
         print(json.dumps({"taken_back": correction(record)}, indent=1))
     else:
         (name,) = record.class_names
-        print(printable(f"taken back: {record.about.file or 'an image'} as {name} ({record.about.learned})"))
+        print(
+            printable(
+                f"taken back: {record.metadata.file or 'an image'} as {name} ({record.metadata.learned})"
+            )
+        )
     say(f"Written: {path}")
 
 

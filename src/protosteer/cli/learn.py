@@ -221,7 +221,7 @@ def _tell_begun(learner: Learner, found: FolderScan, writer: TaskWriter) -> None
     others = [task for task in memory.tasks if task is not begun]
     if begun:
         say(f"task {begun.name} is unfinished; going on with it")
-    for task in (task for task in others if task.about.unfinished):
+    for task in (task for task in others if task.metadata.unfinished):
         say(
             f"task {task.name} is unfinished: what is learned before its prompt is trained does not profit from "
             "it; the command that began it goes on"
@@ -272,7 +272,7 @@ def goes_on(checkpoint: CheckpointFile) -> str:
 def _why_no_prompt(record: TaskRecord, found: FolderScan) -> str:
     if found.known.keys() >= {*record.class_names}:
         return "no prompt was trained: more images of known classes need none"
-    if record.domain is not None:
+    if record.shared_prompt is not None:
         return "no prompt was trained: the one for all classes serves these too"
     if len(record.classes) == 1:
         return "one class and nothing to tell it from: prototypes alone were learned, no prompt"

@@ -119,7 +119,7 @@ def merge(
     renames = parse_pairs(rename or [], "--rename", classes)
     merged = model_file.merge(parts, renames, parse_pairs(rename_task or [], "--rename-task", tasks))
     put_new(out, merged.write)
-    if merged.memory.domain is None and any(part.memory.domain is not None for part in parts):
+    if merged.memory.shared_prompt is None and any(part.memory.shared_prompt is not None for part in parts):
         say("the models have no prompt for all classes in common: the merged one does without it")
     size = _size(merged)
     if as_json:

@@ -77,7 +77,7 @@ class TaskWriter:
                 taught = self._put_into_latest(learner, taught)
             learner.save(self.path)
             self.identity = Identity.of(self.path)
-        self.begun = taught.record.name if taught.record.about.unfinished else None
+        self.begun = taught.record.name if taught.record.metadata.unfinished else None
         return taught
 
     def _put_into_latest(self, learner: Learner, taught: LearnResult) -> LearnResult:
@@ -103,7 +103,7 @@ class TaskWriter:
         from protosteer.errors import LearnerError
 
         for task in memory.tasks:
-            if task.name == self.begun and task.about.unfinished:
+            if task.name == self.begun and task.metadata.unfinished:
                 return task
         raise LearnerError(
             f"task '{self.begun}' was forgotten, or finished, by someone else meanwhile; {self.path} stays as it "
@@ -132,13 +132,13 @@ def _warn_of_influence(record: TaskRecord, before: tuple[TaskRecord, ...], memor
     """Say so if the record's prompts were trained with classes that are no longer in the file."""
     import torch
 
-    if record.about.unfinished:
+    if record.metadata.unfinished:
         return
     known = set(memory.classes)
     lost = {task.name: [c for c in task.class_names if c not in known] for task in before}
     against = record.prompt is not None and not record.independent
     for task in before:
-        domain, prompt = record.domain, task.prompt
+        domain, prompt = record.shared_prompt, task.prompt
         seen_under = domain is not None and prompt is not None and torch.equal(domain, prompt)
         if lost[task.name] and (against or seen_under):
             say(

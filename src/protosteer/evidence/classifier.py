@@ -227,7 +227,7 @@ def _views(memory: Memory, index: Index, places: Tensor) -> tuple[list[View], Ch
     names = torch.tensor(sorted(range(len(memory)), key=memory.task_names.__getitem__)).argsort()
     order = (labels * len(memory) + names[index.record_tasks]).argsort()
     prompts: dict[int | None, str] = {None: "plain"}
-    if memory.domain is not None:
+    if memory.shared_prompt is not None:
         prompts[len(memory)] = "domain"
     coarse = {
         prompt: Coarse(_known(memory, part).ordered(order), labels[order]) for prompt, part in prompts.items()
@@ -238,7 +238,7 @@ def _views(memory: Memory, index: Index, places: Tensor) -> tuple[list[View], Ch
     columns = {prompt: column for column, prompt in enumerate(coarse)}
     tasks = index.record_tasks[order][space.parts[rows]]
     # Images that were learned because they had been taken for something else are harder than images are.
-    usual = torch.tensor([task.corrected is None for task in memory.tasks])[tasks]
+    usual = torch.tensor([task.corrected_from is None for task in memory.tasks])[tasks]
     usual = usual if usual.any() else torch.ones_like(usual)
     # To images that the prompt for all classes was trained with, it does more justice than to others.
     fair = usual & ~_trained_domain(memory)[tasks]
@@ -282,7 +282,7 @@ def _checked(views: list[View], left_out: LeftOut, kinds: list[int], images: Ten
 
 def _trained_domain(memory: Memory) -> Tensor:
     """bool [T]: the task, if it is there, whose own prompt is the one for all classes."""
-    domain = memory.domain
+    domain = memory.shared_prompt
     same = [
         domain is not None and t.prompt is not None and torch.equal(t.prompt, domain) for t in memory.tasks
     ]

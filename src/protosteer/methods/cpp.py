@@ -92,4 +92,4 @@ class CPP(Method):
         return [task.bytes for task in self.memory.tasks]
 
     def trained_parameters(self) -> int:
-        return sum(task.about.trained_parameters or 0 for task in self.memory.tasks)
+        return sum(task.metadata.trained_parameters or 0 for task in self.memory.tasks)

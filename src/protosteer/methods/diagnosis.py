@@ -61,8 +61,8 @@ def of_paper(
         "true_task_with_prompt": _percent(with_prompt),
         "true_task_without_prompt": _percent(without),
         # Mean cosine of the task's training embeddings to their common mean.
-        "key_spread": math.nan if record.about.key_spread is None else record.about.key_spread,
-        "value_spread": math.nan if record.about.value_spread is None else record.about.value_spread,
+        "key_spread": math.nan if record.metadata.key_spread is None else record.metadata.key_spread,
+        "value_spread": math.nan if record.metadata.value_spread is None else record.metadata.value_spread,
     }
 
 

@@ -52,7 +52,7 @@ class Stack:
             if any(record.plain is not None for task in tasks for record in task.classes):
                 return None
             tensors["keys"], lengths["keys"] = keys_of(tasks), key_lengths_of(tasks)
-        if "domain" not in lengths and any(task.domain is not None for task in tasks):
+        if "domain" not in lengths and any(task.shared_prompt is not None for task in tasks):
             return None
         zero = torch.zeros(1, dtype=torch.int64)
         starts = {part: torch.cat([zero, one.cumsum(0)]) for part, one in lengths.items()}
@@ -229,7 +229,7 @@ def sketches_of(tasks: Sequence[TaskRecord], part: str) -> Bulk | None:
 def _task_sketches(classes: Sequence[ClassRecord], part: str) -> Bulk | None:
     if isinstance(classes, Slices) and not classes.made:
         return classes.stack.sketches(part, classes.first, classes.last)
-    found: list[Sketch | None] = [getattr(record, part) for record in classes]
+    found: list[Sketch | None] = [record.plain if part == "plain" else record.shared for record in classes]
     if any(sketch is None for sketch in found):
         return None
     return Bulk.of(cast(list[Sketch], found))
@@ -282,11 +282,11 @@ def seen_lengths_of(tasks: Sequence[TaskRecord]) -> Tensor:
 
 
 def _held_out(record: ClassRecord) -> Tensor:
-    return torch.empty(0) if record.similarities is None else record.similarities
+    return torch.empty(0) if record.heldout_similarities is None else record.heldout_similarities
 
 
 def _seen(record: ClassRecord) -> Tensor:
-    return torch.empty(0, dtype=torch.int64) if record.seen is None else record.seen
+    return torch.empty(0, dtype=torch.int64) if record.file_digests is None else record.file_digests
 
 
 def _rows(

@@ -31,7 +31,7 @@ from protosteer.model import index_file, thumbnails
 from protosteer.model.class_table import Slices, Stack
 from protosteer.model.memory import Memory
 from protosteer.model.merging import Renames, concatenate
-from protosteer.model.records import About, ClassRecord, TaskRecord
+from protosteer.model.records import ClassRecord, TaskMetadata, TaskRecord
 from protosteer.model.schema import check_model_header
 from protosteer.model.validation import check_memory, check_packed, check_stack
 from protosteer.paper.prototypes import Centroids, Sketch
@@ -163,9 +163,9 @@ def _about_task(task: TaskRecord, domains: list[Tensor]) -> dict[str, Any]:
         "prompt": task.prompt is not None,
         "independent": task.independent,
         **({"few_shot": True} if task.few_shot else {}),
-        **({} if task.domain is None else {"domain": _place(domains, task.domain)}),
-        **({} if task.corrected is None else {"corrected": task.corrected}),
-        "about": task.about.to_dict(),
+        **({} if task.shared_prompt is None else {"domain": _place(domains, task.shared_prompt)}),
+        **({} if task.corrected_from is None else {"corrected": task.corrected_from}),
+        "about": task.metadata.to_dict(),
     }
 
 
@@ -261,7 +261,7 @@ def _task(
 ) -> TaskRecord:
     prompt = tensors[f"tasks.{t}.prompt"] if header["prompt"] else None
     common = tensors[f"domains.{header['domain']}"] if "domain" in header else None
-    about, few_shot = About.from_dict(header["about"]), header.get("few_shot", False)
+    about, few_shot = TaskMetadata.from_dict(header["about"]), header.get("few_shot", False)
     corrected = header.get("corrected")
     return TaskRecord(
         header["name"], classes, prompt, header["independent"], about, few_shot, common, corrected

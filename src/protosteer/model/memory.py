@@ -55,7 +55,7 @@ class Memory:
     @property
     def corrections(self) -> list[TaskRecord]:
         """In the order in which they were made."""
-        return [task for task in self.tasks if task.corrected is not None]
+        return [task for task in self.tasks if task.corrected_from is not None]
 
     @property
     def evidence(self) -> bool:
@@ -63,12 +63,14 @@ class Memory:
         return bool(self.tasks) and all(task.evidence for task in self.tasks)
 
     @property
-    def domain(self) -> Tensor | None:
-        """The prompt for all classes, if they have one in common."""
-        first = self.tasks[0].domain if self.tasks else None
+    def shared_prompt(self) -> Tensor | None:
+        """Return the shared prompt [S, L, D] if all tasks have the same one."""
+        first = self.tasks[0].shared_prompt if self.tasks else None
         if first is None:
             return None
-        same = (task.domain is not None and torch.equal(task.domain, first) for task in self.tasks)
+        same = (
+            task.shared_prompt is not None and torch.equal(task.shared_prompt, first) for task in self.tasks
+        )
         return first if all(same) else None
 
     @property

@@ -25,7 +25,7 @@ def concatenate(
     for memory in memories[1:]:
         for task in memory.tasks:
             new = _renamed(task, renames, task_renames)
-            if new.corrected is not None and new.name in merged.task_names:
+            if new.corrected_from is not None and new.name in merged.task_names:
                 continue  # the same image, in two models
             _check_new(merged, new)
             merged.add(new)

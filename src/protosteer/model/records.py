@@ -25,12 +25,10 @@ class ClassRecord:
     name: str
     keys: Tensor  # [c, D]
     values: Centroids
-    similarities: Tensor | None = None  # [h]: of images that were not learned; see workflows/ood.py
+    heldout_similarities: Tensor | None = None  # [h]: of images that were not learned; see workflows/ood.py
     plain: Sketch | None = None  # no prompt
-    domain: Sketch | None = None  # the prompt for all classes
-    seen: Tensor | None = (
-        None  # int64 [s]: digests of files that were learned or held out; workflows/known_files.py
-    )
+    shared: Sketch | None = None  # under the shared prompt
+    file_digests: Tensor | None = None  # int64 [s]: of files that were learned or held out
 
     @property
     def images(self) -> int:
@@ -80,7 +78,7 @@ class LazyClasses(Sequence[ClassRecord]):
 
 
 @dataclass(frozen=True)
-class About:
+class TaskMetadata:
     """Where a task's record comes from. No prediction depends on it; what is not known is None."""
 
     settings: Mapping[str, Any] | None = None
@@ -101,7 +99,7 @@ class About:
         return {name: value for name, value in vars(self).items() if value is not None}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> About:
+    def from_dict(cls, values: Mapping[str, Any]) -> TaskMetadata:
         """From a file; what this version does not know is left out, what has another type is refused."""
         kinds = {
             "settings": dict,
@@ -128,10 +126,10 @@ class TaskRecord:
     classes: Sequence[ClassRecord]
     prompt: Tensor | None
     independent: bool = False  # no other task had a say in training its prompt, or there is none
-    about: About = About()
+    metadata: TaskMetadata = TaskMetadata()
     few_shot: bool = False  # nothing was trained: the prompt, if any, is a copy of the nearest task's
-    domain: Tensor | None = None  # the prompt for all classes, under which its domain sketches were made
-    corrected: str | None = None  # of one image that was taken for this class, wrongly
+    shared_prompt: Tensor | None = None  # under which its `shared` summaries were made
+    corrected_from: str | None = None  # the label that was predicted before the correction
 
     @property
     def class_names(self) -> list[str]:
@@ -147,20 +145,20 @@ class TaskRecord:
         return all(record.plain is not None for record in self.classes)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """All tensors, packed, with names that are unique within the task, but for the prompt for all classes."""
+        """All tensors, packed, with names that are unique within the task, but for the shared prompt."""
         if self.prompt is not None:
             yield "prompt", self.prompt
         for i, record in enumerate(self.classes):
-            parts = {"values": record.values, "plain": record.plain, "domain": record.domain}
+            parts = {"values": record.values, "plain": record.plain, "domain": record.shared}
             if record.plain is None:
                 yield f"classes.{i}.keys", record.keys
             for name, part in parts.items():
                 for field, tensor in part.packed().items() if part is not None else ():
                     yield f"classes.{i}.{name}.{field}", tensor
-            if record.similarities is not None:
-                yield f"classes.{i}.held_out", record.similarities
-            if record.seen is not None:
-                yield f"classes.{i}.seen", record.seen
+            if record.heldout_similarities is not None:
+                yield f"classes.{i}.held_out", record.heldout_similarities
+            if record.file_digests is not None:
+                yield f"classes.{i}.seen", record.file_digests
 
     @property
     def bytes(self) -> int:

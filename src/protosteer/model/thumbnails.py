@@ -93,8 +93,8 @@ def follow(model: str | Path, memory: Memory) -> None:
 def _remembered(thumbs: Iterable[Thumb], memory: Memory) -> list[Thumb]:
     seen: Mapping[str, set[int]] = {name: set() for name in memory.classes}
     for record in memory.records:
-        if record.seen is not None:
-            seen[record.name].update(record.seen.tolist())
+        if record.file_digests is not None:
+            seen[record.name].update(record.file_digests.tolist())
     return [thumb for thumb in thumbs if thumb.digest in seen.get(thumb.name, ())]
 
 

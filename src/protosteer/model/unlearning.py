@@ -116,7 +116,7 @@ def _same_prompt(a: TaskRecord, b: TaskRecord) -> bool:
 
 def _serves(prompt: Tensor, task: TaskRecord) -> bool:
     """Whether it is the prompt for all classes that the task's images were seen under."""
-    return task.domain is not None and torch.equal(task.domain, prompt)
+    return task.shared_prompt is not None and torch.equal(task.shared_prompt, prompt)
 
 
 def _guarantee(remains: list[str]) -> str:

@@ -34,7 +34,7 @@ def check_memory(memory: Memory, dim: int | None, depth: int | None) -> None:
     if dim is None and not isinstance(first, Slices) and first and first[0].keys.ndim:
         dim = first[0].keys.shape[-1]
     for task in memory.tasks:
-        for prompt in (p for p in (task.prompt, task.domain) if p is not None):
+        for prompt in (p for p in (task.prompt, task.shared_prompt) if p is not None):
             check_prompt(prompt, dim, depth, f"prompt of {task.name}")
         if isinstance(task.classes, Slices):
             _check_slices(task.classes, dim)
@@ -42,9 +42,9 @@ def check_memory(memory: Memory, dim: int | None, depth: int | None) -> None:
         else:
             for record in task.classes:
                 _check_class(record, dim)
-            under_domain = [(record.domain is not None, record.name) for record in task.classes]
+            under_domain = [(record.shared is not None, record.name) for record in task.classes]
         for known, name in under_domain:
-            if known != (task.domain is not None):
+            if known != (task.shared_prompt is not None):
                 raise TypeError(f"{name} lacks its points under the prompt for all classes, or the prompt")
 
 
@@ -147,22 +147,24 @@ def _check_rows(
 
 
 def _check_class(record: ClassRecord, dim: int | None) -> None:
-    name, values, held_out = record.name, record.values, record.similarities
+    name, values, held_out = record.name, record.values, record.heldout_similarities
     _check_tensor(record.keys, 2, dim, f"keys of {name}")
     _check_tensor(values.means, 2, dim, f"centroids of {name}")
     _check_tensor(values.deviations, 2, dim, f"deviations of {name}", least=0.0)
     if len(values.means) != len(values.deviations):
         raise TypeError(f"centroids of {name} are not as many as their deviations")
     _check_counts(values.counts, len(values.means), f"centroids of {name}")
-    for sketch in (s for s in (record.plain, record.domain) if s is not None):
+    for sketch in (s for s in (record.plain, record.shared) if s is not None):
         _check_sketch(sketch, name, dim)
-    if record.domain and (record.plain is None or record.plain.single != record.domain.single):
+    if record.shared and (record.plain is None or record.plain.single != record.shared.single):
         raise TypeError(f"{name} has points of different images in its two sketches")
     if held_out is not None and not (
         held_out.ndim == 1 and held_out.dtype.is_floating_point and held_out.isfinite().all()
     ):
         raise TypeError(f"held-out similarities of {name} are not a list of numbers")
-    if record.seen is not None and (record.seen.ndim != 1 or record.seen.dtype != torch.int64):
+    if record.file_digests is not None and (
+        record.file_digests.ndim != 1 or record.file_digests.dtype != torch.int64
+    ):
         raise TypeError(f"digests of files of {name} are not a list of whole numbers")
 
 

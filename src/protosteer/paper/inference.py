@@ -55,7 +55,7 @@ class Index:
 
     @classmethod
     def build(cls, memory: Memory) -> Index:
-        tasks, domain = memory.tasks, memory.domain
+        tasks, domain = memory.tasks, memory.shared_prompt
         return cls(
             tasks=memory.task_names,
             classes=memory.classes,

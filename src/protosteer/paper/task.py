@@ -13,7 +13,7 @@ from torch import Tensor
 
 from protosteer.errors import ProtosteerWarning
 from protosteer.model.memory import Memory
-from protosteer.model.records import About, ClassRecord, TaskRecord
+from protosteer.model.records import ClassRecord, TaskMetadata, TaskRecord
 from protosteer.paper import diagnostics
 from protosteer.paper.encoder import Encoder
 from protosteer.paper.inference import Index, nearest_task
@@ -69,13 +69,13 @@ def learn_task(
             for i, label in enumerate(classes)
         )
         prompt, about = trained.prompt if trained else None, _about(settings, seen.plain, values, trained)
-        return TaskRecord(name, records, prompt, settings.independent, about, domain=domain)
+        return TaskRecord(name, records, prompt, settings.independent, about, shared_prompt=domain)
 
     if not trains:
         return record(None, seen.plain, domain)
     if on_usable:
         usable = record(None, seen.plain, domain)
-        on_usable(dataclasses.replace(usable, about=dataclasses.replace(usable.about, unfinished=True)))
+        on_usable(dataclasses.replace(usable, metadata=dataclasses.replace(usable.metadata, unfinished=True)))
     start = earlier.tasks[-1].prompt if len(earlier) else None
     prototypes = earlier.prototypes(settings.noise, without=classes)  # its images are no strangers to a class
     trained = train_prompt(encoder, images.views, labels, settings, start, prototypes, seed, callbacks)
@@ -125,7 +125,7 @@ def learn_class(name: str, images: Embedder, memory: Memory, settings: Settings)
     five images, since fewer make none that is better than their common mean. Evidence needs no prompt.
     """
     evidence = settings.rule == "evidence"
-    domain = memory.domain if evidence else None
+    domain = memory.shared_prompt if evidence else None
     seen = _Seen(images.embed(None), None if domain is None else images.embed(domain))
     nearest = None
     if len(memory) and not evidence:
@@ -138,9 +138,9 @@ def learn_class(name: str, images: Embedder, memory: Memory, settings: Settings)
     record = _class_record(name, seen, values, count, settings, seed, similarities)
     # What a copy of a prompt was trained with is what the prompt was trained with.
     independent = nearest is None or prompt is None or nearest.independent
-    about = About(settings.to_dict(), len(values))
+    about = TaskMetadata(settings.to_dict(), len(values))
     return TaskRecord(
-        memory.free_name(name), (record,), prompt, independent, about, few_shot=True, domain=domain
+        memory.free_name(name), (record,), prompt, independent, about, few_shot=True, shared_prompt=domain
     )
 
 
@@ -151,7 +151,7 @@ def counted_as(record: TaskRecord, images: int) -> TaskRecord:
         return sketch and dataclasses.replace(sketch, counts=images * sketch.counts)
 
     classes = tuple(
-        dataclasses.replace(c, plain=more(c.plain), domain=more(c.domain)) for c in record.classes
+        dataclasses.replace(c, plain=more(c.plain), shared=more(c.shared)) for c in record.classes
     )
     return dataclasses.replace(record, classes=classes)
 
@@ -182,8 +182,8 @@ def _class_record(
     return ClassRecord(name, plain.points, groups, similarities, plain, domain)
 
 
-def _about(settings: Settings, keys: Tensor, values: Tensor, trained: Trained | None) -> About:
-    return About(
+def _about(settings: Settings, keys: Tensor, values: Tensor, trained: Trained | None) -> TaskMetadata:
+    return TaskMetadata(
         settings=settings.to_dict(),
         images=len(keys),
         key_spread=round(diagnostics.spread(keys), 6),

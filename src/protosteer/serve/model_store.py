@@ -60,8 +60,8 @@ class Store:
         """A new class, or more of one, from a few images [n, 3, h, w]."""
         with self._lock:
             record = self.current.learner.copy().add_class(name, pixels)
-            about = dataclasses.replace(record.about, image_bytes=image_bytes)
-            record = dataclasses.replace(record, about=about)
+            about = dataclasses.replace(record.metadata, image_bytes=image_bytes)
+            record = dataclasses.replace(record, metadata=about)
             self._change(Memory([*self.current.memory.tasks, record]))
             return record
 
@@ -71,8 +71,8 @@ class Store:
             learner = self.current.learner.copy()
             new = name not in learner.classes
             record = learner.correct(pixels[None], name, content)
-            about = dataclasses.replace(record.about, image_bytes=len(content), file=file)
-            learner.memory.replace(record, told := dataclasses.replace(record, about=about))
+            about = dataclasses.replace(record.metadata, image_bytes=len(content), file=file)
+            learner.memory.replace(record, told := dataclasses.replace(record, metadata=about))
             self._change(learner.memory)
             ((answer, probability, _),) = self.current.learner.predict(pixels[None]).ranked(1)[0]
             now = {"new_class": new, "answer": answer, "probability": probability}

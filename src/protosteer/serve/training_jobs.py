@@ -138,8 +138,8 @@ def _completed(trained: TaskRecord, added: TaskRecord) -> TaskRecord:
     How similar unseen images are was measured then, before the prompt was trained on all that there are.
     """
     (one,), (before,) = trained.classes, added.classes
-    classes = (dataclasses.replace(one, similarities=before.similarities),)
+    classes = (dataclasses.replace(one, heldout_similarities=before.heldout_similarities),)
     about = dataclasses.replace(
-        trained.about, learned=added.about.learned, image_bytes=added.about.image_bytes
+        trained.metadata, learned=added.metadata.learned, image_bytes=added.metadata.image_bytes
     )
-    return dataclasses.replace(trained, classes=classes, about=about)
+    return dataclasses.replace(trained, classes=classes, metadata=about)

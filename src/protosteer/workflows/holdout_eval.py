@@ -65,7 +65,7 @@ def calibrated(
     classes = []
     for c in record.classes:
         own = torch.tensor([label == c.name for label in labels])
-        classes.append(dataclasses.replace(c, similarities=similarities[own] if own.any() else None))
+        classes.append(dataclasses.replace(c, heldout_similarities=similarities[own] if own.any() else None))
     return dataclasses.replace(record, classes=tuple(classes))
 
 

@@ -53,8 +53,8 @@ def _owners(tasks: Sequence[TaskRecord], digests: Collection[int]) -> dict[int, 
     asked = torch.tensor(sorted(digests), dtype=torch.int64)
     owners: dict[int, list[str]] = {}
     for record in (record for task in tasks for record in task.classes):
-        if record.seen is not None:
-            for number in record.seen[torch.isin(record.seen, asked)].tolist():
+        if record.file_digests is not None:
+            for number in record.file_digests[torch.isin(record.file_digests, asked)].tolist():
                 owners.setdefault(number, []).append(record.name)
     return owners
 
@@ -68,5 +68,5 @@ def with_seen(record: TaskRecord, files: Files, digests: Sequence[int]) -> TaskR
     def seen(name: str) -> Tensor | None:
         return torch.tensor(sorted(by_class[name]), dtype=torch.int64) if name in by_class else None
 
-    classes = tuple(dataclasses.replace(c, seen=seen(c.name)) for c in record.classes)
+    classes = tuple(dataclasses.replace(c, file_digests=seen(c.name)) for c in record.classes)
     return dataclasses.replace(record, classes=classes)

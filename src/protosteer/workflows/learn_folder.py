@@ -154,7 +154,7 @@ def unfinished_task(
         else:
             same = task.name == name
         own = set(task.class_names)
-        if task.about.unfinished and same and own <= wanted and wanted - own <= owners.keys():
+        if task.metadata.unfinished and same and own <= wanted and wanted - own <= owners.keys():
             return task
     return None
 
@@ -188,8 +188,8 @@ def learn_folder(
     early: list[LearnResult] = []
 
     def told(record: TaskRecord) -> tuple[Learner, LearnResult]:
-        about = dataclasses.replace(record.about, learned=today, image_bytes=size, held_out=len(held))
-        whole = with_seen(dataclasses.replace(record, about=about), found.files, found.digests)
+        about = dataclasses.replace(record.metadata, learned=today, image_bytes=size, held_out=len(held))
+        whole = with_seen(dataclasses.replace(record, metadata=about), found.files, found.digests)
         check = None
         after = turn.after(whole)
         if unseen and after.fusion is None:
@@ -233,7 +233,7 @@ def _turn(learner: Learner, found: FolderScan, name: str | None) -> TaskSlot:
     if begun is None:
         return TaskSlot(name or memory.free_name(own_name(found.folder)), learner.copy(), ())
     place = memory.tasks.index(begun)
-    before = Learner(learner.backbone, learner.settings, begun.domain)
+    before = Learner(learner.backbone, learner.settings, begun.shared_prompt)
     before.memory = Memory(memory.tasks[:place])
     return TaskSlot(begun.name, before, memory.tasks[place + 1 :])
 

@@ -72,7 +72,7 @@ def notes(memory: Memory, fusion: Fusion | None) -> list[str]:
     """What a model could do better than it does, and how; a sentence each. fusion: as a `Learner` has it."""
     better = "learn its folders again into a new model for calibrated probabilities and higher accuracy"
     rule = [] if fusion or not len(memory) else [f"this model predicts by the paper's rule; {better}"]
-    unfinished = [task.name for task in memory.tasks if task.about.unfinished]
+    unfinished = [task.name for task in memory.tasks if task.metadata.unfinished]
     return rule + [f"task '{n}' has no prompt yet; the same learn command trains it" for n in unfinished]
 
 
@@ -85,7 +85,7 @@ def _confusable(memory: Memory) -> list[dict[str, Any]] | None:
 
 def _evidence(memory: Memory, fusion: Fusion) -> dict[str, Any]:
     """The prompt for all classes, and how much each view of all classes weighs, the weightiest first."""
-    domain = memory.domain
+    domain = memory.shared_prompt
     return {
         "domain_prompt": None if domain is None else _prompt(domain),
         "views": [{"prompt": view.prompt is not None, "weight": view.weight} for view in fusion.views],
@@ -94,7 +94,7 @@ def _evidence(memory: Memory, fusion: Fusion) -> dict[str, Any]:
 
 
 def _task(task: TaskRecord) -> dict[str, Any]:
-    about, prompt = task.about, task.prompt
+    about, prompt = task.metadata, task.prompt
     images, classes = sum(record.images for record in task.classes), _classes(task)
     return {
         "name": task.name,
@@ -107,7 +107,7 @@ def _task(task: TaskRecord) -> dict[str, Any]:
         "prompt": prompt if prompt is None else _prompt(prompt),
         "trained": prompt is not None and not task.few_shot,
         "few_shot": task.few_shot,
-        "corrected": task.corrected,
+        "corrected": task.corrected_from,
         "unfinished": bool(about.unfinished),
         "independent": task.independent,
         "held_out": about.held_out,
@@ -121,9 +121,9 @@ def correction(task: TaskRecord) -> dict[str, str | None]:
     (name,) = task.class_names
     return {
         "correction": task.name,
-        "date": task.about.learned,
-        "image": task.about.file,
-        "taken_for": task.corrected,
+        "date": task.metadata.learned,
+        "image": task.metadata.file,
+        "taken_for": task.corrected_from,
         "class": name,
     }
 
@@ -145,7 +145,7 @@ def _classes(task: TaskRecord) -> list[dict[str, Any]]:
             "values": len(record.values.means),
             "points": None if record.plain is None else len(record.plain.points),
             "bytes": size,
-            "held_out": 0 if record.similarities is None else len(record.similarities),
+            "held_out": 0 if record.heldout_similarities is None else len(record.heldout_similarities),
         }
         for record, size in zip(task.classes, sizes, strict=True)
     ]

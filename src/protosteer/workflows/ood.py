@@ -92,10 +92,10 @@ class Rejection:
 
 def _few(memory: Memory) -> list[ClassRecord]:
     """Classes that had no images to hold out; none of them if no other class has a threshold to offer."""
-    tasks = [task for task in memory.tasks if not task.about.held_out]
+    tasks = [task for task in memory.tasks if not task.metadata.held_out]
     few = [r for task in tasks for r in task.classes if len(_similarities(r))]
     return few if len(few) < sum(len(_similarities(r)) > 0 for r in memory.records) else []
 
 
 def _similarities(record: ClassRecord) -> Tensor:
-    return torch.empty(0) if record.similarities is None else record.similarities
+    return torch.empty(0) if record.heldout_similarities is None else record.heldout_similarities

@@ -84,7 +84,7 @@ def plan(
 def _learned(memory: Memory, folder: Path, classes: Sequence[str]) -> bool:
     """Whether finished tasks of the folder's name, perhaps with a number, have just these classes and images."""
     mine = re.compile(rf"{re.escape(own_name(folder))}(-\d+)?")
-    tasks = [task for task in memory.tasks if mine.fullmatch(task.name) and not task.about.unfinished]
+    tasks = [task for task in memory.tasks if mine.fullmatch(task.name) and not task.metadata.unfinished]
     if not any(set(task.class_names) == set(classes) for task in tasks):
         return False
     files = read_labelled(folder)
