@@ -197,6 +197,5 @@ def test_help_lists_commands_in_the_order_of_use(capsys: pytest.CaptureFixture[s
         "demo",
         "run",
         "methods",
-        "completion",
     ]
     assert [name for name in shown if name in wanted] == wanted

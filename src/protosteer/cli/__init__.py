@@ -1,7 +1,7 @@
 """The command line: parses, calls, prints. Figures go to standard output, everything else to standard error.
 
 Heavy modules are imported inside the commands, so that `--help` answers at once. Commands are in the order of
-`--help`: one's own images, benchmarks, lists, the shell.
+`--help`: your own images, benchmarks, lists.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from protosteer import __version__
 # The order of --help.
 # isort: off
 from protosteer.cli import learn, adapt, predict, correct, suggest, model_commands, serve
-from protosteer.cli import benchmarks, catalogue, completion
+from protosteer.cli import benchmarks, catalogue
 
 # isort: on
 from protosteer.cli.common import app, say
@@ -35,7 +35,6 @@ __all__ = [
     "adapt",
     "benchmarks",
     "catalogue",
-    "completion",
     "correct",
     "learn",
     "main",

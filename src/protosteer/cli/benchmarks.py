@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
+from protosteer.cli import completion
 from protosteer.cli.common import app, check_plot, make_console, say, show, sigterm_as_ctrl_c, write_plot
 from protosteer.cli.executor import make_executor
 from protosteer.cli.options import Address, Executor, Json, Preset, Settings, Threads, Weights
@@ -31,7 +32,10 @@ def demo(
     out: Annotated[Path, Option(help="Folder for the model, the plots and the figures.")] = Path(
         "protosteer-demo"
     ),
-    backbone: Annotated[str | None, Option(help="For photos: short name, or a name of timm's.")] = None,
+    backbone: Annotated[
+        str | None,
+        Option(autocompletion=completion.backbone_names, help="For photos: short name, or a name of timm's."),
+    ] = None,
     weights: Weights = None,
     seed: Annotated[int, Option(min=0, help="Seed of everything random.")] = 0,
     as_json: Json = False,
@@ -55,15 +59,22 @@ def demo(
 
 @app.command(rich_help_panel=PANEL)
 def run(
-    stream: Annotated[str | None, Argument(help=STREAMS)] = None,
+    stream: Annotated[str | None, Argument(help=STREAMS, autocompletion=completion.stream_names)] = None,
     method: Annotated[
         str | None,
         Option(
             metavar="NAME,...|all",
+            autocompletion=completion.method_lists,
             help="A method, several separated by commas, or all: see `protosteer methods` (default: protosteer).",
         ),
     ] = None,
-    backbone: Annotated[str | None, Option(help="Short name, or a name of timm's (default: nano).")] = None,
+    backbone: Annotated[
+        str | None,
+        Option(
+            autocompletion=completion.backbone_names,
+            help="Short name, or a name of timm's (default: nano).",
+        ),
+    ] = None,
     weights: Weights = None,
     image_size: Annotated[int | None, Option(help="Image size to run the backbone at.")] = None,
     crop: Annotated[
@@ -97,7 +108,10 @@ def run(
     skip_unreadable: Annotated[
         bool | None, Option("--skip-unreadable", help="Leave images out that cannot be read.")
     ] = None,
-    device: Annotated[str | None, Option(help="auto (the default), cpu, cuda or mps.")] = None,
+    device: Annotated[
+        str | None,
+        Option(autocompletion=completion.device_names, help="auto (the default), cpu, cuda or mps."),
+    ] = None,
     precision: Annotated[
         str | None,
         Option(metavar="auto|fp32|bf16", help="Of the backbone; auto is bf16 on CUDA and fp32 elsewhere."),

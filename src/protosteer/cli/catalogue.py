@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
+from protosteer.cli import completion
 from protosteer.cli.backbone_choice import choose
 from protosteer.cli.common import app, make_console, say, show
 from protosteer.cli.loading import prepare
@@ -28,7 +29,12 @@ PANEL = "Lists"
 @app.command(rich_help_panel=PANEL)
 def methods(
     name: Annotated[
-        str | None, Argument(help="All about this one: what it does, and its settings.", show_default=False)
+        str | None,
+        Argument(
+            autocompletion=completion.method_names,
+            help="All about this one: what it does, and its settings.",
+            show_default=False,
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -178,7 +184,15 @@ def datasets(context: typer.Context, data_dir: DataDir = None, as_json: Json = F
 @datasets_app.command("get")
 def get_datasets(
     context: typer.Context,
-    names: Annotated[list[str], Argument(metavar="NAME...", help="Data sets to get.", show_default=False)],
+    names: Annotated[
+        list[str],
+        Argument(
+            metavar="NAME...",
+            autocompletion=completion.dataset_names,
+            help="Data sets to get.",
+            show_default=False,
+        ),
+    ],
     data_dir: DataDir = None,
 ) -> None:
     """Download data sets that are not there yet, and check their files."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="protosteer",
     help="Teach a frozen Vision Transformer new image classes, task after task, without old images.",
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
 )
 

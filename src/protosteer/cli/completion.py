@@ -1,265 +1,96 @@
-"""Shell completion: a script for bash, zsh or fish, made from the commands themselves.
+"""Names that the Tab key offers: typer's completion asks these functions.
 
-It holds every command, flag and word, so that a press of Tab starts no Python; and it is made without torch, so
-that a shell may ask for it whenever it starts.
+A press of Tab must answer at once, so nothing here imports torch: registered names are read from the source
+files that declare them, a model's names from its header.
 """
 
 from __future__ import annotations
 
-import inspect
+import json
 import re
-import shlex
-import typing
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-from typer import Argument
+from typer import Context
 
-from protosteer.cli.common import app
 from protosteer.settings import PRESETS
+from protosteer.util.reading import open_regular
 
-PANEL = "Your shell"
-
-# As the lists have them that these names come from, which would import torch; a test holds them against those.
-METHODS = [
-    "protosteer", "cpp", "ncm", "knn", "slda", "fecam", "ranpac", "aper", "ease", "l2p", "dualprompt",
-    "coda-prompt", "s-prompts", "esn", "ewc", "lwf", "pass", "slca", "er", "der++", "icarl", "gdumb", "bic",
-    "co2l", "finetune", "joint", "probe",
-]  # fmt: skip
-BACKBONES = ["mini", "nano", "vit-small", "dinov2-small", "vit", "deit", "dino", "mae"]
-STREAMS = [
-    "split-cifar100",
-    "five-datasets",
-    "imagenet-subset",
-    "imagenet-r",
-    "cub200",
-    "split-digits",
-    "split-details",
-]
-DATASETS = [
-    "cifar100", "cifar10", "mnist", "fashion-mnist", "svhn", "notmnist", "imagenet-r", "cub200",
-    "imagenet-subset", "digits", "details",
-]  # fmt: skip
-SUBJECTS = ["prediction", "training", "photos", "matrix", "scaling", "service"]
-
-# By the name of a parameter, or by its command and name.
-WORDS = {
-    "method": [*METHODS, "all"],
-    "backbone": ["auto", *BACKBONES],
-    "preset": list(PRESETS),
-    "device": ["auto", "cpu", "cuda", "mps"],
-    "stream": STREAMS,
-    "methods name": METHODS,
-    "datasets get names": DATASETS,
-    "bench subjects": SUBJECTS,
-}
-_FILES = re.compile("MODEL|FILE|FOLDER|PATH|DIR|RUN")  # what metavars call them
+_METHOD = re.compile(r'^ {4}name = "([^"]+)"|^@register_method\(\s*"([^"]+)"', re.MULTILINE)
+_BACKBONE = re.compile(r'^ {4}BackboneInfo\(\s*"?([\w-]+)', re.MULTILINE)
+_STREAM = re.compile(r'\bBenchmark\(\s*"([^"]+)"')
+_DATASETS = re.compile(r"\bdatasets=\(([^)]*)\)")
 
 
-@dataclass(frozen=True)
-class Values:
-    """What may follow: words, files."""
-
-    words: tuple[str, ...] = ()
-    files: bool = False
+def method_names() -> list[str]:
+    """Return the names of the registered methods."""
+    return sorted({first or second for first, second in _declared("methods", _METHOD)})
 
 
-@dataclass(frozen=True)
-class Flag:
-    names: tuple[str, ...]
-    help: str
-    values: Values | None  # None: it takes none
+def method_lists() -> list[str]:
+    """Return what `--method` takes: a method or all of them."""
+    return [*method_names(), "all"]
 
 
-@dataclass(frozen=True)
-class Command:
-    path: str  # such as "datasets get"; "" is protosteer itself
-    help: str
-    flags: list[Flag] = field(default_factory=list)
-    arguments: Values = Values()
+def backbone_names() -> list[str]:
+    """Return the short names of backbones."""
+    return ["auto", *(name.lower() for name in _declared("backbones", _BACKBONE))]
 
 
-@app.command(rich_help_panel=PANEL)
-def completion(
-    shell: Annotated[
-        str, Argument(metavar="bash|zsh|fish", help="The shell that it is for.", show_default=False)
-    ],
-) -> None:
-    """Print a script with which the Tab key completes commands, flags, names and files.
-
-    For bash, in ~/.bashrc: eval "$(protosteer completion bash)"; for zsh the same with zsh, in ~/.zshrc after
-    compinit; for fish, once: protosteer completion fish > ~/.config/fish/completions/protosteer.fish
-    """
-    if shell not in SHELLS:
-        raise typer.BadParameter(f"{shell!r} is not known; choose one of {', '.join(SHELLS)}")
-    print(SHELLS[shell](commands()))
+def stream_names() -> list[str]:
+    """Return the names of the benchmarks."""
+    return [*_declared("data/datasets", _STREAM), "folder:"]
 
 
-def commands() -> list[Command]:
-    return list(_walk("", typer.main.get_command(app)))
+def dataset_names() -> list[str]:
+    """Return the names of the data sets that benchmarks are made of."""
+    return sorted(
+        {name for group in _declared("data/datasets", _DATASETS) for name in re.findall(r"[\w-]+", group)}
+    )
 
 
-def _walk(path: str, command: Any) -> Iterator[Command]:
-    """A command as typer made it, and those below it."""
-    hints = typing.get_type_hints(inspect.unwrap(command.callback))
-    flags, words, files = [Flag(("--help",), "Show what there is.", None)], list[str](), False
-    for parameter in command.params:
-        values = _values(path, parameter, hints.get(parameter.name))
-        if parameter.param_type_name == "argument":
-            words, files = [*words, *values.words], files or values.files
-        else:
-            taken = None if parameter.is_flag else values
-            flags.append(Flag((*parameter.opts, *parameter.secondary_opts), _short(parameter.help), taken))
-    below = getattr(command, "commands", {})
-    yield Command(path, _short(command.help), flags, Values((*words, *below), files))
-    for name, inner in below.items():
-        yield from _walk(f"{path} {name}".strip(), inner)
+def preset_names() -> list[str]:
+    """Return the presets."""
+    return list(PRESETS)
 
 
-def _values(path: str, parameter: Any, hint: Any) -> Values:
-    metavar = parameter.metavar or ""
-    words = WORDS.get(f"{path} {parameter.name}") or WORDS.get(parameter.name)
-    if words is None:
-        words = [word for word in metavar.split("|") if re.fullmatch(r"[a-z][a-z0-9-]*", word)]
-    return Values(tuple(words), bool(_FILES.search(metavar)) or _is_path(hint))
+def device_names() -> list[str]:
+    """Return the kinds of devices."""
+    return ["auto", "cpu", "cuda", "mps"]
 
 
-def _is_path(hint: Any) -> bool:
-    return hint is Path or any(_is_path(inner) for inner in typing.get_args(hint))
+def engine_names() -> list[str]:
+    """Return the engines."""
+    return ["local", "ray"]
 
 
-def _short(text: str | None) -> str:
-    """The first sentence, in one line."""
-    first = " ".join((text or "").split("\n\n")[0].split())
-    return re.split(r"(?<=\w)[.:;] ", first)[0].rstrip(".")
+def class_names(context: Context) -> list[str]:
+    """Return the classes of the model file on the command line."""
+    return list(dict.fromkeys(name for task in _tasks(context) for name in task["classes"]))
 
 
-def _cases(found: Sequence[Command]) -> dict[Values, list[str]]:
-    """Flags that take the same values, each with its command before it."""
-    cases: dict[Values, list[str]] = {}
-    for command in found:
-        for flag in command.flags:
-            if flag.values is not None:
-                cases.setdefault(flag.values, []).extend(f"{command.path} {name}" for name in flag.names)
-    return cases
+def task_names(context: Context) -> list[str]:
+    """Return the tasks of the model file on the command line."""
+    return [task["name"] for task in _tasks(context)]
 
 
-def _paths(found: Sequence[Command]) -> list[str]:
-    """Commands as they are met word by word: what has been met so far, a space, the next."""
-    return [command.path if " " in command.path else f" {command.path}" for command in found if command.path]
+def _declared(package: str, pattern: re.Pattern[str]) -> list[Any]:
+    folder = resources.files("protosteer").joinpath(package)
+    files = sorted(folder.iterdir(), key=lambda file: file.name)
+    texts = [file.read_text(encoding="utf-8") for file in files if file.name.endswith(".py")]
+    return [name for text in texts for name in pattern.findall(text)]
 
 
-def _either(patterns: Sequence[str]) -> str:
-    return "|".join(f'"{pattern}"' for pattern in patterns)
-
-
-def bash(found: Sequence[Command]) -> str:
-    def offer(values: Values) -> str:
-        return f"_protosteer_offer {int(values.files)} {shlex.quote(' '.join(values.words))}"
-
-    lines = [
-        "_protosteer_offer() {  # whether files, words",
-        '    COMPREPLY=($(compgen -W "$2" -- "$word"))',
-        "    [[ $1 == 0 ]] && return",
-        "    compopt -o default -o filenames 2>/dev/null",
-        "    local file",
-        '    while IFS= read -r file; do COMPREPLY+=("$file"); done < <(compgen -f -- "$word")',
-        "}",
-        "_protosteer() {",
-        '    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} command="" i',
-        "    COMPREPLY=()",
-        "    for ((i = 1; i < COMP_CWORD; i++)); do",
-        '        case "$command ${COMP_WORDS[i]}" in',
-        f'            {_either(_paths(found))}) command="${{command:+$command }}${{COMP_WORDS[i]}}" ;;',
-        "        esac",
-        "    done",
-        '    if [[ $word == "=" ]]; then word=""; fi',  # --flag=value comes in three words
-        '    if [[ $before == "=" ]]; then before=${COMP_WORDS[COMP_CWORD-2]}; fi',
-        '    case "$command $before" in',
-        *(f"        {_either(flags)}) {offer(values)}; return ;;" for values, flags in _cases(found).items()),
-        "    esac",
-        '    case "$command" in',
-    ]
-    for command in found:
-        flags = " ".join(name for flag in command.flags for name in flag.names)
-        either = (
-            f"if [[ $word == -* ]]; then _protosteer_offer 0 '{flags}'; else {offer(command.arguments)}; fi"
-        )
-        lines.append(f'        "{command.path}") {either} ;;')
-    return "\n".join([*lines, "    esac", "}", "complete -F _protosteer protosteer"])
-
-
-def zsh(found: Sequence[Command]) -> str:
-    helps = {command.path: command.help for command in found}
-
-    def told(name: str, about: str) -> str:
-        return shlex.quote(f"{name}:{about}" if about else name)
-
-    def offer(path: str, values: Values) -> str:
-        words = " ".join(told(word, helps.get(f"{path} {word}".strip(), "")) for word in values.words)
-        return "; ".join([f"offered=({words})", *(["files=1"] if values.files else [])])
-
-    lines = [
-        "#compdef protosteer",
-        "_protosteer() {",
-        '    local command="" word before=${words[CURRENT-1]} files=0',
-        "    local -a offered",
-        "    for word in ${words[2,CURRENT-1]}; do",
-        '        case "$command $word" in',
-        f'            {_either(_paths(found))}) command="${{command:+$command }}$word" ;;',
-        "        esac",
-        "    done",
-        "    if [[ $PREFIX == --*=* ]]; then before=${PREFIX%%=*}; compset -P '*='; fi",
-        '    case "$command $before" in',
-        *(f"        {_either(flags)}) {offer('-', values)} ;;" for values, flags in _cases(found).items()),
-        "        *)",
-        '            case "$command" in',
-    ]
-    for command in found:
-        flags = " ".join(told(name, flag.help) for flag in command.flags for name in flag.names)
-        either = f"if [[ $PREFIX == -* ]]; then offered=({flags}); else {offer(command.path, command.arguments)}; fi"
-        lines.append(f'                "{command.path}") {either} ;;')
-    lines += ["            esac ;;", "    esac"]
-    lines += ["    (( $#offered )) && _describe protosteer offered", "    (( files )) && _files", "}"]
-    return "\n".join([*lines, "compdef _protosteer protosteer"])
-
-
-def fish(found: Sequence[Command]) -> str:
-    helps = {command.path: command.help for command in found}
-    lines = [
-        "function __protosteer_is  # whether this is the command so far",
-        '    set -l command ""',
-        "    for word in (commandline -opc)[2..]",
-        '        switch "$command $word"',
-        f"            case {' '.join(map(_fish, _paths(found)))}",
-        '                set command (string trim "$command $word")',
-        "        end",
-        "    end",
-        '    test "$command" = "$argv[1]"',
-        "end",
-        "complete -c protosteer -f",
-    ]
-    for command in found:
-        begin = f"complete -c protosteer -n {_fish(f'__protosteer_is {_fish(command.path)}')}"
-        for word in command.arguments.words:
-            about = helps.get(f"{command.path} {word}".strip(), "")
-            lines.append(f"{begin} -a {_fish(word)}{about and f' -d {_fish(about)}'}")
-        if command.arguments.files:
-            lines.append(f"{begin} -F")
-        for flag in command.flags:
-            names = " ".join(f"-{'l' if name[:2] == '--' else 's'} {name.lstrip('-')}" for name in flag.names)
-            takes = "" if flag.values is None else " -r -F" if flag.values.files else " -x"
-            words = f" -a {_fish(' '.join(flag.values.words))}" if flag.values and flag.values.words else ""
-            lines.append(f"{begin} {names}{takes}{words} -d {_fish(flag.help)}")
-    return "\n".join(lines)
-
-
-def _fish(text: str) -> str:
-    """Quoted: in its single quotes a backslash escapes itself and the quote."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-SHELLS: dict[str, Callable[[Sequence[Command]], str]] = {"bash": bash, "zsh": zsh, "fish": fish}
+def _tasks(context: Context) -> list[dict[str, Any]]:
+    """Read the tasks from a model's header, unchecked; none if there is no such file."""
+    try:
+        # Behind an option whose value is being typed, arguments are not parsed yet.
+        path = Path(context.params.get("model") or context.args[0])
+        with open_regular(path) as file:
+            length = min(int.from_bytes(file.read(8), "little"), path.stat().st_size)
+            header = json.loads(file.read(length))
+        tasks: list[dict[str, Any]] = json.loads(header["__metadata__"]["protosteer"])["header"]["tasks"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return []
+    return tasks

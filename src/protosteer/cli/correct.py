@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
+from protosteer.cli import completion
 from protosteer.cli.common import app, say, show
 from protosteer.cli.loading import PANEL, clear_up, open_learner
 from protosteer.cli.options import Device, Json, ModelBackbone, ModelFile, ModelWeights, Threads
@@ -25,7 +26,13 @@ def correct(
     model: ModelFile,
     image: Annotated[Path | None, Argument(metavar="[IMAGE]", show_default=False, help="Image file.")] = None,
     name: Annotated[
-        str | None, Argument(metavar="[CLASS]", show_default=False, help="What is on it; may be new.")
+        str | None,
+        Argument(
+            metavar="[CLASS]",
+            autocompletion=completion.class_names,
+            show_default=False,
+            help="What is on it; may be new.",
+        ),
     ] = None,
     undo: Annotated[
         bool, Option("--undo", help="Take back the last correction, or that of IMAGE, instead.")

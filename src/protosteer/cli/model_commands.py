@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
+from protosteer.cli import completion
 from protosteer.cli.adapt import tell as tell_adapted
 from protosteer.cli.common import app, check_plot, say, show, write_plot
 from protosteer.cli.loading import PANEL, clear_up, open_learner
@@ -27,9 +28,17 @@ def forget(
     model: ModelFile,
     names: Annotated[
         list[str] | None,
-        Argument(metavar="NAME", help="Classes; after -- if one begins with a dash.", show_default=False),
+        Argument(
+            metavar="NAME",
+            autocompletion=completion.class_names,
+            help="Classes; after -- if one begins with a dash.",
+            show_default=False,
+        ),
     ] = None,
-    task: Annotated[str | None, Option(help="A task, with all its classes, instead.")] = None,
+    task: Annotated[
+        str | None,
+        Option(autocompletion=completion.task_names, help="A task, with all its classes, instead."),
+    ] = None,
     backup: Annotated[Path | None, Option(help="Keep the model as it was in this file.")] = None,
     as_json: Json = False,
 ) -> None:

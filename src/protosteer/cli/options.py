@@ -8,8 +8,12 @@ from typing import Annotated
 
 from typer import Argument, BadParameter, Option
 
+from protosteer.cli import completion
+
 Json = Annotated[bool, Option("--json", help="Print the figures as JSON.")]
-Device = Annotated[str, Option("--device", help="auto, cpu, cuda or mps.")]
+Device = Annotated[
+    str, Option("--device", autocompletion=completion.device_names, help="auto, cpu, cuda or mps.")
+]
 
 
 def path_of(text: str) -> Path:
@@ -33,6 +37,7 @@ NewBackbone = Annotated[
     str | None,
     Option(
         "--backbone",
+        autocompletion=completion.backbone_names,
         help="Short name, a name of timm's, or auto: of those on this disk, and of a few small ones that are "
         "fetched, the one that suits the images best (default: that of the model; auto for a new one).",
     ),
@@ -50,6 +55,7 @@ Preset = Annotated[
     Option(
         "--preset",
         metavar="NAME",
+        autocompletion=completion.preset_names,
         help="What is trained: nothing (instant), one prompt for all classes (fast), a prompt per task (best, "
         "the default), or that and all else as in the paper (paper).",
     ),
@@ -64,6 +70,7 @@ Executor = Annotated[
     Option(
         "--engine",
         metavar="local|ray",
+        autocompletion=completion.engine_names,
         help="local: this process, one after the other. ray: workers, each with --threads processors, or a GPU.",
     ),
 ]
@@ -77,7 +84,12 @@ Address = Annotated[
 # Of a model file, which knows its backbone and where its weights were.
 ModelFile = Annotated[Path, Argument(metavar="MODEL", parser=path_of, help="Model file.", show_default=False)]
 ModelBackbone = Annotated[
-    str | None, Option("--backbone", help="Short name, or a name of timm's (default: the model's own).")
+    str | None,
+    Option(
+        "--backbone",
+        autocompletion=completion.backbone_names,
+        help="Short name, or a name of timm's (default: the model's own).",
+    ),
 ]
 ModelWeights = Annotated[
     Path | None,
