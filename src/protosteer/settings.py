@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import operator
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from protosteer.errors import SettingsError
 from protosteer.util.reading import read_regular
@@ -32,52 +33,52 @@ PRESETS = ("best", "fast", "instant", "paper")
 RETIRED = {"cached_views": 0}
 
 
+def setting(
+    default: Any,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    choices: Sequence[str] | None = None,
+) -> Any:
+    """Declare a field of `Values` with its bounds.
+
+    A subclass that only changes the default keeps the bounds of the class it inherits from.
+
+    Args:
+        default: The default value.
+        at_least: The smallest value allowed.
+        above: A value that must be exceeded.
+        at_most: The largest value allowed. What sizes memory or a loop has one, so that a slip is found early.
+        choices: All values allowed, of a string.
+
+    Returns:
+        A dataclass field whose metadata holds the bounds.
+    """
+    bounds = {"at_least": at_least, "above": above, "at_most": at_most, "choices": choices}
+    metadata = {name: bound for name, bound in bounds.items() if bound is not None}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
 @dataclass(frozen=True)
 class Values:
-    """Settings of any method: a frozen dataclass of bool, int, float and str, checked when it is made."""
-
-    CHOICES: ClassVar[Mapping[str, Sequence[str]]] = {}
-    AT_LEAST: ClassVar[Mapping[str, float]] = {}
-    # Of all methods: what sizes memory or a loop is far below this, and what lies above it is a slip.
-    AT_MOST: ClassVar[Mapping[str, int]] = {
-        "prompt_length": 4096,
-        "general_length": 4096,
-        "expert_length": 4096,
-        "prompt_from_layer": 1000,
-        "prototypes_per_step": 2**20,
-        "neck_layers": 64,
-        "neck_hidden": 2**16,
-        "epochs": 100_000,
-        "warmup_epochs": 100_000,
-        "batch_size": 2**16,
-        "embed_batch_size": 2**16,
-        "centroids": 10_000,
-        "neighbours": 10_000,
-        "features": 100_000,
-        "buffer_size": 100_000,
-        "pool_size": 10_000,
-        "components": 10_000,
-        "align_epochs": 100_000,
-        "align_draws": 2**16,
-        "adapter_width": 2**16,
-    }
-    ABOVE_ZERO: ClassVar[Sequence[str]] = ()
+    """Settings of a method: a frozen dataclass of bool, int, float and str, validated when it is created."""
 
     def __post_init__(self) -> None:
+        bounds = self.bounds()
         for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, _typed(field, getattr(self, field.name)))
-        for name, choices in self.CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise SettingsError(f"{name} = {getattr(self, name)!r}: choose one of {', '.join(choices)}")
-        for name, least in self.AT_LEAST.items():
-            if getattr(self, name) < least:
-                raise SettingsError(f"{name} = {getattr(self, name)}: must be at least {least:g}")
-        for name, most in self.AT_MOST.items():
-            if getattr(self, name, most) > most:
-                raise SettingsError(f"{name} = {getattr(self, name)}: must be at most {most}")
-        for name in self.ABOVE_ZERO:
-            if getattr(self, name) <= 0:
-                raise SettingsError(f"{name} = {getattr(self, name)}: must be greater than 0")
+            value = _typed(field, getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+            _check_bounds(field.name, value, bounds[field.name])
+
+    @classmethod
+    def bounds(cls) -> dict[str, Mapping[str, Any]]:
+        """Return the bounds of each setting by name, as `setting` takes them."""
+        found: dict[str, dict[str, Any]] = {field.name: {} for field in dataclasses.fields(cls)}
+        for base in reversed(cls.__mro__):
+            for name, field in vars(base).get("__dataclass_fields__", {}).items():
+                found[name] |= field.metadata
+        return dict(found)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -100,81 +101,53 @@ class Settings(Values):
 
     # Prompt: L_p, its kind, and where a new task's prompt starts.
     prompts: bool = True  # False: the training-free baseline, Sec. 3.2
-    prompt_tasks: str = "all"  # that get one; "first": only the one that serves all classes
-    prompt_length: int = 1
-    prompt_kind: str = "deep"
-    prompt_from_layer: int = 1  # later: the layers before are one trunk for all prompts (not in the paper)
-    prompt_start: str = "previous"
+    # Which tasks get a prompt; "first": only the one that serves all classes.
+    prompt_tasks: str = setting("all", choices=("all", "first"))
+    prompt_length: int = setting(1, at_least=1, at_most=4096)
+    prompt_kind: str = setting("deep", choices=("deep", "shallow"))
+    # From a later layer on: all prompts share the layers before it (not in the paper).
+    prompt_from_layer: int = setting(1, at_least=1, at_most=1000)
+    prompt_start: str = setting("previous", choices=("previous", "zero", "random"))
 
     # Contrastive prototypical loss, Eq. 6.
-    loss: str = "cpl"
-    temperature: float = 0.6
+    loss: str = setting("cpl", choices=("cpl", "supcon", "cross-entropy"))
+    temperature: float = setting(0.6, above=0)
     uniformity: bool = False  # True: positives return to the denominator (ablation)
-    prototypes_per_step: int = -1  # -1: as many as the batch has images; 0: none (ablation)
-    noise: str = "cluster"  # m: deviation of the centroid's cluster | mean variance of the class | 0
-    anchor_rows: str = "images"
+    # -1: as many as the batch has images; 0: none (ablation).
+    prototypes_per_step: int = setting(-1, at_most=2**20)
+    # m: deviation of the centroid's cluster, mean variance of the class, or 0.
+    noise: str = setting("cluster", choices=("cluster", "class", "none"))
+    anchor_rows: str = setting("images", choices=("images", "images+prototypes"))
 
     # Neck m_sigma; one layer is the linear neck of the ablation.
-    neck_layers: int = 3
-    neck_hidden: int = 2048
+    neck_layers: int = setting(3, at_least=1, at_most=64)
+    neck_hidden: int = setting(2048, at_least=1, at_most=2**16)
 
     # Optimisation of one task.
-    epochs: int = 50
-    batch_size: int = 256
-    learning_rate: float = 1e-3
-    final_learning_rate: float = 1e-6
-    warmup_epochs: int = 5  # the shorter of the two warm-ups counts
-    warmup_fraction: float = 0.1
-    weight_decay: float = 5e-4
-    final_weight_decay: float = 1e-2
-    gradient_clip: float = 5.0
-    augmentation: str = "paper"
+    epochs: int = setting(50, at_least=1, at_most=100_000)
+    batch_size: int = setting(256, at_least=2, at_most=2**16)
+    learning_rate: float = setting(1e-3, at_least=0)
+    final_learning_rate: float = setting(1e-6, at_least=0)
+    warmup_epochs: int = setting(5, at_least=0, at_most=100_000)  # the shorter of the two warm-ups counts
+    warmup_fraction: float = setting(0.1, at_least=0)
+    weight_decay: float = setting(5e-4, at_least=0)
+    final_weight_decay: float = setting(1e-2, at_least=0)
+    gradient_clip: float = setting(5.0, above=0)
+    augmentation: str = setting("paper", choices=AUGMENTATIONS)
 
     # Prototypes: C per class.
-    centroids: int = 5
-    clustering: str = "spectral"
-    assign_labels: str = "discretize"
+    centroids: int = setting(5, at_least=1, at_most=10_000)
+    clustering: str = setting("spectral", choices=CLUSTERINGS)
+    assign_labels: str = setting("discretize", choices=LABEL_ASSIGNMENTS)
 
     # Inference: the paper's rule with its r nearest key centroids, or evidence (docs/beyond.md).
-    rule: str = "paper"
-    neighbours: int = 3
-    embed_batch_size: int = 64
+    rule: str = setting("paper", choices=("paper", "evidence"))
+    neighbours: int = setting(3, at_least=1, at_most=10_000)
+    embed_batch_size: int = setting(64, at_least=1, at_most=2**16)
 
     # Every task a function of its own images alone: exact forgetting and merging.
     independent: bool = False
-    seed: int = 0
-
-    CHOICES: ClassVar = {
-        "rule": ("paper", "evidence"),
-        "prompt_tasks": ("all", "first"),
-        "prompt_kind": ("deep", "shallow"),
-        "prompt_start": ("previous", "zero", "random"),
-        "loss": ("cpl", "supcon", "cross-entropy"),
-        "noise": ("cluster", "class", "none"),
-        "anchor_rows": ("images", "images+prototypes"),
-        "clustering": CLUSTERINGS,
-        "assign_labels": LABEL_ASSIGNMENTS,
-        "augmentation": AUGMENTATIONS,
-    }
-    AT_LEAST: ClassVar = {
-        "prompt_length": 1,
-        "prompt_from_layer": 1,
-        "epochs": 1,
-        "batch_size": 2,
-        "learning_rate": 0.0,
-        "final_learning_rate": 0.0,
-        "warmup_epochs": 0,
-        "warmup_fraction": 0.0,
-        "weight_decay": 0.0,
-        "final_weight_decay": 0.0,
-        "neck_layers": 1,
-        "neck_hidden": 1,
-        "centroids": 1,
-        "neighbours": 1,
-        "embed_batch_size": 1,
-        "seed": 0,
-    }
-    ABOVE_ZERO: ClassVar = ("temperature", "gradient_clip")
+    seed: int = setting(0, at_least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -252,6 +225,26 @@ def preset(name: str) -> dict[str, Any]:
 
 def unknown_setting(key: str, known: Sequence[str]) -> str:
     return f"unknown setting '{key}'; {suggestion(key, known)}"
+
+
+def _check_bounds(name: str, value: Any, bounds: Mapping[str, Any]) -> None:
+    if "choices" in bounds and value not in bounds["choices"]:
+        choices = ", ".join(bounds["choices"])
+        raise SettingsError(
+            f"{name} = {value!r}: choose one of {choices}", code="unknown-choice", name=name, value=value
+        )
+    for kind, fits, words in (
+        ("at_least", operator.ge, "at least"),
+        ("at_most", operator.le, "at most"),
+        ("above", operator.gt, "greater than"),
+    ):
+        if kind in bounds and not fits(value, bounds[kind]):
+            raise SettingsError(
+                f"{name} = {value}: must be {words} {bounds[kind]}",
+                code="setting-out-of-bounds",
+                name=name,
+                value=value,
+            )
 
 
 def _typed(field: dataclasses.Field[Any], value: Any) -> Any:

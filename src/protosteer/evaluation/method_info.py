@@ -48,7 +48,7 @@ def describe(method: type[Method]) -> MethodInfo:
         again=method.again,
         about=inspect.cleandoc(sys.modules[method.__module__].__doc__ or ""),
         settings={name: value for name, value in settings.to_dict().items() if name != "seed"},
-        choices={name: list(words) for name, words in settings.CHOICES.items()},
+        choices={name: list(b["choices"]) for name, b in settings.bounds().items() if "choices" in b},
     )
 
 

@@ -19,9 +19,8 @@ beta alone, 500 times as strong.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +33,7 @@ from protosteer.methods.buffer import balanced
 from protosteer.methods.distillation import Teacher, distillation
 from protosteer.methods.finetune_base import Rehearsal, RehearsalSettings
 from protosteer.methods.training_utils import answer_by, minimise
+from protosteer.settings import setting
 
 RIDGE = 1e-4
 UNCHANGED = (1.0, 0.0)  # alpha, beta
@@ -42,12 +42,8 @@ UNCHANGED = (1.0, 0.0)  # alpha, beta
 @dataclass(frozen=True)
 class BiCSettings(RehearsalSettings):
     buffer_size: int = 2000  # for CIFAR-100, as FACIL quotes the paper (Sec. 6.1)
-    held_out: float = 0.1  # of the buffer: nb_val in the authors' code
-    temperature: float = 2.0  # T in the authors' code
-
-    AT_LEAST: ClassVar[Mapping[str, float]] = {**RehearsalSettings.AT_LEAST, "held_out": 0}
-    AT_MOST: ClassVar[Mapping[str, int]] = {**RehearsalSettings.AT_MOST, "held_out": 1}
-    ABOVE_ZERO: ClassVar[Sequence[str]] = (*RehearsalSettings.ABOVE_ZERO, "temperature")
+    held_out: float = setting(0.1, at_least=0, at_most=1)  # of the buffer: nb_val in the authors' code
+    temperature: float = setting(2.0, above=0)  # T in the authors' code
 
 
 class BiC(Rehearsal):

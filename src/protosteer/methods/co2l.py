@@ -24,9 +24,8 @@ as they are; theirs is trained on augmented images by SGD, and draws classes equ
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +37,7 @@ from protosteer.methods.base import Source, TaskData
 from protosteer.methods.finetune_base import Rehearsal, RehearsalSettings
 from protosteer.methods.training_utils import minimise
 from protosteer.paper.losses import contrastive
+from protosteer.settings import setting
 
 PROJECTED = 128  # numbers that the projection gives out: the authors' code, networks/resnet_big.py
 RIDGE = 1e-4  # of the head, where images can be told apart perfectly; our choice
@@ -46,19 +46,11 @@ RIDGE = 1e-4  # of the head, where images can be told apart perfectly; our choic
 @dataclass(frozen=True)
 class Co2LSettings(RehearsalSettings):
     # All of the authors' code: run.sh (CIFAR-10) and main.py.
-    temperature: float = 0.5  # tau
-    present_temperature: float = 0.2  # kappa
-    past_temperature: float = 0.01  # kappa*
-    distillation_weight: float = 1.0
+    temperature: float = setting(0.5, above=0)  # tau
+    present_temperature: float = setting(0.2, above=0)  # kappa
+    past_temperature: float = setting(0.01, above=0)  # kappa*
+    distillation_weight: float = setting(1.0, at_least=0)
     buffer_size: int = 200
-
-    AT_LEAST: ClassVar[Mapping[str, float]] = {**RehearsalSettings.AT_LEAST, "distillation_weight": 0}
-    ABOVE_ZERO: ClassVar[Sequence[str]] = (
-        *RehearsalSettings.ABOVE_ZERO,
-        "temperature",
-        "present_temperature",
-        "past_temperature",
-    )
 
 
 class Co2L(Rehearsal):

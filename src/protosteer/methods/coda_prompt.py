@@ -22,9 +22,7 @@ one in every epoch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -36,29 +34,22 @@ from protosteer.methods.base import Source
 from protosteer.methods.prompt_base import Prompted
 from protosteer.methods.training_utils import Training
 from protosteer.paper.prefix import Prefix, Prompt
+from protosteer.settings import setting
 
 
 @dataclass(frozen=True)
 class CODAPromptSettings(Training):
     # All as in the authors' code for CIFAR-100: 100 components for 10 tasks; it clips no gradient.
-    components: int = 10  # per task
-    prompt_length: int = 8  # half keys, half values
-    prompt_layers: int = 5  # from the first
-    orthogonality: float = 0.0
+    components: int = setting(10, at_least=1, at_most=10_000)  # per task
+    prompt_length: int = setting(8, at_least=2, at_most=4096)  # half keys, half values
+    prompt_layers: int = setting(5, at_least=1)  # from the first
+    orthogonality: float = setting(0.0, at_least=0)
     epochs: int = 20
     batch_size: int = 128
     learning_rate: float = 1e-3
     schedule: str = "cosine"
     weight_decay: float = 0.0
     gradient_clip: float = 1e6
-
-    AT_LEAST: ClassVar[Mapping[str, float]] = {
-        **Training.AT_LEAST,
-        "components": 1,
-        "prompt_length": 2,
-        "prompt_layers": 1,
-        "orthogonality": 0,
-    }
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,9 +16,7 @@ squared differences are averaged over those classes alone. In the state, the oth
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -27,15 +25,14 @@ from torch import Tensor
 from protosteer.methods.base import Source, TaskData
 from protosteer.methods.finetune_base import Rehearsal, RehearsalSettings
 from protosteer.methods.training_utils import embedded
+from protosteer.settings import setting
 
 
 @dataclass(frozen=True)
 class DERppSettings(RehearsalSettings):
     # The authors' code, mammoth: models/config/derpp.yaml, seq-cifar100 with 500 images.
-    alpha: float = 0.3
-    beta: float = 0.5
-
-    AT_LEAST: ClassVar[Mapping[str, float]] = {**RehearsalSettings.AT_LEAST, "alpha": 0, "beta": 0}
+    alpha: float = setting(0.3, at_least=0)
+    beta: float = setting(0.5, at_least=0)
 
 
 class DERpp(Rehearsal):

@@ -19,9 +19,7 @@ last at most, the expert ones behind it: of three layers, in 1-2 and in 3.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -30,31 +28,23 @@ from protosteer.methods.base import Source
 from protosteer.methods.prompt_base import Prompted, similarity, small
 from protosteer.methods.training_utils import Training
 from protosteer.paper.prefix import Prefix, Prompt
+from protosteer.settings import setting
 
 
 @dataclass(frozen=True)
 class DualPromptSettings(Training):
     # Lengths, layers and the constant rate: the paper's, as the CPP paper's appendix repeats them.
-    general_length: int = 5
-    general_layers: int = 2  # from the first
-    expert_length: int = 20
-    expert_layers: int = 3  # behind the general ones
+    general_length: int = setting(5, at_least=1, at_most=4096)
+    general_layers: int = setting(2, at_least=0)  # from the first
+    expert_length: int = setting(20, at_least=1, at_most=4096)
+    expert_layers: int = setting(3, at_least=1)  # behind the general ones
     learning_rate: float = 0.005
     # The official code for CIFAR-100; it has 24 images per device, and 128 in all are what L2P's authors used.
-    pull: float = 1.0
+    pull: float = setting(1.0, at_least=0)
     epochs: int = 5
     batch_size: int = 128
     weight_decay: float = 0.0
     gradient_clip: float = 1.0
-
-    AT_LEAST: ClassVar[Mapping[str, float]] = {
-        **Training.AT_LEAST,
-        "general_length": 1,
-        "general_layers": 0,
-        "expert_length": 1,
-        "expert_layers": 1,
-        "pull": 0,
-    }
 
 
 class DualPrompt(Prompted):

@@ -21,9 +21,8 @@ as for every other method here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +35,7 @@ from protosteer.methods.per_task_tuning import CosineHead, train_alone
 from protosteer.methods.training_utils import Training, class_means, embedded, numbered, task_seed
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.progress import OnStage
+from protosteer.settings import setting
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,9 @@ class EASESettings(Training):
     learning_rate: float = 0.025
     schedule: str = "cosine"
     weight_decay: float = 5e-4
-    adapter_width: int = 64
+    adapter_width: int = setting(64, at_least=1, at_most=2**16)
     adapter_scale: float = 0.1
-    alpha: float = 0.1  # what all other spaces together weigh beside a class's own
-
-    AT_LEAST: ClassVar[Mapping[str, float]] = {**Training.AT_LEAST, "adapter_width": 1, "alpha": 0}
+    alpha: float = setting(0.1, at_least=0)  # what all other spaces together weigh beside a class's own
 
 
 class EASE(Method):

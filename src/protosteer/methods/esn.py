@@ -21,9 +21,8 @@ images are augmented as for every other method here.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +35,7 @@ from protosteer.methods.training_utils import answer_by, numbered, task_seed
 from protosteer.paper.vit import Block
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.progress import OnStage, Stage
+from protosteer.settings import setting
 
 TEMPERATURES = (0.001, 0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # the code's "fast mode"
 
@@ -48,9 +48,7 @@ class ESNSettings(PromptTraining):
     batch_size: int = 128
     prompt_length: int = 100
     anchor: float = -10.0
-    anchor_weight: float = 0.1
-
-    AT_LEAST: ClassVar[Mapping[str, float]] = {**PromptTraining.AT_LEAST, "anchor_weight": 0}
+    anchor_weight: float = setting(0.1, at_least=0)
 
 
 class Classifier(nn.Module):

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -28,14 +27,15 @@ from protosteer.data.images import Chosen, ImageSet
 from protosteer.methods.base import Source, TaskData
 from protosteer.methods.finetune_base import Network
 from protosteer.methods.training_utils import Training
+from protosteer.settings import setting
 
 
 @dataclass(frozen=True)
 class EWCSettings(Training):
-    penalty: float = 400.0  # lambda: the paper's "Fisher multiplier", SI Appendix, Table S2 (Atari)
-    fisher_images: int = 200  # of each task, at most. Our choice: the paper takes 100 batches
-
-    AT_LEAST: ClassVar[Mapping[str, float]] = {**Training.AT_LEAST, "penalty": 0, "fisher_images": 1}
+    # Lambda: the paper's "Fisher multiplier", SI Appendix, Table S2 (Atari).
+    penalty: float = setting(400.0, at_least=0)
+    # Of each task, at most. Our choice: the paper takes 100 batches.
+    fisher_images: int = setting(200, at_least=1)
 
 
 class EWC(Network):

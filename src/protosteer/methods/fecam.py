@@ -15,7 +15,6 @@ double precision, takes what N takes in single. Ours alone: a class of one image
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -26,19 +25,16 @@ from protosteer.methods.base import Answer, Images, Method, Source, TaskData
 from protosteer.methods.training_utils import embedded, grown_means, numbered
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.progress import OnStage
-from protosteer.settings import Values
+from protosteer.settings import Values, setting
 
 
 @dataclass(frozen=True)
 class FeCAMSettings(Values):
     # The authors' for Split CIFAR-100 on a ViT (FeCAM_vit_cifar100.py); for ImageNet-R they have 10 and 10.
-    gamma1: float = 1.0
-    gamma2: float = 0.0
-    embed_batch_size: int = 64
-    seed: int = 0
-
-    AT_LEAST: ClassVar = {"gamma2": 0, "embed_batch_size": 1, "seed": 0}
-    ABOVE_ZERO: ClassVar = ("gamma1",)  # S has no inverse where there are fewer images than dimensions
+    gamma1: float = setting(1.0, above=0)
+    gamma2: float = setting(0.0, at_least=0)
+    embed_batch_size: int = setting(64, at_least=1, at_most=2**16)
+    seed: int = setting(0, at_least=0)
 
 
 class FeCAM(Method):

@@ -17,6 +17,7 @@ from protosteer.methods.buffer import Buffer, reservoir
 from protosteer.methods.training_utils import Head, Training, answer_by, fit, numbered, task_seed
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.progress import OnStage
+from protosteer.settings import setting
 
 
 class Network(Method):
@@ -125,9 +126,7 @@ class Network(Method):
 class RehearsalSettings(Training):
     # As CPP's Table 1 has it for 5-datasets, and the middle one of Buzzega et al. (2020). For split CIFAR-100
     # and ImageNet-R the table has 5,000.
-    buffer_size: int = 500
-
-    AT_LEAST: ClassVar[Mapping[str, float]] = {**Training.AT_LEAST, "buffer_size": 1}
+    buffer_size: int = setting(500, at_least=1, at_most=100_000)
 
 
 class Rehearsal(Network):

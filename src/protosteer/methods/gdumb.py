@@ -14,18 +14,16 @@ drawn by putting a task's images in random order and letting the last of a class
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.data.images import ImageSet
-from protosteer.errors import SettingsError
 from protosteer.methods.base import Source, TaskData
 from protosteer.methods.finetune_base import Rehearsal, RehearsalSettings
+from protosteer.settings import setting
 
 
 @dataclass(frozen=True)
@@ -33,14 +31,8 @@ class GDumbSettings(RehearsalSettings):
     epochs: int = 50  # our choice: with 500 images as many steps as 5 epochs of 5,000 images
     batch_size: int = 16  # as the authors' code, src/opts.py
     schedule: str = "cosine"
-    cutmix: float = 0.5  # probability that a batch is mixed; as the authors' code
-
-    AT_LEAST: ClassVar[Mapping[str, float]] = {**RehearsalSettings.AT_LEAST, "cutmix": 0}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.cutmix > 1:
-            raise SettingsError(f"cutmix = {self.cutmix}: a probability must be at most 1")
+    # Probability that a batch is mixed; as the authors' code.
+    cutmix: float = setting(0.5, at_least=0, at_most=1)
 
 
 class GDumb(Rehearsal):

@@ -9,7 +9,6 @@ give its share of the votes. Embeddings are kept in float32, so the state grows 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -17,18 +16,16 @@ from torch import Tensor
 
 from protosteer.methods.base import Answer, Images, Source
 from protosteer.methods.feature_bank import KeepsEmbeddings
-from protosteer.settings import Values
+from protosteer.settings import Values, setting
 
 
 @dataclass(frozen=True)
 class KNNSettings(Values):
-    neighbours: int = 20  # k: DINO's eval_knn.py tries 10, 20, 100 and 200 and calls 20 usually the best
-    temperature: float = 0.07  # T: the default there
-    embed_batch_size: int = 64
-    seed: int = 0
-
-    AT_LEAST: ClassVar = {"neighbours": 1, "embed_batch_size": 1, "seed": 0}
-    ABOVE_ZERO: ClassVar = ("temperature",)
+    # K: DINO's eval_knn.py tries 10, 20, 100 and 200 and calls 20 usually the best.
+    neighbours: int = setting(20, at_least=1, at_most=10_000)
+    temperature: float = setting(0.07, above=0)  # T: the default there
+    embed_batch_size: int = setting(64, at_least=1, at_most=2**16)
+    seed: int = setting(0, at_least=0)
 
 
 class KNN(KeepsEmbeddings):

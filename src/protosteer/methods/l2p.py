@@ -16,9 +16,7 @@ query comes from the same augmented view as the prompted pass.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -28,30 +26,23 @@ from protosteer.methods.base import Images, Source
 from protosteer.methods.prompt_base import Prompted, similarity, small
 from protosteer.methods.training_utils import Training
 from protosteer.paper.prefix import Prompt
+from protosteer.settings import setting
 
 
 @dataclass(frozen=True)
 class L2PSettings(Training):
     # M, L and N as a port for CIFAR-100 has them (github.com/JH-LEE-KR/l2p-pytorch); the official code now has
     # L = 10, N = 4 and pull = 1, but its authors call the paper's pull of 0.5 right (issue 10 there).
-    pool_size: int = 10  # M
-    prompt_length: int = 5  # L
-    selected: int = 5  # N
-    pull: float = 0.5
+    pool_size: int = setting(10, at_least=1, at_most=10_000)  # M
+    prompt_length: int = setting(5, at_least=1, at_most=4096)  # L
+    selected: int = setting(5, at_least=1)  # N
+    pull: float = setting(0.5, at_least=0)
     # The official code: Adam, a batch of 128 (16 on each of 8 devices), and 0.03 * batch size / 256.
     epochs: int = 5
     batch_size: int = 128
     learning_rate: float = 0.015
     weight_decay: float = 0.0
     gradient_clip: float = 1.0
-
-    AT_LEAST: ClassVar[Mapping[str, float]] = {
-        **Training.AT_LEAST,
-        "pool_size": 1,
-        "prompt_length": 1,
-        "selected": 1,
-        "pull": 0,
-    }
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,9 +14,7 @@ rows, with all else frozen, is left out, and the teacher sees the same augmented
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,16 +23,14 @@ from protosteer.methods.base import Source, TaskData
 from protosteer.methods.distillation import Teacher, distillation
 from protosteer.methods.finetune_base import Network
 from protosteer.methods.training_utils import Training
+from protosteer.settings import setting
 
 
 @dataclass(frozen=True)
 class LwFSettings(Training):
     # Both of the authors' code, gridSearchPASCAL.m.
-    temperature: float = 2.0
-    distillation_weight: float = 1.0
-
-    AT_LEAST: ClassVar[Mapping[str, float]] = {**Training.AT_LEAST, "distillation_weight": 0}
-    ABOVE_ZERO: ClassVar[Sequence[str]] = (*Training.ABOVE_ZERO, "temperature")
+    temperature: float = setting(2.0, above=0)
+    distillation_weight: float = setting(1.0, at_least=0)
 
 
 class LwF(Network):

@@ -8,7 +8,6 @@ its mean to the mean of all; of several centroids, those of the new images come 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -20,20 +19,18 @@ from protosteer.methods.training_utils import embedded, numbered, task_seed
 from protosteer.paper.prototypes import Centroids, centroids
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.progress import OnStage
-from protosteer.settings import CLUSTERINGS, LABEL_ASSIGNMENTS, Values
+from protosteer.settings import CLUSTERINGS, LABEL_ASSIGNMENTS, Values, setting
 
 
 @dataclass(frozen=True)
 class NCMSettings(Values):
-    centroids: int = 1  # per class
-    clustering: str = "spectral"
-    assign_labels: str = "discretize"
-    neighbours: int = 3  # the tasks of so many nearest centroids count as retrieved
-    embed_batch_size: int = 64
-    seed: int = 0
-
-    CHOICES: ClassVar = {"clustering": CLUSTERINGS, "assign_labels": LABEL_ASSIGNMENTS}
-    AT_LEAST: ClassVar = {"centroids": 1, "neighbours": 1, "embed_batch_size": 1, "seed": 0}
+    centroids: int = setting(1, at_least=1, at_most=10_000)  # per class
+    clustering: str = setting("spectral", choices=CLUSTERINGS)
+    assign_labels: str = setting("discretize", choices=LABEL_ASSIGNMENTS)
+    # The tasks of so many nearest centroids count as retrieved.
+    neighbours: int = setting(3, at_least=1, at_most=10_000)
+    embed_batch_size: int = setting(64, at_least=1, at_most=2**16)
+    seed: int = setting(0, at_least=0)
 
 
 class NCM(Method):

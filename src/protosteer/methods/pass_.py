@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +30,7 @@ from protosteer.backbones import Backbone
 from protosteer.methods.base import Answer, Images, Source, TaskData
 from protosteer.methods.finetune_base import Network
 from protosteer.methods.training_utils import Training, answer_by, embedded
+from protosteer.settings import setting
 
 ROTATIONS = 4
 
@@ -44,16 +44,9 @@ class PASSSettings(Training):
     learning_rate: float = 1e-4  # for a ViT: the appendix of CPP; the authors' ResNet has 1e-3
     schedule: str = "cosine"
     weight_decay: float = 2e-4
-    distill_weight: float = 10.0
-    prototype_weight: float = 10.0
-    temperature: float = 0.1
-
-    AT_LEAST: ClassVar[Mapping[str, float]] = {
-        **Training.AT_LEAST,
-        "distill_weight": 0,
-        "prototype_weight": 0,
-    }
-    ABOVE_ZERO: ClassVar[Sequence[str]] = (*Training.ABOVE_ZERO, "temperature")
+    distill_weight: float = setting(10.0, at_least=0)
+    prototype_weight: float = setting(10.0, at_least=0)
+    temperature: float = setting(0.1, above=0)
 
 
 class PASS(Network):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +14,7 @@ from protosteer.methods.base import TaskData
 from protosteer.methods.training_utils import Training, fit, numbered, task_seed
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.progress import OnStage
+from protosteer.settings import setting
 
 MOMENTUM = 0.9
 
@@ -32,9 +32,7 @@ class PromptTraining(Training):
     learning_rate: float = 0.01
     schedule: str = "cosine"
     weight_decay: float = 5e-4
-    prompt_length: int = 5
-
-    AT_LEAST: ClassVar[Mapping[str, float]] = {**Training.AT_LEAST, "prompt_length": 1}
+    prompt_length: int = setting(5, at_least=1, at_most=4096)
 
 
 class CosineHead(nn.Module):

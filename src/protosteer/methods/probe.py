@@ -14,7 +14,6 @@ is a published method (linear probes, Alain and Bengio, 2016), there is no publi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +25,7 @@ from protosteer.methods.feature_bank import KeepsEmbeddings
 from protosteer.methods.training_utils import answer_by
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.progress import OnStage
-from protosteer.settings import Values
+from protosteer.settings import Values, setting
 
 MOST_ITERATIONS = 1000
 GRADIENT = 1e-8  # solved when no entry of the gradient is larger
@@ -34,12 +33,9 @@ GRADIENT = 1e-8  # solved when no entry of the gradient is larger
 
 @dataclass(frozen=True)
 class ProbeSettings(Values):
-    penalty: float = 1e-2  # our choice
-    embed_batch_size: int = 64
-    seed: int = 0
-
-    AT_LEAST: ClassVar = {"embed_batch_size": 1, "seed": 0}
-    ABOVE_ZERO: ClassVar = ("penalty",)  # without one, classes that can be separated have no solution
+    penalty: float = setting(1e-2, above=0)  # our choice
+    embed_batch_size: int = setting(64, at_least=1, at_most=2**16)
+    seed: int = setting(0, at_least=0)
 
 
 class Probe(KeepsEmbeddings):

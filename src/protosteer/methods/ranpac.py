@@ -13,7 +13,6 @@ they are learned.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -24,18 +23,16 @@ from protosteer.methods.base import Answer, Images, Method, Source, TaskData
 from protosteer.methods.training_utils import embedded, numbered
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.progress import OnStage
-from protosteer.settings import Values
+from protosteer.settings import Values, setting
 
 LAMBDAS = 10.0 ** torch.arange(-8, 9, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
 class RanPACSettings(Values):
-    features: int = 10_000  # M
-    embed_batch_size: int = 64
-    seed: int = 0
-
-    AT_LEAST: ClassVar = {"features": 1, "embed_batch_size": 1, "seed": 0}
+    features: int = setting(10_000, at_least=1, at_most=100_000)  # M
+    embed_batch_size: int = setting(64, at_least=1, at_most=2**16)
+    seed: int = setting(0, at_least=0)
 
 
 class RanPAC(Method):

@@ -13,9 +13,7 @@ they are, not augmented; gradients are clipped, and images are augmented as for 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +26,7 @@ from protosteer.methods.training_utils import answer_by, embedded, numbered, tas
 from protosteer.paper.prototypes import centroids
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.progress import OnStage
+from protosteer.settings import setting
 
 
 @dataclass(frozen=True)
@@ -39,9 +38,7 @@ class SPromptsSettings(PromptTraining):
     learning_rate: float = 0.01
     weight_decay: float = 2e-4
     prompt_length: int = 10
-    centroids: int = 5  # per task
-
-    AT_LEAST: ClassVar[Mapping[str, float]] = {**PromptTraining.AT_LEAST, "centroids": 1}
+    centroids: int = setting(5, at_least=1, at_most=10_000)  # per task
 
 
 class SPrompts(Method):

@@ -19,9 +19,8 @@ this package, and new rows of the head begin as torch's linear layers do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +31,7 @@ from protosteer.methods.base import Source, TaskData
 from protosteer.methods.finetune_base import Network
 from protosteer.methods.training_utils import Head, Training, embedded, task_seed
 from protosteer.paper.trainer import cosine
+from protosteer.settings import setting
 
 RIDGE = 1e-4  # added to covariances by the authors' code
 
@@ -43,21 +43,12 @@ class SLCASettings(Training):
     epochs: int = 20
     batch_size: int = 128
     learning_rate: float = 1e-2  # of the head
-    backbone_rate: float = 1e-2  # of the backbone, as a share of it
-    momentum: float = 0.9
+    backbone_rate: float = setting(1e-2, at_least=0)  # of the backbone, as a share of it
+    momentum: float = setting(0.9, at_least=0)
     weight_decay: float = 5e-4
-    align_epochs: int = 5
-    align_draws: int = 256  # per class and epoch, and per step
-    temperature: float = 0.1  # T
-
-    AT_LEAST: ClassVar[Mapping[str, float]] = {
-        **Training.AT_LEAST,
-        "backbone_rate": 0,
-        "momentum": 0,
-        "align_epochs": 0,
-        "align_draws": 1,
-    }
-    ABOVE_ZERO: ClassVar[Sequence[str]] = (*Training.ABOVE_ZERO, "temperature")
+    align_epochs: int = setting(5, at_least=0, at_most=100_000)
+    align_draws: int = setting(256, at_least=1, at_most=2**16)  # per class and epoch, and per step
+    temperature: float = setting(0.1, above=0)  # T
 
 
 class SLCA(Network):

@@ -16,7 +16,6 @@ data.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,18 +25,15 @@ from protosteer.methods.base import Answer, Images, Method, Source, TaskData
 from protosteer.methods.training_utils import answer_by, class_means, embedded, grown_means, numbered
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.progress import OnStage
-from protosteer.settings import Values
+from protosteer.settings import Values, setting
 
 
 @dataclass(frozen=True)
 class SLDASettings(Values):
-    shrinkage: float = 1e-4  # e: the paper's, and the default of its code (SLDA_Model.py)
-    embed_batch_size: int = 64
-    seed: int = 0
-
-    AT_LEAST: ClassVar = {"embed_batch_size": 1, "seed": 0}
-    AT_MOST: ClassVar = {**Values.AT_MOST, "shrinkage": 1}
-    ABOVE_ZERO: ClassVar = ("shrinkage",)  # S has no inverse while there are few images
+    # E: the paper's, and the default of its code (SLDA_Model.py).
+    shrinkage: float = setting(1e-4, above=0, at_most=1)
+    embed_batch_size: int = setting(64, at_least=1, at_most=2**16)
+    seed: int = setting(0, at_least=0)
 
 
 class SLDA(Method):

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +21,7 @@ from protosteer.paper.trainer import TrainingState, cosine, update
 from protosteer.runtime.callbacks import training_callbacks
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.progress import OnStage, Stage
-from protosteer.settings import AUGMENTATIONS, Values
+from protosteer.settings import AUGMENTATIONS, Values, setting
 from protosteer.util.distributed import here
 
 __all__ = [
@@ -43,26 +42,15 @@ __all__ = [
 class Training(Values):
     """What every method that trains by `fit` can be told; a method's own settings build on it."""
 
-    epochs: int = 5
-    batch_size: int = 64
-    learning_rate: float = 1e-4
-    schedule: str = "constant"
-    weight_decay: float = 1e-2
-    gradient_clip: float = 5.0
-    augmentation: str = "paper"
-    embed_batch_size: int = 64
-    seed: int = 0
-
-    CHOICES: ClassVar = {"augmentation": AUGMENTATIONS, "schedule": ("constant", "cosine")}
-    AT_LEAST: ClassVar[Mapping[str, float]] = {
-        "epochs": 1,
-        "batch_size": 2,
-        "learning_rate": 0,
-        "weight_decay": 0,
-        "embed_batch_size": 1,
-        "seed": 0,
-    }
-    ABOVE_ZERO: ClassVar[Sequence[str]] = ("gradient_clip",)
+    epochs: int = setting(5, at_least=1, at_most=100_000)
+    batch_size: int = setting(64, at_least=2, at_most=2**16)
+    learning_rate: float = setting(1e-4, at_least=0)
+    schedule: str = setting("constant", choices=("constant", "cosine"))
+    weight_decay: float = setting(1e-2, at_least=0)
+    gradient_clip: float = setting(5.0, above=0)
+    augmentation: str = setting("paper", choices=AUGMENTATIONS)
+    embed_batch_size: int = setting(64, at_least=1, at_most=2**16)
+    seed: int = setting(0, at_least=0)
 
 
 def numbered(task: TaskData, known: Sequence[str]) -> tuple[list[str], Tensor]:
