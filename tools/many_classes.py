@@ -2,7 +2,6 @@
 
     python tools/many_classes.py cifar-100-python --weights deit_tiny.safetensors --classes 10000,100000,1000000 \\
         --file many.protosteer
-    python tools/many_classes.py cifar-100-python --classes 100000 --paper
 
 A million classes take six minutes of processor time, 11 GB of memory and 2 GB of disk. Training images of
 CIFAR-100 are embedded by DeiT-Tiny, 22 of each class. There are no data of a million classes, so classes are
@@ -21,7 +20,6 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -40,10 +38,8 @@ from protosteer.model.class_table import Bulk, Slices, Stack
 from protosteer.model.file import Model, backbone_header
 from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord
-from protosteer.paper.inference import Matches
 from protosteer.paper.prototypes import coded, packed_points
-from protosteer.search import candidates
-from protosteer.search.candidates import Shortlist
+from protosteer.search.candidates import CandidateOptions, CandidateSearch
 from protosteer.settings import Settings
 
 IMAGES, USED = 22, 10  # of each real class, and how many of them classes are made of
@@ -109,25 +105,25 @@ def seconds(work: Callable[[], object]) -> float:
 def measure(real: Real, bulk: Bulk, images: Tensor) -> str:
     """One row of the table."""
     classes = len(bulk.lengths)
-    held: list[Coarse | Shortlist] = []
+    held: list[Coarse | CandidateSearch] = []
     evidence = seconds(lambda: held.append(Coarse(bulk)))
     coarse = held[0]
     assert isinstance(coarse, Coarse)
-    names = [str(c) for c in range(classes)]
-    parted = seconds(lambda: held.append(Shortlist(coarse, names)))
+    vectors = coarse.whitened.units(coarse.space.means)
+    parted = seconds(lambda: held.append(CandidateSearch(vectors, CandidateOptions())))
     short = held[1]
-    assert isinstance(short, Shortlist)
+    assert isinstance(short, CandidateSearch)
 
     def everything(queries: Tensor) -> Tensor:
         parts = queries.split(max(1, MOST_SCORES // classes))
         return torch.cat([coarse.scores(some)[0].argmax(dim=1) for some in parts])
 
     def candidates(queries: Tensor) -> tuple[Tensor, Tensor]:
-        scored = short.of(queries)
-        found, scores = scored.columns, scored.scores(coarse, queries)[0]
+        scored = short.find(coarse.whitened.units(F.normalize(queries.double(), dim=1)))
+        found, scores = scored.class_ids, scored.scores(coarse, queries)[0]
         scored.posterior(scores)
         assert found is not None
-        return found, found.gather(1, scored.candidates(scores).argmax(dim=1, keepdim=True))[:, 0]
+        return found, found.gather(1, scored.without_sample(scores).argmax(dim=1, keepdim=True))[:, 0]
 
     cells = []
     for queries in (real.queries, images):
@@ -152,37 +148,7 @@ def measure(real: Real, bulk: Bulk, images: Tensor) -> str:
     )
 
 
-def measure_paper(real: Real, bulk: Bulk, images: Tensor) -> str:
-    """By the paper's rule, without prompts: what a pass costs beyond the backbone, of points that are keys and values."""
-    backbone = vit_tiny()
-    learner = Learner.of_model(taught(bulk, backbone, int(bulk.lengths[0]), "paper"), backbone)
-    queries = torch.cat([real.queries, images])
-
-    def matched(rows: Tensor, every: bool) -> Matches:
-        return learner.match(lambda own, _: queries[rows[own]], len(rows), every)
-
-    def ready() -> object:
-        return learner.index.keys, learner.index.values, learner.nearby
-
-    parted, picture, same, here = seconds(ready), torch.zeros(4, 3, 224, 224), [], []
-    times: dict[str, list[float]] = {"pass": [], "all": [], "some": []}
-    for rows in torch.arange(len(queries)).split(BATCH):
-        all_, some = matched(rows, True), matched(rows, False)
-        assert some.columns is not None
-        same.append((all_.candidates == some.candidates).all(dim=1))
-        here.append((some.columns == all_.scores.argmax(dim=1, keepdim=True)).any(dim=1))
-        times["pass"].append(seconds(lambda: plain_passes(backbone.vit, picture, 4)) / 4)
-        for name, every in (("all", True), ("some", False)):
-            times[name].append(seconds(partial(matched, rows, every)) / len(rows))
-    forward, every_ms, some_ms = (1000 * median(t[1:]) for t in times.values())
-    retrieved, found = (float(torch.cat(part).float().mean()) for part in (same, here))
-    return (
-        f"| {len(bulk.lengths):,} | {retrieved:.4f} | {found:.4f} | {every_ms:.2f} | {some_ms:.2f} | {forward:.1f} "
-        f"| {100 * some_ms / forward:.1f} % | {parted:.1f} |"
-    )
-
-
-def taught(bulk: Bulk, backbone: Backbone, values: int = 1, rule: str = "evidence") -> Model:
+def taught(bulk: Bulk, backbone: Backbone, values: int = 1) -> Model:
     """A model of these classes, in at most a thousand tasks, as if it had been learned without prompts.
 
     values: how many of a class's points are its value centroids.
@@ -199,7 +165,7 @@ def taught(bulk: Bulk, backbone: Backbone, values: int = 1, rule: str = "evidenc
     size = classes // min(classes // 10, 1000)
     spans = ((first, min(first + size, classes)) for first in range(0, classes, size))
     tasks = [TaskRecord(f"task-{first}", Slices(stack, first, last), None) for first, last in spans]
-    return Model(Path("many"), backbone_header(backbone), Settings(rule=rule), Memory(tasks))
+    return Model(Path("many"), backbone_header(backbone), Settings(rule="evidence"), Memory(tasks))
 
 
 def opening(path: Path, backbone: Backbone) -> str:
@@ -236,25 +202,15 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=5, help="of each class")
     parser.add_argument("--keep", type=Path, default=Path("embeddings.safetensors"))
     parser.add_argument("--weights", type=Path, help="of DeiT-Tiny, to make embeddings with")
-    parser.add_argument("--paper", action="store_true", help="measure the paper's rule instead")
     parser.add_argument(
         "--file", type=Path, help="where a model file may be written, to measure how it opens"
     )
     given = parser.parse_args()
     torch.set_num_threads(1)
-    candidates.FROM = 1  # so that a few classes are measured, too
     real = embedded(given.folder, given.keep, given.weights)
     print(
-        f"{candidates.CANDIDATES} candidates, of {len(real.queries)} real and {DRAWN} drawn images; milliseconds an image"
+        f"{CandidateOptions().candidates} candidates, of {len(real.queries)} real and {DRAWN} drawn images; milliseconds an image"
     )
-    if given.paper:
-        print(
-            "| classes | same tasks retrieved | found | all classes | candidates | ViT-Ti pass | share | lists, s |"
-        )
-        print("|---|---|---|---|---|---|---|---|")
-        for classes in map(int, given.classes.split(",")):
-            print(measure_paper(real, *drawn(real, classes, given.points)), peak(), flush=True)
-        return
     print(
         "| classes | search | found, real | found, drawn | all classes | candidates | ViT-Ti pass | share | evidence, s | lists, s |"
     )

@@ -21,7 +21,6 @@ from protosteer.data.prefetch import prefetched
 from protosteer.errors import DataError, LearnerError, ModelFileError
 from protosteer.evidence.classifier import Fusion, fusion_of
 from protosteer.model import file as model_file
-from protosteer.model import index_file
 from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord, correction_name
 from protosteer.model.unlearning import Forgotten, forget, undo
@@ -32,9 +31,7 @@ from protosteer.runtime.callbacks import training_callbacks
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.progress import OnStage
 from protosteer.runtime.task_images import TaskImages
-from protosteer.search.candidates import Shortlist
-from protosteer.search.ivf import Partition
-from protosteer.search.nearby import Nearby
+from protosteer.search.candidates import CandidateSearch
 from protosteer.settings import Settings
 from protosteer.util.reading import digest
 from protosteer.util.text import check_name
@@ -57,9 +54,7 @@ class Learner:
         self.memory = Memory()
         self._domain = domain
         self._read: tuple[tuple[TaskRecord, ...], Index, Fusion | None] | None = None
-        self._shortlist: tuple[Fusion, Shortlist | None] | None = None
-        self._nearby: Nearby | None = None
-        self._partition: Partition | None = None  # how classes were parted before, in memory or on disk
+        self._shortlist: tuple[Fusion, CandidateSearch | None] | None = None
 
     @property
     def classes(self) -> list[str]:
@@ -81,33 +76,21 @@ class Learner:
 
     def _reading(self) -> tuple[Index, Fusion | None]:
         """Built anew only when what is remembered has changed."""
-        if self._read is None or not self._current():
+        if self._read is None or self._read[0] is not self.memory.tasks:
             self._read = self._shortlist = None  # first: of very many classes both would not fit into memory
             index = Index.build(self.memory)
             self._read = self.memory.tasks, index, fusion_of(self.memory, self.settings, index)
         return self._read[1:]
 
-    def _current(self) -> bool:
-        """Whether what was built is of what is remembered."""
-        return self._read is not None and self._read[0] is self.memory.tasks
-
     @property
-    def shortlist(self) -> Shortlist | None:
+    def shortlist(self) -> CandidateSearch | None:
         """What finds the candidates of an image; None where all classes are scored."""
         fusion = self.fusion
         if fusion is None:
             return None
         if self._shortlist is None or self._shortlist[0] is not fusion:
-            found = fusion.shortlist(self._partition)
-            self._shortlist = fusion, found
-            self._partition = found.partition if found else None
+            self._shortlist = fusion, fusion.shortlist()
         return self._shortlist[1]
-
-    @property
-    def nearby(self) -> Nearby | None:
-        """What finds candidates by the paper's rule; None where all classes are scored."""
-        self._nearby = Nearby.of(self.index, self.settings.temperature, self._nearby)
-        return self._nearby
 
     @property
     def domain(self) -> Tensor | None:
@@ -238,7 +221,7 @@ class Learner:
         """
         if self.fusion:
             return self.fusion.match(embed, count, shortlist=None if every else self.shortlist)
-        return match(self.index, embed, count, self.settings.neighbours, None if every else self.nearby)
+        return match(self.index, embed, count, self.settings.neighbours)
 
     def _matches(self, images: ImageSet, chunk: int) -> Iterator[Matches]:
         self._require_knowledge()
@@ -264,16 +247,11 @@ class Learner:
         """Write the model to one file, atomically."""
         self._require_knowledge()
         self.model.write(path)
-        if self._partition is not None and self._current():
-            index_file.write(path, self._partition, self.backbone.fingerprint)
 
     @classmethod
     def load(cls, path: str | Path, backbone: Backbone | None = None) -> Learner:
         """Read a model file; without `backbone`, the one it was learned with is loaded by name."""
-        model = model_file.read(path)
-        learner = cls.of_model(model, backbone)
-        learner._partition = index_file.read(path, learner.backbone.fingerprint)
-        return learner
+        return cls.of_model(model_file.read(path), backbone)
 
     @classmethod
     def of_model(cls, model: model_file.Model, backbone: Backbone | None = None) -> Learner:
@@ -286,7 +264,6 @@ class Learner:
         """A learner that can change without this one: records are shared, the list of them is not."""
         other = Learner(self.backbone, self.settings, self._domain)
         other.memory = Memory(self.memory.tasks)
-        other._partition = self._partition
         return other
 
     def _require_knowledge(self) -> None:

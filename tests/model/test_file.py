@@ -60,6 +60,13 @@ def test_saving_what_was_loaded_gives_the_same_file(saved, tmp_path):
     assert (tmp_path / "again.protosteer").read_bytes() == saved.read_bytes()
 
 
+def test_writing_a_model_removes_the_index_file_of_an_earlier_version(learner, saved):
+    index = saved.with_name("pets.protosteer.index")
+    index.write_bytes(b"digests of class names")
+    learner.save(saved)
+    assert not index.exists() and saved.exists()
+
+
 def test_learning_goes_on_after_reload_as_if_never_saved(learner, saved):
     again = Learner.load(saved, backbone=tiny_backbone())
     for one in (learner, again):

@@ -10,6 +10,7 @@ import torch
 from conftest import easy_task, tiny_backbone
 from many_toys import many, near
 from photo_toys import file_bytes
+from protosteer.evidence import classifier
 from protosteer.evidence.class_statistics import Space
 from protosteer.evidence.scorer import Coarse
 from protosteer.learner import Learner, merge
@@ -18,7 +19,7 @@ from protosteer.model.class_table import Bulk
 from protosteer.model.memory import Memory
 from protosteer.paper import trainer
 from protosteer.paper.prototypes import Sketch, sketch
-from protosteer.search import candidates
+from protosteer.search.candidates import CandidateOptions
 from protosteer.settings import Settings
 
 INSTANT = Settings.preset("instant")
@@ -109,7 +110,7 @@ def test_candidates_among_very_many_classes_are_scored_as_among_all(monkeypatch)
     both = dataclasses.replace(last, classes=(*last.classes, *first.classes[:5]))
     learner.memory.replace(last, both)
     assert len(learner.classes) == 200 and len(learner.memory.records) == 205
-    monkeypatch.setattr(candidates, "FROM", 100)
+    monkeypatch.setattr(classifier, "CANDIDATES", CandidateOptions(min_classes=100))
     images = near(learner)
 
     def embed(rows, tasks):

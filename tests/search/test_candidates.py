@@ -6,29 +6,26 @@ import dataclasses
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from many_toys import cloud, many, near
+from conftest import easy_task
+from many_toys import many, near
 from protosteer.evidence import class_statistics as spaces
+from protosteer.evidence import classifier
 from protosteer.evidence.scorer import Coarse
 from protosteer.learner import Learner
 from protosteer.model.class_table import Bulk
 from protosteer.paper.inference import Matches
 from protosteer.prediction import Prediction
-from protosteer.search import candidates as shortlisting
-from protosteer.search import ivf as searching
-from protosteer.search.ivf import Everywhere, Lists, Partition, digests
+from protosteer.search.candidates import CandidateOptions
+from protosteer.search.ivf import IVFOptions, IVFSearch
+from protosteer.workflows.prediction_rows import told
 
 IMAGES = 40
-
-
-@pytest.fixture
-def small(monkeypatch):
-    """What is for very many classes, for a few hundred."""
-    monkeypatch.setattr(shortlisting, "FROM", 100)
-    monkeypatch.setattr(searching, "LISTS_FROM", 100)
-    monkeypatch.setattr(searching, "_PER_LIST", 20)  # ten lists
-    monkeypatch.setattr(searching, "PROBED", (5, 5))
+# What is for very many classes, for a few hundred: by an exact search, and by ten lists.
+EXACT = CandidateOptions(min_classes=100)
+LISTS = CandidateOptions(
+    min_classes=100, ivf=IVFOptions(min_vectors=100, vectors_per_list=20, nprobe_range=(5, 5))
+)
 
 
 def matched(learner: Learner, seen: torch.Tensor) -> tuple[Matches, Matches]:
@@ -41,11 +38,11 @@ def matched(learner: Learner, seen: torch.Tensor) -> tuple[Matches, Matches]:
     return learner.match(embed, len(seen)), learner.match(embed, len(seen), every=False)
 
 
-def test_candidates_are_scored_as_among_all_classes(small, monkeypatch):
-    monkeypatch.setattr(searching, "available", lambda: False)
+def test_candidates_are_scored_as_among_all_classes(monkeypatch):
+    monkeypatch.setattr(classifier, "CANDIDATES", EXACT)
     learner = many()
     everything, some = matched(learner, near(learner))
-    assert some.columns is not None and some.columns.shape == (IMAGES, shortlisting.CANDIDATES)
+    assert some.columns is not None and some.columns.shape == (IMAGES, EXACT.candidates)
     assert all(len(set(row)) == len(row) for row in some.columns.tolist())
     assert torch.equal(everything.candidates, some.candidates) and everything.candidates.any()
     untouched = ~everything.candidates.any(dim=1)
@@ -64,9 +61,8 @@ def test_candidates_are_scored_as_among_all_classes(small, monkeypatch):
     assert all(sparse.column(i, row[0]) == int(sparse.scores[i].argmax()) for i, row in enumerate(ranked))
 
 
-def test_a_sample_of_the_classes_stands_for_the_rest(small, monkeypatch):
-    monkeypatch.setattr(searching, "available", lambda: False)
-    monkeypatch.setattr(shortlisting, "SAMPLE", 80)
+def test_a_sample_of_the_classes_stands_for_the_rest(monkeypatch):
+    monkeypatch.setattr(classifier, "CANDIDATES", dataclasses.replace(EXACT, sample=80))
     learner = many()
     seen = near(learner, spread=3.0)
     assert learner.fusion
@@ -77,56 +73,17 @@ def test_a_sample_of_the_classes_stands_for_the_rest(small, monkeypatch):
     assert float((some.rest - others).mean().abs()) < 0.1
 
 
-def test_lists_find_nearly_always_what_looking_everywhere_finds(small):
+def test_lists_find_nearly_always_what_looking_everywhere_finds(monkeypatch):
     pytest.importorskip("faiss", reason="faiss is not installed")
+    monkeypatch.setattr(classifier, "CANDIDATES", LISTS)
     learner = many()
-    assert isinstance(learner.shortlist.search, Lists)
+    assert isinstance(learner.shortlist.search, IVFSearch)
     everything, some = matched(learner, near(learner))
     best = everything.scores.argmax(dim=1, keepdim=True)
     found = (some.columns == best).any(dim=1)
     assert float(found.float().mean()) >= 0.95
     mine = some.columns.gather(1, some.scores.argmax(dim=1, keepdim=True))
     assert torch.equal(mine[found], best[found])
-
-
-def test_lists_looked_into_to_the_last_miss_nothing(small, monkeypatch):
-    pytest.importorskip("faiss", reason="faiss is not installed")
-    vectors = F.normalize(torch.randn(500, 16, generator=torch.Generator().manual_seed(0)), dim=1)
-    queries = vectors[:50] + 0.01
-    monkeypatch.setattr(searching, "PROBED", (500, 500))
-    lists = Lists(vectors, Partition.fit([str(i) for i in range(500)], vectors))
-    assert torch.equal(lists.nearest(queries, 1), Everywhere(vectors).nearest(queries, 1))
-    monkeypatch.setattr(searching, "PROBED", (1, 1))
-    few = Lists(vectors, Partition.fit([str(i) for i in range(500)], vectors)).nearest(queries, 64)
-    assert all(len({*row}) == 64 and min(row) >= 0 and max(row) < 500 for row in few.tolist())
-
-
-def test_classes_that_come_and_go_keep_the_lists_in_step(small):
-    pytest.importorskip("faiss", reason="faiss is not installed")
-    learner = many()
-    before = learner.shortlist.partition
-    learner.forget("class-3-4")
-    one = (cloud("new", 12345),)
-    learner.memory.add(dataclasses.replace(learner.memory.tasks[0], name="new", classes=one))
-    after = learner.shortlist.partition
-    assert after.centroids is before.centroids and after.changed == 2
-    assert int(digests(["new"])) in after.digests and int(digests(["class-3-4"])) not in after.digests
-    vectors = learner.shortlist.whitened.units(learner.fusion.views[0].coarse.space.means)
-    fresh = Lists(vectors, Partition.fit(sorted(learner.classes), vectors))
-    own = torch.arange(0, len(vectors), 10)[:, None]
-    for one_search in (fresh, learner.shortlist.search):
-        assert torch.equal(one_search.nearest(vectors[::10], 1), own)
-
-
-def test_lists_are_made_anew_when_many_classes_have_changed(small):
-    pytest.importorskip("faiss", reason="faiss is not installed")
-    vectors = F.normalize(torch.randn(500, 16, generator=torch.Generator().manual_seed(0)), dim=1)
-    old = Partition.fit([str(i) for i in range(500)], vectors)
-    names = [str(i) for i in range(100, 600)]
-    new = old.following(names, vectors)
-    assert (
-        new.centroids is not old.centroids and new.changed == 0 and torch.equal(new.digests, digests(names))
-    )
 
 
 def test_few_classes_have_no_shortlist():
@@ -149,3 +106,18 @@ def test_the_covariance_of_some_classes_is_nearly_that_of_all(monkeypatch):
     expected = torch.diag(scales.double() ** 2)
     found = coarse.space.scatter / coarse.space.freedom
     assert float((found - expected).abs().max()) < 0.25
+
+
+@pytest.mark.parametrize("rule", ["evidence", "paper"])
+def test_an_explanation_names_the_second_best_of_very_many_classes(rule, monkeypatch):
+    monkeypatch.setattr(classifier, "CANDIDATES", EXACT)
+    learner = many()
+    learner.settings = learner.settings.replace(rule=rule)
+    prediction = learner.predict(easy_task(["ant", "bee", "cat"])[0])
+    assert prediction.scores.shape[1] == (EXACT.candidates if rule == "evidence" else len(learner.classes))
+    paths = [str(i) for i in range(len(prediction))]
+    for row, ranking in zip(
+        told(paths, prediction, learner, 3, None, True), prediction.ranked(2), strict=True
+    ):
+        assert row["runner_up"] == ranking[1][0] == row["top"][1]["label"]
+        assert row["runner_up_similarity"] == ranking[1][2]

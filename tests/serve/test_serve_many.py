@@ -11,14 +11,15 @@ pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 from fastapi.testclient import TestClient
 
 from many_toys import many
-from protosteer.search import candidates as shortlisting
+from protosteer.evidence import classifier
+from protosteer.search.candidates import CandidateOptions
 from protosteer.workflows import model_summary
 from serve_toys import BEARER, form, pictures, service
 
 
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(shortlisting, "FROM", 100)
+    monkeypatch.setattr(classifier, "CANDIDATES", CandidateOptions(min_classes=100))
     monkeypatch.setattr(model_summary, "PAIRED", 100)
     with TestClient(service(tmp_path, many())) as found:
         yield found
@@ -37,7 +38,7 @@ def test_candidates_are_answered_as_all_classes_would_be(client):
         row["label"] == name for row, name, one in zip(answered, first, sure, strict=True) if one
     )
     for row in answered:
-        assert len(row["top"]) == len({one["label"] for one in row["top"]}) == shortlisting.CANDIDATES
+        assert len(row["top"]) == len({one["label"] for one in row["top"]}) == CandidateOptions().candidates
         assert 0 < sum(one["probability"] for one in row["top"]) < 1  # the rest is that of all others
 
 

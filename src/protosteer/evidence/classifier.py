@@ -25,11 +25,10 @@ from protosteer.evidence.scorer import Coarse
 from protosteer.model.class_table import Bulk, sketches_of
 from protosteer.model.memory import Memory
 from protosteer.paper.inference import Embed, Index, Matches
-from protosteer.search import candidates as shortlisting
-from protosteer.search.candidates import Scored, Shortlist
-from protosteer.search.ivf import Partition
+from protosteer.search.candidates import CandidateOptions, CandidateSearch, ScoredClasses
 from protosteer.settings import Settings
 
+CANDIDATES = CandidateOptions()
 SURE = 0.8  # the probability of a class from which on no further pass is made
 OPEN = 0.1  # the probability of a task from which on its prompt is tried
 MOST = 2  # passes after the first: in the second view, and under the prompts of the likeliest tasks
@@ -77,7 +76,7 @@ class Fusion:
         self.starts = torch.searchsorted(index.value_tasks, torch.arange(len(index.tasks) + 1)).tolist()
 
     def match(
-        self, embed: Embed, count: int, fine: bool = True, shortlist: Shortlist | None = None
+        self, embed: Embed, count: int, fine: bool = True, shortlist: CandidateSearch | None = None
     ) -> Matches:
         """Steps 1 to 3 for `count` images that `embed` knows by their rows; without `fine`, steps 1 and 2.
 
@@ -85,7 +84,9 @@ class Fusion:
         """
         first = self.views[0]
         seen = {first.prompt: embed(torch.arange(count), _number(first.prompt, count))}
-        scored = shortlist.of(seen[first.prompt]) if shortlist else Scored()
+        scored = ScoredClasses()
+        if shortlist:
+            scored = shortlist.find(first.coarse.whitened.units(_unit(seen[first.prompt])))
         coarse, similarities = scored.scores(first.coarse, seen[first.prompt])
         logits, passes = first.alone * coarse, torch.ones(count, dtype=torch.int64)
         for view in self.views[1:]:
@@ -96,18 +97,18 @@ class Fusion:
                 other, _ = scored.rows(rows).scores(view.coarse, seen[view.prompt][rows])
                 logits[rows] = first.weight * coarse[rows] + view.weight * other
                 passes[rows] += 1
-        tried = self._open(scored.posterior(logits), scored.columns) & fine
+        tried = self._open(scored.posterior(logits), scored.class_ids) & fine
         images, tasks = tried.nonzero().T
         if len(images):
             embeddings, own = self._embedded(embed, seen.get(len(self.index.tasks)), images, tasks)
-            similar = self._fine(embeddings, images, tasks, scored.columns, logits.shape)
+            similar = self._fine(embeddings, images, tasks, scored.class_ids, logits.shape)
             logits += FINE * sum(view.weight for view in self.views) * similar
             passes += torch.bincount(own, minlength=count)
         return self._matches(scored, logits, similarities, tried, seen[first.prompt], passes)
 
     def _matches(
         self,
-        scored: Scored,
+        scored: ScoredClasses,
         logits: Tensor,
         similarities: Tensor,
         tried: Tensor,
@@ -115,14 +116,16 @@ class Fusion:
         passes: Tensor,
     ) -> Matches:
         """As the memory has its classes."""
-        rest, logits = scored.rest(logits), scored.candidates(logits)
+        rest, logits = scored.log_rest(logits), scored.without_sample(logits)
         best = logits.argmax(dim=1, keepdim=True)
-        if scored.columns is None or rest is None:
+        if scored.class_ids is None or rest is None:
             scores, shown = self._in_order(logits), self._in_order(similarities)
             return Matches(scores, shown, tried, self.class_tasks[best[:, 0]], seen, passes)
-        winners = self.class_tasks[scored.columns.gather(1, best)[:, 0]]
-        scores, shown = logits.float(), scored.candidates(similarities).float()
-        return Matches(scores, shown, tried, winners, seen, passes, self.order[scored.columns], rest.float())
+        winners = self.class_tasks[scored.class_ids.gather(1, best)[:, 0]]
+        scores, shown = logits.float(), scored.without_sample(similarities).float()
+        return Matches(
+            scores, shown, tried, winners, seen, passes, self.order[scored.class_ids], rest.float()
+        )
 
     def _in_order(self, columns: Tensor) -> Tensor:
         """[B, C]: as the memory has its classes."""
@@ -184,12 +187,12 @@ class Fusion:
         usual = fine.amax(dim=1, keepdim=True).nan_to_num(neginf=0.0)
         return torch.where(fine.isinf(), usual, fine)
 
-    def shortlist(self, known: Partition | None = None) -> Shortlist | None:
-        """None where classes are so few that all are scored. known: how they were parted before."""
-        if len(self.order) < shortlisting.FROM:
+    def shortlist(self) -> CandidateSearch | None:
+        """None where classes are so few that all are scored."""
+        if len(self.order) < CANDIDATES.min_classes:
             return None
-        names = [self.index.classes[i] for i in self.order.tolist()]
-        return Shortlist(self.views[0].coarse, names, known)
+        coarse = self.views[0].coarse
+        return CandidateSearch(coarse.whitened.units(coarse.space.means), CANDIDATES)
 
 
 def fusion_of(memory: Memory, settings: Settings, index: Index | None = None) -> Fusion | None:
@@ -293,6 +296,10 @@ def _known(memory: Memory, part: str) -> Bulk:
     bulk = sketches_of(memory.tasks, part)
     assert bulk is not None
     return bulk
+
+
+def _unit(embeddings: Tensor) -> Tensor:
+    return F.normalize(embeddings.double(), dim=1)
 
 
 def _number(prompt: int | None, count: int) -> Tensor | None:

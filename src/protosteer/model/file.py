@@ -27,7 +27,7 @@ from protosteer.errors import (
     ProtosteerError,
     WeightsError,
 )
-from protosteer.model import index_file, thumbnails
+from protosteer.model import thumbnails
 from protosteer.model.class_table import Slices, Stack
 from protosteer.model.memory import Memory
 from protosteer.model.merging import Renames, concatenate
@@ -95,8 +95,10 @@ class Model:
 
         A link stays one: it is the file behind it that changes, so that nothing forgotten is left there.
         """
-        write_atomically(real(Path(path)), self.pack())
-        index_file.follow(path, self.memory.classes)
+        place = real(Path(path))
+        write_atomically(place, self.pack())
+        # Earlier versions kept digests of class names there; what is forgotten must not stay behind.
+        place.with_name(f"{place.name}.index").unlink(missing_ok=True)
         thumbnails.follow(path, self.memory)
 
     def pack(self) -> bytes:

@@ -12,11 +12,9 @@ own image alone.
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -27,10 +25,6 @@ from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord
 from protosteer.paper.encoder import Encoder
 from protosteer.paper.vit import shared_layers
-from protosteer.search.ivf import Everywhere, Search
-
-if TYPE_CHECKING:
-    from protosteer.search.nearby import Nearby
 
 # Embeds some of the images at hand, by row [m], each under a prompt of the index, by number [m]; None: no
 # prompt.
@@ -169,17 +163,17 @@ class Matches:
         return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in known})
 
 
-def match(index: Index, embed: Embed, count: int, neighbours: int, nearby: Nearby | None = None) -> Matches:
+def match(index: Index, embed: Embed, count: int, neighbours: int) -> Matches:
     """Steps 1 to 3 for `count` images that `embed` knows by their rows.
 
-    A score is the best cosine over a class's centroids and all q_j. nearby: where not all classes are to be scored.
+    A score is the best cosine over a class's centroids and all q_j.
     """
     queries = embed(torch.arange(count), None)
-    candidates = retrieve(index, queries, neighbours, nearby.keys if nearby else None)  # [B, T]
+    candidates = retrieve(index, queries, neighbours)  # [B, T]
     images, tasks = _pairs(index, candidates)  # [m], [m]
     embeddings = embed(images, tasks) if len(images) else queries[:0]  # [m, D]
 
-    best = nearby.best(queries) if nearby else _BestOfAll(index, queries)
+    best = _Best(index, queries)
     # Candidates without a prompt share one embedding, the query itself.
     plain = (candidates & ~index.prompted).int()
     some = plain.any(dim=1).nonzero()[:, 0]
@@ -210,49 +204,33 @@ def _rounds(images: Tensor) -> Iterator[Tensor]:
         yield (place == number).nonzero()[:, 0]
 
 
-class Best(ABC):
-    """Of every image the task and embedding behind the best match so far."""
-
-    def __init__(self, queries: Tensor):
-        self.tasks = torch.zeros(len(queries), dtype=torch.long)
-        self.embeddings = queries.clone()
-
-    def keep(self, images: Tensor, tasks: Tensor, embeddings: Tensor) -> None:
-        self.tasks[images] = tasks
-        self.embeddings[images] = embeddings
-
-    @abstractmethod
-    def offer(self, images: Tensor, tasks: Tensor, embeddings: Tensor) -> None:
-        """Different images [m], each embedded [m, D] under the prompt of a task [m]."""
-
-    @abstractmethod
-    def matches(self, candidates: Tensor, passes: Tensor) -> Matches: ...
-
-
-class _BestOfAll(Best):
-    """And the best score of each class."""
+class _Best:
+    """Of every image the best score of each class, and the task and embedding behind the best match so far."""
 
     def __init__(self, index: Index, queries: Tensor):
-        super().__init__(queries)
         self.index = index
+        self.tasks = torch.zeros(len(queries), dtype=torch.long)
+        self.embeddings = queries.clone()
         self.scores = torch.full((len(queries), len(index.classes)), -torch.inf)
 
     def offer(self, images: Tensor, tasks: Tensor, embeddings: Tensor) -> None:
+        """Different images [m], each embedded [m, D] under the prompt of a task [m]."""
         if not len(images):
             return
         new, old = class_scores(self.index, embeddings), self.scores[images]
         won = new.amax(dim=1) > old.amax(dim=1)
-        self.keep(images[won], tasks[won], embeddings[won])
+        self.tasks[images[won]] = tasks[won]
+        self.embeddings[images[won]] = embeddings[won]
         self.scores[images] = torch.maximum(new, old)
 
     def matches(self, candidates: Tensor, passes: Tensor) -> Matches:
         return Matches(self.scores, self.scores, candidates, self.tasks, self.embeddings, passes)
 
 
-def retrieve(index: Index, queries: Tensor, neighbours: int, keys: Search | None = None) -> Tensor:
-    """bool [B, T]: tasks of the r key centroids that are most similar to each query. keys: finds them."""
-    found = keys or Everywhere(index.keys)
-    nearest = found.nearest(F.normalize(queries, dim=1), min(neighbours, len(index.keys)))
+def retrieve(index: Index, queries: Tensor, neighbours: int) -> Tensor:
+    """bool [B, T]: tasks of the r key centroids that are most similar to each query."""
+    similarity = F.normalize(queries, dim=1) @ index.keys.T
+    nearest = similarity.topk(min(neighbours, len(index.keys)), dim=1).indices
     candidates = torch.zeros(len(queries), len(index.tasks), dtype=torch.bool)
     return candidates.scatter_(1, index.key_tasks[nearest], True)
 

@@ -1,95 +1,97 @@
-"""Coarse evidence for some of very many classes: the candidates of each image, and what stands for all others.
+"""Score a few candidate classes of each image where classes are very many, and estimate the total of the others.
 
-Candidates are found in the first view and scored as they would be among all. The others matter only as the rest of
-the probability: it is taken from a sample of the classes, evenly spread, each of which stands for many.
+Candidates are found in the first feature space and scored as they would be among all classes. The other classes
+matter only as the rest of the probability: an evenly spread sample of the classes stands for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from protosteer.evidence.scorer import Coarse
-from protosteer.search.ivf import Partition, search
-
-FROM = 20_000  # classes; from so many on, not all of them are scored
-CANDIDATES = 64  # of each image
-SAMPLE = 1024  # classes that stand for the rest
-
-
-class Shortlist:
-    """Over the whitened class means of a view, whose classes have these names."""
-
-    def __init__(self, coarse: Coarse, names: Sequence[str], known: Partition | None = None):
-        """known: of the same classes or others, from before."""
-        self.whitened = coarse.whitened
-        vectors = self.whitened.units(coarse.space.means)
-        self.search, self.partition = search(names, vectors, known)
-        self.sample = Sample(len(vectors))
-
-    def of(self, embeddings: Tensor) -> Scored:
-        """What to score of images whose embeddings in this view are [B, D]."""
-        units = self.whitened.units(F.normalize(embeddings.double(), dim=1))
-        return self.sample.scored(self.search.nearest(units, min(CANDIDATES, self.sample.classes)))
-
-
-class Sample:
-    """Some of all classes, evenly spread, that stand for those that are no candidates."""
-
-    def __init__(self, classes: int):
-        self.classes = classes
-        self.numbers = torch.linspace(0, classes - 1, min(SAMPLE, classes)).round().long().unique()
-        self._places = torch.full((classes,), len(self.numbers))  # in the sample; its end for all others
-        self._places[self.numbers] = torch.arange(len(self.numbers))
-
-    def scored(self, columns: Tensor) -> Scored:
-        """Candidates [B, n] of images, and what is left of the sample."""
-        taken = torch.zeros(len(columns), len(self.numbers) + 1, dtype=torch.bool)
-        taken = taken.scatter_(1, self._places[columns], True)[:, :-1]
-        others, free = self.classes - columns.shape[1], (~taken).sum(dim=1, keepdim=True)
-        many = (others / free.clamp(min=1).double()).log().expand(-1, len(self.numbers))
-        return Scored(columns, self.numbers, many.masked_fill(taken, -torch.inf))
+from protosteer.search.ivf import IVFOptions, build_search
 
 
 @dataclass(frozen=True)
-class Scored:
-    """The classes that are scored of B images: all of them, or candidates, and behind these the sample."""
+class CandidateOptions:
+    """When classes are so many that only candidates are scored, and how candidates are found."""
 
-    columns: Tensor | None = None  # [B, n]
+    min_classes: int = 20_000  # with fewer, all classes are scored
+    candidates: int = 64  # of each image
+    sample: int = 1024  # classes that stand for the rest
+    ivf: IVFOptions = field(default_factory=IVFOptions)
+
+
+class Scorer(Protocol):
+    """Scores embeddings against classes."""
+
+    def scores(self, embeddings: Tensor, classes: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Score embeddings [B, D] against all C classes, or against `classes`, [n] or [B, n].
+
+        Returns:
+            Scores and similarities, each [B, C] or [B, n].
+        """
+
+
+class CandidateSearch:
+    """Finds the candidates of images among the unit vectors [C, D] of all classes."""
+
+    def __init__(self, vectors: Tensor, options: CandidateOptions):
+        self.search = build_search(vectors, options.ivf)
+        self.classes, self.count = len(vectors), min(options.candidates, len(vectors))
+        sample = torch.linspace(0, self.classes - 1, min(options.sample, self.classes))
+        self.sample = sample.round().long().unique()
+        self._sample_rows = torch.full((self.classes,), len(self.sample))  # the end: not in the sample
+        self._sample_rows[self.sample] = torch.arange(len(self.sample))
+
+    def find(self, queries: Tensor) -> ScoredClasses:
+        """Select the classes to score for queries [B, D], unit vectors like those of the classes."""
+        class_ids = self.search.nearest(queries, self.count)
+        taken = torch.zeros(len(class_ids), len(self.sample) + 1, dtype=torch.bool)
+        taken = taken.scatter_(1, self._sample_rows[class_ids], True)[:, :-1]
+        others, free = self.classes - self.count, (~taken).sum(dim=1, keepdim=True)
+        log_count = (others / free.clamp(min=1).double()).log().expand(-1, len(self.sample))
+        return ScoredClasses(class_ids, self.sample, log_count.masked_fill(taken, -torch.inf))
+
+
+@dataclass(frozen=True)
+class ScoredClasses:
+    """The classes scored for B images: all, or n candidates followed by a sample of S classes."""
+
+    class_ids: Tensor | None = None  # [B, n]: the candidates; None: all classes, in their order
     sample: Tensor | None = None  # [S]
-    many: Tensor | None = None  # [B, S]: logarithm of how many classes each stands for; a candidate for none
+    log_count: Tensor | None = None  # [B, S]: log of how many classes each stands for; -inf for a candidate
 
-    def rows(self, rows: Tensor) -> Scored:
-        """Of some of the images."""
-        if self.columns is None or self.many is None:
+    def rows(self, rows: Tensor) -> ScoredClasses:
+        """Select some of the images [m]."""
+        if self.class_ids is None or self.log_count is None:
             return self
-        return Scored(self.columns[rows], self.sample, self.many[rows])
+        return ScoredClasses(self.class_ids[rows], self.sample, self.log_count[rows])
 
-    def scores(self, coarse: Coarse, embeddings: Tensor) -> tuple[Tensor, Tensor]:
-        """Evidence [B, C] or [B, n + S], and similarities, of embeddings [B, D]."""
-        if self.columns is None:
-            return coarse.scores(embeddings)
-        parts = (coarse.scores(embeddings, classes) for classes in (self.columns, self.sample))
-        evidence, similarities = zip(*parts, strict=True)
-        return torch.cat(evidence, dim=1), torch.cat(similarities, dim=1)
+    def scores(self, scorer: Scorer, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+        """Score embeddings [B, D]: scores and similarities, [B, C] or [B, n + S]."""
+        if self.class_ids is None:
+            return scorer.scores(embeddings)
+        parts = (scorer.scores(embeddings, classes) for classes in (self.class_ids, self.sample))
+        scores, similarities = zip(*parts, strict=True)
+        return torch.cat(scores, dim=1), torch.cat(similarities, dim=1)
 
     def posterior(self, logits: Tensor) -> Tensor:
-        """Probabilities [B, C] or, of the candidates, [B, n]."""
-        rest = self.rest(logits)
+        """Turn logits [B, C] or [B, n + S] into probabilities [B, C] or [B, n]."""
+        rest = self.log_rest(logits)
         if rest is None:
             return logits.softmax(dim=1)
-        return torch.cat([self.candidates(logits), rest[:, None]], dim=1).softmax(dim=1)[:, :-1]
+        return torch.cat([self.without_sample(logits), rest[:, None]], dim=1).softmax(dim=1)[:, :-1]
 
-    def candidates(self, columns: Tensor) -> Tensor:
-        """Without the sample."""
-        return columns if self.columns is None else columns[:, : self.columns.shape[1]]
+    def without_sample(self, columns: Tensor) -> Tensor:
+        """Drop the columns of the sample: [B, C] or [B, n]."""
+        return columns if self.class_ids is None else columns[:, : self.class_ids.shape[1]]
 
-    def rest(self, logits: Tensor) -> Tensor | None:
-        """[B]: one logit for all other classes together; None where there are none."""
-        if self.columns is None or self.many is None:
+    def log_rest(self, logits: Tensor) -> Tensor | None:
+        """Estimate one logit [B] for all other classes together; None where all classes are scored."""
+        if self.class_ids is None or self.log_count is None:
             return None
-        return (logits[:, self.columns.shape[1] :] + self.many).logsumexp(dim=1)
+        return (logits[:, self.class_ids.shape[1] :] + self.log_count).logsumexp(dim=1)
