@@ -122,7 +122,7 @@ class FromTeacher:
         pixels, classes, patches, drawn = self.course.draw(step)
         pictures = torch.cat([self.glyphs.normalised(pixels), self.glyphs.shown(drawn)])
         with torch.autocast("cpu", torch.bfloat16):  # a third faster than without
-            tokens = vit.tokens(pictures).float()
+            tokens = vit.norm(vit.trunk(pictures, vit.config.depth)).float()
         photos, strokes = tokens.split([len(pixels), len(drawn)])
         apart = (photos[:, 0] - classes).square() / self.variances[0]
         patches_apart = (photos[:, 1:] - patches).square() / self.variances[1]

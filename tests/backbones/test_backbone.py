@@ -13,6 +13,7 @@ from torch import Tensor
 
 from conftest import tiny_backbone
 from protosteer.backbones import Backbone
+from protosteer.backbones.prompting import all_tokens
 from protosteer.data.images import ArrayImages
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError, SettingsError
@@ -93,7 +94,7 @@ def test_a_head_on_prompt_outputs_trains_the_prompt_alone() -> None:
     backbone, images = tiny_backbone(), torch.randn(2, 3, 16, 16)
     prompt = torch.randn(2, *backbone.prompt_shape(3), requires_grad=True)
     outputs = backbone.tokens(images, prompt)[:, 1:4]
-    torch.testing.assert_close(outputs, backbone.vit.tokens(images, prompt)[:, 1:4])
+    torch.testing.assert_close(outputs, all_tokens(backbone.vit, images, prompt)[:, 1:4])
     (outputs.mean(dim=1) @ torch.randn(24)).sum().backward()
     assert prompt.grad is not None and prompt.grad.abs().amax(dim=-1).min() > 0
     assert all(p.grad is None for p in backbone.vit.parameters())

@@ -12,8 +12,8 @@ from protosteer.backbones import Backbone
 from protosteer.data.transforms import Preprocessing
 from protosteer.methods.checks import Maker, learn_tasks
 from protosteer.methods.dualprompt import DualPrompt
+from protosteer.methods.prefix_vit import Prefix
 from protosteer.methods.testing import GROUPS, toy_images
-from protosteer.paper.prefix import Prefix
 from protosteer.paper.vit import ViT, ViTConfig
 
 

@@ -13,8 +13,11 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from expect import expect_error
 from protosteer.backbones.build_vit import load_vit
 from protosteer.backbones.checkpoint_io import read_checkpoint
+from protosteer.backbones.prompting import all_tokens
+from protosteer.errors import DataError
 from protosteer.paper.vit import ViT, ViTConfig
 from timm_oracle import import_timm, randomise, timm_embedding
 
@@ -102,7 +105,7 @@ def test_operations_are_those_that_torch_counts(registers: int) -> None:
     vit = ViT(ViTConfig(16, 4, 24, 3, 3, 40, registers=registers))
     # Of the ways to compute attention it knows the plain one.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        vit.tokens(torch.randn(1, 3, 16, 16))
+        vit.trunk(torch.randn(1, 3, 16, 16), 3)
     assert counter.get_total_flops() == 2 * vit.config.operations
 
 
@@ -207,7 +210,7 @@ def test_tokens_and_a_prompts_outputs_equal_naive_concatenation(
     vit = random_vit(torch.float64, **VARIANTS[variant])
     images, readout = torch.randn(4, 3, 16, 16).double(), torch.randn(24).double()
     prompt = torch.randn(*([4] if each else []), layers, 5, 24, dtype=torch.float64, requires_grad=True)
-    found, expected = vit.tokens(images, prompt), naive_norm(vit, naive_tokens(vit, images, prompt))
+    found, expected = all_tokens(vit, images, prompt), naive_norm(vit, naive_tokens(vit, images, prompt))
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
     # What a head reads there depends on every layer of the prompt.
     gradients = [torch.autograd.grad((x[:, 1:6] @ readout).sum(), prompt)[0] for x in (found, expected)]
@@ -218,7 +221,7 @@ def test_tokens_and_a_prompts_outputs_equal_naive_concatenation(
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_tokens_without_a_prompt(variant: str) -> None:
     vit, images = random_vit(**VARIANTS[variant]), torch.randn(4, 3, 16, 16)
-    tokens = vit.tokens(images)
+    tokens = all_tokens(vit, images)
     assert tokens.shape == (4, 1 + vit.config.registers + vit.config.patches, 24)
     if vit.config.pool == "token":
         torch.testing.assert_close(tokens[:, 0], vit(images), atol=1e-5, rtol=0)
@@ -246,10 +249,10 @@ def test_a_shared_trunk_changes_nothing(variant: str, done: int) -> None:
         assert torch.equal(vit.rest(tokens, done, prompt), vit(images, prompt))
 
 
-def test_a_trunk_that_goes_too_far_is_refused() -> None:
+def test_a_trunk_that_goes_too_far_is_rejected() -> None:
     vit, images = random_vit(), torch.randn(4, 3, 16, 16)
     for layers in (1, 3):
-        with pytest.raises(ValueError, match="enters before that"):
+        with expect_error("prompt-enters-trunk", DataError, layers=1):
             vit.rest(vit.trunk(images, 1), 1, torch.zeros(layers, 1, 24))
 
 
@@ -270,12 +273,17 @@ def test_each_image_meets_its_own_prompt() -> None:
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("shape", [(4, 1, 24), (3, 0, 24), (3, 1, 23), (3, 24), (2, 3, 1, 24)])
-def test_prompt_of_wrong_shape_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="prompt"):
+@pytest.mark.parametrize("shape", [(4, 1, 24), (3, 0, 24), (3, 1, 23), (3, 24)])
+def test_prompt_of_wrong_shape_is_rejected(shape: tuple[int, ...]) -> None:
+    with expect_error("bad-prompt-shape", DataError, shape=list(shape)):
         random_vit()(torch.randn(4, 3, 16, 16), torch.zeros(shape))
 
 
-def test_images_of_wrong_size_are_refused() -> None:
-    with pytest.raises(ValueError, match="16, 16"):
+def test_two_prompts_for_four_images_are_rejected() -> None:
+    with expect_error("prompt-count", DataError, prompts=2, images=4):
+        random_vit()(torch.randn(4, 3, 16, 16), torch.zeros(2, 3, 1, 24))
+
+
+def test_images_of_wrong_size_are_rejected() -> None:
+    with expect_error("bad-image-shape", DataError, size=16):
         random_vit()(torch.randn(4, 3, 20, 20))

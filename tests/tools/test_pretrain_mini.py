@@ -20,6 +20,7 @@ import mini_training
 import mini_validation
 import pretrain_mini
 from protosteer.backbones import Backbone
+from protosteer.backbones.prompting import all_tokens
 from protosteer.paper.vit import ViT, ViTConfig
 
 pytestmark = pytest.mark.slow
@@ -139,8 +140,8 @@ def test_the_assistant_is_as_far_from_the_teacher_as_a_loop_says(folder, teacher
     lesson = mini_assistant.FromTeacher(course, mini_glyphs.Glyphs(vit, how, gen()))
     pixels, classes, patches, drawn = course.draw(0)
     with torch.no_grad():
-        photos = vit.tokens(how.normalise(pixels.float() / 255))
-        strokes = vit.tokens(lesson.glyphs.shown(drawn))[:, 0]
+        photos = all_tokens(vit, how.normalise(pixels.float() / 255))
+        strokes = all_tokens(vit, lesson.glyphs.shown(drawn))[:, 0]
         found = lesson.parts(vit, 0, 0.0)
     assert float(found["tokens"]) == pytest.approx(
         loop_apart(photos[:, 0], classes, lesson.variances[0]), rel=0.05
@@ -198,7 +199,7 @@ def test_a_layer_that_is_helped_does_not_suffer_from_those_before_it(assistant):
         torch.testing.assert_close(found[0] - said[0], torch.ones_like(found[0]))
     assert torch.equal(helped[1], said[1])
     assert (alone[1] - said[1]).abs().mean() > 0.1
-    torch.testing.assert_close(broken.norm(alone[-1]), broken.tokens(pictures))
+    torch.testing.assert_close(broken.norm(alone[-1]), all_tokens(broken, pictures))
 
 
 def test_distances_of_layers_are_those_of_a_loop():

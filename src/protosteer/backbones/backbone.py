@@ -17,11 +17,11 @@ from protosteer.backbones.build_vit import fingerprint as weights_fingerprint
 from protosteer.backbones.build_vit import load_vit
 from protosteer.backbones.checkpoint_io import read_checkpoint
 from protosteer.backbones.hub import config_beside, fetch_weights, find_weights
+from protosteer.backbones.prompting import Prompt, all_tokens, run_rest
 from protosteer.backbones.registry import AUTO, full_name, known_weights, preprocessing
 from protosteer.data.images import ArrayImages, ImageSet
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError, SettingsError, WeightsError
-from protosteer.paper.prefix import Prompt
 from protosteer.paper.vit import ViT
 from protosteer.util.distributed import World
 
@@ -154,16 +154,17 @@ class Backbone:
 
     def embed(self, images: Tensor, prompt: Prompt | None = None) -> Tensor:
         """Normalised images [B, 3, H, W] -> [B, D]; `prompt` [S, L, D] for all, or [B, S, L, D], one each;
-        or a `Prefix`.
+        or a `CustomPrompt`.
 
         A graph is kept only if the prompt wants its gradient, or the backbone is a trainable copy.
         """
         return self.rest(self.trunk(images, 0), 0, prompt)
 
-    def tokens(self, images: Tensor, prompt: Prompt | None = None) -> Tensor:
+    def tokens(self, images: Tensor, prompt: Tensor | None = None) -> Tensor:
         """As `embed`, but all tokens [B, N, D]; the L tokens of a prompt come out at 1 : 1 + L."""
-        with self._computing(prompt) as own:
-            return self.vit.tokens(self._moved(images), own).to(self.vit.cls_token.dtype)
+        with self._computing(prompt):
+            own = None if prompt is None else prompt.to(self.vit.cls_token)
+            return all_tokens(self.vit, self._moved(images), own).to(self.vit.cls_token.dtype)
 
     def trunk(self, images: Tensor, layers: int) -> Tensor:
         """Normalised images -> tokens [B, T, D] after the first `layers` layers, before any prompt."""
@@ -174,7 +175,7 @@ class Backbone:
         """As `embed`, from what `trunk` gave for the same number of layers."""
         with self._computing(prompt) as own:
             moved = tokens.to(self.vit.cls_token, non_blocking=True)
-            return self.vit.rest(moved, layers, own).to(self.vit.cls_token.dtype)
+            return run_rest(self.vit, moved, layers, own).to(self.vit.cls_token.dtype)
 
     @contextmanager
     def _computing(self, prompt: Prompt | None = None) -> Iterator[Prompt | None]:

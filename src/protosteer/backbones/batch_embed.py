@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, TypeGuard
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor
 
+from protosteer.backbones.prompting import Prompt
 from protosteer.data.images import ImageSet
 from protosteer.data.prefetch import prefetched
-from protosteer.paper.prefix import Prefix, Prompt
 from protosteer.util.distributed import World, here
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def one_each(prompt: Prompt | None) -> TypeGuard[Prompt]:
 
 def world_for(prompt: Prompt | None) -> World:
     """Who embeds: all processes, or this one alone where prompts would be more to send than images."""
-    return World() if isinstance(prompt, Prefix) or one_each(prompt) else here()
+    return here() if prompt is None or (isinstance(prompt, Tensor) and prompt.ndim == 3) else World()
 
 
 @torch.no_grad()
@@ -40,7 +40,8 @@ def embed_batches(
 
     whole: all tokens [n, N, D].
     """
-    compute, done = backbone.tokens if whole else backbone.embed, 0
+    compute: Callable[[Tensor, Any], Tensor] = backbone.tokens if whole else backbone.embed
+    done = 0
     rounds = [batches[start : start + world.size] for start in range(0, len(batches), world.size)]
     own = batches[world.rank :: world.size]  # the last round may have none for some helpers
     for some, pixels in zip(rounds, prefetched(images, own, device=backbone.device), strict=False):

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from protosteer.backbones import Backbone
+from protosteer.backbones.prompting import Prompt
 from protosteer.data.images import ImageSet
 from protosteer.methods.base import Method
-from protosteer.paper.prefix import Prompt
 
 
 class EmbeddingCache:
@@ -56,7 +56,7 @@ class EmbeddingCache:
             self._new.setdefault(name, []).append(new)
         return embeddings[rows]
 
-    def tokens(self, rows: Tensor, prompt: Prompt | None = None) -> Tensor:
+    def tokens(self, rows: Tensor, prompt: Tensor | None = None) -> Tensor:
         self.asked += len(rows)
         return self._compute(rows, prompt, whole=True)
 
@@ -126,5 +126,5 @@ class Some:
     ) -> Tensor:
         return self.cache.embed(self.rows[rows], prompt, key, backbone)
 
-    def tokens(self, rows: Tensor, prompt: Prompt | None = None) -> Tensor:
+    def tokens(self, rows: Tensor, prompt: Tensor | None = None) -> Tensor:
         return self.cache.tokens(self.rows[rows], prompt)

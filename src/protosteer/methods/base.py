@@ -15,9 +15,9 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor
 
 from protosteer.backbones import Backbone
+from protosteer.backbones.prompting import Prompt
 from protosteer.errors import LearnerError, ModelFileError, SettingsError
 from protosteer.methods.diagnosis import of_classes
-from protosteer.paper.prefix import Prompt
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.progress import OnStage
 from protosteer.settings import Values
@@ -51,7 +51,7 @@ class Images(Protocol):
         for the whole evaluation: a key means the same one for ever.
         """
 
-    def tokens(self, rows: Tensor, prompt: Prompt | None = None) -> Tensor:
+    def tokens(self, rows: Tensor, prompt: Tensor | None = None) -> Tensor:
         """[len(rows), N, D]: all that the last layer gives out, the prompt's own outputs included."""
 
 

@@ -29,11 +29,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.backbones import Backbone
+from protosteer.backbones.prompting import Prompt
 from protosteer.errors import SettingsError
 from protosteer.methods.base import Source
+from protosteer.methods.prefix_vit import Prefix
 from protosteer.methods.prompt_base import Prompted
 from protosteer.methods.training_utils import Training
-from protosteer.paper.prefix import Prefix, Prompt
 from protosteer.settings import setting
 
 

@@ -24,10 +24,11 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
+from protosteer.backbones.prompting import Prompt
 from protosteer.methods.base import Source
+from protosteer.methods.prefix_vit import Prefix
 from protosteer.methods.prompt_base import Prompted, similarity, small
 from protosteer.methods.training_utils import Training
-from protosteer.paper.prefix import Prefix, Prompt
 from protosteer.settings import setting
 
 

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from protosteer.backbones import Backbone
+from protosteer.backbones.prompting import Prompt
 from protosteer.errors import SettingsError
 from protosteer.methods.base import Images, Source
 from protosteer.methods.prompt_base import Prompted, similarity, small
 from protosteer.methods.training_utils import Training
-from protosteer.paper.prefix import Prompt
 from protosteer.settings import setting
 
 
@@ -74,5 +74,6 @@ class L2P(Prompted):
         return self.shared["prompts"][best.indices].flatten(1, 2).unsqueeze(1), best.values
 
     def features(self, by: Backbone | Images, images: Tensor, prompt: Prompt) -> Tensor:
+        assert isinstance(prompt, Tensor)
         length = self.settings.selected * self.settings.prompt_length
         return by.tokens(images, prompt)[:, 1 : 1 + length].mean(dim=1)

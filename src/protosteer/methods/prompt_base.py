@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protosteer.backbones import Backbone
+from protosteer.backbones.prompting import Prompt
 from protosteer.methods.base import Answer, Images, Method, TaskData
 from protosteer.methods.training_utils import Head, Training, answer_by, fit, numbered, task_seed
-from protosteer.paper.prefix import Prompt
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.progress import OnStage
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from protosteer.backbones import Backbone
+from protosteer.backbones.prompting import Prompt
 from protosteer.data.images import ArrayImages, ImageSet
 from protosteer.data.transforms import Preprocessing
 from protosteer.methods.base import Method, TaskData
-from protosteer.paper.prefix import Prompt
 from protosteer.paper.vit import ViT, ViTConfig
 
 GROUPS = (["ant", "bee"], ["cat", "dog", "eel"], ["fox"])
@@ -39,7 +39,7 @@ class PlainImages:
     ) -> Tensor:
         return (backbone or self.method.backbone).embed_pixels(self.pixels(rows), prompt)
 
-    def tokens(self, rows: Tensor, prompt: Prompt | None = None) -> Tensor:
+    def tokens(self, rows: Tensor, prompt: Tensor | None = None) -> Tensor:
         backbone = self.method.backbone
         with torch.no_grad():
             return backbone.tokens(backbone.preprocessing(self.pixels(rows), backbone.device), prompt).cpu()

@@ -10,8 +10,6 @@ is where prompts enter:
 - A *shallow* prompt [1, L, D] enters once, before layer 1, and is carried through as tokens.
 - Prompts come in after the position embeddings and carry none.
 - With class-token pooling only the class token leaves the last layer, so only it is computed there.
-- Who needs what comes out at a prompt's places calls `tokens`, which computes all of the last layer.
-- A `Prefix` is no token: its keys and values enter the attention of some layers as they are.
 
 Parameters are frozen unless somebody asks for their gradients; dropout and stochastic depth do not exist.
 """
@@ -19,13 +17,16 @@ Parameters are frozen unless somebody asks for their gradients; dropout and stoc
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protosteer.paper.prefix import Prefix, Prompt
+from protosteer.errors import DataError
+
+KeysValues = tuple[Tensor, Tensor]  # [B or 1, heads, L, D / heads] each
 
 
 @dataclass(frozen=True)
@@ -62,37 +63,39 @@ class ViTConfig:
 
 
 class Attention(nn.Module):
+    """Multi-head self-attention whose tokens may attend to keys and values beyond their own."""
+
     def __init__(self, config: ViTConfig):
         super().__init__()
         self.heads = config.heads
         self.qkv = nn.Linear(config.dim, 3 * config.dim, bias=config.qkv_bias)
         self.proj = nn.Linear(config.dim, config.dim)
 
-    def forward(self, x: Tensor, prefix: Tensor | None, queries: int | None) -> Tensor:
-        """x [B, N, D]; the first `queries` are queries.
-
-        prefix: further places, [B or 1, L, D], or their keys and values themselves, [B or 1, 2, L, D].
-        """
+    def forward(self, x: Tensor, extra: KeysValues | None, queries: int | None) -> Tensor:
+        """Map tokens x [B, N, D] to [B, queries, D]; only the first `queries` tokens ask (None: all N)."""
         dim = x.shape[-1]
         if queries is None:
-            q, k, v = self._heads(self.qkv(x), 3)
+            q, k, v = self._split_heads(self.qkv(x), 3)  # [B, heads, N, D / heads] each
         else:
-            (q,) = self._heads(self._project(x[:, :queries], 0, dim), 1)
-            k, v = self._heads(self._project(x, dim, 3 * dim), 2)
-        if prefix is not None:
-            whole = prefix.ndim == 4
-            joint = prefix.transpose(1, 2).flatten(2) if whole else self._project(prefix, dim, 3 * dim)
-            pk, pv = (t.expand(len(x), -1, -1, -1) for t in self._heads(joint, 2))
-            k, v = torch.cat([k, pk], dim=2), torch.cat([v, pv], dim=2)
+            (q,) = self._split_heads(self._project(x[:, :queries], 0, dim), 1)
+            k, v = self.keys_values(x)
+        if extra is not None:
+            more_k, more_v = (t.expand(len(x), -1, -1, -1) for t in extra)  # [B, heads, L, D / heads] each
+            k, v = torch.cat([k, more_k], dim=2), torch.cat([v, more_v], dim=2)
         out = F.scaled_dot_product_attention(q, k, v)  # [B, heads, queries, D / heads]
-        return self.proj(out.transpose(1, 2).flatten(2))
+        return self.proj(out.transpose(1, 2).flatten(2))  # [B, queries, D]
+
+    def keys_values(self, x: Tensor) -> KeysValues:
+        """Project tokens x [B, N, D] to their keys and values, [B, heads, N, D / heads] each."""
+        k, v = self._split_heads(self._project(x, x.shape[-1], 3 * x.shape[-1]), 2)
+        return k, v
 
     def _project(self, x: Tensor, start: int, end: int) -> Tensor:
-        """Some rows of the joint q, k, v projection."""
+        """Apply rows `start` to `end` of the joint q, k, v projection: [B, N, D] -> [B, N, end - start]."""
         bias = None if self.qkv.bias is None else self.qkv.bias[start:end]
         return F.linear(x, self.qkv.weight[start:end], bias)
 
-    def _heads(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
+    def _split_heads(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
         """[B, N, parts * D] -> `parts` tensors [B, heads, N, D / heads]."""
         return x.unflatten(2, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
 
@@ -117,7 +120,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """One Transformer layer; `prompt`: its extra tokens or their keys and values; `queries`: who goes on."""
+    """One Transformer layer."""
 
     def __init__(self, config: ViTConfig):
         super().__init__()
@@ -129,11 +132,20 @@ class Block(nn.Module):
         self.mlp = Mlp(dim, config.mlp_dim)
         self.ls2 = LayerScale(dim) if config.layer_scale else nn.Identity()
 
-    def forward(self, x: Tensor, prompt: Tensor | None = None, queries: int | None = None) -> Tensor:
-        prefix = prompt if prompt is None or prompt.ndim == 4 else self.norm1(prompt)
-        attended = self.ls1(self.attn(self.norm1(x), prefix, queries))
-        x = x[:, :queries] + attended
+    def forward(self, x: Tensor, extra: KeysValues | None = None, queries: int | None = None) -> Tensor:
+        """Map tokens x [B, N, D] to [B, queries, D].
+
+        Args:
+            x: The tokens.
+            extra: Keys and values that the tokens attend to besides their own, such as a prompt's.
+            queries: Compute only so many of the first tokens; None computes all N.
+        """
+        x = x[:, :queries] + self.ls1(self.attn(self.norm1(x), extra, queries))
         return x + self.ls2(self.mlp(self.norm2(x)))
+
+    def prompt_keys_values(self, prompt: Tensor | None) -> KeysValues | None:
+        """What the prompt tokens [B or 1, L, D] of this layer are to its other tokens: keys and values."""
+        return None if prompt is None else self.attn.keys_values(self.norm1(prompt))
 
 
 class PatchEmbed(nn.Module):
@@ -166,56 +178,60 @@ class ViT(nn.Module):
             self.fc_norm = nn.LayerNorm(dim, eps=1e-6)
         self.requires_grad_(False)
 
-    def forward(self, images: Tensor, prompt: Prompt | None = None) -> Tensor:
-        """prompt: [S, L, D] for all images or [B, S, L, D], one each; of the last S layers, or 1: shallow.
+    def forward(self, images: Tensor, prompt: Tensor | None = None) -> Tensor:
+        """Embed images [B, 3, H, W] as [B, D].
 
-        Or a `Prefix`.
+        Args:
+            images: Normalised images.
+            prompt: [S, L, D] for all images or [B, S, L, D], one each; of the last S layers, or shallow (S = 1).
         """
         return self.rest(self.trunk(images, 0), 0, prompt)
 
     def trunk(self, images: Tensor, layers: int) -> Tensor:
-        """Tokens [B, N, D] after the first `layers` layers, without a prompt; not the last layer."""
+        """Tokens [B, N, D] after the first `layers` layers, which no prompt enters."""
         x = self.embed_patches(images)
         for block in self.blocks[:layers]:
             x = block(x)
         return x
 
-    def rest(self, x: Tensor, done: int, prompt: Prompt | None = None) -> Tensor:
-        """What `forward` gives, from the tokens that `trunk` gave after `done` layers."""
-        x, last = self._before_last_layer(x, done, prompt)
-        return self.pool(self.blocks[-1](x, last, 1 if self.config.pool == "token" else None))
+    def rest(self, x: Tensor, done: int, prompt: Tensor | None = None) -> Tensor:
+        """Embed [B, D] from the tokens x [B, N, D] that `trunk` gave after `done` layers."""
+        x, prompts = self.enter_prompt(x, done, prompt)
+        for i in range(done, self.config.depth):
+            block = self.blocks[i]
+            x = block(x, block.prompt_keys_values(prompts[i]), self.queries(i))
+        return self.pool(x)
 
-    def tokens(self, images: Tensor, prompt: Prompt | None = None) -> Tensor:
-        """All tokens [B, N, D] after the last layer and the norm: class, prompt (L), registers, patches."""
-        x, last = self._before_last_layer(self.trunk(images, 0), 0, prompt)
-        x = (
-            self.blocks[-1](x, last)
-            if last is None or last.ndim == 4
-            else self.blocks[-1](_with_prompt(x, last))
-        )
-        return self.norm(x) if self.config.pool == "token" else self.fc_norm(x)
+    def enter_prompt(
+        self, x: Tensor, done: int, prompt: Tensor | None
+    ) -> tuple[Tensor, Sequence[Tensor | None]]:
+        """The tokens that go on after `done` layers, and each layer's prompt tokens [B or 1, L, D] or None.
 
-    def _before_last_layer(self, x: Tensor, done: int, prompt: Prompt | None) -> tuple[Tensor, Tensor | None]:
-        """The tokens that enter the last layer, and what a prompt has for it: see `Attention.forward`."""
+        A shallow prompt enters here, among the tokens; a deep one enters layer by layer.
+        """
         depth = self.config.depth
-        layers: list[Tensor | None] = [None] * depth
-        if isinstance(prompt, Prefix):
-            layers[: len(prompt.layers)] = self._check_prefix(prompt, len(x), done).layers
-        elif prompt is not None:
-            prompt = self._check_prompt(prompt, len(x), done)  # [B or 1, S, L, D]
-            if prompt.shape[1] == 1:
-                x = _with_prompt(x, prompt[:, 0])
-            else:
-                layers[depth - prompt.shape[1] :] = prompt.unbind(1)
-        for i in range(done, depth - 1):
-            x = self.blocks[i](x, layers[i])
-        return x, layers[-1]
+        if prompt is None:
+            return x, [None] * depth
+        prompt = self._check_prompt(prompt, len(x), done)  # [B or 1, S, L, D]
+        if prompt.shape[1] == 1:
+            return insert_tokens(x, prompt[:, 0]), [None] * depth
+        return x, [None] * (depth - prompt.shape[1]) + list(prompt.unbind(1))
+
+    def queries(self, layer: int) -> int | None:
+        """How many tokens a layer must compute: 1, the class token, in the last one if that is pooled."""
+        last = layer == self.config.depth - 1
+        return 1 if last and self.config.pool == "token" else None
 
     def embed_patches(self, images: Tensor) -> Tensor:
         """Tokens [B, class + registers + patches, D] that enter layer 1."""
         size = self.config.image_size
         if images.ndim != 4 or tuple(images.shape[1:]) != (3, size, size):
-            raise ValueError(f"images must be [B, 3, {size}, {size}], not {list(images.shape)}")
+            raise DataError(
+                f"images must be [B, 3, {size}, {size}], not {list(images.shape)}; "
+                "apply the backbone's preprocessing first",
+                code="bad-image-shape",
+                size=size,
+            )
         patches = self.patch_embed(images)
         class_token = self.cls_token.expand(len(images), -1, -1)
         if self.config.position_for_class:
@@ -233,38 +249,34 @@ class ViT(nn.Module):
             return self.norm(x[:, 0])
         return self.fc_norm(x[:, -self.config.patches :].mean(dim=1))
 
-    def _check_prefix(self, prefix: Prefix, batch: int, done: int) -> Prefix:
-        depth, dim = self.config.depth, self.config.dim
-        wrong = [t for t in prefix.present if t.ndim != 4 or t.shape[1] != 2 or t.shape[3] != dim]
-        if wrong or len(prefix.layers) > depth or len(prefix) not in (1, batch):
-            shapes = [None if t is None else list(t.shape) for t in prefix.layers]
-            raise ValueError(
-                f"a prefix of {batch} images has [{batch} or 1, 2, L, {dim}] for up to {depth} layers, not {shapes}"
-            )
-        if any(layer is not None for layer in prefix.layers[:done]):
-            raise ValueError(f"{done} layers are done, but the prefix enters before that")
-        return prefix
-
     def _check_prompt(self, prompt: Tensor, batch: int, done: int) -> Tensor:
         depth, dim = self.config.depth, self.config.dim
         full = prompt if prompt.ndim == 4 else prompt.unsqueeze(0)
         if full.ndim != 4 or not 1 <= full.shape[1] <= depth or full.shape[3] != dim or not full.shape[2]:
-            raise ValueError(
+            raise DataError(
                 f"prompt must be [S, L, {dim}] or [B, S, L, {dim}] with S up to {depth} (deep) "
-                f"or 1 (shallow), not {list(prompt.shape)}"
+                f"or 1 (shallow), not {list(prompt.shape)}",
+                code="bad-prompt-shape",
+                shape=list(prompt.shape),
             )
         if done > shared_layers(full, depth):
-            raise ValueError(
-                f"{done} layers are done, but the prompt {list(prompt.shape)} enters before that"
+            raise DataError(
+                f"{done} layers are done, but the prompt {list(prompt.shape)} enters before that; "
+                "run the ViT from its first layer",
+                code="prompt-enters-trunk",
+                layers=done,
             )
         if prompt.ndim == 4 and len(prompt) != batch:
-            raise ValueError(
-                f"{len(prompt)} prompts for {batch} images; give one per image, or one [S, L, D]"
+            raise DataError(
+                f"{len(prompt)} prompts for {batch} images; give one per image, or one [S, L, D]",
+                code="prompt-count",
+                prompts=len(prompt),
+                images=batch,
             )
         return full
 
 
-def _with_prompt(x: Tensor, prompt: Tensor) -> Tensor:
+def insert_tokens(x: Tensor, prompt: Tensor) -> Tensor:
     """Tokens with those of a prompt [B or 1, L, D] after the class token."""
     return torch.cat([x[:, :1], prompt.expand(len(x), -1, -1), x[:, 1:]], dim=1)
 

@@ -1,0 +1,45 @@
+"""What `Backbone` accepts as a prompt, and a ViT's outputs at every token."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from protosteer.paper.vit import ViT, insert_tokens
+
+
+class CustomPrompt(Protocol):
+    """A prompt that runs the ViT by itself; `methods.prefix_vit.Prefix` is one."""
+
+    @property
+    def requires_grad(self) -> bool: ...
+    @property
+    def ndim(self) -> int:
+        """4 if every image has its own, 3 if all share one."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, rows: Any) -> CustomPrompt: ...
+    def to(self, like: Tensor) -> CustomPrompt: ...
+    def rest(self, vit: ViT, x: Tensor, done: int) -> Tensor:
+        """Embed [B, D] from the tokens x [B, N, D] after `done` layers."""
+
+
+Prompt = Tensor | CustomPrompt  # a tensor is [S, L, D] for all images, or [B, S, L, D], one each
+
+
+def run_rest(vit: ViT, x: Tensor, done: int, prompt: Prompt | None) -> Tensor:
+    """Embed [B, D] from the tokens x [B, N, D] after `done` layers, under any kind of prompt."""
+    if prompt is None or isinstance(prompt, Tensor):
+        return vit.rest(x, done, prompt)
+    return prompt.rest(vit, x, done)
+
+
+def all_tokens(vit: ViT, images: Tensor, prompt: Tensor | None = None) -> Tensor:
+    """All tokens [B, N, D] after the last layer and the norm: class, prompt (L), registers, patches."""
+    x, prompts = vit.enter_prompt(vit.embed_patches(images), 0, prompt)
+    for block, tokens in zip(vit.blocks[:-1], prompts, strict=False):
+        x = block(x, block.prompt_keys_values(tokens))
+    last = prompts[-1]
+    x = vit.blocks[-1](x if last is None else insert_tokens(x, last))
+    return vit.norm(x) if vit.config.pool == "token" else vit.fc_norm(x)
