@@ -7,10 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from conftest import tiny_backbone
+from protosteer.evidence.prototype_summary import ClassSummary
 from protosteer.learner import Learner
 from protosteer.model.memory import Memory
 from protosteer.model.records import ClassRecord, TaskRecord
-from protosteer.paper.prototypes import Centroids, Sketch
+from protosteer.paper.prototypes import Centroids
 from protosteer.settings import Settings
 
 POINTS = 2
@@ -23,7 +24,7 @@ def cloud(name: str, seed: int, dim: int = DIM) -> ClassRecord:
     points = F.normalize(F.normalize(torch.randn(dim, generator=generator), dim=0) + noise, dim=1)
     ones = torch.ones(POINTS, dtype=torch.int64)
     values = Centroids(points[:1] + 0.1, torch.zeros(1, dim), ones[:1] * POINTS)
-    return ClassRecord(name, points, values, plain=Sketch(points, ones, torch.zeros(dim)))
+    return ClassRecord(name, points, values, plain=ClassSummary(points, ones, torch.zeros(dim)))
 
 
 def many(tasks: int = 20, classes: int = 10) -> Learner:

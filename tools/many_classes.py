@@ -32,13 +32,13 @@ from protosteer.backbones import Backbone
 from protosteer.bench.harness import vit_tiny
 from protosteer.bench.prediction import plain_passes
 from protosteer.data.datasets.cifar import read_cifar100
+from protosteer.evidence.prototype_summary import pack_prototypes, quantize_int8
 from protosteer.evidence.scorer import Coarse
 from protosteer.learner import Learner
 from protosteer.model.class_table import Bulk, Slices, Stack
 from protosteer.model.file import Model, backbone_header
 from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord
-from protosteer.paper.prototypes import coded, packed_points
 from protosteer.search.candidates import CandidateOptions, CandidateSearch
 from protosteer.settings import Settings
 
@@ -86,8 +86,10 @@ def drawn(real: Real, classes: int, points: int) -> tuple[Bulk, Tensor]:
         one, two = torch.randint(len(real.base), (2, len(block)), generator=generator)
         weight = 0.5 + 0.5 * torch.rand(len(block), 1, generator=generator)
         centres = weight * real.base[one] + (1 - weight) * real.base[two] + 0.5 * noise(len(block))
-        about = coded(F.normalize(centres.repeat_interleave(points, 0) + noise(len(block) * points), dim=1))
-        rows, packed = slice(int(block[0]) * points, (int(block[-1]) + 1) * points), packed_points(about)
+        about = quantize_int8(
+            F.normalize(centres.repeat_interleave(points, 0) + noise(len(block) * points), dim=1)
+        )
+        rows, packed = slice(int(block[0]) * points, (int(block[-1]) + 1) * points), pack_prototypes(about)
         codes[rows], steps[rows] = packed["points"], packed["steps"]
         images.append(centres[shown[torch.isin(shown, block)] - block[0]])
     ones = torch.ones(classes * points, dtype=torch.int64)

@@ -31,9 +31,9 @@ from protosteer.backbones import Backbone
 from protosteer.errors import DataError
 from protosteer.evaluation.manifest import circumstances
 from protosteer.learner import Learner
-from protosteer.paper.task import learn_task
 from protosteer.prediction import Prediction
 from protosteer.settings import Settings
+from protosteer.tasks import learn_task
 from protosteer.util.files import write_atomically
 from protosteer.workflows.active_learning import Seen, repeats, thumbnails
 from protosteer.workflows.label_issues import doubted

@@ -25,7 +25,6 @@ from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord, correction_name
 from protosteer.model.unlearning import Forgotten, forget, undo
 from protosteer.paper.inference import Embed, Index, Matches, match, prompted_forward
-from protosteer.paper.task import counted_as, learn_class, learn_task, trains_prompt
 from protosteer.prediction import Prediction
 from protosteer.runtime.callbacks import training_callbacks
 from protosteer.runtime.checkpoint import CheckpointFile
@@ -33,6 +32,7 @@ from protosteer.runtime.progress import OnStage
 from protosteer.runtime.task_images import TaskImages
 from protosteer.search.candidates import CandidateSearch
 from protosteer.settings import Settings
+from protosteer.tasks import counted_as, learn_class, learn_task, trains_prompt
 from protosteer.util.reading import digest
 from protosteer.util.text import check_name
 
@@ -139,7 +139,7 @@ class Learner:
         return trains_prompt(self.settings, classes, self.memory, self.domain)
 
     def add_class(self, name: str, images: Any) -> TaskRecord:
-        """Learn one class, or more of it, from a handful of images, at once: see `method.task.learn_class`."""
+        """Learn one class, or more of it, from a handful of images, at once: see `tasks.learn_class`."""
         record = self._few_shot(name, as_images(images, self.backbone.preprocessing))
         self.memory.add(record)
         return record

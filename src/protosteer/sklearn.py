@@ -19,9 +19,9 @@ from protosteer.evidence.classifier import Fusion
 from protosteer.learner import Learner
 from protosteer.model.memory import Memory
 from protosteer.paper.inference import Index, Matches
-from protosteer.paper.task import learn_class
 from protosteer.prediction import Prediction
 from protosteer.settings import Settings
+from protosteer.tasks import learn_class
 from protosteer.util.text import check_name
 
 _CHUNK = 1024  # vectors that are compared with all classes at once

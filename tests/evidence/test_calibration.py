@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from protosteer.evidence import calibration
 from protosteer.evidence import class_statistics as spaces
 from protosteer.evidence.calibration import LeftOut
+from protosteer.evidence.prototype_summary import quantize_int8
 from protosteer.evidence.scorer import Coarse
 from protosteer.model.class_table import Bulk
-from protosteer.paper.prototypes import coded
 
 
 def weights(kinds, labels):
@@ -56,7 +56,9 @@ def views(classes=600, points=3, dim=16):
     blurred = images.flip(2) + 0.4 * torch.randn(classes, points, dim, generator=draw)
     ones, lengths = torch.ones(classes * points, dtype=torch.int64), torch.full((classes,), points)
     return [
-        Coarse(Bulk(coded(F.normalize(x.flatten(0, 1), dim=1)), ones, torch.zeros(classes, dim), lengths))
+        Coarse(
+            Bulk(quantize_int8(F.normalize(x.flatten(0, 1), dim=1)), ones, torch.zeros(classes, dim), lengths)
+        )
         for x in (images, blurred)
     ]
 

@@ -11,11 +11,12 @@ import torch.nn.functional as F
 from conftest import easy_task, tiny_backbone
 from protosteer.evidence import classifier
 from protosteer.evidence.classifier import Fusion
+from protosteer.evidence.prototype_summary import summarise_class
 from protosteer.learner import Learner, merge
 from protosteer.model.memory import Memory
 from protosteer.model.records import ClassRecord, TaskRecord
 from protosteer.paper.inference import Index
-from protosteer.paper.prototypes import Centroids, sketch
+from protosteer.paper.prototypes import Centroids
 from protosteer.settings import Settings
 
 DIM, IMAGES = 8, 60
@@ -50,10 +51,10 @@ class World:
 
     def record(self, name: str, task: int, domain: bool) -> ClassRecord:
         images = torch.stack([self.image(name) for _ in range(9)])
-        plain = sketch(images @ self.turns[3])
+        plain = summarise_class(images @ self.turns[3])
         values = (images @ self.turns[task])[:6]
         groups = Centroids(values[:3], torch.zeros(3, DIM), torch.full((3,), 3))
-        everywhere = sketch(images @ self.turns[0]) if domain else None
+        everywhere = summarise_class(images @ self.turns[0]) if domain else None
         return ClassRecord(name, plain.points, groups, None, plain, everywhere)
 
     def embed(self, rows: torch.Tensor, numbers: torch.Tensor | None) -> torch.Tensor:

@@ -9,8 +9,13 @@ from protosteer.evidence import class_statistics as spaces
 from protosteer.evidence import kernel_ridge as ridging
 from protosteer.evidence.class_statistics import Space
 from protosteer.evidence.kernel_ridge import Landmarks, Ridge, arc_cosine
+from protosteer.evidence.prototype_summary import (
+    EXACT_PROTOTYPES,
+    MAX_PROTOTYPES,
+    ClassSummary,
+    summarise_class,
+)
 from protosteer.evidence.scorer import Coarse, Whitened, oas
-from protosteer.paper.prototypes import POINTS, SINGLE, Sketch, sketch
 
 DIM = 6
 
@@ -26,7 +31,7 @@ def clouds(sizes=(7, 5, 9), seed=0, dim=DIM):
 
 
 def sketches(classes):
-    return [sketch(embeddings) for embeddings in classes]
+    return [summarise_class(embeddings) for embeddings in classes]
 
 
 def queries(count=8, dim=DIM):
@@ -35,20 +40,20 @@ def queries(count=8, dim=DIM):
 
 def test_a_small_class_is_sketched_by_its_images():
     embeddings = 3.0 * clouds()[0]
-    drawn = sketch(embeddings)
+    drawn = summarise_class(embeddings)
     assert torch.allclose(drawn.points, F.normalize(embeddings, dim=1), atol=0.5 / 127)
     assert drawn.counts.tolist() == [1] * 7
     assert not drawn.deviations.any()
-    assert drawn.single == 7
+    assert drawn.num_exact == 7
 
 
 def test_a_large_class_is_sketched_by_some_images_and_groups_of_the_others():
     (embeddings,) = clouds([100])
-    drawn = sketch(embeddings, seed=3)
-    assert len(drawn.points) == POINTS
-    assert drawn.single == SINGLE
+    drawn = summarise_class(embeddings, seed=3)
+    assert len(drawn.points) == MAX_PROTOTYPES
+    assert drawn.num_exact == EXACT_PROTOTYPES
     assert drawn.counts.sum() == 100
-    for point in drawn.points[:SINGLE]:
+    for point in drawn.points[:EXACT_PROTOTYPES]:
         assert (embeddings - point).norm(dim=1).min() < 0.01
     # Nothing of the total spread is lost: what is not between points is in the deviations.
     mean = embeddings.mean(dim=0)
@@ -59,29 +64,32 @@ def test_a_large_class_is_sketched_by_some_images_and_groups_of_the_others():
 
 def test_a_sketch_fits_into_eight_bits_and_depends_on_its_seed_alone():
     (embeddings,) = clouds([60])
-    drawn = sketch(embeddings, seed=1)
+    drawn = summarise_class(embeddings, seed=1)
     packed = drawn.packed()
     assert packed["points"].dtype == torch.int8
     assert packed["steps"].dtype == packed["deviations"].dtype == torch.float16
-    read = Sketch.unpacked(packed)
+    read = ClassSummary.unpacked(packed)
     assert all(torch.equal(getattr(read, part), getattr(drawn, part)) for part in vars(drawn))
-    again = sketch(embeddings, seed=1)
+    again = summarise_class(embeddings, seed=1)
     assert torch.equal(drawn.points, again.points)
-    assert not torch.equal(drawn.points, sketch(embeddings, seed=2).points)
+    assert not torch.equal(drawn.points, summarise_class(embeddings, seed=2).points)
 
 
 def test_points_that_eight_bits_do_not_hold_are_packed_as_they_are():
     points = torch.tensor([[0.3, 0.1234567, 1.0], [0.0, 0.0, 0.0]])
-    made = Sketch(points, torch.tensor([1, 1]), torch.zeros(3))
-    assert torch.equal(Sketch.unpacked(made.packed()).points, points)
-    zero = sketch(torch.eye(3)[:2] * 1e-30)
-    assert torch.equal(Sketch.unpacked(zero.packed()).points, zero.points)
+    made = ClassSummary(points, torch.tensor([1, 1]), torch.zeros(3))
+    assert torch.equal(ClassSummary.unpacked(made.packed()).points, points)
+    zero = summarise_class(torch.eye(3)[:2] * 1e-30)
+    assert torch.equal(ClassSummary.unpacked(zero.packed()).points, zero.points)
 
 
 def test_single_points_are_the_same_images_in_every_space():
     (embeddings,) = clouds([50])
     turned = embeddings.flip(1)  # another space
-    assert torch.equal(sketch(embeddings, 5).points[:SINGLE].flip(1), sketch(turned, 5).points[:SINGLE])
+    assert torch.equal(
+        summarise_class(embeddings, 5).points[:EXACT_PROTOTYPES].flip(1),
+        summarise_class(turned, 5).points[:EXACT_PROTOTYPES],
+    )
 
 
 @pytest.mark.parametrize("sizes", [(30, 25, 40), (3, 2, 4)])
@@ -139,7 +147,9 @@ def test_left_out_whitened_scores_are_those_of_a_model_without_the_image():
         )
         keep = torch.arange(len(drawn[owner].points)) != place
         without = list(drawn)
-        without[owner] = Sketch(drawn[owner].points[keep], drawn[owner].counts[keep], drawn[owner].deviations)
+        without[owner] = ClassSummary(
+            drawn[owner].points[keep], drawn[owner].counts[keep], drawn[owner].deviations
+        )
         space = Space.of(without)
         freedom = float((whitened.space.sizes - 1).sum())
         precision = torch.linalg.inv(
@@ -179,9 +189,12 @@ def test_ridge_over_points_with_counts_is_ridge_over_their_copies():
     """A point that stands for n images weighs as n equal ones."""
     drawn = sketches(clouds())
     counts = torch.tensor([3, 1, 2, 1, 1, 4, 1])
-    weighted = [Sketch(drawn[0].points, counts, drawn[0].deviations), *drawn[1:]]
+    weighted = [ClassSummary(drawn[0].points, counts, drawn[0].deviations), *drawn[1:]]
     points = drawn[0].points.repeat_interleave(counts, dim=0)
-    copies = [Sketch(points, torch.ones(len(points), dtype=torch.int64), drawn[0].deviations), *drawn[1:]]
+    copies = [
+        ClassSummary(points, torch.ones(len(points), dtype=torch.int64), drawn[0].deviations),
+        *drawn[1:],
+    ]
     unit = F.normalize(queries().double(), dim=1)
     ours, theirs = (Ridge(Space.of(s)).scores(unit) for s in (weighted, copies))
     assert torch.allclose(ours, theirs, atol=1e-8)

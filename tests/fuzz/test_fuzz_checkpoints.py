@@ -16,40 +16,30 @@ from test_fuzz_models import change_header, change_tensors
 from torch import nn
 
 from protosteer.errors import ProtosteerError, ProtosteerWarning
-from protosteer.paper.trainer import Epoch
+from protosteer.paper.trainer import Epoch, TrainingState
 from protosteer.runtime.checkpoint import CheckpointCallback, CheckpointFile
 from protosteer.util.tensor_file import pack_tensors, unpack_tensors
 
 WHICH = {"seed": 3, "classes": ["ant", "bee"]}
 
 
-class Toy:
-    """A training of two numbers, saved as `paper.trainer` saves its own."""
-
-    def __init__(self) -> None:
-        self.parameters = {"prompt": nn.Parameter(torch.zeros(2))}
-        self.optimiser = torch.optim.AdamW(self.parameters.values(), lr=0.1)
-        self.history: list[Epoch] = []
-
-    def kept(self):
-        return {"order": torch.arange(3)}, {"history": [[1.0, 50.0]], "losses": [0.5]}
-
-    def put_back(self, tensors, notes) -> None:
-        self.history = [Epoch(*epoch) for epoch in notes["history"]]
-        self.order, self.losses = list(tensors["order"]), list(notes["losses"])
-
-    def step(self) -> None:
-        sum(p.square().sum() for p in self.parameters.values()).backward()
-        self.optimiser.step()
+def toy() -> TrainingState:
+    """A training of two numbers, in its second epoch."""
+    prompt = nn.Parameter(torch.zeros(2))
+    optimiser = torch.optim.AdamW([prompt], lr=0.1)
+    state = TrainingState({"prompt": prompt}, optimiser, torch.arange(3), batch_size=3, epochs=2)
+    state.history, state.losses = [Epoch(1.0, 50.0, 0.5)], [0.5]
+    state.batches, state.embeddings = [torch.arange(3)], [torch.ones(3, 2)]
+    prompt.square().sum().backward()
+    optimiser.step()
+    return state
 
 
 @functools.cache
 def seeds() -> Sequence[bytes]:
     with tempfile.TemporaryDirectory() as folder:
         resume = CheckpointCallback(CheckpointFile(Path(folder) / "b", seconds=0), WHICH)
-        toy = Toy()
-        toy.step()
-        resume.keep(toy)
+        resume.keep(toy())
         resume.checkpoint.release()
         return [resume.checkpoint.path.read_bytes(), b""]
 
@@ -69,12 +59,12 @@ def check(data: bytes) -> None:
     state = torch.get_rng_state()
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", ProtosteerWarning)
-        checkpoint, toy = CheckpointFile(Path(folder) / "b"), Toy()
+        checkpoint, training = CheckpointFile(Path(folder) / "b"), toy()
         checkpoint.path.write_bytes(data)
         try:
-            CheckpointCallback(checkpoint, WHICH).on_train_begin(toy)
+            CheckpointCallback(checkpoint, WHICH).on_train_begin(training)
             checkpoint.seconds_spent()
-            toy.step()
+            training.optimiser.step()
         except ProtosteerError as error:
             assert "\n" not in str(error)
         finally:

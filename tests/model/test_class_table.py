@@ -8,10 +8,10 @@ import torch
 
 from conftest import easy_task, tiny_backbone
 from protosteer.errors import ModelFileError
+from protosteer.evidence.prototype_summary import pack_prototypes, quantize_int8
 from protosteer.learner import Learner
 from protosteer.model import file as model_file
 from protosteer.model.class_table import Bulk, Slices, Stack
-from protosteer.paper.prototypes import coded, packed_points
 from protosteer.settings import Settings
 from protosteer.util.tensor_file import pack_tensors, unpack_tensors
 
@@ -140,8 +140,8 @@ def test_classes_are_joined_in_eight_bits_where_these_hold_them_all():
 
     draw = torch.Generator().manual_seed(0)
     one, two, other = (torch.randn(6, 8, generator=draw) for _ in range(3))
-    one, two = coded(one), coded(two)
-    eight = bulk(*packed_points(one).values())
+    one, two = quantize_int8(one), quantize_int8(two)
+    eight = bulk(*pack_prototypes(one).values())
     joined = Bulk.joined([eight, bulk(two)])
     assert joined.points.dtype == torch.int8 and torch.equal(joined.decoded(), torch.cat([one, two]))
     assert torch.equal(joined.ordered(torch.tensor([3, 0, 1, 2])).decoded()[:3], two[3:])

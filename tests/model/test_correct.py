@@ -55,9 +55,9 @@ def test_it_counts_as_no_more_images_than_it_must():
     learner = knowing()
     image = wrong(learner)
     (sure,) = learner.correct(image, "bee").classes
-    assert int(sure.plain.counts) > 1 and sure.plain.single == 0 and sure.images == 1
+    assert int(sure.plain.counts) > 1 and sure.plain.num_exact == 0 and sure.images == 1
     (new,) = learner.correct(image, "yak").classes
-    assert int(new.plain.counts) == 1 and new.plain.single == 1
+    assert int(new.plain.counts) == 1 and new.plain.num_exact == 1
 
 
 def test_a_file_is_known_by_its_content_and_its_name_is_kept(tmp_path):

@@ -12,13 +12,13 @@ from many_toys import many, near
 from photo_toys import file_bytes
 from protosteer.evidence import classifier
 from protosteer.evidence.class_statistics import Space
+from protosteer.evidence.prototype_summary import ClassSummary, summarise_class
 from protosteer.evidence.scorer import Coarse
 from protosteer.learner import Learner, merge
 from protosteer.model import file as model_file
 from protosteer.model.class_table import Bulk
 from protosteer.model.memory import Memory
 from protosteer.paper import trainer
-from protosteer.paper.prototypes import Sketch, sketch
 from protosteer.search.candidates import CandidateOptions
 from protosteer.settings import Settings
 
@@ -73,7 +73,7 @@ def test_several_sketches_of_a_class_have_the_moments_of_its_images():
     draw = torch.Generator().manual_seed(0)
     clouds = [torch.randn(n, DIM, generator=draw) + k for k, n in enumerate([60, 9, 50, 7])]
     labels = torch.tensor([0, 1, 0, 2])
-    sketches = [sketch(cloud) for cloud in clouds]
+    sketches = [summarise_class(cloud) for cloud in clouds]
     space = Space.of(sketches, labels)
     units = [torch.nn.functional.normalize(cloud.double(), dim=1) for cloud in clouds]
     images = [torch.cat([units[0], units[2]]), units[1], units[3]]
@@ -89,7 +89,7 @@ def test_several_sketches_of_a_class_have_the_moments_of_its_images():
 def test_what_is_left_out_of_one_sketch_leaves_the_others_of_its_class():
     """The similarity to a class without an image, against the same class made without it."""
     draw = torch.Generator().manual_seed(1)
-    sketches = [sketch(torch.randn(5, DIM, generator=draw)) for _ in range(3)]
+    sketches = [summarise_class(torch.randn(5, DIM, generator=draw)) for _ in range(3)]
     labels = torch.tensor([0, 1, 0])
     coarse = Coarse(sketches, labels)
     _, similarity = coarse.left_out()
@@ -183,7 +183,7 @@ def test_a_prompt_is_not_trained_against_the_prototypes_of_its_own_classes(monke
     given = []
     original = trainer.train_prompt
     monkeypatch.setattr(
-        "protosteer.paper.task.train_prompt", lambda *words: given.append(words[5]) or original(*words)
+        "protosteer.tasks.train_prompt", lambda *words: given.append(words[5]) or original(*words)
     )
     images, labels = late
     keep = [label != "bee" for label in labels]
@@ -203,16 +203,16 @@ def test_evidence_grows_without_training_and_the_papers_rule_with_it():
 
 def test_singles_of_many_sketches_are_those_of_each():
     counts = [[1, 1, 1], [4], [1] * 12 + [3, 3], [1, 2, 1], [1] * 10 + [5, 1], [2, 1]]
-    sketches = [Sketch(torch.eye(len(c)), torch.tensor(c), torch.zeros(len(c))) for c in counts]
+    sketches = [ClassSummary(torch.eye(len(c)), torch.tensor(c), torch.zeros(len(c))) for c in counts]
     lengths = torch.tensor([len(c) for c in counts])
     bulk = Bulk(torch.empty(0), torch.tensor(sum(counts, [])), torch.empty(0), lengths)
-    assert bulk.singles.tolist() == [s.single for s in sketches] == [3, 0, 10, 1, 10, 0]
+    assert bulk.singles.tolist() == [s.num_exact for s in sketches] == [3, 0, 10, 1, 10, 0]
 
 
 def test_deviations_of_a_part_count_for_its_own_images():
     points = torch.eye(2)[:1]
-    wide = Sketch(points, torch.tensor([30]), torch.tensor([0.2, 0.0]))
-    narrow = Sketch(points, torch.tensor([10]), torch.tensor([0.0, 0.1]))
+    wide = ClassSummary(points, torch.tensor([30]), torch.tensor([0.2, 0.0]))
+    narrow = ClassSummary(points, torch.tensor([10]), torch.tensor([0.0, 0.1]))
     space = Space.of([wide, narrow], torch.tensor([0, 0]))
     expected = torch.diag(torch.tensor([30 * 0.2**2, 10 * 0.1**2]).double())
     torch.testing.assert_close(space.scatter, expected, atol=1e-6, rtol=0)

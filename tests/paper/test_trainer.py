@@ -13,7 +13,7 @@ from protosteer.data.augment import Augmentation
 from protosteer.errors import TrainingError
 from protosteer.paper import losses
 from protosteer.paper.prototypes import Prototypes
-from protosteer.paper.trainer import Head, batches, initial_prompt, learning_rate, update, weight_decay
+from protosteer.paper.trainer import Head, epoch_batches, initial_prompt, learning_rate, update, weight_decay
 from protosteer.runtime.progress import TrainingProgress
 from protosteer.settings import Settings
 from vit_toys import small
@@ -229,10 +229,10 @@ def test_a_loss_that_is_not_finite_stops_training(monkeypatch):
 
 
 def test_last_short_batch_is_dropped_only_when_there_is_a_full_one():
-    assert [len(rows) for rows in batches(10, 4)] == [4, 4]
-    assert [len(rows) for rows in batches(8, 4)] == [4, 4]
-    assert [len(rows) for rows in batches(3, 4)] == [3]
-    assert sorted(torch.cat(list(batches(8, 4))).tolist()) == list(range(8))
+    assert [len(rows) for rows in epoch_batches(10, 4)] == [4, 4]
+    assert [len(rows) for rows in epoch_batches(8, 4)] == [4, 4]
+    assert [len(rows) for rows in epoch_batches(3, 4)] == [3]
+    assert sorted(torch.cat(list(epoch_batches(8, 4))).tolist()) == list(range(8))
 
 
 def test_schedules_start_and_end_where_the_paper_says():

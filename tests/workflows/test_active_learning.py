@@ -15,9 +15,9 @@ from protosteer.errors import DataError, SettingsError
 from protosteer.evidence import class_statistics as spaces
 from protosteer.evidence.calibration import LeftOut
 from protosteer.evidence.kernel_ridge import RIDGE, arc_cosine
+from protosteer.evidence.prototype_summary import ClassSummary
 from protosteer.evidence.scorer import Coarse
 from protosteer.learner import Learner
-from protosteer.paper.prototypes import Sketch
 from protosteer.prediction import Prediction
 from protosteer.settings import Settings
 from protosteer.workflows import active_learning
@@ -181,14 +181,14 @@ def test_labels_are_doubted_by_a_model_without_the_image(
     """The twin leaves one image out of everything; shrinkage, centre and weight alone stay as they are."""
     embeddings, labels = clouds()
     labels[4], labels[7] = "c0", "c2"
-    rival = Sketch(
+    rival = ClassSummary(
         F.normalize(drawn(3, 10, seed=9), dim=1), torch.ones(3, dtype=torch.int64), torch.zeros(10)
     )
     units = F.normalize(embeddings, dim=1)
 
-    def sketches(without: int | None = None) -> list[Sketch]:
+    def sketches(without: int | None = None) -> list[ClassSummary]:
         own = [[i for i in range(24) if labels[i] == c and i != without] for c in ("c0", "c1", "c2")]
-        parts = [Sketch(units[o], torch.ones(len(o), dtype=torch.int64), torch.zeros(10)) for o in own]
+        parts = [ClassSummary(units[o], torch.ones(len(o), dtype=torch.int64), torch.zeros(10)) for o in own]
         return [*parts, rival]
 
     whole = Coarse(sketches(), left_out=torch.arange(24))

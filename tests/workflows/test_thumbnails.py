@@ -48,7 +48,7 @@ def test_they_are_the_images_that_are_kept_as_points(taught):
     for record in learner.memory.records:
         files = sorted((folder / record.name).iterdir())
         embeddings = F.normalize(learner.predict(files).embeddings, dim=1)
-        nearest = (record.plain.points[: record.plain.single] @ embeddings.T).argmax(dim=1).tolist()
+        nearest = (record.plain.points[: record.plain.num_exact] @ embeddings.T).argmax(dim=1).tolist()
         own = [thumb for thumb in thumbs if thumb.name == record.name]
         assert {digest(files[i].read_bytes()) for i in nearest} == {thumb.digest for thumb in own}
     for thumb in thumbs:

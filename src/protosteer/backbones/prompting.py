@@ -39,7 +39,7 @@ def all_tokens(vit: ViT, images: Tensor, prompt: Tensor | None = None) -> Tensor
     """All tokens [B, N, D] after the last layer and the norm: class, prompt (L), registers, patches."""
     x, prompts = vit.enter_prompt(vit.embed_patches(images), 0, prompt)
     for block, tokens in zip(vit.blocks[:-1], prompts, strict=False):
-        x = block(x, block.prompt_keys_values(tokens))
+        x = block(x, tokens)
     last = prompts[-1]
     x = vit.blocks[-1](x if last is None else insert_tokens(x, last))
     return vit.norm(x) if vit.config.pool == "token" else vit.fc_norm(x)

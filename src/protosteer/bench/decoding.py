@@ -13,9 +13,9 @@ from protosteer.bench.harness import Ratio, interleaved, pictures, vit_tiny
 from protosteer.data.decode_cache import kept
 from protosteer.data.images import FileImages, ImageSet
 from protosteer.model.memory import Memory
-from protosteer.paper.task import learn_task
 from protosteer.runtime.task_images import TaskImages
 from protosteer.settings import Settings
+from protosteer.tasks import learn_task
 
 PHOTOS, SIZE = 32, (1600, 1200)
 SETTINGS = Settings(epochs=5, batch_size=16)

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from protosteer.backbones import IMAGENET, Backbone
 from protosteer.data.transforms import Preprocessing
+from protosteer.evidence.prototype_summary import ClassSummary
 from protosteer.learner import Learner
 from protosteer.model.memory import Memory
 from protosteer.model.records import ClassRecord, TaskRecord
-from protosteer.paper.prototypes import Centroids, Sketch
+from protosteer.paper.prototypes import Centroids
 from protosteer.paper.vit import ViT, ViTConfig
 from protosteer.settings import Settings
 
@@ -121,7 +122,7 @@ def memory_of(
 
     def record(t: int, k: int) -> ClassRecord:
         groups = Centroids(values[t, k], deviations, counts)
-        plain = Sketch(F.normalize(keys[t, k], dim=1), single, deviations[0]) if evidence else None
+        plain = ClassSummary(F.normalize(keys[t, k], dim=1), single, deviations[0]) if evidence else None
         return ClassRecord(f"class-{t}-{k}", plain.points if plain else keys[t, k], groups, plain=plain)
 
     return Memory(

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from protosteer.evidence.prototype_summary import ClassSummary
 from protosteer.model.class_table import Bulk
-from protosteer.paper.prototypes import Sketch
 
 LEFT_OUT_LEAST, LEFT_OUT_MOST = 200, 2_000  # images to find weights from; between the two, ...
 LEFT_OUT_LIMIT = 4_000_000  # ... so many that images times classes are below
@@ -39,7 +39,7 @@ class Space:
     @classmethod
     def of(
         cls,
-        sketches: Sequence[Sketch] | Bulk,
+        sketches: Sequence[ClassSummary] | Bulk,
         labels: Tensor | None = None,
         left_out: Tensor | None = None,
     ) -> Space:

@@ -54,11 +54,10 @@ class Prefix:
         self._check(vit, len(x), done)
         layers = [*self.layers, *[None] * (vit.config.depth - len(self.layers))]
         for i in range(done, vit.config.depth):
-            layer, block = layers[i], vit.blocks[i]
-            extra = None
+            layer, extra = layers[i], None
             if layer is not None:  # [B or 1, 2, L, D] -> 2 x [B or 1, heads, L, D / heads]
                 extra = layer.unflatten(3, (vit.config.heads, -1)).permute(1, 0, 3, 2, 4).unbind(0)
-            x = block(x, extra, vit.queries(i))
+            x = vit.blocks[i](x, queries=vit.queries(i), extra=extra)
         return vit.pool(x)
 
     def _check(self, vit: ViT, batch: int, done: int) -> None:

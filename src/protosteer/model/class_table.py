@@ -15,8 +15,15 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from protosteer.model.records import ClassRecord, LazyClasses, TaskRecord
-from protosteer.paper.prototypes import SINGLE, Centroids, Sketch, narrowed, packed_points, unpacked_points
+from protosteer.evidence.prototype_summary import (
+    EXACT_PROTOTYPES,
+    ClassSummary,
+    half_if_lossless,
+    pack_prototypes,
+    unpack_prototypes,
+)
+from protosteer.model.records import ClassRecord, LazyClasses, TaskRecord, packed_centroids
+from protosteer.paper.prototypes import Centroids
 
 SKETCHES = ("plain", "domain")
 
@@ -41,7 +48,7 @@ class Stack:
         names = [name for task in tasks for name in task.class_names]
         lengths = {"values": value_lengths_of(tasks), "held_out": held_out_lengths_of(tasks)}
         lengths["seen"] = seen_lengths_of(tasks)
-        tensors = {f"values.{field}": t for field, t in centroids_of(tasks).packed().items()}
+        tensors = {f"values.{field}": t for field, t in packed_centroids(centroids_of(tasks)).items()}
         tensors |= {"held_out": held_out_of(tasks), "seen": seen_of(tasks)}
         for part in SKETCHES:
             bulk = sketches_of(tasks, part)
@@ -98,7 +105,7 @@ class Bulk:
     steps: Tensor | None = None  # [P]: where points have eight bits
 
     @classmethod
-    def of(cls, sketches: Sequence[Sketch]) -> Bulk:
+    def of(cls, sketches: Sequence[ClassSummary]) -> Bulk:
         return cls(
             torch.cat([s.points for s in sketches]),
             torch.cat([s.counts for s in sketches]),
@@ -122,11 +129,11 @@ class Bulk:
         """In eight bits, if they hold the points."""
         if self.steps is not None:
             return self
-        return dataclasses.replace(self, **packed_points(self.decoded()))
+        return dataclasses.replace(self, **pack_prototypes(self.decoded()))
 
     def decoded(self, rows: Tensor | slice = slice(None)) -> Tensor:
         """float32 [r, D]: points as they are."""
-        return unpacked_points(self.points[rows], None if self.steps is None else self.steps[rows])
+        return unpack_prototypes(self.points[rows], None if self.steps is None else self.steps[rows])
 
     @property
     def singles(self) -> Tensor:
@@ -155,16 +162,16 @@ class Bulk:
             "points": coded.points,
             **steps,
             "counts": self.counts,
-            "deviations": narrowed(self.deviations),
+            "deviations": half_if_lossless(self.deviations),
         }
 
-    def sketches(self) -> list[Sketch]:
+    def sketches(self) -> list[ClassSummary]:
         parts = (x.split(self.lengths.tolist()) for x in (self.decoded(), self.counts))
-        return [Sketch(*one) for one in zip(*parts, self.deviations.float().unbind(), strict=True)]
+        return [ClassSummary(*one) for one in zip(*parts, self.deviations.float().unbind(), strict=True)]
 
 
 def _singles(counts: Tensor, lengths: Tensor) -> Tensor:
-    """See `Sketch.single`."""
+    """See `ClassSummary.num_exact`."""
     ends = lengths.cumsum(0)
     sums = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     images = sums[ends] - sums[ends - lengths]
@@ -172,7 +179,7 @@ def _singles(counts: Tensor, lengths: Tensor) -> Tensor:
     several = torch.cat([(counts != 1).nonzero()[:, 0], ends[-1:]])
     leading = several[torch.searchsorted(several, ends - lengths).clamp(max=len(several) - 1)]
     leading = torch.minimum(leading - (ends - lengths), lengths)
-    return torch.where(images == lengths, lengths, leading.clamp(max=SINGLE))
+    return torch.where(images == lengths, lengths, leading.clamp(max=EXACT_PROTOTYPES))
 
 
 class Slices(LazyClasses):
@@ -229,10 +236,12 @@ def sketches_of(tasks: Sequence[TaskRecord], part: str) -> Bulk | None:
 def _task_sketches(classes: Sequence[ClassRecord], part: str) -> Bulk | None:
     if isinstance(classes, Slices) and not classes.made:
         return classes.stack.sketches(part, classes.first, classes.last)
-    found: list[Sketch | None] = [record.plain if part == "plain" else record.shared for record in classes]
+    found: list[ClassSummary | None] = [
+        record.plain if part == "plain" else record.shared for record in classes
+    ]
     if any(sketch is None for sketch in found):
         return None
-    return Bulk.of(cast(list[Sketch], found))
+    return Bulk.of(cast(list[ClassSummary], found))
 
 
 def centroids_of(tasks: Sequence[TaskRecord]) -> Centroids:

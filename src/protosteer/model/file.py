@@ -27,6 +27,7 @@ from protosteer.errors import (
     ProtosteerError,
     WeightsError,
 )
+from protosteer.evidence.prototype_summary import ClassSummary
 from protosteer.model import thumbnails
 from protosteer.model.class_table import Slices, Stack
 from protosteer.model.memory import Memory
@@ -34,7 +35,7 @@ from protosteer.model.merging import Renames, concatenate
 from protosteer.model.records import ClassRecord, TaskMetadata, TaskRecord
 from protosteer.model.schema import check_model_header
 from protosteer.model.validation import check_memory, check_packed, check_stack
-from protosteer.paper.prototypes import Centroids, Sketch
+from protosteer.paper.prototypes import Centroids
 from protosteer.settings import Settings
 from protosteer.util.files import real, write_atomically
 from protosteer.util.reading import read_regular
@@ -293,13 +294,13 @@ def _apart(header: dict[str, Any], tensors: dict[str, Tensor]) -> Iterator[Seque
         tensor = tensors[name]
         return tensor.float() if tensor.dtype == torch.float16 else tensor
 
-    def sketch(prefix: str) -> Sketch | None:
+    def sketch(prefix: str) -> ClassSummary | None:
         if f"{prefix}.points" not in tensors:
             return None
         names = ("points", "steps", "counts", "deviations")
         parts = {p: tensors[f"{prefix}.{p}"] for p in names if f"{prefix}.{p}" in tensors}
         check_packed(parts, prefix)
-        return Sketch.unpacked(parts)
+        return ClassSummary.unpacked(parts)
 
     def record(prefix: str, name: str) -> ClassRecord:
         values = Centroids(*(whole(f"{prefix}.values.{part}") for part in ("means", "deviations", "counts")))

@@ -10,7 +10,8 @@ from typing import Any, overload
 
 from torch import Tensor
 
-from protosteer.paper.prototypes import Centroids, Sketch
+from protosteer.evidence.prototype_summary import ClassSummary, half_if_lossless
+from protosteer.paper.prototypes import Centroids
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,8 +27,8 @@ class ClassRecord:
     keys: Tensor  # [c, D]
     values: Centroids
     heldout_similarities: Tensor | None = None  # [h]: of images that were not learned; see workflows/ood.py
-    plain: Sketch | None = None  # no prompt
-    shared: Sketch | None = None  # under the shared prompt
+    plain: ClassSummary | None = None  # no prompt
+    shared: ClassSummary | None = None  # under the shared prompt
     file_digests: Tensor | None = None  # int64 [s]: of files that were learned or held out
 
     @property
@@ -149,9 +150,11 @@ class TaskRecord:
         if self.prompt is not None:
             yield "prompt", self.prompt
         for i, record in enumerate(self.classes):
-            parts = {"values": record.values, "plain": record.plain, "domain": record.shared}
+            parts = {"plain": record.plain, "domain": record.shared}
             if record.plain is None:
                 yield f"classes.{i}.keys", record.keys
+            for field, tensor in packed_centroids(record.values).items():
+                yield f"classes.{i}.values.{field}", tensor
             for name, part in parts.items():
                 for field, tensor in part.packed().items() if part is not None else ():
                     yield f"classes.{i}.{name}.{field}", tensor
@@ -163,6 +166,12 @@ class TaskRecord:
     @property
     def bytes(self) -> int:
         return sum(t.numel() * t.element_size() for _, t in self.tensors())
+
+
+def packed_centroids(values: Centroids) -> dict[str, Tensor]:
+    """Value prototypes for a file, in half precision where that is exact."""
+    means, deviations = half_if_lossless(values.means), half_if_lossless(values.deviations)
+    return {"means": means, "deviations": deviations, "counts": values.counts}
 
 
 def correction_name(digest: int) -> str:

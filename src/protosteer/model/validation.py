@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from protosteer.backbones.backbone import MOST_PROMPT_TOKENS
+from protosteer.evidence.prototype_summary import ClassSummary
 from protosteer.model.class_table import SKETCHES, Slices, Stack
 from protosteer.model.memory import Memory
 from protosteer.model.records import ClassRecord
 from protosteer.model.schema import DEEPEST, MANY
-from protosteer.paper.prototypes import Sketch
 
 _GREATEST = 2.0**20  # number in an embedding or a prompt
 _ROWS = 8192  # checked at a time
@@ -156,7 +156,7 @@ def _check_class(record: ClassRecord, dim: int | None) -> None:
     _check_counts(values.counts, len(values.means), f"centroids of {name}")
     for sketch in (s for s in (record.plain, record.shared) if s is not None):
         _check_sketch(sketch, name, dim)
-    if record.shared and (record.plain is None or record.plain.single != record.shared.single):
+    if record.shared and (record.plain is None or record.plain.num_exact != record.shared.num_exact):
         raise TypeError(f"{name} has points of different images in its two sketches")
     if held_out is not None and not (
         held_out.ndim == 1 and held_out.dtype.is_floating_point and held_out.isfinite().all()
@@ -168,11 +168,11 @@ def _check_class(record: ClassRecord, dim: int | None) -> None:
         raise TypeError(f"digests of files of {name} are not a list of whole numbers")
 
 
-def _check_sketch(sketch: Sketch, name: str, dim: int | None) -> None:
+def _check_sketch(sketch: ClassSummary, name: str, dim: int | None) -> None:
     _check_tensor(sketch.points, 2, dim, f"points of {name}", -_UNIT, _UNIT)
     _check_tensor(sketch.deviations, 1, dim, f"deviations of {name}", 0.0, _UNIT)
     _check_counts(sketch.counts, len(sketch.points), f"points of {name}")
-    if len(sketch.points) < sketch.single:
+    if len(sketch.points) < sketch.num_exact:
         raise TypeError(f"{name} has {len(sketch.points)} points for more images")
 
 

@@ -7,7 +7,6 @@ each step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,14 +30,6 @@ class Centroids:
     deviations: Tensor
     counts: Tensor
 
-    def packed(self) -> dict[str, Tensor]:
-        """For a file, in half precision where that is exact."""
-        return {
-            "means": narrowed(self.means),
-            "deviations": narrowed(self.deviations),
-            "counts": self.counts,
-        }
-
 
 def centroids(
     embeddings: Tensor, count: int, method: str = "spectral", assign: str = "discretize", seed: int = 0
@@ -53,14 +44,14 @@ def centroids(
     Above `clustering.DENSE_LIMIT` images "spectral" uses similarities that are not clipped;
     `clustering.factored_labels` says when that can be noticed.
     """
-    points = _checked(embeddings)
+    points = check_embeddings(embeddings)
     labels = _distinct(points, count)
     if labels is None:
         labels = group_labels(points, count, method, assign, seed)
     return _summarise(points, labels)
 
 
-def _checked(embeddings: Tensor) -> Floats:
+def check_embeddings(embeddings: Tensor) -> Floats:
     """Double precision, because small eigenvalue gaps decide the groups."""
     if embeddings.ndim != 2 or 0 in embeddings.shape:
         shape = list(embeddings.shape)
@@ -92,111 +83,6 @@ def _summarise(points: Floats, labels: Labels) -> Centroids:
     deviations = np.stack([group.std(axis=0) for group in groups])
     counts = torch.tensor([len(group) for group in groups], dtype=torch.int64)
     return Centroids(torch.from_numpy(means).float(), torch.from_numpy(deviations).float(), counts)
-
-
-@dataclass(frozen=True)
-class Sketch:
-    """One class in one space, as unit vectors: `points` [k, D], `counts` int64 [k] of images behind each.
-
-    `deviations` [D] is the root mean square of what lies between images and their points, dimension by
-    dimension. A point is a multiple of -127 to 127 of its own step, and steps and deviations are numbers that
-    half precision holds, so that a file need not keep more than eight bits per number.
-    """
-
-    points: Tensor
-    counts: Tensor
-    deviations: Tensor
-
-    @property
-    def single(self) -> int:
-        """How many points are images as they are; they come first, the same images in every space."""
-        few = len(self.points) == int(self.counts.sum())
-        return len(self.points) if few else min(SINGLE, int((self.counts == 1).cumprod(0).sum()))
-
-    def packed(self) -> dict[str, Tensor]:
-        """For a file."""
-        return {**packed_points(self.points), "counts": self.counts, "deviations": narrowed(self.deviations)}
-
-    @classmethod
-    def unpacked(cls, parts: Mapping[str, Tensor]) -> Sketch:
-        points = unpacked_points(parts["points"], parts.get("steps"))
-        return cls(points, parts["counts"], parts["deviations"].float())
-
-
-def packed_points(points: Tensor) -> dict[str, Tensor]:
-    """Points [k, D] of sketches for a file: eight bits and steps, where that is exact."""
-    steps = _steps(points)
-    codes = _multiples(points, steps)
-    if not torch.equal(codes * steps, points):  # made otherwise
-        return {"points": narrowed(points)}
-    return {"points": codes.to(torch.int8), "steps": steps[:, 0].half()}
-
-
-def unpacked_points(points: Tensor, steps: Tensor | None) -> Tensor:
-    if points.dtype != torch.int8 or steps is None:
-        return points.float()
-    return points.float() * steps.float()[:, None]
-
-
-# A class is sketched by at most so many points, of which so many are images as they are: what the evidence
-# would be without them is known exactly, and calibrates it.
-POINTS, SINGLE = 40, 10
-
-
-def sketch(embeddings: Tensor, seed: int = 0) -> Sketch:
-    """A class's embeddings [n, D] as they are while they are few, else a few of them and groups of the rest."""
-    units = F.normalize(torch.from_numpy(_checked(embeddings)), dim=1).float()
-    if len(units) <= POINTS:
-        return Sketch(coded(units), torch.ones(len(units), dtype=torch.int64), torch.zeros(units.shape[1]))
-    chosen = torch.zeros(len(units), dtype=torch.bool).index_fill_(0, single_rows(len(units), seed), True)
-    groups = centroids(units[~chosen], POINTS - SINGLE, "kmeans", seed=seed % 2**32)
-    ones = torch.ones(SINGLE, dtype=torch.int64)
-    within = (groups.deviations**2 * groups.counts[:, None]).sum(dim=0) / len(units)
-    return Sketch(
-        coded(torch.cat([units[chosen], groups.means])),
-        torch.cat([ones, groups.counts]),
-        halved(within.sqrt()),
-    )
-
-
-def single_rows(count: int, seed: int) -> Tensor:
-    """Of so many images, the rows of those that their sketch keeps as they are, ascending."""
-    if count <= POINTS:
-        return torch.arange(count)
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-    return order[:SINGLE].sort().values
-
-
-def halved(numbers: Tensor) -> Tensor:
-    """Rounded to what half precision holds, in single precision."""
-    return numbers.half().float()
-
-
-def narrowed(numbers: Tensor) -> Tensor:
-    """In half precision, where that holds them."""
-    return numbers.half() if numbers.dtype == torch.half or torch.equal(halved(numbers), numbers) else numbers
-
-
-def coded(points: Tensor) -> Tensor:
-    """Rounded to multiples, up to 127, of a step for each point."""
-    steps = _steps(points)
-    return _multiples(points, steps) * steps
-
-
-def _steps(points: Tensor) -> Tensor:
-    """[k, 1]: numbers of half precision, so that 127 of them are exact and the same step is found again."""
-    return halved(points.abs().amax(dim=1, keepdim=True) / 127)
-
-
-def _multiples(points: Tensor, steps: Tensor) -> Tensor:
-    return (points / steps).nan_to_num(0.0).round().clamp(-127, 127)
-
-
-def left_out_similarity(embeddings: Tensor) -> Tensor | None:
-    """[n]: cosine of each embedding [n, D] of a class to the mean of the others; None of one alone."""
-    if len(embeddings) < 2:
-        return None
-    return F.cosine_similarity(embeddings, embeddings.sum(dim=0) - embeddings, dim=1)
 
 
 @dataclass(frozen=True)

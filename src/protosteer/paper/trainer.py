@@ -5,11 +5,10 @@ Whoever wants to know how far it is, or to keep it so that another process can g
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -197,9 +196,9 @@ class TrainingState:
         self.steps_per_epoch = max(1, len(labels) // batch_size)
         self.steps = self.steps_per_epoch * epochs
         self.history: list[Epoch] = []
-        self.order: list[Tensor] = []  # batches of the epoch under way; of those that are done:
-        self.losses: list[float] = []
-        self.seen: list[Tensor] = []  # embeddings
+        self.batches: list[Tensor] = []  # rows of each batch of the current epoch
+        self.losses: list[float] = []  # of its finished steps
+        self.embeddings: list[Tensor] = []  # [N, D] of its finished steps
 
     @property
     def epoch(self) -> int:
@@ -213,39 +212,32 @@ class TrainingState:
 
     def batches_left(self) -> list[Tensor]:
         """Of the epoch under way, as row numbers; a new one is shuffled when it begins."""
-        self.order = self.order or list(batches(len(self.labels), self.batch_size))
-        return self.order[len(self.losses) :]
+        self.batches = self.batches or list(epoch_batches(len(self.labels), self.batch_size))
+        return self.batches[len(self.losses) :]
 
     def record(self, loss: Tensor, embeddings: Tensor) -> None:
         """A step is done."""
         self.losses.append(loss.item())
-        self.seen.append(embeddings.detach().float().cpu())
+        self.embeddings.append(embeddings.detach().float().cpu())
         if not math.isfinite(self.losses[-1]):
             raise TrainingError(
                 f"the loss became {self.losses[-1]} in epoch {self.epoch + 1}, step {len(self.losses)}; lower "
-                f"learning_rate (now {self.optimiser.defaults['lr']:g}) or raise temperature"
+                f"learning_rate (now {self.optimiser.defaults['lr']:g}) or raise temperature",
+                code="loss-not-finite",
+                epoch=self.epoch + 1,
+                step=len(self.losses),
             )
 
     def end_epoch(self) -> None:
-        embeddings, labels = torch.cat(self.seen), self.labels[torch.cat(self.order)]
+        embeddings, labels = torch.cat(self.embeddings), self.labels[torch.cat(self.batches)]
         _, dense = labels.unique(return_inverse=True)  # a dropped last batch may hold a whole class
         loss = sum(self.losses) / len(self.losses)
         accuracy = diagnostics.own_mean_accuracy(embeddings, dense)
         self.history.append(Epoch(loss, accuracy, diagnostics.spread(embeddings)))
-        self.order, self.losses, self.seen = [], [], []
-
-    def kept(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What `put_back` needs, between two steps, beside parameters, optimiser and random state."""
-        tensors = {"order": torch.stack(self.order), "seen": torch.cat(self.seen)}
-        return tensors, {"history": [dataclasses.astuple(e) for e in self.history], "losses": self.losses}
-
-    def put_back(self, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]) -> None:
-        self.history = [Epoch(*epoch) for epoch in notes["history"]]
-        self.losses = list(notes["losses"])
-        self.order, self.seen = list(tensors["order"]), [tensors["seen"]]
+        self.batches, self.losses, self.embeddings = [], [], []
 
 
-def batches(count: int, batch_size: int) -> Iterator[Tensor]:
+def epoch_batches(count: int, batch_size: int) -> Iterator[Tensor]:
     """Rows of one epoch in random order; a short last batch is dropped, unless it is the only one."""
     order = torch.randperm(count)
     full = order.split(batch_size)

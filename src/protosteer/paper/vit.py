@@ -132,20 +132,25 @@ class Block(nn.Module):
         self.mlp = Mlp(dim, config.mlp_dim)
         self.ls2 = LayerScale(dim) if config.layer_scale else nn.Identity()
 
-    def forward(self, x: Tensor, extra: KeysValues | None = None, queries: int | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        prompt: Tensor | None = None,
+        queries: int | None = None,
+        extra: KeysValues | None = None,
+    ) -> Tensor:
         """Map tokens x [B, N, D] to [B, queries, D].
 
         Args:
             x: The tokens.
-            extra: Keys and values that the tokens attend to besides their own, such as a prompt's.
+            prompt: Tokens [B or 1, L, D] that are attended to as keys and values, and not computed any further.
             queries: Compute only so many of the first tokens; None computes all N.
+            extra: Keys and values themselves, in place of a prompt's.
         """
+        if prompt is not None:
+            extra = self.attn.keys_values(self.norm1(prompt))
         x = x[:, :queries] + self.ls1(self.attn(self.norm1(x), extra, queries))
         return x + self.ls2(self.mlp(self.norm2(x)))
-
-    def prompt_keys_values(self, prompt: Tensor | None) -> KeysValues | None:
-        """What the prompt tokens [B or 1, L, D] of this layer are to its other tokens: keys and values."""
-        return None if prompt is None else self.attn.keys_values(self.norm1(prompt))
 
 
 class PatchEmbed(nn.Module):
@@ -198,8 +203,7 @@ class ViT(nn.Module):
         """Embed [B, D] from the tokens x [B, N, D] that `trunk` gave after `done` layers."""
         x, prompts = self.enter_prompt(x, done, prompt)
         for i in range(done, self.config.depth):
-            block = self.blocks[i]
-            x = block(x, block.prompt_keys_values(prompts[i]), self.queries(i))
+            x = self.blocks[i](x, prompts[i], self.queries(i))
         return self.pool(x)
 
     def enter_prompt(

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from protosteer.errors import ModelFileError, ProtosteerWarning, TrainingError
+from protosteer.paper.trainer import TrainingState
+from protosteer.runtime.training_state import load_state_dict, state_dict
 from protosteer.util.files import write_and_hold
 from protosteer.util.reading import read_regular
 from protosteer.util.tensor_file import pack_tensors, unpack_tensors
@@ -73,17 +74,6 @@ class CheckpointFile:
         self.release()
 
 
-class Training(Protocol):
-    """What can be kept: trained parameters, their optimiser, and whatever else the loop needs to go on."""
-
-    @property
-    def parameters(self) -> Mapping[str, nn.Parameter]: ...
-    @property
-    def optimiser(self) -> torch.optim.Optimizer: ...
-    def kept(self) -> tuple[dict[str, Tensor], dict[str, Any]]: ...
-    def put_back(self, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]) -> None: ...
-
-
 class CheckpointCallback:
     """A callback that keeps a training in a checkpoint and, at its beginning, goes on with what is kept there.
 
@@ -96,18 +86,18 @@ class CheckpointCallback:
         self.earlier = 0.0  # seconds that interrupted processes have spent
         self.began = time.perf_counter()
 
-    def on_train_begin(self, training: Training) -> None:
+    def on_train_begin(self, training: TrainingState) -> None:
         kept = self.checkpoint.load()
         if kept is None or kept[1].get("which") != self.which:
             return
         tensors, about = kept
         try:
-            training.put_back(tensors, about["notes"])
+            load_state_dict(training, tensors, about["notes"])
             for name, parameter in training.parameters.items():
                 parameter.data.copy_(tensors[name])
                 moments = {key: tensors[f"{name}/{key}"] for key in about["moments"]}
                 training.optimiser.state[parameter] = {
-                    key: value if key == "step" else value.to(parameter.device)
+                    key: value.reshape(()) if key == "step" else torch.empty_like(parameter).copy_(value)
                     for key, value in moments.items()
                 }
             torch.set_rng_state(tensors["rng"])
@@ -117,13 +107,13 @@ class CheckpointCallback:
                 f"{self.checkpoint.path} does not hold what this training needs ({one_line(str(error))}); remove it"
             ) from error
 
-    def on_step_end(self, training: Training) -> None:
+    def on_step_end(self, training: TrainingState) -> None:
         if self.checkpoint.due():
             self.keep(training)
 
-    def keep(self, training: Training) -> None:
+    def keep(self, training: TrainingState) -> None:
         """Between two steps; `on_train_begin` gives the same state to the bit."""
-        tensors, notes = training.kept()
+        tensors, notes = state_dict(training)
         tensors = {**tensors, "rng": torch.get_rng_state()}
         moments: list[str] = []
         for name, parameter in training.parameters.items():

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
-from torch import Tensor
+from protosteer.paper.trainer import TrainingState
 
 
 @dataclass(frozen=True)
@@ -38,25 +37,6 @@ class Stage:
 OnStage = Callable[[Stage], None]
 
 
-class Training(Protocol):
-    """As much of a training as is reported; `method.training.TrainingState` is one."""
-
-    @property
-    def epoch(self) -> int: ...
-    @property
-    def step(self) -> int: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def steps_per_epoch(self) -> int: ...
-    @property
-    def history(self) -> Sequence[Any]: ...
-    @property
-    def losses(self) -> Sequence[float]: ...
-    @property
-    def order(self) -> Sequence[Tensor]: ...
-
-
 class TrainingProgress:
     """A callback that tells of every step of a task's training."""
 
@@ -66,11 +46,11 @@ class TrainingProgress:
         self.first = 0
         self.began = time.perf_counter()
 
-    def on_train_begin(self, training: Training) -> None:
+    def on_train_begin(self, training: TrainingState) -> None:
         """Comes after what an interrupted process had done was put back: it took no time now."""
         self.first, self.began = training.step, time.perf_counter()
 
-    def on_step_end(self, training: Training) -> None:
+    def on_step_end(self, training: TrainingState) -> None:
         rate = (training.step - self.first) / (time.perf_counter() - self.began)
         progress = Progress(
             epoch=training.epoch + 1,
@@ -79,7 +59,7 @@ class TrainingProgress:
             steps=training.steps,
             loss=sum(training.losses) / len(training.losses),
             accuracy=training.history[-1].accuracy if training.history else None,
-            images_per_second=rate * len(training.order[0]),
+            images_per_second=rate * len(training.batches[0]),
             seconds_left=(training.steps - training.step) / rate,
         )
         self.on_stage(Stage(self.task, "training", training.step, training.steps, progress))

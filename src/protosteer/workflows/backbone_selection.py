@@ -30,8 +30,8 @@ from protosteer.data.images import as_images, as_labelled
 from protosteer.data.sources import read_labelled
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError, WeightsError
+from protosteer.evidence.prototype_summary import MAX_PROTOTYPES, summarise_class
 from protosteer.evidence.scorer import Coarse
-from protosteer.paper.prototypes import POINTS, sketch
 from protosteer.paper.task import task_seed
 from protosteer.runtime.progress import OnStage, Stage
 from protosteer.util.system import memory_size
@@ -163,7 +163,7 @@ def sample(labels: Sequence[str], most: int, seed: int = 0) -> list[int]:
     names = sorted(rows)
     classes = min(len(names), most // PER_CLASS)
     chosen = [names[i] for i in _order(len(names), task_seed(seed, names))[:classes]]
-    each = min(POINTS, most // classes)  # no more than a class is sketched by, image for image
+    each = min(MAX_PROTOTYPES, most // classes)  # no more than a class is sketched by, image for image
     drawn: list[int] = []
     for name in chosen:
         own = rows[name]
@@ -175,7 +175,7 @@ def left_out_right(embeddings: Tensor, labels: Sequence[str]) -> tuple[int, int]
     """Of embeddings [n, D], how many are predicted right without themselves, and of how many that is known."""
     names = sorted(set(labels))
     owners = torch.tensor([names.index(label) for label in labels])
-    coarse = Coarse([sketch(embeddings[owners == i]) for i in range(len(names))])
+    coarse = Coarse([summarise_class(embeddings[owners == i]) for i in range(len(names))])
     evidence, _ = coarse.left_out()  # [m, C]
     true = coarse.space.owners[coarse.space.left_out]
     return int((evidence.argmax(dim=1) == true).sum()), len(true)

@@ -19,10 +19,10 @@ from protosteer.data.images import ForgivingFiles
 from protosteer.errors import DataError
 from protosteer.evidence import class_statistics as spaces
 from protosteer.evidence.calibration import LeftOut
+from protosteer.evidence.prototype_summary import ClassSummary
 from protosteer.evidence.scorer import Coarse
 from protosteer.learner import Learner
 from protosteer.model.class_table import Bulk
-from protosteer.paper.prototypes import Sketch
 from protosteer.runtime.progress import OnStage, Stage
 from protosteer.workflows.active_learning import (
     COUNT,
@@ -75,7 +75,7 @@ def mislabelled(
 
 
 def doubted(
-    embeddings: Tensor, labels: Sequence[str], rivals: Sequence[tuple[str, Sketch]] = ()
+    embeddings: Tensor, labels: Sequence[str], rivals: Sequence[tuple[str, ClassSummary]] = ()
 ) -> list[Doubt]:
     """The labels [n] of embeddings [n, D] that are not the likeliest ones, the least likely first.
 
@@ -87,7 +87,7 @@ def doubted(
     order = owners.argsort(stable=True)  # of the points: class by class
     units = F.normalize(embeddings[order].float(), dim=1)
     parts = units.split(owners.bincount().tolist())
-    own = [Sketch(p, torch.ones(len(p), dtype=torch.int64), torch.zeros(p.shape[1])) for p in parts]
+    own = [ClassSummary(p, torch.ones(len(p), dtype=torch.int64), torch.zeros(p.shape[1])) for p in parts]
     names = [*classes, *dict.fromkeys(name for name, _ in rivals)]
     bulk = Bulk.of([*own, *(sketch for _, sketch in rivals)])
     numbers = torch.tensor([*range(len(classes)), *(names.index(name) for name, _ in rivals)])

@@ -11,11 +11,11 @@ from PIL import Image
 from torch import Tensor
 
 from protosteer.data.images import FileImages
+from protosteer.evidence.prototype_summary import exact_rows
 from protosteer.learner import Learner
 from protosteer.model import file as model_file
 from protosteer.model import thumbnails
 from protosteer.model.thumbnails import Thumb
-from protosteer.paper.prototypes import single_rows
 from protosteer.paper.task import task_seed
 from protosteer.util.files import real, replacing
 from protosteer.workflows.learn_folder import FolderScan, split
@@ -52,7 +52,7 @@ def _chosen(labels: Sequence[str], name: str, seed: int) -> list[int]:
     seed: of the task.
     """
     rows = [row for row, label in enumerate(labels) if label == name]
-    single = single_rows(len(rows), seed)
+    single = exact_rows(len(rows), seed)
     some = torch.linspace(0, len(single) - 1, min(MOST, len(single))).round().long()
     return [rows[row] for row in single[some].tolist()]
 
