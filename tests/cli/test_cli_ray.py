@@ -26,7 +26,7 @@ from protosteer.evaluation.experiment import Experiment, run_experiment
 from protosteer.runtime import ray_executor
 from protosteer.runtime.executor import Job
 from protosteer.runtime.ray_executor import RayEngine
-from protosteer.workflows.prediction_rows import Predictions
+from protosteer.workflows.prediction_table import Predictions
 from protosteer.workflows.sharded_predict import carried_predictions, write_shards
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,6 @@ from protosteer.cli import main
 from protosteer.cli.predict import find_files
 from protosteer.data.images import ForgivingFiles
 from protosteer.errors import SettingsError
-from protosteer.report.predictions import as_csv
 from protosteer.runtime.device import choose_device
 
 
@@ -59,17 +58,6 @@ def test_a_device_without_numbers_is_refused() -> None:
     with pytest.raises(SettingsError, match="'meta' cannot be used"):
         choose_device("meta")
     assert choose_device("cpu").type == "cpu"
-
-
-def test_csv_holds_no_control_characters() -> None:
-    row = dict.fromkeys(("probability", "similarity", "energy"), 0.5) | {
-        "unknown": False,
-        "task": "t",
-        "passes": 1,
-    }
-    row |= {"path": "a\x1b[31m\n\x85b,\udce9.png", "label": "\x1b]0;x\x07cat", "top": [{}]}
-    text = as_csv(row)
-    assert text.startswith('"a?[31m??b,\udce9.png",?]0;x?cat,')  # what is no text stays, to be found again
 
 
 def pipe_in_a_list(tmp_path: Path) -> list[Path]:

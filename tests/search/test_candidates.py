@@ -18,7 +18,7 @@ from protosteer.paper.inference import Matches
 from protosteer.prediction import Prediction
 from protosteer.search.candidates import CandidateOptions
 from protosteer.search.ivf import IVFOptions, IVFSearch
-from protosteer.workflows.prediction_rows import told
+from protosteer.workflows.prediction_table import prediction_rows
 
 IMAGES = 40
 # What is for very many classes, for a few hundred: by an exact search, and by ten lists.
@@ -116,8 +116,7 @@ def test_an_explanation_names_the_second_best_of_very_many_classes(rule, monkeyp
     prediction = learner.predict(easy_task(["ant", "bee", "cat"])[0])
     assert prediction.scores.shape[1] == (EXACT.candidates if rule == "evidence" else len(learner.classes))
     paths = [str(i) for i in range(len(prediction))]
-    for row, ranking in zip(
-        told(paths, prediction, learner, 3, None, True), prediction.ranked(2), strict=True
-    ):
-        assert row["runner_up"] == ranking[1][0] == row["top"][1]["label"]
-        assert row["runner_up_similarity"] == ranking[1][2]
+    rows = prediction_rows(learner, prediction, paths, 3, explain=True)
+    for row, ranking in zip(rows, prediction.ranked(2), strict=True):
+        assert row.explanation["runner_up"] == ranking[1][0] == row.top[1]["label"]
+        assert row.explanation["runner_up_similarity"] == ranking[1][2]

@@ -9,7 +9,7 @@ import pytest
 from photo_toys import EVIDENCE, photos, taught
 from protosteer.errors import DataError, ProtosteerError, SettingsError
 from protosteer.runtime.executor import Local
-from protosteer.workflows.prediction_rows import Embeddings, Predictions
+from protosteer.workflows.prediction_table import Embeddings, Predictions
 from protosteer.workflows.sharded_predict import write_shards
 
 pytest.importorskip("pyarrow", reason="shards need pyarrow")

@@ -14,7 +14,7 @@ from protosteer.cli.saving import refuse_existing
 
 if TYPE_CHECKING:
     from protosteer.runtime.executor import Executor
-    from protosteer.workflows.prediction_rows import RowMaker
+    from protosteer.workflows.prediction_table import RowMaker
 
 
 def make_executor(name: str, address: str | None, device: str = "auto") -> Executor:

@@ -32,7 +32,7 @@ from protosteer.errors import DataError
 
 if TYPE_CHECKING:
     from protosteer.learner import Learner
-    from protosteer.workflows.prediction_rows import Predictions
+    from protosteer.workflows.prediction_table import Predictions
 
 Paths = Annotated[
     list[str],
@@ -78,7 +78,7 @@ def predict(
 ) -> None:
     """Say what is on images. Files that cannot be read are named, the others predicted all the same."""
     from protosteer.workflows.learner_spec import Carried, model_digest
-    from protosteer.workflows.prediction_rows import Predictions
+    from protosteer.workflows.prediction_table import Predictions
     from protosteer.workflows.sharded_predict import carried_predictions
 
     if as_json + as_csv + (out is not None) > 1:
@@ -101,13 +101,14 @@ def predict(
 
 
 def _print_predictions(maker: Predictions, files: list[Path], as_json: bool, as_csv: bool) -> None:
-    from protosteer.report import predictions
+    from protosteer.workflows.prediction_table import as_csv as csv_line
+    from protosteer.workflows.prediction_table import as_text, csv_columns
 
-    learner = maker.learner
-    as_text = functools.partial(predictions.as_text, evidence=learner.fusion is not None)
-    write = json.dumps if as_json else predictions.as_csv if as_csv else as_text
+    learner, columns = maker.learner, csv_columns(maker, maker.explain)
+    as_line = functools.partial(as_text, evidence=learner.fusion is not None)
+    write = json.dumps if as_json else functools.partial(csv_line, columns=columns) if as_csv else as_line
     if as_csv:
-        print(predictions.csv_header(maker.width, maker.explain))
+        print(",".join(columns))
     elif not as_json:
         say_notes(learner)
     bad = 0
@@ -141,7 +142,7 @@ def embed(
 ) -> None:
     """Write the embedding of each image by the backbone, without a prompt, and the sha256 of its file."""
     from protosteer.workflows.learner_spec import Carried
-    from protosteer.workflows.prediction_rows import Embeddings
+    from protosteer.workflows.prediction_table import Embeddings
     from protosteer.workflows.sharded_predict import carried_embeddings
 
     files = find_files(paths)

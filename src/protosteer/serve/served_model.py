@@ -18,6 +18,7 @@ from protosteer.model.thumbnails import read as read_thumbnails
 from protosteer.serve.projection import Projection
 from protosteer.workflows.model_summary import describe
 from protosteer.workflows.ood import Rejection, calibrated
+from protosteer.workflows.prediction_table import prediction_rows
 
 
 class Snapshot:
@@ -37,34 +38,23 @@ class Snapshot:
         """One answer per image, but for its name and whether it is unknown, which its request decides from its
         greatest similarity to any class."""
         prediction = self.learner.predict(pixels)
-        columns = zip(
-            prediction.labels,
-            prediction.tasks,
-            prediction.energy.tolist(),
+        rows = prediction_rows(self.learner, prediction, [""] * len(prediction), top)
+        more = zip(
+            rows,
             prediction.candidates,
-            prediction.passes.tolist(),
             prediction.similarities.amax(dim=1).tolist(),
             self.projection.place(prediction.embeddings),
-            prediction.ranked(top),
             strict=True,
         )
         return [
             {
-                "label": label,
-                "probability": ranking[0][1],
-                "similarity": ranking[0][2],
-                "energy": energy,
-                "task": task,
+                **{name: value for name, value in row.to_dict().items() if name not in ("path", "unknown")},
                 "candidates": candidates,
-                "passes": passes,
                 "greatest": greatest,
-                "top": [
-                    {"label": name, "task": self._owners[name][0], "probability": p, "similarity": s}
-                    for name, p, s in ranking
-                ],
+                "top": [{**other, "task": self._owners[other["label"]][0]} for other in row.top],
                 "position": position,
             }
-            for label, task, energy, candidates, passes, greatest, position, ranking in columns
+            for row, candidates, greatest, position in more
         ]
 
     def trainable(self, name: str = "") -> bool:

@@ -30,7 +30,7 @@ from protosteer.learner import Learner
 from protosteer.prediction import Prediction
 from protosteer.runtime.progress import OnStage, Stage
 from protosteer.workflows.ood import Rejection, calibrated, check_fraction
-from protosteer.workflows.prediction_rows import Row
+from protosteer.workflows.prediction_table import Row
 
 COUNT = 50
 REJECT = 0.05  # the share of known images that may be called unlike everything

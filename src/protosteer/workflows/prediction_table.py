@@ -1,99 +1,370 @@
-"""Rows of `photos.rows` as a file: Parquet, CSV or lines of JSON, by its suffix; whole or not there.
+"""One row per image file: predictions and embeddings as text, JSON, CSV and Parquet.
 
-Parquet has the columns of `predict --json`, a list of classes included, and fixed types. In CSV what is a list
-has a column per place: label_2, probability_2 of the second class, embedding_0, embedding_1 and so on.
+A file that cannot be read has a row too: its `path`, and as `error` what is wrong with it. Parquet has the keys of
+`predict --json` with fixed types. CSV has a column per list entry: label_2 and probability_2 of the second class,
+embedding_0, embedding_1 and so on.
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
+import torch.nn.functional as F
+
+from protosteer.backbones import Backbone
 from protosteer.data.hf_arrow import pyarrow
+from protosteer.data.image_files import image_bytes, in_threads
 from protosteer.data.image_lists import SUFFIXES
+from protosteer.data.images import ForgivingFiles
 from protosteer.errors import DataError
+from protosteer.evidence.classifier import SURE
+from protosteer.learner import Learner
+from protosteer.prediction import Prediction
 from protosteer.util.files import growing, real
-from protosteer.util.text import without_control
-from protosteer.workflows.prediction_rows import FIGURES, SUGGESTED, Kind, Row
+from protosteer.util.text import counted, printable, without_control
+from protosteer.workflows.ood import Rejection
 
-_GROUP = 4096  # rows of a Parquet file that are in memory at once
+Row = Mapping[str, Any]
+# Keys of a prediction that hold one value each.
+COLUMNS = ("path", "label", "probability", "similarity", "energy", "unknown", "task", "passes")
+# Columns of suggestions. `label` is not among them, so that no model learns its own guesses.
+SUGGESTION_COLUMNS = ("path", "why", "guess", "probability", "other")
+_EMBED_BATCH = 64  # images embedded at once, at most
+_ROW_GROUP = 4096  # rows of a Parquet file held in memory at once
+
+
+@dataclass(frozen=True)
+class PredictionRow:
+    """The prediction for one image, as every output reports it.
+
+    Attributes:
+        path: The file, as the user named it.
+        label: The top-1 class.
+        probability: Its calibrated probability.
+        similarity: Its cosine similarity.
+        energy: Low for images like those learned, high for out-of-distribution ones.
+        unknown: True if the image is rejected as unlike all classes.
+        task: The task that the class was first learned in.
+        passes: Forward passes that the image took.
+        top: The most probable classes: `label`, `probability` and `similarity` of each.
+        explanation: What led to the prediction; empty unless asked for.
+    """
+
+    path: str
+    label: str
+    probability: float
+    similarity: float
+    energy: float
+    unknown: bool
+    task: str
+    passes: int
+    top: list[dict[str, Any]]
+    explanation: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that `predict --json` prints."""
+        return {**{name: getattr(self, name) for name in (*COLUMNS, "top")}, **self.explanation}
+
+
+def prediction_rows(
+    learner: Learner,
+    prediction: Prediction,
+    paths: Sequence[str],
+    top: int,
+    rejection: Rejection | None = None,
+    explain: bool = False,
+) -> Iterator[PredictionRow]:
+    """Yield a row per image of a prediction.
+
+    Args:
+        learner: The learner that predicted.
+        prediction: Its prediction of B images.
+        paths: B names.
+        top: How many classes to list, the most probable first.
+        rejection: Decides which images are unknown; None: none is.
+        explain: Add which prompts were tried, what won and what came second.
+    """
+    greatest = prediction.similarities.amax(dim=1).tolist()
+    reasons = _evidence if learner.fusion else _centroids
+    for i, (path, ranking) in enumerate(zip(paths, prediction.ranked(max(top, 2)), strict=True)):
+        label, probability, similarity = ranking[0]
+        yield PredictionRow(
+            path,
+            label,
+            probability,
+            similarity,
+            energy=float(prediction.energy[i]),
+            unknown=rejection is not None and rejection.unknown(label, greatest[i]),
+            task=prediction.tasks[i],
+            passes=int(prediction.passes[i]),
+            top=[{"label": name, "probability": p, "similarity": s} for name, p, s in ranking[:top]],
+            explanation=reasons(prediction, learner, i, [name for name, *_ in ranking[:2]])
+            if explain
+            else {},
+        )
+
+
+def _evidence(prediction: Prediction, learner: Learner, i: int, ranking: list[str]) -> dict[str, Any]:
+    """The tasks whose own prompts were tried, and the class that came second."""
+    name = ranking[1] if len(ranking) > 1 else None
+    second = None if name is None else prediction.column(i, name)
+    return {
+        "candidates": prediction.candidates[i],
+        "runner_up": name,
+        "runner_up_probability": None if second is None else float(prediction.probabilities[i, second]),
+        "runner_up_similarity": None if second is None else float(prediction.similarities[i, second]),
+    }
+
+
+def _centroids(prediction: Prediction, learner: Learner, i: int, ranking: list[str]) -> dict[str, Any]:
+    """The tasks that were retrieved, which centroid of the class won, and the class that came second."""
+    scores, index = prediction.scores[i], learner.index
+    winner, *others = (prediction.classes.index(name) for name in ranking)
+    own = (index.value_classes == winner).nonzero()[:, 0]
+    similarity = F.normalize(prediction.embeddings[i], dim=0) @ index.values[own].T
+    second = others[0] if others else None
+    return {
+        "candidates": prediction.candidates[i],
+        "centroid": int(similarity.argmax()) + 1,
+        "centroids": len(own),
+        "centroid_similarity": float(similarity.max()),
+        "runner_up": None if second is None else prediction.classes[second],
+        "runner_up_similarity": None if second is None else float(scores[second]),
+        "margin": None if second is None else float(scores[winner] - scores[second]),
+    }
+
+
+class Kind(Protocol):
+    """What a table is of."""
+
+    @property
+    def kind(self) -> str:
+        """ "predictions", "embeddings" or "suggestions"."""
+
+    @property
+    def width(self) -> int:
+        """Classes in `top` of a prediction, or dimensions of an embedding."""
+
+
+class RowMaker(Kind, Protocol):
+    """Makes the rows of one kind of table."""
+
+    @property
+    def chunk(self) -> int:
+        """Images embedded at once. Sets cut at multiples of it give bit-identical rows."""
+
+    def rows(self, names: Sequence[str]) -> Iterator[Row]:
+        """Yield one row per file, in order."""
+
+
+class Predictions:
+    """Makes the rows of `predict`: see `PredictionRow`."""
+
+    kind = "predictions"
+
+    def __init__(self, learner: Learner, top: int = 3, reject: float | None = None, explain: bool = False):
+        self.learner, self.top, self.explain = learner, top, explain
+        self.rejection = None if reject is None else Rejection(learner, reject)
+        self.width = min(top, len(learner.classes))
+        self.chunk = learner.backbone.batch_size(learner.settings.embed_batch_size)
+
+    def rows(self, names: Sequence[str]) -> Iterator[Row]:
+        """Yield one row per file, in order."""
+        learner, done = self.learner, 0
+        images = ForgivingFiles(names, learner.backbone.preprocessing)
+        for part in learner.stream(images, self.chunk):
+            paths = names[done : done + len(part)]
+            for row in prediction_rows(learner, part, paths, self.top, self.rejection, self.explain):
+                error = images.errors.get(done)
+                yield {"path": row.path, "error": error} if error else row.to_dict()
+                done += 1
+
+
+class Embeddings:
+    """Makes the rows of `embed`: the plain embedding of each file, and the sha256 of its content."""
+
+    kind = "embeddings"
+
+    def __init__(self, backbone: Backbone):
+        self.backbone = backbone
+        self.width = backbone.dim
+        self.chunk = backbone.batch_size(_EMBED_BATCH)
+
+    def rows(self, names: Sequence[str]) -> Iterator[Row]:
+        """Yield one row per file, in order."""
+        images = ForgivingFiles(names, self.backbone.preprocessing)
+        for start in range(0, len(names), 16 * self.chunk):
+            rows = range(start, min(start + 16 * self.chunk, len(names)))
+            embeddings = self.backbone.embed_set(images, batch_size=self.chunk, rows=rows).numpy()  # [R, D]
+            checksums = in_threads(_checksum, [names[i] for i in rows])
+            for i, embedding, checksum in zip(rows, embeddings, checksums, strict=True):
+                if i in images.errors:
+                    yield {"path": names[i], "error": images.errors[i]}
+                else:
+                    yield {"path": names[i], "sha256": checksum, "embedding": embedding}
+
+
+def _checksum(name: str) -> str | None:
+    """None for a file that cannot be opened, whose row has an error."""
+    try:
+        return hashlib.sha256(image_bytes(Path(name))).hexdigest()
+    except OSError:
+        return None
+
+
+def as_text(row: Row, evidence: bool) -> str:
+    """Return a line for people, and a second one if the row has an explanation.
+
+    Args:
+        row: A prediction.
+        evidence: Show probabilities. Under CPP inference they are nearly flat, so similarities are shown.
+    """
+
+    def score(one: Row) -> str:
+        return _percent(one["probability"]) if evidence else f"{one['similarity']:.3f}"
+
+    others = ", ".join(f"{other['label']} {score(other)}" for other in row["top"][1:])
+    prefix = ""
+    if row["unknown"]:
+        similar = f"unknown, similarity {row['similarity']:.3f}; if known, "
+        prefix = similar if evidence else "unknown, nearest to "
+    text = f"{row['path']}: {prefix}{row['label']} {score(row)}"
+    text = printable(f"{text}  ({others})" if others else text)
+    if "candidates" not in row:
+        return text
+    why = _passes(row) if evidence else _winner(row)
+    if row["runner_up"] is None:
+        why += "; no other class is known"
+    else:
+        similar = f"{row['runner_up_similarity']:.3f}"
+        share = f"{_percent(row['runner_up_probability'])}, similarity {similar}" if evidence else similar
+        why += f"; runner-up: {row['runner_up']}, {share}"
+    return f"{text}\n    {printable(why)}"
+
+
+def _passes(row: Row) -> str:
+    """Say which prompts were tried, and why no more than these."""
+    passes, tried = counted(row["passes"], "forward pass"), row["candidates"]
+    if tried:
+        why = f"{passes}, prompts tried: {', '.join(tried)}"
+    elif row["passes"] > 1:
+        why = f"{passes}, with and without the shared prompt"
+    elif row["probability"] >= SURE:
+        why = "confident after one forward pass, no task's prompt was needed"
+    else:
+        why = "one forward pass, no further prompt to try"
+    return f"{why}; similarity {row['similarity']:.3f}"
+
+
+def _winner(row: Row) -> str:
+    retrieved, centroid = ", ".join(row["candidates"]), f"{row['centroid']} of {row['centroids']}"
+    return f"retrieved: {retrieved}; won by centroid {centroid}, similarity {row['centroid_similarity']:.3f}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def csv_columns(maker: Kind, explain: bool = False) -> list[str]:
+    """Return the columns of a CSV file of this kind, without `error`."""
+    if maker.kind == "embeddings":
+        return ["path", "sha256", *(f"embedding_{i}" for i in range(maker.width))]
+    if maker.kind == "suggestions":
+        return [*SUGGESTION_COLUMNS]
+    others = [f"{name}_{place}" for place in range(2, maker.width + 1) for name in ("label", "probability")]
+    return [*COLUMNS, *others, *(["candidates", "runner_up"] if explain else [])]
+
+
+def as_csv(cells: Mapping[str, Any], columns: Sequence[str]) -> str:
+    """Return one line of CSV without its end; numbers have six digits behind the point."""
+    line = io.StringIO()
+    table = csv.DictWriter(line, columns, extrasaction="ignore", lineterminator="")
+    table.writerow({n: f"{v:.6f}" if isinstance(v, float) else v for n, v in _flat(cells).items()})
+    return line.getvalue()
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    flat = {name: _cell(value) for name, value in row.items() if name not in ("top", "embedding")}
+    for place, other in enumerate(row.get("top", ())[1:], 2):
+        flat |= {f"label_{place}": _cell(other["label"]), f"probability_{place}": other["probability"]}
+    return flat | {f"embedding_{i}": value for i, value in enumerate(row.get("embedding", ()))}
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, list):
+        value = ";".join(value)
+    if isinstance(value, str):
+        return without_control(value)
+    return str(value).lower() if isinstance(value, bool) else value
 
 
 def is_table(path: str) -> bool:
-    """Whether a path names a file of rows, and not a folder."""
+    """Return whether a path names a file of rows rather than a folder."""
     return Path(path).suffix.lower() in SUFFIXES
 
 
 def write_table(path: Path, maker: Kind, rows: Iterable[Row]) -> None:
-    """All rows, as they come; they are never in memory at once. A file that is there is refused."""
+    """Write rows as they come to a Parquet, CSV or JSON Lines file, by its suffix; all of them or no file.
+
+    Args:
+        path: The file, which must not exist yet.
+        maker: What the rows are of.
+        rows: The rows; they are never all in memory.
+
+    Raises:
+        DataError: The file exists, also if only since the work began.
+    """
     write = {".parquet": write_parquet, ".csv": _write_csv, ".jsonl": _write_json}[path.suffix.lower()]
     if write is write_parquet:
         pyarrow()  # complains before there is a file
     with growing(real(path)) as file:
         write(file, maker, rows)
-        if path.exists():  # also since the work began
-            raise DataError(f"{path} exists already; choose another file with out=")
-
-
-def write_parquet(file: IO[bytes], maker: Kind, rows: Iterable[Row]) -> None:
-    pa = pyarrow()
-    schema = _schema(pa, maker)
-    with pa.parquet.ParquetWriter(file, schema) as writer:
-        for some in _groups(rows):
-            writer.write_table(
-                pa.Table.from_pylist([{**row, "path": as_text(row["path"])} for row in some], schema)
+        if path.exists():
+            raise DataError(
+                f"{path} exists already; choose another file with out=", code="file-exists", path=path
             )
 
 
+def write_parquet(file: IO[bytes], maker: Kind, rows: Iterable[Row]) -> None:
+    """Write rows to an open file as Parquet."""
+    pa = pyarrow()
+    schema = _schema(pa, maker)
+    rows = iter(rows)
+    with pa.parquet.ParquetWriter(file, schema) as writer:
+        while group := list(itertools.islice(rows, _ROW_GROUP)):
+            texts = [{**row, "path": as_utf8(row["path"])} for row in group]
+            writer.write_table(pa.Table.from_pylist(texts, schema))
+
+
 def _schema(pa: Any, maker: Kind) -> Any:
-    """The same for every file of one kind, also where all of its rows are errors."""
+    """The same for every file of one kind, also if all of its rows are errors."""
     text, number = pa.string(), pa.float64()
     if maker.kind == "embeddings":
         own = {"path": text, "sha256": text, "embedding": pa.list_(pa.float32(), maker.width)}
     elif maker.kind == "suggestions":
-        own = {name: number if name == "probability" else text for name in SUGGESTED}
+        own = {name: number if name == "probability" else text for name in SUGGESTION_COLUMNS}
     else:
         top = pa.list_(pa.struct({"label": text, "probability": number, "similarity": number}))
-        own = {"path": text, "label": text, "probability": number, "similarity": number, "energy": number}
-        own |= {"unknown": pa.bool_(), "task": text, "passes": pa.int32(), "top": top}
+        kinds = {"unknown": pa.bool_(), "passes": pa.int32(), "path": text, "label": text, "task": text}
+        own = {**{name: kinds.get(name, number) for name in COLUMNS}, "top": top}
     return pa.schema({**own, "error": text})
 
 
 def _write_csv(file: IO[bytes], maker: Kind, rows: Iterable[Row]) -> None:
     out = io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", newline="", write_through=True)
-    table = csv.DictWriter(out, _flat_columns(maker), restval="", lineterminator="\n")
+    table = csv.DictWriter(out, [*csv_columns(maker), "error"], restval="", lineterminator="\n")
     table.writeheader()
-    for row in rows:
-        table.writerow({name: _cell(value) for name, value in _flat(row).items()})
+    table.writerows(map(_flat, rows))
     out.detach()  # or the file would be closed with it
-
-
-def _flat_columns(maker: Kind) -> list[str]:
-    if maker.kind == "embeddings":
-        return ["path", "sha256", *(f"embedding_{i}" for i in range(maker.width)), "error"]
-    if maker.kind == "suggestions":
-        return [*SUGGESTED, "error"]
-    others = [f"{name}_{place}" for place in range(2, maker.width + 1) for name in ("label", "probability")]
-    return [*FIGURES, *others, "error"]
-
-
-def _flat(row: Row) -> dict[str, Any]:
-    flat = {name: value for name, value in row.items() if name not in ("top", "embedding")}
-    for place, other in enumerate(row.get("top", ())[1:], 2):
-        flat |= {f"label_{place}": other["label"], f"probability_{place}": other["probability"]}
-    return flat | {f"embedding_{i}": value for i, value in enumerate(row.get("embedding", ()))}
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, str):
-        return without_control(value)
-    return str(value).lower() if isinstance(value, bool) else value
 
 
 def _write_json(file: IO[bytes], maker: Kind, rows: Iterable[Row]) -> None:
@@ -102,12 +373,6 @@ def _write_json(file: IO[bytes], maker: Kind, rows: Iterable[Row]) -> None:
         file.write(json.dumps(plain).encode() + b"\n")
 
 
-def _groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    left = iter(rows)
-    while some := list(itertools.islice(left, _GROUP)):
-        yield some
-
-
-def as_text(name: str) -> str:
-    """A file's name, whose bytes need not be text."""
+def as_utf8(name: str) -> str:
+    """Return a file's name as text; bytes that are none are escaped."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")

@@ -24,8 +24,7 @@ from protosteer.runtime.executor import Executor, Job
 from protosteer.util.files import remove_leftovers, write_atomically, writing
 from protosteer.util.text import listed, one_line
 from protosteer.workflows.learner_spec import Carried
-from protosteer.workflows.prediction_rows import Embeddings, Predictions, RowMaker
-from protosteer.workflows.prediction_table import write_parquet
+from protosteer.workflows.prediction_table import Embeddings, Predictions, RowMaker, write_parquet
 
 SHARD = 1024  # files, about
 _NAME = re.compile(r"part-\d{5,}-[0-9a-f]{16}\.parquet")
