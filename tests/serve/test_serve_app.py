@@ -18,6 +18,7 @@ import torch
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 
 from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
 
 import protosteer.serve
 from conftest import easy_task
@@ -259,23 +260,24 @@ def test_metrics_count_by_route_and_not_by_path(client):
         client.get(f"/nowhere/{number}")
         client.get(f"/jobs/{number}")
     client.request("BREW", "/")
-    lines = client.get("/metrics").text.splitlines()
-    samples = [line for line in lines if not line.startswith("#")]
-    values = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in samples)}
-    assert len(values) == len(samples)
-    assert values['protosteer_requests_total{method="GET",route="none",status="404"}'] == 5
-    assert values['protosteer_requests_total{model="toy",method="GET",route="/jobs/{id}",status="404"}'] == 5
-    assert values['protosteer_requests_total{method="other",route="/",status="405"}'] == 1
-    assert values['protosteer_images_total{model="toy"}'] == 4
-    assert values['protosteer_batch_images_bucket{model="toy",le="2"}'] == 0
-    assert values['protosteer_batch_images_bucket{model="toy",le="4"}'] == 1
-    assert values['protosteer_request_seconds_bucket{model="toy",route="/predict",le="+Inf"}'] == 1
-    assert values['protosteer_request_seconds_sum{model="toy",route="/predict"}'] > 0
-    assert (
-        values['protosteer_classes{model="toy"}'] == 5 and values['protosteer_queue_images{model="toy"}'] == 0
-    )
-    typed = {line.split()[2] for line in lines if line.startswith("# TYPE")}
-    assert all(any(name.startswith(kind) for kind in typed) for name in values)
+    families = list(text_string_to_metric_families(client.get("/metrics").text))
+    samples = [(one.name, one.labels, one.value) for family in families for one in family.samples]
+
+    def value(name, **labels):
+        (found,) = [
+            number for other, its, number in samples if (other, its) == (f"protosteer_{name}", labels)
+        ]
+        return found
+
+    assert value("requests_total", model="", method="GET", route="none", status="404") == 5
+    assert value("requests_total", model="toy", method="GET", route="/jobs/{id}", status="404") == 5
+    assert value("requests_total", model="", method="other", route="/", status="405") == 1
+    assert value("images_total", model="toy") == 4
+    assert value("batch_images_bucket", model="toy", le="2.0") == 0
+    assert value("batch_images_bucket", model="toy", le="4.0") == 1
+    assert value("request_seconds_bucket", model="toy", route="/predict", le="+Inf") == 1
+    assert value("request_seconds_sum", model="toy", route="/predict") > 0
+    assert value("classes", model="toy") == 5 and value("queue_images", model="toy") == 0
 
 
 def metric(client: TestClient, name: str) -> float:

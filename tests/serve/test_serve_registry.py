@@ -139,15 +139,13 @@ def test_metrics_tell_the_models_apart(client):
         client.get(f"/models/{number}/classes")
     lines = client.get("/metrics").text.splitlines()
     label = r'model="my \"birds\""'
-    assert f"protosteer_images_total{{{label}}} 3" in lines
-    assert 'protosteer_images_total{model="toy"} 0' in lines
-    assert f"protosteer_classes{{{label}}} 3" in lines and 'protosteer_classes{model="toy"} 4' in lines
-    posted = f'{label},method="POST",route="/models/{{model}}/predict",status="200"'
-    assert f"protosteer_requests_total{{{posted}}} 1" in lines
-    unknown = (
-        'method="GET",route="/models/{model}/classes",status="404"'  # names that others choose are no labels
-    )
-    assert f"protosteer_requests_total{{{unknown}}} 3" in lines
+    assert f"protosteer_images_total{{{label}}} 3.0" in lines
+    assert 'protosteer_images_total{model="toy"} 0.0' in lines
+    assert f"protosteer_classes{{{label}}} 3.0" in lines and 'protosteer_classes{model="toy"} 4.0' in lines
+    posted = f'method="POST",{label},route="/models/{{model}}/predict",status="200"'
+    assert f"protosteer_requests_total{{{posted}}} 1.0" in lines
+    unknown = 'method="GET",model="",route="/models/{model}/classes",status="404"'  # names that others choose are no labels
+    assert f"protosteer_requests_total{{{unknown}}} 3.0" in lines
 
 
 def test_stopping_stops_all(tmp_path):

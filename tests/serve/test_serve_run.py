@@ -67,7 +67,7 @@ def test_a_client_that_goes_away_is_not_predicted_for(tmp_path, monkeypatch):
         second = sent(port)
         until(lambda: queue.length == 1)
         second.close()
-        until(lambda: 'status="499"} 1' in app.state.service.metrics.text({}))
+        until(lambda: 'status="499"} 1.0' in app.state.service.metrics.text().decode())
         slow.go_on.set()
         assert answer(first)[0] == 200 and slow.images == 1
         assert answer(sent(port))[0] == 200 and slow.images == 2

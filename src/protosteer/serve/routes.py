@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import json
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -11,9 +12,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, FastAPI, Path, Query
 from fastapi.responses import PlainTextResponse, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 
-from protosteer.serve import metrics, schemas
+from protosteer.serve import schemas
 from protosteer.serve.limits import Refused
 from protosteer.serve.model_store import LAST
 from protosteer.serve.registry import Models
@@ -200,26 +202,21 @@ def _add_overviews(app: FastAPI, models: Models) -> None:
         """Whether the service runs."""
         return {"status": "ok"}
 
+    gauges: dict[str, tuple[str, Callable[[Service], int]]] = {
+        "queue_images": ("Images that wait for the model.", lambda s: s.batcher.length),
+        "jobs": ("Trainings that wait or run.", lambda s: s.jobs.open),
+        "classes": ("Classes of the model.", lambda s: len(s.store.current.memory.classes)),
+        "corrections": ("Corrections that hold.", lambda s: len(s.store.current.memory.corrections)),
+    }
+    metrics = models.first.metrics
+    for gauge, (meaning, value) in gauges.items():
+        served = models.services.items()
+        metrics.gauge(gauge, meaning, {name: functools.partial(value, one) for name, one in served})
+
     @app.get("/metrics", response_class=PlainTextResponse)
     def prometheus() -> Any:
         """Counters in Prometheus' text format."""
-
-        def each(figure: Callable[[Service], int]) -> dict[str, int]:
-            return {name: figure(service) for name, service in models.services.items()}
-
-        gauges = {
-            "protosteer_queue_images": ("Images that wait for the model.", each(lambda s: s.batcher.length)),
-            "protosteer_jobs": ("Trainings that wait or run.", each(lambda s: s.jobs.open)),
-            "protosteer_classes": (
-                "Classes of the model.",
-                each(lambda s: len(s.store.current.memory.classes)),
-            ),
-            "protosteer_corrections": (
-                "Corrections that hold.",
-                each(lambda s: len(s.store.current.memory.corrections)),
-            ),
-        }
-        return Response(models.first.metrics.text(gauges), media_type=metrics.CONTENT_TYPE)
+        return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _listed(service: Service) -> schemas.Listed:
