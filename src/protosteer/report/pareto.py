@@ -135,7 +135,13 @@ def _panel(axes: Axes, cost: Cost, points: Sequence[Point]) -> None:
             p.cost, p.accuracy, p.accuracy_std or None, p.cost_std or None, fmt="o", markersize=MARK,
             markeredgecolor="white", markeredgewidth=0.8, elinewidth=1, color=colour, zorder=order,
         )  # fmt: skip
-        at = {"ha": "center", "va": "center_baseline", "fontsize": 7, "color": "white", "zorder": order + 0.5}
+        at: dict[str, Any] = {
+            "ha": "center",
+            "va": "center_baseline",
+            "fontsize": 7,
+            "color": "white",
+            "zorder": order + 0.5,
+        }
         axes.text(p.cost, p.accuracy, str(p.number), **at)
     axes.margins(y=0.06)
     steps = _steps(points, high)
