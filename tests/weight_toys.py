@@ -19,7 +19,7 @@ from protosteer.backbones.checkpoint_io import METADATA_KEY
 from protosteer.paper.vit import ViT, ViTConfig
 from timm_oracle import randomise
 
-TrainingState = dict[str, Tensor]
+StateDict = dict[str, Tensor]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 OWN = {
@@ -66,7 +66,7 @@ def hub_config(crop: float = 0.95) -> str:
 
 
 def to_flax(
-    state: TrainingState, heads: int, late: bool = False, stacked: bool = False, prefix: str = ""
+    state: StateDict, heads: int, late: bool = False, stacked: bool = False, prefix: str = ""
 ) -> dict[str, Any]:
     """Google's layout, early or late numbering of a block's parts, blocks apart or stacked."""
     s = {name: tensor.numpy() for name, tensor in state.items()}
@@ -127,6 +127,6 @@ def random_vit(**options: Any) -> ViT:
     return vit
 
 
-def published(vit: ViT) -> TrainingState:
+def published(vit: ViT) -> StateDict:
     """Its tensors with a classifier."""
     return vit.state_dict() | {"head.weight": torch.randn(7, 24), "head.bias": torch.randn(7)}

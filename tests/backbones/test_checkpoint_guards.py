@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from expect import expect_error
 from protosteer.backbones import Backbone
 from protosteer.backbones.build_vit import load_vit
 from protosteer.backbones.checkpoint_io import METADATA_KEY, read_checkpoint
@@ -127,7 +128,7 @@ def test_mistyped_words_about_a_file_are_refused(place: str, about: Any, tmp_pat
 def test_nested_and_broken_json(text: str, tmp_path: Path) -> None:
     path = tiny_weights(tmp_path / "w.safetensors")
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(WeightsError, match="not a model's config"):
+    with expect_error("bad-weights-config", WeightsError):
         Backbone.load("strange", path)
     (tmp_path / "config.json").unlink()
     data = path.read_bytes()
@@ -135,7 +136,7 @@ def test_nested_and_broken_json(text: str, tmp_path: Path) -> None:
     header = json.loads(data[8 : 8 + length]) | {"__metadata__": {METADATA_KEY: text}}
     written = json.dumps(header).encode()
     path.write_bytes(len(written).to_bytes(8, "little") + written + data[8 + length :])
-    with pytest.raises(WeightsError, match="damaged"):
+    with expect_error("damaged-weights", WeightsError):
         Backbone.load("strange", path)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
+from expect import expect_error
 from protosteer.data.datasets.cub import CUB200
 from protosteer.errors import DataError
 from set_toys import READING, save
@@ -37,9 +36,9 @@ def test_cub_keeps_the_official_split(tmp_path):
 def test_cub_tables_that_do_not_fit(tmp_path):
     folder = write_cub(tmp_path)
     (folder / "images" / "002.Laysan_Albatross" / "bird_5.jpg").unlink()
-    with pytest.raises(DataError, match="bird_5.jpg is missing"):
+    with expect_error("missing-file", DataError):
         CUB200.load(folder, READING)
     for table, text in (("train_test_split.txt", "1 1\n2 0\n"), ("images.txt", "1 a.jpg\n2\n")):
         (folder / table).write_text(text)
-        with pytest.raises(DataError, match="do not fit together .*; unpack them again"):
+        with expect_error("damaged-file", DataError):
             CUB200.load(folder, READING)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from expect import expect_error
 from protosteer.data.datasets.idx import as_small_images, idx_files, read_idx, read_images
 from protosteer.errors import DataError
 from set_toys import idx_bytes
@@ -46,18 +47,18 @@ def test_the_edge_is_black_and_three_channels_cost_no_more_than_one():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda data: data[:-1], "images-idx3-ubyte holds 4703 bytes .*not 4704"),
-        (lambda data: data + b"x", "holds 4705 bytes"),
-        (lambda data: data[:9], "cut short"),
-        (lambda data: b"", "begins with nothing, not 00000803 and 3 sizes"),
-        (lambda data: b"\0\0\x09" + data[3:], "begins with 00000903"),
-        (lambda data: b"\0\0\x08\x01" + data[4:], "begins with 00000801"),
+        (lambda data: data[:-1], "damaged-file"),
+        (lambda data: data + b"x", "damaged-file"),
+        (lambda data: data[:9], "damaged-file"),
+        (lambda data: b"", "damaged-file"),
+        (lambda data: b"\0\0\x09" + data[3:], "damaged-file"),
+        (lambda data: b"\0\0\x08\x01" + data[4:], "damaged-file"),
     ],
 )
 def test_damage_is_told_in_one_line(letters, change, words):
     path = letters[0] / "train-images-idx3-ubyte"
     path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(DataError, match=words) as caught:
+    with expect_error(words, DataError) as caught:
         read_idx(path, 3)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
@@ -65,15 +66,15 @@ def test_damage_is_told_in_one_line(letters, change, words):
 def test_a_gzip_file_that_ends_early_is_named(letters):
     path = letters[0] / "t10k-images-idx3-ubyte.gz"
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(DataError, match="t10k-images-idx3-ubyte.gz is damaged or cut short"):
+    with expect_error("damaged-file", DataError):
         read_idx(path, 3)
     path.write_bytes(b"no gzip")
-    with pytest.raises(DataError, match="damaged"):
+    with expect_error("damaged-file", DataError):
         read_idx(path, 3)
 
 
 def test_every_image_has_a_label(letters):
     folder, _, labels = letters
     (folder / "train-labels-idx1-ubyte").write_bytes(idx_bytes(labels[:4]))
-    with pytest.raises(DataError, match="6 images but .*4 labels"):
+    with expect_error("label-count", DataError):
         read_images(*(idx_files(folder) or [])[:2])

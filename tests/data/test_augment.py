@@ -15,6 +15,7 @@ from kornia.filters import gaussian_blur2d
 from PIL import Image, ImageFilter, ImageOps
 from torch import Tensor
 
+from expect import expect_error
 from protosteer.data import augment
 from protosteer.data.augment import Augmentation, Choices
 from protosteer.data.transforms import Preprocessing, resize
@@ -80,7 +81,7 @@ def test_none_is_the_evaluation_preprocessing(batched):
 
 
 def test_unknown_kind():
-    with pytest.raises(SettingsError, match="'papper'"):
+    with expect_error("bad-setting", SettingsError):
         Augmentation(LEVELS, "papper")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from expect import expect_error
 from protosteer.data.class_folders import read_folder
 from protosteer.data.image_lists import is_list, read_paths, read_table
 from protosteer.data.sources import image_paths, read_labelled
@@ -47,7 +48,7 @@ def test_a_list_is_read_as_the_folder_that_its_images_lie_in(folder, suffix, mon
         assert read_labelled(path) == read_folder(folder)
     assert image_paths(path) == [folder / str(name) for name, _ in PAIRS]
     assert read_labelled(path, ["dog"]) == read_folder(folder, ["dog"])
-    with pytest.raises(DataError, match="has no images of class fox"):
+    with expect_error("missing-class", DataError):
         read_labelled(path, ["dog", "fox"])
 
 
@@ -59,9 +60,7 @@ def test_paths_may_be_whole_or_those_of_the_current_folder(folder, tmp_path_fact
     monkeypatch.chdir(folder)
     assert read_table(here) == read_folder(Path("."))
     monkeypatch.chdir(folder.parent)
-    with pytest.raises(
-        DataError, match=r"here.csv names files that are not there \(line 2: .*dog/b.png, line 3"
-    ):
+    with expect_error("missing-file", DataError):
         read_table(here)
     assert read_paths(here) == [elsewhere / str(name) for name, _ in PAIRS]  # whoever reads them will tell
 
@@ -74,22 +73,22 @@ def test_numbers_are_labels_too(folder):
 @pytest.mark.parametrize(
     "text, told",
     [
-        ("file,label\na.png,cat\n", r"x.csv .* it has no column path; there are: file, label"),
-        ("path,class\na.png,cat\n", r"x.csv .* it has no column label; there are: path, class"),
-        ("", r"x.csv .* it has no column path; there are: none"),
-        ("path,label\n", "x.csv lists no images"),
-        ("label,path\ncat\n", "x.csv, line 2: column path has no file's name"),
-        ("path,label\ncat/a.png,cat\ncat/c.png\n", "x.csv, line 3: the label is not there; give a word"),
+        ("file,label\na.png,cat\n", "missing-column"),
+        ("path,class\na.png,cat\n", "missing-column"),
+        ("", "missing-column"),
+        ("path,label\n", "no-images"),
+        ("label,path\ncat\n", "bad-list"),
+        ("path,label\ncat/a.png,cat\ncat/c.png\n", "bad-label"),
         (
             "path,label\ncat/a.png,cat\n./cat/a.png,cat\n",
-            r"more than once \(line 2 and line 3: .*cat/a.png\); leave one row of each",
+            "repeated-image",
         ),
-        ("path,label\ncat/a.png,cat\ncat/x.png,cat\n", r"files that are not there \(line 3: .*cat/x.png\)"),
+        ("path,label\ncat/a.png,cat\ncat/x.png,cat\n", "missing-file"),
     ],
 )
 def test_mistakes_in_csv_are_told_with_their_place(folder, text, told):
     (folder / "x.csv").write_text(text)
-    with pytest.raises(DataError, match=told) as caught:
+    with expect_error(told, DataError) as caught:
         read_table(folder / "x.csv")
     assert "\n" not in str(caught.value)
 
@@ -97,23 +96,23 @@ def test_mistakes_in_csv_are_told_with_their_place(folder, text, told):
 @pytest.mark.parametrize(
     "line, told",
     [
-        ('{"path": "cat/a.png"', "cannot be read as a list of images"),
-        ("[1]", "x.jsonl, line 1: this is no JSON object"),
-        ('{"path": "cat/a.png"}', "it has no column label; there are: path"),
-        ('{"path": "cat/a.png", "label": 0.5}', "x.jsonl, line 1: the label is 0.5; give a word"),
-        ('{"path": "cat/a.png", "label": true}', "x.jsonl, line 1: the label is True; give a word"),
-        ('{"path": 3, "label": "cat"}', "x.jsonl, line 1: column path has no file's name"),
-        ("[" * 100_000, "cannot be read as a list of images"),
+        ('{"path": "cat/a.png"', "bad-list"),
+        ("[1]", "bad-list"),
+        ('{"path": "cat/a.png"}', "missing-column"),
+        ('{"path": "cat/a.png", "label": 0.5}', "bad-label"),
+        ('{"path": "cat/a.png", "label": true}', "bad-label"),
+        ('{"path": 3, "label": "cat"}', "bad-list"),
+        ("[" * 100_000, "bad-list"),
     ],
 )
 def test_mistakes_in_lines_of_json(folder, line, told):
     (folder / "x.jsonl").write_text(line)
-    with pytest.raises(DataError, match=told):
+    with expect_error(told, DataError):
         read_table(folder / "x.jsonl")
 
 
 def test_a_broken_parquet_file_is_told(folder):
     path = write(folder / "x.parquet", PAIRS)
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(DataError, match="x.parquet cannot be read as a list of images"):
+    with expect_error("bad-list", DataError):
         read_table(path)

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, Subset, TensorDataset
 
+from expect import expect_error
 from protosteer.data.images import ArrayImages, FileImages, ForgivingFiles, as_images, as_labelled
 from protosteer.data.prefetch import prefetched
 from protosteer.data.transforms import Preprocessing
@@ -90,28 +91,28 @@ def test_flipped_and_unusual_integer_arrays_are_read(dtype):
 @pytest.mark.parametrize(
     ("data", "word"),
     [
-        (torch.randn(2, 3, 8, 8), "Backbone.embed"),
-        (torch.full((2, 3, 8, 8), float("nan")), "pixel values"),
-        (torch.full((2, 3, 8, 8), 300), "300"),
-        (torch.ones(2, 3, 8, 8, dtype=torch.bool), "bool"),
-        (np.full((2, 3, 8, 8), "a"), "dtype"),
-        (torch.zeros(5, 8, 8, dtype=torch.uint8), r"\[5, 8, 8\]"),
-        (np.zeros((3, 8, 8), np.uint8), "3 grey"),
-        (np.zeros((2, 5, 8, 8), np.uint8), "shape"),
-        (torch.zeros(0, 3, 8, 8), "no images"),
-        ([], "no images"),
-        (3.5, "float"),
-        ({"a": 1}, "dict"),
+        (torch.randn(2, 3, 8, 8), "bad-pixel-range"),
+        (torch.full((2, 3, 8, 8), float("nan")), "bad-pixel-range"),
+        (torch.full((2, 3, 8, 8), 300), "bad-pixel-range"),
+        (torch.ones(2, 3, 8, 8, dtype=torch.bool), "bad-dtype"),
+        (np.full((2, 3, 8, 8), "a"), "bad-dtype"),
+        (torch.zeros(5, 8, 8, dtype=torch.uint8), "bad-shape"),
+        (np.zeros((3, 8, 8), np.uint8), "ambiguous-shape"),
+        (np.zeros((2, 5, 8, 8), np.uint8), "bad-shape"),
+        (torch.zeros(0, 3, 8, 8), "no-images"),
+        ([], "no-images"),
+        (3.5, "unsupported-data"),
+        ({"a": 1}, "unsupported-data"),
     ],
 )
 def test_arrays_that_are_not_images_are_refused(data, word):
-    with pytest.raises(DataError, match=word) as caught:
+    with expect_error(word, DataError) as caught:
         as_images(data, SMALL)
     assert "\n" not in str(caught.value)
 
 
 def test_array_images_wants_uint8():
-    with pytest.raises(DataError, match="uint8"):
+    with expect_error("bad-array", DataError):
         ArrayImages(torch.zeros(2, 3, 8, 8))
 
 
@@ -165,7 +166,7 @@ def test_files_are_decoded_only_when_asked_for(tmp_path):
     bad.write_bytes(b"nonsense")
     images = as_images(tmp_path, SMALL)
     assert images.pixels([0]).shape == (1, 3, 8, 8) and images.name(0) == str(good)
-    with pytest.raises(DataError, match="b.png cannot be read"):
+    with expect_error("unreadable-image", DataError):
         images.pixels([0, 1])
 
 
@@ -174,14 +175,14 @@ def test_a_truncated_file_is_named(tmp_path):
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     Image.fromarray(noise).save(path)
     path.write_bytes(path.read_bytes()[:1500])
-    with pytest.raises(DataError, match="cut.jpg"):
+    with expect_error("unreadable-image", DataError):
         as_images(path, SMALL).pixels([0])
 
 
 def test_a_decompression_bomb_is_named(tmp_path, monkeypatch):
     path = save(tmp_path / "huge.png", size=(100, 100))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    with pytest.raises(DataError, match="huge.png has too many pixels"):
+    with expect_error("image-too-large", DataError):
         as_images(path, SMALL).pixels([0])
 
 
@@ -192,12 +193,12 @@ def test_an_animation_gives_its_first_frame(tmp_path):
 
 
 def test_paths_that_lead_nowhere(tmp_path):
-    with pytest.raises(DataError, match="does not exist"):
+    with expect_error("missing-file", DataError):
         as_images(tmp_path / "absent", SMALL)
-    with pytest.raises(DataError, match="absent.png is not a file"):
+    with expect_error("missing-file", DataError):
         as_images([save(tmp_path / "a.png"), tmp_path / "absent.png"], SMALL)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="no image files"):
+    with expect_error("no-images", DataError):
         as_images(tmp_path / "empty", SMALL)
 
 
@@ -245,18 +246,18 @@ def test_class_folders(tmp_path):
 
 
 def test_folders_that_cannot_be_learned(tmp_path):
-    with pytest.raises(DataError, match="does not exist"):
+    with expect_error("no-class-folders", DataError):
         as_labelled(tmp_path / "absent", SMALL)
-    with pytest.raises(DataError, match="no class folders"):
+    with expect_error("no-class-folders", DataError):
         as_labelled(tmp_path, SMALL)
     save(tmp_path / "cat" / "1.png")
     (tmp_path / "dog").mkdir()
-    with pytest.raises(DataError, match="class folder .*dog holds no image"):
+    with expect_error("empty-class-folder", DataError):
         as_labelled(tmp_path, SMALL)
     stray = save(tmp_path / "stray.png")
-    with pytest.raises(DataError, match="stray.png lies outside"):
+    with expect_error("loose-image", DataError):
         as_labelled(tmp_path, SMALL)
-    with pytest.raises(DataError, match="is a file"):
+    with expect_error("no-class-folders", DataError):
         as_labelled(stray, SMALL)
 
 
@@ -283,17 +284,17 @@ def test_labels_become_strings(labels):
 @pytest.mark.parametrize(
     ("labels", "word"),
     [
-        ([1], "2 images but 1 labels"),
-        ([1.5, 2], "label 0"),
-        ([1, ""], "label 1"),
-        ([1, None], "label 1"),
-        (torch.eye(2), "label 0"),
-        ("ab", "str"),
-        (7, "int"),
+        ([1], "label-count"),
+        ([1.5, 2], "bad-label"),
+        ([1, ""], "bad-label"),
+        ([1, None], "bad-label"),
+        (torch.eye(2), "bad-label"),
+        ("ab", "bad-label"),
+        (7, "bad-label"),
     ],
 )
 def test_labels_that_are_not_labels(labels, word):
-    with pytest.raises(DataError, match=word):
+    with expect_error(word, DataError):
         as_labelled((torch.zeros(2, 3, 4, 4, dtype=torch.uint8), labels), SMALL)
 
 
@@ -304,7 +305,7 @@ def test_labelled_pairs_of_files(tmp_path):
 
 
 def test_data_that_cannot_be_learned():
-    with pytest.raises(DataError, match="list cannot be learned from"):
+    with expect_error("unsupported-data", DataError):
         as_labelled([1, 2], SMALL)
 
 
@@ -343,10 +344,10 @@ def test_a_tensor_dataset_is_an_array():
 
 
 def test_datasets_with_faults():
-    with pytest.raises(DataError, match="item 0"):
+    with expect_error("unsupported-data", DataError):
         as_labelled(Pairs([Image.new("RGB", (4, 4))]), SMALL)
-    with pytest.raises(DataError, match="no images"):
+    with expect_error("no-images", DataError):
         as_labelled(Pairs([]), SMALL)
     normalised = Pairs([(torch.zeros(3, 4, 4), 0), (torch.randn(3, 4, 4), 1)])
-    with pytest.raises(DataError, match="image 1 .*Backbone.embed"):
+    with expect_error("bad-pixel-range", DataError):
         as_labelled(normalised, SMALL)[0].pixels([0, 1])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from expect import expect_error
 from protosteer.backbones.checkpoint_io import read_checkpoint
 from protosteer.data.class_folders import read_list
 from protosteer.data.datasets import idx
@@ -54,14 +55,14 @@ def test_pipes(name: str, tmp_path: Path) -> None:
 
 def test_formats_that_need_another_program_are_not_opened(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n")
-    with pytest.raises(DataError, match="unknown format"), opened(tmp_path / "a.png"):
+    with expect_error("unreadable-image", DataError), opened(tmp_path / "a.png"):
         pass
 
 
 def test_a_packed_idx_file_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idx, "MOST_UNZIPPED", 999)
     (tmp_path / "a.gz").write_bytes(gzip.compress(bytes(1000)))
-    with pytest.raises(DataError, match="holds more than 999 bytes"):
+    with expect_error("damaged-file", DataError):
         idx.content(tmp_path / "a.gz")
     monkeypatch.setattr(idx, "MOST_UNZIPPED", 1000)
     assert len(idx.content(tmp_path / "a.gz")) == 1000

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from expect import expect_error
 from protosteer.data.decode_cache import Kept
 from protosteer.data.images import ArrayImages, Chosen, FileImages, ImageSet, Joined, LazyImages
 from protosteer.data.prefetch import prefetched
@@ -96,7 +97,7 @@ def test_an_error_comes_at_its_own_batch(files, ahead):
     files.paths[4].write_bytes(b"no image")
     batches = prefetched(files, BATCHES, ahead)
     assert len(next(batches)) == 2 and len(next(batches)) == 1
-    with pytest.raises(DataError, match=r"4\.png cannot be read as an image"):
+    with expect_error("unreadable-image", DataError):
         next(batches)
     assert not running()
     with pytest.raises(StopIteration):
@@ -159,5 +160,5 @@ def test_pinned_memory_for_cuda_alone(files, device, pins, monkeypatch):
 
 
 def test_ahead_is_checked_at_once(files):
-    with pytest.raises(SettingsError, match="ahead=0"):
+    with expect_error("bad-setting", SettingsError):
         prefetched(files, BATCHES, ahead=0)

@@ -47,7 +47,11 @@ class Backbone:
         precision: str = "auto",
     ):
         if precision not in PRECISIONS:
-            raise SettingsError(f"precision {precision!r} is unknown; choose one of {', '.join(PRECISIONS)}")
+            raise SettingsError(
+                f"precision {precision!r} is unknown; choose one of {', '.join(PRECISIONS)}",
+                code="bad-setting",
+                name="precision",
+            )
         self.name = name
         self.vit = vit
         self.dim, self.depth, self.image_size = vit.config.dim, vit.config.depth, vit.config.image_size
@@ -78,7 +82,11 @@ class Backbone:
         `precision`: fp32, bf16, or auto: bf16 on a CUDA device that has it, fp32 elsewhere.
         """
         if name == AUTO:
-            raise WeightsError("'auto' is no backbone but a choice by images: see choose_backbone(folder)")
+            raise WeightsError(
+                "'auto' is no backbone but a choice by images: see choose_backbone(folder)",
+                code="unknown-backbone",
+                name=name,
+            )
         full, known = full_name(name), known_weights(name)
         known = None if known and known.shipped else known  # what is ours says all of itself
         path = Path(weights) if weights is not None else find_weights(full) or fetch_weights(full)
@@ -137,11 +145,17 @@ class Backbone:
     def prompt_shape(self, length: int, deep: bool = True, from_layer: int = 1) -> tuple[int, int, int]:
         """[S, L, D] of a prompt with `length` tokens, deep ones in the layers from `from_layer` on."""
         if not 1 <= length <= MOST_PROMPT_TOKENS:
-            raise SettingsError(f"prompt length is {length}; it must lie in 1 to {MOST_PROMPT_TOKENS}")
+            raise SettingsError(
+                f"prompt length is {length}; it must lie in 1 to {MOST_PROMPT_TOKENS}",
+                code="bad-setting",
+                name="prompt_length",
+            )
         if from_layer > 1 and not (deep and from_layer < self.depth):
             raise SettingsError(
                 f"prompt_from_layer = {from_layer}: {self.name} has {self.depth} layers, so a deep prompt "
-                f"may begin in layers 1 to {max(1, self.depth - 1)}, a shallow one in layer 1"
+                f"may begin in layers 1 to {max(1, self.depth - 1)}, a shallow one in layer 1",
+                code="bad-setting",
+                name="prompt_from_layer",
             )
         return (self.depth - from_layer + 1 if deep else 1, length, self.dim)
 
@@ -189,7 +203,9 @@ class Backbone:
 
     def _moved(self, images: Tensor) -> Tensor:
         if not images.is_floating_point():
-            raise DataError(f"images must be normalised, not {images.dtype}; use embed_pixels for uint8")
+            raise DataError(
+                f"images must be normalised, not {images.dtype}; use embed_pixels for uint8", code="bad-dtype"
+            )
         return images.to(self.vit.cls_token, non_blocking=True)
 
     def embed_pixels(self, pixels: Tensor, prompt: Prompt | None = None, batch_size: int = 64) -> Tensor:
@@ -219,7 +235,10 @@ class Backbone:
         """
         order = range(len(images)) if rows is None else rows
         if one_each(prompt) and len(prompt) != len(order):
-            raise DataError(f"{len(prompt)} prompts for {len(order)} images; give one each, or one [S, L, D]")
+            raise DataError(
+                f"{len(prompt)} prompts for {len(order)} images; give one each, or one [S, L, D]",
+                code="prompt-count",
+            )
         world = World() if self.trainable else world_for(prompt)
         batch_size = min(self.batch_size(batch_size), max(1, -(-len(order) // world.size)))
         batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]

@@ -44,14 +44,18 @@ def load_vit(
     if about.get("pool") not in (None, config.pool):
         raise WeightsError(
             f"{path}: its config says {about['pool']} pooling, but its norm layer means {config.pool}; "
-            "give the weights that belong to the config"
+            "give the weights that belong to the config",
+            code="other-architecture",
+            path=path,
         )
     tensors, config = _fold_register_positions(tensors, config)
     config = _at_size(path, config, image_size)
     digest = fingerprint(tensors, config)
     if expected not in (None, digest):
         raise FingerprintMismatchError(
-            f"{path} has fingerprint {digest[:12]} at images of {config.image_size} pixels"
+            f"{path} has fingerprint {digest[:12]} at images of {config.image_size} pixels",
+            code="other-weights",
+            path=path,
         )
     positions = resample_positions(tensors["pos_embed"], config.grid, config.position_for_class)
     with torch.device("meta"):
@@ -68,7 +72,9 @@ def derive_config(path: Path, tensors: Mapping[str, Tensor], heads: int | None =
     if kernel is not None and (kernel.ndim != 4 or kernel.shape[1] != 3 or len(set(kernel.shape[2:])) > 1):
         strange.append(f"patch_embed.proj.weight {list(kernel.shape)}, not [D, 3, p, p]")
     if kernel is None or missing or strange:
-        raise WeightsError(_refusal(path, missing=missing, unexpected=strange))
+        raise WeightsError(
+            _refusal(path, missing=missing, unexpected=strange), code="other-architecture", path=path
+        )
     dim, patch = kernel.shape[0], kernel.shape[2]
     registers = _registers(path, tensors)
     grid, positions = _grid(path, tensors["pos_embed"], registers)
@@ -110,7 +116,9 @@ def _depth(path: Path, tensors: Mapping[str, Tensor]) -> int:
     if found != expected:
         raise WeightsError(
             f"{path}: blocks must be numbered from 0 on without a gap, {MOST_BLOCKS} at most; "
-            f"of {len(found)} blocks, unexpected: {names(sorted(found - expected))}"
+            f"of {len(found)} blocks, unexpected: {names(sorted(found - expected))}",
+            code="other-architecture",
+            path=path,
         )
     return len(found)
 
@@ -119,7 +127,11 @@ def _registers(path: Path, tensors: Mapping[str, Tensor]) -> int:
     if "reg_token" not in tensors:
         return 0
     if (token := tensors["reg_token"]).ndim != 3:
-        raise WeightsError(_refusal(path, wrong_shape=[f"reg_token {list(token.shape)}, not [1, R, D]"]))
+        raise WeightsError(
+            _refusal(path, wrong_shape=[f"reg_token {list(token.shape)}, not [1, R, D]"]),
+            code="other-architecture",
+            path=path,
+        )
     return token.shape[1]
 
 
@@ -130,16 +142,28 @@ def _grid(path: Path, pos_embed: Tensor, registers: int) -> tuple[int, int]:
         for extra in (1, 0, 1 + registers):  # with the class token; patches alone; with registers too
             if count > extra and math.isqrt(count - extra) ** 2 == count - extra:
                 return math.isqrt(count - extra), count
-    raise WeightsError(f"{path}: pos_embed {list(pos_embed.shape)} is not that of a square grid of patches")
+    raise WeightsError(
+        f"{path}: pos_embed {list(pos_embed.shape)} is not that of a square grid of patches",
+        code="other-architecture",
+        path=path,
+    )
 
 
 def _heads(path: Path, dim: int, heads: int | None) -> int:
     if heads is None and dim % 64 == 0:
         heads = _WIDE_HEADS.get(dim, dim // 64)
     if heads is None:
-        raise WeightsError(f"{path}: nothing tells the number of attention heads of width {dim}; pass heads=")
+        raise WeightsError(
+            f"{path}: nothing tells the number of attention heads of width {dim}; pass heads=",
+            code="unknown-heads",
+            path=path,
+        )
     if heads < 1 or dim % heads:
-        raise WeightsError(f"{path}: {heads} attention heads do not divide width {dim}; pass another heads=")
+        raise WeightsError(
+            f"{path}: {heads} attention heads do not divide width {dim}; pass another heads=",
+            code="unknown-heads",
+            path=path,
+        )
     return heads
 
 
@@ -148,13 +172,17 @@ def _at_size(path: Path, config: ViTConfig, image_size: int | None) -> ViTConfig
     if size < config.patch_size or size % config.patch_size:
         raise WeightsError(
             f"{path}: image size {size} is not a multiple of the patch size {config.patch_size}; "
-            f"pass image_size={max(1, round(size / config.patch_size)) * config.patch_size}"
+            f"pass image_size={max(1, round(size / config.patch_size)) * config.patch_size}",
+            code="bad-image-size",
+            path=path,
         )
     sized = replace(config, image_size=size)
     if sized.grid > max(_MOST_GRID, config.grid):
         raise WeightsError(
             f"{path}: images of {size} pixels make {sized.grid} x {sized.grid} patches, more than "
-            f"{_MOST_GRID} x {_MOST_GRID}; pass a smaller image_size="
+            f"{_MOST_GRID} x {_MOST_GRID}; pass a smaller image_size=",
+            code="bad-image-size",
+            path=path,
         )
     return sized
 
@@ -189,10 +217,18 @@ def _check_tensors(path: Path, tensors: Mapping[str, Tensor], config: ViTConfig)
         if name in tensors and tensors[name].shape != shape
     ]
     if missing or unexpected or misshapen:
-        raise WeightsError(_refusal(path, missing=missing, unexpected=unexpected, wrong_shape=misshapen))
+        raise WeightsError(
+            _refusal(path, missing=missing, unexpected=unexpected, wrong_shape=misshapen),
+            code="other-architecture",
+            path=path,
+        )
     broken = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
     if broken:
-        raise WeightsError(f"{path}: NaN or infinite values in {names(broken)}; the file is damaged")
+        raise WeightsError(
+            f"{path}: NaN or infinite values in {names(broken)}; the file is damaged",
+            code="damaged-weights",
+            path=path,
+        )
 
 
 def _refusal(path: Path, **groups: list[str]) -> str:

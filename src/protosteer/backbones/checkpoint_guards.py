@@ -46,7 +46,11 @@ def check_zip(path: Path) -> None:
         entries = archive.infolist()
     odd = [e.filename for e in entries if e.flag_bits & 1 or e.compress_type not in (0, zipfile.ZIP_DEFLATED)]
     if odd:
-        raise WeightsError(f"{path}: encrypted, or packed in an unknown way: {names(odd)}; pack it anew")
+        raise WeightsError(
+            f"{path}: encrypted, or packed in an unknown way: {names(odd)}; pack it anew",
+            code="damaged-weights",
+            path=path,
+        )
     _check_bytes(path, sum(entry.file_size for entry in entries))
 
 
@@ -76,7 +80,11 @@ def check_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
     """Plain floating-point numbers, as many as the file can hold: views may claim any number of them."""
     strange = [name for name, value in tensors.items() if not _plain(value)]
     if strange:
-        raise WeightsError(f"{path}: not floating-point tensors: {names(strange)}; give plain weights")
+        raise WeightsError(
+            f"{path}: not floating-point tensors: {names(strange)}; give plain weights",
+            code="damaged-weights",
+            path=path,
+        )
     _check_bytes(path, sum(tensor.numel() * 4 for tensor in tensors.values()))
 
 
@@ -89,7 +97,9 @@ def _plain(value: Any) -> bool:
 def _check_bytes(path: Path, wanted: int) -> None:
     if wanted > allowance(path):
         raise WeightsError(
-            f"{path}: it claims {wanted:,} bytes of weights, far more than it holds; fetch it again"
+            f"{path}: it claims {wanted:,} bytes of weights, far more than it holds; fetch it again",
+            code="damaged-weights",
+            path=path,
         )
 
 
@@ -130,10 +140,19 @@ _ABOUT: Mapping[str, tuple[Test, str]] = {
 def checked_about(path: Path, about: Any) -> dict[str, Any]:
     """What a file says about itself, of what is asked of it; each of its type."""
     if not isinstance(about, dict):
-        raise WeightsError(f"{path}: what it says about itself is not a JSON object; mend or remove it")
+        raise WeightsError(
+            f"{path}: what it says about itself is not a JSON object; mend or remove it",
+            code="bad-weights-config",
+            path=path,
+        )
     told = {key: about[key] for key in _ABOUT if about.get(key) is not None}
     for key, value in told.items():
         fits, wanted = _ABOUT[key]
         if not fits(value):
-            raise WeightsError(f"{path}: it says {key} = {printable(str(value)[:80])}; that must be {wanted}")
+            raise WeightsError(
+                f"{path}: it says {key} = {printable(str(value)[:80])}; that must be {wanted}",
+                code="bad-weights-config",
+                path=path,
+                name=key,
+            )
     return told

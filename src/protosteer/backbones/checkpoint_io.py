@@ -54,10 +54,14 @@ class Checkpoint:
 def read_checkpoint(path: Path, config: Path | None = None) -> Checkpoint:
     """Read a weights file; `config`, in the form of the hub's config.json, tells what the file does not."""
     if not path.is_file():
-        raise WeightsError(f"no weights file at {path}; check the path")
+        raise WeightsError(f"no weights file at {path}; check the path", code="missing-file", path=path)
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
-        raise WeightsError(f"{path}: unknown kind of weights file; give one of {', '.join(_READERS)}")
+        raise WeightsError(
+            f"{path}: unknown kind of weights file; give one of {', '.join(_READERS)}",
+            code="unknown-format",
+            path=path,
+        )
     try:
         tensors, told = reader(path)
     except WeightsError:
@@ -65,7 +69,9 @@ def read_checkpoint(path: Path, config: Path | None = None) -> Checkpoint:
     except Exception as error:  # of safetensors, torch and numpy each has its own
         raise WeightsError(
             f"{path}: damaged, or it holds more than weights, which could run code when read; fetch it again, or "
-            f"save its state dict as safetensors ({_brief(error)})"
+            f"save its state dict as safetensors ({_brief(error)})",
+            code="damaged-weights",
+            path=path,
         ) from error
     about = checked_about(path, told)
     if config is not None and config.is_file():
@@ -96,7 +102,11 @@ def _read_torch(path: Path) -> Content:
         inner = next((key for key in _CONTAINERS if isinstance(content, dict) and key in content), None)
         content = content if inner is None else content[inner]
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
-        raise WeightsError(f"{path}: no state dict at its top level or under {', '.join(_CONTAINERS)}")
+        raise WeightsError(
+            f"{path}: no state dict at its top level or under {', '.join(_CONTAINERS)}",
+            code="damaged-weights",
+            path=path,
+        )
     return content, {}
 
 
@@ -137,7 +147,11 @@ def _read_config(path: Path) -> dict[str, Any]:
             "pool": {"token": "token", "avg": "mean"}.get(content.get("global_pool")),
         }
     except (OSError, ValueError, AttributeError, TypeError, LookupError, RecursionError) as error:
-        raise WeightsError(f"{path}: not a model's config ({_brief(error)}); mend or remove it") from error
+        raise WeightsError(
+            f"{path}: not a model's config ({_brief(error)}); mend or remove it",
+            code="bad-weights-config",
+            path=path,
+        ) from error
     return {key: value for key, value in about.items() if value is not None}
 
 

@@ -102,12 +102,16 @@ def _fetch_from_hub(name: str) -> Path:
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise WeightsError(
             f"no backbone is called {name!r}: use {short}, a model name of timm's on the hub, "
-            "or pass weights=FILE"
+            "or pass weights=FILE",
+            code="unknown-backbone",
+            name=name,
         ) from error
     except Exception as error:  # the hub's client raises the errors of whatever HTTP library it is built on
         raise WeightsError(
             f"cannot fetch {repo} from the hub ({type(error).__name__}): put its model.safetensors at "
-            f"{_folder() / name}.safetensors, or pass weights=FILE (short names: {short})"
+            f"{_folder() / name}.safetensors, or pass weights=FILE (short names: {short})",
+            code="download-failed",
+            name=name,
         ) from error
 
 
@@ -121,10 +125,14 @@ def _fetch_url(url: str, md5: str) -> Path:
     except Exception as error:  # as above: any HTTP library's errors
         raise WeightsError(
             f"cannot fetch {url} ({type(error).__name__}): put {final.name} into {final.parent}, "
-            "or pass weights=FILE"
+            "or pass weights=FILE",
+            code="download-failed",
+            name=url,
         ) from error
     found = pooch.file_hash(str(part), alg="md5")
     if not found.startswith(md5):
         part.unlink()
-        raise WeightsError(f"{url}: md5 {found} does not begin with {md5}; fetch it again")
+        raise WeightsError(
+            f"{url}: md5 {found} does not begin with {md5}; fetch it again", code="checksum", path=final
+        )
     return part.replace(final)

@@ -61,14 +61,18 @@ class BackboneInfo:
         if own.pool == "mean" and config.pool == "token":
             raise WeightsError(
                 f"{path} has no fc_norm, so it is not the fine-tuned MAE but probably the self-supervised "
-                f"one; '{self.alias}' means {self.name}.pth"
+                f"one; '{self.alias}' means {self.name}.pth",
+                code="other-architecture",
+                path=path,
             )
         shape = ("dim", "depth", "patch_size", "registers", "layer_scale", "pool")
         if any(getattr(config, part) != getattr(own, part) for part in shape):
             raise WeightsError(
                 f"{path} is not {self.name}: width {config.dim}, depth {config.depth}, "
                 f"patch {config.patch_size}, {config.registers} registers, {config.pool} pooling; "
-                f"give it another name than '{self.alias}'"
+                f"give it another name than '{self.alias}'",
+                code="other-architecture",
+                path=path,
             )
 
 
@@ -135,7 +139,11 @@ def preprocessing(name: str, path: Path | None, image_size: int, told: Mapping[s
     """As `told`; where that is silent, as the family of weights is known for from its usual name."""
     known = _family(name, path) | {key: value for key, value in told.items() if value is not None}
     if "mean" not in known or "std" not in known:
-        raise WeightsError(f"nothing tells how {name!r} normalises its pixels; pass mean= and std=")
+        raise WeightsError(
+            f"nothing tells how {name!r} normalises its pixels; pass mean= and std=",
+            code="unknown-preprocessing",
+            name=name,
+        )
     options = {key: known[key] for key in ("crop", "interpolation") if key in known}
     return Preprocessing(image_size, tuple(known["mean"]), tuple(known["std"]), **options)
 

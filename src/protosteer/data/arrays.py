@@ -16,7 +16,7 @@ ACCEPTED = "a path, a list of paths, PIL images, an array [N, 3, H, W] or a torc
 def batched(array: Any, name: str) -> Tensor:
     """An array in one of the usual layouts -> [N, 3, h, w]; one that could mean two things is refused."""
     if not isinstance(array, (Tensor, np.ndarray)):
-        raise DataError(f"{name} is a {type(array).__name__}; give {ACCEPTED}")
+        raise DataError(f"{name} is a {type(array).__name__}; give {ACCEPTED}", code="unsupported-data")
     shape = list(array.shape)
     is_numpy = isinstance(array, np.ndarray)
     x = array.detach().cpu() if isinstance(array, Tensor) else torch.from_numpy(_native(array, name))
@@ -25,7 +25,10 @@ def batched(array: Any, name: str) -> Tensor:
     elif x.ndim == 3 and is_numpy and shape[2] in (1, 3):
         x = x.permute(2, 0, 1)[None]
     elif x.ndim == 3 and is_numpy and shape[0] == 3:
-        raise DataError(f"{name} {shape} may be 1 colour or 3 grey images; use [1, 3, H, W] or [3, 1, H, W]")
+        raise DataError(
+            f"{name} {shape} may be 1 colour or 3 grey images; use [1, 3, H, W] or [3, 1, H, W]",
+            code="ambiguous-shape",
+        )
     elif x.ndim == 3 and is_numpy:
         x = x[:, None]
     elif x.ndim == 3 and shape[0] in (1, 3):
@@ -33,14 +36,16 @@ def batched(array: Any, name: str) -> Tensor:
     elif x.ndim == 4 and shape[1] not in (1, 3) and shape[3] in (1, 3):
         x = x.permute(0, 3, 1, 2)
     if x.ndim != 4 or x.shape[1] not in (1, 3) or 0 in x.shape[2:]:
-        raise DataError(f"{name} has shape {shape}; give [N, 3, H, W], or [N, 1, H, W] for grey images")
+        raise DataError(
+            f"{name} has shape {shape}; give [N, 3, H, W], or [N, 1, H, W] for grey images", code="bad-shape"
+        )
     return x.expand(-1, 3, -1, -1)
 
 
 def _native(array: np.ndarray, name: str) -> np.ndarray:
     """A copy-free view where possible; torch takes neither negative strides nor foreign byte order."""
     if array.dtype.kind not in "uif":
-        raise DataError(f"{name} has dtype {array.dtype}; give uint8, or floats in [0, 1]")
+        raise DataError(f"{name} has dtype {array.dtype}; give uint8, or floats in [0, 1]", code="bad-dtype")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.int64)
     return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
@@ -48,7 +53,7 @@ def _native(array: np.ndarray, name: str) -> np.ndarray:
 
 def to_uint8(x: Tensor, name: str) -> Tensor:
     if x.dtype in (torch.bool, torch.complex64, torch.complex128):
-        raise DataError(f"{name} has dtype {x.dtype}; give uint8, or floats in [0, 1]")
+        raise DataError(f"{name} has dtype {x.dtype}; give uint8, or floats in [0, 1]", code="bad-dtype")
     if x.dtype == torch.uint8 or not x.numel():
         return x.to(torch.uint8).contiguous()
     low, high = x.min().item(), x.max().item()
@@ -56,9 +61,13 @@ def to_uint8(x: Tensor, name: str) -> Tensor:
         if not (low >= 0 and high <= 1):  # also true of NaN
             raise DataError(
                 f"{name} has floats from {low:.4g} to {high:.4g}; give pixel values, uint8 or in [0, 1] "
-                "(normalised tensors go to Backbone.embed)"
+                "(normalised tensors go to Backbone.embed)",
+                code="bad-pixel-range",
             )
         return (x * 255).round().to(torch.uint8).contiguous()
     if low < 0 or high > 255:
-        raise DataError(f"{name} has {x.dtype} values from {low} to {high}; give uint8, or floats in [0, 1]")
+        raise DataError(
+            f"{name} has {x.dtype} values from {low} to {high}; give uint8, or floats in [0, 1]",
+            code="bad-pixel-range",
+        )
     return x.to(torch.uint8).contiguous()

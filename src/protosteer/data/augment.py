@@ -81,7 +81,11 @@ class Augmentation:
 
     def __init__(self, preprocessing: Preprocessing, kind: str = "paper", batched: bool | None = None):
         if kind not in AUGMENTATIONS:
-            raise SettingsError(f"augmentation {kind!r} is unknown; choose one of {', '.join(AUGMENTATIONS)}")
+            raise SettingsError(
+                f"augmentation {kind!r} is unknown; choose one of {', '.join(AUGMENTATIONS)}",
+                code="bad-setting",
+                name="augmentation",
+            )
         self.preprocessing = preprocessing
         self.kind = kind
         self.batched = batched

@@ -36,7 +36,11 @@ class Files:
         places = {name: place for place, name in enumerate(classes)}
         strange = next((i for i, label in enumerate(self.labels) if label not in places), None)
         if strange is not None:
-            raise DataError(f"{self.paths[strange]} is of class {self.labels[strange]!r}, which is not known")
+            raise DataError(
+                f"{self.paths[strange]} is of class {self.labels[strange]!r}, which is not known",
+                code="unknown-class",
+                name=self.labels[strange],
+            )
         return torch.tensor([places[label] for label in self.labels], dtype=torch.long)
 
 
@@ -44,24 +48,44 @@ def read_folder(folder: Path, wanted: Sequence[str] | None = None) -> Files:
     """Every image below a folder of class folders, class by class; `wanted` chooses some, in that order."""
     if not folder.is_dir():
         problem = "is a file" if folder.exists() else "does not exist"
-        raise DataError(f"{folder} {problem}; give a folder that has one sub-folder per class")
+        raise DataError(
+            f"{folder} {problem}; give a folder that has one sub-folder per class",
+            code="no-class-folders",
+            path=folder,
+        )
     entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
     loose = next((entry for entry in entries if is_image(entry)), None)
     if loose is not None:
-        raise DataError(f"{loose} lies outside any class folder; move it into a folder named after its class")
+        raise DataError(
+            f"{loose} lies outside any class folder; move it into a folder named after its class",
+            code="loose-image",
+            path=loose,
+        )
     classes = [entry for entry in entries if entry.is_dir()]
     if not classes:
-        raise DataError(f"{folder} has no class folders; make one per class and put its images there")
+        raise DataError(
+            f"{folder} has no class folders; make one per class and put its images there",
+            code="no-class-folders",
+            path=folder,
+        )
     if wanted is not None:
         missing = next((name for name in wanted if folder / name not in classes), None)
         if missing is not None:
-            raise DataError(f"{folder} has no class folder {missing}; put its images there")
+            raise DataError(
+                f"{folder} has no class folder {missing}; put its images there",
+                code="missing-class",
+                name=missing,
+            )
         classes = [folder / name for name in wanted]
     files = Files([], [])
     for entry in classes:
         found = images_below(entry)
         if not found:
-            raise DataError(f"class folder {entry} holds no image files; add images or remove the folder")
+            raise DataError(
+                f"class folder {entry} holds no image files; add images or remove the folder",
+                code="empty-class-folder",
+                path=entry,
+            )
         files.paths.extend(found)
         files.labels.extend([entry.name] * len(found))
     return files
@@ -83,17 +107,24 @@ def read_list(path: Path) -> Files:
     for number, line in text_lines(path):
         words = line.rsplit(maxsplit=1)
         if len(words) != 2:
-            raise DataError(f'{path}, line {number}: {line!r} is not "relative/path label"')
+            raise DataError(
+                f'{path}, line {number}: {line!r} is not "relative/path label"',
+                code="bad-list",
+                path=path,
+                line=number,
+            )
         if not files.paths and not (base / words[0]).is_file():
             base = base.parent
         if not (base / words[0]).is_file():
             raise DataError(
-                f"{path}, line {number}: {base / words[0]} is not there; unpack the images beside the list"
+                f"{path}, line {number}: {base / words[0]} is not there; unpack the images beside the list",
+                code="missing-file",
+                path=base / words[0],
             )
         files.paths.append(base / words[0])
         files.labels.append(words[1])
     if not files.paths:
-        raise DataError(f"{path} lists no images")
+        raise DataError(f"{path} lists no images", code="no-images", path=path)
     return files
 
 
@@ -129,7 +160,8 @@ def stratified_split(
         train, test = train_test_split(rows, test_size=test_share, stratify=labels, random_state=seed)
     except ValueError as error:
         raise DataError(
-            f"{len(labels)} images cannot be split into training and test images: {error}"
+            f"{len(labels)} images cannot be split into training and test images: {error}",
+            code="cannot-split",
         ) from error
     return sorted(train.tolist()), sorted(test.tolist())
 

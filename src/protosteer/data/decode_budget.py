@@ -54,7 +54,10 @@ class Budget:
     def taken(self, amount: int) -> Iterator[None]:
         """Waits until so much is left. More than there ever is, is refused."""
         if amount > self.most:
-            raise DataError(f"an image takes {amount:,} bytes, more than {self.most:,}; make it smaller")
+            raise DataError(
+                f"an image takes {amount:,} bytes, more than {self.most:,}; make it smaller",
+                code="image-too-large",
+            )
         with self._changed:
             self._changed.wait_for(lambda: self._used + amount <= self.most)
             self._used += amount

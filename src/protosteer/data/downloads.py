@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from protosteer.errors import DataError
 from protosteer.util.reading import open_regular
+from protosteer.util.text import one_line
 
 TIMEOUT = (10, 60)  # seconds to connect, and without a byte
 CHUNK = 1 << 16  # at most so much is lost when a connection is cut
@@ -70,9 +71,13 @@ def fetch(remote: Remote, folder: Path, say: Say = to_stderr) -> Path:
             say(str(error))
         except OSError as error:
             raise DataError(
-                f"{folder} cannot be written to ({error}); choose another folder for data"
+                f"{folder} cannot be written to ({error}); choose another folder for data",
+                code="cannot-write",
+                path=folder,
             ) from error
-    raise DataError(f"{remote.name} could not be fetched: {', '.join(faults)}")
+    raise DataError(
+        f"{remote.name} could not be fetched: {', '.join(faults)}", code="download-failed", name=remote.name
+    )
 
 
 def _download(url: str, remote: Remote, part: Path, say: Say) -> None:
@@ -148,21 +153,29 @@ def unpack(archive: Path, folder: str, into: Path) -> Path:
     """Put the archive's `folder` into `into`, all of it or nothing, and nothing anywhere else."""
     final = into / folder
     if final.exists():
-        raise DataError(f"{final} is there but is not complete; remove it and try again")
+        raise DataError(
+            f"{final} is there but is not complete; remove it and try again",
+            code="incomplete-folder",
+            path=final,
+        )
     try:
         into.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=".unpacking-", dir=into, ignore_cleanup_errors=True) as work:
             _extract(archive, work)
             if not Path(work, folder).is_dir():
                 raise DataError(
-                    f"{archive} holds no folder {folder}; it is not the official file, fetch it again"
+                    f"{archive} holds no folder {folder}; it is not the official file, fetch it again",
+                    code="bad-archive",
+                    path=archive,
                 )
             return Path(work, folder).rename(final)
     except (
         OSError, EOFError, RuntimeError, ValueError, tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError
     ) as error:  # fmt: skip
         raise DataError(
-            f"{archive} cannot be unpacked into {into} ({error}); fetch it again, or make room"
+            f"{archive} cannot be unpacked into {into} ({one_line(str(error))}); fetch it again, or make room",
+            code="bad-archive",
+            path=archive,
         ) from error
 
 

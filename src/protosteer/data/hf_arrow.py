@@ -32,7 +32,9 @@ def pyarrow() -> Any:
         import pyarrow.parquet
     except ImportError as error:
         raise SettingsError(
-            f"Parquet and Arrow files need pyarrow ({error}); pip install 'protosteer[parquet]'"
+            f"Parquet and Arrow files need pyarrow ({error}); pip install 'protosteer[parquet]'",
+            code="missing-extra",
+            extra="parquet",
         ) from error
     return pyarrow
 
@@ -53,11 +55,13 @@ def read_set(folder: Path) -> list[tuple[Path, Any]]:
             raise
         except Exception as error:  # of a damaged file pyarrow makes nearly anything
             raise DataError(
-                f"{arrow} cannot be read as part of an image set ({one_line(str(error))}); save the set again"
+                f"{arrow} cannot be read as part of an image set ({one_line(str(error))}); save the set again",
+                code="bad-image-set",
+                path=arrow,
             ) from error
         found += zip(images, labels, strict=True)
     if not found:
-        raise DataError(f"{folder} holds no images")
+        raise DataError(f"{folder} holds no images", code="no-images", path=folder)
     return found
 
 
@@ -65,14 +69,27 @@ def _arrow_files(folder: Path) -> list[Path]:
     if (folder / SPLITS).is_file():
         splits = [entry.name for entry in sorted(folder.iterdir()) if (entry / STATE).is_file()]
         one = f", such as {folder / max(splits, key='train'.__eq__)}" if splits else ""
-        raise DataError(f"{folder} has several splits ({listed(splits)}); give one of them{one}")
+        raise DataError(
+            f"{folder} has several splits ({listed(splits)}); give one of them{one}",
+            code="several-splits",
+            path=folder,
+            splits=splits,
+        )
     try:
         names = [entry["filename"] for entry in json.loads(read_regular(folder / STATE))["_data_files"]]
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise DataError(f"{folder / STATE} lists no Arrow files ({one_line(str(error))})") from error
+        raise DataError(
+            f"{folder / STATE} lists no Arrow files ({one_line(str(error))})",
+            code="bad-image-set",
+            path=folder / STATE,
+        ) from error
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or Path(name).suffix != _SUFFIX:
-            raise DataError(f"{folder / STATE} lists {name!r}, which is no Arrow file beside it")
+            raise DataError(
+                f"{folder / STATE} lists {name!r}, which is no Arrow file beside it",
+                code="bad-image-set",
+                path=folder / STATE,
+            )
     return [folder / name for name in names]
 
 
@@ -101,7 +118,8 @@ def _image_column(features: dict[str, Any]) -> str:
     if len(found) != 1:
         raise DataError(
             f"the image set has {len(found)} columns of images, among {listed(list(features))}; save it with one, "
-            "named image"
+            "named image",
+            code="image-column",
         )
     return found[0]
 
@@ -118,7 +136,11 @@ def _image_paths(arrow: Path, table: Any, column: str) -> Iterator[Path]:
         outside = parts["path"].to_pylist()
         for inside, name in zip(parts["bytes"].is_valid().to_pylist(), outside, strict=True):
             if not inside and not name:
-                raise DataError(f"{arrow / str(row)} has no image; leave such rows out with Dataset.filter")
+                raise DataError(
+                    f"{arrow / str(row)} has no image; leave such rows out with Dataset.filter",
+                    code="row-without-image",
+                    path=arrow / str(row),
+                )
             yield arrow / str(row) if inside else arrow.parent / name
             row += 1
 

@@ -41,14 +41,22 @@ def opened(path: Path) -> Iterator[Image.Image]:
         with _open(path) as file, Image.open(file, formats=formats()) as image:
             yield image
     except Image.DecompressionBombError as error:
-        raise DataError(f"{path} has too many pixels to be read safely; make it smaller ({error})") from error
+        raise DataError(
+            f"{path} has too many pixels to be read safely; make it smaller ({error})",
+            code="image-too-large",
+            path=path,
+        ) from error
     except UnidentifiedImageError as error:
         raise DataError(
-            f"{path} cannot be read as an image; replace or remove it (unknown format)"
+            f"{path} cannot be read as an image; replace or remove it (unknown format)",
+            code="unreadable-image",
+            path=path,
         ) from error
     except Exception as error:  # a damaged file makes decoders raise nearly anything
         raise DataError(
-            f"{path} cannot be read as an image; replace or remove it ({one_line(str(error))})"
+            f"{path} cannot be read as an image; replace or remove it ({one_line(str(error))})",
+            code="unreadable-image",
+            path=path,
         ) from error
 
 
@@ -78,10 +86,14 @@ def image_files(path: Path) -> list[Path]:
     if image_exists(path):
         return [path]
     if not path.is_dir():
-        raise DataError(f"{path} does not exist; check the path")
+        raise DataError(f"{path} does not exist; check the path", code="missing-file", path=path)
     found = images_below(path)
     if not found:
-        raise DataError(f"{path} holds no image files; these suffixes are read: {' '.join(sorted(SUFFIXES))}")
+        raise DataError(
+            f"{path} holds no image files; these suffixes are read: {' '.join(sorted(SUFFIXES))}",
+            code="no-images",
+            path=path,
+        )
     return found
 
 
@@ -103,7 +115,9 @@ def text_lines(path: Path) -> list[tuple[int, str]]:
     try:
         lines = read_regular(path).decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read as UTF-8 text ({error}); check the file") from error
+        raise DataError(
+            f"{path} cannot be read as UTF-8 text ({error}); check the file", code="not-utf8", path=path
+        ) from error
     stripped = ((number, line.strip()) for number, line in enumerate(lines, 1))
     return [(number, line) for number, line in stripped if line and not line.startswith("#")]
 
@@ -118,5 +132,7 @@ def tree_checksum(paths: Iterable[Path], base: Path) -> str:
     try:
         lines = sorted(in_threads(line, paths))
     except FileNotFoundError as error:
-        raise DataError(f"{error.filename} is missing; unpack the images again") from error
+        raise DataError(
+            f"{error.filename} is missing; unpack the images again", code="missing-file", path=error.filename
+        ) from error
     return f"sha256:{hashlib.sha256(''.join(lines).encode('utf-8', 'surrogateescape')).hexdigest()}"

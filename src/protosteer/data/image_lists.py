@@ -47,7 +47,9 @@ def read_table(path: Path) -> Files:
     if missing:
         raise DataError(
             f"{path} names files that are not there ({listed(missing, _MOST_NAMED)}); paths are relative to the "
-            "folder of the list, or else to the one you are in"
+            "folder of the list, or else to the one you are in",
+            code="missing-file",
+            path=path,
         )
     return files.rows(sorted(range(len(files)), key=lambda i: (files.labels[i], files.paths[i])))
 
@@ -55,7 +57,7 @@ def read_table(path: Path) -> Files:
 def _located(path: Path, names: Sequence[str]) -> list[Path]:
     """Relative names belong to the folder of the list, or, if none of its files is there, to the current one."""
     if not names:
-        raise DataError(f"{path} lists no images")
+        raise DataError(f"{path} lists no images", code="no-images", path=path)
     folders = (path.parent, Path())
     base = next((f for f in folders if any(image_exists(f / name) for name in names)), path.parent)
     return [base / name for name in names]
@@ -67,14 +69,20 @@ def _refuse_twice(path: Path, places: Sequence[str], files: Files) -> None:
     if twice:
         again = [f"{places[first[files.paths[i]]]} and {places[i]}: {files.paths[i]}" for i in twice]
         raise DataError(
-            f"{path} has images more than once ({listed(again, _MOST_NAMED)}); leave one row of each"
+            f"{path} has images more than once ({listed(again, _MOST_NAMED)}); leave one row of each",
+            code="repeated-image",
+            path=path,
         )
 
 
 def _name(path: Path, place: str, cell: Any) -> str:
     if isinstance(cell, str) and cell.strip() and "\0" not in cell:
         return cell
-    raise DataError(f"{path}, {place}: column path has no file's name; fill it in, or remove the row")
+    raise DataError(
+        f"{path}, {place}: column path has no file's name; fill it in, or remove the row",
+        code="bad-list",
+        path=path,
+    )
 
 
 def label_of(cell: Any) -> str | None:
@@ -89,7 +97,11 @@ def _label(path: Path, place: str, cell: Any) -> str:
     if label is not None:
         return label
     told = "is not there" if cell is None or cell == "" else f"is {cell!r}"
-    raise DataError(f"{path}, {place}: the label {told}; give a word or a whole number, or remove the row")
+    raise DataError(
+        f"{path}, {place}: the label {told}; give a word or a whole number, or remove the row",
+        code="bad-label",
+        path=path,
+    )
 
 
 def _rows(path: Path, columns: Sequence[str]) -> Rows:
@@ -99,7 +111,9 @@ def _rows(path: Path, columns: Sequence[str]) -> Rows:
     except ProtosteerError:
         raise
     except Exception as error:  # of a damaged file pyarrow makes nearly anything
-        raise DataError(f"{path} cannot be read as a list of images ({one_line(str(error))})") from error
+        raise DataError(
+            f"{path} cannot be read as a list of images ({one_line(str(error))})", code="bad-list", path=path
+        ) from error
 
 
 def _require(path: Path, there: Sequence[str], columns: Sequence[str]) -> None:
@@ -107,7 +121,9 @@ def _require(path: Path, there: Sequence[str], columns: Sequence[str]) -> None:
     if missing is not None:
         raise DataError(
             f"{path} is not a list of images{' and labels' * (len(columns) > 1)}: it has no column {missing}; there "
-            f"are: {listed(list(there))}"
+            f"are: {listed(list(there))}",
+            code="missing-column",
+            name=missing,
         )
 
 
@@ -133,6 +149,10 @@ def _json_rows(path: Path, columns: Sequence[str]) -> Rows:
         if line.strip():
             row = json.loads(line)
             if not isinstance(row, dict):
-                raise DataError(f"{path}, line {number}: this is no JSON object; write one per line")
+                raise DataError(
+                    f"{path}, line {number}: this is no JSON object; write one per line",
+                    code="bad-list",
+                    path=path,
+                )
             _require(path, list(row), columns)
             yield f"line {number}", [row[name] for name in columns]

@@ -43,7 +43,8 @@ class ImageSet(ABC):
     def portable(self, rows: Sequence[int] | None = None) -> ImageSet:
         """The same images, or some of them, for another process: no other pixels, and files by their paths."""
         raise DataError(
-            f"images of {type(self).__name__} cannot be shared out among processes; give files or an array"
+            f"images of {type(self).__name__} cannot be shared out among processes; give files or an array",
+            code="cannot-share-images",
         )
 
 
@@ -99,7 +100,10 @@ class ArrayImages(ImageSet):
 
     def __init__(self, array: Tensor):
         if array.dtype != torch.uint8 or array.ndim != 4 or array.shape[1] != 3:
-            raise DataError(f"ArrayImages wants uint8 [N, 3, h, w], not {array.dtype} {list(array.shape)}")
+            raise DataError(
+                f"ArrayImages wants uint8 [N, 3, h, w], not {array.dtype} {list(array.shape)}",
+                code="bad-array",
+            )
         self.array = array
 
     def __len__(self) -> int:
@@ -136,7 +140,9 @@ class LazyImages(ImageSet):
             return self.preprocessing.to_canvas(item)
         array = to_uint8(batched(item, self.name(row)), self.name(row))
         if len(array) != 1:
-            raise DataError(f"{self.name(row)} has shape {list(item.shape)}; it must be one image")
+            raise DataError(
+                f"{self.name(row)} has shape {list(item.shape)}; it must be one image", code="bad-array"
+            )
         return self.preprocessing.to_canvas(Image.fromarray(array[0].permute(1, 2, 0).numpy()))
 
 
@@ -179,7 +185,9 @@ def as_images(data: Any, preprocessing: Preprocessing) -> ImageSet:
     """Images without labels; a single image becomes a set of one."""
     images = _as_images(data, preprocessing)
     if not len(images):
-        raise DataError("there are no images: the collection is empty; give at least one image")
+        raise DataError(
+            "there are no images: the collection is empty; give at least one image", code="no-images"
+        )
     return images
 
 
@@ -196,10 +204,13 @@ def as_labelled(data: Any, preprocessing: Preprocessing) -> tuple[ImageSet, list
     else:
         raise DataError(
             f"{type(data).__name__} cannot be learned from; give a folder of class folders, "
-            "a pair (images, labels) or a torch Dataset of (image, label)"
+            "a pair (images, labels) or a torch Dataset of (image, label)",
+            code="unsupported-data",
         )
     if len(images) != len(labels):
-        raise DataError(f"{len(images)} images but {len(labels)} labels; give one label per image")
+        raise DataError(
+            f"{len(images)} images but {len(labels)} labels; give one label per image", code="label-count"
+        )
     return images, labels
 
 
@@ -218,14 +229,16 @@ def _as_images(data: Any, preprocessing: Preprocessing) -> ImageSet:
         return _from_list(data, preprocessing)
     if _is_dataset(data):
         return LazyImages(len(data), lambda row: _image_of(data[row]), preprocessing)
-    raise DataError(f"{type(data).__name__} cannot be read as images; give {ACCEPTED}")
+    raise DataError(
+        f"{type(data).__name__} cannot be read as images; give {ACCEPTED}", code="unsupported-data"
+    )
 
 
 def _from_list(items: Sequence[Any], preprocessing: Preprocessing) -> ImageSet:
     if all(isinstance(item, (str, os.PathLike)) for item in items):
         missing = next((item for item in items if not image_exists(Path(item))), None)
         if missing is not None:
-            raise DataError(f"{missing} is not a file; check the path")
+            raise DataError(f"{missing} is not a file; check the path", code="missing-file", path=missing)
         return FileImages(items, preprocessing)
     if all(isinstance(item, (Tensor, np.ndarray)) for item in items) and len({i.shape for i in items}) == 1:
         parts = [to_uint8(batched(item, f"image {i}"), f"image {i}") for i, item in enumerate(items)]
@@ -239,7 +252,9 @@ def _from_list(items: Sequence[Any], preprocessing: Preprocessing) -> ImageSet:
 
 def _labels(values: Any) -> list[str]:
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-        raise DataError(f"labels are a {type(values).__name__}; give a list with one label per image")
+        raise DataError(
+            f"labels are a {type(values).__name__}; give a list with one label per image", code="bad-label"
+        )
     listed = values.tolist() if isinstance(values, (Tensor, np.ndarray)) else list(values)
     return [_label(value, row) for row, value in enumerate(listed)]
 
@@ -252,7 +267,11 @@ def _label(value: Any, row: int) -> str:
         return str(value)
     if isinstance(value, Integral):
         return str(int(value))
-    raise DataError(f"label {row} is {value!r}; a label must be a whole number or a string that is not empty")
+    raise DataError(
+        f"label {row} is {value!r}; a label must be a whole number or a string that is not empty",
+        code="bad-label",
+        row=row,
+    )
 
 
 def _is_dataset(data: Any) -> bool:
@@ -281,5 +300,9 @@ def _dataset_labels(dataset: Any) -> list[str]:
 
 def _item_label(item: Any, row: int) -> str:
     if not isinstance(item, (list, tuple)) or len(item) < 2:
-        raise DataError(f"item {row} of the dataset is not a pair (image, label); every item must be one")
+        raise DataError(
+            f"item {row} of the dataset is not a pair (image, label); every item must be one",
+            code="unsupported-data",
+            row=row,
+        )
     return _label(item[1], row)

@@ -22,7 +22,8 @@ class Labelled:
     def __post_init__(self) -> None:
         if len(self.images) != len(self.labels):
             raise DataError(
-                f"{len(self.images)} images but {len(self.labels)} labels; the files do not match"
+                f"{len(self.images)} images but {len(self.labels)} labels; the files do not match",
+                code="label-count",
             )
 
 
@@ -39,13 +40,17 @@ class Dataset:
     def __post_init__(self) -> None:
         if len(set(self.classes)) != len(self.classes):
             twice = sorted({name for name in self.classes if self.classes.count(name) > 1})
-            raise DataError(f"{self.name}: class names {twice} occur more than once; they must differ")
+            raise DataError(
+                f"{self.name}: class names {twice} occur more than once; they must differ",
+                code="duplicate-class",
+            )
         for split, part in (("training", self.train), ("test", self.test)):
             labels = part.labels
             if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < len(self.classes)):
                 raise DataError(
                     f"{self.name}: {split} labels run from {int(labels.min())} to {int(labels.max())}, "
-                    f"but there are {len(self.classes)} classes; get its files again"
+                    f"but there are {len(self.classes)} classes; get its files again",
+                    code="label-out-of-range",
                 )
 
 

@@ -33,7 +33,9 @@ def prefetched(
     not wait.
     """
     if ahead < 1:
-        raise SettingsError(f"prefetched got ahead={ahead}; it must be at least 1")
+        raise SettingsError(
+            f"prefetched got ahead={ahead}; it must be at least 1", code="bad-setting", name="ahead"
+        )
     pinned = device is not None and device.type == "cuda"
     if decodes_files(images):
         return _read_ahead(images, batches, ahead, pinned)

@@ -28,7 +28,7 @@ def read_labelled(source: Path, wanted: Sequence[str] | None = None) -> Files:
         return files
     missing = next((name for name in wanted if name not in set(files.labels)), None)
     if missing is not None:
-        raise DataError(f"{source} has no images of class {missing}")
+        raise DataError(f"{source} has no images of class {missing}", code="missing-class", name=missing)
     chosen = set(wanted)
     return files.rows(i for i, label in enumerate(files.labels) if label in chosen)
 
@@ -39,7 +39,11 @@ def _set_files(folder: Path) -> Files:
     for path, cell in read_set(folder):
         label = label_of(cell)
         if label is None:
-            raise DataError(f"{path} has no label; {folder} needs a column label: classes, words or numbers")
+            raise DataError(
+                f"{path} has no label; {folder} needs a column label: classes, words or numbers",
+                code="missing-label",
+                path=path,
+            )
         files.paths.append(path)
         files.labels.append(label)
     return files.rows(sorted(range(len(files)), key=files.labels.__getitem__))

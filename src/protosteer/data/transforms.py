@@ -42,22 +42,44 @@ class Preprocessing:
         for name in ("mean", "std"):
             values = tuple(float(value) for value in getattr(self, name))
             if len(values) != 3:
-                raise DataError(f"preprocessing {name} has {len(values)} values; give three, for R, G, B")
+                raise DataError(
+                    f"preprocessing {name} has {len(values)} values; give three, for R, G, B",
+                    code="bad-preprocessing",
+                    name=name,
+                )
             object.__setattr__(self, name, values)
         if min(self.std) <= 0:
-            raise DataError(f"preprocessing std is {self.std}; every value must be greater than 0")
+            raise DataError(
+                f"preprocessing std is {self.std}; every value must be greater than 0",
+                code="bad-preprocessing",
+                name="std",
+            )
         if self.image_size < 1:
-            raise DataError(f"preprocessing image_size is {self.image_size}; it must be at least 1")
+            raise DataError(
+                f"preprocessing image_size is {self.image_size}; it must be at least 1",
+                code="bad-preprocessing",
+                name="image_size",
+            )
         if not 0 < self.crop <= 1:
-            raise DataError(f"preprocessing crop is {self.crop}; it must lie in (0, 1]")
+            raise DataError(
+                f"preprocessing crop is {self.crop}; it must lie in (0, 1]",
+                code="bad-preprocessing",
+                name="crop",
+            )
         if self.image_size > MOST_CANVAS * self.crop:
             raise DataError(
                 f"preprocessing image_size {self.image_size} and crop {self.crop} need images of more than "
-                f"{MOST_CANVAS} pixels a side; give a smaller size or a larger crop"
+                f"{MOST_CANVAS} pixels a side; give a smaller size or a larger crop",
+                code="bad-preprocessing",
+                name="image_size",
             )
         if self.interpolation not in INTERPOLATIONS:
             choices = " or ".join(INTERPOLATIONS)
-            raise DataError(f"preprocessing interpolation is {self.interpolation!r}; choose {choices}")
+            raise DataError(
+                f"preprocessing interpolation is {self.interpolation!r}; choose {choices}",
+                code="bad-preprocessing",
+                name="interpolation",
+            )
 
     @property
     def canvas(self) -> int:
@@ -143,7 +165,11 @@ def _eight_bit(image: Image.Image) -> Image.Image:
             return _over_white(image)
         return image if image.mode in ("L", "RGB") else image.convert("RGB")
     except ValueError as error:
-        raise DataError(f"an image has mode {image.mode}; convert it to RGB first ({error})") from error
+        raise DataError(
+            f"an image has mode {image.mode}; convert it to RGB first ({error})",
+            code="image-mode",
+            mode=image.mode,
+        ) from error
 
 
 # Strip by strip: what is computed on the way is several times as large as an image.

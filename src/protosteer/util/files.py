@@ -113,7 +113,9 @@ def writing(place: Path, option: str | None) -> Iterator[None]:
         yield
     except OSError as error:
         remedy = f"choose another place with {option}" if option else "make room, or see to its permissions"
-        raise ProtosteerError(f"cannot write to {place}: {error.strerror or error}; {remedy}") from error
+        raise ProtosteerError(
+            f"cannot write to {place}: {error.strerror or error}; {remedy}", code="cannot-write", path=place
+        ) from error
 
 
 def remove_leftovers(folder: Path, name: str | None = None, older_than: float = 0.0) -> list[Path]:
@@ -177,7 +179,9 @@ def replacing(path: Path, seconds: float = 30.0) -> Iterator[None]:
             if time.monotonic() > end:
                 raise ProtosteerError(
                     f"someone else has been writing in {path.parent} for {seconds:g} s; wait for that and run the "
-                    "same command again"
+                    "same command again",
+                    code="locked",
+                    path=path.parent,
                 )
             time.sleep(0.01)
         if ours is None:
@@ -208,7 +212,9 @@ def real(path: Path) -> Path:
         path.stat()
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise ProtosteerError(f"{path} is a link that leads back to itself; remove it") from error
+            raise ProtosteerError(
+                f"{path} is a link that leads back to itself; remove it", code="link-loop", path=path
+            ) from error
     return path.resolve()
 
 

@@ -43,11 +43,15 @@ def unpack_tensors(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, Te
         metadata = _parsed(data[8 : 8 + length]).get("__metadata__") or {}
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise ModelFileError(
-            f"{name} is truncated or not a model file ({one_line(str(error))}); use another copy"
+            f"{name} is truncated or not a model file ({one_line(str(error))}); use another copy",
+            code="damaged-model",
+            path=name,
         ) from error
     if _KEY not in metadata:
         raise ModelFileError(
-            f"{name} is a safetensors file but not a protosteer model; teach one with learn()"
+            f"{name} is a safetensors file but not a protosteer model; teach one with learn()",
+            code="not-a-model",
+            path=name,
         )
     try:
         sealed = _parsed(metadata[_KEY])
@@ -56,7 +60,11 @@ def unpack_tensors(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, Te
     except (ValueError, KeyError, TypeError, RecursionError):
         intact = False
     if not intact:
-        raise ModelFileError(f"{name} was altered or damaged after it was written; use another copy")
+        raise ModelFileError(
+            f"{name} was altered or damaged after it was written; use another copy",
+            code="damaged-model",
+            path=name,
+        )
     return header, tensors
 
 

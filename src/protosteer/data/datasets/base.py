@@ -92,7 +92,11 @@ class DatasetInfo:
     def load(self, folder: Path, reading: Reading) -> Dataset:
         found = self.find(folder)
         if found is None:
-            raise DataError(f"{folder} does not hold all files any more; look what became of them")
+            raise DataError(
+                f"{folder} does not hold all files any more; look what became of them",
+                code="incomplete-folder",
+                path=folder,
+            )
         return Dataset(self.name, *self.read(found, reading))
 
 

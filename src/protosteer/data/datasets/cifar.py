@@ -47,9 +47,15 @@ class _Format:
         try:
             yield
         except FileNotFoundError as error:
-            raise DataError(f"{path} is missing; unpack {self.archive} there") from error
+            raise DataError(
+                f"{path} is missing; unpack {self.archive} there", code="missing-file", path=path
+            ) from error
         except Exception as error:  # damaged pickles make the unpickler raise nearly anything
-            raise DataError(f"{path} is no file of {self.archive} ({error}); unpack it again") from error
+            raise DataError(
+                f"{path} is no file of {self.archive} ({error}); unpack it again",
+                code="damaged-file",
+                path=path,
+            ) from error
 
 
 def _batches(suffix: str) -> dict[str, tuple[str, ...]]:

@@ -35,17 +35,23 @@ def content(path: Path) -> bytes:
     try:
         data = read_regular(path)
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); check the file") from error
+        raise DataError(
+            f"{path} cannot be read ({error.strerror}); check the file", code="unreadable-file", path=path
+        ) from error
     if path.suffix != ".gz":
         return data
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as unzipped:
             unpacked = unzipped.read(MOST_UNZIPPED + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is damaged or cut short ({error}); fetch it again") from error
+        raise DataError(
+            f"{path} is damaged or cut short ({error}); fetch it again", code="damaged-file", path=path
+        ) from error
     if len(unpacked) > MOST_UNZIPPED:
         raise DataError(
-            f"{path} holds more than {MOST_UNZIPPED:,} bytes, which no such data set has; fetch it again"
+            f"{path} holds more than {MOST_UNZIPPED:,} bytes, which no such data set has; fetch it again",
+            code="damaged-file",
+            path=path,
         )
     return unpacked
 
@@ -57,13 +63,17 @@ def read_idx(path: Path, dimensions: int) -> Tensor:
     if data[:4] != magic or len(data) < start:
         raise DataError(
             f"{path} begins with {data[:4].hex() or 'nothing'}, not {magic.hex()} and {dimensions} sizes: "
-            "it is no idx file of bytes, or cut short; fetch it again"
+            "it is no idx file of bytes, or cut short; fetch it again",
+            code="damaged-file",
+            path=path,
         )
     shape = struct.unpack(f">{dimensions}I", data[4:start])
     if len(data) - start != math.prod(shape):
         raise DataError(
             f"{path} holds {len(data) - start} bytes for sizes {list(shape)}, not {math.prod(shape)}; "
-            "it is damaged or cut short, fetch it again"
+            "it is damaged or cut short, fetch it again",
+            code="damaged-file",
+            path=path,
         )
     return torch.from_numpy(np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape).copy())
 
@@ -73,7 +83,9 @@ def read_images(images: Path, labels: Path) -> tuple[Tensor, Tensor]:
     pixels, numbers = read_idx(images, 3), read_idx(labels, 1)
     if len(pixels) != len(numbers):
         raise DataError(
-            f"{images} has {len(pixels)} images but {labels} {len(numbers)} labels; fetch them again"
+            f"{images} has {len(pixels)} images but {labels} {len(numbers)} labels; fetch them again",
+            code="label-count",
+            path=images,
         )
     return as_small_images(pixels), numbers.long()
 

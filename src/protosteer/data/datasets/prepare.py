@@ -19,7 +19,9 @@ def get_dataset(info: DatasetInfo, root: Path, say: Say = to_stderr) -> tuple[Pa
         folder = info.locate(root)
     if folder is None:
         raise DataError(
-            f"{info.title} was fetched into {root / info.name}, but files are missing; remove that folder"
+            f"{info.title} was fetched into {root / info.name}, but files are missing; remove that folder",
+            code="incomplete-folder",
+            path=root / info.name,
         )
     return folder, verify(info, folder)
 
@@ -42,7 +44,9 @@ def _verified(path: Path, info: DatasetInfo) -> str:
         return f"md5:{plain}"  # the official content, gzipped anew
     raise DataError(
         f"{path} has md5 {found}, but the official file has {official}; "
-        f"remove it and run: protosteer datasets get {info.name}"
+        f"remove it and run: protosteer datasets get {info.name}",
+        code="checksum",
+        path=path,
     )
 
 
@@ -56,19 +60,31 @@ def _obtain(info: DatasetInfo, root: Path, say: Say) -> None:
     """Download and unpack; archives that the user has put there are used, and left where they are."""
     target = root / info.name
     if not info.files:
-        raise DataError(f"{info.title} is not in {root} and cannot be downloaded: {_by_hand(info, target)}")
+        raise DataError(
+            f"{info.title} is not in {root} and cannot be downloaded: {_by_hand(info, target)}",
+            code="missing-dataset",
+            name=info.name,
+        )
     for remote in info.accepted:
         if remote.folder and (archive := _given(remote, target, root)):
             unpack(archive, remote.folder, target)
             return
     for remote in info.files:
         if remote.folder and (target / remote.folder).exists():
-            raise DataError(f"{target / remote.folder} is there but lacks files; remove it and try again")
+            raise DataError(
+                f"{target / remote.folder} is there but lacks files; remove it and try again",
+                code="incomplete-folder",
+                path=target / remote.folder,
+            )
         given = _given(remote, target, root)
         try:
             archive = given or fetch(remote, target, say)
         except DataError as error:
-            raise DataError(f"{error}; without a network {_by_hand(info, target)}") from error
+            raise DataError(
+                f"{error}; without a network {_by_hand(info, target)}",
+                code="download-failed",
+                name=remote.name,
+            ) from error
         if remote.folder:
             unpack(archive, remote.folder, target)
             if not given:
@@ -80,7 +96,11 @@ def _given(remote: Remote, target: Path, root: Path) -> Path | None:
     places = [target, root] if remote.folder else [target]
     path = next((place / remote.name for place in places if (place / remote.name).is_file()), None)
     if path and remote.folder and remote.md5 and (found := _digest(path, "md5")) != remote.md5:
-        raise DataError(f"{path} has md5 {found}, but the official file has {remote.md5}; remove it")
+        raise DataError(
+            f"{path} has md5 {found}, but the official file has {remote.md5}; remove it",
+            code="checksum",
+            path=path,
+        )
     return path
 
 

@@ -70,7 +70,7 @@ def find_dataset(name: str) -> DatasetInfo:
     if name in DATASETS:
         return DATASETS[name]
     near = suggestion(name.lower().replace("_", "-"), DATASETS)
-    raise DataError(f"no data set is called '{name}'; {near}")
+    raise DataError(f"no data set is called '{name}'; {near}", code="unknown-dataset", name=name)
 
 
 def list_datasets(data_dir: Path | None = None) -> list[DatasetStatus]:
@@ -86,7 +86,9 @@ def open_dataset(name: str, data_dir: Path | None, reading: Reading) -> Dataset:
     dataset = info.load(folder, reading)
     if len(dataset.classes) != info.classes:
         raise DataError(
-            f"{folder} holds {len(dataset.classes)} classes; {info.title} has {info.classes}, unpack it again"
+            f"{folder} holds {len(dataset.classes)} classes; {info.title} has {info.classes}, unpack it again",
+            code="damaged-file",
+            path=folder,
         )
     return replace(dataset, checksums={**dataset.checksums, **checksums})
 
@@ -101,5 +103,5 @@ def open_benchmark(benchmark: Benchmark, data_dir: Path | None, reading: Reading
         except DataError as error:
             absent.append(error)
     if absent:
-        raise DataError("; and ".join(map(str, absent))) from absent[0]
+        raise DataError("; and ".join(map(str, absent)), code="missing-dataset") from absent[0]
     return join(benchmark.name, found) if len(found) > 1 else next(iter(found.values()))

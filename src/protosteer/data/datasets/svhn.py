@@ -26,7 +26,9 @@ def read_svhn(path: Path) -> tuple[Tensor, Tensor]:
         pixels = np.asarray(table["X"], dtype=np.uint8).reshape(32, 32, 3, -1).transpose(3, 2, 0, 1)
         digits = np.asarray(table["y"], dtype=np.int64).reshape(-1) % 10
     except Exception as error:  # a damaged file makes scipy raise nearly anything
-        raise DataError(f"{path} is not an SVHN file ({error}); fetch it again") from error
+        raise DataError(
+            f"{path} is not an SVHN file ({error}); fetch it again", code="damaged-file", path=path
+        ) from error
     return torch.from_numpy(np.ascontiguousarray(pixels)), torch.from_numpy(digits)
 
 
