@@ -11,7 +11,7 @@ from protosteer.learner import Learner
 from protosteer.settings import Settings
 from protosteer.workflows.learn_folder import learn_folder, scan_folder
 
-QUICK = Settings(epochs=2, batch_size=8, neck_hidden=16, augmentation="none", centroids=2)
+QUICK = Settings.preset("paper", epochs=2, batch_size=8, neck_hidden=16, augmentation="none", centroids=2)
 ALONE = QUICK.replace(independent=True)
 EVIDENCE = QUICK.replace(rule="evidence")
 

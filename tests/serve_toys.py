@@ -20,7 +20,7 @@ from protosteer.learner import Learner
 from protosteer.serve.app import Server, _listen, create_app
 from protosteer.settings import Settings
 
-QUICK = Settings(epochs=2, batch_size=8, neck_hidden=16, augmentation="crop", centroids=2)
+QUICK = Settings.preset("paper", epochs=2, batch_size=8, neck_hidden=16, augmentation="crop", centroids=2)
 TOKEN = "open sesame"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 SPRING, SUMMER = ["ant", "bee"], ["cat", "dog"]

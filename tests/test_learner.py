@@ -21,7 +21,7 @@ from protosteer.paper.task import task_seed
 from protosteer.paper.vit import ViT, ViTConfig
 from protosteer.settings import Settings
 
-QUICK = Settings(epochs=2, batch_size=8, neck_hidden=16, augmentation="crop", centroids=2)
+QUICK = Settings.preset("paper", epochs=2, batch_size=8, neck_hidden=16, augmentation="crop", centroids=2)
 ALONE = QUICK.replace(independent=True)
 SPRING, SUMMER, AUTUMN = ["ant", "bee"], ["cat", "dog", "eel"], ["fox"]
 
@@ -170,7 +170,7 @@ def test_the_papers_rule_knows_no_prompt_for_all_classes(tmp_path):
     """Not even in a model that has one: what is learned by it can be read back."""
     learner = Learner(tiny_backbone(), Settings.preset("best", epochs=1, batch_size=8, neck_hidden=16))
     learner.learn(easy_task(["ant", "bee"]))
-    learner.settings = learner.settings.under("paper").replace(epochs=1)
+    learner.settings = learner.settings.with_preset("paper").replace(epochs=1)
     assert learner.domain is None is not learner.memory.shared_prompt
     learner.learn(easy_task(["cat", "dog"]))
     learner.add_class("eel", easy_task(["eel"], per_class=3)[0])

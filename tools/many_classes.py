@@ -167,7 +167,7 @@ def taught(bulk: Bulk, backbone: Backbone, values: int = 1) -> Model:
     size = classes // min(classes // 10, 1000)
     spans = ((first, min(first + size, classes)) for first in range(0, classes, size))
     tasks = [TaskRecord(f"task-{first}", Slices(stack, first, last), None) for first, last in spans]
-    return Model(Path("many"), backbone_header(backbone), Settings(rule="evidence"), Memory(tasks))
+    return Model(Path("many"), backbone_header(backbone), Settings(), Memory(tasks))
 
 
 def opening(path: Path, backbone: Backbone) -> str:

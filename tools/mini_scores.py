@@ -37,7 +37,7 @@ from protosteer.streams.base import Stream, Task
 from protosteer.util.files import write_atomically
 
 WAYS: dict[str, tuple[type[CPP], Settings]] = {
-    "class means": (CPP, Settings(prompts=False, centroids=1)),
+    "class means": (CPP, Settings.preset("paper", prompts=False, centroids=1)),
     "instant": (Protosteer, Settings.preset("instant")),
     "best": (Protosteer, Settings.preset("best")),
 }

@@ -32,7 +32,7 @@ def main(given: argparse.Namespace) -> int:
     count, side = given.batch * given.steps, backbone.preprocessing.canvas
     draw = torch.Generator().manual_seed(0)
     images = ArrayImages(torch.randint(256, (count, 3, side, side), generator=draw, dtype=torch.uint8))
-    settings, labels = Settings(epochs=1, batch_size=given.batch), torch.arange(count) % 10
+    settings, labels = Settings.preset("paper", epochs=1, batch_size=given.batch), torch.arange(count) % 10
 
     def train() -> None:
         seen = TaskImages(images, backbone, settings, "task")

@@ -44,13 +44,13 @@ _WEIGHTS = (1, 2, 4, 8, 16, 32, 64)  # images that a correction may count as
 class Learner:
     """A frozen backbone, settings, and a list of task records.
 
-    Without settings it learns and predicts by the preset "best"; `Settings()` are the paper's. domain: a
+    Without settings it learns and predicts by the preset "best", which is `Settings()`. domain: a
     prompt that serves all classes from the first task on, see `adapt`; without one, the first task's own.
     """
 
     def __init__(self, backbone: Backbone, settings: Settings | None = None, domain: Tensor | None = None):
         self.backbone = backbone
-        self.settings = settings or Settings.preset("best")
+        self.settings = settings or Settings()
         self.memory = Memory()
         self._domain = domain
         self._read: tuple[tuple[TaskRecord, ...], Index, Fusion | None] | None = None

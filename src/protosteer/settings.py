@@ -1,4 +1,4 @@
-"""All settings of the method, each default stated once. The defaults are the paper's."""
+"""Every setting of the learner, with its default and bounds. `Settings.preset("paper")` are the paper's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import math
 import operator
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,22 +83,30 @@ class Values:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Create settings from names and values; an unknown name is an error."""
         known = [field.name for field in dataclasses.fields(cls)]
         for key in values:
             if key not in known:
-                raise SettingsError(unknown_setting(key, known))
+                raise SettingsError(unknown_setting(key, known), code="unknown-setting", name=key)
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
+        """Return all settings by name."""
         return dataclasses.asdict(self)
 
     def replace(self, **changes: Any) -> Self:
+        """Return a copy with some settings changed."""
         return self.from_dict({**self.to_dict(), **changes})
 
 
 @dataclass(frozen=True)
 class Settings(Values):
-    """How a learner learns and predicts. Frozen: a learner's settings never change under its feet."""
+    """How a learner learns and predicts.
+
+    `Settings()` is the preset "best": the default classifier, `rule="evidence"`. It differs from the paper's settings
+    in `rule`, `epochs` and `batch_size` alone. Only `neighbours` belongs to one rule, "paper"; under that rule,
+    `temperature` also scales probabilities.
+    """
 
     # Prompt: L_p, its kind, and where a new task's prompt starts.
     prompts: bool = True  # False: the training-free baseline, Sec. 3.2
@@ -124,8 +133,8 @@ class Settings(Values):
     neck_hidden: int = setting(2048, at_least=1, at_most=2**16)
 
     # Optimisation of one task.
-    epochs: int = setting(50, at_least=1, at_most=100_000)
-    batch_size: int = setting(256, at_least=2, at_most=2**16)
+    epochs: int = setting(15, at_least=1, at_most=100_000)
+    batch_size: int = setting(50, at_least=2, at_most=2**16)
     learning_rate: float = setting(1e-3, at_least=0)
     final_learning_rate: float = setting(1e-6, at_least=0)
     warmup_epochs: int = setting(5, at_least=0, at_most=100_000)  # the shorter of the two warm-ups counts
@@ -140,8 +149,8 @@ class Settings(Values):
     clustering: str = setting("spectral", choices=CLUSTERINGS)
     assign_labels: str = setting("discretize", choices=LABEL_ASSIGNMENTS)
 
-    # Inference: the paper's rule with its r nearest key centroids, or evidence (docs/beyond.md).
-    rule: str = setting("paper", choices=("paper", "evidence"))
+    # Inference: the default classifier (docs/beyond.md), or CPP inference with its r nearest key centroids.
+    rule: str = setting("evidence", choices=("paper", "evidence"))
     neighbours: int = setting(3, at_least=1, at_most=10_000)
     embed_batch_size: int = setting(64, at_least=1, at_most=2**16)
 
@@ -154,76 +163,95 @@ class Settings(Values):
         if self.prompt_kind == "shallow" and self.prompt_from_layer > 1:
             raise SettingsError(
                 f"prompt_from_layer = {self.prompt_from_layer}: a shallow prompt begins in layer 1; use "
-                "prompt_kind = 'deep'"
+                "prompt_kind = 'deep'",
+                code="setting-out-of-bounds",
+                name="prompt_from_layer",
             )
         if self.prototypes_per_step < -1:
             raise SettingsError(
                 f"prototypes_per_step = {self.prototypes_per_step}: give a count, 0 for none, or -1 for "
-                "as many as the batch has images"
+                "as many as the batch has images",
+                code="setting-out-of-bounds",
+                name="prototypes_per_step",
             )
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Settings:
-        """Settings by the name of a preset; what is given besides wins."""
+        """Return the settings of a preset with some changed."""
         return cls.from_dict({**preset(name), **changes})
 
-    def under(self, name: str) -> Settings:
-        """The same settings, but those that presets are about as this preset has them."""
+    def with_preset(self, name: str) -> Settings:
+        """Return a copy in which every setting that any preset changes is as this preset has it."""
         wanted, about = Settings.preset(name), {key for changes in _CHANGES.values() for key in changes}
         return self.replace(**{key: getattr(wanted, key) for key in about})
 
+    def under(self, name: str) -> Settings:
+        """Do what `with_preset` does, under its old name."""
+        warnings.warn("Settings.under is now Settings.with_preset", DeprecationWarning, stacklevel=2)
+        return self.with_preset(name)
+
     @classmethod
     def from_file(cls, values: Mapping[str, Any]) -> Settings:
-        """From a file of any version: names that have been retired since are left out."""
-        return cls.from_dict({name: value for name, value in values.items() if name not in RETIRED})
+        """Read what a file of any version says; what it does not name was the paper's when it was written."""
+        known = {name: value for name, value in values.items() if name not in RETIRED}
+        return cls.preset("paper", **known)
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Settings:
         """Read settings from a TOML file of `name = value` lines; absent names keep their defaults."""
+        values = read_toml(Path(path)).items()
         try:
-            values = read_toml(Path(path)).items()
             return cls.from_dict({n: v for n, v in values if n not in RETIRED or v != RETIRED[n]})
         except SettingsError as error:
-            raise SettingsError(f"{path}: {error}") from error
+            raise SettingsError(f"{path}: {error}", code=error.code, **error.details) from error
 
     def to_toml(self, path: str | Path) -> None:
+        """Write all settings as `name = value` lines."""
         lines = [f"{name} = {json.dumps(value)}" for name, value in self.to_dict().items()]
         Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file of `name = value` lines."""
+    """Read a TOML file of `name = value` lines."""
     try:
         values = tomllib.loads(read_regular(path).decode("utf-8"))
     except OSError as error:
-        raise SettingsError(f"cannot read {path}: {error.strerror}") from error
+        raise SettingsError(
+            f"cannot read {path}: {error.strerror}", code="unreadable-settings", path=path
+        ) from error
     except (ValueError, RecursionError) as error:  # tomllib's and the decoder's are both of the first kind
-        raise SettingsError(f"{path} is not valid TOML: {error}") from error
+        raise SettingsError(f"{path} is not valid TOML: {error}", code="invalid-toml", path=path) from error
     table = next((name for name, value in values.items() if isinstance(value, dict)), None)
     if table is not None:
-        raise SettingsError(f"{path}: [{table}] is a table; give a plain list of name = value")
+        raise SettingsError(
+            f"{path}: [{table}] is a table; give a plain list of name = value", code="invalid-toml", path=path
+        )
     return values
 
 
-# "best" trains a prompt per task, "fast" one for all classes, "instant" nothing; all three read what they keep
-# as evidence.
-_QUICKER = {"epochs": 15, "batch_size": 50}
+# "best" trains a prompt per task, "fast" one for all classes, "instant" nothing.
+_PAPER_TRAINING = {"epochs": 50, "batch_size": 256}
 _CHANGES: Mapping[str, Mapping[str, Any]] = {
-    "best": {"rule": "evidence", **_QUICKER},
-    "fast": {"rule": "evidence", **_QUICKER, "prompt_tasks": "first"},
-    "instant": {"rule": "evidence", "prompts": False},
-    "paper": {},
+    "best": {},
+    "fast": {"prompt_tasks": "first"},
+    "instant": {"prompts": False, **_PAPER_TRAINING},  # unused there; files of earlier versions say so
+    "paper": {"rule": "paper", **_PAPER_TRAINING},
 }
 
 
 def preset(name: str) -> dict[str, Any]:
-    """What a preset changes in the paper's settings."""
+    """Return what a preset changes in the defaults."""
     if name not in PRESETS:
-        raise SettingsError(f"preset {name!r} is unknown; choose one of {', '.join(PRESETS)}")
+        raise SettingsError(
+            f"preset {name!r} is unknown; choose one of {', '.join(PRESETS)}",
+            code="unknown-preset",
+            name=name,
+        )
     return dict(_CHANGES[name])
 
 
 def unknown_setting(key: str, known: Sequence[str]) -> str:
+    """Say that a setting is unknown and which of the known ones is nearest."""
     return f"unknown setting '{key}'; {suggestion(key, known)}"
 
 
@@ -248,17 +276,23 @@ def _check_bounds(name: str, value: Any, bounds: Mapping[str, Any]) -> None:
 
 
 def _typed(field: dataclasses.Field[Any], value: Any) -> Any:
-    """The value in the field's own type: an int may stand for a float, nothing else is converted."""
+    """Return the value in the field's own type: an int may stand for a float, nothing else is converted."""
     wanted = {"bool": bool, "int": int, "float": float, "str": str}[str(field.type)]
     if type(value) is int and abs(value) >= 2**63:  # Python may refuse even to write it
-        raise SettingsError(f"{field.name}: the number is too large")
+        raise SettingsError(
+            f"{field.name}: the number is too large", code="setting-out-of-bounds", name=field.name
+        )
     if wanted is float and type(value) is int:
         value = float(value)
     if type(value) is not wanted:
         shown = f" = {value!r}" if isinstance(value, (bool, int, float, str)) else ""
         raise SettingsError(
-            f"{field.name}{shown[:80]}: must be {wanted.__name__}, not {type(value).__name__}"
+            f"{field.name}{shown[:80]}: must be {wanted.__name__}, not {type(value).__name__}",
+            code="wrong-setting-type",
+            name=field.name,
         )
     if isinstance(value, float) and not math.isfinite(value):
-        raise SettingsError(f"{field.name} = {value}: must be a finite number")
+        raise SettingsError(
+            f"{field.name} = {value}: must be a finite number", code="setting-out-of-bounds", name=field.name
+        )
     return value

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_overhead_is_a_whole_match_from_ready_embeddings():
-    learner = Learner(small(), Settings())
+    learner = Learner(small(), Settings.preset("paper"))
     learner.memory = memory = memory_of(small(), tasks=4, classes=10)
     embeddings = torch.randn(6, small().dim)
     matches = scaling.overhead(learner, embeddings)

@@ -249,9 +249,13 @@ def test_a_new_model_is_of_the_best_preset_and_an_old_one_keeps_its_own(spring, 
     quick = {"epochs": 3, "batch_size": 8, "neck_hidden": 16, "augmentation": "none"}
     best, paper = tmp_path / "best.protosteer", tmp_path / "paper.protosteer"
     assert learn(best, spring, *QUICK) == learn(paper, spring, *QUICK, "--preset", "paper") == 0
-    assert settings(best) == Settings.preset("best", **quick) and settings(paper) == Settings(**quick)
+    assert settings(best) == Settings.preset("best", **quick) and settings(paper) == Settings.preset(
+        "paper", **quick
+    )
     assert learn(best, summer) == learn(paper, summer) == 0
-    assert settings(best) == Settings.preset("best", **quick) and settings(paper) == Settings(**quick)
+    assert settings(best) == Settings.preset("best", **quick) and settings(paper) == Settings.preset(
+        "paper", **quick
+    )
     said = capsys.readouterr().err
     assert "another rule" not in said
     more = photos(tmp_path / "more", ["yak", "zebu"])

@@ -24,7 +24,7 @@ from protosteer.streams import BENCHMARKS
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    learner = Learner(tiny_backbone(), Settings(prompts=False))
+    learner = Learner(tiny_backbone(), Settings.preset("paper", prompts=False))
     images, labels = toy_images(["kettle", "teapot"], 2)
     learner.learn((images, labels), name="kitchen")
     learner.save(tmp_path / "shop.protosteer")

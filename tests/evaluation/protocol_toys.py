@@ -9,7 +9,7 @@ from protosteer.data.images import ArrayImages
 from protosteer.settings import Settings
 from protosteer.streams.base import Stream, Task
 
-QUICK = Settings(epochs=2, batch_size=8, neck_hidden=16, augmentation="crop", centroids=2)
+QUICK = Settings.preset("paper", epochs=2, batch_size=8, neck_hidden=16, augmentation="crop", centroids=2)
 GROUPS = [["ant", "bee"], ["cat", "dog", "eel"], ["fox"], ["gnu", "hen"]]
 
 

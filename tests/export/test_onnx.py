@@ -41,7 +41,9 @@ from protosteer.export import onnx_graph  # noqa: E402 (needs onnx)
 pytestmark = pytest.mark.slow
 
 FILES = ["README.md", "embedding.onnx", "model.json", "predict.py", "prototypes.npz"]
-QUICK = Settings(epochs=1, batch_size=16, neck_hidden=32, augmentation="crop", centroids=2, independent=True)
+QUICK = Settings.preset(
+    "paper", epochs=1, batch_size=16, neck_hidden=32, augmentation="crop", centroids=2, independent=True
+)
 OTHER_PROCESS = """
 import json, sys
 import numpy as np

@@ -19,7 +19,7 @@ from protosteer.paper.inference import Index
 from protosteer.settings import Settings
 from protosteer.util.tensor_file import pack_tensors, unpack_tensors
 
-QUICK = Settings(epochs=2, batch_size=8, neck_hidden=16, augmentation="none", centroids=2)
+QUICK = Settings.preset("paper", epochs=2, batch_size=8, neck_hidden=16, augmentation="none", centroids=2)
 
 
 @pytest.fixture

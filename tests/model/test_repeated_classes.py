@@ -23,7 +23,7 @@ from protosteer.search.candidates import CandidateOptions
 from protosteer.settings import Settings
 
 INSTANT = Settings.preset("instant")
-QUICK = Settings(epochs=1, batch_size=8, neck_hidden=16, augmentation="none", centroids=2)
+QUICK = Settings.preset("paper", epochs=1, batch_size=8, neck_hidden=16, augmentation="none", centroids=2)
 CLASSES = ["ant", "bee", "cat"]
 DIM = 12
 

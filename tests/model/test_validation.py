@@ -267,7 +267,7 @@ def test_names_are_lines_of_text_wherever_they_enter(paper):
 def test_an_odd_adapted_backbone_is_refused_too(tmp_path, change):
     prompt = torch.zeros(2, 1, 24)
     header = model_file.backbone_header(tiny_backbone())
-    adapted = shared_prompt.Adapted(PLACE, header, Settings(), ["cat", "dog"], 16, prompt)
+    adapted = shared_prompt.Adapted(PLACE, header, Settings.preset("paper"), ["cat", "dog"], 16, prompt)
     path = tmp_path / "adapted"
     adapted.write(path)
     assert shared_prompt.read(path).classes == ["cat", "dog"]

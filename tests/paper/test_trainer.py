@@ -18,7 +18,7 @@ from protosteer.runtime.progress import TrainingProgress
 from protosteer.settings import Settings
 from vit_toys import small
 
-QUICK = Settings(epochs=4, batch_size=8, neck_hidden=16, augmentation="crop")
+QUICK = Settings.preset("paper", epochs=4, batch_size=8, neck_hidden=16, augmentation="crop")
 
 
 def task(classes: int = 2, per_class: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
@@ -236,7 +236,7 @@ def test_last_short_batch_is_dropped_only_when_there_is_a_full_one():
 
 
 def test_schedules_start_and_end_where_the_paper_says():
-    settings = Settings()
+    settings = Settings.preset("paper")
     steps = 50 * 20
     rates = [learning_rate(step, steps, settings) for step in range(steps)]
     assert max(rates) == pytest.approx(1e-3) and rates.index(max(rates)) == 99  # 5 epochs of warm-up
@@ -244,17 +244,17 @@ def test_schedules_start_and_end_where_the_paper_says():
     assert all(a > b for a, b in zip(rates[100:], rates[101:], strict=False))
     decays = [weight_decay(step, steps, settings) for step in range(steps)]
     assert decays[0] == pytest.approx(5e-4) and decays[-1] == pytest.approx(1e-2)
-    assert learning_rate(0, 1, Settings(epochs=1)) == pytest.approx(1e-3)
+    assert learning_rate(0, 1, Settings.preset("paper", epochs=1)) == pytest.approx(1e-3)
 
 
 def test_warm_up_is_a_tenth_of_a_short_training():
-    settings = Settings(epochs=10)
+    settings = Settings.preset("paper", epochs=10)
     rates = [learning_rate(step, 100, settings) for step in range(100)]
     assert rates.index(max(rates)) == 9
 
 
 def test_neck_is_the_papers():
-    head = Head(192, 10, Settings())
+    head = Head(192, 10, Settings.preset("paper"))
     linears = [layer for layer in head.neck if isinstance(layer, torch.nn.Linear)]
     assert [(layer.in_features, layer.out_features) for layer in linears] == [
         (192, 2048),
@@ -263,7 +263,7 @@ def test_neck_is_the_papers():
     ]
     assert all(not layer.bias.any() for layer in linears)
     assert linears[1].weight.std().item() == pytest.approx(0.02, rel=0.02)
-    assert len(Head(192, 10, Settings(neck_layers=1)).neck) == 1
+    assert len(Head(192, 10, Settings.preset("paper", neck_layers=1)).neck) == 1
 
 
 def test_head_samples_as_many_prototypes_as_images():
@@ -285,8 +285,8 @@ def test_head_samples_as_many_prototypes_as_images():
 
 def test_prompt_starts():
     backbone, previous = tiny_backbone(), torch.ones(2, 1, 24)
-    assert not initial_prompt(backbone, Settings(), None).any()
-    assert torch.equal(initial_prompt(backbone, Settings(), previous), previous)
-    assert not initial_prompt(backbone, Settings(prompt_start="zero"), previous).any()
-    random = initial_prompt(backbone, Settings(prompt_start="random"), previous)
+    assert not initial_prompt(backbone, Settings.preset("paper"), None).any()
+    assert torch.equal(initial_prompt(backbone, Settings.preset("paper"), previous), previous)
+    assert not initial_prompt(backbone, Settings.preset("paper", prompt_start="zero"), previous).any()
+    random = initial_prompt(backbone, Settings.preset("paper", prompt_start="random"), previous)
     assert 0 < random.abs().max() < 0.1

@@ -19,7 +19,7 @@ from protosteer.settings import Settings
 
 pytestmark = pytest.mark.slow
 
-SETTINGS = Settings(epochs=3, batch_size=5, neck_hidden=16, augmentation="paper")
+SETTINGS = Settings.preset("paper", epochs=3, batch_size=5, neck_hidden=16, augmentation="paper")
 STEPS = 9
 
 

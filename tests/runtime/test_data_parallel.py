@@ -29,7 +29,9 @@ from world_toys import alone, count_held, team
 
 pytestmark = pytest.mark.slow
 
-SETTINGS = Settings(epochs=3, batch_size=5, neck_hidden=16, augmentation="paper", prompt_start="random")
+SETTINGS = Settings.preset(
+    "paper", epochs=3, batch_size=5, neck_hidden=16, augmentation="paper", prompt_start="random"
+)
 
 
 @pytest.fixture(scope="module", params=[2, 3])

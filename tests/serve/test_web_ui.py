@@ -81,7 +81,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def learner(folder: Path) -> Learner:
     """LearnResult without prompts, which takes a second, but set up as a model whose prompts can be trained."""
-    learner = learn_digits(folder, Settings(prompts=False), per_class=40)
+    learner = learn_digits(folder, Settings.preset("paper", prompts=False), per_class=40)
     learner.settings = dataclasses.replace(learner.settings, prompts=True, epochs=1, batch_size=8)
     learner.save(folder / "digits.protosteer")
     return learner

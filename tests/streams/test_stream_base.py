@@ -218,7 +218,9 @@ def test_a_permuted_stream_is_learned():
     train, test = (Labelled(Chosen(images, range(k, len(images), 2)), numbers[k::2]) for k in (0, 1))
     dataset = Dataset("easy", ANIMALS, train, test)
     stream = made(dataset, class_order="seed:1993", base=3, increment=2)
-    settings = Settings(epochs=2, batch_size=8, neck_hidden=16, augmentation="crop", centroids=2)
+    settings = Settings.preset(
+        "paper", epochs=2, batch_size=8, neck_hidden=16, augmentation="crop", centroids=2
+    )
     learner = Learner(tiny_backbone(), settings)
     for t in stream:
         learner.learn((t.train, t.train_labels), name=t.name)

@@ -109,4 +109,4 @@ def test_a_kept_model_is_not_taught_again(tmp_path, words, monkeypatch):
     unknowns.main([*words, "--model", str(model), "--out", str(tmp_path / "b.json")])
     assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
     with pytest.raises(SettingsError, match="other tasks or with other settings"):
-        unknowns.begin(model, tiny_backbone(), Settings(seed=1), {})
+        unknowns.begin(model, tiny_backbone(), Settings.preset("paper", seed=1), {})

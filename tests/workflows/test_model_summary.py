@@ -101,7 +101,7 @@ def test_equal_classes_are_alike_and_a_zero_centroid_is_like_nothing() -> None:
 def model(tmp_path: Path, tasks: list[TaskRecord], **settings: object) -> Model:
     path = tmp_path / "m.protosteer"
     path.write_bytes(b"x" * 1000)
-    return Model(path, dict(BACKBONE), Settings(**settings), Memory(tasks))
+    return Model(path, dict(BACKBONE), Settings.preset("paper", **settings), Memory(tasks))
 
 
 def two_tasks() -> list[TaskRecord]:
@@ -120,9 +120,11 @@ def test_every_figure_of_a_model(tmp_path: Path) -> None:
     told = model_summary.describe(model(tmp_path, two_tasks(), epochs=3, independent=True), None)
     assert told["file"] == {"path": str(tmp_path / "m.protosteer"), "bytes": 1000}
     assert told["backbone"] == {k: v for k, v in BACKBONE.items() if k != "heads"}
-    assert told["settings"]["all"] == Settings(epochs=3, independent=True).to_dict()
+    assert told["settings"]["all"] == Settings.preset("paper", epochs=3, independent=True).to_dict()
     assert told["settings"]["changed"] == [
-        {"name": "epochs", "value": 3, "default": 50},
+        {"name": "epochs", "value": 3, "default": 15},
+        {"name": "batch_size", "value": 256, "default": 50},
+        {"name": "rule", "value": "paper", "default": "evidence"},
         {"name": "independent", "value": True, "default": False},
     ]
     cat = (3 + 2 + 2) * 24 * 4 + 2 * 8 + 4 * 4
@@ -169,7 +171,9 @@ def test_what_is_not_known_is_none(tmp_path: Path) -> None:
 
 
 def test_a_model_that_was_not_written_and_one_without_tasks(tmp_path: Path) -> None:
-    told = model_summary.describe(Model(tmp_path / "none", dict(BACKBONE), Settings(), Memory()), None)
+    told = model_summary.describe(
+        Model(tmp_path / "none", dict(BACKBONE), Settings.preset("paper"), Memory()), None
+    )
     assert told["file"]["bytes"] is None and told["totals"]["bytes_per_class"] is None
     assert told["confusable"] == [] and not told["rejection"]["calibrated"]
 

@@ -25,7 +25,7 @@ BACKBONE = tiny_backbone()  # one for thousands of learners
 
 def known_by(*held_out: torch.Tensor | None) -> Learner:
     """One task per class, by the paper's rule."""
-    learner = Learner(BACKBONE, Settings())
+    learner = Learner(BACKBONE, Settings.preset("paper"))
     learner.memory = Memory(
         TaskRecord(f"t{i}", (ClassRecord(f"c{i}", torch.eye(4), VALUES, held),), None)
         for i, held in enumerate(held_out)

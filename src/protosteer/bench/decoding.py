@@ -18,7 +18,7 @@ from protosteer.settings import Settings
 from protosteer.tasks import learn_task
 
 PHOTOS, SIZE = 32, (1600, 1200)
-SETTINGS = Settings(epochs=5, batch_size=16)
+SETTINGS = Settings.preset("paper", epochs=5, batch_size=16)
 TARGET = 1.0
 
 

@@ -132,6 +132,6 @@ def memory_of(
 
 def learner_for(backbone: Backbone, prompt_from_layer: int = 1) -> Learner:
     """A learner of ten tasks of ten classes; all such learners retrieve the same candidates."""
-    learner = Learner(backbone, Settings())
+    learner = Learner(backbone, Settings.preset("paper"))
     learner.memory = memory_of(backbone, prompt_from_layer=prompt_from_layer)
     return learner

@@ -29,7 +29,7 @@ class Known(CPP):
     """CPP that has a task's record before it meets the task: learning is taking it over."""
 
     def __init__(self, backbone: Backbone, memory: Memory):
-        super().__init__(backbone, Settings())
+        super().__init__(backbone, Settings.preset("paper"))
         self.records = {record.name: record for record in memory.tasks}
 
     def learn(self, task: TaskData, *_: object, **__: object) -> None:
@@ -52,7 +52,7 @@ def our_run(backbone: Backbone, memory: Memory, stream: Stream) -> Run:
 
 def naive_matrix(backbone: Backbone, memory: Memory, stream: Stream) -> list[list[float]]:
     """Percent right on each task so far, after each task."""
-    learner = Learner(backbone, Settings())
+    learner = Learner(backbone, Settings.preset("paper"))
     matrix = []
 
     def accuracy(task: Task) -> float:

@@ -45,7 +45,7 @@ def judged(backbone: Backbone, batch: Tensor, rule: str, repeats: int) -> Ratio:
 def measure(backbone: Backbone, batch: Tensor, classes: int, rule: str, repeats: int) -> Ratio:
     """The backbone's share of a prediction's time."""
     tasks = min(classes // 10, MOST_TASKS)
-    learner = Learner(backbone, Settings(rule=rule))
+    learner = Learner(backbone, Settings.preset("paper", rule=rule))
     learner.memory = memory_of(backbone, tasks, classes // tasks, evidence=rule == "evidence")
     began = perf_counter()
     _ = learner.fusion

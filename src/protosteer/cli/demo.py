@@ -31,7 +31,7 @@ from protosteer.util.files import write_atomically, writing
 # batches a task and epoch; the neck is as wide in proportion to the backbone as the paper's (2048 for 768) or
 # wider; mirrored digits are other digits, hence no flips. Other rates, necks, prompt lengths and starts were
 # tried on a third of the training images, held out, and made no difference beyond chance.
-DEMO = Settings(epochs=15, batch_size=30, neck_hidden=512, augmentation="no-flip")
+DEMO = Settings.preset("paper", epochs=15, batch_size=30, neck_hidden=512, augmentation="no-flip")
 # Photographs are fewer, so batches are smaller; what is mirrored is the same thing.
 PHOTOS = DEMO.replace(batch_size=10, augmentation="paper")
 TAUGHT, TESTED = 20, 40  # images per class of a user's folder, at most

@@ -204,7 +204,7 @@ def _learner(
         learner = Learner(backbone, domain=prompt.prompt_for(backbone))
     else:
         learner = Learner(wanted.load(device, files))
-    settings = learner.settings.under(preset) if preset else learner.settings
+    settings = learner.settings.with_preset(preset) if preset else learner.settings
     learner.settings = settings.replace(**changes)
     if prompt:
         prompt.check_used(learner)

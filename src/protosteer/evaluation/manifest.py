@@ -36,7 +36,7 @@ def in_todays_terms(configuration: dict[str, Any]) -> dict[str, Any]:
     settings = configuration.get("settings", {})
     kept = {name: v for name, v in settings.items() if name not in RETIRED or v != RETIRED[name]}
     method = METHODS.get(configuration.get("method", ""))
-    defaults = method.settings_class().to_dict() if method else {}
+    defaults = method.settings_from(method.preset("paper")).to_dict() if method else {}
     added = {name: v for name, v in defaults.items() if name not in kept and name != "seed"}
     stream = configuration.get("stream", {})
     options = {**StreamOptions().to_dict(), **stream.get("options", {})}

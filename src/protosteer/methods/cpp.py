@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from protosteer.model.memory import Memory
 from protosteer.paper.inference import Embed
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.progress import OnStage
-from protosteer.settings import Settings
+from protosteer.settings import Settings, preset
 
 
 class CPP(Method):
@@ -31,6 +32,11 @@ class CPP(Method):
     settings_class = Settings
     suffix = ".protosteer"
     again = True
+
+    @classmethod
+    def preset(cls, name: str | None) -> dict[str, Any]:
+        """Return the paper's settings; the method has no other preset."""
+        return preset("paper") | super().preset(name)
 
     def __init__(self, backbone: Backbone, settings: Settings):
         super().__init__(backbone, settings)
