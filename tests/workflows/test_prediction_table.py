@@ -139,7 +139,7 @@ ODD = 'a "b", c.png'
 def toy(request: pytest.FixtureRequest) -> Learner:
     """Classes ant and bee of task spring, and cat, by either rule."""
     paper = request.param == "paper"
-    settings = Settings(prompts=False, centroids=2) if paper else Settings.preset("instant")
+    settings = Settings.preset("paper", prompts=False, centroids=2) if paper else Settings.preset("instant")
     learner = Learner(tiny_backbone(), settings)
     learner.learn(easy_task(["ant", "bee"]), name="spring")
     learner.add_class("cat", easy_task(["cat"], per_class=5)[0])
@@ -192,7 +192,7 @@ def test_csv_holds_no_control_characters():
 
 
 def test_cpp_inference_explains_which_centroid_won():
-    learner = Learner(tiny_backbone(), Settings(prompts=False, centroids=2))
+    learner = Learner(tiny_backbone(), Settings.preset("paper", prompts=False, centroids=2))
     learner.learn(easy_task(["ant", "bee"]), name="spring")
     prediction, (row, _) = predicted(learner)
     index, why = learner.index, row.explanation
@@ -203,7 +203,7 @@ def test_cpp_inference_explains_which_centroid_won():
     assert why["margin"] == pytest.approx(row.similarity - row.top[1]["similarity"], abs=1e-6)
 
 
-@pytest.mark.parametrize("settings", [Settings(prompts=False), Settings.preset("instant")])
+@pytest.mark.parametrize("settings", [Settings.preset("paper", prompts=False), Settings.preset("instant")])
 def test_a_model_of_one_class_has_no_runner_up(settings):
     learner = Learner(tiny_backbone(), settings)
     learner.learn(easy_task(["ant"]))
