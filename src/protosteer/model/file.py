@@ -34,7 +34,7 @@ from protosteer.model.memory import Memory
 from protosteer.model.merging import Renames, concatenate
 from protosteer.model.records import ClassRecord, TaskMetadata, TaskRecord
 from protosteer.model.schema import check_model_header
-from protosteer.model.validation import check_memory, check_packed, check_stack
+from protosteer.model.validation import check_memory, check_packed, check_sketch, check_stack
 from protosteer.paper.prototypes import Centroids
 from protosteer.settings import Settings
 from protosteer.util.files import real, write_atomically
@@ -44,6 +44,7 @@ from protosteer.util.text import check_name
 
 FORMAT = 3  # 1: without sketches; 2: class by class; both still read, and still written where classes are few
 MANY = 1_000  # classes from which on they are kept together: a hundred thousand apart take minutes to read
+EARLY_EXACT = 5  # single images of a class of many, in files from before prototypes had eight bits
 ADAPTED = (
     "adapted"  # what a header has instead of "format" where the file is no model: workflows/shared_prompt.py
 )
@@ -278,7 +279,11 @@ def _together(header: dict[str, Any], tensors: dict[str, Tensor]) -> Iterator[Se
     def under(prefix: str) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
-    stack = Stack(names, under("classes."), under("starts."))
+    classes, starts = under("classes."), under("starts.")
+    if "seen" not in starts:  # the first files of format 3 have no digests of images
+        classes["seen"] = torch.empty(0, dtype=torch.int64)
+        starts["seen"] = torch.zeros(len(names) + 1, dtype=torch.int64)
+    stack = Stack(names, classes, starts)
     check_stack(stack, header["backbone"].get("dim"))
     ends = itertools.accumulate(len(task["classes"]) for task in header["tasks"])
     first = 0
@@ -305,12 +310,33 @@ def _apart(header: dict[str, Any], tensors: dict[str, Tensor]) -> Iterator[Seque
     def record(prefix: str, name: str) -> ClassRecord:
         values = Centroids(*(whole(f"{prefix}.values.{part}") for part in ("means", "deviations", "counts")))
         plain, domain = sketch(f"{prefix}.plain"), sketch(f"{prefix}.domain")
+        if plain and domain and tensors[f"{prefix}.plain.points"].dtype == torch.float16:
+            plain, domain = _early(plain, domain, name)
         keys = plain.points if plain else tensors[f"{prefix}.keys"]
         held_out, seen = (tensors.get(f"{prefix}.{part}") for part in ("held_out", "seen"))
         return ClassRecord(name, keys, values, held_out, plain, domain, seen)
 
     for t, task in enumerate(header["tasks"]):
         yield tuple(record(f"tasks.{t}.classes.{i}", name) for i, name in enumerate(task["classes"]))
+
+
+def _early(plain: ClassSummary, shared: ClassSummary, name: str) -> Iterator[ClassSummary]:
+    """Read the prototypes of class `name` from a file written before they had eight bits.
+
+    Such files keep `EARLY_EXACT` images of a large class, the same in both spaces, and then groups. Where groups of one
+    image follow in one space, they would be taken for images that the other space lacks: they move to the end.
+    """
+    check_sketch(plain, name, None)
+    check_sketch(shared, name, None)
+    differ = plain.num_exact != shared.num_exact
+    for summary in (plain, shared):
+        groups = summary.counts[EARLY_EXACT:].argsort(descending=True, stable=True) + EARLY_EXACT
+        rows = torch.cat([torch.arange(len(summary.counts))[:EARLY_EXACT], groups])
+        yield (
+            ClassSummary(summary.points[rows], summary.counts[rows], summary.deviations)
+            if differ
+            else summary
+        )
 
 
 def _hint(backbone: Backbone) -> str | None:

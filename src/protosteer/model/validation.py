@@ -155,7 +155,7 @@ def _check_class(record: ClassRecord, dim: int | None) -> None:
         raise TypeError(f"centroids of {name} are not as many as their deviations")
     _check_counts(values.counts, len(values.means), f"centroids of {name}")
     for sketch in (s for s in (record.plain, record.shared) if s is not None):
-        _check_sketch(sketch, name, dim)
+        check_sketch(sketch, name, dim)
     if record.shared and (record.plain is None or record.plain.num_exact != record.shared.num_exact):
         raise TypeError(f"{name} has points of different images in its two sketches")
     if held_out is not None and not (
@@ -168,7 +168,8 @@ def _check_class(record: ClassRecord, dim: int | None) -> None:
         raise TypeError(f"digests of files of {name} are not a list of whole numbers")
 
 
-def _check_sketch(sketch: ClassSummary, name: str, dim: int | None) -> None:
+def check_sketch(sketch: ClassSummary, name: str, dim: int | None) -> None:
+    """Check the prototypes of class `name` in one feature space."""
     _check_tensor(sketch.points, 2, dim, f"points of {name}", -_UNIT, _UNIT)
     _check_tensor(sketch.deviations, 1, dim, f"deviations of {name}", 0.0, _UNIT)
     _check_counts(sketch.counts, len(sketch.points), f"points of {name}")
