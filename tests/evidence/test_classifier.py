@@ -1,12 +1,13 @@
-"""Prediction by evidence against a twin that treats one image at a time, and what its records promise."""
+"""The default classifier against its twin in NumPy, and what its records promise."""
 
 from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+from numpy_twin import Twin, as_tasks
 
 from conftest import easy_task, tiny_backbone
 from protosteer.evidence import classifier
@@ -45,64 +46,36 @@ class World:
         labels = torch.arange(IMAGES) % len(self.memory.classes)
         self.labels = labels
         self.images = torch.stack([self.image(self.memory.classes[i]) for i in labels.tolist()])
+        self.plain_images, self.shared_images = self.blurred(self.images), self.blurred(self.images)
 
     def image(self, name: str) -> torch.Tensor:
         return self.centres[name] + self.noise * torch.randn(DIM, generator=self.draw)
 
+    def blurred(self, images: torch.Tensor) -> torch.Tensor:
+        """In a space of all classes, which knows something that the other one does not."""
+        return images + self.noise * torch.randn(images.shape, generator=self.draw)
+
     def record(self, name: str, task: int, domain: bool) -> ClassRecord:
         images = torch.stack([self.image(name) for _ in range(9)])
-        plain = summarise_class(images @ self.turns[3])
+        plain = summarise_class(self.blurred(images) @ self.turns[3])
         values = (images @ self.turns[task])[:6]
         groups = Centroids(values[:3], torch.zeros(3, DIM), torch.full((3,), 3))
-        everywhere = summarise_class(images @ self.turns[0]) if domain else None
+        everywhere = summarise_class(self.blurred(images) @ self.turns[0]) if domain else None
         return ClassRecord(name, plain.points, groups, None, plain, everywhere)
 
     def embed(self, rows: torch.Tensor, numbers: torch.Tensor | None) -> torch.Tensor:
         """The prompt for all classes has the number after the last task's, and is that of task 0."""
         if numbers is None:
-            return self.images[rows] @ self.turns[3]
+            return self.plain_images[rows] @ self.turns[3]
         turns = torch.stack([*self.turns[:3], self.turns[0]])
-        return torch.einsum("bd,bde->be", self.images[rows], turns[numbers])
+        shared = (numbers % len(self.tasks) == 0)[:, None]
+        images = torch.where(shared, self.shared_images[rows], self.images[rows])
+        return torch.einsum("bd,bde->be", images, turns[numbers])
 
-
-def one_by_one(world: World, read: Fusion) -> tuple[torch.Tensor, list[int]]:
-    """Logits and passes of every image, by plain loops over classes."""
-    names, tasks = world.memory.classes, world.memory.tasks
-    out, passes = [], []
-    for i in range(IMAGES):
-        row = torch.tensor([i])
-
-        def scores(view, row=row):
-            number = None if view.prompt is None else torch.tensor([view.prompt])
-            columns = view.coarse.scores(world.embed(row, number))[0][0]
-            return torch.tensor([columns[sorted(names).index(name)] for name in names]).double()
-
-        logits, taken = read.views[0].alone * scores(read.views[0]), 1
-        if logits.softmax(0).max() < classifier.SURE and len(read.views) > 1:
-            logits, taken = sum(v.weight * scores(v) for v in read.views), 2
-        if logits.softmax(0).max() < classifier.SURE:
-            fine = {}
-            shares = [
-                float(sum(logits.softmax(0)[names.index(name)] for name in task.class_names))
-                for task in tasks
-            ]
-            for t, task in enumerate(tasks):
-                if (
-                    shares[t] < classifier.OPEN
-                    or sorted(shares)[-(classifier.MOST + 1 - len(read.views))] > shares[t]
-                ):
-                    continue
-                taken += not (t == 0 and any(v.prompt == len(tasks) for v in read.views))
-                seen = F.normalize(world.embed(row, torch.tensor([t]))[0], dim=0)
-                for record in task.classes:
-                    best = float((F.normalize(record.values.means, dim=1) @ seen).max())
-                    fine[record.name] = max(best, fine.get(record.name, best))
-            weight = classifier.FINE * sum(v.weight for v in read.views)
-            best = max(fine.values(), default=0.0)
-            logits = logits + weight * torch.tensor([fine.get(name, best) for name in names]).double()
-        out.append(logits)
-        passes.append(taken)
-    return torch.stack(out), passes
+    def embed_all(self, prompt: np.ndarray | None) -> np.ndarray:
+        """All images, for the twin; a prompt is full of the number of its task."""
+        numbers = None if prompt is None else torch.full((IMAGES,), int(prompt.flat[0]))
+        return self.embed(torch.arange(IMAGES), numbers).double().numpy()
 
 
 @pytest.mark.parametrize("domain", [True, False])
@@ -114,10 +87,11 @@ def test_all_images_together_are_decided_as_one_by_one(domain, worth, again, mon
     read = Fusion(world.memory, Index.build(world.memory))
     assert len(read.views) == (2 if domain and not worth else 1)
     matches = read.match(world.embed, IMAGES)
-    logits, passes = one_by_one(world, read)
-    assert torch.allclose(matches.scores.double(), logits, atol=1e-4)
-    assert matches.passes.tolist() == passes
-    assert len(set(passes)) > 1
+    answers = Twin(*as_tasks(world.memory), worth=worth).predict(world.embed_all)
+    np.testing.assert_allclose(matches.scores.numpy(), answers.scores, atol=1e-4)
+    np.testing.assert_allclose(matches.similarities.numpy(), answers.similarities, atol=1e-6)
+    assert matches.passes.tolist() == answers.passes
+    assert len(set(answers.passes)) > 1
 
 
 def test_whoever_is_sure_takes_one_pass():
@@ -146,21 +120,14 @@ def test_probabilities_mean_what_they_say():
 
 @pytest.mark.parametrize("domain", [False, True])
 def test_left_out_images_are_answered_as_images_are(domain, monkeypatch):
-    """How sure, and whether right: a loop over the images, which are in the order of the names of their classes."""
     monkeypatch.setattr(classifier, "WORTH", 0.0)
     monkeypatch.setattr(classifier, "ENOUGH", IMAGES)  # more than there are, so that all are taken
     world = World(domain=domain, noise=0.7)
     read = Fusion(world.memory, Index.build(world.memory))
-    scores = [view.coarse.left_out()[0] for view in read.views]
-    assert len(scores) == 1 + domain
-    near, right = [], []
-    for i, seen in enumerate(zip(*scores, strict=True)):
-        logits = read.views[0].alone * seen[0]
-        if logits.softmax(0).max() < classifier.SURE and domain:
-            logits = sum(view.weight * one for view, one in zip(read.views, seen, strict=True))
-        near.append(float(logits.softmax(0).max()))
-        right.append(int(logits.argmax()) == i // 9)
-    assert read.checked.confidence.tolist() == pytest.approx(near)
+    twin = Twin(*as_tasks(world.memory), worth=0.0, enough=IMAGES)
+    confidence, right = twin.checked()
+    assert len(twin.order) == 1 + domain
+    assert read.checked.confidence.tolist() == pytest.approx(confidence, abs=1e-4)
     assert read.checked.right.tolist() == right and 0.5 < sum(right) / len(right) < 1
 
 
