@@ -14,9 +14,10 @@ from protosteer.backbones import Backbone
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError, LearnerError, ProtosteerWarning, SettingsError
 from protosteer.learner import Learner, merge
+from protosteer.model.index import Index
 from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord
-from protosteer.paper.inference import Index, match
+from protosteer.paper.inference import match
 from protosteer.paper.task import task_seed
 from protosteer.paper.vit import ViT, ViTConfig
 from protosteer.settings import Settings
@@ -315,7 +316,7 @@ def test_late_prompts_share_a_trunk_and_predict_the_same():
         one_by_one = zip(pixels[rows].split(1), prompts, strict=True)
         return torch.cat([learner.backbone.embed_pixels(one, prompt) for one, prompt in one_by_one])
 
-    plain = match(Index.build(learner.memory), embed, len(pixels), learner.settings.neighbours)
+    plain = match(Index.build(learner.memory).prototypes, embed, len(pixels), learner.settings.neighbours)
     torch.testing.assert_close(shared.scores, plain.scores, atol=1e-6, rtol=0)
     assert (shared.scores.argmax(1) == plain.scores.argmax(1)).all()
 

@@ -21,10 +21,12 @@ from protosteer.data.prefetch import prefetched
 from protosteer.errors import DataError, LearnerError, ModelFileError
 from protosteer.evidence.classifier import Fusion, fusion_of
 from protosteer.model import file as model_file
+from protosteer.model.index import Index
 from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord, correction_name
 from protosteer.model.unlearning import Forgotten, forget, undo
-from protosteer.paper.inference import Embed, Index, Matches, match, prompted_forward
+from protosteer.paper.inference import Matches, match
+from protosteer.paper.prompts import Embed, prompted_forward
 from protosteer.prediction import Prediction
 from protosteer.runtime.callbacks import training_callbacks
 from protosteer.runtime.checkpoint import CheckpointFile
@@ -32,7 +34,7 @@ from protosteer.runtime.progress import OnStage
 from protosteer.runtime.task_images import TaskImages
 from protosteer.search.candidates import CandidateSearch
 from protosteer.settings import Settings
-from protosteer.tasks import counted_as, learn_class, learn_task, trains_prompt
+from protosteer.tasks import learn_class, learn_task, trains_prompt, with_image_weight
 from protosteer.util.reading import digest
 from protosteer.util.text import check_name
 
@@ -170,7 +172,7 @@ class Learner:
             corrected_from=self.predict(images).labels[0],
         )
         for weight in _WEIGHTS:
-            learner.memory = Memory([*before, counted_as(record, weight)])
+            learner.memory = Memory([*before, with_image_weight(record, weight)])
             if learner.predict(images).labels == [name]:
                 break
         self.memory = learner.memory
@@ -221,7 +223,7 @@ class Learner:
         """
         if self.fusion:
             return self.fusion.match(embed, count, shortlist=None if every else self.shortlist)
-        return match(self.index, embed, count, self.settings.neighbours)
+        return match(self.index.prototypes, embed, count, self.settings.neighbours)
 
     def _matches(self, images: ImageSet, chunk: int) -> Iterator[Matches]:
         self._require_knowledge()
@@ -230,7 +232,7 @@ class Learner:
         chunks = torch.arange(len(images)).split(chunk)
         for pixels in prefetched(images, chunks, ahead=1, device=backbone.device):
             tokens = backbone.trunk_pixels(pixels, index.shared_layers(backbone.depth), batch)
-            embed = prompted_forward(backbone, index, tokens, batch)
+            embed = prompted_forward(backbone, index.prompts, tokens, batch)
             yield self.match(embed, len(pixels), every=False)
 
     def forget(self, name: str | None = None, *, task: str | None = None) -> Forgotten:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from protosteer.paper.inference import Index, Matches
+from protosteer.evidence.matches import ClassifierMatches
+from protosteer.model.index import Index
+from protosteer.paper.inference import Matches
 
 
 @dataclass(frozen=True)
@@ -56,18 +58,21 @@ class Prediction:
 
     @classmethod
     def build(cls, index: Index, matches: Matches, temperature: float) -> Prediction:
-        scores, columns = matches.scores, matches.columns
+        """Name what was found by the numbers of an index."""
+        scores = similarities = matches.scores
+        columns = other_mass = None
+        if isinstance(matches, ClassifierMatches):
+            similarities, columns = matches.similarities, matches.class_ids
+            other_mass = matches.log_other_mass
         best = scores.argmax(dim=1)
         if columns is not None:
             best = columns.gather(1, best[:, None])[:, 0]
-        logits = (
-            scores if matches.rest is None else torch.cat([scores, matches.rest[:, None]], 1)
-        ) / temperature
+        logits = (scores if other_mass is None else torch.cat([scores, other_mass[:, None]], 1)) / temperature
         return cls(
             classes=list(index.classes),
             labels=[index.classes[i] for i in best.tolist()],
             scores=scores,
-            similarities=matches.similarities,
+            similarities=similarities,
             probabilities=logits.softmax(dim=1)[:, : scores.shape[1]],
             energy=-temperature * logits.logsumexp(dim=1),
             tasks=[index.tasks[i] for i in index.class_tasks[best].tolist()],

@@ -17,8 +17,9 @@ from protosteer.backbones import Backbone
 from protosteer.errors import DataError, SettingsError
 from protosteer.evidence.classifier import Fusion
 from protosteer.learner import Learner
+from protosteer.model.index import Index
 from protosteer.model.memory import Memory
-from protosteer.paper.inference import Index, Matches
+from protosteer.paper.inference import Matches
 from protosteer.prediction import Prediction
 from protosteer.settings import Settings
 from protosteer.tasks import learn_class

@@ -1,28 +1,48 @@
-"""Learn one task, or one class of a few images, as a record of a model."""
+"""Learn one task, or one class of a few images, as a record of a model.
+
+`paper.task` does the learning. Here is what a model adds to it: records, the default rule's class summaries, the
+shared prompt, a record that is usable before its prompt is trained, few-shot classes, corrections.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protosteer.errors import ProtosteerWarning
 from protosteer.evidence.prototype_summary import ClassSummary, round_to_half, summarise_class
+from protosteer.model.index import Index
 from protosteer.model.memory import Memory
 from protosteer.model.records import ClassRecord, TaskMetadata, TaskRecord
 from protosteer.paper import diagnostics
-from protosteer.paper.encoder import Encoder
-from protosteer.paper.inference import Index, nearest_task
-from protosteer.paper.prototypes import Centroids, centroids
-from protosteer.paper.task import Embedder, TrainingImages, task_seed
-from protosteer.paper.trainer import Callback, Trained, train_prompt
+from protosteer.paper import task as algorithm1
+from protosteer.paper.inference import PrototypeIndex
+from protosteer.paper.prompts import Encoder
+from protosteer.paper.prototypes import Centroids
+from protosteer.paper.task import Embedder, TrainingImages, class_prototypes, task_seed
+from protosteer.paper.trainer import Callback, Trained
 from protosteer.settings import Settings
 
-# A class of few images gets one centroid per so many of them.
-_IMAGES_PER_CENTROID = 5
+# A few-shot class gets one prototype per so many images: fewer make none that is better than their mean.
+_IMAGES_PER_PROTOTYPE = 5
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """The same n images in each feature space, [n, D] each."""
+
+    plain: Tensor  # without a prompt
+    values: Tensor  # under their task's prompt; without one, the plain ones
+    shared: Tensor | None = None  # under the shared prompt
+
+    def of_class(self, rows: Tensor) -> Embeddings:
+        """Those of some rows."""
+        shared = None if self.shared is None else self.shared[rows]
+        return Embeddings(self.plain[rows], self.values[rows], shared)
 
 
 def learn_task(
@@ -34,153 +54,168 @@ def learn_task(
     memory: Memory,
     settings: Settings,
     callbacks: Sequence[Callback] = (),
-    domain: Tensor | None = None,
+    shared_prompt: Tensor | None = None,
     on_usable: Callable[[TaskRecord], None] | None = None,
 ) -> TaskRecord:
-    """The record of a task. labels: [n], places in `classes`. memory: what has been learned before.
+    """Learn a task and return its record.
 
-    domain: a prompt for all classes. Without one, a first task that is read as evidence makes its own prompt
-    that. on_usable: is given the record as it is before anything is trained.
+    Args:
+        name: Of the task.
+        classes: Names of its classes.
+        images: Its training images.
+        labels: [n], positions in `classes`.
+        encoder: The frozen ViT.
+        memory: What has been learned before.
+        settings: How to learn.
+        callbacks: Follow the training of the prompt.
+        shared_prompt: Without one, the first task's prompt becomes the shared prompt of the default rule.
+        on_usable: Is given the record as it is before its prompt is trained.
     """
     earlier = Memory() if settings.independent else memory
     seed = task_seed(settings.seed, classes)
-    trains = trains_prompt(settings, classes, memory, domain)
-    seen = _Seen(images.embed(None), None if domain is None else images.embed(domain))
-    _warn(diagnostics.near_chance(seen.plain, labels))
+    trains = trains_prompt(settings, classes, memory, shared_prompt)
+    shared: Tensor | None = None
 
-    def record(trained: Trained | None, values: Tensor, domain: Tensor | None) -> TaskRecord:
-        count = settings.centroids if trained or settings.rule == "paper" else 1
+    def record(embeddings: Embeddings, training: Trained | None, shared_prompt: Tensor | None) -> TaskRecord:
+        count = settings.centroids if training or settings.rule == "paper" else 1
         records = tuple(
-            _class_record(label, seen.of(labels == i), values[labels == i], count, settings, seed)
+            summarise(label, embeddings.of_class(labels == i), count, settings, seed)
             for i, label in enumerate(classes)
         )
-        prompt, about = trained.prompt if trained else None, _about(settings, seen.plain, values, trained)
-        return TaskRecord(name, records, prompt, settings.independent, about, shared_prompt=domain)
+        prompt, metadata = training.prompt if training else None, _metadata(settings, embeddings, training)
+        return TaskRecord(name, records, prompt, settings.independent, metadata, shared_prompt=shared_prompt)
 
-    if not trains:
-        return record(None, seen.plain, domain)
-    if on_usable:
-        usable = record(None, seen.plain, domain)
-        on_usable(dataclasses.replace(usable, metadata=dataclasses.replace(usable.metadata, unfinished=True)))
-    start = earlier.tasks[-1].prompt if len(earlier) else None
-    prototypes = earlier.prototypes(settings.noise, without=classes)  # its images are no strangers to a class
-    trained = train_prompt(encoder, images.views, labels, settings, start, prototypes, seed, callbacks)
-    values = images.embed(trained.prompt)
-    _warn(diagnostics.collapse(seen.plain, values, labels))
-    if makes_domain(settings, memory, domain):
-        seen, domain = _Seen(seen.plain, values), trained.prompt
-    return record(trained, values, domain)
+    def on_keys(keys: Tensor) -> None:
+        nonlocal shared
+        shared = None if shared_prompt is None else images.embed(shared_prompt)
+        if trains and on_usable:
+            usable = record(Embeddings(keys, keys, shared), None, shared_prompt)
+            metadata = dataclasses.replace(usable.metadata, unfinished=True)
+            on_usable(dataclasses.replace(usable, metadata=metadata))
+
+    start = earlier.tasks[-1].prompt if trains and len(earlier) else None
+    # A class that is learned again is no negative of itself.
+    anchors = earlier.anchors(settings.noise, without=classes) if trains else None
+    learned = algorithm1.learn_task(
+        images, labels, encoder, settings.replace(prompts=trains), start, anchors, seed, callbacks, on_keys
+    )
+    if learned.prompt is not None and prompt_becomes_shared(settings, memory, shared_prompt):
+        shared, shared_prompt = learned.values, learned.prompt
+    return record(Embeddings(learned.keys, learned.values, shared), learned.training, shared_prompt)
 
 
 def trains_prompt(
-    settings: Settings, classes: Sequence[str], memory: Memory, domain: Tensor | None = None
+    settings: Settings, classes: Sequence[str], memory: Memory, shared_prompt: Tensor | None = None
 ) -> bool:
     """Whether a task of these classes gets a prompt.
 
-    One class with nothing to be told from gets none: training would draw all its images together. Images of
-    classes that are all known already join the evidence for them, which needs none.
+    A single class without any other gets none: training would draw all its images together. Neither do, by the
+    default rule, more images of known classes.
     """
     earlier = set() if settings.independent else set(memory.classes)
     alone = len(classes) == 1 and not earlier - set(classes)
     grown = settings.rule == "evidence" and earlier >= set(classes)
-    served = settings.prompt_tasks == "first" and (domain is not None or len(memory) > 0)
+    served = settings.prompt_tasks == "first" and (shared_prompt is not None or len(memory) > 0)
     return settings.prompts and not alone and not grown and not served
 
 
-def makes_domain(settings: Settings, memory: Memory, domain: Tensor | None) -> bool:
-    """Whether the prompt of the task that is learned now will serve all classes that come later too."""
-    return settings.rule == "evidence" and domain is None and not len(memory) and not settings.independent
-
-
-@dataclasses.dataclass(frozen=True)
-class _Seen:
-    """Embeddings of images without a prompt, and under the one for all classes."""
-
-    plain: Tensor
-    domain: Tensor | None
-
-    def of(self, rows: Tensor) -> _Seen:
-        return _Seen(self.plain[rows], None if self.domain is None else self.domain[rows])
+def prompt_becomes_shared(settings: Settings, memory: Memory, shared_prompt: Tensor | None) -> bool:
+    """Whether the prompt of the task that is learned now will serve all later classes too."""
+    first = shared_prompt is None and not len(memory)
+    return settings.rule == "evidence" and first and not settings.independent
 
 
 def learn_class(name: str, images: Embedder, memory: Memory, settings: Settings) -> TaskRecord:
-    """The record of one class of a handful of images, a task of its own: prototypes alone, nothing is
-    trained.
+    """Learn one class of a few images as a task of its own, without training.
 
-    By the paper's rule it gets a copy of the prompt of the task whose keys are nearest, and one centroid per
-    five images, since fewer make none that is better than their common mean. Evidence needs no prompt.
+    For CPP inference it gets a copy of the prompt of the task whose keys are nearest. The default rule needs none.
     """
     evidence = settings.rule == "evidence"
-    domain = memory.shared_prompt if evidence else None
-    seen = _Seen(images.embed(None), None if domain is None else images.embed(domain))
+    shared_prompt = memory.shared_prompt if evidence else None
+    plain = images.embed(None)
+    shared = None if shared_prompt is None else images.embed(shared_prompt)
     nearest = None
     if len(memory) and not evidence:
-        nearest = memory.tasks[nearest_task(Index.build(memory), seen.plain)]
+        nearest = memory.tasks[nearest_task(Index.build(memory).prototypes, plain)]
     prompt = nearest.prompt if nearest else None
-    values = seen.plain if prompt is None else images.embed(prompt)
-    count = 1 if evidence else min(settings.centroids, max(1, len(values) // _IMAGES_PER_CENTROID))
-    seed = task_seed(settings.seed, [name])
-    similarities = None if evidence else left_out_similarity(values)
-    record = _class_record(name, seen, values, count, settings, seed, similarities)
-    # What a copy of a prompt was trained with is what the prompt was trained with.
+    values = plain if prompt is None else images.embed(prompt)
+    count = 1 if evidence else min(settings.centroids, max(1, len(values) // _IMAGES_PER_PROTOTYPE))
+    embeddings, seed = Embeddings(plain, values, shared), task_seed(settings.seed, [name])
+    record = summarise(name, embeddings, count, settings, seed)
+    if not evidence:
+        record = dataclasses.replace(record, heldout_similarities=loo_similarity(values))
+    # A copied prompt was trained with whatever its original was trained with.
     independent = nearest is None or prompt is None or nearest.independent
-    about = TaskMetadata(settings.to_dict(), len(values))
     return TaskRecord(
-        memory.free_name(name), (record,), prompt, independent, about, few_shot=True, shared_prompt=domain
+        memory.free_name(name),
+        (record,),
+        prompt,
+        independent,
+        TaskMetadata(settings.to_dict(), len(values)),
+        few_shot=True,
+        shared_prompt=shared_prompt,
     )
 
 
-def counted_as(record: TaskRecord, images: int) -> TaskRecord:
-    """The same few images as if there were so many of each; by evidence alone."""
+def summarise(name: str, embeddings: Embeddings, count: int, settings: Settings, seed: int) -> ClassRecord:
+    """Make what the settings' rule stores of a class; `count`: its value prototypes."""
+    rule = summarise_evidence if settings.rule == "evidence" else summarise_paper
+    return rule(name, embeddings, count, settings, seed)
 
-    def more(sketch: ClassSummary | None) -> ClassSummary | None:
-        return sketch and dataclasses.replace(sketch, counts=images * sketch.counts)
+
+def summarise_paper(
+    name: str, embeddings: Embeddings, count: int, settings: Settings, seed: int
+) -> ClassRecord:
+    """Store a class as CPP does: key prototypes and value prototypes."""
+    keys = class_prototypes(embeddings.plain, count, settings, seed)
+    return ClassRecord(name, keys.means, class_prototypes(embeddings.values, count, settings, seed))
+
+
+def summarise_evidence(
+    name: str, embeddings: Embeddings, count: int, settings: Settings, seed: int
+) -> ClassRecord:
+    """Store a class for the default classifier: a summary per feature space, and value prototypes."""
+    values = class_prototypes(embeddings.values, count, settings, seed)
+    plain = summarise_class(embeddings.plain, seed)
+    shared = None if embeddings.shared is None else summarise_class(embeddings.shared, seed)
+    values = Centroids(round_to_half(values.means), round_to_half(values.deviations), values.counts)
+    return ClassRecord(name, plain.points, values, plain=plain, shared=shared)
+
+
+def with_image_weight(record: TaskRecord, images: int) -> TaskRecord:
+    """Count each image of a record's class summaries as so many."""
+
+    def weighted(summary: ClassSummary | None) -> ClassSummary | None:
+        return summary and dataclasses.replace(summary, counts=images * summary.counts)
 
     classes = tuple(
-        dataclasses.replace(c, plain=more(c.plain), shared=more(c.shared)) for c in record.classes
+        dataclasses.replace(c, plain=weighted(c.plain), shared=weighted(c.shared)) for c in record.classes
     )
     return dataclasses.replace(record, classes=classes)
 
 
-def _class_record(
-    name: str,
-    seen: _Seen,
-    values: Tensor,
-    count: int,
-    settings: Settings,
-    seed: int,
-    similarities: Tensor | None = None,
-) -> ClassRecord:
-    def cluster(embeddings: Tensor) -> Centroids:
-        return centroids(embeddings, count, settings.clustering, settings.assign_labels, seed % 2**32)
-
-    if settings.rule == "paper":
-        return ClassRecord(name, cluster(seen.plain).means, cluster(values), similarities)
-    plain, groups = summarise_class(seen.plain, seed), cluster(values)
-    domain = None if seen.domain is None else summarise_class(seen.domain, seed)
-    groups = Centroids(round_to_half(groups.means), round_to_half(groups.deviations), groups.counts)
-    return ClassRecord(name, plain.points, groups, similarities, plain, domain)
+def nearest_task(index: PrototypeIndex, queries: Tensor) -> int:
+    """Find the task whose keys are most similar to the queries [n, D], on average over the queries."""
+    similarity = F.normalize(queries, dim=1) @ index.keys.T
+    empty = torch.full((len(queries), len(index.prompt_tasks)), -torch.inf)
+    per_task = empty.scatter_reduce_(1, index.key_tasks.expand(len(queries), -1), similarity, "amax")
+    return int(per_task.mean(dim=0).argmax())
 
 
-def _about(settings: Settings, keys: Tensor, values: Tensor, trained: Trained | None) -> TaskMetadata:
-    return TaskMetadata(
-        settings=settings.to_dict(),
-        images=len(keys),
-        key_spread=round(diagnostics.spread(keys), 6),
-        value_spread=round(diagnostics.spread(values), 6),
-        loss=trained.epochs[-1].loss if trained else None,
-        accuracy=trained.epochs[-1].accuracy if trained else None,
-        trained_parameters=trained.parameters if trained else None,
-    )
-
-
-def _warn(message: str | None) -> None:
-    if message:
-        warnings.warn(message, ProtosteerWarning, stacklevel=2)
-
-
-def left_out_similarity(embeddings: Tensor) -> Tensor | None:
-    """[n]: cosine of each embedding [n, D] of a class to the mean of the others; None of one alone."""
+def loo_similarity(embeddings: Tensor) -> Tensor | None:
+    """[n]: cosine of each embedding [n, D] of a class to the mean of the others; None for a single one."""
     if len(embeddings) < 2:
         return None
     return F.cosine_similarity(embeddings, embeddings.sum(dim=0) - embeddings, dim=1)
+
+
+def _metadata(settings: Settings, embeddings: Embeddings, training: Trained | None) -> TaskMetadata:
+    return TaskMetadata(
+        settings=settings.to_dict(),
+        images=len(embeddings.plain),
+        key_spread=round(diagnostics.spread(embeddings.plain), 6),
+        value_spread=round(diagnostics.spread(embeddings.values), 6),
+        loss=training.epochs[-1].loss if training else None,
+        accuracy=training.epochs[-1].accuracy if training else None,
+        trained_parameters=training.parameters if training else None,
+    )

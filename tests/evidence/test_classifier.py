@@ -14,9 +14,9 @@ from protosteer.evidence import classifier
 from protosteer.evidence.classifier import Fusion
 from protosteer.evidence.prototype_summary import summarise_class
 from protosteer.learner import Learner, merge
+from protosteer.model.index import Index
 from protosteer.model.memory import Memory
 from protosteer.model.records import ClassRecord, TaskRecord
-from protosteer.paper.inference import Index
 from protosteer.paper.prototypes import Centroids
 from protosteer.settings import Settings
 

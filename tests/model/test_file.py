@@ -14,8 +14,8 @@ from protosteer.data.transforms import Preprocessing
 from protosteer.errors import LearnerError, ModelFileError
 from protosteer.learner import Learner
 from protosteer.model import file as model_file
+from protosteer.model.index import Index
 from protosteer.model.memory import Memory
-from protosteer.paper.inference import Index
 from protosteer.settings import Settings
 from protosteer.util.tensor_file import pack_tensors, unpack_tensors
 

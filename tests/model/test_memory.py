@@ -6,7 +6,7 @@ import torch
 from protosteer.errors import LearnerError
 from protosteer.model.memory import Memory
 from protosteer.model.records import ClassRecord, TaskMetadata, TaskRecord
-from protosteer.paper.prototypes import Prototypes, centroids
+from protosteer.paper.prototypes import Anchors, centroids
 
 
 def record(name: str, n: int = 30, count: int = 3, seed: int = 0) -> tuple[ClassRecord, torch.Tensor]:
@@ -16,28 +16,28 @@ def record(name: str, n: int = 30, count: int = 3, seed: int = 0) -> tuple[Class
 
 def test_class_variance_is_recovered_from_its_groups():
     one, embeddings = record("a")
-    assert one.variance == pytest.approx(float(embeddings.var(dim=0, correction=0).mean()), abs=1e-6)
+    assert one.values.variance == pytest.approx(float(embeddings.var(dim=0, correction=0).mean()), abs=1e-6)
     assert one.images == 30
 
 
 def test_prototypes_carry_the_noise_that_was_asked_for():
     (a, _), (b, _) = record("a"), record("b", seed=1)
     memory = Memory([TaskRecord("t", (a,), None), TaskRecord("u", (b,), None)])
-    cluster = memory.prototypes("cluster")
+    cluster = memory.anchors("cluster")
     assert torch.equal(cluster.scales, torch.cat([a.values.deviations, b.values.deviations]))
     assert torch.equal(cluster.means, torch.cat([a.values.means, b.values.means]))
     assert cluster.labels.tolist() == [0, 0, 0, 1, 1, 1]
-    per_class = memory.prototypes("class").scales[:, 0].tolist()
-    assert per_class == pytest.approx([a.variance] * 3 + [b.variance] * 3)
-    assert not memory.prototypes("none").scales.any()
-    assert Memory().prototypes("cluster") is None
+    per_class = memory.anchors("class").scales[:, 0].tolist()
+    assert per_class == pytest.approx([a.values.variance] * 3 + [b.values.variance] * 3)
+    assert not memory.anchors("none").scales.any()
+    assert Memory().anchors("cluster") is None
 
 
 @pytest.mark.parametrize("noise", ["cluster", "class", "none"])
 def test_samples_are_perturbed_by_the_formula(noise):
     """mu + m * eps, normalised: m is a deviation per dimension, one variance per class, or 0."""
     (a, _), (b, _) = record("a"), record("b", seed=1)
-    drawn_from = Memory([TaskRecord("t", (a, b), None)]).prototypes(noise)
+    drawn_from = Memory([TaskRecord("t", (a, b), None)]).anchors(noise)
     torch.manual_seed(4)
     drawn, labels = drawn_from.sample(50)
     torch.manual_seed(4)
@@ -45,7 +45,7 @@ def test_samples_are_perturbed_by_the_formula(noise):
     means = torch.cat([a.values.means, b.values.means])
     scale = {
         "cluster": torch.cat([a.values.deviations, b.values.deviations]),
-        "class": torch.tensor([[a.variance]] * 3 + [[b.variance]] * 3),
+        "class": torch.tensor([[a.values.variance]] * 3 + [[b.values.variance]] * 3),
         "none": torch.zeros(6, 1),
     }[noise]
     raw = means[rows] + scale[rows] * eps
@@ -57,7 +57,7 @@ def test_the_spread_of_samples_is_that_of_their_group():
     """Around a mean of length 100 a direction moves by m / 100, seen across the mean."""
     mean, scale = torch.tensor([[100.0, 0.0, 0.0]]), torch.tensor([[5.0, 2.0, 0.5]])
     torch.manual_seed(0)
-    drawn, _ = Prototypes(mean, scale, torch.zeros(1, dtype=torch.long)).sample(20_000)
+    drawn, _ = Anchors(mean, scale, torch.zeros(1, dtype=torch.long)).sample(20_000)
     assert drawn[:, 1].std().item() == pytest.approx(0.02, rel=0.05)
     assert drawn[:, 2].std().item() == pytest.approx(0.005, rel=0.05)
 

@@ -12,8 +12,8 @@ from photo_toys import ALONE, QUICK, file_bytes, photos, taught
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import LearnerError
 from protosteer.learner import Learner, merge
+from protosteer.model.index import Index
 from protosteer.model.merging import concatenate
-from protosteer.paper.inference import Index
 
 BASELINE = QUICK.replace(prompts=False)
 

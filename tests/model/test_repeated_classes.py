@@ -119,8 +119,8 @@ def test_candidates_among_very_many_classes_are_scored_as_among_all(monkeypatch)
     some = learner.match(embed, len(images), every=False)
     every = learner.match(embed, len(images))
     assert torch.equal(some.candidates, every.candidates) and some.candidates[:, -1].any()
-    assert some.columns is not None
-    torch.testing.assert_close(some.scores, every.scores.gather(1, some.columns), rtol=0, atol=1e-4)
+    assert some.class_ids is not None
+    torch.testing.assert_close(some.scores, every.scores.gather(1, some.class_ids), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("settings", [INSTANT, QUICK.replace(rule="evidence"), QUICK])
@@ -183,7 +183,7 @@ def test_a_prompt_is_not_trained_against_the_prototypes_of_its_own_classes(monke
     given = []
     original = trainer.train_prompt
     monkeypatch.setattr(
-        "protosteer.tasks.train_prompt", lambda *words: given.append(words[5]) or original(*words)
+        "protosteer.paper.task.train_prompt", lambda *words: given.append(words[5]) or original(*words)
     )
     images, labels = late
     keep = [label != "bee" for label in labels]

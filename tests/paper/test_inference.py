@@ -8,11 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from protosteer.model.index import Index
 from protosteer.model.memory import Memory
 from protosteer.model.records import ClassRecord, TaskRecord
-from protosteer.paper.inference import Index, Matches, match, nearest_task
+from protosteer.paper.inference import Matches, match
 from protosteer.paper.prototypes import Centroids
 from protosteer.prediction import Prediction
+from protosteer.tasks import nearest_task
 
 DIM, IMAGES = 6, 40
 
@@ -94,7 +96,7 @@ def naive(mem: Memory, embed, row: int, neighbours: int) -> tuple[str, dict[str,
 def test_equals_a_naive_twin(prompts, neighbours):
     mem, embed = memory(prompts=prompts), embedder()
     index = Index.build(mem)
-    prediction = Prediction.build(index, match(index, embed, IMAGES, neighbours), 0.6)
+    prediction = Prediction.build(index, match(index.prototypes, embed, IMAGES, neighbours), 0.6)
     for row in range(IMAGES):
         label, scores, retrieved = naive(mem, embed, row, neighbours)
         assert prediction.labels[row] == label
@@ -106,7 +108,7 @@ def test_equals_a_naive_twin(prompts, neighbours):
 def test_forward_passes_are_one_per_image_and_one_per_candidate():
     mem = memory()
     index = Index.build(mem)
-    matches = match(index, embedder(), IMAGES, 3)
+    matches = match(index.prototypes, embedder(), IMAGES, 3)
     assert int(matches.passes.sum()) == IMAGES + int(matches.candidates.sum())
 
 
@@ -117,7 +119,7 @@ def test_copied_prompts_and_none_beside_each_other_equal_a_naive_twin(neighbours
     mem = mixed(seed)
     index, embed = Index.build(mem), ByPrompt(mem)
     assert index.prompt_owners.tolist() == [0, 1, 0, 3, 3, 5, 0]
-    matches = match(index, embed, IMAGES, neighbours)
+    matches = match(index.prototypes, embed, IMAGES, neighbours)
     passes, expected = embed.passes, IMAGES
     prediction = Prediction.build(index, matches, 0.6)
     for row in range(IMAGES):
@@ -141,7 +143,7 @@ def test_copied_prompts_and_none_beside_each_other_equal_a_naive_twin(neighbours
 def test_one_prompt_is_tried_once_however_many_have_it():
     mem = mixed()
     index, embed = Index.build(mem), ByPrompt(mem)
-    assert int(match(index, embed, IMAGES, 100).passes.sum()) == 3 * IMAGES == embed.passes
+    assert int(match(index.prototypes, embed, IMAGES, 100).passes.sum()) == 3 * IMAGES == embed.passes
 
 
 def test_two_tasks_that_happen_to_be_equal_are_no_copies_unless_something_is_few_shot():
@@ -152,17 +154,14 @@ def test_two_tasks_that_happen_to_be_equal_are_no_copies_unless_something_is_few
 
 def test_joined_matches_are_those_of_the_parts():
     index, embed = Index.build(mixed()), ByPrompt(mixed())
-    whole = match(index, embed, IMAGES, 3)
-    parts = [match(index, lambda r, t, s=s: embed(r + s, t), IMAGES // 2, 3) for s in (0, IMAGES // 2)]
+    whole = match(index.prototypes, embed, IMAGES, 3)
+    parts = [
+        match(index.prototypes, lambda r, t, s=s: embed(r + s, t), IMAGES // 2, 3) for s in (0, IMAGES // 2)
+    ]
     joined = Matches.join(parts)
     for field in dataclasses.fields(Matches):
         one, other = getattr(joined, field.name), getattr(whole, field.name)
-        same = (
-            one == other
-            if one is None or isinstance(one, int)
-            else torch.allclose(one.float(), other.float(), atol=1e-6)
-        )
-        assert same, field.name
+        torch.testing.assert_close(one.float(), other.float(), atol=1e-6, rtol=0)
 
 
 def test_the_nearest_task_is_that_of_the_most_similar_keys_on_average():
@@ -174,18 +173,18 @@ def test_the_nearest_task_is_that_of_the_most_similar_keys_on_average():
         for task in mem.tasks:
             keys = torch.cat([c.keys for c in task.classes])
             own.append(float(F.cosine_similarity(queries[:, None], keys[None], dim=2).amax(dim=1).mean()))
-        assert nearest_task(index, queries) == max(range(len(own)), key=own.__getitem__)
+        assert nearest_task(index.prototypes, queries) == max(range(len(own)), key=own.__getitem__)
 
 
 def test_without_prompts_only_the_coarse_pass_is_made():
     index = Index.build(memory(prompts=False))
-    assert int(match(index, embedder(), IMAGES, 3).passes.sum()) == IMAGES
+    assert int(match(index.prototypes, embedder(), IMAGES, 3).passes.sum()) == IMAGES
 
 
 def test_winner_is_the_prompt_of_the_best_match():
     mem, embed = memory(), embedder()
     index = Index.build(mem)
-    matches = match(index, embed, IMAGES, 5)
+    matches = match(index.prototypes, embed, IMAGES, 5)
     for row in range(IMAGES):
         best = {}
         for t in matches.candidates[row].nonzero()[:, 0].tolist():
@@ -196,7 +195,7 @@ def test_winner_is_the_prompt_of_the_best_match():
 
 def test_probabilities_and_energy():
     index = Index.build(memory())
-    prediction = Prediction.build(index, match(index, embedder(), IMAGES, 3), 0.6)
+    prediction = Prediction.build(index, match(index.prototypes, embedder(), IMAGES, 3), 0.6)
     expected = torch.exp(prediction.scores / 0.6)
     torch.testing.assert_close(prediction.probabilities, expected / expected.sum(dim=1, keepdim=True))
     torch.testing.assert_close(prediction.energy, -0.6 * expected.sum(dim=1).log())
@@ -205,10 +204,10 @@ def test_probabilities_and_energy():
 @pytest.mark.parametrize("top", [1, 3, 99])
 def test_the_label_ranks_first_also_where_all_are_as_similar(top):
     index = Index.build(memory())
-    matches = match(index, embedder(), IMAGES, 3)
+    matches = match(index.prototypes, embedder(), IMAGES, 3)
     prediction = Prediction.build(index, matches, 0.6)
     same = torch.ones_like(matches.scores)
-    tied = Prediction.build(index, dataclasses.replace(matches, scores=same, similarities=same), 0.6)
+    tied = Prediction.build(index, dataclasses.replace(matches, scores=same), 0.6)
     for one in (prediction, tied):
         for row, ranking in enumerate(one.ranked(top)):
             names, probabilities, similarities = zip(*ranking, strict=True)
@@ -222,8 +221,8 @@ def test_the_label_ranks_first_also_where_all_are_as_similar(top):
 
 def test_a_prediction_does_not_depend_on_its_batch():
     index, embed = Index.build(memory()), embedder()
-    together = match(index, embed, IMAGES, 3)
+    together = match(index.prototypes, embed, IMAGES, 3)
     for row in (0, 7, 39):
-        alone = match(index, lambda rows, tasks, row=row: embed(rows + row, tasks), 1, 3)
+        alone = match(index.prototypes, lambda rows, tasks, row=row: embed(rows + row, tasks), 1, 3)
         torch.testing.assert_close(alone.scores[0], together.scores[row])
         assert torch.equal(alone.candidates[0], together.candidates[row])

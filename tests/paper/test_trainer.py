@@ -12,8 +12,9 @@ from conftest import StepCallback, easy_task, tiny_backbone, train
 from protosteer.data.augment import Augmentation
 from protosteer.errors import TrainingError
 from protosteer.paper import losses
-from protosteer.paper.prototypes import Prototypes
-from protosteer.paper.trainer import Head, epoch_batches, initial_prompt, learning_rate, update, weight_decay
+from protosteer.paper.prompts import initial_prompt
+from protosteer.paper.prototypes import Anchors
+from protosteer.paper.trainer import Head, epoch_batches, learning_rate, update, weight_decay
 from protosteer.runtime.progress import TrainingProgress
 from protosteer.settings import Settings
 from vit_toys import small
@@ -27,9 +28,9 @@ def task(classes: int = 2, per_class: int = 8) -> tuple[torch.Tensor, torch.Tens
     return pixels, torch.tensor([names.index(label) for label in labels])
 
 
-def prototypes(count: int = 6, dim: int = 24) -> Prototypes:
+def prototypes(count: int = 6, dim: int = 24) -> Anchors:
     means = torch.randn(count, dim, generator=torch.Generator().manual_seed(5))
-    return Prototypes(means, torch.full((count, dim), 0.1), torch.arange(count))
+    return Anchors(means, torch.full((count, dim), 0.1), torch.arange(count))
 
 
 @pytest.mark.parametrize(("clip", "layer"), [(5.0, 1), (0.05, 1), (5.0, 3)])
@@ -269,7 +270,7 @@ def test_neck_is_the_papers():
 def test_head_samples_as_many_prototypes_as_images():
     drawn = []
 
-    class Counting(Prototypes):
+    class Counting(Anchors):
         def sample(self, count):
             drawn.append(count)
             return super().sample(count)

@@ -11,7 +11,7 @@ import torch
 from conftest import StepCallback, easy_task, tiny_backbone, train
 from protosteer.errors import ProtosteerWarning, TrainingError
 from protosteer.learner import Learner
-from protosteer.paper.prototypes import Prototypes
+from protosteer.paper.prototypes import Anchors
 from protosteer.paper.trainer import Trained, TrainingState
 from protosteer.runtime.checkpoint import CheckpointCallback, CheckpointFile
 from protosteer.runtime.progress import TrainingProgress
@@ -31,7 +31,7 @@ def resumed(path: Path, stop_after: int | None = None, seed: int = 3, **more: An
     pixels, labels = easy_task(["ant", "bee"])
     numbers = torch.tensor([int(label == "bee") for label in labels])
     generator = torch.Generator().manual_seed(1)
-    earlier = Prototypes(torch.randn(4, 24, generator=generator), torch.full((4, 24), 0.1), torch.arange(4))
+    earlier = Anchors(torch.randn(4, 24, generator=generator), torch.full((4, 24), 0.1), torch.arange(4))
 
     def stop(state: TrainingState) -> None:
         if state.step == stop_after:

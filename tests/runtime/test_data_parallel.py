@@ -18,8 +18,9 @@ from protosteer.data.images import ArrayImages, Chosen, FileImages, ImageSet, Jo
 from protosteer.errors import DataError, LearnerError
 from protosteer.learner import Learner
 from protosteer.methods import find_method
-from protosteer.paper.prototypes import Prototypes
-from protosteer.paper.trainer import Head, initial_prompt
+from protosteer.paper.prompts import initial_prompt
+from protosteer.paper.prototypes import Anchors
+from protosteer.paper.trainer import Head
 from protosteer.runtime.task_images import TaskImages
 from protosteer.settings import Settings
 from protosteer.streams.base import TaskData
@@ -40,9 +41,9 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
         yield met
 
 
-def earlier(dtype: torch.dtype) -> Prototypes:
+def earlier(dtype: torch.dtype) -> Anchors:
     draw = torch.Generator().manual_seed(1)
-    return Prototypes(
+    return Anchors(
         torch.randn(4, 24, generator=draw).to(dtype), torch.full((4, 24), 0.1, dtype=dtype), torch.arange(4)
     )
 

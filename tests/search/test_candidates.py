@@ -11,10 +11,10 @@ from conftest import easy_task
 from many_toys import many, near
 from protosteer.evidence import class_statistics as spaces
 from protosteer.evidence import classifier
+from protosteer.evidence.matches import ClassifierMatches
 from protosteer.evidence.scorer import Coarse
 from protosteer.learner import Learner
 from protosteer.model.class_table import Bulk
-from protosteer.paper.inference import Matches
 from protosteer.prediction import Prediction
 from protosteer.search.candidates import CandidateOptions
 from protosteer.search.ivf import IVFOptions, IVFSearch
@@ -28,7 +28,7 @@ LISTS = CandidateOptions(
 )
 
 
-def matched(learner: Learner, seen: torch.Tensor) -> tuple[Matches, Matches]:
+def matched(learner: Learner, seen: torch.Tensor) -> tuple[ClassifierMatches, ClassifierMatches]:
     """Among all classes, and among candidates."""
 
     def embed(rows: torch.Tensor, tasks: torch.Tensor | None) -> torch.Tensor:
@@ -42,17 +42,17 @@ def test_candidates_are_scored_as_among_all_classes(monkeypatch):
     monkeypatch.setattr(classifier, "CANDIDATES", EXACT)
     learner = many()
     everything, some = matched(learner, near(learner))
-    assert some.columns is not None and some.columns.shape == (IMAGES, EXACT.candidates)
-    assert all(len(set(row)) == len(row) for row in some.columns.tolist())
+    assert some.class_ids is not None and some.class_ids.shape == (IMAGES, EXACT.candidates)
+    assert all(len(set(row)) == len(row) for row in some.class_ids.tolist())
     assert torch.equal(everything.candidates, some.candidates) and everything.candidates.any()
     untouched = ~everything.candidates.any(dim=1)
-    expected = everything.scores.gather(1, some.columns)
+    expected = everything.scores.gather(1, some.class_ids)
     assert torch.allclose(some.scores, expected, atol=1e-4)
-    assert torch.allclose(some.similarities, everything.similarities.gather(1, some.columns), atol=1e-5)
+    assert torch.allclose(some.similarities, everything.similarities.gather(1, some.class_ids), atol=1e-5)
     assert torch.equal(some.passes, everything.passes) and torch.equal(some.winners, everything.winners)
     # The sample holds every class, so that the rest is known exactly.
     dense, sparse = (Prediction.build(learner.index, m, 1.0) for m in (everything, some))
-    chosen = dense.probabilities.gather(1, some.columns)
+    chosen = dense.probabilities.gather(1, some.class_ids)
     assert untouched.any() and torch.allclose(sparse.probabilities[untouched], chosen[untouched], atol=1e-5)
     assert dense.labels == sparse.labels and dense.tasks == sparse.tasks
     assert torch.allclose(dense.energy[untouched], sparse.energy[untouched], atol=1e-4)
@@ -68,9 +68,9 @@ def test_a_sample_of_the_classes_stands_for_the_rest(monkeypatch):
     assert learner.fusion
     everything = learner.fusion.match(lambda rows, _: seen[rows], len(seen), fine=False)
     some = learner.fusion.match(lambda rows, _: seen[rows], len(seen), False, learner.shortlist)
-    others = everything.scores.scatter(1, some.columns, -torch.inf).logsumexp(dim=1)
-    assert float((some.rest - others).abs().max()) < 0.5
-    assert float((some.rest - others).mean().abs()) < 0.1
+    others = everything.scores.scatter(1, some.class_ids, -torch.inf).logsumexp(dim=1)
+    assert float((some.log_other_mass - others).abs().max()) < 0.5
+    assert float((some.log_other_mass - others).mean().abs()) < 0.1
 
 
 def test_lists_find_nearly_always_what_looking_everywhere_finds(monkeypatch):
@@ -80,9 +80,9 @@ def test_lists_find_nearly_always_what_looking_everywhere_finds(monkeypatch):
     assert isinstance(learner.shortlist.search, IVFSearch)
     everything, some = matched(learner, near(learner))
     best = everything.scores.argmax(dim=1, keepdim=True)
-    found = (some.columns == best).any(dim=1)
+    found = (some.class_ids == best).any(dim=1)
     assert float(found.float().mean()) >= 0.95
-    mine = some.columns.gather(1, some.scores.argmax(dim=1, keepdim=True))
+    mine = some.class_ids.gather(1, some.scores.argmax(dim=1, keepdim=True))
     assert torch.equal(mine[found], best[found])
 
 

@@ -11,7 +11,7 @@ from photo_toys import ALONE, QUICK, file_bytes
 from protosteer.backbones import Backbone
 from protosteer.errors import DataError
 from protosteer.learner import Learner
-from protosteer.paper.inference import nearest_task
+from protosteer.tasks import nearest_task
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_the_prompt_is_a_copy_of_the_nearest_tasks(before):
         for record in before.memory.tasks:
             keys = torch.cat([c.keys for c in record.classes])
             own.append(F.cosine_similarity(queries[:, None], keys[None], dim=2).amax(dim=1).mean())
-        assert nearest_task(before.index, queries) == int(torch.stack(own).argmax()) == task
+        assert nearest_task(before.index.prototypes, queries) == int(torch.stack(own).argmax()) == task
         record = before.copy().add_class("new", images)
         assert torch.equal(record.prompt, before.memory.tasks[task].prompt)
         values = before.backbone.embed_pixels(images, record.prompt)

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from protosteer.backbones import Backbone
 from protosteer.bench.harness import Ratio, by_layer, pictures, quarters, vit_tiny
 from protosteer.data.augment import Augmentation, Choices
-from protosteer.paper.prototypes import Prototypes
-from protosteer.paper.trainer import Head, initial_prompt, update
+from protosteer.paper.prompts import initial_prompt
+from protosteer.paper.prototypes import Anchors
+from protosteer.paper.trainer import Head, update
 from protosteer.paper.vit import ViT
 from protosteer.settings import Settings
 
@@ -56,7 +57,7 @@ class Step:
         )
         self.labels = torch.arange(size) % CLASSES
         means, deviations = torch.randn(EARLIER, backbone.dim), torch.rand(EARLIER, backbone.dim)
-        self.prototypes = Prototypes(means, deviations, torch.arange(EARLIER))
+        self.prototypes = Anchors(means, deviations, torch.arange(EARLIER))
 
     def __call__(self) -> None:
         loss = self.head.loss(self.embed(self.prompt), self.labels, self.prototypes)

@@ -21,10 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.evidence.calibration import LeftOut
+from protosteer.evidence.matches import ClassifierMatches
 from protosteer.evidence.scorer import Coarse
 from protosteer.model.class_table import Bulk, sketches_of
+from protosteer.model.index import Index
 from protosteer.model.memory import Memory
-from protosteer.paper.inference import Embed, Index, Matches
+from protosteer.paper.prompts import Embed
 from protosteer.search.candidates import CandidateOptions, CandidateSearch, ScoredClasses
 from protosteer.settings import Settings
 
@@ -77,7 +79,7 @@ class Fusion:
 
     def match(
         self, embed: Embed, count: int, fine: bool = True, shortlist: CandidateSearch | None = None
-    ) -> Matches:
+    ) -> ClassifierMatches:
         """Steps 1 to 3 for `count` images that `embed` knows by their rows; without `fine`, steps 1 and 2.
 
         Scores are logits. shortlist: of the first view, where not all classes are to be scored.
@@ -114,18 +116,17 @@ class Fusion:
         tried: Tensor,
         seen: Tensor,
         passes: Tensor,
-    ) -> Matches:
+    ) -> ClassifierMatches:
         """As the memory has its classes."""
         rest, logits = scored.log_rest(logits), scored.without_sample(logits)
         best = logits.argmax(dim=1, keepdim=True)
         if scored.class_ids is None or rest is None:
             scores, shown = self._in_order(logits), self._in_order(similarities)
-            return Matches(scores, shown, tried, self.class_tasks[best[:, 0]], seen, passes)
+            return ClassifierMatches(scores, tried, self.class_tasks[best[:, 0]], seen, passes, shown)
         winners = self.class_tasks[scored.class_ids.gather(1, best)[:, 0]]
         scores, shown = logits.float(), scored.without_sample(similarities).float()
-        return Matches(
-            scores, shown, tried, winners, seen, passes, self.order[scored.class_ids], rest.float()
-        )
+        class_ids = self.order[scored.class_ids]
+        return ClassifierMatches(scores, tried, winners, seen, passes, shown, class_ids, rest.float())
 
     def _in_order(self, columns: Tensor) -> Tensor:
         """[B, C]: as the memory has its classes."""

@@ -115,7 +115,7 @@ def _arrays(learner: Learner) -> dict[str, np.ndarray]:
     index, fused = learner.index, learner.fusion
     rows, distinct = _prompt_rows(learner)
     prompts, enters = slots(distinct, learner.backbone.depth, learner.backbone.dim)
-    own = {"keys": index.keys.numpy(), "key_tasks": index.key_tasks.numpy()}
+    own = {"keys": index.prototypes.keys.numpy(), "key_tasks": index.prototypes.key_tasks.numpy()}
     return {
         **(_evidence(fused) if fused else own),
         "values": index.values.numpy(),

@@ -14,7 +14,7 @@ from protosteer.methods.base import Answer, Images, Method, Source, TaskData
 from protosteer.methods.diagnosis import of_evidence, of_paper
 from protosteer.model import file as model_file
 from protosteer.model.memory import Memory
-from protosteer.paper.inference import Embed
+from protosteer.paper.prompts import Embed
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.progress import OnStage
 from protosteer.settings import Settings, preset

@@ -13,8 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.evidence.classifier import SURE, Fusion
+from protosteer.model.index import Index
 from protosteer.model.records import TaskRecord
-from protosteer.paper.inference import Embed, Index, match
+from protosteer.paper.inference import match
+from protosteer.paper.prompts import Embed
 
 Figures = dict[str, float]
 
@@ -36,7 +38,7 @@ def of_paper(
 
     Tasks that brought images of an image's class are its tasks; where classes come once, that is j alone.
     """
-    matches = match(index, embed, len(truth), neighbours)
+    matches = match(index.prototypes, embed, len(truth), neighbours)
     wrong = matches.scores.argmax(dim=1) != truth
     taught = _taught(index)[truth]  # [B, T]
     retrieved = (matches.candidates & taught).any(dim=1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from protosteer.errors import LearnerError
 from protosteer.model.records import ClassRecord, TaskRecord
-from protosteer.paper.prototypes import Prototypes
+from protosteer.paper.prototypes import Anchors
 from protosteer.util.text import listed
 
 
@@ -125,23 +125,10 @@ class Memory:
         """Put a record in the place of another."""
         self.tasks = Memory(new if task is old else task for task in self.tasks).tasks
 
-    def prototypes(self, noise: str, without: Iterable[str] = ()) -> Prototypes | None:
-        """Value centroids of all classes but some with their noise scale, for training the next task.
-
-        noise: "cluster", the deviations within each centroid's group; "class", the variance of the class, one
-        number; "none".
-        """
-        left_out = set(without)
-        records = [record for record in self.records if record.name not in left_out]
-        if not records:
-            return None
-        means = torch.cat([record.values.means for record in records])
-        sizes = torch.tensor([len(record.values.means) for record in records])
-        if noise == "cluster":
-            scales = torch.cat([record.values.deviations for record in records])
-        else:
-            per_class = [record.variance if noise == "class" else 0.0 for record in records]
-            scales = torch.tensor(per_class).repeat_interleave(sizes)[:, None]
+    def anchors(self, noise: str, without: Iterable[str] = ()) -> Anchors | None:
+        """Collect the value prototypes of all classes but some, for training the next task: see `Anchors.of`."""
+        skipped = set(without)
+        records = [record for record in self.records if record.name not in skipped]
         numbers: dict[str, int] = {}
-        labels = torch.tensor([numbers.setdefault(record.name, len(numbers)) for record in records])
-        return Prototypes(means, scales, labels.repeat_interleave(sizes))
+        labels = [numbers.setdefault(record.name, len(numbers)) for record in records]
+        return Anchors.of([record.values for record in records], labels, noise)

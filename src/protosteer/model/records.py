@@ -35,14 +35,6 @@ class ClassRecord:
     def images(self) -> int:
         return int(self.values.counts.sum())
 
-    @property
-    def variance(self) -> float:
-        """Variance of the class's value embeddings, averaged over dimensions: within plus between groups."""
-        weights = (self.values.counts / self.values.counts.sum())[:, None]
-        mean = (weights * self.values.means).sum(dim=0)
-        squares = self.values.deviations**2 + (self.values.means - mean) ** 2
-        return float((weights * squares).sum(dim=0).mean())
-
 
 class LazyClasses(Sequence[ClassRecord]):
     """Records that are made when one of them is looked at; their names are known before."""

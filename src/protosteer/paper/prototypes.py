@@ -7,6 +7,7 @@ each step.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +30,14 @@ class Centroids:
     means: Tensor
     deviations: Tensor
     counts: Tensor
+
+    @property
+    def variance(self) -> float:
+        """Variance of the class's embeddings, averaged over dimensions: within plus between groups."""
+        weights = (self.counts / self.counts.sum())[:, None]
+        mean = (weights * self.means).sum(dim=0)
+        squares = self.deviations**2 + (self.means - mean) ** 2
+        return float((weights * squares).sum(dim=0).mean())
 
 
 def centroids(
@@ -86,22 +95,40 @@ def _summarise(points: Floats, labels: Labels) -> Centroids:
 
 
 @dataclass(frozen=True)
-class Prototypes:
-    """Value prototypes of earlier classes, with the scale m of their noise: mu_hat = mu + m * eps, eps ~ N(0,
-    I).
+class Anchors:
+    """Value prototypes of earlier classes and the scale m of their noise: mu_hat = mu + m * eps, eps ~ N(0, I)."""
 
-    means: [A, D]. scales: [A, D], or [A, 1] for one scalar per prototype. labels: [A], classes as numbers.
-    """
+    means: Tensor  # [A, D]
+    scales: Tensor  # [A, D], or [A, 1] for one number per prototype
+    labels: Tensor  # [A]: classes as numbers
 
-    means: Tensor
-    scales: Tensor
-    labels: Tensor
+    @classmethod
+    def of(cls, values: Sequence[Centroids], labels: Sequence[int], noise: str) -> Anchors | None:
+        """Collect the value prototypes of classes; None if there are none.
+
+        Args:
+            values: The prototypes of each class.
+            labels: The number of each class.
+            noise: m: "cluster", the deviations within a prototype's group; "class", the variance of the class;
+                "none", 0.
+        """
+        if not values:
+            return None
+        sizes = torch.tensor([len(one.means) for one in values])
+        if noise == "cluster":
+            scales = torch.cat([one.deviations for one in values])
+        else:
+            per_class = [one.variance if noise == "class" else 0.0 for one in values]
+            scales = torch.tensor(per_class).repeat_interleave(sizes)[:, None]
+        means = torch.cat([one.means for one in values])
+        return cls(means, scales, torch.tensor(labels).repeat_interleave(sizes))
 
     def sample(self, count: int) -> tuple[Tensor, Tensor]:
-        """`count` perturbed, L2-normalised prototypes, drawn with replacement, and their labels."""
+        """Draw `count` prototypes with replacement, perturb and normalise them: [count, D], and labels."""
         rows = torch.randint(len(self.means), (count,)).to(self.means.device)
         noise = torch.randn(count, self.means.shape[1]).to(self.means.device)
         return F.normalize(self.means[rows] + self.scales[rows] * noise, dim=1), self.labels[rows]
 
-    def to(self, device: torch.device) -> Prototypes:
-        return Prototypes(self.means.to(device), self.scales.to(device), self.labels.to(device))
+    def to(self, device: torch.device) -> Anchors:
+        """Move to a device."""
+        return Anchors(self.means.to(device), self.scales.to(device), self.labels.to(device))

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from protosteer.errors import TrainingError
 from protosteer.paper import diagnostics, losses
-from protosteer.paper.encoder import Encoder
-from protosteer.paper.prototypes import Prototypes
+from protosteer.paper.prompts import Encoder, initial_prompt
+from protosteer.paper.prototypes import Anchors
 from protosteer.settings import Settings
 
 # For batches of row numbers [N] their images, augmented anew, as tokens that have left the trunk.
@@ -53,7 +53,7 @@ def train_prompt(
     labels: Tensor,
     settings: Settings,
     start: Tensor | None = None,
-    prototypes: Prototypes | None = None,
+    prototypes: Anchors | None = None,
     seed: int = 0,
     callbacks: Sequence[Callback] = (),
 ) -> Trained:
@@ -86,22 +86,6 @@ def train_prompt(
                     callback.on_step_end(state)
             state.end_epoch()
         return Trained(prompt.detach().cpu(), state.history, sum(p.numel() for p in trained.values()))
-
-
-def initial_prompt(encoder: Encoder, settings: Settings, start: Tensor | None) -> Tensor:
-    """[S, L, D]: the previous task's prompt if it has this shape, zero, or small random numbers."""
-    shape = prompt_shape(encoder, settings)
-    if settings.prompt_start == "random":
-        return nn.init.trunc_normal_(torch.empty(shape), std=0.02)
-    if start is None or settings.prompt_start == "zero" or start.shape != shape:
-        return torch.zeros(shape)
-    return start.detach().clone()
-
-
-def prompt_shape(encoder: Encoder, settings: Settings) -> tuple[int, int, int]:
-    return encoder.prompt_shape(
-        settings.prompt_length, settings.prompt_kind == "deep", settings.prompt_from_layer
-    )
 
 
 def set_rates(optimiser: torch.optim.Optimizer, step: int, steps: int, settings: Settings) -> None:
@@ -151,7 +135,7 @@ class Head(nn.Module):
         self.neck = nn.Sequential(*layers[:-1])
         self.classifier = _linear(dim, classes) if settings.loss == "cross-entropy" else None
 
-    def loss(self, embeddings: Tensor, labels: Tensor, prototypes: Prototypes | None) -> Tensor:
+    def loss(self, embeddings: Tensor, labels: Tensor, prototypes: Anchors | None) -> Tensor:
         """Loss of a batch: embeddings [N, D] of the prompted backbone, labels [N]."""
         settings, out = self.settings, self.neck(embeddings)
         if self.classifier is not None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from protosteer.backbones import Backbone
 from protosteer.data.images import ImageSet
-from protosteer.paper.trainer import prompt_shape
+from protosteer.paper.prompts import prompt_shape
 from protosteer.settings import Settings
 from protosteer.util.distributed import World
 

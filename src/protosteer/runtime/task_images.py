@@ -8,7 +8,7 @@ from torch import Tensor
 
 from protosteer.backbones import Backbone
 from protosteer.data.images import ImageSet
-from protosteer.paper.encoder import Encoder
+from protosteer.paper.prompts import Encoder
 from protosteer.runtime.data_parallel import SharedEncoder, own_tokens
 from protosteer.runtime.progress import OnStage, Stage
 from protosteer.settings import Settings
