@@ -21,6 +21,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from conftest import easy_task, tiny_backbone
+from expect import expect_error
 from protosteer.backbones import Backbone
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import LearnerError, ProtosteerError, WeightsError
@@ -319,18 +320,13 @@ def test_other_places_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     export_onnx(learner, mine)
     (mine / "notes.txt").write_text("precious")
     before = (mine / "model.json").stat().st_mtime_ns
-    for place, message in (
-        (full, "not empty and not an earlier export"),
-        (file, "is a file; name a folder"),
-        (mine, "holds notes.txt too; move that away"),
-        (file / "below", "cannot write to .*choose another place with folder="),
-    ):
-        with pytest.raises(ProtosteerError, match=message):
+    for place in (full, file, mine, file / "below"):
+        with expect_error("cannot-write", ProtosteerError, path=place):
             export_onnx(learner, place)
-    with pytest.raises(ProtosteerError, match="choose another place with --there"):
+    with expect_error("cannot-write", ProtosteerError):
         export_onnx(learner, file / "below", option="--there")
     monkeypatch.chdir(mine)
-    with pytest.raises(ProtosteerError, match="the folder you are in"):
+    with expect_error("cannot-write", ProtosteerError):
         export_onnx(learner, Path("."))
     assert file.read_text() == "precious" and (mine / "model.json").stat().st_mtime_ns == before
     assert sorted(os.listdir(tmp_path)) == ["file", "full", "mine"]
@@ -369,20 +365,20 @@ def test_a_network_that_computes_something_else_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(onnx_graph, "_gelu", lambda graph, x: graph.op("Relu", x))
-    with pytest.raises(ProtosteerError, match="other embeddings than tiny .* nothing was written"):
+    with expect_error("onnx-mismatch", ProtosteerError):
         export_onnx(small_learner(), tmp_path / "exported")
     assert not list(tmp_path.iterdir())
 
 
 def test_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(LearnerError, match="nothing has been learned yet"):
+    with expect_error("nothing-learned", LearnerError):
         export_onnx(Learner(tiny_backbone()), tmp_path / "exported")
     with monkeypatch.context() as patch:
         patch.setattr(onnx_graph, "_MOST_BYTES", 1000)
-        with pytest.raises(WeightsError, match="more than the 2 GiB"):
+        with expect_error("weights-too-large", WeightsError):
             export_onnx(small_learner(), tmp_path / "exported")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(ProtosteerError, match=r"pip install 'protosteer\[onnx\]'"):
+    with expect_error("missing-extra", ProtosteerError):
         export_onnx(small_learner(), tmp_path / "exported")
     assert not list(tmp_path.iterdir())
 

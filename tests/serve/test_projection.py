@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 
+from expect import expect_error
+
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 
 from conftest import easy_task, tiny_backbone
@@ -127,7 +129,9 @@ def test_by_evidence_pictures_lie_where_their_classes_do_in_the_first_view(first
     view = learner.fusion.views[0]
     assert (view.prompt is None) == (first == "plain") and len(learner.fusion.views) == 2
     projection = Projection.fit(learner.memory, learner.fusion)
-    sketches = [getattr(record, first) for record in learner.memory.records]
+    sketches = [
+        record.plain if first == "plain" else record.shared for record in learner.memory.records
+    ]
     means = torch.stack([(sketch.points * sketch.counts[:, None]).sum(dim=0) for sketch in sketches])
     for spot, (_, _, x, y) in zip(projection.place(means), projection.classes, strict=True):
         assert spot == pytest.approx((x, y), abs=1e-5)
@@ -139,5 +143,5 @@ def test_by_evidence_pictures_lie_where_their_classes_do_in_the_first_view(first
 
 
 def test_an_empty_model_has_no_map():
-    with pytest.raises(LearnerError, match="learn a class first"):
+    with expect_error("nothing-learned", LearnerError):
         Projection.fit(Memory())

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from expect import expect_error
+
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 
 from fastapi import FastAPI
@@ -178,19 +180,19 @@ def test_every_route_of_a_model_has_a_twin_that_names_it(client):
         (
             "toy",
             "b.protosteer",
-            r"two models are named 'toy', .*toy\.protosteer and .*b\.protosteer; give one",
+            "name-taken",
         ),
-        ("again", "toy.protosteer", r"models 'toy' and 'again' are one file"),
-        ("a/b", "b.protosteer", "cannot be named 'a/b'"),
-        ("..", "b.protosteer", r"cannot be named '\.\.'"),
-        ("", "b.protosteer", "has no name"),
-        ("a\nb", "b.protosteer", "control characters"),
+        ("again", "toy.protosteer", "name-taken"),
+        ("a/b", "b.protosteer", "bad-name"),
+        ("..", "b.protosteer", "bad-name"),
+        ("", "b.protosteer", "bad-name"),
+        ("a\nb", "b.protosteer", "bad-name"),
     ],
 )
 def test_names_that_lead_nowhere_are_refused(tmp_path, name, file, words):
     learner = taught()
     learner.save(tmp_path / "toy.protosteer")
-    with pytest.raises(SettingsError, match=words):
+    with expect_error(words, SettingsError):
         create_app(learner, tmp_path / "toy.protosteer", others={name: (learner, tmp_path / file)})
 
 

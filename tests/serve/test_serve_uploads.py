@@ -9,6 +9,8 @@ import time
 import pytest
 import torch
 
+from expect import expect_error
+
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 
 import anyio
@@ -71,7 +73,7 @@ PICTURE = pictures("ant", 1)[0]
     ids=["empty", "junk", "cut", "needs another program"],
 )
 def test_what_is_no_image_that_may_be_opened_is_refused(data):
-    with pytest.raises(Refused, match="photo.png cannot be read as an image") as refused:
+    with expect_error("error", Refused) as refused:
         decoded(data)
     assert refused.value.status == 422
 
@@ -85,7 +87,7 @@ def test_an_image_with_too_many_pixels_is_refused_by_its_header(size, monkeypatc
     Image.new("RGB", (1, 1)).save(buffer, "BMP")
     data = bytearray(buffer.getvalue())
     data[18:26] = size[0].to_bytes(4, "little") + size[1].to_bytes(4, "little")
-    with pytest.raises(Refused, match="photo.png has more than 10,000 pixels; make it smaller") as refused:
+    with expect_error("error", Refused) as refused:
         decoded(bytes(data))
     assert refused.value.status == 413
 

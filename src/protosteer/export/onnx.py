@@ -77,10 +77,12 @@ def export_onnx(
         from protosteer.export.onnx_graph import network
     except ImportError as error:
         raise ProtosteerError(
-            f"exporting needs packages that are not here ({error}); pip install 'protosteer[onnx]'"
+            f"exporting needs packages that are not here ({error}); pip install 'protosteer[onnx]'",
+            code="missing-extra",
+            extra="onnx",
         ) from error
     if not learner.classes:
-        raise LearnerError("nothing has been learned yet; there is nothing to export")
+        raise LearnerError("nothing has been learned yet; there is nothing to export", code="nothing-learned")
     folder = Path(os.path.realpath(folder))
     _check_place(folder)
     arrays, graph = _arrays(learner), network(learner.backbone)
@@ -237,7 +239,8 @@ def _check(graph: bytes, backbone: Backbone, arrays: dict[str, np.ndarray], most
     if not difference <= _TOLERANCE:
         raise ProtosteerError(
             f"onnxruntime {onnxruntime.__version__} computes other embeddings than {backbone.name} "
-            f"(difference {difference:.1e}), so nothing was written; try another version of onnxruntime"
+            f"(difference {difference:.1e}), so nothing was written; try another version of onnxruntime",
+            code="onnx-mismatch",
         )
     return difference
 
@@ -247,17 +250,29 @@ def _check_place(folder: Path) -> None:
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise ProtosteerError(f"{folder} is a file; name a folder that does not exist yet")
+        raise ProtosteerError(
+            f"{folder} is a file; name a folder that does not exist yet", code="cannot-write", path=folder
+        )
     if folder == Path.cwd():
-        raise ProtosteerError(f"{folder} is the folder you are in; name one inside it, such as exported")
+        raise ProtosteerError(
+            f"{folder} is the folder you are in; name one inside it, such as exported",
+            code="cannot-write",
+            path=folder,
+        )
     found = {path.name for path in folder.iterdir()}
     ours = {"embedding.onnx", "prototypes.npz", "model.json", "predict.py", "README.md", "__pycache__"}
     if found and not _is_export(folder):
-        raise ProtosteerError(f"{folder} is not empty and not an earlier export; name another folder")
+        raise ProtosteerError(
+            f"{folder} is not empty and not an earlier export; name another folder",
+            code="cannot-write",
+            path=folder,
+        )
     if found - ours:
         raise ProtosteerError(
             f"{folder} is an earlier export but holds {min(found - ours)} too; move that away, "
-            "or name another folder"
+            "or name another folder",
+            code="cannot-write",
+            path=folder,
         )
 
 

@@ -37,7 +37,8 @@ def network(backbone: Backbone) -> bytes:
     if 4 * backbone.parameters > _MOST_BYTES:
         raise WeightsError(
             f"{backbone.name} has {backbone.parameters:,} parameters, more than the 2 GiB that one ONNX file "
-            "can hold; export a model with a smaller backbone"
+            "can hold; export a model with a smaller backbone",
+            code="weights-too-large",
         )
     graph, config = _Graph(), backbone.vit.config
     _forward(graph, backbone.vit)

@@ -218,7 +218,7 @@ def class_similarity(names: Sequence[str], matrix: npt.ArrayLike, most: int = 60
     Of more than `most` classes those are shown that have the closest neighbours.
     """
     if not names:
-        raise DataError("there are no classes to draw; learn some first")
+        raise DataError("there are no classes to draw; learn some first", code="nothing-learned")
     whole, title = np.asarray(matrix), "How alike classes are"
     chosen = np.arange(len(names))
     if len(names) > most:

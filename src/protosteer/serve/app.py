@@ -149,7 +149,10 @@ def _listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ProtosteerError(
-            f"cannot listen on {host}, port {port}: {reason}; choose another host= or port="
+            f"cannot listen on {host}, port {port}: {reason}; choose another host= or port=",
+            code="cannot-listen",
+            host=host,
+            port=port,
         ) from error
     # Small answers go out at once; connections take the option over from here.
     callback.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -148,4 +148,8 @@ def _check_same(memory: Memory, path: Path) -> None:
     """The file may have changed after it was loaded: reading weights takes a while."""
     on_disk = model_file.read(path)
     if dataclasses.replace(on_disk, memory=memory).pack() != on_disk.pack():
-        raise ModelFileError(f"{path} does not hold the model that is to be served; load it again")
+        raise ModelFileError(
+            f"{path} does not hold the model that is to be served; load it again",
+            code="other-model",
+            path=path,
+        )

@@ -36,7 +36,9 @@ class Projection:
     def fit(cls, memory: Memory, fusion: Fusion | None = None) -> Projection:
         """fusion: as a `Learner` has it."""
         if not len(memory):
-            raise LearnerError("a model without classes has no map; learn a class first")
+            raise LearnerError(
+                "a model without classes has no map; learn a class first", code="nothing-learned"
+            )
         directions = fusion.views[0].coarse.directions[fusion.places] if fusion else _directions(memory)
         origin = directions.mean(dim=0)
         axes = _axes(directions - origin, origin)

@@ -50,15 +50,23 @@ def check_names(places: Sequence[tuple[str, Path]]) -> None:
         try:
             check_name(name, "the model", _NAME_LENGTH)
         except DataError as error:
-            raise SettingsError(str(error)) from error
+            raise SettingsError(str(error), code="bad-name") from error
         if "/" in name or not name.strip("."):  # browsers and proxies resolve such a part of an address
             raise SettingsError(
-                f"a model cannot be named '{name}': slashes, or dots alone; choose another name"
+                f"a model cannot be named '{name}': slashes, or dots alone; choose another name",
+                code="bad-name",
+                name=name,
             )
         if name in names:
             raise SettingsError(
-                f"two models are named '{name}', {names[name]} and {path}; give one of them another name"
+                f"two models are named '{name}', {names[name]} and {path}; give one of them another name",
+                code="name-taken",
+                name=name,
             )
         if (file := real(path)) in files:
-            raise SettingsError(f"models '{files[file]}' and '{name}' are one file, {path}; serve it once")
+            raise SettingsError(
+                f"models '{files[file]}' and '{name}' are one file, {path}; serve it once",
+                code="name-taken",
+                name=name,
+            )
         names[name], files[file] = path, name

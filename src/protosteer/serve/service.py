@@ -41,7 +41,9 @@ class Service:
         thumbnails: bool = False,
     ):
         if allow_teach and not token:
-            raise SettingsError("teaching over HTTP needs a token: give one, or do not allow teaching")
+            raise SettingsError(
+                "teaching over HTTP needs a token: give one, or do not allow teaching", code="token-required"
+            )
         check_fraction(reject)
         self.name = name
         self.limits = limits
