@@ -129,9 +129,7 @@ def test_by_evidence_pictures_lie_where_their_classes_do_in_the_first_view(first
     view = learner.fusion.views[0]
     assert (view.prompt is None) == (first == "plain") and len(learner.fusion.views) == 2
     projection = Projection.fit(learner.memory, learner.fusion)
-    sketches = [
-        record.plain if first == "plain" else record.shared for record in learner.memory.records
-    ]
+    sketches = [record.plain if first == "plain" else record.shared for record in learner.memory.records]
     means = torch.stack([(sketch.points * sketch.counts[:, None]).sum(dim=0) for sketch in sketches])
     for spot, (_, _, x, y) in zip(projection.place(means), projection.classes, strict=True):
         assert spot == pytest.approx((x, y), abs=1e-5)
