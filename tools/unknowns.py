@@ -28,7 +28,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from protosteer.backbones import Backbone
-from protosteer.cli.parsing import parse_settings
+from protosteer.cli.options import parse_settings
 from protosteer.data.class_folders import Files
 from protosteer.data.datasets.cifar import cifar_files, read_cifar100
 from protosteer.data.datasets.idx import idx_files, read_images

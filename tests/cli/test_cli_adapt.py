@@ -75,7 +75,7 @@ def test_adapt_goes_on_after_ctrl_c(place, tmp_path, capsys, monkeypatch):
         patch.setattr(LearnProgress, "on_stage", on_stage)
         assert main(words) == 130
     said = capsys.readouterr().err
-    assert f"stopped; {out} is not there yet; the same command goes on with the training" in said
+    assert f"stopped; {out} is not there yet; the same command resumes training" in said
     assert not out.exists() and main(words) == 0
     assert out.read_bytes() == (place / "my.backbone").read_bytes() and list(tmp_path.iterdir()) == [out]
 

@@ -26,7 +26,7 @@ from protosteer.learner import Learner
 from protosteer.model import file as model_file
 from protosteer.model.memory import Memory
 from protosteer.util.files import write_and_hold
-from protosteer.workflows import learn_folder
+from protosteer.workflows.learn_folder import TaskSlot
 from protosteer.workflows.ood import threshold
 
 pytestmark = pytest.mark.slow
@@ -146,7 +146,7 @@ def test_unreadable_files_are_named_and_left_out(tmp_path, capsys):
     (folder / "one" / "broken.png").write_bytes(b"no picture")
     assert main(["learn", str(tmp_path / "m.protosteer"), str(folder), *QUICK]) == 0
     shown = capsys.readouterr()
-    assert "1 file cannot be read" in shown.err and "broken.png" in shown.err
+    assert "cannot be read and will be skipped: 1 file" in shown.err and "broken.png" in shown.err
     assert "no image was held out" in shown.err  # classes of four images are learned whole
     assert {c.images for c in model_file.read(tmp_path / "m.protosteer").memory.tasks[0].classes} == {4}
 
@@ -160,7 +160,7 @@ def test_known_classes_grow_or_are_left_out(photos, model, tmp_path, capsys):
     shutil.copy(next((mixed / "seven").iterdir()), more / "seven" / "again.png")
     assert main(["learn", str(model), str(more), "--preset", "instant"]) == 0
     told = capsys.readouterr()
-    assert "left out, since learned or held out before: 1 image: " in told.err and "again.png" in told.err
+    assert "skipped, since learned or held out before: 1 file: " in told.err and "again.png" in told.err
     assert re.search(r"one +5 +1 +spring", told.out) and re.search(r"seven +5 +1 +mixed", told.out)
     known = model_file.read(model).memory
     assert known.tasks[-1].class_names == ["one", "seven"] and len(known.classes) == 6
@@ -220,13 +220,13 @@ def test_presets_and_independence_reach_the_settings(photos, tmp_path):
 
 def learn_while(work, photos, model, monkeypatch, *words):
     """Teach two classes, while someone else does something to the model file."""
-    real = learn_folder.learn_folder
+    real = TaskSlot.learn
 
-    def slow(learner, *arguments):
+    def slow(slot, *arguments):
         work()
-        return real(learner, *arguments)
+        return real(slot, *arguments)
 
-    monkeypatch.setattr(learn_folder, "learn_folder", slow)
+    monkeypatch.setattr(TaskSlot, "learn", slow)
     more = write_digits(model.parent / "autumn", [5, 6], count=6)
     assert main(["learn", str(model), str(more), *words]) == 0
     return model_file.read(model).memory
@@ -257,9 +257,7 @@ def test_a_model_that_is_gone_meanwhile_is_written_whole(photos, model, monkeypa
 
 
 def test_a_place_that_cannot_be_written_is_noticed_before_learning(photos, model, capsys, monkeypatch):
-    monkeypatch.setattr(
-        "protosteer.workflows.learn_folder.learn_folder", lambda *arguments: pytest.fail("it learned")
-    )
+    monkeypatch.setattr(TaskSlot, "learn", lambda *arguments: pytest.fail("it learned"))
     assert "cannot write to" in fails(capsys, "learn", model / "m.protosteer", photos / "spring")
 
 
@@ -290,7 +288,7 @@ def test_a_killed_learning_leaves_a_model_that_can_be_used(model, tmp_path, how)
     assert list(tmp_path.glob(".shop.protosteer.*.part"))
     assert [task.name for task in old] == before.task_names and new.metadata.unfinished
     if how == signal.SIGTERM:
-        assert "can be used as it is; the same command goes on with the training" in said
+        assert "can be used as it is; the same command resumes training" in said
 
 
 # predict

@@ -89,8 +89,8 @@ def test_ctrl_c_leaves_a_model_that_can_be_used_and_the_same_command_goes_on(
     capsys.readouterr()
     interrupted(path, summer, seconds=seconds)
     said = capsys.readouterr().err
-    assert f"Usable now: {path} (self-check " in said and "; training the prompt for what more" in said
-    how = "goes on with the training" if not seconds else "begins the training again"
+    assert f"Usable now: {path} (self-check " in said and "; training the prompt" in said
+    how = "resumes training" if not seconds else "starts training again"
     assert f"stopped; {path} can be used as it is; the same command {how}\n" in said
     left = Learner.load(path)
     record = left.memory.tasks[1]
@@ -98,7 +98,7 @@ def test_ctrl_c_leaves_a_model_that_can_be_used_and_the_same_command_goes_on(
     assert set(left.predict(summer).labels) <= {"ant", "bee", "cat", "dog"}
     assert learn(path, summer) == 0
     said = capsys.readouterr().err
-    assert "task summer is unfinished; going on with it" in said and "task summer is new" in said
+    assert "task summer is unfinished; resuming it" in said and "task summer is new" in said
     assert path.read_bytes() == whole.read_bytes() and list(tmp_path.iterdir()) == [path]
 
 
@@ -129,7 +129,7 @@ def test_another_command_meanwhile_works_and_the_unfinished_task_stays(spring, s
     path = tmp_path / "shop.protosteer"
     interrupted(path, spring, *QUICK)
     assert learn(path, summer, "--preset", "instant") == 0
-    assert "task spring is unfinished: what is learned before" in capsys.readouterr().err
+    assert "task spring is unfinished: tasks learned before" in capsys.readouterr().err
     first, second = model_file.read(path).memory.tasks
     assert first.metadata.unfinished and second.name == "summer"
     assert learn(path, spring, "--preset", "best", *QUICK) == 0
@@ -264,7 +264,7 @@ def test_a_new_model_is_of_the_best_preset_and_an_old_one_keeps_its_own(spring, 
         "fast", **{**quick, "epochs": 15, "batch_size": 50}, independent=True
     )
     assert model_file.read(best).memory.tasks[-1].prompt is None
-    assert "no prompt was trained: the one for all classes serves these too" in capsys.readouterr().err
+    assert "no prompt was trained: the shared prompt serves these" in capsys.readouterr().err
     assert learn(paper, more, "--preset", "instant") == 0
     assert "warning: older tasks were learned by another rule" in capsys.readouterr().err
     assert Learner.load(paper).fusion is None

@@ -14,7 +14,7 @@ import typer
 import protosteer
 import protosteer.cli.demo
 from protosteer.cli import app, main
-from protosteer.cli.parsing import FLAGS, in_flags, parse_settings
+from protosteer.cli.options import FLAGS, in_flags, parse_settings
 from protosteer.errors import DataError, ProtosteerWarning, SettingsError
 
 ROOT = Path(protosteer.__file__).parent

@@ -46,5 +46,5 @@ def test_a_list_is_surveyed_class_by_class(folder, tmp_path):
     left = found.without_known()
     assert left.counts == {"ant": 5, "cat": 5} and not len(left.unreadable)
     (tmp_path / "bees.csv").write_text(f"path,label\n{folder / 'bee' / '00.png'},bee\n")
-    with expect_error("bad-operation", LearnerError):
+    with expect_error("no-new-classes", LearnerError):
         scan_folder(tmp_path / "bees.csv", before.memory).without_known()

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from targets import TARGETS, Target, try_out
 
-from protosteer.cli.parsing import parse_settings
+from protosteer.cli.options import parse_settings
 from protosteer.cli.predict import find_files
 from protosteer.data.class_folders import read_lists
 from protosteer.data.image_files import text_lines

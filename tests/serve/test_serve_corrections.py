@@ -19,8 +19,8 @@ from protosteer.model import thumbnails
 from protosteer.model.records import correction_name
 from protosteer.settings import Settings
 from protosteer.util.reading import digest
-from protosteer.workflows.learn_folder import learn_folder, scan_folder
-from protosteer.workflows.thumbnails import keep
+from protosteer.workflows.learn_folder import TaskSlot, learn_folder, scan_folder
+from protosteer.workflows.thumbnails import keep_thumbnails
 from serve_toys import BEARER, encoded, form, pictures, service, taught
 
 pytestmark = pytest.mark.slow
@@ -215,7 +215,7 @@ def test_thumbnails_are_served_where_they_are_to_be_shown_and_go_with_their_clas
     found = scan_folder(photos(tmp_path / "spring", ["ant", "bee"], 6))
     learn_folder(learner, found, holdout=0.0)
     learner.save(tmp_path / "toy.protosteer")
-    keep(tmp_path / "toy.protosteer", learner, found, 0.0)
+    keep_thumbnails(tmp_path / "toy.protosteer", TaskSlot.prepare(learner, found, None, 0.0))
     place = thumbnails.beside(tmp_path / "toy.protosteer")
     with TestClient(service(tmp_path, learner, thumbnails=True)) as client:
         assert [c["thumbnails"] for c in client.get("/classes").json()["classes"]] == [6, 6]

@@ -22,9 +22,9 @@ from protosteer.model.records import ClassRecord, TaskRecord
 from protosteer.paper.prototypes import Centroids
 from protosteer.serve.app import create_app
 from protosteer.settings import Settings
-from protosteer.workflows.learn_folder import scan_folder
+from protosteer.workflows.learn_folder import TaskSlot, scan_folder
 from protosteer.workflows.ood import threshold
-from protosteer.workflows.thumbnails import keep
+from protosteer.workflows.thumbnails import keep_thumbnails
 from screenshot_page import SIZE, browsing, draw_digits, find_browser, learn_digits, photograph, serving
 
 pytestmark = pytest.mark.slow
@@ -446,7 +446,7 @@ def test_how_far_a_probability_can_be_trusted_is_told(visit, evident, folder):
 def test_a_class_shows_its_prototypes_where_thumbnails_were_kept(visit, tmp_path):
     learner = learn_digits(tmp_path, Settings.preset("instant"), per_class=20, tasks={"May": ("zero", "one")})
     path = tmp_path / "digits.protosteer"
-    keep(path, learner, scan_folder(tmp_path / "May"), 0.1)
+    keep_thumbnails(path, TaskSlot.prepare(learner, scan_folder(tmp_path / "May"), None, 0.1))
     with serving(create_app(learner, path, thumbnails=True)) as address:
         page = visit(address)
         page.get_by_role("button", name="Pictures of zero").click()

@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 
+from expect import expect_error
 from photo_toys import EVIDENCE, QUICK, file_bytes, photos, taught
 from protosteer.errors import LearnerError
 from protosteer.learner import Learner
@@ -24,8 +25,8 @@ def spring(tmp_path):
 def test_a_folder_that_was_learned_has_nothing_new(spring):
     learner = taught(spring, settings=INSTANT)
     found = scan_folder(spring, learner.memory)
-    assert not len(found.files) and len(found.again) == 16 and found.known.keys() == {"ant", "bee"}
-    with pytest.raises(LearnerError, match=r"every image of .*spring was learned or held out already"):
+    assert not len(found.files) and len(found.already_learned) == 16 and found.known.keys() == {"ant", "bee"}
+    with expect_error("no-new-images", LearnerError, path=spring):
         learn_folder(learner, found)
     assert learner.tasks == ["spring"]
 
@@ -36,8 +37,10 @@ def test_new_images_of_a_known_class_and_a_new_class_make_one_task(spring, tmp_p
     shutil.copy(spring / "bee" / "00.png", more / "bee" / "a copy.png")
     shutil.copy(spring / "ant" / "00.png", more / "cat" / "no cat.png")
     found = scan_folder(more, learner.memory)
-    assert found.counts == {"bee": 6, "cat": 7} and found.again == [more / "bee" / "a copy.png"]
-    assert found.other == {more / "cat" / "no cat.png": "ant"} and found.known == {"bee": ["spring"]}
+    assert found.counts == {"bee": 6, "cat": 7} and found.already_learned == [more / "bee" / "a copy.png"]
+    assert found.learned_as_other_class == {more / "cat" / "no cat.png": "ant"} and found.known == {
+        "bee": ["spring"]
+    }
     taught_ = learn_folder(learner, found, holdout=0)
     assert learner.classes == ["ant", "bee", "cat"] and taught_.record.class_names == ["bee", "cat"]
     assert learner.memory.owners["bee"] == ["spring", "more"]
@@ -76,7 +79,11 @@ def test_an_unfinished_task_goes_on_though_its_images_were_seen(spring, tmp_path
         and usable.memory.tasks[1].classes[0].file_digests is not None
     )
     found = scan_folder(summer, usable.memory)
-    assert found.counts == {"bee": 8, "cat": 8} and not found.again and found.known == {"bee": ["spring"]}
+    assert (
+        found.counts == {"bee": 8, "cat": 8}
+        and not found.already_learned
+        and found.known == {"bee": ["spring"]}
+    )
     learn_folder(usable, found)
     assert usable.settings == settings and file_bytes(usable, tmp_path) == file_bytes(finished, tmp_path)
 

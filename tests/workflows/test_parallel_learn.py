@@ -1,4 +1,4 @@
-"""Folders that are taught apart: the same bits as one after the other, and what was done is not done again."""
+"""Folders learned in parallel: bit-identical to one after the other, and what was done is not done again."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from expect import expect_error
 from photo_toys import photos
 from protosteer.backbones import Backbone
 from protosteer.errors import DataError, LearnerError
@@ -13,7 +14,7 @@ from protosteer.learner import Learner
 from protosteer.runtime.executor import Local
 from protosteer.settings import Settings
 from protosteer.workflows.learn_folder import learn_folder, scan_folder
-from protosteer.workflows.parallel_learn import TaskData, plan, teach_apart
+from protosteer.workflows.parallel_learn import TaskPlan, learn_in_parallel, plan_tasks
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +52,7 @@ class Counting(Local):
 
             def counted(*arguments):
                 if self.done == self.fail_at:
-                    raise DataError("stopped")
+                    raise DataError("stopped", code="stopped")
                 self.done += 1
                 return work(*arguments)
 
@@ -60,9 +61,9 @@ class Counting(Local):
         super().run(made, jobs, on_done, on_wait)
 
 
-def apart(learner: Learner, folders: list[Path], model: Path, engine: Local | None = None) -> Learner:
-    lessons, _ = plan(learner.memory, folders)
-    records, kept = teach_apart(engine or Counting(), learner, lessons, model, 0.2, "cpu")
+def in_parallel(learner: Learner, folders: list[Path], model: Path, engine: Local | None = None) -> Learner:
+    plans, _ = plan_tasks(learner.memory, folders)
+    records, kept = learn_in_parallel(engine or Counting(), learner, plans, model, 0.2, "cpu")
     for record in records:
         learner.memory.add(record)
     assert sorted(path for path in model.parent.iterdir() if path != model) == sorted(kept)
@@ -72,10 +73,10 @@ def apart(learner: Learner, folders: list[Path], model: Path, engine: Local | No
 
 
 @pytest.mark.parametrize("preset", ["best", "fast", "paper", "instant"])
-def test_apart_is_the_same_to_the_bit_as_in_turn(backbone, folders, tmp_path, preset):
+def test_parallel_is_the_same_to_the_bit_as_in_turn(backbone, folders, tmp_path, preset):
     settings = Settings.preset(preset, independent=True, **QUICK)
     whole = in_turn(Learner(backbone, settings), folders)
-    pieced = apart(Learner(backbone, settings), folders, tmp_path / "m.protosteer")
+    pieced = in_parallel(Learner(backbone, settings), folders, tmp_path / "m.protosteer")
     assert pieced.tasks == ["spring", "summer", "spring-2"]
     assert pieced.model.pack() == whole.model.pack()
 
@@ -85,38 +86,42 @@ def test_a_model_that_has_a_prompt_for_all_classes_is_extended_to_the_same_bits(
     assert first.memory.shared_prompt is not None
     first.settings = ALONE
     whole = in_turn(first.copy(), folders[1:])
-    assert apart(first.copy(), folders[1:], tmp_path / "m.protosteer").model.pack() == whole.model.pack()
+    assert (
+        in_parallel(first.copy(), folders[1:], tmp_path / "m.protosteer").model.pack() == whole.model.pack()
+    )
 
 
 def test_what_was_done_before_a_stop_is_kept(backbone, folders, tmp_path):
     model = tmp_path / "m.protosteer"
-    with pytest.raises(DataError, match="stopped"):
-        apart(Learner(backbone, ALONE), folders, model, Counting(fail_at=2))
+    with expect_error("stopped"):
+        in_parallel(Learner(backbone, ALONE), folders, model, Counting(fail_at=2))
     parts = list(tmp_path.iterdir())
     assert len(parts) == 2
     parts[0].write_bytes(parts[0].read_bytes()[:-1])  # damaged: learned again
     engine = Counting()
-    pieced = apart(Learner(backbone, ALONE), folders, model, engine)
+    pieced = in_parallel(Learner(backbone, ALONE), folders, model, engine)
     assert engine.done == 2
     assert pieced.model.pack() == in_turn(Learner(backbone, ALONE), folders).model.pack()
     with pytest.raises(DataError):
-        apart(Learner(backbone, ALONE), folders, model, Counting(fail_at=2))
+        in_parallel(Learner(backbone, ALONE), folders, model, Counting(fail_at=2))
     engine = Counting()
-    teach_apart(
-        engine, Learner(backbone, ALONE), plan(Learner(backbone).memory, folders)[0], model, 0.0, "cpu"
+    learn_in_parallel(
+        engine, Learner(backbone, ALONE), plan_tasks(Learner(backbone).memory, folders)[0], model, 0.0, "cpu"
     )
     assert engine.done == 3  # for another share held out, nothing that is kept will do
 
 
 def test_tasks_that_depend_on_one_another_are_refused(backbone, folders, tmp_path):
-    with pytest.raises(LearnerError, match="independent=True"):
-        apart(Learner(backbone, ALONE.replace(independent=False)), folders, tmp_path / "m.protosteer")
+    with expect_error("dependent-tasks", LearnerError):
+        in_parallel(Learner(backbone, ALONE.replace(independent=False)), folders, tmp_path / "m.protosteer")
 
 
 def test_the_plan_is_that_of_one_folder_after_the_other(backbone, folders, tmp_path):
     memory = in_turn(Learner(backbone, Settings.preset("instant")), folders[:1]).memory
-    lessons, there = plan(memory, folders)
-    assert there == folders[:1] and [x.name for x in lessons] == ["summer", "spring-2"]
+    plans, there = plan_tasks(memory, folders)
+    assert there == folders[:1] and [x.name for x in plans] == ["summer", "spring-2"]
     again = photos(tmp_path / "autumn", ["dog", "gnu"], 2)
-    assert plan(memory, [*folders, again])[0][-1] == TaskData(again, "autumn", ("dog", "gnu"))
-    assert plan(memory, [*folders, again], skip_known=True)[0][-1] == TaskData(again, "autumn", ("gnu",))
+    assert plan_tasks(memory, [*folders, again])[0][-1] == TaskPlan(again, "autumn", ("dog", "gnu"))
+    assert plan_tasks(memory, [*folders, again], skip_known=True)[0][-1] == TaskPlan(
+        again, "autumn", ("gnu",)
+    )

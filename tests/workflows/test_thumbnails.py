@@ -18,8 +18,8 @@ from protosteer.model import thumbnails
 from protosteer.model.thumbnails import Thumb
 from protosteer.settings import Settings
 from protosteer.util.reading import digest
-from protosteer.workflows.learn_folder import learn_folder, scan_folder
-from protosteer.workflows.thumbnails import MOST, SIDE, keep
+from protosteer.workflows.learn_folder import TaskSlot, learn_folder, scan_folder
+from protosteer.workflows.thumbnails import MAX_THUMBNAILS, SIDE, keep_thumbnails
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +34,7 @@ def taught(tmp_path: Path) -> tuple[Path, Learner, Path]:
     found = scan_folder(folder)
     learn_folder(learner, found)
     learner.save(path)
-    assert keep(path, learner, found, 0.1) == MOST * len(CLASSES)
+    assert keep_thumbnails(path, TaskSlot.prepare(learner, found, None, 0.1)) == MAX_THUMBNAILS * len(CLASSES)
     return path, learner, folder
 
 
@@ -59,13 +59,15 @@ def test_they_are_the_images_that_are_kept_as_points(taught):
 def test_a_forgotten_class_leaves_no_thumbnail(taught):
     path, learner, _ = taught
     jpegs = [thumb.jpeg for thumb in thumbnails.read(path, learner.memory) if thumb.name == "bee"]
-    assert len(jpegs) == MOST and all(jpeg in thumbnails.beside(path).read_bytes() for jpeg in jpegs)
+    assert len(jpegs) == MAX_THUMBNAILS and all(
+        jpeg in thumbnails.beside(path).read_bytes() for jpeg in jpegs
+    )
     learner.forget("bee")
     assert "bee" not in names(path, learner)  # not even before it is written
     learner.save(path)
     kept = thumbnails.beside(path).read_bytes()
     assert not any(jpeg in kept for jpeg in jpegs) and b"bee" not in kept
-    assert names(path, learner) == ["ant"] * MOST + ["cat"] * MOST
+    assert names(path, learner) == ["ant"] * MAX_THUMBNAILS + ["cat"] * MAX_THUMBNAILS
 
 
 def test_forgetting_a_task_takes_its_own_and_leaves_the_others_of_a_class(taught, tmp_path):
@@ -73,11 +75,11 @@ def test_forgetting_a_task_takes_its_own_and_leaves_the_others_of_a_class(taught
     more = scan_folder(photos(tmp_path / "summer", ["ant"], 3, seed=7), learner.memory)
     learn_folder(learner, more, holdout=0.0)
     learner.save(path)
-    keep(path, learner, more, 0.0)
-    assert names(path, learner).count("ant") == MOST + 3
+    keep_thumbnails(path, TaskSlot.prepare(learner, more, None, 0.0))
+    assert names(path, learner).count("ant") == MAX_THUMBNAILS + 3
     learner.forget(task="summer")
     learner.save(path)
-    assert names(path, learner).count("ant") == MOST
+    assert names(path, learner).count("ant") == MAX_THUMBNAILS
 
 
 def test_where_all_is_forgotten_the_file_goes(taught, tmp_path):
@@ -94,7 +96,7 @@ def test_what_was_forgotten_meanwhile_does_not_come_back(taught):
     on_disk = Learner.load(path, learner.backbone)
     on_disk.forget("cat")
     on_disk.save(path)
-    keep(path, learner, found, 0.1)
+    keep_thumbnails(path, TaskSlot.prepare(learner, found, None, 0.1))
     assert {*names(path, learner)} == {"ant", "bee"}
 
 

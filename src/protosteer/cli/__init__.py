@@ -26,7 +26,7 @@ from protosteer.cli import benchmarks, catalogue
 
 # isort: on
 from protosteer.cli.common import app, say
-from protosteer.cli.parsing import in_flags
+from protosteer.cli.options import in_flags
 from protosteer.errors import ProtosteerError, ProtosteerWarning
 from protosteer.util.system import keep_freed_memory
 from protosteer.util.text import one_line

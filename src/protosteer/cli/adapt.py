@@ -8,14 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from protosteer.cli.backbone_choice import Wanted
 from protosteer.cli.common import app, make_console, say, sigterm_as_ctrl_c
-from protosteer.cli.learn import goes_on
-from protosteer.cli.loading import PANEL, check_place, prepare
-from protosteer.cli.options import Device, Json, NewBackbone, Settings, Threads, Weights, path_of
-from protosteer.cli.parsing import parse_settings
+from protosteer.cli.learn import resumes, scan, warn_of_files
+from protosteer.cli.loading import PANEL, BackboneChoice, check_place, prepare
+from protosteer.cli.options import (
+    Device,
+    Json,
+    NewBackbone,
+    Settings,
+    Threads,
+    Weights,
+    parse_settings,
+    path_of,
+)
 from protosteer.cli.saving import put_new, refuse_existing
-from protosteer.cli.scan import look, tell_odd
 
 if TYPE_CHECKING:
     from protosteer.learner import Learner
@@ -53,14 +59,14 @@ def adapt(
     from protosteer.util.text import counted
 
     refuse_existing(out)
-    found = look(folder, read_labelled(folder))
+    found = scan(folder, read_labelled(folder))
     check_place(out, "--out")
     classes, images = counted(len(found.counts), "class"), counted(len(found.files), "image")
     say(f"{folder}: {classes}, {images}")
-    tell_odd(found)
+    warn_of_files(found)
     settings = Settings.preset("best", **parse_settings(set_ or []))
-    wanted = Wanted(backbone, weights, as_json)
-    learner = Learner(wanted.load(prepare(device, threads), lambda: found.files), settings)
+    choice = BackboneChoice(backbone, weights, as_json)
+    learner = Learner(choice.load(prepare(device, threads), lambda: found.files), settings)
     adapted = _adapt(learner, found, out)
     if as_json:
         print(json.dumps({**adapted.describe(), "path": str(out)}, indent=1))
@@ -73,17 +79,17 @@ def _adapt(learner: Learner, found: FolderScan, out: Path) -> Adapted:
     from protosteer.report.progress import LearnProgress
     from protosteer.runtime.checkpoint import CheckpointFile
     from protosteer.util.files import real, writing
-    from protosteer.workflows.learn_folder import checkpoint_path
+    from protosteer.workflows.learn_folder import TaskSlot
     from protosteer.workflows.shared_prompt import adapt
 
-    checkpoint = CheckpointFile(checkpoint_path(real(out), found, learner, None, 0.0))
+    checkpoint = CheckpointFile(TaskSlot.prepare(learner, found, None, 0.0).checkpoint_path(real(out)))
     console = make_console(stderr=True)
     try:
         with sigterm_as_ctrl_c(), writing(checkpoint.path, "--out"), LearnProgress(console) as progress:
             adapted = adapt(learner.backbone, found, learner.settings, progress.on_stage, checkpoint)
             put_new(out, adapted.write)
     except KeyboardInterrupt:
-        say(f"stopped; {out} is not there yet{goes_on(checkpoint)}")
+        say(f"stopped; {out} is not there yet{resumes(checkpoint)}")
         raise
     finally:
         checkpoint.release()

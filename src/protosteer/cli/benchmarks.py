@@ -15,8 +15,18 @@ from typer import Argument, Option
 from protosteer.cli import completion
 from protosteer.cli.common import app, check_plot, make_console, say, show, sigterm_as_ctrl_c, write_plot
 from protosteer.cli.executor import make_executor
-from protosteer.cli.options import Address, Executor, Json, Preset, Settings, Threads, Weights
-from protosteer.cli.parsing import command_line, in_flags, parse_settings
+from protosteer.cli.options import (
+    Address,
+    Executor,
+    Json,
+    Preset,
+    Settings,
+    Threads,
+    Weights,
+    command_line,
+    in_flags,
+    parse_settings,
+)
 
 PANEL = "Benchmarks"
 STREAMS = "split-cifar100, five-datasets, imagenet-subset, imagenet-r, cub200, split-digits, split-details or folder:PATH."

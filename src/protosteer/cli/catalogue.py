@@ -11,11 +11,10 @@ import typer
 from typer import Argument, Option
 
 from protosteer.cli import completion
-from protosteer.cli.backbone_choice import choose
 from protosteer.cli.common import app, make_console, say, show
-from protosteer.cli.loading import prepare
+from protosteer.cli.learn import scan, warn_of_files
+from protosteer.cli.loading import choose_backbone, prepare
 from protosteer.cli.options import Device, Json, Threads
-from protosteer.cli.scan import look, tell_odd
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -108,9 +107,9 @@ def _try(folder: Path, device: str, as_json: bool) -> None:
     from protosteer.data.sources import read_labelled
     from protosteer.report.backbone_selection import as_json as figures
 
-    found = look(folder, read_labelled(folder))
-    tell_odd(found)
-    choice = choose(found.files, device, as_json)
+    found = scan(folder, read_labelled(folder))
+    warn_of_files(found)
+    choice = choose_backbone(found.files, device, as_json)
     if as_json:
         print(json.dumps(figures(choice), indent=1))
 

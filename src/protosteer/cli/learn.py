@@ -1,20 +1,27 @@
-"""`protosteer learn`: a folder of class folders, or a list of images, becomes a task of a model file."""
+"""`protosteer learn`: each folder of class folders, or list of images, becomes a task of a model file."""
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from protosteer.cli.backbone_choice import Wanted, not_held_out
 from protosteer.cli.common import app, make_console, say, show, sigterm_as_ctrl_c
 from protosteer.cli.executor import make_executor
-from protosteer.cli.loading import PANEL, backbone_of, check_place, prepare, read_model
+from protosteer.cli.loading import (
+    PANEL,
+    BackboneChoice,
+    backbone_of,
+    check_place,
+    check_writable,
+    prepare,
+    read_model,
+)
 from protosteer.cli.options import (
     Address,
     Device,
@@ -26,22 +33,23 @@ from protosteer.cli.options import (
     Threads,
     Thumbnails,
     Weights,
+    parse_settings,
     path_of,
 )
-from protosteer.cli.parallel_learn import learn_apart, to_learn
-from protosteer.cli.parsing import parse_settings
-from protosteer.cli.saving import ANOTHER, TaskWriter, keep_thumbnails
-from protosteer.cli.scan import look, size_of, tell_found
+from protosteer.cli.saving import ANOTHER, TaskWriter, put_tasks
 
 if TYPE_CHECKING:
     from protosteer.backbones import Backbone
-    from protosteer.cli.parallel_learn import LearnerOf
     from protosteer.data.class_folders import Files
     from protosteer.learner import Learner
     from protosteer.model.file import Model
-    from protosteer.model.records import TaskRecord
+    from protosteer.model.memory import Memory
+    from protosteer.runtime import executor
     from protosteer.runtime.checkpoint import CheckpointFile
-    from protosteer.workflows.learn_folder import FolderScan, LearnResult
+    from protosteer.workflows.learn_folder import FolderScan, LearnResult, TaskSlot
+    from protosteer.workflows.parallel_learn import TaskPlan
+
+MAX_NAMED_FILES = 5  # in a line
 
 
 @app.command(rich_help_panel=PANEL)
@@ -51,14 +59,14 @@ def learn(
         Argument(
             metavar="MODEL FOLDER...",
             parser=path_of,
-            help="Model file, which is made or extended, and what to learn: folders with one sub-folder of images "
-            "per class, lists (.csv, .parquet, .jsonl) with columns path and label, image sets that datasets has "
-            "saved. Each becomes a task.",
+            help="Model file, which is created or extended, and what to learn: folders with one sub-folder of "
+            "images per class, lists (.csv, .parquet, .jsonl) with columns path and label, image sets saved by "
+            "datasets. Each becomes a task.",
             show_default=False,
         ),
     ],
     model: Annotated[
-        Path | None, Option("--model", help="The model file; then folders alone are the arguments.")
+        Path | None, Option("--model", help="The model file; then all arguments are folders.")
     ] = None,
     name: Annotated[
         str | None, Option(help="Name of the task (default: that of the folder or list).")
@@ -69,7 +77,9 @@ def learn(
     weights: Weights = None,
     adapted: Annotated[
         Path | None,
-        Option(metavar="FILE", help="Adapted backbone for a new model: its prompt serves all classes."),
+        Option(
+            metavar="FILE", help="Adapted backbone for a new model, with a shared prompt for all classes."
+        ),
     ] = None,
     preset: Preset = None,
     independent: Annotated[
@@ -85,209 +95,336 @@ def learn(
         float, Option(help="Share of each class's images that is not learned but checks the result.")
     ] = 0.1,
     skip_known: Annotated[
-        bool, Option("--skip-known", help="Leave classes out that the model has already.")
+        bool, Option("--skip-known", help="Skip classes that the model has already.")
     ] = False,
     thumbnails: Thumbnails = False,
     dry_run: Annotated[
-        bool, Option("--dry-run", help="Say what is in the folder, and learn nothing.")
+        bool, Option("--dry-run", help="Report what is in the folder, and learn nothing.")
     ] = False,
     device: Device = "auto",
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Teach a model the classes of a folder: a new model, or one more task of an old one.
+    """Learn the classes of a folder: a new model, or one more task of an old one.
 
-    Where a prompt is trained, the model can be used before that, after one pass over the images. Ctrl-C or a
-    crash leaves it usable, and the same command goes on with the training, at most half a minute before where
-    it was.
+    If a prompt is trained, you can use the model before that, after one pass over the images. Ctrl-C or a crash
+    leaves it usable, and the same command resumes training, at most half a minute before where it was.
     """
-    path, folders = _model_and_folders(paths, model)
-    who = make_executor(engine, address, device)
-    if name is not None and (len(folders) > 1 or who.elsewhere):
-        raise typer.BadParameter(
-            "--name is of one folder that is learned here; else tasks are named after theirs"
-        )
-    if thumbnails and who.elsewhere:
-        raise typer.BadParameter(
-            "--thumbnails are kept of folders that are learned here, with --engine local"
-        )
-    changes = parse_settings(set_ or []) | ({} if independent is None else {"independent": independent})
-    wanted = Wanted(backbone, weights, as_json)
-    loaded: list[Backbone] = []
-
-    def learner_of(old: Model | None, files: Callable[[], Files]) -> Learner:
-        """The backbone is loaded once; that of a new model suits the files that are learned first."""
-        learned = functools.partial(not_held_out, files, holdout, preset, changes)
-        learner = _learner(old, wanted, learned, adapted, preset, changes, prepare(device, threads), *loaded)
-        loaded[:] = [learner.backbone]
-        return learner
-
-    if who.elsewhere and not dry_run:
-        told = learn_apart(who, path, folders, holdout, skip_known, device, learner_of)
-    else:
-        several = to_learn(path, folders, skip_known) if len(folders) > 1 else folders
-        told = [
-            _learn_folder(path, folder, name, holdout, skip_known, thumbnails, dry_run, as_json, learner_of)
-            for folder in several
-        ]
-    if as_json:
-        wanted.add_to(told)
-        print(json.dumps(told[0] if len(folders) == 1 and told else told, indent=1))
-
-
-def _learn_folder(
-    path: Path,
-    folder: Path,
-    name: str | None,
-    holdout: float,
-    skip_known: bool,
-    thumbnails: bool,
-    dry_run: bool,
-    as_json: bool,
-    learner_of: LearnerOf,
-) -> dict[str, Any]:
-    """Look at a folder, and unless it is a dry run teach it; gives the figures."""
-    from protosteer.data.sources import read_labelled
-    from protosteer.report.learn import as_json as figures
-
-    files = read_labelled(folder)  # complains before anything is loaded
-    writer = TaskWriter(path, name)
-    old = read_model(path)
-    found = look(folder, files, old, name)
-    found = found.without_known() if skip_known and found.known else found
-    if not as_json:
-        tell_found(found, holdout, path, old)
-    if dry_run:
-        return figures(found, None)
-    found.check_new()
-    check_place(path, ANOTHER)
-    learner = learner_of(old, lambda: found.files)
-    _tell_begun(learner, found, writer)
-    taught = _teach(learner, found, writer, holdout)
-    _tell_taught(taught, found, learner, path, as_json)
-    if thumbnails:
-        keep_thumbnails(path, learner, found, holdout)
-    return figures(found, taught)
-
-
-def _model_and_folders(paths: list[Path], model: Path | None) -> tuple[Path, list[Path]]:
     given = [*([model] if model else []), *paths]
     if len(given) < 2:
         raise typer.BadParameter(
             "give a model file and a folder, such as: protosteer learn shop.protosteer photos/"
         )
-    return given[0], given[1:]
-
-
-def _learner(
-    old: Model | None,
-    wanted: Wanted,
-    files: Callable[[], Files],
-    adapted: Path | None,
-    preset: str | None,
-    changes: dict[str, Any],
-    device: str,
-    loaded: Backbone | None = None,
-) -> Learner:
-    """A new one, or that of the model; `changes` are settings that were given, and win over a preset's.
-
-    files: that a new backbone should suit. loaded: the model's, if it was loaded already.
-    """
-    from protosteer.learner import Learner
-    from protosteer.workflows import shared_prompt
-
-    prompt = shared_prompt.read(adapted) if adapted else None
-    if old:
-        learner = Learner.of_model(old, loaded or backbone_of(old, wanted.name, wanted.weights, device))
-    elif prompt:
-        backbone = backbone_of(prompt.model, wanted.name, wanted.weights, device)
-        learner = Learner(backbone, domain=prompt.prompt_for(backbone))
+    path, *folders = given
+    who = make_executor(engine, address, device)
+    if name is not None and (len(folders) > 1 or who.elsewhere):
+        raise typer.BadParameter(
+            "--name is for one folder with --engine local; other tasks are named after theirs"
+        )
+    if thumbnails and who.elsewhere:
+        raise typer.BadParameter("--thumbnails needs --engine local")
+    changes = parse_settings(set_ or []) | ({} if independent is None else {"independent": independent})
+    choice = BackboneChoice(backbone, weights, as_json)
+    learners = _Learners(choice, adapted, preset, changes, holdout, lambda: prepare(device, threads))
+    if who.elsewhere and not dry_run:
+        results = _learn_in_parallel(who, path, folders, holdout, skip_known, device, learners)
     else:
-        learner = Learner(wanted.load(device, files))
-    settings = learner.settings.with_preset(preset) if preset else learner.settings
-    learner.settings = settings.replace(**changes)
-    if prompt:
-        prompt.check_used(learner)
-    return learner
+        if len(folders) > 1:
+            folders = [plan.folder for plan in _plans(read_model(path), folders, skip_known)]
+        request = _Request(path, name, holdout, skip_known, thumbnails, dry_run, as_json)
+        results = [_learn_folder(folder, request, learners) for folder in folders]
+    if as_json:
+        choice.add_to(results)
+        print(json.dumps(results[0] if len(given) == 2 and results else results, indent=1))
 
 
-def _tell_begun(learner: Learner, found: FolderScan, writer: TaskWriter) -> None:
-    """Whether this goes on with a task that was begun, and what is odd about the model as it is."""
-    from protosteer.workflows.learn_folder import unfinished_task
+@dataclass
+class _Learners:
+    """Makes the learner of a model, or a new one; the backbone is loaded once.
 
-    memory = learner.memory
-    begun = unfinished_task(memory, found.folder, found.files.labels, writer.name)
-    writer.begun = begun.name if begun else None
-    others = [task for task in memory.tasks if task is not begun]
-    if begun:
-        say(f"task {begun.name} is unfinished; going on with it")
+    Settings in `changes` win over a preset's.
+    """
+
+    choice: BackboneChoice
+    adapted: Path | None
+    preset: str | None
+    changes: dict[str, Any]
+    holdout: float
+    prepare: Callable[[], str]  # gives the device
+    loaded: list[Backbone] = field(default_factory=list)
+
+    def make(self, old: Model | None, files: Callable[[], Files]) -> Learner:
+        """Return a learner. A new backbone is chosen to suit the files that are learned first."""
+        from protosteer.learner import Learner
+        from protosteer.workflows import shared_prompt
+
+        prompt = shared_prompt.read(self.adapted) if self.adapted else None
+        device, name, weights = self.prepare(), self.choice.name, self.choice.weights
+        if old:
+            backbone = self.loaded[0] if self.loaded else backbone_of(old, name, weights, device)
+            learner = Learner.of_model(old, backbone)
+        elif prompt:
+            backbone = backbone_of(prompt.model, name, weights, device)
+            learner = Learner(backbone, domain=prompt.prompt_for(backbone))
+        else:
+            learner = Learner(self.choice.load(device, lambda: self._learned(files())))
+        settings = learner.settings.with_preset(self.preset) if self.preset else learner.settings
+        learner.settings = settings.replace(**self.changes)
+        if prompt:
+            prompt.check_used(learner)
+        self.loaded[:] = [learner.backbone]
+        return learner
+
+    def _learned(self, files: Files) -> Files:
+        """Files that a new model will learn: held-out ones must not choose its backbone."""
+        from protosteer.settings import Settings
+        from protosteer.workflows.learn_folder import split
+
+        settings = Settings.preset(
+            self.preset or "best", **self.changes
+        )  # complains before anything is tried
+        return split(files, self.holdout, settings.seed)[0]
+
+
+@dataclass(frozen=True)
+class _Request:
+    path: Path
+    name: str | None
+    holdout: float
+    skip_known: bool
+    thumbnails: bool
+    dry_run: bool
+    as_json: bool
+
+
+def _learn_folder(folder: Path, request: _Request, learners: _Learners) -> dict[str, Any]:
+    """Scan a folder and learn it, unless it is a dry run; returns the results for JSON."""
+    from protosteer.data.sources import read_labelled
+    from protosteer.report.learn import as_json
+    from protosteer.workflows.learn_folder import TaskSlot
+
+    path, name = request.path, request.name
+    files = read_labelled(folder)  # complains before anything is loaded
+    writer = TaskWriter(path, name)
+    old = read_model(path)
+    found = scan(folder, files, old, name)
+    found = found.without_known() if request.skip_known and found.known else found
+    if not request.as_json:
+        _show_scan(found, request.holdout, path, old)
+    if request.dry_run:
+        return as_json(found, None)
+    found.check_new()
+    check_place(path, ANOTHER)
+    learner = learners.make(old, lambda: found.files)
+    slot = TaskSlot.prepare(learner, found, name, request.holdout)
+    writer.begun = slot.unfinished.name if slot.unfinished else None
+    _say_unfinished(learner, slot)
+    result = _learn(learner, slot, writer)
+    _show_result(result, found, learner, path, request.as_json)
+    if request.thumbnails:
+        _keep_thumbnails(path, slot)
+    return as_json(found, result)
+
+
+def scan(folder: Path, files: Files, old: Model | None = None, name: str | None = None) -> FolderScan:
+    """Scan a folder with a progress bar; for a model that exists, decode its images for learning already."""
+    from rich.markup import escape
+    from rich.progress import Progress
+
+    from protosteer.data.transforms import Preprocessing
+    from protosteer.workflows.learn_folder import scan_folder
+
+    console = make_console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+        row = bars.add_task(escape(f"reading {folder}"), total=None)
+
+        def on_file(done: int, of: int) -> None:
+            bars.update(row, completed=done, total=of)
+
+        preprocessing = Preprocessing.from_dict(old.backbone["preprocessing"]) if old else None
+        return scan_folder(folder, old.memory if old else None, on_file, files, name, preprocessing)
+
+
+def _show_scan(found: FolderScan, holdout: float, path: Path, old: Model | None) -> None:
+    from protosteer.report.learn import found_table
+    from protosteer.util.text import counted
+    from protosteer.workflows.learn_folder import held_count
+
+    say(f"{path}: {_size(old.memory)}, to be extended" if old else f"{path}: a new model")
+    counts, console = found.counts, make_console()
+    new = " that are new" if found.already_learned else ""
+    line = f"{found.folder}: {counted(len(counts), 'class')}, {counted(len(found.files), 'image')}{new}"
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if counts:
+        console.print(found_table(found, {name: held_count(n, holdout) for name, n in counts.items()}))
+    warn_of_files(found)
+
+
+def _size(memory: Memory) -> str:
+    from protosteer.util.text import counted
+
+    return f"{counted(len(memory.classes), 'class')} in {counted(len(memory), 'task')}"
+
+
+def warn_of_files(found: FolderScan) -> None:
+    """Name files that are skipped, or that another class was learned from."""
+    from protosteer.util.text import counted, listed
+
+    def named(files: Sequence[object]) -> str:
+        return f"{counted(len(files), 'file')}: {listed([str(file) for file in files], MAX_NAMED_FILES)}"
+
+    if found.unreadable:
+        say(f"warning: cannot be read and will be skipped: {named(found.unreadable.paths)}")
+    if found.already_learned:
+        say(f"skipped, since learned or held out before: {named(found.already_learned)}")
+    if found.learned_as_other_class:
+        others = [f"{path} ({name})" for path, name in found.learned_as_other_class.items()]
+        say(f"warning: learned as another class before: {named(others)}")
+
+
+def _say_unfinished(learner: Learner, slot: TaskSlot) -> None:
+    """Say whether an unfinished task is resumed, and which conditions of the model matter to it."""
+    others = [task for task in learner.memory.tasks if task is not slot.unfinished]
+    if slot.unfinished:
+        say(f"task {slot.name} is unfinished; resuming it")
     for task in (task for task in others if task.metadata.unfinished):
         say(
-            f"task {task.name} is unfinished: what is learned before its prompt is trained does not profit from "
-            "it; the command that began it goes on"
+            f"task {task.name} is unfinished: tasks learned before its prompt is trained do not profit from it; "
+            "to resume it, repeat the command that began it"
         )
     evidence = learner.settings.rule == "evidence"
     if any((record.plain is not None) != evidence for task in others for record in task.classes):
         say(
-            "warning: older tasks were learned by another rule, so that the model predicts by the paper's; "
-            "learn all of them again in a new model, or keep to their rule"
+            "warning: older tasks were learned by another rule, so the model predicts by CPP inference; learn all "
+            "of them again in a new model, or keep to their rule"
         )
 
 
-def _teach(learner: Learner, found: FolderScan, writer: TaskWriter, holdout: float) -> LearnResult:
+def _learn(learner: Learner, slot: TaskSlot, writer: TaskWriter) -> LearnResult:
     """Learn the task and write it, twice if a prompt is trained."""
     from protosteer.report.progress import LearnProgress
     from protosteer.runtime.checkpoint import CheckpointFile
     from protosteer.util.files import real, writing
-    from protosteer.workflows.learn_folder import checkpoint_path, learn_folder
 
-    path, name = writer.path, writer.name
-    checkpoint = CheckpointFile(checkpoint_path(real(path), found, learner, name, holdout))
-    console = make_console(stderr=True)
+    path = writer.path
+    checkpoint = CheckpointFile(slot.checkpoint_path(real(path)))
 
-    def on_usable(usable: Learner, early: LearnResult) -> None:
-        writer.put(usable, early)
-        checked = f" (self-check {early.check.accuracy:.1f} %)" if early.check else ""
-        say(f"Usable now: {path}{checked}; training the prompt for what more it brings")
+    def on_usable(usable: Learner, preview: LearnResult) -> None:
+        writer.put(usable, preview)
+        checked = f" (self-check {preview.check.accuracy:.1f} %)" if preview.check else ""
+        say(f"Usable now: {path}{checked}; training the prompt for higher accuracy")
 
     try:
-        with sigterm_as_ctrl_c(), writing(checkpoint.path, ANOTHER), LearnProgress(console) as progress:
-            taught = learn_folder(learner, found, name, holdout, progress.on_stage, checkpoint, on_usable)
-            taught = writer.put(learner, taught)
+        with (
+            sigterm_as_ctrl_c(),
+            writing(checkpoint.path, ANOTHER),
+            LearnProgress(make_console(stderr=True)) as progress,
+        ):
+            after, result = slot.learn(progress.on_stage, checkpoint, on_usable)
+            learner.memory = after.memory
+            result = writer.put(learner, result)
     except KeyboardInterrupt:
         usable = "can be used as it is" if writer.begun else "is as it was"
-        say(f"stopped; {path} {usable}{goes_on(checkpoint) if writer.begun else ''}")
+        say(f"stopped; {path} {usable}{resumes(checkpoint) if writer.begun else ''}")
         raise
     finally:
         checkpoint.release()
     checkpoint.clear()
-    return taught
+    return result
 
 
-def goes_on(checkpoint: CheckpointFile) -> str:
-    how = "goes on with the training" if checkpoint.path.exists() else "begins the training again"
+def resumes(checkpoint: CheckpointFile) -> str:
+    """Return what the same command does next."""
+    how = "resumes training" if checkpoint.path.exists() else "starts training again"
     return f"; the same command {how}"
 
 
-def _why_no_prompt(record: TaskRecord, found: FolderScan) -> str:
-    if found.known.keys() >= {*record.class_names}:
-        return "no prompt was trained: more images of known classes need none"
-    if record.shared_prompt is not None:
-        return "no prompt was trained: the one for all classes serves these too"
-    if len(record.classes) == 1:
-        return "one class and nothing to tell it from: prototypes alone were learned, no prompt"
-    return "no prompt was trained: by these settings only the first task has one"
+def _show_result(result: LearnResult, found: FolderScan, learner: Learner, path: Path, as_json: bool) -> None:
+    from protosteer.report.learn import check_report, why_no_prompt
 
-
-def _tell_taught(taught: LearnResult, found: FolderScan, learner: Learner, path: Path, as_json: bool) -> None:
-    from protosteer.report.learn import check_report
-
-    if taught.check and not as_json:
-        show(check_report(taught.check, taught.before_training))
-    if taught.record.prompt is None and learner.settings.prompts:
-        say(_why_no_prompt(taught.record, found))
-    if taught.check is None:
+    if result.check and not as_json:
+        show(check_report(result.check, result.before_training))
+    if result.record.prompt is None and learner.settings.prompts:
+        say(why_no_prompt(result.record, found))
+    if result.check is None:
         lost = "" if learner.fusion else ", and predict --reject knows nothing of these classes"
         say(f"no image was held out: there is no self-check{lost}")
-    size = f"{size_of(learner.memory)}, {path.stat().st_size:,} bytes"
-    say(f"Written: {path}: {size}; task {taught.record.name} is new")
+    size = f"{_size(learner.memory)}, {path.stat().st_size:,} bytes"
+    say(f"Written: {path}: {size}; task {result.record.name} is new")
+
+
+def _keep_thumbnails(path: Path, slot: TaskSlot) -> None:
+    from protosteer.model.thumbnails import beside
+    from protosteer.util.files import writing
+    from protosteer.workflows.thumbnails import keep_thumbnails
+
+    with writing(path, ANOTHER):
+        count = keep_thumbnails(path, slot)
+    say(f"Kept: {count} thumbnails in {beside(path).name}, beside the model; a forgotten class loses its own")
+
+
+def _plans(old: Model | None, folders: Sequence[Path], skip_known: bool) -> list[TaskPlan]:
+    """Plan the folders that are no tasks yet; what would reject one of them later rejects all now."""
+    from protosteer.model.memory import Memory
+    from protosteer.workflows.parallel_learn import plan_tasks
+
+    plans, already_done = plan_tasks(old.memory if old else Memory(), folders, skip_known)
+    for folder in already_done:
+        say(f"{folder} is a task already, with the same classes; skipped")
+    return plans
+
+
+def _learn_in_parallel(
+    engine: executor.Executor,
+    path: Path,
+    folders: Sequence[Path],
+    holdout: float,
+    skip_known: bool,
+    device: str,
+    learners: _Learners,
+) -> list[dict[str, Any]]:
+    """Learn each folder on a worker, then write all tasks at once, in the order of the folders."""
+    from protosteer.data.class_folders import readable
+    from protosteer.report.learn import as_json
+    from protosteer.report.progress import LearnProgress
+    from protosteer.runtime.progress import Stage
+    from protosteer.util.files import real, writing
+    from protosteer.util.text import counted
+    from protosteer.workflows.learn_folder import held_count
+    from protosteer.workflows.parallel_learn import learn_in_parallel, refuse_dependent
+
+    held_count(0, holdout)  # complains before anything is started
+    old = read_model(path)
+    plans = _plans(old, folders, skip_known)
+    if not plans:
+        say(f"{path}: nothing is left to learn")
+        return []
+    learner = learners.make(old, lambda: readable(plans[0].files())[0])
+    refuse_dependent(learner, plans)
+    check_writable(path, ANOTHER)  # an earlier command's files there are still needed
+    results: dict[Path, dict[str, Any]] = {}
+    with LearnProgress(make_console(stderr=True)) as progress:
+
+        def on_learned(plan: TaskPlan, outcome: tuple[FolderScan, LearnResult] | None) -> None:
+            results[plan.folder] = as_json(*outcome) if outcome else {"task": {"name": plan.name}}
+            check = outcome[1].check if outcome else None
+            among = (
+                f", self-check {check.accuracy:.1f} % among its own classes and older ones" if check else ""
+            )
+            how = f"learned as task {plan.name}{among}" if outcome else "was learned before an earlier stop"
+            say(f"{plan.folder}: {how}")
+            progress.on_stage(Stage("", "folders", len(results), len(plans)))
+
+        try:
+            with sigterm_as_ctrl_c(), writing(path, ANOTHER):
+                records, parts = learn_in_parallel(
+                    engine, learner, plans, real(path), holdout, device, on_learned
+                )
+                put_tasks(path, learner, records)
+        except KeyboardInterrupt:
+            say(f"stopped; {path} is as it was; the same command learns the folders that are left")
+            raise
+    for part in parts:
+        part.unlink(missing_ok=True)
+    say(f"Written: {path}: {_size(learner.memory)}; {counted(len(records), 'task')} new")
+    return [results[plan.folder] for plan in plans]

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from protosteer.cli.common import say
-from protosteer.util.text import printable
+import typer
+
+from protosteer.cli.common import make_console, say, show
+from protosteer.cli.options import in_flags
+from protosteer.util.text import counted, one_line, printable
 
 if TYPE_CHECKING:
     from protosteer.backbones import Backbone
+    from protosteer.data.class_folders import Files
     from protosteer.learner import Learner
     from protosteer.model.file import Model
+    from protosteer.workflows.backbone_selection import Choice
 
 PANEL = "Your own images"
 
@@ -115,3 +120,76 @@ def check_writable(path: Path, option: str) -> None:
     with writing(path, option):
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
+
+
+class BackboneChoice:
+    """What a user said about the backbone: where an old model's is, or which one a new model gets."""
+
+    def __init__(self, name: str | None, weights: Path | None, as_json: bool = False):
+        from protosteer.backbones import AUTO
+
+        if name == AUTO and weights is not None:
+            raise typer.BadParameter(f"--backbone {AUTO} looks for weights by itself; leave --weights out")
+        self.name = None if name == AUTO else name
+        self.weights = weights
+        self.as_json = as_json
+        self.choice: Choice | None = None  # once it is made
+
+    def load(self, device: str, files: Callable[[], Files]) -> Backbone:
+        """Of a new model. files: the images that it should suit, asked for only if it was not named."""
+        from protosteer.backbones import Backbone
+
+        if self.name is not None:
+            return Backbone.load(self.name, weights=self.weights, device=device)
+        if self.weights is not None:  # what it is called may tell what is not in the file
+            return Backbone.load(self.weights.stem, weights=self.weights, device=device)
+        self.choice = choose_backbone(files(), device, self.as_json)
+        return self.choice.load(device)
+
+    def add_to(self, figures: list[dict[str, Any]]) -> None:
+        """To those of the folder that it was chosen by, which is the first."""
+        from protosteer.report.backbone_selection import as_json
+
+        if self.choice:
+            figures[0]["backbone"] = as_json(self.choice)
+
+
+def choose_backbone(files: Files, device: str, as_json: bool = False) -> Choice:
+    """Try what there is; the table goes to standard output unless figures do, all else is said."""
+    from protosteer.report.backbone_selection import choice_table
+    from protosteer.report.progress import LearnProgress
+    from protosteer.workflows import backbone_selection
+
+    def tell(line: str) -> None:
+        say(in_flags(one_line(line)))
+
+    with LearnProgress(make_console(stderr=True)) as progress:
+        data = files.paths, files.labels
+        choice = backbone_selection.choose_backbone(
+            data, device, fetch=True, say=tell, on_stage=progress.on_stage
+        )
+    for name, why in choice.left_out.items():
+        tell(printable(f"backbone {name} was not tried: {why}"))
+    if choice.trials and not as_json:
+        show([choice_table(choice)])
+    tell(_decision(choice))
+    return choice
+
+
+def _decision(choice: Choice) -> str:
+    info = choice.info
+    if choice.trials:
+        images = counted(choice.trials[0].images, "image")
+        return f"backbone {info.alias}: {choice.why}, by {images} that were left out in turn"
+    if not info.shipped:
+        return f"backbone {info.alias}: {choice.why}"
+    return f"backbone {info.alias}, {choice.why}: {info.expect}; {_better()}"
+
+
+def _better() -> str:
+    """Which file to put where, for whoever has no network."""
+    from protosteer.backbones.auto_candidates import worth_fetching
+    from protosteer.backbones.hub import place_for
+
+    places = [f"put timm's file at {place_for(info)}, or " for info in worth_fetching()[:1]]
+    return f"for more {''.join(places)}name another with --backbone"

@@ -14,8 +14,7 @@ from protosteer.cli import completion
 from protosteer.cli.adapt import tell as tell_adapted
 from protosteer.cli.common import app, check_plot, say, show, write_plot
 from protosteer.cli.loading import PANEL, clear_up, open_learner
-from protosteer.cli.options import Json, ModelBackbone, ModelFile, ModelWeights
-from protosteer.cli.parsing import parse_pairs
+from protosteer.cli.options import Json, ModelBackbone, ModelFile, ModelWeights, parse_pairs
 from protosteer.cli.saving import put_new, refuse_existing
 from protosteer.errors import ModelFileError, ProtosteerError
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from protosteer.model.memory import Memory
     from protosteer.model.records import TaskRecord
     from protosteer.util.files import Identity
-    from protosteer.workflows.learn_folder import FolderScan, LearnResult
+    from protosteer.workflows.learn_folder import LearnResult
 
 ANOTHER = "another MODEL"  # what to choose where nothing can be written
 
@@ -146,13 +146,3 @@ def _warn_of_influence(record: TaskRecord, before: tuple[TaskRecord, ...], memor
                 "that was trained with or against it; to remove that too, forget this task and learn it again"
             )
             return
-
-
-def keep_thumbnails(path: Path, learner: Learner, found: FolderScan, holdout: float) -> None:
-    from protosteer.model.thumbnails import beside
-    from protosteer.util.files import writing
-    from protosteer.workflows.thumbnails import keep
-
-    with writing(path, ANOTHER):
-        count = keep(path, learner, found, holdout)
-    say(f"Kept: {count} thumbnails in {beside(path).name}, beside the model; a forgotten class loses its own")

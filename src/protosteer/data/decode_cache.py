@@ -36,13 +36,15 @@ class Kept(ImageSet):
         with self._lock:  # two threads that want the same image decode it once
             absent = [row for row in dict.fromkeys(wanted) if row not in self._canvases]
             fresh = dict(zip(absent, self.images.pixels(absent), strict=True)) if absent else {}
-            self._keep(fresh)
+            self.keep(fresh)
         return torch.stack([fresh[row] if row in fresh else self._canvases[row] for row in wanted])
 
-    def _keep(self, fresh: dict[int, Tensor]) -> None:
+    def keep(self, fresh: dict[int, Tensor]) -> None:
+        """Keep canvases of rows, as far as they fit."""
         for row, canvas in fresh.items():
             if self.kept_bytes + canvas.nbytes <= self.budget:
-                self._canvases[row] = canvas.clone()  # a view would keep the whole batch in memory
+                view = canvas.untyped_storage().nbytes() > canvas.nbytes
+                self._canvases[row] = canvas.clone() if view else canvas  # a view would keep the whole batch
                 self.kept_bytes += canvas.nbytes
 
     def name(self, row: int) -> str:

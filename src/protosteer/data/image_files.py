@@ -35,10 +35,16 @@ def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterato
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Image.Image]:
-    """The image of a file; whatever goes wrong inside the `with` block is said of that file, in one line."""
+def opened(path: Path, content: bytes | None = None) -> Iterator[Image.Image]:
+    """The image of a file, or of its content if that was read already.
+
+    Whatever goes wrong inside the `with` block is said of that file, in one line.
+    """
     try:
-        with _open(path) as file, Image.open(file, formats=formats()) as image:
+        with (
+            _open(path) if content is None else io.BytesIO(content) as file,
+            Image.open(file, formats=formats()) as image,
+        ):
             yield image
     except Image.DecompressionBombError as error:
         raise DataError(

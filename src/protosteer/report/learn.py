@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from protosteer.model.records import TaskRecord
 from protosteer.report.tables import numbers, plain_table
 from protosteer.util.text import counted, printable
 from protosteer.workflows.holdout_eval import Check
@@ -39,6 +40,17 @@ def check_report(check: Check, before_training: Check | None = None) -> list[Ren
     return [Text(summary), table, *([Text(lines)] if confused else [])]
 
 
+def why_no_prompt(record: TaskRecord, found: FolderScan) -> str:
+    """Say why a task has no prompt although the settings train prompts."""
+    if found.known.keys() >= {*record.class_names}:
+        return "no prompt was trained: more images of known classes need none"
+    if record.shared_prompt is not None:
+        return "no prompt was trained: the shared prompt serves these classes too"
+    if len(record.classes) == 1:
+        return "no prompt was trained: one class has nothing to be told from"
+    return "no prompt was trained: by these settings only the first task has one"
+
+
 def as_json(found: FolderScan, taught: LearnResult | None) -> dict[str, Any]:
     outcome: dict[str, Any] = {
         "found": {
@@ -46,8 +58,8 @@ def as_json(found: FolderScan, taught: LearnResult | None) -> dict[str, Any]:
             "classes": found.counts,
             "unreadable": [str(path) for path in found.unreadable.paths],
             "known": found.known,
-            "again": [str(path) for path in found.again],
-            "other": {str(path): name for path, name in found.other.items()},
+            "again": [str(path) for path in found.already_learned],
+            "other": {str(path): name for path, name in found.learned_as_other_class.items()},
         }
     }
     if taught:

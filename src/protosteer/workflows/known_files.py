@@ -1,6 +1,6 @@
-"""Images that a model has seen before, told by the content of their files.
+"""Image files that a model was learned from, recognised by their content.
 
-Of every file that was learned or held out, its class keeps a digest: eight bytes, from which no image can be made.
+Each class keeps a digest of every file that was learned or held out: eight bytes, from which no image can be made.
 """
 
 from __future__ import annotations
@@ -8,40 +8,29 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from protosteer.data.class_folders import Files
-from protosteer.data.image_files import image_bytes, in_threads
-from protosteer.errors import DataError
 from protosteer.model.records import TaskRecord
-from protosteer.util.reading import digest
-
-
-def file_digests(paths: Sequence[Path]) -> list[int]:
-    return list(in_threads(_file_digest, paths))
-
-
-def _file_digest(path: Path) -> int:
-    try:
-        return digest(image_bytes(path))
-    except OSError as error:
-        raise DataError(
-            f"{path} has gone since its folder was read; start again ({error.strerror})"
-        ) from error
 
 
 @dataclass(frozen=True)
-class Again:
-    """Of files and their digests: those whose class has seen them, and those that another class has."""
+class KnownFiles:
+    """Files that a model has met before.
 
-    same: list[int]  # places in the files
-    other: dict[int, str]  # place: the other class
+    Attributes:
+        same_class: Rows of files that their own class was learned from.
+        other_class: Rows of files that another class was learned from, with its name.
+    """
+
+    same_class: list[int]
+    other_class: dict[int, str]
 
     @classmethod
-    def find(cls, tasks: Sequence[TaskRecord], files: Files, digests: Sequence[int]) -> Again:
+    def find(cls, tasks: Sequence[TaskRecord], files: Files, digests: Sequence[int]) -> KnownFiles:
+        """Look files up by their digests."""
         owners = _owners(tasks, set(digests))
         same = [i for i, label in enumerate(files.labels) if label in owners.get(digests[i], ())]
         left = sorted({*range(len(files))} - {*same})
@@ -49,7 +38,7 @@ class Again:
 
 
 def _owners(tasks: Sequence[TaskRecord], digests: Collection[int]) -> dict[int, list[str]]:
-    """Which of the digests are known, and the classes that know them."""
+    """Return the classes of each digest that is known."""
     asked = torch.tensor(sorted(digests), dtype=torch.int64)
     owners: dict[int, list[str]] = {}
     for record in (record for task in tasks for record in task.classes):
@@ -59,14 +48,14 @@ def _owners(tasks: Sequence[TaskRecord], digests: Collection[int]) -> dict[int, 
     return owners
 
 
-def with_seen(record: TaskRecord, files: Files, digests: Sequence[int]) -> TaskRecord:
-    """A task's record whose classes keep the digests of their files, in ascending order."""
+def with_file_digests(record: TaskRecord, files: Files, digests: Sequence[int]) -> TaskRecord:
+    """Return a task whose classes keep the digests of their files, in ascending order."""
     by_class: dict[str, set[int]] = {}
     for label, number in zip(files.labels, digests, strict=True):
         by_class.setdefault(label, set()).add(number)
 
-    def seen(name: str) -> Tensor | None:
+    def own(name: str) -> Tensor | None:
         return torch.tensor(sorted(by_class[name]), dtype=torch.int64) if name in by_class else None
 
-    classes = tuple(dataclasses.replace(c, file_digests=seen(c.name)) for c in record.classes)
+    classes = tuple(dataclasses.replace(c, file_digests=own(c.name)) for c in record.classes)
     return dataclasses.replace(record, classes=classes)

@@ -1,20 +1,19 @@
-"""Several folders at once, each taught by itself in a process of its own, and put together in their order.
+"""Plan several folders as tasks, and learn independent ones in parallel, each in a process of its own.
 
-An independent task depends on its own images, the settings, the backbone and the prompt for all classes, if there
-is one; not on what was learned before it. So its record is the same to the bit wherever and whenever it is made.
+An independent task depends on its own images, the settings, the backbone and the shared prompt, if there is one;
+not on what was learned before. So its record is bit-identical wherever and whenever it is learned.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from protosteer.data.class_folders import Files
+from protosteer.data.image_files import image_bytes, in_threads
 from protosteer.data.sources import read_labelled
 from protosteer.errors import LearnerError, ModelFileError
 from protosteer.learner import Learner
@@ -24,14 +23,17 @@ from protosteer.model.records import TaskRecord
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.executor import Executor, Job
 from protosteer.util.files import write_atomically
-from protosteer.workflows.known_files import Again, file_digests
+from protosteer.util.reading import digest
+from protosteer.workflows.known_files import KnownFiles
 from protosteer.workflows.learn_folder import (
     FolderScan,
     LearnResult,
-    checkpoint_path,
-    file_version,
-    learn_folder,
+    TaskSlot,
+    all_known,
+    files_checksum,
+    names_folder,
     own_name,
+    part_path,
     scan_folder,
     unfinished_task,
 )
@@ -39,7 +41,7 @@ from protosteer.workflows.learner_spec import Carried
 
 
 @dataclass(frozen=True)
-class TaskData:
+class TaskPlan:
     """A folder that is to become a task of that name, with these of its classes."""
 
     folder: Path
@@ -47,151 +49,174 @@ class TaskData:
     classes: tuple[str, ...]
 
     def files(self) -> Files:
+        """Return the image files of the planned classes."""
         return read_labelled(self.folder, self.classes)
 
 
-# Is given a lesson, with what was found in its folder and taught; None if an earlier call had taught it.
-OnLearned = Callable[[TaskData, "tuple[FolderScan, LearnResult] | None"], None]
+# Is given a plan, with the scan and result of its folder; None if an earlier call had learned it.
+OnLearned = Callable[[TaskPlan, "tuple[FolderScan, LearnResult] | None"], None]
 
 
-def plan(
+def plan_tasks(
     memory: Memory, folders: Sequence[Path], skip_known: bool = False
-) -> tuple[list[TaskData], list[Path]]:
-    """What is to be learned of each folder, and those folders that are tasks already.
+) -> tuple[list[TaskPlan], list[Path]]:
+    """Plan a task per folder, with the names and classes that learning one after the other would give.
 
-    Names and classes are what they would be if one folder was learned after the other.
+    Args:
+        memory: What the model knows.
+        folders: Folders of class folders, lists or saved image sets.
+        skip_known: Leave out classes that the model, or an earlier folder, has.
+
+    Returns:
+        The plans, and folders that are tasks already.
+
+    Raises:
+        LearnerError: A folder has no new class.
     """
     owners = set(memory.classes)
-    lessons: list[TaskData] = []
-    there: list[Path] = []
+    plans: list[TaskPlan] = []
+    already_done: list[Path] = []
     for folder in folders:
-        classes = list(dict.fromkeys(read_labelled(folder).labels))
-        if _learned(memory, folder, classes):
-            there.append(folder)
+        files = read_labelled(folder)
+        classes = list(dict.fromkeys(files.labels))
+        if _is_learned(memory, folder, files):
+            already_done.append(folder)
             continue
         begun = unfinished_task(memory, folder, classes, None)
         own = classes
         if skip_known:
             own = begun.class_names if begun else [c for c in classes if c not in owners]
         if not own:
-            raise LearnerError(f"every class of {folder} is known already; there is nothing to learn")
-        name = begun.name if begun else memory.free_name(own_name(folder), [x.name for x in lessons])
+            raise all_known(folder)
+        name = begun.name if begun else memory.free_name(own_name(folder), [plan.name for plan in plans])
         owners |= {*own}
-        lessons.append(TaskData(folder, name, tuple(own)))
-    return lessons, there
+        plans.append(TaskPlan(folder, name, tuple(own)))
+    return plans, already_done
 
 
-def _learned(memory: Memory, folder: Path, classes: Sequence[str]) -> bool:
-    """Whether finished tasks of the folder's name, perhaps with a number, have just these classes and images."""
-    mine = re.compile(rf"{re.escape(own_name(folder))}(-\d+)?")
-    tasks = [task for task in memory.tasks if mine.fullmatch(task.name) and not task.metadata.unfinished]
-    if not any(set(task.class_names) == set(classes) for task in tasks):
+def _is_learned(memory: Memory, folder: Path, files: Files) -> bool:
+    """Whether finished tasks named after the folder have just these classes and images."""
+    tasks = [task for task in memory.tasks if names_folder(task, folder) and not task.metadata.unfinished]
+    if not any(set(task.class_names) == set(files.labels) for task in tasks):
         return False
-    files = read_labelled(folder)
-    return len(Again.find(tasks, files, file_digests(files.paths)).same) == len(files)
+    digests = list(in_threads(lambda path: digest(image_bytes(path)), files.paths))
+    return len(KnownFiles.find(tasks, files, digests).same_class) == len(files)
 
 
-def teach_apart(
+def learn_in_parallel(
     engine: Executor,
     learner: Learner,
-    lessons: Sequence[TaskData],
+    plans: Sequence[TaskPlan],
     model: Path,
     holdout: float,
     device: str,
-    on_learned: OnLearned = lambda lesson, outcome: None,
+    on_learned: OnLearned = lambda plan, outcome: None,
 ) -> tuple[list[TaskRecord], list[Path]]:
-    """The records of all lessons, in their order, and the files beside the model that they are kept in.
+    """Learn planned tasks on the workers of an executor.
 
-    A call that was stopped finds there what was done. Whoever has put the records into the model removes them.
+    Args:
+        engine: The executor.
+        learner: Knows what the model knows; it does not change.
+        plans: The tasks.
+        model: The model file, beside which finished records wait. A call that was stopped finds them there.
+        holdout: Share of each class's images that is not learned.
+        device: Where workers compute.
+        on_learned: Is called after each task.
+
+    Returns:
+        The records in the order of the plans, and the files they wait in. Remove these once the model has them.
+
+    Raises:
+        LearnerError: The tasks depend on one another, or one is unfinished.
     """
-    refuse_dependent(learner, lessons)
-    records: dict[TaskData, TaskRecord] = {}
-    kept: list[Path] = []
-    # By the preset for one prompt, whether a task trains it depends on whether it is the first.
-    alone = learner.settings.prompt_tasks == "first" and not len(learner.memory)
-    for some in [lessons[:1], lessons[1:]] if alone else [lessons]:
-        basis = learner.copy()
+    refuse_dependent(learner, plans)
+    records: dict[TaskPlan, TaskRecord] = {}
+    parts: list[Path] = []
+    # With one prompt for all tasks, whether a task trains it depends on whether it is the first.
+    first_alone = learner.settings.prompt_tasks == "first" and not len(learner.memory)
+    for group in [plans[:1], plans[1:]] if first_alone else [plans]:
+        base_learner = learner.copy()
         for record in records.values():
-            basis.memory.add(record)
-        places = {lesson: _place(model, basis, lesson, holdout) for lesson in some}
-        kept += places.values()
-        records |= _teach_all(engine, basis, places, model, holdout, device, on_learned)
-    return [records[lesson] for lesson in lessons], kept
+            base_learner.memory.add(record)
+        places = {plan: _part_path(model, base_learner, plan, holdout) for plan in group}
+        parts += places.values()
+        records |= _learn_group(engine, base_learner, places, model, holdout, device, on_learned)
+    return [records[plan] for plan in plans], parts
 
 
-def refuse_dependent(learner: Learner, lessons: Sequence[TaskData]) -> None:
+def refuse_dependent(learner: Learner, plans: Sequence[TaskPlan]) -> None:
+    """Raise a LearnerError if planned tasks cannot be learned in parallel."""
     if not learner.settings.independent:
         raise LearnerError(
-            "these tasks would depend on one another, so they cannot be learned at once: learn each by itself, with "
-            "independent=True, or one after the other"
+            "these tasks would depend on one another, so they cannot be learned in parallel: set independent=True, "
+            "or learn one after the other",
+            code="dependent-tasks",
         )
-    for lesson in lessons:
-        if unfinished_task(learner.memory, lesson.folder, lesson.classes, lesson.name):
+    for plan in plans:
+        if unfinished_task(learner.memory, plan.folder, plan.classes, plan.name):
             raise LearnerError(
-                f"task '{lesson.name}' is unfinished; finish it first, by learning {lesson.folder} alone"
+                f"task '{plan.name}' is unfinished; finish it first, by learning {plan.folder} alone",
+                code="unfinished-task",
+                name=plan.name,
             )
 
 
-def _teach_all(
+def _learn_group(
     engine: Executor,
-    basis: Learner,
-    places: dict[TaskData, Path],
+    base_learner: Learner,
+    places: dict[TaskPlan, Path],
     model: Path,
     holdout: float,
     device: str,
     on_learned: OnLearned,
-) -> dict[TaskData, TaskRecord]:
-    records: dict[TaskData, TaskRecord] = {}
-    for lesson, place in places.items():
-        with suppress(ModelFileError):  # it is not there, or damaged: then it is learned again
-            records[lesson] = read(place).memory.tasks[0]
-            on_learned(lesson, None)
+) -> dict[TaskPlan, TaskRecord]:
+    records: dict[TaskPlan, TaskRecord] = {}
+    for plan, place in places.items():
+        with suppress(ModelFileError):  # absent or damaged: learned again
+            records[plan] = read(place).memory.tasks[0]
+            on_learned(plan, None)
 
     def on_done(job: Job, outcome: tuple[FolderScan, LearnResult]) -> None:
-        (lesson,) = job.arguments
-        about = basis.model
-        part = Model(places[lesson], about.backbone, about.settings, Memory([outcome[1].record]))
-        write_atomically(places[lesson], part.pack())
-        records[lesson] = read(places[lesson]).memory.tasks[0]
-        on_learned(lesson, outcome)
+        (plan,) = job.arguments
+        whole = base_learner.model
+        part = Model(places[plan], whole.backbone, whole.settings, Memory([outcome[1].record]))
+        write_atomically(places[plan], part.pack())
+        records[plan] = read(places[plan]).memory.tasks[0]
+        on_learned(plan, outcome)
 
-    jobs = [Job(f"folder {lesson.folder}", (lesson,)) for lesson in places if lesson not in records]
-    engine.run(functools.partial(_teacher, Carried.of(basis, device), model, holdout), jobs, on_done)
+    jobs = [Job(f"folder {plan.folder}", (plan,)) for plan in places if plan not in records]
+    engine.run(functools.partial(_worker, Carried.of(base_learner, device), model, holdout), jobs, on_done)
     return records
 
 
-def _teacher(
+def _worker(
     carried: Carried, model: Path, holdout: float
-) -> Callable[[TaskData], tuple[FolderScan, LearnResult]]:
+) -> Callable[[TaskPlan], tuple[FolderScan, LearnResult]]:
     learner = carried.learner()
 
-    def work(lesson: TaskData) -> tuple[FolderScan, LearnResult]:
-        found = scan_folder(lesson.folder, learner.memory, files=lesson.files(), name=lesson.name)
-        # Where the model's folder cannot be seen from here, a training that is cut off begins again.
-        place = checkpoint_path(model, found, learner, lesson.name, holdout)
-        checkpoint = CheckpointFile(place) if model.parent.is_dir() else None
-        taught = learn_folder(learner.copy(), found, lesson.name, holdout, checkpoint=checkpoint)
+    def work(plan: TaskPlan) -> tuple[FolderScan, LearnResult]:
+        found = scan_folder(
+            plan.folder,
+            learner.memory,
+            files=plan.files(),
+            name=plan.name,
+            preprocessing=learner.backbone.preprocessing,
+        )
+        slot = TaskSlot.prepare(learner, found, plan.name, holdout)
+        # If this worker does not see the model's folder, interrupted training begins again.
+        checkpoint = CheckpointFile(slot.checkpoint_path(model)) if model.parent.is_dir() else None
+        _, result = slot.learn(checkpoint=checkpoint)
         if checkpoint:
             checkpoint.clear()
-        return found, taught
+        return found, result
 
     return work
 
 
-def _place(model: Path, basis: Learner, lesson: TaskData, holdout: float) -> Path:
-    """Beside the model, for a record of just these files and circumstances."""
-    backbone, memory, domain = basis.backbone, basis.memory, basis.domain
-    what = [
-        lesson.name,
-        lesson.classes,
-        holdout,
-        basis.settings,
-        backbone.fingerprint,
-        backbone.preprocessing,
-    ]
-    what += [len(memory) > 0, memory.evidence, None if domain is None else domain.numpy().tobytes()]
-    digest = hashlib.sha256(repr(what).encode())
-    files = lesson.files()
-    for path, label in zip(files.paths, files.labels, strict=True):
-        digest.update(repr((str(path.resolve()), label, *file_version(path))).encode())
-    return model.parent / f".{model.name}.{digest.hexdigest()[:16]}.part"
+def _part_path(model: Path, base_learner: Learner, plan: TaskPlan, holdout: float) -> Path:
+    """Where the record of just these files and circumstances waits, beside the model."""
+    backbone, memory, prompt = base_learner.backbone, base_learner.memory, base_learner.domain
+    key = [plan.name, plan.classes, holdout, base_learner.settings, backbone.fingerprint]
+    key += [backbone.preprocessing, len(memory) > 0, memory.evidence]
+    key.append(None if prompt is None else prompt.numpy().tobytes())
+    return part_path(model, files_checksum(key, plan.files()).hexdigest())

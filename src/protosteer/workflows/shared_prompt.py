@@ -16,7 +16,6 @@ from torch import Tensor
 
 import protosteer
 from protosteer.backbones import Backbone
-from protosteer.data.images import FileImages
 from protosteer.errors import LearnerError, ModelFileError, ProtosteerError, SettingsError
 from protosteer.learner import Learner
 from protosteer.model.file import ADAPTED, Model, backbone_header
@@ -115,7 +114,7 @@ def adapt(
         raise SettingsError("prompts = False: a prompt is all that is trained here; leave the setting out")
     if not learner.trains_prompt(classes):
         raise LearnerError(f"{found.folder} has one class and nothing to tell it from; add other classes")
-    images = FileImages(found.files.paths, backbone.preprocessing)
+    images = found.images(found.files, backbone.preprocessing)
     record = learner.learn((images, found.files.labels), "adapting", on_stage, checkpoint)
     assert record.prompt is not None
     about = Path("an adapted backbone"), backbone_header(backbone), learner.settings

@@ -1,4 +1,4 @@
-"""Small pictures of what a task was learned from, for `MODEL.thumbs`."""
+"""Thumbnails of images that a task was learned from, for `MODEL.thumbs`."""
 
 from __future__ import annotations
 
@@ -10,34 +10,39 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from protosteer.data.images import FileImages
 from protosteer.evidence.prototype_summary import exact_rows
-from protosteer.learner import Learner
 from protosteer.model import file as model_file
 from protosteer.model import thumbnails
 from protosteer.model.thumbnails import Thumb
 from protosteer.paper.task import task_seed
 from protosteer.util.files import real, replacing
-from protosteer.workflows.learn_folder import FolderScan, split
+from protosteer.workflows.learn_folder import TaskSlot
 
-MOST = 10  # of each class and task
+MAX_THUMBNAILS = 10  # of each class and task
 SIDE = 64  # pixels
-_QUALITY = 80
+_JPEG_QUALITY = 80
 
 
-def keep(path: Path, learner: Learner, found: FolderScan, holdout: float) -> int:
-    """Beside the model file, add pictures of the folder that it was just taught; gives how many.
+def keep_thumbnails(path: Path, slot: TaskSlot) -> int:
+    """Add thumbnails of a task that was just learned to the file beside its model.
 
-    Of each class they are images that the model keeps as points, which are its prototypes.
+    Of each class they are images that the model keeps as prototypes.
+
+    Args:
+        path: The model file, which has the task.
+        slot: The task as it was learned.
+
+    Returns:
+        How many thumbnails were added.
     """
-    learned, _ = split(found.files, holdout, learner.settings.seed)
+    found, learned, backbone = slot.found, slot.learned, slot.before.backbone
     digests = dict(zip(found.files.paths, found.digests, strict=True))
-    seed = task_seed(learner.settings.seed, list(found.counts))
+    seed = task_seed(slot.before.settings.seed, list(found.counts))
     rows = [row for name in found.counts for row in _chosen(learned.labels, name, seed)]
-    images = FileImages([learned.paths[row] for row in rows], learner.backbone.preprocessing)
+    images = found.images(learned, backbone.preprocessing)
     new = [
-        Thumb(learned.labels[row], digests[learned.paths[row]], _jpeg(images.pixels([i])[0]))
-        for i, row in enumerate(rows)
+        Thumb(learned.labels[row], digests[learned.paths[row]], _jpeg(images.pixels([row])[0]))
+        for row in rows
     ]
     with replacing(real(path)):  # what was forgotten meanwhile must not come back
         memory = model_file.read(path).memory
@@ -47,14 +52,11 @@ def keep(path: Path, learner: Learner, found: FolderScan, holdout: float) -> int
 
 
 def _chosen(labels: Sequence[str], name: str, seed: int) -> list[int]:
-    """Rows of a class's images that its sketch keeps as they are; of many, some that are evenly spread.
-
-    seed: of the task.
-    """
+    """Return rows of a class's images that are prototypes as they are; of many, evenly spaced ones."""
     rows = [row for row, label in enumerate(labels) if label == name]
     single = exact_rows(len(rows), seed)
-    some = torch.linspace(0, len(single) - 1, min(MOST, len(single))).round().long()
-    return [rows[row] for row in single[some].tolist()]
+    even = torch.linspace(0, len(single) - 1, min(MAX_THUMBNAILS, len(single))).round().long()
+    return [rows[row] for row in single[even].tolist()]
 
 
 def _jpeg(pixels: Tensor) -> bytes:
@@ -62,5 +64,5 @@ def _jpeg(pixels: Tensor) -> bytes:
     image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
     image.thumbnail((SIDE, SIDE))
     stream = io.BytesIO()
-    image.save(stream, "JPEG", quality=_QUALITY)
+    image.save(stream, "JPEG", quality=_JPEG_QUALITY)
     return stream.getvalue()
