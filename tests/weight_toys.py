@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import requests
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -41,11 +42,14 @@ def empty_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*args: Any, **options: Any) -> Any:
         raise ConnectionError("no network\nin tests")
 
+    def unreachable(*args: Any, **options: Any) -> Any:
+        raise requests.ConnectionError("no network\nin tests")
+
     monkeypatch.setenv("PROTOSTEER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *args: None)
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", offline)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", offline)
-    monkeypatch.setattr("pooch.retrieve", offline)
+    monkeypatch.setattr("requests.get", unreachable)
 
 
 def tiny_weights(path: Path, about: dict[str, Any] | None = None, pool: str = "token") -> Path:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from protosteer.backbones import Backbone
-from protosteer.data.decode_cache import kept
+from protosteer.data.decode_cache import cache_decoded
 from protosteer.data.image_files import image_bytes, image_exists
 from protosteer.data.images import ImageSet, as_images, as_labelled
 from protosteer.data.prefetch import prefetched
@@ -35,7 +35,7 @@ from protosteer.runtime.task_images import TaskImages
 from protosteer.search.candidates import CandidateSearch
 from protosteer.settings import Settings
 from protosteer.tasks import learn_class, learn_task, trains_prompt, with_image_weight
-from protosteer.util.reading import digest
+from protosteer.util.files import digest
 from protosteer.util.text import check_name
 
 # Images whose pixels and embeddings are in memory at once while predicting.
@@ -128,7 +128,7 @@ class Learner:
         number = {label: i for i, label in enumerate(classes)}
         numbers = torch.tensor([number[label] for label in labels])
         callbacks = training_callbacks(name, self._which(classes, len(labels)), on_stage, checkpoint)
-        seen = TaskImages(kept(images), self.backbone, self.settings, name, on_stage)
+        seen = TaskImages(cache_decoded(images), self.backbone, self.settings, name, on_stage)
         memory, settings = self.memory, self.settings
         record = learn_task(
             name, classes, seen, numbers, seen.encoder, memory, settings, callbacks, self.domain, on_usable

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from protosteer.errors import SettingsError
-from protosteer.util.reading import read_regular
+from protosteer.util.files import read_regular
 from protosteer.util.text import suggestion
 
 if sys.version_info >= (3, 11):

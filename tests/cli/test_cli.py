@@ -49,7 +49,7 @@ def test_help_does_not_wait_for_torch(words: str) -> None:
     lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
     imported = {line.split("|")[-1].strip() for line in lines}
     assert "typer" in imported
-    assert not imported & {"torch", "numpy", "sklearn", "matplotlib", "kornia", "pooch", "requests"}
+    assert not imported & {"torch", "numpy", "sklearn", "matplotlib", "kornia", "requests"}
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -164,7 +164,7 @@ def test_the_next_mirror_is_tried(serve, tmp_path):
 def test_a_wrong_file_is_not_kept(serve, tmp_path):
     wrong, right = serve(), serve()
     wrong.files = {"/file.bin": b"an error page"}
-    with pytest.raises(DataError) as caught:
+    with expect_error("download-failed", DataError) as caught:
         fetch(remote(wrong), tmp_path / "x", print)
     found = hashlib.md5(b"an error page").hexdigest()
     assert f"md5 {found}, not {MD5}" in str(caught.value) and "\n" not in str(caught.value)
@@ -185,7 +185,7 @@ def test_a_folder_that_cannot_be_written_to(serve, tmp_path):
 
 
 def test_lines_tell_of_progress_in_long_downloads(serve, tmp_path, monkeypatch):
-    monkeypatch.setattr(downloads, "LINE_SIZE", 0)
+    monkeypatch.setattr(downloads, "PROGRESS_MIN_SIZE", 0)
     said = []
     fetch(remote(serve()), tmp_path, said.append)
     assert said[1:] == [f"file.bin: {share}% of 1.0 MB" for share in range(10, 100, 10)]

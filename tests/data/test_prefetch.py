@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from expect import expect_error
-from protosteer.data.decode_cache import Kept
+from protosteer.data.decode_cache import DecodedCache
 from protosteer.data.images import ArrayImages, Chosen, FileImages, ImageSet, Joined, LazyImages
 from protosteer.data.prefetch import prefetched
 from protosteer.data.transforms import Preprocessing
@@ -132,8 +132,8 @@ def test_only_files_are_read_in_the_background(files):
     lazy = LazyImages(6, lambda row: Image.new("RGB", (8, 8)), SMALL)
     assert in_background(files)
     assert in_background(Chosen(Chosen(files, [5, 1]), [1, 0]))
-    assert in_background(Kept(files)) and in_background(Kept(Chosen(files, [5, 1])))
-    for other in (array, lazy, Kept(array), Kept(lazy), Joined([array, Chosen(array, [2])])):
+    assert in_background(DecodedCache(files)) and in_background(DecodedCache(Chosen(files, [5, 1])))
+    for other in (array, lazy, DecodedCache(array), DecodedCache(lazy), Joined([array, Chosen(array, [2])])):
         assert not in_background(other)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from conftest import easy_task, tiny_backbone, train
 from protosteer.backbones import Backbone
-from protosteer.data.decode_cache import Kept
+from protosteer.data.decode_cache import DecodedCache
 from protosteer.data.images import ArrayImages, Chosen, FileImages, ImageSet, Joined, LazyImages
 from protosteer.errors import DataError, LearnerError
 from protosteer.learner import Learner
@@ -113,7 +113,7 @@ def test_sets_are_embedded_together(world: World, tmp_path: Path) -> None:
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
     files, array = FileImages(paths, backbone.preprocessing), ArrayImages(pixels)
     sets: list[ImageSet] = [
-        array, files, Kept(files), Chosen(array, range(11)),
+        array, files, DecodedCache(files), Chosen(array, range(11)),
         Joined([Chosen(array, [0, 1]), Chosen(files, range(2, 11))]),
     ]  # fmt: skip
     for images in sets:

@@ -18,7 +18,7 @@ from protosteer.learner import Learner
 from protosteer.model import thumbnails
 from protosteer.model.records import correction_name
 from protosteer.settings import Settings
-from protosteer.util.reading import digest
+from protosteer.util.files import digest
 from protosteer.workflows.learn_folder import TaskSlot, learn_folder, scan_folder
 from protosteer.workflows.thumbnails import keep_thumbnails
 from serve_toys import BEARER, encoded, form, pictures, service, taught

@@ -10,7 +10,7 @@ import torch
 
 from conftest import tiny_backbone
 from expect import expect_error
-from protosteer.data.decode_cache import Kept
+from protosteer.data.decode_cache import DecodedCache
 from protosteer.data.images import ArrayImages, Chosen, FileImages
 from protosteer.errors import DistributedError, SettingsError
 from protosteer.util import distributed
@@ -52,8 +52,8 @@ def test_no_more_is_sent_than_is_needed(tmp_path: Path) -> None:
     sent = pickle.dumps(some.portable())
     assert len(sent) < 5_000 and torch.equal(pickle.loads(sent).pixels([1, 0]), array.pixels([3, 7]))
     files = FileImages(["a.png", tmp_path / "b.png"], tiny_backbone().preprocessing)
-    kept = Kept(files)
-    kept._canvases[0], kept.kept_bytes = torch.zeros(3, 500, 500), 750_000
+    kept = DecodedCache(files)
+    kept._canvases[0], kept.cached_bytes = torch.zeros(3, 500, 500), 750_000
     sent = pickle.dumps(kept.portable())
-    assert len(sent) < 5_000 and pickle.loads(sent).kept_bytes == 0
+    assert len(sent) < 5_000 and pickle.loads(sent).cached_bytes == 0
     assert pickle.loads(sent).images.paths[0].is_absolute()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -13,7 +14,16 @@ import pytest
 from expect import expect_error
 from protosteer.errors import ProtosteerError, ProtosteerWarning
 from protosteer.util import files
-from protosteer.util.files import real, remove_leftovers, replacing, write_and_hold, write_atomically
+from protosteer.util.files import (
+    file_hash,
+    open_regular,
+    read_regular,
+    real,
+    remove_leftovers,
+    replacing,
+    write_and_hold,
+    write_atomically,
+)
 
 
 def names(folder: Path) -> list[str]:
@@ -41,7 +51,7 @@ def test_every_write_removes_what_dead_writers_of_the_same_file_left(tmp_path):
     assert names(tmp_path) == [path.name] and path.read_bytes() == b"new"
 
 
-def test_a_bookmark_stays_as_long_as_it_is_held_or_young(tmp_path):
+def test_a_checkpoint_stays_as_long_as_it_is_held_or_young(tmp_path):
     checkpoint = tmp_path / ".shop.protosteer.0123.part"
     held = write_and_hold(checkpoint, b"state")
     held = (write_and_hold(checkpoint, b"later state"), held.close())[0]
@@ -147,3 +157,39 @@ def test_a_link_that_leads_back_to_itself_is_refused_in_one_line(tmp_path):
         real(tmp_path / "a")
     (tmp_path / "new").symlink_to("target")
     assert real(tmp_path / "new") == (tmp_path / "target").resolve()
+
+
+def test_a_regular_file_is_read_whole_also_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"content")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    assert read_regular(tmp_path / "a") == read_regular(str(tmp_path / "link")) == b"content"
+
+
+@pytest.mark.parametrize("path", ["pipe", "/dev/zero", "/dev/tty"])
+def test_pipes_and_devices_are_rejected_at_once(tmp_path: Path, path: str) -> None:
+    os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
+    with pytest.raises(OSError, match="not a regular file"):
+        read_regular(tmp_path / path)
+
+
+def test_what_became_a_pipe_after_the_look_is_refused_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "a").touch()
+    status = os.stat(tmp_path / "a")
+    monkeypatch.setattr(os, "stat", lambda path: status)
+    with pytest.raises(OSError, match="not a regular file"):
+        open_regular(tmp_path / "pipe")
+
+
+def test_folders_and_absent_files_are_told_as_such(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError):
+        open_regular(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        open_regular(tmp_path / "none")
+
+
+def test_hash_of_a_file_longer_than_one_read(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(content := bytes(range(256)) * 5000)
+    assert file_hash(tmp_path / "a", "sha256") == hashlib.sha256(content).hexdigest()

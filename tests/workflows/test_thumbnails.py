@@ -17,7 +17,7 @@ from protosteer.learner import Learner
 from protosteer.model import thumbnails
 from protosteer.model.thumbnails import Thumb
 from protosteer.settings import Settings
-from protosteer.util.reading import digest
+from protosteer.util.files import digest
 from protosteer.workflows.learn_folder import TaskSlot, learn_folder, scan_folder
 from protosteer.workflows.thumbnails import MAX_THUMBNAILS, SIDE, keep_thumbnails
 

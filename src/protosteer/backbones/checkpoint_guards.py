@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from protosteer.errors import WeightsError
-from protosteer.util.reading import open_regular
+from protosteer.util.files import open_regular
 from protosteer.util.text import listed, printable
 
 # Numbers may be stored in an eighth of fp32, and archives are packed a little; a bomb is packed a thousandfold.

@@ -25,7 +25,7 @@ from torch import Tensor
 from protosteer.backbones.checkpoint_guards import check_pickle, check_tensors, check_zip, checked_about
 from protosteer.backbones.flax_weights import from_flax
 from protosteer.errors import WeightsError
-from protosteer.util.reading import open_regular, read_regular
+from protosteer.util.files import open_regular, read_regular
 from protosteer.util.text import printable
 
 METADATA_KEY = "protosteer"  # JSON in the header of our own safetensors files

@@ -1,7 +1,7 @@
-"""Where weights are found and fetched from.
+"""Find a backbone's weights on disk, or download them.
 
-In this order: the package itself (what is shipped); the folder `weights` in the cache, for files put there by hand;
-the hub's own cache; the network.
+Searched in this order: the package itself; the folder `weights` in the cache, for files a user put there; the
+hub's own cache; the network.
 """
 
 from __future__ import annotations
@@ -11,38 +11,43 @@ from importlib import resources
 from pathlib import Path
 
 from protosteer.backbones.registry import KNOWN, BackboneInfo, known_weights
-from protosteer.errors import WeightsError
+from protosteer.data.downloads import Remote, fetch
+from protosteer.errors import DataError, WeightsError
 from protosteer.util.files import cache_dir
 
 _HUB_FILES = ("config.json", "model.safetensors")
 _BY_HAND = (".safetensors", ".pth", ".npz")
-_PLAIN_VITS = ("vit_", "deit")  # how timm's names for them begin
+_PLAIN_VITS = ("vit_", "deit")  # prefixes of timm's names
 
 
 def find_weights(name: str) -> Path | None:
-    """The file of these weights, if it is on this disk."""
+    """Return the file of the named weights if it is on this disk."""
     known = known_weights(name)
     if known and known.shipped:
         return Path(str(resources.files("protosteer").joinpath("assets", f"{known.name}.safetensors")))
-    if Path(name).name != name:  # a name, possibly out of a stranger's model file, is not a path
+    if Path(name).name != name:  # a name may come from an untrusted model file: never a path
         return None
     by_hand = (_folder() / f"{name}{suffix}" for suffix in _BY_HAND)
     return next((path for path in by_hand if path.is_file()), None) or _find_in_hub_cache(name)
 
 
 def fetch_weights(name: str) -> Path:
-    """The file of these weights, from the network."""
+    """Download the named weights and return their file.
+
+    Raises:
+        WeightsError: With code `unknown-backbone` or `download-failed`.
+    """
     known = known_weights(name)
     return _fetch_url(known.url, known.md5) if known and known.url else _fetch_from_hub(name)
 
 
 def list_backbones() -> list[BackboneInfo]:
-    """Those that have a short name. Looks at the disk alone, never at the network."""
+    """List the backbones that have a short name, with their files on this disk; never use the network."""
     return [replace(known, path=find_weights(known.name)) for known in KNOWN]
 
 
 def names_on_disk() -> list[str]:
-    """Every backbone whose weights are here: those with a short name, files put here by hand, the hub's cache."""
+    """List every backbone whose weights are on this disk: shipped, put there by hand, or in the hub's cache."""
     known = [known.name for known in KNOWN]
     by_hand = sorted(path.stem for path in _folder().glob("*") if path.suffix in _BY_HAND)
     names = dict.fromkeys([*known, *by_hand, *_names_in_hub_cache()])
@@ -50,19 +55,22 @@ def names_on_disk() -> list[str]:
 
 
 def may_fetch() -> bool:
-    """Unless the user has told the hub's client to stay away from the network."""
+    """Return False if the user has set the hub's client to offline mode."""
     from huggingface_hub import constants
 
     return not constants.HF_HUB_OFFLINE
 
 
 def place_for(info: BackboneInfo) -> Path:
-    """Where a file put by hand is found."""
+    """Return the path at which a file put there by hand is found."""
     return _folder() / (Path(info.url).name if info.url else f"{info.name}.safetensors")
 
 
 def config_beside(path: Path) -> Path:
-    """In the cache many weights share a folder, so a config there must carry the name of its file."""
+    """Return the path of the config that belongs to a weights file.
+
+    In the cache many weights share a folder, so a config there carries the name of its weights.
+    """
     own = path.with_suffix(".json")
     return own if own.is_file() or path.parent == _folder() else path.with_name("config.json")
 
@@ -116,23 +124,10 @@ def _fetch_from_hub(name: str) -> Path:
 
 
 def _fetch_url(url: str, md5: str) -> Path:
-    """Download under a temporary name; only a file with the published checksum gets its own."""
-    import pooch
-
-    final = _folder() / Path(url).name
+    page, _, file = url.rpartition("/")
     try:
-        part = Path(pooch.retrieve(url, known_hash=None, fname=f"{final.name}.part", path=final.parent))
-    except Exception as error:  # as above: any HTTP library's errors
+        return fetch(Remote(file, None, (page,), md5), _folder())
+    except DataError as error:
         raise WeightsError(
-            f"cannot fetch {url} ({type(error).__name__}): put {final.name} into {final.parent}, "
-            "or pass weights=FILE",
-            code="download-failed",
-            name=url,
+            f"{error}; put {url} into {_folder()}, or pass weights=FILE", code="download-failed", name=url
         ) from error
-    found = pooch.file_hash(str(part), alg="md5")
-    if not found.startswith(md5):
-        part.unlink()
-        raise WeightsError(
-            f"{url}: md5 {found} does not begin with {md5}; fetch it again", code="checksum", path=final
-        )
-    return part.replace(final)

@@ -10,7 +10,7 @@ from PIL import Image
 
 from protosteer.backbones import Backbone
 from protosteer.bench.harness import Ratio, interleaved, pictures, vit_tiny
-from protosteer.data.decode_cache import kept
+from protosteer.data.decode_cache import cache_decoded
 from protosteer.data.images import FileImages, ImageSet
 from protosteer.model.memory import Memory
 from protosteer.runtime.task_images import TaskImages
@@ -45,7 +45,7 @@ def measure(name: str, backbone: Backbone, paths: list[Path], repeats: int) -> R
 
     sides = {
         "again": lambda: learn(FileImages(paths, backbone.preprocessing)),
-        "kept": lambda: learn(kept(FileImages(paths, backbone.preprocessing))),
+        "kept": lambda: learn(cache_decoded(FileImages(paths, backbone.preprocessing))),
     }
     times = interleaved(sides, repeats)
     about = f"{backbone.name}: learning {len(paths)} photographs of {SIZE[0]} x {SIZE[1]}, {SETTINGS.epochs} epochs"

@@ -15,7 +15,7 @@ from typing import Any
 from typer import Context
 
 from protosteer.settings import PRESETS
-from protosteer.util.reading import open_regular
+from protosteer.util.files import open_regular
 
 _METHOD = re.compile(r'^ {4}name = "([^"]+)"|^@register_method\(\s*"([^"]+)"', re.MULTILINE)
 _BACKBONE = re.compile(r'^ {4}BackboneInfo\(\s*"?([\w-]+)', re.MULTILINE)

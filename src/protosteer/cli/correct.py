@@ -96,8 +96,7 @@ def _undo(path: Path, image: Path | None, as_json: bool) -> None:
     from protosteer.model.memory import Memory
     from protosteer.model.records import correction_name
     from protosteer.model.unlearning import undo
-    from protosteer.util.files import real, replacing, writing
-    from protosteer.util.reading import digest
+    from protosteer.util.files import digest, real, replacing, writing
     from protosteer.workflows.model_summary import correction
 
     task = None

@@ -46,8 +46,7 @@ def forget(
     from protosteer.model.memory import Memory
     from protosteer.model.unlearning import forget as forget_one
     from protosteer.model.unlearning import forget_all
-    from protosteer.util.files import Identity, real, replacing, write_atomically, writing
-    from protosteer.util.reading import read_regular
+    from protosteer.util.files import Identity, read_regular, real, replacing, write_atomically, writing
     from protosteer.util.text import printable
 
     if bool(names) == (task is not None):

@@ -1,7 +1,4 @@
-"""Downloads that can be cut, resumed and trusted, and archives unpacked so that nothing is ever half there.
-
-pooch can neither go on with a partial file nor try the next mirror, so the fetching is done here.
-"""
+"""Download files with resume, mirrors and checksums; unpack archives completely or not at all."""
 
 from __future__ import annotations
 
@@ -18,14 +15,14 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from protosteer.errors import DataError
-from protosteer.util.reading import open_regular
+from protosteer.util.files import file_hash, open_regular
 from protosteer.util.text import one_line
 
 TIMEOUT = (10, 60)  # seconds to connect, and without a byte
-CHUNK = 1 << 16  # at most so much is lost when a connection is cut
-LINES = 10  # about so many tell of a file's progress
-UNPACKED, UNPACKED_SLACK = 50, 2**26  # an archive may come to so many times its size, and so many bytes more
-LINE_SIZE = 20_000_000  # but none of files that are smaller
+CHUNK = 1 << 16  # bytes that are lost at most when a connection is cut
+PROGRESS_LINES = 10  # per file
+PROGRESS_MIN_SIZE = 20_000_000  # bytes of a file that has progress lines
+MAX_RATIO, RATIO_SLACK = 50, 2**26  # an archive may unpack to RATIO times its size and SLACK bytes
 
 Say = Callable[[str], None]
 Entry = TypeVar("Entry")
@@ -33,40 +30,47 @@ Entry = TypeVar("Entry")
 
 @dataclass(frozen=True)
 class Remote:
-    """A file on the network; `folder` is what an archive holds and all that is taken of it."""
+    """Describe a file on the network."""
 
     name: str
-    size: int | None  # bytes, where it is known
+    size: int | None  # bytes, if known
     pages: tuple[str, ...]  # mirrors
-    md5: str | None = None
-    folder: str | None = None
+    md5: str | None = None  # or its first digits
+    folder: str | None = None  # the folder that is unpacked, if the file is an archive
 
     @property
     def urls(self) -> tuple[str, ...]:
+        """Return one address per mirror."""
         return tuple(f"{page}/{self.name}" for page in self.pages)
 
     def describe(self) -> str:
+        """Return the file's name and size, for messages."""
         return f"{self.name} ({self.size:,} bytes)" if self.size else self.name
 
 
 def to_stderr(line: str) -> None:
+    """Print a progress line."""
     print(line, file=sys.stderr, flush=True)
 
 
-class _Unfetched(Exception):
-    """One mirror failed; the next may not."""
+class _MirrorError(Exception):
+    """One mirror failed; the next may work."""
 
 
 def fetch(remote: Remote, folder: Path, say: Say = to_stderr) -> Path:
-    """The file in this folder, downloaded from the first mirror that gives it with the right checksum."""
-    part = folder / f"{remote.name}.part"  # goes on from here, now or another day
+    """Download a file into a folder, from the first mirror that has it with the right checksum.
+
+    Raises:
+        DataError: With code `download-failed` if every mirror fails, `cannot-write` if the folder is the cause.
+    """
+    part = folder / f"{remote.name}.part"  # a later call resumes from it
     faults: list[str] = []
     for url in remote.urls:
         say(f"fetching {remote.describe()} from {_host(url)}")
         try:
             _download(url, remote, part, say)
             return part.replace(folder / remote.name)
-        except _Unfetched as error:
+        except _MirrorError as error:
             faults.append(str(error))
             say(str(error))
         except OSError as error:
@@ -81,25 +85,23 @@ def fetch(remote: Remote, folder: Path, say: Say = to_stderr) -> Path:
 
 
 def _download(url: str, remote: Remote, part: Path, say: Say) -> None:
-    """Completes the partial file; one that turns out to be of another file is dropped."""
-    import pooch
-
+    """Complete the partial file; start again if the checksum shows that it belongs to another file."""
     resumed = part.exists()
     while not _more(url, remote, part, say):
         say(f"the connection to {_host(url)} was cut; going on from {_size(part):,} bytes")
-    found = pooch.file_hash(str(part), alg="md5")
-    if remote.md5 in (None, found):
+    found = file_hash(part, "md5")
+    if found.startswith(remote.md5 or ""):
         return
     part.unlink()
     fault = f"{_host(url)} gives a file with md5 {found}, not {remote.md5}"
     if not resumed:
-        raise _Unfetched(fault)
-    say(f"{fault}; what was left of an earlier download may be at fault, starting again")
+        raise _MirrorError(fault)
+    say(f"{fault}; the rest of an earlier download may be the cause, starting again")
     _download(url, remote, part, say)
 
 
 def _more(url: str, remote: Remote, part: Path, say: Say) -> bool:
-    """One request; True when the file is complete, False when another request may bring more."""
+    """Make one request; return True if the file is complete, False if another request may bring more."""
     import requests
 
     before = _size(part)
@@ -115,19 +117,19 @@ def _more(url: str, remote: Remote, part: Path, say: Say) -> bool:
     except requests.RequestException as error:
         if _size(part) > before:
             return False
-        raise _Unfetched(f"{_host(url)} {_reason(error)}") from error
+        raise _MirrorError(f"{_host(url)} {_reason(error)}") from error
 
 
 def _append(answer: Any, remote: Remote, part: Path, say: Say) -> None:
     part.parent.mkdir(parents=True, exist_ok=True)
-    size, told = remote.size or 0, 0
+    size, reported = remote.size or 0, 0
     with part.open("ab" if answer.status_code == 206 else "wb") as file:
         for chunk in answer.iter_content(CHUNK):
             file.write(chunk)
-            done = LINES * file.tell() // size if size > LINE_SIZE else 0
-            if told < done < LINES:
-                say(f"{remote.name}: {done / LINES:.0%} of {size / 1e6:.1f} MB")
-                told = done
+            done = PROGRESS_LINES * file.tell() // size if size > PROGRESS_MIN_SIZE else 0
+            if reported < done < PROGRESS_LINES:
+                say(f"{remote.name}: {done / PROGRESS_LINES:.0%} of {size / 1e6:.1f} MB")
+                reported = done
 
 
 def _size(path: Path) -> int:
@@ -139,7 +141,7 @@ def _host(url: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """A network library's errors run over many lines; what kind it is says enough."""
+    """Summarise a network error in a few words; the library's own text runs over many lines."""
     import requests
 
     if isinstance(error, requests.HTTPError) and error.response is not None:
@@ -150,7 +152,11 @@ def _reason(error: Exception) -> str:
 
 
 def unpack(archive: Path, folder: str, into: Path) -> Path:
-    """Put the archive's `folder` into `into`, all of it or nothing, and nothing anywhere else."""
+    """Unpack the archive's `folder` into `into`, completely or not at all.
+
+    Raises:
+        DataError: With code `bad-archive`, or `incomplete-folder` if the folder is there already.
+    """
     final = into / folder
     if final.exists():
         raise DataError(
@@ -180,24 +186,23 @@ def unpack(archive: Path, folder: str, into: Path) -> Path:
 
 
 def _extract(archive: Path, into: str) -> None:
-    """Nothing outside, and nothing that is packed so tightly that it is meant to fill the disk."""
+    """Extract an archive; reject one with paths outside `into` or with a bomb's compression ratio."""
     with open_regular(archive) as file:
-        allowed = UNPACKED * archive.stat().st_size + UNPACKED_SLACK
+        allowed = MAX_RATIO * archive.stat().st_size + RATIO_SLACK
         if zipfile.is_zipfile(file):
             with zipfile.ZipFile(file) as bundle:
                 list(_within(allowed, ((entry, entry.file_size) for entry in bundle.infolist())))
-                bundle.extractall(into)  # what a name has of roots and .. is left out
+                bundle.extractall(into)  # drops roots and .. from names
             return
         file.seek(0)
-        safe: Any = (
-            {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-        )  # early releases of 3.10, 3.11
+        # Early releases of Python 3.10 and 3.11 have no filters.
+        safe: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
         with tarfile.open(fileobj=file) as bundle:
             bundle.extractall(into, _within(allowed, ((member, member.size) for member in bundle)), **safe)
 
 
 def _within(allowed: int, entries: Iterable[tuple[Entry, int]]) -> Iterator[Entry]:
-    """Entries of an archive, as long as their sizes stay below what is allowed."""
+    """Yield an archive's entries as long as their total size is allowed."""
     for entry, size in entries:
         allowed -= size
         if allowed < 0:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from protosteer.errors import DataError, ProtosteerError, SettingsError
-from protosteer.util.reading import open_regular, read_regular
+from protosteer.util.files import open_regular, read_regular
 from protosteer.util.text import listed, one_line
 
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"

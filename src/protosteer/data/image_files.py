@@ -16,7 +16,7 @@ from PIL import Image, UnidentifiedImageError
 from protosteer.data.decode_budget import formats
 from protosteer.data.hf_arrow import is_row, row_bytes, row_version
 from protosteer.errors import DataError
-from protosteer.util.reading import open_regular, read_regular
+from protosteer.util.files import open_regular, read_regular
 from protosteer.util.text import one_line
 
 SUFFIXES = frozenset((

@@ -13,7 +13,7 @@ from protosteer.data.class_folders import Files
 from protosteer.data.hf_arrow import pyarrow
 from protosteer.data.image_files import image_exists
 from protosteer.errors import DataError, ProtosteerError
-from protosteer.util.reading import read_regular
+from protosteer.util.files import read_regular
 from protosteer.util.text import listed, one_line
 
 SUFFIXES = (".parquet", ".csv", ".jsonl")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from protosteer.data.decode_cache import kept
+from protosteer.data.decode_cache import cache_decoded
 from protosteer.data.images import ArrayImages, Chosen, ImageSet, Joined
 
 
@@ -57,7 +57,7 @@ class Buffer:
 
     def before(self, images: ImageSet, labels: Tensor) -> tuple[ImageSet, Tensor]:
         """What is kept and, after it, a task's images, to be trained on together; rows are those of `offer`."""
-        both: ImageSet = Joined([self.images, kept(images)]) if len(self) else images
+        both: ImageSet = Joined([self.images, cache_decoded(images)]) if len(self) else images
         return both, torch.cat([self.labels, labels])
 
     def share_out(self, images: ImageSet, labels: Tensor, size: int) -> None:

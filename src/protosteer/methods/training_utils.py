@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protosteer.backbones import Backbone
-from protosteer.data.decode_cache import kept
+from protosteer.data.decode_cache import cache_decoded
 from protosteer.data.images import ImageSet
 from protosteer.errors import LearnerError
 from protosteer.methods.base import Answer, TaskData
@@ -146,7 +146,7 @@ def fit(
         raise LearnerError(
             "this method can be trained by one process only; run it without torchrun, or its seeds side by side"
         )
-    images, device = kept(images), backbone.device
+    images, device = cache_decoded(images), backbone.device
     augment = Augmentation(backbone.preprocessing, settings.augmentation)
     state = TrainingState(parameters, optimiser, labels, settings.batch_size, settings.epochs)
     rates = [group["lr"] for group in optimiser.param_groups]

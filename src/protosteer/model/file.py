@@ -37,8 +37,7 @@ from protosteer.model.schema import check_model_header
 from protosteer.model.validation import check_memory, check_packed, check_sketch, check_stack
 from protosteer.paper.prototypes import Centroids
 from protosteer.settings import Settings
-from protosteer.util.files import real, write_atomically
-from protosteer.util.reading import read_regular
+from protosteer.util.files import read_regular, real, write_atomically
 from protosteer.util.tensor_file import pack_tensors, unpack_tensors
 from protosteer.util.text import check_name
 

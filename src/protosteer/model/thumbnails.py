@@ -18,8 +18,7 @@ import torch
 
 from protosteer.errors import ModelFileError, ProtosteerWarning
 from protosteer.model.memory import Memory
-from protosteer.util.files import real, write_atomically
-from protosteer.util.reading import read_regular
+from protosteer.util.files import read_regular, real, write_atomically
 from protosteer.util.tensor_file import pack_tensors, unpack_tensors
 
 FORMAT = 1

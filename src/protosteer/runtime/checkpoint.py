@@ -18,8 +18,7 @@ from torch import Tensor
 from protosteer.errors import ModelFileError, ProtosteerWarning, TrainingError
 from protosteer.paper.trainer import TrainingState
 from protosteer.runtime.training_state import load_state_dict, state_dict
-from protosteer.util.files import write_and_hold
-from protosteer.util.reading import read_regular
+from protosteer.util.files import read_regular, write_and_hold
 from protosteer.util.tensor_file import pack_tensors, unpack_tensors
 from protosteer.util.text import one_line
 

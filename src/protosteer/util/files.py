@@ -1,10 +1,11 @@
-"""Files that are whole or not there: nothing a user had is ever lost or half-written."""
+"""Atomic writes, locks, leftovers of dead processes, and safe reading of files that a user names."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import glob
+import hashlib
 import os
 import stat
 import sys
@@ -15,31 +16,30 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
+from typing import BinaryIO
 
 from protosteer.errors import ProtosteerError, ProtosteerWarning
-from protosteer.util.reading import open_regular
 
 if sys.platform != "win32":
     import fcntl
 
-_TEMPORARY, _BOOKMARK = ".tmp", ".part"
-# Seconds after which a file that nobody can lock, or of a learning that was stopped, is of no use: one that is in
-# use is written to much more often.
+_TEMPORARY, _CHECKPOINT = ".tmp", ".part"
+# Seconds after which a file that cannot be locked counts as abandoned: a file in use is written to more often.
 STALE = 3600.0
 
 
 def cache_dir() -> Path:
-    """Where protosteer keeps what it downloads, and looks for files that were put there by hand."""
+    """Return the folder of downloads, which also holds files that a user puts there by hand."""
     return Path(os.environ.get("PROTOSTEER_CACHE") or Path.home() / ".cache" / "protosteer").expanduser()
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace `path` with `data`: temporary file beside it, synced, renamed, folder synced."""
+    """Replace the file at `path` with `data`: write a temporary file beside it, sync, rename, sync the folder."""
     write_and_hold(path, data).close()
 
 
 def write_and_hold(path: Path, data: bytes) -> FileIO:
-    """The same. Until the result is closed, a lock on the new file tells others that its writer lives."""
+    """Replace the file at `path` with `data`, and hold a lock on it until the returned file is closed."""
     file, temporary = _begin(path)
     try:
         _write_all(file.fileno(), data)
@@ -52,7 +52,7 @@ def write_and_hold(path: Path, data: bytes) -> FileIO:
 
 @contextlib.contextmanager
 def growing(path: Path) -> Iterator[FileIO]:
-    """A file to write to, bit by bit, which takes the place of `path` when the block ends, or is gone if it fails."""
+    """Yield a temporary file that replaces `path` when the block ends, and is removed if the block fails."""
     file, temporary = _begin(path)
     try:
         yield file
@@ -91,7 +91,7 @@ def _give_up(file: FileIO, temporary: str) -> None:
 
 
 def _new_temporary(path: Path) -> tuple[FileIO, str]:
-    """A locked file beside `path`. Whoever removes leftovers may have taken it for one before it was locked."""
+    """Create a locked file beside `path`; retry if another process removed it before the lock was taken."""
     while True:
         prefix = f".{path.name.lstrip('.')}."
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=_TEMPORARY)
@@ -108,7 +108,15 @@ def _write_all(handle: int, data: bytes) -> None:
 
 @contextlib.contextmanager
 def writing(place: Path, option: str | None) -> Iterator[None]:
-    """What the system refuses to write becomes a line for the user. option: what names another place."""
+    """Turn an `OSError` of the block into an error for the user.
+
+    Args:
+        place: What the block writes to.
+        option: The command-line option that names another place, if there is one.
+
+    Raises:
+        ProtosteerError: With code `cannot-write`.
+    """
     try:
         yield
     except OSError as error:
@@ -119,18 +127,21 @@ def writing(place: Path, option: str | None) -> Iterator[None]:
 
 
 def remove_leftovers(folder: Path, name: str | None = None, older_than: float = 0.0) -> list[Path]:
-    """Remove what dead processes left behind for a file of that name, or for any; gives what had to stay.
+    """Remove temporary files and checkpoints that dead processes left in a folder.
 
-    Temporary files go at once. older_than: seconds for which a checkpoint is kept, with which learning could go
-    on.
+    Args:
+        folder: Where to look.
+        name: The file whose leftovers are removed; None for those of all files.
+        older_than: Seconds for which checkpoints stay, so that learning can resume. Temporary files go at once.
+
+    Returns:
+        The leftovers that could not be removed, because a living process holds them.
     """
-    checkpoints = folder.glob(f".{'*' if name is None else glob.escape(name)}.*{_BOOKMARK}")
-    found = [(path, 0.0) for path in _temporaries(folder, name)] + [
-        (path, older_than) for path in checkpoints
-    ]
-    for path, age in found:
+    checkpoints = folder.glob(f".{'*' if name is None else glob.escape(name)}.*{_CHECKPOINT}")
+    leftovers = dict.fromkeys(_temporaries(folder, name), 0.0) | dict.fromkeys(checkpoints, older_than)
+    for path, age in leftovers.items():
         _remove_dead(path, age)
-    return [path for path, _ in found if path.exists()]
+    return [path for path in leftovers if path.exists()]
 
 
 def _temporaries(folder: Path, name: str | None) -> list[Path]:
@@ -139,7 +150,7 @@ def _temporaries(folder: Path, name: str | None) -> list[Path]:
 
 
 def _remove_dead(path: Path, older_than: float = 0.0) -> None:
-    """A file whose lock can be had belongs to nobody; without locks, one that is old."""
+    """Remove a file that no process has locked; where there are no locks, one that is old."""
     with contextlib.suppress(OSError):
         with open_regular(path) as file:
             free, status = _try_lock(file.fileno()), os.fstat(file.fileno())
@@ -152,7 +163,7 @@ def _remove_dead(path: Path, older_than: float = 0.0) -> None:
 
 
 def _try_lock(handle: int) -> bool | None:
-    """Whether the lock on an open file is ours now; None where the system or the file system has no locks."""
+    """Return True if the lock on an open file was taken, None where the system or file system has no locks."""
     if sys.platform == "win32":
         return None
     try:
@@ -166,16 +177,23 @@ def _try_lock(handle: int) -> bool | None:
 
 @contextlib.contextmanager
 def replacing(path: Path, seconds: float = 30.0) -> Iterator[None]:
-    """One at a time, of all processes and threads: from the look at the old file to the rename of the new one.
+    """Hold an exclusive lock, across processes and threads, from reading the old file to renaming the new one.
 
-    It is the folder that is locked, so that no lock file stays behind. seconds: to wait for others.
+    The folder is locked, so that no lock file stays behind.
+
+    Args:
+        path: The file to replace.
+        seconds: How long to wait for other writers.
+
+    Raises:
+        ProtosteerError: With code `locked`, if another writer holds the lock for longer.
     """
     if not path.parent.is_dir():  # nothing is there that could be lost
         yield
         return
     end = time.monotonic() + seconds
     with _opened_folder(path.parent) as folder:
-        while (ours := None if folder is None else _try_lock(folder)) is False:
+        while (locked := None if folder is None else _try_lock(folder)) is False:
             if time.monotonic() > end:
                 raise ProtosteerError(
                     f"someone else has been writing in {path.parent} for {seconds:g} s; wait for that and run the "
@@ -184,7 +202,7 @@ def replacing(path: Path, seconds: float = 30.0) -> Iterator[None]:
                     path=path.parent,
                 )
             time.sleep(0.01)
-        if ours is None:
+        if locked is None:
             warnings.warn(
                 f"{path.parent} cannot be locked; let nobody else write to {path.name} at the same time",
                 ProtosteerWarning,
@@ -207,7 +225,11 @@ def _opened_folder(path: Path) -> Iterator[int | None]:
 
 
 def real(path: Path) -> Path:
-    """Where a link leads: that file is replaced, so that the link stays one."""
+    """Resolve links, so that a write replaces the target and the link stays one.
+
+    Raises:
+        ProtosteerError: With code `link-loop`.
+    """
     try:
         path.stat()
     except OSError as error:
@@ -220,12 +242,13 @@ def real(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class Identity:
-    """Tells whether a file is still the one that was read."""
+    """Identify a version of a file, to tell whether it is still the one that was read."""
 
     content: tuple[int, ...] | None
 
     @classmethod
     def of(cls, path: Path) -> Identity:
+        """Return the identity of the file at `path` now; of an absent file too."""
         try:
             status = path.stat()
         except OSError:  # it is not there, or out of reach
@@ -234,7 +257,7 @@ class Identity:
 
 
 def _mode(path: Path) -> int:
-    """Permissions: those that the file has, so that a private one stays private, or the usual ones."""
+    """Return the permissions the file has, so that a private one stays private, or the usual ones."""
     try:
         return stat.S_IMODE(path.stat().st_mode)
     except OSError:
@@ -245,3 +268,53 @@ def _umask() -> int:
     current = os.umask(0)
     os.umask(current)
     return current
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """Open a regular file for reading; never wait for a pipe or a device.
+
+    The file is checked before it is opened, because opening a pipe can wait, and again afterwards, because it
+    may have been exchanged in between.
+
+    Raises:
+        OSError: If `path` is not a regular file.
+    """
+    _require_regular(os.stat(path), path)
+    file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 (the caller closes it)
+    try:
+        _require_regular(os.fstat(file.fileno()), path)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def read_regular(path: str | Path) -> bytes:
+    """Read a whole regular file."""
+    with open_regular(path) as file:
+        return file.read()
+
+
+def digest(content: bytes) -> int:
+    """Hash a file's content to a signed 64-bit integer, which fits into a tensor."""
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big", signed=True)
+
+
+def file_hash(path: Path, algorithm: str) -> str:
+    """Hash a file of any size; `algorithm` is a name known to hashlib. Returns the digits of the digest."""
+    state = hashlib.new(algorithm, usedforsecurity=False)
+    with open_regular(path) as file:
+        while chunk := file.read(1 << 20):
+            state.update(chunk)
+    return state.hexdigest()
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _require_regular(status: os.stat_result, path: str | Path) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))

@@ -29,7 +29,7 @@ from torch import Tensor
 from protosteer.data import decode_cache
 from protosteer.data.class_folders import Files
 from protosteer.data.decode_budget import DECODING, decoded_bytes
-from protosteer.data.decode_cache import Kept
+from protosteer.data.decode_cache import DecodedCache
 from protosteer.data.image_files import image_bytes, image_version, in_threads, opened
 from protosteer.data.image_lists import is_list
 from protosteer.data.images import FileImages, ImageSet
@@ -42,7 +42,7 @@ from protosteer.model.records import TaskRecord
 from protosteer.paper.task import task_seed
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.progress import OnStage
-from protosteer.util.reading import digest
+from protosteer.util.files import digest
 from protosteer.util.text import check_name
 from protosteer.workflows.holdout_eval import Check, calibrated
 from protosteer.workflows.known_files import KnownFiles, with_file_digests
@@ -88,10 +88,10 @@ class FolderScan:
 
     def images(self, files: Files, preprocessing: Preprocessing) -> ImageSet:
         """Return some of the files as images; what the scan has decoded is not decoded again."""
-        images = Kept(FileImages(files.paths, preprocessing))
+        images = DecodedCache(FileImages(files.paths, preprocessing))
         if preprocessing == self.preprocessing:
             rows = enumerate(files.paths)
-            images.keep({row: self.canvases[path] for row, path in rows if path in self.canvases})
+            images.store({row: self.canvases[path] for row, path in rows if path in self.canvases})
         return images
 
     def without_known(self) -> FolderScan:

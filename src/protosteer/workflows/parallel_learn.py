@@ -22,8 +22,7 @@ from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.executor import Executor, Job
-from protosteer.util.files import write_atomically
-from protosteer.util.reading import digest
+from protosteer.util.files import digest, write_atomically
 from protosteer.workflows.known_files import KnownFiles
 from protosteer.workflows.learn_folder import (
     FolderScan,

@@ -25,8 +25,7 @@ from protosteer.model.validation import check_prompt
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.progress import OnStage
 from protosteer.settings import Settings
-from protosteer.util.files import real, write_atomically
-from protosteer.util.reading import read_regular
+from protosteer.util.files import read_regular, real, write_atomically
 from protosteer.util.tensor_file import pack_tensors, unpack_tensors
 from protosteer.workflows.learn_folder import FolderScan
 

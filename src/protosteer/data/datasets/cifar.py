@@ -24,7 +24,7 @@ from protosteer.data.datasets.base import Benchmark, Contents, DatasetInfo, all_
 from protosteer.data.datasets.safe_pickle import read_pickled
 from protosteer.data.downloads import Remote
 from protosteer.errors import DataError
-from protosteer.util.reading import open_regular, read_regular
+from protosteer.util.files import open_regular, read_regular
 
 PIXELS = 3 * 32 * 32
 

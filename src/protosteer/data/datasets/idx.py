@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.errors import DataError
-from protosteer.util.reading import read_regular
+from protosteer.util.files import read_regular
 
 MOST_UNZIPPED = 2**29  # bytes; notMNIST, the largest, has 415 million
 PARTS = ("images-idx3-ubyte", "labels-idx1-ubyte")

@@ -1,4 +1,4 @@
-"""The files of a data set: verified where they lie, downloaded or unpacked where they are absent."""
+"""Find a data set's files, verify their checksums, and download or unpack what is missing."""
 
 from __future__ import annotations
 
@@ -9,10 +9,18 @@ from protosteer.data.datasets.base import DatasetInfo
 from protosteer.data.datasets.idx import content
 from protosteer.data.downloads import Remote, Say, fetch, to_stderr, unpack
 from protosteer.errors import DataError
+from protosteer.util.files import file_hash
 
 
 def get_dataset(info: DatasetInfo, root: Path, say: Say = to_stderr) -> tuple[Path, dict[str, str]]:
-    """The folder of a data set and the verified checksums of its files, downloaded where they are absent."""
+    """Locate a data set below `root`, and download it if it is missing.
+
+    Returns:
+        Its folder, and the verified checksum of each file by name.
+
+    Raises:
+        DataError: If it cannot be downloaded, is incomplete, or a checksum is wrong.
+    """
     folder = info.locate(root)
     if folder is None:
         _obtain(info, root, say)
@@ -27,16 +35,16 @@ def get_dataset(info: DatasetInfo, root: Path, say: Say = to_stderr) -> tuple[Pa
 
 
 def verify(info: DatasetInfo, folder: Path) -> dict[str, str]:
-    """Checksums of files by name: md5 where it is official, else sha256; images have one in common."""
-    found = info.find(folder) or []
-    return {path.name: _verified(path, info) for path in found if path.is_file()}
+    """Compute checksums of a data set's files by name: md5 if an official one is known, else sha256."""
+    paths = info.find(folder) or []
+    return {path.name: _verified(path, info) for path in paths if path.is_file()}
 
 
 def _verified(path: Path, info: DatasetInfo) -> str:
     official = info.official.get(path.name)
     if official is None:
-        return f"sha256:{_digest(path, 'sha256')}"
-    found = _digest(path, "md5")
+        return f"sha256:{file_hash(path, 'sha256')}"
+    found = file_hash(path, "md5")
     if found == official:
         return f"md5:{found}"
     plain = info.official.get(path.stem) if path.suffix == ".gz" else None
@@ -50,14 +58,8 @@ def _verified(path: Path, info: DatasetInfo) -> str:
     )
 
 
-def _digest(path: Path, algorithm: str) -> str:
-    import pooch
-
-    return str(pooch.file_hash(str(path), alg=algorithm))
-
-
 def _obtain(info: DatasetInfo, root: Path, say: Say) -> None:
-    """Download and unpack; archives that the user has put there are used, and left where they are."""
+    """Download and unpack; an archive that the user put there is used, and stays."""
     target = root / info.name
     if not info.files:
         raise DataError(
@@ -92,10 +94,10 @@ def _obtain(info: DatasetInfo, root: Path, say: Say) -> None:
 
 
 def _given(remote: Remote, target: Path, root: Path) -> Path | None:
-    """The file, if the user has put it there; an official archive may also lie beside the folder."""
-    places = [target, root] if remote.folder else [target]
-    path = next((place / remote.name for place in places if (place / remote.name).is_file()), None)
-    if path and remote.folder and remote.md5 and (found := _digest(path, "md5")) != remote.md5:
+    """Return the file if the user put it there; an official archive may also lie beside the folder."""
+    folders = [target, root] if remote.folder else [target]
+    path = next((folder / remote.name for folder in folders if (folder / remote.name).is_file()), None)
+    if path and remote.folder and remote.md5 and (found := file_hash(path, "md5")) != remote.md5:
         raise DataError(
             f"{path} has md5 {found}, but the official file has {remote.md5}; remove it",
             code="checksum",

@@ -11,7 +11,7 @@ from torch import Tensor
 from protosteer.data.datasets.base import NUMERALS, DatasetInfo, all_of, arrays
 from protosteer.data.downloads import Remote
 from protosteer.errors import DataError
-from protosteer.util.reading import open_regular
+from protosteer.util.files import open_regular
 
 PAGES = ("http://ufldl.stanford.edu/housenumbers",)
 
