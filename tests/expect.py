@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from protosteer.cli import main
+from protosteer.cli.common import error_code
 from protosteer.errors import ProtosteerError
 
 
@@ -22,3 +26,24 @@ def expect_error(
     assert error.code == code, f"code is {error.code!r}: {error}"
     assert {name: error.details.get(name) for name in details} == details
     assert str(error) and "\n" not in str(error)
+
+
+def expect_cli_error(code: str | None, *words: object, **details: Any) -> str:
+    """Run a command that must fail with exit code 2, one line on standard error and this error code.
+
+    Returns what was said on standard error. A wrong command line has the code "usage" unless it has its own;
+    None stands for any error of the library.
+    """
+    errors: list[Exception] = []
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        exit_code = main([str(word) for word in words], on_error=errors.append)
+    assert exit_code == 2, said.getvalue()
+    (error,) = errors
+    assert code is not None or isinstance(error, ProtosteerError)
+    assert error_code(error) == (code or error_code(error)), f"code is {error_code(error)!r}: {error}"
+    found = getattr(error, "details", {})
+    assert {name: found.get(name) for name in details} == details
+    assert sum(line.startswith("error: ") for line in said.getvalue().splitlines()) == 1
+    assert "Traceback" not in said.getvalue()
+    return said.getvalue()

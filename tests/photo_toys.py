@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from PIL import Image
+from sklearn.datasets import load_digits
 
 from conftest import easy_task, tiny_backbone
 from protosteer.learner import Learner
@@ -23,6 +25,26 @@ def photos(folder: Path, classes: list[str], per_class: int = 8, seed: int = 0) 
         path = folder / label / f"{i % per_class:02}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
+    return folder
+
+
+DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+def digit_photos(
+    folder: Path, classes: Sequence[int] | Mapping[str, int], count: int = 10, skip: int = 0, side: int = 32
+) -> Path:
+    """One folder per class with PNG files of handwritten digits.
+
+    classes: digits, whose folders are called zero to nine; or names and the digit of each.
+    """
+    data = load_digits()
+    named = classes if isinstance(classes, Mapping) else {DIGIT_NAMES[digit]: digit for digit in classes}
+    for name, digit in named.items():
+        (folder / name).mkdir(parents=True)
+        for i, image in enumerate(data.images[data.target == digit][skip : skip + count], 1):
+            picture = Image.fromarray((255 - 15 * image).astype("uint8"))
+            picture.resize((side, side)).save(folder / name / f"{i:02}.png")
     return folder
 
 

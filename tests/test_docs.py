@@ -20,6 +20,7 @@ from sklearn.datasets import load_digits
 
 import protosteer
 from conftest import REPOSITORY
+from photo_toys import digit_photos
 from protosteer import errors
 from protosteer.backbones import Backbone
 from protosteer.cli import app as command_line
@@ -99,14 +100,8 @@ def unquoted(cell: str) -> str:
 @pytest.fixture
 def pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder, which the test works in, with six images of each class in FOLDERS."""
-    digits = load_digits()
     for folder, classes in FOLDERS.items():
-        for name, digit in classes.items():
-            place = tmp_path / folder / name
-            place.mkdir(parents=True)
-            skip = 6 if folder == "new" else 0
-            for i, image in enumerate(digits.images[digits.target == digit][skip : skip + 6], 1):
-                Image.fromarray((255 - 15 * image).astype("uint8")).save(place / f"{i:02}.png")
+        digit_photos(tmp_path / folder, classes, 6, skip=6 if folder == "new" else 0, side=8)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -19,8 +19,9 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from sklearn.datasets import load_digits
 
+from expect import expect_cli_error
+from photo_toys import digit_photos
 from protosteer.cli import main
 from protosteer.learner import Learner
 from protosteer.model import file as model_file
@@ -34,26 +35,14 @@ pytestmark = pytest.mark.slow
 
 QUICK = ["--set", "prompts=false"]
 TRAINED = ["--set", "epochs=1", "--set", "batch_size=16", "--set", "neck_hidden=16"]
-NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-
-
-def write_digits(folder: Path, digits: list[int], count: int = 10, skip: int = 0) -> Path:
-    """Class folders of handwritten digits as PNG files."""
-    data = load_digits()
-    for digit in digits:
-        place = folder / NAMES[digit]
-        place.mkdir(parents=True)
-        for i, image in enumerate(data.images[data.target == digit][skip : skip + count]):
-            Image.fromarray((255 - 15 * image).astype("uint8")).resize((32, 32)).save(place / f"{i}.png")
-    return folder
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("photos")
-    write_digits(root / "spring", [0, 1, 2])
-    write_digits(root / "summer", [3, 4])
-    write_digits(root / "new", [0, 1, 2, 3, 4, 8], count=5, skip=30)
+    digit_photos(root / "spring", [0, 1, 2])
+    digit_photos(root / "summer", [3, 4])
+    digit_photos(root / "new", [0, 1, 2, 3, 4, 8], count=5, skip=30)
     return root
 
 
@@ -83,15 +72,6 @@ def model(taught: Path, tmp_path: Path) -> Path:
     return copy
 
 
-def fails(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    """Runs a command that must fail with one line; returns it."""
-    capsys.readouterr()
-    assert main([str(word) for word in words]) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1
-    return lines[0]
-
-
 # learn
 
 
@@ -99,8 +79,7 @@ def test_learn_says_what_it_found_checks_itself_and_writes_the_model(photos, tmp
     path = tmp_path / "new.protosteer"
     assert main(["learn", str(path), str(photos / "spring"), *TRAINED]) == 0
     shown = capsys.readouterr()
-    assert "3 classes, 30 images" in shown.out and "Self-check: " in shown.out and "Accuracy" in shown.out
-    assert "a new model" in shown.err and "3 classes in 1 task" in shown.err
+    assert "Self-check" in shown.out and str(path) in shown.err
     learner = Learner.load(path)
     assert learner.tasks == ["spring"] and sorted(learner.classes) == ["one", "two", "zero"]
     record = learner.memory.tasks[0]
@@ -111,7 +90,7 @@ def test_learn_says_what_it_found_checks_itself_and_writes_the_model(photos, tmp
 
 
 def test_learn_extends_a_model_and_json_has_the_figures(photos, model, capsys):
-    more = write_digits(model.parent / "autumn", [5, 6], count=6)
+    more = digit_photos(model.parent / "autumn", [5, 6], count=6)
     assert main(["learn", str(more), "--model", str(model), "--name", "fall", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["task"]["name"] == "fall" and figures["task"]["trained"] is False
@@ -120,14 +99,13 @@ def test_learn_extends_a_model_and_json_has_the_figures(photos, model, capsys):
     assert model_file.read(model).memory.task_names == ["spring", "summer", "fall"]
 
 
-def test_thumbnails_are_kept_if_asked_for_and_are_as_private_as_the_model(photos, tmp_path, capsys):
+def test_thumbnails_are_kept_if_asked_for_and_are_as_private_as_the_model(photos, tmp_path):
     path = tmp_path / "m.protosteer"
     thumbs = tmp_path / "m.protosteer.thumbs"
     main(["learn", str(path), str(photos / "spring"), "--preset", "instant"])
     assert not thumbs.exists()
     path.chmod(0o600)
     main(["learn", str(path), str(photos / "summer"), "--thumbnails"])
-    assert "thumbnails in m.protosteer.thumbs, beside the model" in capsys.readouterr().err
     assert thumbs.stat().st_mode & 0o777 == 0o600
     for name in model_file.read(path).memory.tasks[1].class_names:
         main(["forget", str(path), name])
@@ -136,38 +114,36 @@ def test_thumbnails_are_kept_if_asked_for_and_are_as_private_as_the_model(photos
 
 def test_dry_run_learns_nothing(photos, tmp_path, capsys):
     assert main(["learn", str(tmp_path / "x.protosteer"), str(photos / "spring"), "--dry-run"]) == 0
-    assert "3 classes, 30 images" in capsys.readouterr().out and not list(tmp_path.iterdir())
+    assert capsys.readouterr().out and not list(tmp_path.iterdir())
     assert main(["learn", str(tmp_path / "x.protosteer"), str(photos / "spring"), "--dry-run", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["found"]["classes"]["one"] == 10
 
 
 def test_unreadable_files_are_named_and_left_out(tmp_path, capsys):
-    folder = write_digits(tmp_path / "photos", [0, 1], count=4)
+    folder = digit_photos(tmp_path / "photos", [0, 1], count=4)
     (folder / "one" / "broken.png").write_bytes(b"no picture")
     assert main(["learn", str(tmp_path / "m.protosteer"), str(folder), *QUICK]) == 0
-    shown = capsys.readouterr()
-    assert "cannot be read and will be skipped: 1 file" in shown.err and "broken.png" in shown.err
-    assert "no image was held out" in shown.err  # classes of four images are learned whole
+    assert "broken.png" in capsys.readouterr().err
     assert {c.images for c in model_file.read(tmp_path / "m.protosteer").memory.tasks[0].classes} == {4}
 
 
 def test_known_classes_grow_or_are_left_out(photos, model, tmp_path, capsys):
-    mixed = write_digits(tmp_path / "mixed", [1, 7], count=5)
+    mixed = digit_photos(tmp_path / "mixed", [1, 7], count=5)
     assert main(["learn", str(model), str(mixed), "--skip-known"]) == 0
     assert model_file.read(model).memory.tasks[-1].class_names == ["seven"]
-    assert "every class of" in fails(capsys, "learn", model, mixed, "--skip-known")
-    more = write_digits(tmp_path / "more", [1, 7], count=5, skip=60)
+    expect_cli_error("no-new-classes", "learn", model, mixed, "--skip-known")
+    more = digit_photos(tmp_path / "more", [1, 7], count=5, skip=60)
     shutil.copy(next((mixed / "seven").iterdir()), more / "seven" / "again.png")
     assert main(["learn", str(model), str(more), "--preset", "instant"]) == 0
     told = capsys.readouterr()
-    assert "skipped, since learned or held out before: 1 file: " in told.err and "again.png" in told.err
+    assert "again.png" in told.err
     assert re.search(r"one +5 +1 +spring", told.out) and re.search(r"seven +5 +1 +mixed", told.out)
     known = model_file.read(model).memory
     assert known.tasks[-1].class_names == ["one", "seven"] and len(known.classes) == 6
     before = model.read_bytes()
-    assert "there is nothing to learn" in fails(capsys, "learn", model, more)
+    expect_cli_error("no-new-images", "learn", model, more, path=more)
     assert model.read_bytes() == before
-    latest = write_digits(tmp_path / "latest", [7], count=2, skip=80)
+    latest = digit_photos(tmp_path / "latest", [7], count=2, skip=80)
     for form in ([], ["--json"]):  # a dry run only says so
         assert main(["learn", str(model), str(latest), "--dry-run", *form]) == 0
         shown = capsys.readouterr().out
@@ -180,7 +156,7 @@ def test_a_private_model_stays_private(model):
     assert model.stat().st_mode & 0o777 == 0o600
 
 
-def test_forgetting_in_a_file_that_changes_meanwhile_is_refused(model, monkeypatch, capsys):
+def test_forgetting_in_a_file_that_changes_meanwhile_is_refused(model, monkeypatch):
     real = model_file.read
 
     def read(path):
@@ -189,22 +165,7 @@ def test_forgetting_in_a_file_that_changes_meanwhile_is_refused(model, monkeypat
         return found
 
     monkeypatch.setattr(model_file, "read", read)
-    assert "changed by someone else meanwhile" in fails(capsys, "forget", model, "one")
-
-
-def test_wrong_folders_models_and_settings_get_one_line(photos, model, tmp_path, capsys):
-    spring, new, text = photos / "spring", tmp_path / "m", tmp_path / "text"
-    text.write_text("not a model")
-    for words, told in (
-        ([model, tmp_path / "none"], "does not exist"),
-        ([spring], "give a model file and a folder"),
-        ([spring, photos / "summer"], "is a folder"),
-        ([new, spring, "--set", "epoch=3"], "unknown setting"),
-        ([new, spring, "--holdout", "0.9"], "holdout = 0.9"),
-        ([new, spring, "--preset", "slow"], "preset 'slow' is unknown"),
-        ([text, spring], "not a model file"),
-    ):
-        assert told in fails(capsys, "learn", *words)
+    expect_cli_error("changed-meanwhile", "forget", model, "one", path=model)
 
 
 def test_presets_and_independence_reach_the_settings(photos, tmp_path):
@@ -227,7 +188,7 @@ def learn_while(work, photos, model, monkeypatch, *words):
         return real(slot, *arguments)
 
     monkeypatch.setattr(TaskSlot, "learn", slow)
-    more = write_digits(model.parent / "autumn", [5, 6], count=6)
+    more = digit_photos(model.parent / "autumn", [5, 6], count=6)
     assert main(["learn", str(model), str(more), *words]) == 0
     return model_file.read(model).memory
 
@@ -244,11 +205,7 @@ def test_a_model_that_changed_meanwhile_loses_nothing(photos, model, monkeypatch
     found = learn_while(change, photos, model, monkeypatch, *TRAINED, "--set", "prompts=true")
     assert found.task_names == ["spring", "summer", "autumn", "autumn-2"]
     assert sorted(found.classes) == ["five", "four", "nine", "one", "six", "three", "two"]
-    said = capsys.readouterr().err
-    assert (
-        "warning: 'zero' was forgotten meanwhile, but task 'autumn-2' has a prompt that was trained" in said
-    )
-    assert "task autumn-2 is new" in said
+    assert re.search("warning: .*zero.*autumn-2", capsys.readouterr().err)
 
 
 def test_a_model_that_is_gone_meanwhile_is_written_whole(photos, model, monkeypatch):
@@ -256,16 +213,16 @@ def test_a_model_that_is_gone_meanwhile_is_written_whole(photos, model, monkeypa
     assert found.task_names == ["spring", "summer", "autumn"]
 
 
-def test_a_place_that_cannot_be_written_is_noticed_before_learning(photos, model, capsys, monkeypatch):
+def test_a_place_that_cannot_be_written_is_noticed_before_learning(photos, model, monkeypatch):
     monkeypatch.setattr(TaskSlot, "learn", lambda *arguments: pytest.fail("it learned"))
-    assert "cannot write to" in fails(capsys, "learn", model / "m.protosteer", photos / "spring")
+    expect_cli_error("cannot-write", "learn", model / "m.protosteer", photos / "spring")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_a_killed_learning_leaves_a_model_that_can_be_used(model, tmp_path, how):
     before = model_file.read(model).memory
-    more = write_digits(tmp_path / "autumn", [5, 6, 7], count=8)
+    more = digit_photos(tmp_path / "autumn", [5, 6, 7], count=8)
     code = (
         "import sys, protosteer.runtime.checkpoint as b; from protosteer.cli import main;"
         "b.CheckpointFile.__init__.__defaults__ = (0.0,); sys.exit(main(sys.argv[1:]))"
@@ -276,11 +233,11 @@ def test_a_killed_learning_leaves_a_model_that_can_be_used(model, tmp_path, how)
         words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
     try:
-        deadline = time.monotonic() + 60
-        while not list(tmp_path.glob(".shop.protosteer.*.part")) and time.monotonic() < deadline:
+        while not list(tmp_path.glob(".shop.protosteer.*.part")):
+            assert process.poll() is None
             time.sleep(0.05)
         process.send_signal(how)
-        said = process.communicate(timeout=60)[1].decode()
+        said = process.communicate()[1].decode()
     finally:
         process.kill()
     assert process.returncode == (130 if how == signal.SIGTERM else -how)
@@ -288,7 +245,7 @@ def test_a_killed_learning_leaves_a_model_that_can_be_used(model, tmp_path, how)
     assert list(tmp_path.glob(".shop.protosteer.*.part"))
     assert [task.name for task in old] == before.task_names and new.metadata.unfinished
     if how == signal.SIGTERM:
-        assert "can be used as it is; the same command resumes training" in said
+        assert "the same command resumes training" in said
 
 
 # predict
@@ -296,26 +253,24 @@ def test_a_killed_learning_leaves_a_model_that_can_be_used(model, tmp_path, how)
 
 def test_predict_prints_a_line_per_image_with_probabilities(photos, taught, capsys):
     new = photos / "new"
-    assert main(["predict", str(taught), str(new / "one"), str(new / "four" / "0.png")]) == 0
+    assert main(["predict", str(taught), str(new / "one"), str(new / "four" / "01.png")]) == 0
     shown = capsys.readouterr()
     lines = shown.out.splitlines()
-    assert len(lines) == 6 and lines[0].startswith(str(new / "one" / "0.png")) and shown.err == ""
+    assert len(lines) == 6 and lines[0].startswith(str(new / "one" / "01.png")) and shown.err == ""
     assert all(re.search(r": \w+ \d+\.\d %  \(\w+ \d+\.\d %, \w+ \d+\.\d %\)$", line) for line in lines)
     assert sum("/one/" in line and ": one " in line for line in lines) >= 3
 
 
 def test_by_the_papers_rule_it_prints_similarities_and_says_so_once(photos, by_paper, capsys):
     new = photos / "new"
-    assert main(["predict", str(by_paper), str(new / "one"), str(new / "four" / "0.png")]) == 0
+    assert main(["predict", str(by_paper), str(new / "one"), str(new / "four" / "01.png")]) == 0
     shown = capsys.readouterr()
     assert sum("/one/" in line and ": one 0." in line for line in shown.out.splitlines()) >= 4
     (note,) = shown.err.splitlines()
-    assert note.startswith("note: this model predicts by the paper's rule; learn its folders again")
+    assert note.startswith("note: ")
     for kind in ("--json", "--csv"):
-        assert main(["predict", str(by_paper), str(new / "four" / "0.png"), kind]) == 0
+        assert main(["predict", str(by_paper), str(new / "four" / "01.png"), kind]) == 0
         assert capsys.readouterr().err == ""
-    assert main(["inspect", str(by_paper)]) == 0
-    assert "predicts by the paper's rule" in capsys.readouterr().out
 
 
 def test_a_task_whose_prompt_was_not_trained_yet_is_named(photos, model, capsys):
@@ -323,12 +278,11 @@ def test_a_task_whose_prompt_was_not_trained_yet_is_named(photos, model, capsys)
     first, second = read.memory.tasks
     unfinished = dataclasses.replace(second, metadata=dataclasses.replace(second.metadata, unfinished=True))
     dataclasses.replace(read, memory=Memory([first, unfinished])).write(model)
-    assert main(["predict", str(model), str(photos / "new" / "one" / "0.png")]) == 0
-    said = "task 'summer' has no prompt yet; the same learn command trains it"
-    assert capsys.readouterr().err == f"note: {said}\n"
+    assert main(["predict", str(model), str(photos / "new" / "one" / "01.png")]) == 0
+    (note,) = capsys.readouterr().err.splitlines()
+    assert note.startswith("note: ") and "summer" in note
     assert main(["inspect", str(model)]) == 0
-    shown = capsys.readouterr().out
-    assert said in shown and "prompt to come" in shown
+    assert note.removeprefix("note: ") in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("rule", ["evidence", "paper"])
@@ -359,9 +313,6 @@ def test_predict_csv_can_be_read_back(photos, taught, capsys):
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert len(rows) == 5 and rows[0]["label"] == "two" and rows[0]["unknown"] == "false"
     assert rows[0]["label_3"] and float(rows[0]["probability"]) >= float(rows[0]["probability_2"])
-    assert "choose one of --json, --csv and --out" in fails(
-        capsys, "predict", taught, photos, "--csv", "--json"
-    )
 
 
 def test_the_label_comes_first_also_where_all_classes_are_as_similar(photos, by_paper, capsys, monkeypatch):
@@ -374,7 +325,7 @@ def test_the_label_comes_first_also_where_all_classes_are_as_similar(photos, by_
             yield dataclasses.replace(part, scores=scores, similarities=scores, labels=labels)
 
     monkeypatch.setattr(Learner, "stream", tied)
-    predict = ["predict", str(by_paper), str(photos / "new" / "two" / "0.png"), "--explain"]
+    predict = ["predict", str(by_paper), str(photos / "new" / "two" / "01.png"), "--explain"]
     assert main([*predict, "--json"]) == 0
     row = json.loads(capsys.readouterr().out)
     label, *others = [one["label"] for one in row["top"]]
@@ -391,18 +342,15 @@ def test_the_label_comes_first_also_where_all_classes_are_as_similar(photos, by_
 
 
 def test_patterns_and_lists_of_which_some_cannot_be_read(photos, taught, tmp_path, capsys, monkeypatch):
-    assert main(["predict", str(taught), str(photos / "new" / "*" / "0.png")]) == 0
+    assert main(["predict", str(taught), str(photos / "new" / "*" / "01.png")]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 6
-    good, bad = photos / "new" / "one" / "0.png", tmp_path / "bad.png"
+    good, bad = photos / "new" / "one" / "01.png", tmp_path / "bad.png"
     bad.write_bytes(b"no picture")
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{tmp_path / 'none.png'}\n\n{good}\n"))
     assert main(["predict", str(taught), "-", str(bad), str(good)]) == 2
     shown = capsys.readouterr()
     assert [line.split(":")[0] for line in shown.out.splitlines()] == [str(good)] * 2
-    assert "none.png" in shown.err and "bad.png cannot be read" in shown.err
-    assert "2 of 4 files could not be read" in shown.err
-    assert "matches no file" in fails(capsys, "predict", taught, photos / "*.jpg")
-    assert "does not exist" in fails(capsys, "predict", taught, photos / "none.jpg")
+    assert "none.png" in shown.err and "bad.png" in shown.err
 
 
 @pytest.mark.parametrize("rule", ["evidence", "paper"])
@@ -418,18 +366,16 @@ def test_reject_marks_the_least_similar(photos, taught, by_paper, capsys, rule):
     assert main(["predict", str(path), str(photos / "new"), "--reject", "0.5"]) == 0
     words = r"similarity 0\.\d+; if known, " if rule == "evidence" else "nearest to "
     assert re.search(f": unknown, {words}", capsys.readouterr().out)
-    assert "reject = 1.5" in fails(capsys, "predict", path, photos / "new", "--reject", "1.5")
 
 
-def test_reject_needs_images_that_were_not_learned_or_can_be_left_out(photos, tmp_path, capsys):
+def test_reject_needs_images_that_were_not_learned_or_can_be_left_out(photos, tmp_path):
     paper, alone, enough = (tmp_path / f"{name}.protosteer" for name in ("paper", "alone", "enough"))
     learn = ["learn", "--holdout", "0", *QUICK]
     assert main([*learn, str(paper), str(photos / "spring"), "--preset", "paper"]) == 0
-    assert main([*learn, str(alone), str(write_digits(tmp_path / "single", [0, 1], count=1))]) == 0
+    assert main([*learn, str(alone), str(digit_photos(tmp_path / "single", [0, 1], count=1))]) == 0
     assert main([*learn, str(enough), str(photos / "spring")]) == 0
     for path in (paper, alone):
-        said = fails(capsys, "predict", path, photos / "new", "--reject", "0.05")
-        assert "two images or more" in said and "--holdout 0.1" in said
+        expect_cli_error("not-calibrated", "predict", path, photos / "new", "--reject", "0.05")
     assert main(["predict", str(enough), str(photos / "new"), "--reject", "0.05"]) == 0
 
 
@@ -440,11 +386,9 @@ def with_backbone(model: Path, out: Path, **changes: str) -> Path:
     return out
 
 
-def test_a_backbone_is_found_again_and_others_are_refused(photos, taught, tmp_path, capsys):
-    said = fails(capsys, "predict", taught, photos / "new", "--weights", tmp_path / "none.safetensors")
-    assert "none.safetensors" in said and "was learned with backbone 'nano'" in said
+def test_a_model_of_other_weights_is_refused(photos, taught, tmp_path):
     other = with_backbone(taught, tmp_path / "other.protosteer", fingerprint="0" * 64)
-    assert "was learned with backbone 'nano'" in fails(capsys, "predict", other, photos / "new")
+    expect_cli_error(None, "predict", other, photos / "new")
 
 
 def test_the_reader_of_a_pipe_may_leave(photos, taught):
@@ -459,26 +403,26 @@ def test_the_reader_of_a_pipe_may_leave(photos, taught):
 def test_output_that_finds_no_room_is_one_line(taught):
     words = [sys.executable, "-m", "protosteer", "inspect", str(taught)]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
 
 
 def test_names_that_are_no_text_or_move_the_cursor(photos, taught, tmp_path):
     odd = os.fsencode(tmp_path) + b"/caf\xe9.png"
     try:
-        Path(os.fsdecode(odd)).write_bytes((photos / "new" / "one" / "0.png").read_bytes())
-        (tmp_path / "a\x1b[31m\nb.png").write_bytes((photos / "new" / "one" / "0.png").read_bytes())
+        Path(os.fsdecode(odd)).write_bytes((photos / "new" / "one" / "01.png").read_bytes())
+        (tmp_path / "a\x1b[31m\nb.png").write_bytes((photos / "new" / "one" / "01.png").read_bytes())
     except OSError:
         pytest.skip("this file system does not take such names")
     words = [sys.executable, "-m", "protosteer", "predict", str(taught), "--top", "1"]
     strict = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}  # as in most terminals
-    given = {"env": strict, "capture_output": True, "timeout": 120}
+    given = {"env": strict, "capture_output": True}
     listed = subprocess.run([*words, "--csv", "-"], input=odd + b"\n", **given)
     assert listed.returncode == 0 and odd in listed.stdout and b"Traceback" not in listed.stderr
     os.mkfifo(tmp_path / "pipe.png")
     beside = odd + b"\n" + os.fsencode(tmp_path / "pipe.png") + b"\n"
     piped = subprocess.run([*words, "--csv", "-"], input=beside, **given)
-    assert piped.returncode == 2 and odd in piped.stdout and b"pipe.png cannot be read" in piped.stderr
+    assert piped.returncode == 2 and odd in piped.stdout and b"pipe.png" in piped.stderr
     found = subprocess.run([*words, str(tmp_path)], **given)
     assert found.returncode == 0 and found.stdout.count(b"\n") == 2 and b"\x1b" not in found.stdout
 
@@ -489,12 +433,9 @@ def test_names_that_are_no_text_or_move_the_cursor(photos, taught, tmp_path):
 def test_forget_removes_says_before_and_after_and_keeps_no_backup(model, capsys):
     assert main(["forget", str(model), "one", "four"]) == 0
     shown = capsys.readouterr()
-    assert "forgotten: one (task spring)" in shown.out and "exact" in shown.out
-    assert "before: 5 classes, 2 tasks" in shown.out and "after: 3 classes, 2 tasks" in shown.out
+    assert "5 classes, 2 tasks" in shown.out and "3 classes, 2 tasks" in shown.out
     assert sorted(model_file.read(model).memory.classes) == ["three", "two", "zero"]
     assert list(model.parent.iterdir()) == [model]
-    assert main(["forget", str(model), "zero", "two"]) == 0
-    assert "after: 1 class, 1 task, " in capsys.readouterr().out
 
 
 def test_forget_removes_at_once_what_killed_processes_left_and_says_what_it_cannot_remove(model, capsys):
@@ -502,12 +443,11 @@ def test_forget_removes_at_once_what_killed_processes_left_and_says_what_it_cann
         model.with_name(f".shop.protosteer.{name}").write_bytes(model.read_bytes())
     assert main(["forget", str(model), "one"]) == 0
     assert list(model.parent.iterdir()) == [model]
-    assert "no copy of the old file was kept" in capsys.readouterr().err
+    assert "warning: " not in capsys.readouterr().err
     checkpoint = model.with_name(".shop.protosteer.d.part")
     with write_and_hold(checkpoint, b"of a learning that is under way"):
         assert main(["forget", str(model), "two"]) == 0
-    said = capsys.readouterr().err
-    assert f"warning: {checkpoint} may hold what was forgotten" in said and "no copy" not in said
+    assert f"warning: {checkpoint}" in capsys.readouterr().err
 
 
 def test_forget_a_task_with_a_backup(model, capsys):
@@ -518,22 +458,12 @@ def test_forget_a_task_with_a_backup(model, capsys):
     assert figures["before"]["tasks"] == 2 and figures["after"]["tasks"] == 1
     assert figures["forgotten"][0]["exact"] is True and backup.read_bytes() == before
     assert figures["before"]["bytes"] - figures["after"]["bytes"] == figures["forgotten"][0]["bytes"]
-    assert "exists already" in fails(capsys, "forget", model, "three", "--backup", backup)
 
 
-def test_forget_refuses_what_does_not_exist_and_changes_nothing(model, capsys):
-    before = model.read_bytes()
-    assert "no class named 'yak'" in fails(capsys, "forget", model, "one", "yak")
-    assert "no task named 'winter'" in fails(capsys, "forget", model, "--task", "winter")
-    assert "name the classes to forget" in fails(capsys, "forget", model)
-    assert "name the classes to forget" in fails(capsys, "forget", model, "one", "--task", "spring")
-    assert model.read_bytes() == before
-
-
-def test_everything_can_be_forgotten_and_learned_anew(photos, model, capsys):
+def test_everything_can_be_forgotten_and_learned_anew(photos, model):
     assert main(["forget", str(model), *model_file.read(model).memory.classes]) == 0
     assert model_file.read(model).memory.classes == []
-    assert "nothing has been learned" in fails(capsys, "predict", model, photos / "new")
+    expect_cli_error(None, "predict", model, photos / "new")
     assert main(["inspect", str(model)]) == 0
     assert main(["learn", str(model), str(photos / "spring")]) == 0
     assert len(model_file.read(model).memory.classes) == 3
@@ -567,9 +497,9 @@ def test_forgetting_an_independent_task_equals_never_having_learned_it(parts, tm
 
 
 def test_clashing_names_need_a_rename(parts, tmp_path, capsys):
-    one, two, _ = parts
-    out, new = tmp_path / "merged.protosteer", tmp_path / "c"
-    assert "--rename-task" in fails(capsys, "merge", one, one, "-o", out)
+    one, _, _ = parts
+    out = tmp_path / "merged.protosteer"
+    assert "--rename-task" in expect_cli_error(None, "merge", one, one, "-o", out)
     words = ["merge", str(one), str(one), "-o", str(out), "--rename-task", "spring=later"]
     grown = [word if word != str(out) else str(tmp_path / "grown.protosteer") for word in words]
     assert main([*grown, "--json"]) == 0  # the same classes, from the images of both
@@ -579,13 +509,9 @@ def test_clashing_names_need_a_rename(parts, tmp_path, capsys):
     assert main([*words, "--json"]) == 0
     names = ["one", "one-b", "two", "two-b", "zero", "zero-b"]
     assert sorted(json.loads(capsys.readouterr().out)["names"]) == names
-    assert "exists already" in fails(capsys, "merge", one, two, "-o", out)
-    assert "no class named 'yak'" in fails(capsys, "merge", one, two, "-o", new, "--rename", "yak=x")
-    assert "is not old=new" in fails(capsys, "merge", one, two, "-o", new, "--rename", "yak")
-    assert "at least two" in fails(capsys, "merge", one, "-o", new)
 
 
-def test_renames_of_several_kinds(taught, tmp_path, capsys):
+def test_a_class_whose_name_has_an_equals_sign_can_be_renamed(taught, tmp_path):
     other, out = tmp_path / "other.protosteer", tmp_path / "out.protosteer"
     model = model_file.read(taught)
     odd = [dataclasses.replace(model.memory.tasks[0], name="odd")]
@@ -593,11 +519,7 @@ def test_renames_of_several_kinds(taught, tmp_path, capsys):
     classes = tuple(dataclasses.replace(c, name=n) for c, n in zip(odd[0].classes, names, strict=True))
     dataclasses.replace(model, memory=Memory([dataclasses.replace(odd[0], classes=classes)])).write(other)
     merge = ["merge", taught, other, "-o", out]
-    assert "is given two names" in fails(capsys, *merge, "--rename", "c=x", "--rename", "c=y")
-    assert "is not old=new" in fails(capsys, *merge, "--rename", "c=")
-    assert "control characters" in fails(capsys, *merge, "--rename", "c=\x1b[1m")
-    assert "would be named 'x'" in fails(capsys, *merge, "--rename", "a=x", "--rename", "c=x")
-    assert not out.exists()
+    expect_cli_error("bad-name", *merge, "--rename", "c=\x1b[1m")
     assert main([*map(str, merge), "--rename", "c=d=e"]) == 0
     assert model_file.read(out).memory.tasks[-1].class_names == ["a", "a=b", "d=e"]
 
@@ -609,13 +531,11 @@ def test_inspect_shows_tasks_classes_and_a_picture(taught, tmp_path, capsys):
     picture = tmp_path / "alike.png"
     assert main(["inspect", str(taught), "--plot", str(picture)]) == 0
     shown = capsys.readouterr().out
-    assert "spring" in shown and "three" in shown and "nano" in shown
+    assert "spring" in shown and "three" in shown
     assert Image.open(picture).format == "PNG"
     assert main(["inspect", str(taught), "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert [task["name"] for task in figures["tasks"]] == ["spring", "summer"]
-    assert "not a .png" in fails(capsys, "inspect", taught, "--plot", tmp_path / "x.pdf")
-    assert "there is no model file" in fails(capsys, "inspect", tmp_path / "none.protosteer")
 
 
 @pytest.mark.parametrize("command", [["inspect"], ["forget", "--task", "spring"]])
@@ -627,7 +547,7 @@ def test_commands_on_files_alone_need_no_backbone(taught, tmp_path, command):
         "import sys; from protosteer.cli import main; code = main(sys.argv[1:]);"
         "print(sorted({'kornia', 'sklearn', 'scipy', 'matplotlib'} & set(sys.modules)), file=sys.stderr); sys.exit(code)"
     )
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     assert done.returncode == 0 and done.stderr.splitlines()[-1] == "[]"
 
 
@@ -663,11 +583,6 @@ def test_serve_answers_and_stops_politely(photos, model):
             assert json.load(answer)["classes"] == ["one"]
         assert "one" not in model_file.read(model).memory.classes
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0 and process.stderr.read() == "stopped\n"
+        assert process.wait() == 0 and process.stderr.read() == "stopped\n"
     finally:
         process.kill()
-
-
-def test_a_token_without_teaching_is_a_mistake(taught, capsys):
-    pytest.importorskip("fastapi", reason="the service's packages are not installed")
-    assert "--allow-teach" in fails(capsys, "serve", taught, "--token", "secret")

@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -51,20 +51,30 @@ USER_MISTAKE = 2
 INTERRUPTED = 130
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code."""
+def main(
+    arguments: Sequence[str] | None = None, on_error: Callable[[Exception], None] = lambda error: None
+) -> int:
+    """Run a command.
+
+    Args:
+        arguments: The words of the command line; those of this process by default.
+        on_error: Is given the error that ends the command, before its message is printed.
+
+    Returns:
+        The exit code: 0, 2 for a user's mistake, 130 after Ctrl-C.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     _share_the_cores()
     keep_freed_memory()
     _print_any_name()
     if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return _run(given)
+        return _run(given, on_error)
     from protosteer.cli.torchrun import run_by_several
 
-    return run_by_several(lambda: _run(given))
+    return run_by_several(lambda: _run(given, on_error))
 
 
-def _run(given: list[str]) -> int:
+def _run(given: list[str], on_error: Callable[[Exception], None]) -> int:
     debug = "--debug" in given
     # The option is accepted in any place, as one adds it to the end of a line that has just failed.
     wanted = [word for word in given if word != "--debug"] or ["--help"]
@@ -76,6 +86,7 @@ def _run(given: list[str]) -> int:
             # Where the reader of the output has gone, typer ends the process with code 1.
             code = app(args=wanted, prog_name="protosteer", standalone_mode=False)
         except (ProtosteerError, UsageError, OSError) as error:
+            on_error(error)
             if debug:
                 traceback.print_exc()
             else:

@@ -13,7 +13,16 @@ import typer
 from typer import Argument, Option
 
 from protosteer.cli import completion
-from protosteer.cli.common import app, check_plot, make_console, say, show, sigterm_as_ctrl_c, write_plot
+from protosteer.cli.common import (
+    CommandLineError,
+    app,
+    check_plot,
+    make_console,
+    say,
+    show,
+    sigterm_as_ctrl_c,
+    write_plot,
+)
 from protosteer.cli.executor import make_executor
 from protosteer.cli.options import (
     Address,
@@ -57,7 +66,10 @@ def demo(
     if what == "photos":
         outcome = demo.run_photos(out, seed, log, folder, backbone, weights)
     elif folder or backbone or weights:
-        raise typer.BadParameter("a folder, --backbone and --weights are for photos: protosteer demo photos")
+        raise CommandLineError(
+            "a folder, --backbone and --weights are for photos: protosteer demo photos",
+            code="conflicting-options",
+        )
     else:
         outcome = demo.run_demo(out, seed, log)
     if as_json:
@@ -269,7 +281,7 @@ def compare(
     from protosteer.report.reliability import reliability_plot
 
     if markdown + as_csv + as_json > 1:
-        raise typer.BadParameter("choose one of --markdown, --csv and --json")
+        raise CommandLineError("choose one of --markdown, --csv and --json", code="conflicting-options")
     for picture in (plot, reliability, pareto):
         check_plot(picture)
     rows = gather(runs)

@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -23,6 +23,26 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
 )
+
+
+class CommandLineError(typer.BadParameter):
+    """A command line that contradicts itself or leaves something out.
+
+    Args:
+        message: What is wrong, and what to do.
+        code: A stable identifier of the mistake, as errors of the library have one.
+        option: The option it is about, if the message does not name it.
+        **details: What the message is about.
+    """
+
+    def __init__(self, message: str, *, code: str, option: str | None = None, **details: Any):
+        super().__init__(message, param_hint=option)
+        self.code, self.details = code, details
+
+
+def error_code(error: Exception) -> str:
+    """Return the stable identifier of an error that a command ended with."""
+    return getattr(error, "code", "cannot-write" if isinstance(error, OSError) else "usage")
 
 
 def make_console(stderr: bool = False) -> Console:
@@ -49,7 +69,7 @@ def say(text: str) -> None:
 def check_plot(plot: Path | None) -> None:
     """Before any work is done for it."""
     if plot and plot.suffix.lower() != ".png":
-        raise typer.BadParameter(f"{plot} is not a .png file; the plot is one")
+        raise CommandLineError(f"{plot} is not a .png file; the plot is one", code="not-a-png", path=plot)
 
 
 def write_plot(plot: Path, picture: bytes, option: str = "--plot") -> None:

@@ -7,11 +7,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from typer import Argument, Option
 
 from protosteer.cli import completion
-from protosteer.cli.common import app, say, show
+from protosteer.cli.common import CommandLineError, app, say, show
 from protosteer.cli.loading import PANEL, clear_up, open_learner
 from protosteer.cli.options import Device, Json, ModelBackbone, ModelFile, ModelWeights, Threads
 from protosteer.errors import ProtosteerError
@@ -47,14 +46,17 @@ def correct(
     """Tell a model what is on an image that it was wrong about. It knows at once; nothing is trained."""
     wanted = (image is None) + (name is None)
     if (log and wanted < 2) or (undo and name is not None) or (log and undo):
-        raise typer.BadParameter("--log takes a model alone; --undo a model, or a model and an image")
+        raise CommandLineError(
+            "--log takes a model alone; --undo a model, or a model and an image", code="conflicting-options"
+        )
     if log:
         _show_log(model, as_json)
     elif undo:
         _undo(model, image, as_json)
     elif image is None or name is None:
-        raise typer.BadParameter(
-            "give an image and what is on it, such as: protosteer correct shop.protosteer new/7.jpg kettle"
+        raise CommandLineError(
+            "give an image and what is on it, such as: protosteer correct shop.protosteer new/7.jpg kettle",
+            code="missing-argument",
         )
     else:
         from protosteer.util.files import real, replacing, writing
@@ -102,13 +104,19 @@ def _undo(path: Path, image: Path | None, as_json: bool) -> None:
     task = None
     if image is not None:
         if not image_exists(image):
-            raise ProtosteerError(f"{image} is not an image file; check the path")
+            raise ProtosteerError(
+                f"{image} is not an image file; check the path", code="no-such-file", path=image
+            )
         task = correction_name(digest(image_bytes(image)))
     with writing(path, None), replacing(real(path)):
         old = model_file.read(path)
         memory = Memory(old.memory.tasks)
         if task is not None and task not in memory.task_names:
-            raise ProtosteerError(f"{image} has not been corrected in {path}; there is nothing to take back")
+            raise ProtosteerError(
+                f"{image} has not been corrected in {path}; there is nothing to take back",
+                code="not-corrected",
+                path=image,
+            )
         record = undo(memory, task)
         dataclasses.replace(old, memory=memory).write(path)
         clear_up(path)

@@ -7,9 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from typer import BadParameter
-
-from protosteer.cli.common import make_console, say, sigterm_as_ctrl_c
+from protosteer.cli.common import CommandLineError, make_console, say, sigterm_as_ctrl_c
 from protosteer.cli.saving import refuse_existing
 
 if TYPE_CHECKING:
@@ -22,10 +20,14 @@ def make_executor(name: str, address: str | None, device: str = "auto") -> Execu
 
     if name == "local":
         if address is not None:
-            raise BadParameter("--address is that of a Ray cluster; add --engine ray")
+            raise CommandLineError(
+                "--address is that of a Ray cluster; add --engine ray", code="address-without-ray"
+            )
         return Local()
     if name != "ray":
-        raise BadParameter(f"engine {name!r} is not known; choose local or ray")
+        raise CommandLineError(
+            f"engine {name!r} is not known; choose local or ray", code="unknown-engine", name=name
+        )
     from protosteer.runtime.ray_executor import RayEngine
 
     return RayEngine(address, device, say)
@@ -38,16 +40,24 @@ def check_out(out: str, engine: str) -> None:
 
     if is_table(out):
         if engine != "local":
-            raise BadParameter(
-                f"--out {out} is one file; with --engine {engine} name a folder, for one file per shard"
+            raise CommandLineError(
+                f"--out {out} is one file; with --engine {engine} name a folder, for one file per shard",
+                code="one-file-with-engine",
+                path=out,
             )
         if "://" in out:
-            raise BadParameter(
-                f"--out {out} is one file elsewhere; name a folder there, for one file per shard"
+            raise CommandLineError(
+                f"--out {out} is one file elsewhere; name a folder there, for one file per shard",
+                code="one-file-elsewhere",
+                path=out,
             )
         refuse_existing(Path(out))
     elif Path(out).suffix and not ("://" in out or out.endswith("/") or Path(out).is_dir()):
-        raise BadParameter(f"--out {out} is neither a folder nor a file that ends in {', '.join(SUFFIXES)}")
+        raise CommandLineError(
+            f"--out {out} is neither a folder nor a file that ends in {', '.join(SUFFIXES)}",
+            code="bad-suffix",
+            path=out,
+        )
 
 
 def put_table(

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from typer import Argument, Option
 
-from protosteer.cli.common import app, make_console, say, show, sigterm_as_ctrl_c
+from protosteer.cli.common import CommandLineError, app, make_console, say, show, sigterm_as_ctrl_c
 from protosteer.cli.executor import make_executor
 from protosteer.cli.loading import (
     PANEL,
@@ -112,17 +111,19 @@ def learn(
     """
     given = [*([model] if model else []), *paths]
     if len(given) < 2:
-        raise typer.BadParameter(
-            "give a model file and a folder, such as: protosteer learn shop.protosteer photos/"
+        raise CommandLineError(
+            "give a model file and a folder, such as: protosteer learn shop.protosteer photos/",
+            code="missing-argument",
         )
     path, *folders = given
     who = make_executor(engine, address, device)
     if name is not None and (len(folders) > 1 or who.elsewhere):
-        raise typer.BadParameter(
-            "--name is for one folder with --engine local; other tasks are named after theirs"
+        raise CommandLineError(
+            "--name is for one folder with --engine local; other tasks are named after theirs",
+            code="conflicting-options",
         )
     if thumbnails and who.elsewhere:
-        raise typer.BadParameter("--thumbnails needs --engine local")
+        raise CommandLineError("--thumbnails needs --engine local", code="conflicting-options")
     changes = parse_settings(set_ or []) | ({} if independent is None else {"independent": independent})
     choice = BackboneChoice(backbone, weights, as_json)
     learners = _Learners(choice, adapted, preset, changes, holdout, lambda: prepare(device, threads))

@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from protosteer.cli.common import make_console, say, show
+from protosteer.cli.common import CommandLineError, make_console, say, show
 from protosteer.cli.options import in_flags
 from protosteer.util.text import counted, one_line, printable
 
@@ -28,7 +26,11 @@ def read_model(path: Path) -> Model | None:
     from protosteer.model import file as model_file
 
     if path.is_dir():
-        raise ModelFileError(f"{path} is a folder; the model file comes first, then the folder of images")
+        raise ModelFileError(
+            f"{path} is a folder; the model file comes first, then the folder of images",
+            code="model-is-folder",
+            path=path,
+        )
     return model_file.read(path) if path.exists() else None
 
 
@@ -77,11 +79,17 @@ def backbone_of(model: Model, name: str | None, weights: Path | None, device: st
         if name or weights:
             raise ModelFileError(
                 f"{model.path} was learned with backbone '{known}', and {weights or name} cannot be it "
-                f"({error})"
+                f"({error})",
+                code="other-backbone",
+                path=model.path,
+                name=known,
             ) from error
         raise ModelFileError(
             f"{model.path} needs backbone '{known}', which cannot be loaded ({error}); say where its weights "
-            "are with --weights FILE"
+            "are with --weights FILE",
+            code="backbone-not-found",
+            path=model.path,
+            name=known,
         ) from error
 
 
@@ -129,7 +137,10 @@ class BackboneChoice:
         from protosteer.backbones import AUTO
 
         if name == AUTO and weights is not None:
-            raise typer.BadParameter(f"--backbone {AUTO} looks for weights by itself; leave --weights out")
+            raise CommandLineError(
+                f"--backbone {AUTO} looks for weights by itself; leave --weights out",
+                code="conflicting-options",
+            )
         self.name = None if name == AUTO else name
         self.weights = weights
         self.as_json = as_json

@@ -7,12 +7,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from typer import Argument, Option
 
 from protosteer.cli import completion
 from protosteer.cli.adapt import tell as tell_adapted
-from protosteer.cli.common import app, check_plot, say, show, write_plot
+from protosteer.cli.common import CommandLineError, app, check_plot, say, show, write_plot
 from protosteer.cli.loading import PANEL, clear_up, open_learner
 from protosteer.cli.options import Json, ModelBackbone, ModelFile, ModelWeights, parse_pairs
 from protosteer.cli.saving import put_new, refuse_existing
@@ -50,7 +49,9 @@ def forget(
     from protosteer.util.text import printable
 
     if bool(names) == (task is not None):
-        raise typer.BadParameter("name the classes to forget, or one task with --task")
+        raise CommandLineError(
+            "name the classes to forget, or one task with --task", code="conflicting-options"
+        )
     with writing(model, None), replacing(real(model)):
         identity = Identity.of(model)
         old = model_file.read(model)
@@ -58,13 +59,19 @@ def forget(
         outcome = [forget_one(memory, task=task)] if task is not None else forget_all(memory, names or [])
         if backup:
             if backup.exists():
-                raise ProtosteerError(f"{backup} exists already; choose another file for --backup")
+                raise ProtosteerError(
+                    f"{backup} exists already; choose another file for --backup",
+                    code="file-exists",
+                    path=backup,
+                )
             with writing(backup, "--backup"):
                 write_atomically(backup, read_regular(model))
         new = dataclasses.replace(old, memory=memory)
         if Identity.of(model) != identity:  # by someone who knows of no lock
             raise ProtosteerError(
-                f"{model} was changed by someone else meanwhile; run the same command again"
+                f"{model} was changed by someone else meanwhile; run the same command again",
+                code="changed-meanwhile",
+                path=model,
             )
         new.write(model)
         left = clear_up(model, checkpoints=True)
@@ -118,7 +125,7 @@ def merge(
     from protosteer.model import file as model_file
 
     if len(models) < 2:
-        raise typer.BadParameter("give at least two model files")
+        raise CommandLineError("give at least two model files", code="missing-argument")
     refuse_existing(out)
     parts = [model_file.read(path) for path in models]
     classes = {name for part in parts[1:] for name in part.memory.classes}

@@ -10,9 +10,10 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Argument, BadParameter, Option
+from typer import Argument, Option
 
 from protosteer.cli import completion
+from protosteer.cli.common import CommandLineError
 from protosteer.errors import SettingsError
 
 Json = Annotated[bool, Option("--json", help="Print the figures as JSON.")]
@@ -24,14 +25,18 @@ Device = Annotated[
 def path_of(text: str) -> Path:
     """An empty word is not the current folder: more likely a variable of a shell that was not set."""
     if not text:
-        raise BadParameter("the path is empty; name a file or folder")
+        raise CommandLineError("the path is empty; name a file or folder", code="empty-path")
     return Path(text)
 
 
 def _bounded(threads: int | None) -> int | None:
     most = 16 * (os.cpu_count() or 1)
     if threads is not None and threads > most:
-        raise BadParameter(f"{threads} threads are more than 16 per processor; give at most {most}")
+        raise CommandLineError(
+            f"{threads} threads are more than 16 per processor; give at most {most}",
+            code="too-many-threads",
+            most=most,
+        )
     return threads
 
 
@@ -135,7 +140,9 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not name or not equals:
-            raise SettingsError(f"--set {pair}: write NAME=VALUE, for instance --set epochs=20")
+            raise SettingsError(
+                f"--set {pair}: write NAME=VALUE, for instance --set epochs=20", code="not-a-pair", word=pair
+            )
         try:
             values[name.strip()] = json.loads(text)
         except (ValueError, RecursionError):  # also of numbers without end
@@ -149,10 +156,10 @@ def parse_pairs(words: list[str], option: str, known: Collection[str]) -> dict[s
     for word in words:
         places = [i for i, character in enumerate(word) if character == "=" and 0 < i < len(word) - 1]
         if not places:
-            raise BadParameter(f"{word!r} is not old=new", param_hint=option)
+            raise CommandLineError(f"{word!r} is not old=new", option=option, code="not-a-pair", word=word)
         place = next((i for i in places if word[:i] in known), places[0])
         old, new = word[:place], word[place + 1 :]
         if old in pairs:
-            raise BadParameter(f"{old!r} is given two names", param_hint=option)
+            raise CommandLineError(f"{old!r} is given two names", option=option, code="named-twice", name=old)
         pairs[old] = new
     return pairs

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from typer import Argument, Option
 
-from protosteer.cli.common import app, say, sigterm_as_ctrl_c
+from protosteer.cli.common import CommandLineError, app, say, sigterm_as_ctrl_c
 from protosteer.cli.executor import check_out, make_executor, put_table
 from protosteer.cli.loading import PANEL, open_learner, prepare, say_notes
 from protosteer.cli.options import (
@@ -82,11 +81,14 @@ def predict(
     from protosteer.workflows.sharded_predict import carried_predictions
 
     if as_json + as_csv + (out is not None) > 1:
-        raise typer.BadParameter("choose one of --json, --csv and --out")
+        raise CommandLineError("choose one of --json, --csv and --out", code="conflicting-options")
     if out is None and (engine != "local" or address):
-        raise typer.BadParameter("workers write into a folder: name it with --out")
+        raise CommandLineError("workers write into a folder: name it with --out", code="engine-without-out")
     if out is not None and explain:
-        raise typer.BadParameter("--explain is for reading, not for tables; leave out one of it and --out")
+        raise CommandLineError(
+            "--explain is for reading, not for tables; leave out one of it and --out",
+            code="conflicting-options",
+        )
     files = find_files(paths)
     if out is None:
         learner = open_learner(model, backbone, weights, device, threads)
@@ -120,7 +122,11 @@ def _print_predictions(maker: Predictions, files: list[Path], as_json: bool, as_
             else:
                 print(write(row), flush=True)
     if bad:
-        raise DataError(f"{bad} of {len(files)} files could not be read; the others were predicted")
+        raise DataError(
+            f"{bad} of {len(files)} files could not be read; the others were predicted",
+            code="unreadable-files",
+            count=bad,
+        )
 
 
 @app.command(rich_help_panel=PANEL)
@@ -184,11 +190,14 @@ def find_files(words: list[str]) -> list[Path]:
         )
         if not matches:
             kind = "matches no file" if glob.has_magic(word) else "does not exist"
-            raise DataError(f"{word} {kind}; check the path")
+            raise DataError(f"{word} {kind}; check the path", code="no-such-file", path=word)
         for match in map(Path, matches):
             found += image_paths(match)
     if not found:
-        raise DataError("no image file was named; give files, folders, patterns or a list on standard input")
+        raise DataError(
+            "no image file was named; give files, folders, patterns or a list on standard input",
+            code="no-images",
+        )
     return found
 
 

@@ -23,7 +23,9 @@ def refuse_existing(out: Path) -> None:
     from protosteer.errors import ProtosteerError
 
     if out.exists():
-        raise ProtosteerError(f"{out} exists already; choose another file with --out")
+        raise ProtosteerError(
+            f"{out} exists already; choose another file with --out", code="file-exists", path=out
+        )
 
 
 def put_new(out: Path, write: Callable[[Path], None]) -> None:
@@ -107,7 +109,9 @@ class TaskWriter:
                 return task
         raise LearnerError(
             f"task '{self.begun}' was forgotten, or finished, by someone else meanwhile; {self.path} stays as it "
-            "is now"
+            "is now",
+            code="task-gone",
+            name=self.begun,
         )
 
 

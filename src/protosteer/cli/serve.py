@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from typer import Argument, Option
 
-from protosteer.cli.common import app, say
+from protosteer.cli.common import CommandLineError, app, say
 from protosteer.cli.loading import PANEL, open_learners, say_notes
 from protosteer.cli.options import Device, ModelBackbone, ModelWeights, Threads, path_of
 
@@ -60,7 +59,9 @@ def serve(
     from protosteer.serve.registry import check_names
 
     if token is not None and not allow_teach:
-        raise typer.BadParameter("a token is for teaching; add --allow-teach, or leave it out")
+        raise CommandLineError(
+            "a token is for teaching; add --allow-teach, or leave it out", code="conflicting-options"
+        )
     places = [_place(word) for word in models]
     check_names(places)  # before anything is loaded
     learners = open_learners([path for _, path in places], backbone, weights, device, threads)

@@ -7,10 +7,9 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from typer import Argument, Option
 
-from protosteer.cli.common import app, make_console, say, show, sigterm_as_ctrl_c
+from protosteer.cli.common import CommandLineError, app, make_console, say, show, sigterm_as_ctrl_c
 from protosteer.cli.loading import PANEL, open_learner
 from protosteer.cli.options import Device, Json, ModelBackbone, ModelFile, ModelWeights, Threads, path_of
 from protosteer.cli.predict import find_files
@@ -62,8 +61,9 @@ def suggest(
     images that have a class, which look like another one. Nothing is changed.
     """
     if bool(paths) == (check is not None):
-        raise typer.BadParameter(
-            "name images without labels, or with --check a folder of class folders; one of both"
+        raise CommandLineError(
+            "name images without labels, or with --check a folder of class folders; one of both",
+            code="conflicting-options",
         )
     from protosteer.data.class_folders import read_folder
 
@@ -85,9 +85,11 @@ def _check_out(out: Path, as_json: bool) -> None:
     from protosteer.workflows.prediction_table import is_table
 
     if as_json:
-        raise typer.BadParameter("choose one of --json and --out")
+        raise CommandLineError("choose one of --json and --out", code="conflicting-options")
     if not is_table(str(out)):
-        raise typer.BadParameter(f"--out {out} is no file that ends in {', '.join(SUFFIXES)}")
+        raise CommandLineError(
+            f"--out {out} is no file that ends in {', '.join(SUFFIXES)}", code="bad-suffix", path=out
+        )
     refuse_existing(out)
 
 

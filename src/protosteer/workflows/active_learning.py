@@ -186,13 +186,15 @@ def repeats(thumbnails: Tensor) -> dict[int, int]:
 
 def check_count(count: int) -> None:
     if count < 1:
-        raise SettingsError(f"count = {count}: ask for at least one image")
+        raise SettingsError(f"count = {count}: ask for at least one image", code="bad-count", value=count)
 
 
 def readable_rows(images: ForgivingFiles) -> list[int]:
     rows = [i for i in range(len(images)) if i not in images.errors]
     if not rows:
-        raise DataError(f"none of {len(images)} files could be read; the first: {images.errors[0]}")
+        raise DataError(
+            f"none of {len(images)} files could be read; the first: {images.errors[0]}", code="no-images"
+        )
     return rows
 
 

@@ -97,7 +97,7 @@ def choose_backbone(
     """
     images, labels = _parted(data)
     if not labels:
-        raise DataError("there are no images to choose a backbone by")
+        raise DataError("there are no images to choose a backbone by", code="no-images")
     count, counts = len(labels), Counter(labels)
     found, left_out = candidates_on_disk()
     speed = nominal_speed(device)

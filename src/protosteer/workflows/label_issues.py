@@ -64,7 +64,9 @@ def mislabelled(
     rivals = [(r.name, r.plain) for r in learner.memory.records if r.plain and r.name not in own]
     if len(own) + len(rivals) < 2:
         raise DataError(
-            f"'{labels[0]}' is the only class there is; labels can be doubted where there are two"
+            f"'{labels[0]}' is the only class there is; labels can be doubted where there are two",
+            code="one-class",
+            name=labels[0],
         )
     doubts = doubted(embeddings[read], labels, rivals)
     chosen = [

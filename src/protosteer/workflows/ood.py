@@ -50,7 +50,8 @@ def threshold(learner: Learner, fraction: float) -> float:
     if not calibrated(learner):
         raise LearnerError(
             "this model cannot tell how similar known images are: learn at least one class from two images or "
-            "more (by the paper's rule with a share held out, holdout=0.1), or predict without rejection"
+            "more (by the paper's rule with a share held out, holdout=0.1), or predict without rejection",
+            code="not-calibrated",
         )
     if not fraction:
         return -torch.inf
@@ -63,7 +64,11 @@ def threshold(learner: Learner, fraction: float) -> float:
 
 def check_fraction(fraction: float) -> None:
     if not 0.0 <= fraction < 1.0:
-        raise SettingsError(f"reject = {fraction}: give a fraction from 0 to below 1, such as 0.05")
+        raise SettingsError(
+            f"reject = {fraction}: give a fraction from 0 to below 1, such as 0.05",
+            code="bad-reject",
+            value=fraction,
+        )
 
 
 def own_thresholds(learner: Learner) -> dict[str, float]:

@@ -65,12 +65,14 @@ class Adapted:
         if learner.settings.rule == "paper":
             raise SettingsError(
                 f"{self.path} is a prompt for all classes, which rule = 'paper' does not know; choose another "
-                "preset, or leave it out"
+                "preset, or leave it out",
+                code="rule-without-shared-prompt",
             )
         if learner.domain is None or not torch.equal(learner.domain, self.prompt):
             raise LearnerError(
                 f"the model has classes already that were learned without {self.path}; begin a new model with it, "
-                "or leave it out"
+                "or leave it out",
+                code="learned-without-shared-prompt",
             )
 
     def describe(self) -> dict[str, Any]:
@@ -110,9 +112,15 @@ def adapt(
     learner = Learner(backbone, settings)
     classes = sorted(found.counts)
     if not learner.settings.prompts:
-        raise SettingsError("prompts = False: a prompt is all that is trained here; leave the setting out")
+        raise SettingsError(
+            "prompts = False: a prompt is all that is trained here; leave the setting out", code="prompts-off"
+        )
     if not learner.trains_prompt(classes):
-        raise LearnerError(f"{found.folder} has one class and nothing to tell it from; add other classes")
+        raise LearnerError(
+            f"{found.folder} has one class and nothing to tell it from; add other classes",
+            code="one-class",
+            path=found.folder,
+        )
     images = found.images(found.files, backbone.preprocessing)
     record = learner.learn((images, found.files.labels), "adapting", on_stage, checkpoint)
     assert record.prompt is not None
@@ -135,11 +143,15 @@ def read(path: str | Path) -> Adapted:
         header, tensors = unpack_tensors(read_regular(path), str(path))
     except OSError as error:
         raise ModelFileError(
-            f"there is no adapted backbone {path} ({error.strerror}); check the path"
+            f"there is no adapted backbone {path} ({error.strerror}); check the path",
+            code="no-adapted-backbone",
+            path=path,
         ) from error
     if header.get(ADAPTED) != FORMAT:
         raise ModelFileError(
-            f"{path} is not an adapted backbone that this version knows; make one with adapt"
+            f"{path} is not an adapted backbone that this version knows; make one with adapt",
+            code="not-adapted-backbone",
+            path=path,
         )
     try:
         check_adapted_header(header)
@@ -155,5 +167,7 @@ def read(path: str | Path) -> Adapted:
         return adapted
     except (KeyError, TypeError, ProtosteerError) as error:
         raise ModelFileError(
-            f"{path} has an inconsistent header ({error}); it was not written by protosteer"
+            f"{path} has an inconsistent header ({error}); it was not written by protosteer",
+            code="bad-header",
+            path=path,
         ) from error
