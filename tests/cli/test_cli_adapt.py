@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from expect import expect_cli_error
 from photo_toys import photos
 from protosteer.cli import main
 from protosteer.model import file as model_file
@@ -40,12 +41,6 @@ def place(tmp_path_factory) -> Path:
     return place
 
 
-def fails(capsys, *words: object) -> str:
-    capsys.readouterr()
-    assert main([str(word) for word in words]) == 2
-    return capsys.readouterr().err.splitlines()[-1]
-
-
 def learn(path: Path, folder: Path, *words: object) -> int:
     return main(["learn", str(path), str(folder), *QUICK, *map(str, words)])
 
@@ -57,11 +52,11 @@ def test_adapt_says_what_it_wrote(place, tmp_path, capsys):
     figures = json.loads(shown.out)
     assert figures["classes"] == ["fly", "gnat", "moth"] and figures["images"] == 24
     assert figures["path"] == str(out) and figures["prompt"]["layers"] == 3
-    assert "3 classes, 24 images" in shown.err and f"protosteer learn --adapted {out}" in shown.err
+    assert f"protosteer learn --adapted {out}" in shown.err
     assert out.read_bytes() == (place / "my.backbone").read_bytes() and list(tmp_path.iterdir()) == [out]
 
 
-def test_adapt_goes_on_after_ctrl_c(place, tmp_path, capsys, monkeypatch):
+def test_adapt_goes_on_after_ctrl_c(place, tmp_path, monkeypatch):
     out, real = tmp_path / "my.backbone", LearnProgress.on_stage
 
     def on_stage(self, stage):
@@ -74,52 +69,42 @@ def test_adapt_goes_on_after_ctrl_c(place, tmp_path, capsys, monkeypatch):
         patch.setattr(CheckpointFile.__init__, "__defaults__", (0.0,))
         patch.setattr(LearnProgress, "on_stage", on_stage)
         assert main(words) == 130
-    said = capsys.readouterr().err
-    assert f"stopped; {out} is not there yet; the same command resumes training" in said
     assert not out.exists() and main(words) == 0
     assert out.read_bytes() == (place / "my.backbone").read_bytes() and list(tmp_path.iterdir()) == [out]
-
-
-def test_adapt_refuses_what_cannot_be(place, tmp_path, capsys):
-    domain, out = place / "domain", tmp_path / "x.backbone"
-    assert "exists already" in fails(capsys, "adapt", domain, "-o", place / "my.backbone")
-    assert "does not exist" in fails(capsys, "adapt", tmp_path / "none", "-o", out)
-    assert "prompts = False" in fails(capsys, "adapt", domain, "-o", out, "--set", "prompts=false")
-    assert "cannot write to" in fails(capsys, "adapt", domain, "-o", place / "my.backbone" / "x")
 
 
 def test_inspect_tells_an_adapted_backbone_in_a_few_lines(place, tmp_path, capsys):
     file = str(place / "my.backbone")
     assert main(["inspect", file]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith(f"{file}: an adapted backbone (") and "24 images of 3 classes" in shown
+    assert shown.startswith(f"{file}: an adapted backbone")
     assert main(["inspect", file, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["images"] == 24
-    picture = tmp_path / "x.png"
-    assert "is an adapted backbone, not a model" in fails(capsys, "inspect", file, "--plot", picture)
-    assert "is an adapted backbone, not a model" in fails(capsys, "predict", file, place / "spring")
+    expect_cli_error(None, "inspect", file, "--plot", tmp_path / "x.png")
+    expect_cli_error(None, "predict", file, place / "spring")
 
 
 def test_a_model_begins_with_it(place, tmp_path, capsys):
     path, file = tmp_path / "shop.protosteer", place / "my.backbone"
     assert learn(path, place / "spring", "--adapted", file, "--independent") == 0
-    assert "for first tries" not in capsys.readouterr().err  # its backbone is the adapted one's
     assert learn(path, place / "summer", "--adapted", file) == 0  # the same is as good as none
     memory, prompt = model_file.read(path).memory, shared_prompt.read(file).prompt
     assert torch.equal(memory.shared_prompt, prompt) and all(task.independent for task in memory.tasks)
-    assert main(["forget", str(path), "--task", "spring"]) == 0
-    assert "exact: no prompt that remains" in capsys.readouterr().out
+    capsys.readouterr()
+    assert main(["forget", str(path), "--task", "spring", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["forgotten"][0]["exact"] is True
 
 
-def test_a_model_that_has_another_or_none_is_refused(place, tmp_path, capsys):
+def test_a_model_that_has_another_or_none_is_refused(place, tmp_path):
     path, file, spring = tmp_path / "shop.protosteer", place / "my.backbone", place / "spring"
     new = tmp_path / "new.protosteer"
     assert learn(path, spring, "--preset", "instant") == 0
-    assert "has classes already" in fails(capsys, "learn", path, place / "summer", "--adapted", file)
-    assert "not an adapted backbone" in fails(capsys, "learn", new, spring, "--adapted", path)
-    assert "there is no adapted" in fails(capsys, "learn", new, spring, "--adapted", tmp_path / "none")
-    paper = fails(capsys, "learn", new, spring, "--adapted", file, "--preset", "paper")
-    assert "rule = 'paper' does not know" in paper and not new.exists()
+    summer = place / "summer"
+    expect_cli_error("learned-without-shared-prompt", "learn", path, summer, "--adapted", file)
+    expect_cli_error(
+        "rule-without-shared-prompt", "learn", new, spring, "--adapted", file, "--preset", "paper"
+    )
+    assert not new.exists()
 
 
 def test_merge_says_if_the_models_have_no_prompt_for_all_classes_in_common(place, tmp_path, capsys):
@@ -128,10 +113,11 @@ def test_merge_says_if_the_models_have_no_prompt_for_all_classes_in_common(place
     assert learn(paths[0], place / "spring", *adapted) == learn(paths[1], place / "summer", *adapted) == 0
     assert learn(paths[2], place / "summer", "--preset", "instant") == 0
     capsys.readouterr()
-    told = "no prompt for all classes in common"
     assert main(["merge", str(paths[0]), str(paths[1]), "-o", str(tmp_path / "a")]) == 0
-    assert told not in capsys.readouterr().err
+    assert "prompt" not in capsys.readouterr().err
     assert model_file.read(tmp_path / "a").memory.shared_prompt is not None
     assert main(["merge", str(paths[0]), str(paths[2]), "-o", str(tmp_path / "b")]) == 0
-    assert told in capsys.readouterr().err and model_file.read(tmp_path / "b").memory.shared_prompt is None
+    assert (
+        "prompt" in capsys.readouterr().err and model_file.read(tmp_path / "b").memory.shared_prompt is None
+    )
     assert main(["predict", str(tmp_path / "b"), str(place / "summer")]) == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from arrow_toys import save_set
+from expect import expect_cli_error
 from photo_toys import photos
 from protosteer.cli import main
 from protosteer.data.class_folders import read_folder
@@ -72,9 +73,7 @@ def test_a_saved_set_is_learned_and_one_of_its_images_predicted(folder, capsys):
     assert len(set(sums[:12])) == 12 and sums[:12] == sums[12:]
 
 
-def test_a_bad_list_is_refused_in_a_line_before_anything_is_written(folder, capsys):
+def test_a_bad_list_is_refused_in_a_line_before_anything_is_written(folder):
     Path("x.csv").write_text("path,label\nphotos/ant/00.png,ant\nphotos/ant/99.png,ant\n")
-    assert main(["learn", "x.protosteer", "x.csv", *QUICK]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("error: x.csv names files that are not there (line 3: photos/ant/99.png)")
-    assert told.count("\n") == 1 and not Path("x.protosteer").exists()
+    said = expect_cli_error(None, "learn", "x.protosteer", "x.csv", *QUICK)
+    assert "x.csv" in said and "line 3" in said and not Path("x.protosteer").exists()

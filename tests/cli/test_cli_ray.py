@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.test_cli_images import write_digits
 from tests.evaluation.killed_run import VALUES
 from tests.evaluation.test_killed_runs import results
 
+from photo_toys import digit_photos
 from protosteer.cli import main
 from protosteer.errors import ExecutorError, ProtosteerWarning
 from protosteer.evaluation.experiment import Experiment, run_experiment
@@ -61,9 +61,9 @@ def cluster():
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("photos")
     for name, digits in {"spring": [0, 1], "summer": [2, 3], "autumn": [4, 5, 6]}.items():
-        write_digits(root / name, digits, 8)
-    write_digits(root / "new", [0, 2, 4, 9], 60, skip=20)
-    (root / "new" / "zero" / "7.png").write_bytes(b"no image")
+        digit_photos(root / name, digits, 8)
+    digit_photos(root / "new", [0, 2, 4, 9], 60, skip=20)
+    (root / "new" / "zero" / "07.png").write_bytes(b"no image")
     return root
 
 
@@ -147,7 +147,7 @@ def test_shards_are_those_of_one_process_and_rows_those_of_predict(model, photos
     printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     made = rows(tmp_path / "there")
     assert [{k: v for k, v in row.items() if k != "error"} for row in made if not row["error"]] == printed
-    assert [row["path"] for row in made if row["error"]] == [str(photos / "new/zero/7.png")]
+    assert [row["path"] for row in made if row["error"]] == [str(photos / "new/zero/07.png")]
 
 
 class Dying:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from expect import expect_cli_error
 from photo_toys import photos
 from protosteer.cli import main
 from protosteer.learner import Learner
@@ -89,16 +90,14 @@ def test_ctrl_c_leaves_a_model_that_can_be_used_and_the_same_command_goes_on(
     capsys.readouterr()
     interrupted(path, summer, seconds=seconds)
     said = capsys.readouterr().err
-    assert f"Usable now: {path} (self-check " in said and "; training the prompt" in said
-    how = "resumes training" if not seconds else "starts training again"
-    assert f"stopped; {path} can be used as it is; the same command {how}\n" in said
+    assert f"Usable now: {path}" in said and f"stopped; {path}" in said
+    assert ("resumes training" in said) == (not seconds)
     left = Learner.load(path)
     record = left.memory.tasks[1]
     assert record.metadata.unfinished and record.prompt is None and record.metadata.held_out == 2
     assert set(left.predict(summer).labels) <= {"ant", "bee", "cat", "dog"}
     assert learn(path, summer) == 0
-    said = capsys.readouterr().err
-    assert "task summer is unfinished; resuming it" in said and "task summer is new" in said
+    assert "task summer is unfinished" in capsys.readouterr().err
     assert path.read_bytes() == whole.read_bytes() and list(tmp_path.iterdir()) == [path]
 
 
@@ -118,18 +117,18 @@ def test_the_training_goes_on_where_it_was(spring, tmp_path, monkeypatch):
 def test_ctrl_c_before_anything_can_be_used_leaves_the_file_as_it_was(spring, summer, tmp_path, capsys):
     path = tmp_path / "shop.protosteer"
     interrupted(path, spring, *QUICK, doing="keys")
-    assert f"stopped; {path} is as it was\n" in capsys.readouterr().err and not path.exists()
+    assert "Usable now" not in capsys.readouterr().err and not path.exists()
     assert learn(path, spring, *QUICK, "--preset", "instant") == 0
     before = path.read_bytes()
     interrupted(path, summer, doing="keys")
-    assert f"stopped; {path} is as it was\n" in capsys.readouterr().err and path.read_bytes() == before
+    assert path.read_bytes() == before
 
 
 def test_another_command_meanwhile_works_and_the_unfinished_task_stays(spring, summer, tmp_path, capsys):
     path = tmp_path / "shop.protosteer"
     interrupted(path, spring, *QUICK)
     assert learn(path, summer, "--preset", "instant") == 0
-    assert "task spring is unfinished: tasks learned before" in capsys.readouterr().err
+    assert "task spring is unfinished" in capsys.readouterr().err
     first, second = model_file.read(path).memory.tasks
     assert first.metadata.unfinished and second.name == "summer"
     assert learn(path, spring, "--preset", "best", *QUICK) == 0
@@ -138,14 +137,13 @@ def test_another_command_meanwhile_works_and_the_unfinished_task_stays(spring, s
     assert [dict(after.tensors()).keys(), after.metadata] == [dict(second.tensors()).keys(), second.metadata]
 
 
-def test_other_classes_or_names_do_not_go_on_with_it(spring, tmp_path, capsys):
+def test_other_classes_or_names_do_not_go_on_with_it(spring, tmp_path):
     path = tmp_path / "shop.protosteer"
     interrupted(path, spring, *QUICK)
     left = path.read_bytes()
-    capsys.readouterr()
     more = photos(tmp_path / "spring", ["ant", "bee", "cow"])
-    assert learn(path, spring, "--name", "other") == 2
-    assert "there is nothing to learn" in capsys.readouterr().err and path.read_bytes() == left
+    expect_cli_error("no-new-images", "learn", path, spring, "--name", "other")
+    assert path.read_bytes() == left
     assert learn(path, more, *QUICK) == 0
     tasks = model_file.read(path).memory.tasks
     assert [(task.name, task.class_names, bool(task.metadata.unfinished)) for task in tasks] == [
@@ -194,13 +192,12 @@ def forgotten(path: Path, **what: str):
 
 
 def test_a_task_that_is_forgotten_while_it_is_trained_does_not_come_back(
-    spring, summer, tmp_path, monkeypatch, capsys
+    spring, summer, tmp_path, monkeypatch
 ):
     path = tmp_path / "shop.protosteer"
     assert learn(path, spring, *QUICK) == 0
     during(monkeypatch, "training", forgotten(path, task="summer"))
-    assert learn(path, summer) == 2
-    assert "task 'summer' was forgotten, or finished, by someone else" in capsys.readouterr().err
+    expect_cli_error("task-gone", "learn", path, summer, name="summer")
     assert model_file.read(path).memory.task_names == ["spring"]
 
 
@@ -210,7 +207,7 @@ def test_a_class_that_is_forgotten_while_its_task_is_trained_does_not_come_back(
     path = tmp_path / "shop.protosteer"
     during(monkeypatch, "training", forgotten(path, name="dog"))
     assert learn(path, summer, *QUICK) == 0
-    assert "warning: 'dog' was forgotten meanwhile and is left out, but the prompt" in capsys.readouterr().err
+    assert "warning: 'dog' was forgotten" in capsys.readouterr().err
     (task,) = model_file.read(path).memory.tasks
     assert task.class_names == ["cat"] and not task.metadata.unfinished
 
@@ -221,7 +218,7 @@ def test_influence_of_what_is_forgotten_meanwhile_is_told(spring, summer, tmp_pa
     assert learn(path, spring, *QUICK) == 0
     during(monkeypatch, "keys", forgotten(path, name="ant"))
     assert learn(path, summer, "--preset", "instant") == 0
-    assert "'ant' was forgotten meanwhile, but task 'summer' has a prompt" in capsys.readouterr().err
+    assert "warning: 'ant' was forgotten" in capsys.readouterr().err
 
 
 # What is told
@@ -230,8 +227,7 @@ def test_influence_of_what_is_forgotten_meanwhile_is_told(spring, summer, tmp_pa
 def test_the_self_check_tells_what_training_brought(spring, summer, tmp_path, capsys):
     path = tmp_path / "shop.protosteer"
     assert learn(path, spring, *QUICK) == 0
-    shown = capsys.readouterr().out
-    assert "Self-check: 2 of 2 held-out images right, 100.0 % (before training 2, 100.0 %)" in shown
+    assert "before training 2" in capsys.readouterr().out
     assert learn(path, summer, "--json") == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["check_before_training"].keys() == figures["check"].keys()
@@ -256,15 +252,14 @@ def test_a_new_model_is_of_the_best_preset_and_an_old_one_keeps_its_own(spring, 
     assert settings(best) == Settings.preset("best", **quick) and settings(paper) == Settings.preset(
         "paper", **quick
     )
-    said = capsys.readouterr().err
-    assert "another rule" not in said
+    assert "another rule" not in capsys.readouterr().err
     more = photos(tmp_path / "more", ["yak", "zebu"])
     assert learn(best, more, "--preset", "fast", "--independent") == 0
     assert settings(best) == Settings.preset(
         "fast", **{**quick, "epochs": 15, "batch_size": 50}, independent=True
     )
     assert model_file.read(best).memory.tasks[-1].prompt is None
-    assert "no prompt was trained: the shared prompt serves these" in capsys.readouterr().err
+    assert "no prompt was trained" in capsys.readouterr().err
     assert learn(paper, more, "--preset", "instant") == 0
-    assert "warning: older tasks were learned by another rule" in capsys.readouterr().err
+    assert "another rule" in capsys.readouterr().err
     assert Learner.load(paper).fusion is None

@@ -13,6 +13,7 @@ import typer
 
 import protosteer
 import protosteer.cli.demo
+from expect import expect_error
 from protosteer.cli import app, main
 from protosteer.cli.options import FLAGS, in_flags, parse_settings
 from protosteer.errors import DataError, ProtosteerWarning, SettingsError
@@ -112,5 +113,5 @@ def test_errors_and_warnings_are_told_with_flags(
 def test_settings_as_they_are_typed() -> None:
     given = parse_settings(["epochs=3", "learning_rate=0.1", "prompts=true", "loss=supcon"])
     assert given == {"epochs": 3, "learning_rate": 0.1, "prompts": True, "loss": "supcon"}
-    with pytest.raises(SettingsError, match="--set epochs: write NAME=VALUE"):
+    with expect_error("not-a-pair", SettingsError, word="epochs"):
         parse_settings(["epochs"])
