@@ -36,14 +36,14 @@ def test_the_list_names_all_in_80_columns(few, capsys, monkeypatch):
     assert set(rows) >= set(FEW)
     assert "Li et al., WACV 2024" in rows["cpp"] and "a prompt per task" in rows["cpp"]
     assert rows["ncm"].split()[-2:] == ["nothing", "0"] and rows["finetune"].split()[-1] == "623,370"
-    assert "A class may come again: cpp, ncm, ranpac, finetune." in out
+    assert "cpp, finetune, ncm, ranpac." in out
     assert "protosteer methods NAME" in errors and "10 classes on nano" in errors
 
 
 def test_one_is_shown_in_full(capsys):
     assert main(["methods", "ncm"]) == 0
     out = capsys.readouterr().out
-    assert NCM.source.title in out and "Nothing is trained: a class is kept as the mean" in out
+    assert NCM.source.title in out and "Nothing is trained. A class is the mean" in out
     words = [line.split() for line in out.splitlines()]
     assert ["centroids", "1"] in words and ["clustering", "spectral", "spectral,", "kmeans"] in words
     assert not [line for line in words if line[:1] == ["seed"]], "a run has seeds"
@@ -54,7 +54,7 @@ def test_json_has_the_same(few, capsys):
     told = {row["name"]: row for row in json.loads(capsys.readouterr().out)["methods"]}
     assert set(told) == set(FEW) and told["finetune"]["trained_parameters"] == 623370
     assert (
-        told["ncm"]["again"] is True
+        told["ncm"]["supports_repeated_classes"] is True
         and told["ncm"]["source"]["year"] == 2013
         and told["ncm"]["settings"]["centroids"] == 1
     )
@@ -72,9 +72,9 @@ def test_rehearsal_is_told_by_what_a_method_declares():
 
     kinds = {
         "no": {},
-        "all embeddings": {"grows": True},
-        "all images": {"grows": True, "buffer": True},
-        "2,000 images": {"buffer": True, "settings_class": Buffered},
+        "all embeddings": {"state_grows": True},
+        "all images": {"state_grows": True, "uses_rehearsal": True},
+        "2,000 images": {"uses_rehearsal": True, "settings_class": Buffered},
     }
     for words, declared in kinds.items():
         assert describe(type("Declared", (NCM,), declared)).rehearsal == words
@@ -87,7 +87,7 @@ def test_parameters_are_those_of_a_first_task_of_ten_classes():
     assert first_task_parameters(NCM, backbone) == 0
 
     class Picky(NCM):
-        def learn(self, task, on_stage=None, checkpoint=None):
+        def learn(self, task):
             raise method_info.ProtosteerError("give more images")
 
     assert first_task_parameters(Picky, backbone) is None

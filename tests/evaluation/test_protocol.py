@@ -7,6 +7,7 @@ import torch
 from protocol_toys import QUICK, blurred, stream
 
 from conftest import tiny_backbone
+from expect import expect_error
 from protosteer.errors import SettingsError
 from protosteer.evaluation import metrics
 from protosteer.evaluation.protocol import Run, run_stream
@@ -82,9 +83,9 @@ def test_where_boundaries_are_blurry_all_classes_seen_are_tested(rule):
 
 def test_a_method_that_cannot_learn_a_class_again_is_not_begun():
     class Once(NCM):
-        again = False
+        supports_repeated_classes = False
 
-    with pytest.raises(SettingsError, match="method ncm cannot learn more of a class that it knows"):
+    with expect_error("no-repeated-classes", SettingsError, method="ncm"):
         run_stream(Once(tiny_backbone(), NCM.settings_class()), blurred(stream(2)))
 
 

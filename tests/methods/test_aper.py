@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from cheap import CHEAP
 from sklearn.neighbors import NearestCentroid
 
 from protosteer.data.images import ArrayImages
 from protosteer.evaluation.embedding_cache import EmbeddingCache
 from protosteer.methods.aper import APER
 from protosteer.methods.checks import Maker
-from protosteer.methods.per_task_tuning import adapted_prompt
+from protosteer.methods.per_task_tuning import tune_deep_prompt
 from protosteer.methods.testing import GROUPS, toy_backbone, toy_images, toy_task
 
-MAKE = Maker(APER, CHEAP["aper"], EmbeddingCache)
+MAKE = Maker(APER, make_images=EmbeddingCache)
 
 
 def test_the_prompt_is_the_first_tasks_and_stays():
-    backbone, method = toy_backbone(), MAKE.taught()
-    prompt = adapted_prompt(toy_task(GROUPS[0]), backbone, method.settings)
+    backbone, method = toy_backbone(), MAKE.after()
+    prompt = tune_deep_prompt(toy_task(GROUPS[0]), backbone, method.settings)
     assert torch.equal(method.prompt, prompt) and prompt.shape == (2, 2, 24)
     assert prompt.flatten(1).norm(dim=1).min() > 0  # every layer has learned from it
-    other = adapted_prompt(toy_task(GROUPS[1]), backbone, method.settings)
+    other = tune_deep_prompt(toy_task(GROUPS[1]), backbone, method.settings)
     assert not torch.allclose(prompt, other)
 
 
 def test_decisions_are_scikit_learns_under_the_cosine():
-    method = MAKE.taught()
+    method = MAKE.after()
 
     def features(pixels):
         return torch.cat([method.backbone.embed_pixels(pixels, p) for p in (None, method.prompt)], dim=1)
@@ -48,7 +47,7 @@ def test_decisions_are_scikit_learns_under_the_cosine():
 
 
 def test_the_prompt_is_kept_once_and_counted():
-    method = MAKE.taught()
+    method = MAKE.after()
     assert method.bytes_per_task() == [4 * 2 * 2 * 24 + 2 * 200, 3 * 200, 200]
     assert method.trained_parameters() == 2 * 2 * 24 + 2 * 24 + 1
     assert MAKE().trained_parameters() == 0 and MAKE().bytes_per_task() == []

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from cheap import CHEAP
 
-from protosteer.methods.bic import BiC, bias, corrected, held_out, keepers
-from protosteer.methods.checks import Maker, learn_tasks
+from protosteer.methods.bic import BiC, bias, correct, draw_held_out, rows_to_keep
+from protosteer.methods.checks import Maker, learn_task
 from protosteer.methods.distillation import distillation
 from protosteer.methods.testing import GROUPS, toy_images
 
@@ -23,7 +22,7 @@ def test_a_planted_bias_is_undone(alpha, beta):
     seen[:, -3:] = (true[:, -3:] - beta) / alpha
     found = bias(seen, labels, new=3)
     torch.testing.assert_close(found, torch.tensor([alpha, beta]), rtol=0.05, atol=0.05)
-    torch.testing.assert_close(corrected(seen, torch.tensor([alpha, beta]), 3), true)
+    torch.testing.assert_close(correct(seen, torch.tensor([alpha, beta]), 3), true)
 
 
 def test_the_bias_of_images_that_are_told_apart_perfectly_is_finite():
@@ -32,8 +31,8 @@ def test_the_bias_of_images_that_are_told_apart_perfectly_is_finite():
 
 
 def test_distillation_weighs_as_much_as_old_classes_among_all():
-    method = Maker(BiC, CHEAP["bic"]).taught(2)
-    method.prepare(None, torch.tensor([5]))
+    method = Maker(BiC).after(2)
+    method.begin_task(None, torch.tensor([5]))
     method.head.grow(1)
     method.correction = torch.tensor([0.7, -0.3])
     images, labels = torch.randn(4, 3, 16, 16), torch.tensor([5, 0, 3, 5])
@@ -46,8 +45,8 @@ def test_distillation_weighs_as_much_as_old_classes_among_all():
 
 
 def test_the_latest_classes_are_predicted_corrected():
-    make = Maker(BiC, CHEAP["bic"])
-    method = make.taught(2)
+    make = Maker(BiC)
+    method = make.after(2)
     images = make.images(method, GROUPS[0])
     method.correction = torch.tensor([1.0, 1e3])
     assert int(method.predict(images).min()) >= 2
@@ -58,9 +57,9 @@ def test_the_latest_classes_are_predicted_corrected():
 def test_every_class_has_images_held_out_and_the_same_number_of_them():
     torch.manual_seed(0)
     labels = torch.tensor([0] * 100 + [1] * 60 + [2] * 3 + [3])
-    held = held_out(labels, 0.1, quota=50)
+    held = draw_held_out(labels, 0.1, quota=50)
     assert labels[held].bincount(minlength=4).tolist() == [5, 5, 1, 0]
-    rows = keepers(labels, held, 0.1, size=40)
+    rows = rows_to_keep(labels, held, 0.1, size=40)
     kept = torch.zeros(len(labels), dtype=torch.bool)
     kept[rows] = True
     assert len(rows) == 40 and labels[kept & held].bincount().tolist() == [2, 1, 1]
@@ -68,7 +67,7 @@ def test_every_class_has_images_held_out_and_the_same_number_of_them():
 
 
 def test_what_is_held_out_is_never_trained_on():
-    method = Maker(BiC, CHEAP["bic"])()
+    method = Maker(BiC)()
     aside: list[torch.Tensor] = []
     for group in GROUPS:
         trained: list[torch.Tensor] = []
@@ -80,11 +79,11 @@ def test_what_is_held_out_is_never_trained_on():
             return found
 
         method.training_set = seen
-        before = method.memory.pixels[method.memory.notes["held"]] if len(method.memory) else []
-        learn_tasks(method, group)
+        before = method.buffer.pixels[method.buffer.notes["held"]] if len(method.buffer) else []
+        learn_task(method, group)
         fresh = toy_images(group)[0][method.held]
         aside += [*before, *fresh]
         assert len(fresh) >= len(group)
         assert not any(torch.equal(a, b) for a in aside for b in trained[0])
         method.training_set = usual
-    assert len(method.memory.labels[method.memory.notes["held"]].unique()) == 6  # one of each class
+    assert len(method.buffer.labels[method.buffer.notes["held"]].unique()) == 6  # one of each class

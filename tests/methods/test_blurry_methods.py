@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cheap import CHEAP
 
+from expect import expect_error
 from protosteer.data.images import ArrayImages
 from protosteer.errors import ModelFileError, SettingsError
 from protosteer.methods import METHODS, find_method
 from protosteer.methods.base import Method
-from protosteer.methods.checks import Maker, check_classes_come_again, checks_for
+from protosteer.methods.checks import Maker, check_repeated_classes, checks_for
 from protosteer.methods.ncm import NCM
 from protosteer.methods.testing import toy_images
-from protosteer.streams.base import TaskData
+from protosteer.streams.base import TrainingTask
 
 NAMES = ["ant", "bee", "cat"]
 PIXELS, LABELS = toy_images(NAMES, per_class=9)
@@ -33,11 +33,11 @@ CLOSED = {
 }
 
 
-def taught(name: str, parts: list[list[int]], **settings: float) -> Method:
-    method = Maker(find_method(name), {**CHEAP.get(name, {}), **settings})()
+def learned(name: str, parts: list[list[int]], **settings: float) -> Method:
+    method = Maker(find_method(name), settings)()
     for number, rows in enumerate(parts):
         labels = [LABELS[i] for i in rows]
-        method.learn(TaskData(f"task-{number}", sorted(set(labels)), ArrayImages(PIXELS[rows]), labels))
+        method.learn(TrainingTask(f"task-{number}", sorted(set(labels)), ArrayImages(PIXELS[rows]), labels))
     assert method.classes == NAMES
     return method
 
@@ -45,8 +45,8 @@ def taught(name: str, parts: list[list[int]], **settings: float) -> Method:
 @pytest.mark.parametrize("name", CLOSED)
 def test_two_parts_of_a_class_are_the_class(name, monkeypatch):
     if name == "aper":  # its prompt is the first task's, whatever comes later
-        monkeypatch.setattr("protosteer.methods.aper.adapted_prompt", lambda *rest: torch.zeros(2, 2, 24))
-    whole, parted = taught(name, [list(range(27))]), taught(name, PARTS)
+        monkeypatch.setattr("protosteer.methods.aper.tune_deep_prompt", lambda *_: torch.zeros(2, 2, 24))
+    whole, parted = learned(name, [list(range(27))]), learned(name, PARTS)
     assert parted.tasks == [["ant", "bee"], [], ["cat"]]
     for what in CLOSED[name]:
         ours, theirs = (getattr(method, what) for method in (parted, whole))
@@ -62,41 +62,39 @@ def test_two_parts_of_a_class_are_the_class(name, monkeypatch):
 
 @pytest.mark.parametrize("features", [20, 300])  # fewer and more than there are images
 def test_the_ridge_of_parts_is_the_ridge_of_all(features):
-    whole, parted = (taught("ranpac", parts, features=features) for parts in ([list(range(27))], PARTS))
+    whole, parted = (learned("ranpac", parts, features=features) for parts in ([list(range(27))], PARTS))
     ours, theirs = (method.factor.T @ method.factor for method in (parted, whole))
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6 * float(theirs.abs().max()))
 
 
 def test_of_several_centroids_new_ones_come_beside_the_old():
-    method = taught("ncm", PARTS, centroids=2)
+    method = learned("ncm", PARTS, centroids=2)
     assert isinstance(method, NCM)
     assert method.owners.bincount().tolist() == [2 + 1 + 2, 2 + 2, 2] and int(method.counts.sum()) == 27
 
 
-def test_those_that_cannot_say_so():
-    able = {name for name, method in METHODS.items() if method.again}
+def test_methods_without_support_reject_repeated_classes():
+    able = {name for name, method in METHODS.items() if method.supports_repeated_classes}
     assert able >= {*CLOSED, "cpp", "protosteer", "probe", "joint", "finetune", "er"} and able < set(METHODS)
     for name, method in METHODS.items():
-        assert (check_classes_come_again in checks_for(method)) == (name in able)
-    with pytest.raises(SettingsError, match="method icarl cannot learn more of a class that it knows"):
-        METHODS["icarl"].require_again()
+        assert (check_repeated_classes in checks_for(method)) == (name in able)
+    with expect_error("no-repeated-classes", SettingsError, method="icarl"):
+        METHODS["icarl"].require_repeated_classes()
 
 
 def test_the_check_finds_a_method_that_names_a_class_twice():
     class Twice(NCM):
-        def learn(self, task, on_stage=None, checkpoint=None):
+        def learn(self, task):
             super().learn(task)
             self.tasks[-1] = sorted(set(task.train_labels))
 
     with pytest.raises((AssertionError, IndexError)):
-        check_classes_come_again(Maker(Twice))
+        check_repeated_classes(Maker(Twice))
 
 
-def test_a_state_from_before_classes_were_counted_is_refused():
-    method = taught("slda", PARTS)
-    tensors = method.tensors()
-    del tensors["counts"]
-    with pytest.raises(
-        ModelFileError, match="of another version's method slda; begin anew with overwrite=True"
-    ):
-        method.put_back(tensors)
+def test_a_state_of_another_version_is_rejected():
+    method = learned("slda", PARTS)
+    tensors = method.state_dict()
+    for other in ({k: t for k, t in tensors.items() if k != "counts"}, tensors | {"more": torch.ones(1)}):
+        with expect_error("other-state", ModelFileError, method="slda"):
+            method.load_state_dict(other)

@@ -6,7 +6,6 @@ import math
 
 import torch
 import torch.nn.functional as F
-from cheap import CHEAP
 from sklearn.linear_model import LogisticRegression
 
 from protosteer.methods.checks import Maker
@@ -64,8 +63,8 @@ def test_relations_are_softmaxes_over_all_other_images():
 
 
 def test_the_loss_is_of_two_views():
-    method = Maker(Co2L, {**CHEAP["co2l"], "distillation_weight": 2.0}).taught(1)
-    method.prepare(None, None)
+    method = Maker(Co2L, {"distillation_weight": 2.0}).after(1)
+    method.begin_task(None, None)
     with torch.no_grad():
         method.projection[0].weight.mul_(1.5)
     images, labels = torch.randn(8, 3, 16, 16), torch.tensor([0, 2, 3, 2])
@@ -87,7 +86,7 @@ def test_training_sees_every_image_twice_in_a_batch():
             seen.append((images, labels))
             return super().loss(images, labels)
 
-    Maker(Spy, {**CHEAP["co2l"], "epochs": 1}).taught(1)
+    Maker(Spy, {"epochs": 1}).after(1)
     for images, labels in seen:
         first, second = images.chunk(2)
         assert len(first) == len(labels) and not torch.equal(first, second)

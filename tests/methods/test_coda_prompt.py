@@ -6,27 +6,25 @@ import math
 
 import pytest
 import torch
-from cheap import CHEAP
 from torch import nn
 
-from protosteer.errors import SettingsError
-from protosteer.methods.checks import Maker, learn_tasks
+from protosteer.methods.checks import Maker, learn_task
 from protosteer.methods.coda_prompt import CODAPrompt, orthonormal
-from protosteer.methods.testing import GROUPS, toy_backbone, toy_images
+from protosteer.methods.testing import GROUPS, toy_images
 
 
 def learning(**changes) -> CODAPrompt:
     """One that has learned a task and has components of a second one under way."""
-    method = Maker(CODAPrompt, CHEAP["coda-prompt"] | changes).taught(1)
+    method = Maker(CODAPrompt, changes).after(1)
     assert isinstance(method, CODAPrompt)
     torch.manual_seed(0)
-    method.own = {name: nn.Parameter(tensor) for name, tensor in method.new_own().items()}
+    method.current = {name: nn.Parameter(tensor) for name, tensor in method.new_task_parameters().items()}
     return method
 
 
 def components(method: CODAPrompt, name: str, layer: int) -> list[torch.Tensor]:
     """Of both tasks, as plain tensors."""
-    return [*method.kept[name][0][layer].detach(), *method.own[name][layer].detach()]
+    return [*method.past[name][0][layer].detach(), *method.current[name][layer].detach()]
 
 
 def test_a_prompt_is_the_sum_of_components_weighted_by_attention():
@@ -69,7 +67,7 @@ def test_new_components_are_orthonormal_and_orthogonal_to_those_before():
     for name in ("prompts", "keys", "attention"):
         for layer in range(2):
             old, new = (
-                t[layer].detach().flatten(1).double() for t in (method.kept[name][0], method.own[name])
+                t[layer].detach().flatten(1).double() for t in (method.past[name][0], method.current[name])
             )
             assert ((old @ old.T) - torch.eye(3)).abs().max() > 1e-3  # trained
             torch.testing.assert_close(new @ new.T, torch.eye(3).double(), rtol=0, atol=1e-5)
@@ -87,15 +85,8 @@ def test_where_there_is_no_room_new_components_are_orthonormal_among_themselves(
 
 
 def test_components_of_earlier_tasks_stay_as_they_were_to_the_bit():
-    method = Maker(CODAPrompt, CHEAP["coda-prompt"]).taught(2)
-    before = {name: tensor.clone() for name, tensor in method.kept.items()}
-    learn_tasks(method, GROUPS[2])
-    for name, tensor in method.kept.items():
+    method = Maker(CODAPrompt).after(2)
+    before = {name: tensor.clone() for name, tensor in method.past.items()}
+    learn_task(method, GROUPS[2])
+    for name, tensor in method.past.items():
         assert len(tensor) == 3 and torch.equal(tensor[:2], before[name]) and not tensor.requires_grad
-
-
-def test_settings_that_cannot_be():
-    with pytest.raises(SettingsError, match="prompt_length = 5: must be even"):
-        CODAPrompt.settings_from({"prompt_length": 5})
-    with pytest.raises(SettingsError, match="components = 25: tiny has only 24 dimensions"):
-        CODAPrompt(toy_backbone(), CODAPrompt.settings_from({"components": 25}))

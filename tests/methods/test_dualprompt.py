@@ -6,11 +6,10 @@ import math
 
 import pytest
 import torch
-from cheap import CHEAP
 
 from protosteer.backbones import Backbone
 from protosteer.data.transforms import Preprocessing
-from protosteer.methods.checks import Maker, learn_tasks
+from protosteer.methods.checks import Maker, learn_task
 from protosteer.methods.dualprompt import DualPrompt
 from protosteer.methods.prefix_vit import Prefix
 from protosteer.methods.testing import GROUPS, toy_images
@@ -19,10 +18,10 @@ from protosteer.paper.vit import ViT, ViTConfig
 
 @pytest.fixture(scope="module")
 def method() -> DualPrompt:
-    method = Maker(DualPrompt, CHEAP["dualprompt"]).taught()
+    method = Maker(DualPrompt).after()
     assert isinstance(method, DualPrompt)
     draw = torch.Generator().manual_seed(1)  # keys so different that images of one task differ in their match
-    method.kept["keys"] = torch.randn(3, 24, generator=draw)
+    method.past["keys"] = torch.randn(3, 24, generator=draw)
     return method
 
 
@@ -42,10 +41,10 @@ def test_every_image_gets_the_expert_prompt_of_its_nearest_key(method):
     found = method.features(method.backbone, some, method.prompt(queries))
     matches = []
     for image, query, feature in zip(some, queries, found, strict=True):
-        cosines = [cosine(query, key) for key in method.kept["keys"]]
+        cosines = [cosine(query, key) for key in method.past["keys"]]
         task = cosines.index(max(cosines))
         matches.append(task)
-        prefix = Prefix((method.shared["general"][:1], method.kept["experts"][task]))
+        prefix = Prefix((method.shared["general"][:1], method.past["experts"][task]))
         torch.testing.assert_close(feature, method.backbone.embed(image[None], prefix)[0])
     assert len(set(matches)) > 1
     assert method.candidates(queries).tolist() == [[t == task for t in range(3)] for task in matches]
@@ -54,23 +53,23 @@ def test_every_image_gets_the_expert_prompt_of_its_nearest_key(method):
 def test_a_task_is_learned_under_its_own_prompt_and_pulls_its_key(method):
     some = images(method)
     queries = method.backbone.embed(some)
-    learning = Maker(DualPrompt, {**CHEAP["dualprompt"], "pull": 0.3}).taught(1)
-    learning.own = {n: torch.nn.Parameter(t) for n, t in learning.new_own().items()}
+    learning = Maker(DualPrompt, {"pull": 0.3}).after(1)
+    learning.current = {n: torch.nn.Parameter(t) for n, t in learning.new_task_parameters().items()}
     prompt, penalty = learning.training_prompt(queries)
     general, expert = prompt.layers
     assert torch.equal(general[0], learning.shared["general"][0])
-    assert torch.equal(expert[0], learning.own["experts"][0])
-    expected = sum(1 - cosine(query, learning.own["keys"]) for query in queries) / len(queries)
+    assert torch.equal(expert[0], learning.current["experts"][0])
+    expected = sum(1 - cosine(query, learning.current["keys"]) for query in queries) / len(queries)
     assert penalty.item() == pytest.approx(0.3 * expected, rel=1e-5)
 
 
 def test_an_expert_prompt_starts_as_the_one_before_it_and_then_leaves_it_alone():
-    method = Maker(DualPrompt, CHEAP["dualprompt"]).taught(1)
-    assert torch.equal(method.new_own()["experts"], method.kept["experts"][0])
-    before = {name: tensor.clone() for name, tensor in method.kept.items()}
+    method = Maker(DualPrompt).after(1)
+    assert torch.equal(method.new_task_parameters()["experts"], method.past["experts"][0])
+    before = {name: tensor.clone() for name, tensor in method.past.items()}
     general = method.shared["general"].detach().clone()
-    learn_tasks(method, GROUPS[1])
-    for name, tensor in method.kept.items():
+    learn_task(method, GROUPS[1])
+    for name, tensor in method.past.items():
         assert torch.equal(tensor[:1], before[name]) and not torch.equal(tensor[1], tensor[0])
     assert not torch.equal(method.shared["general"], general)
 
@@ -86,7 +85,10 @@ def test_layers_follow_the_depth_of_the_backbone(depth, general, expert):
         Backbone("toy", ViT(config), Preprocessing(16, half, half)), DualPrompt.settings_from({})
     )
     assert method.new_shared()["general"].shape == (general, 2, 3, 24)
-    assert method.new_own()["experts"].shape == (expert, 2, 10, 24)
-    method.shared, experts = method._parameters(method.new_shared()), method.new_own()["experts"][None]
+    assert method.new_task_parameters()["experts"].shape == (expert, 2, 10, 24)
+    method.shared, experts = (
+        method._parameters(method.new_shared()),
+        method.new_task_parameters()["experts"][None],
+    )
     assert [t.shape[2] for t in method._prefix(experts).layers] == [3] * general + [10] * expert
     assert method.backbone.embed(torch.zeros(2, 3, 16, 16), method._prefix(experts)).shape == (2, 24)

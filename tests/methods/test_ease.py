@@ -6,15 +6,14 @@ import math
 
 import torch
 import torch.nn.functional as F
-from cheap import CHEAP
 
 from protosteer.evaluation.embedding_cache import EmbeddingCache
 from protosteer.methods.adapters import new_adapters, with_adapters
-from protosteer.methods.checks import Maker, learn_tasks
-from protosteer.methods.ease import EASE, complemented, scores
+from protosteer.methods.checks import Maker, learn_task
+from protosteer.methods.ease import EASE, scores, synthesise
 from protosteer.methods.testing import GROUPS, toy_backbone, toy_images
 
-MAKE = Maker(EASE, CHEAP["ease"], EmbeddingCache)
+MAKE = Maker(EASE, make_images=EmbeddingCache)
 
 
 def filled(backbone, width=4):
@@ -65,7 +64,7 @@ def test_prototypes_of_unseen_classes_are_made_up_as_a_loop_does():
     torch.manual_seed(1)
     counts, task_of = [2, 3, 1], [0, 0, 1, 1, 1, 2]
     known = torch.randn(3, 6, 5)
-    found = complemented(known, counts)
+    found = synthesise(known, counts)
     for s in range(3):
         for k in range(6):
             if task_of[k] >= s:  # seen
@@ -76,7 +75,7 @@ def test_prototypes_of_unseen_classes_are_made_up_as_a_loop_does():
             weights = [math.exp(cosine(known[own, k], known[own, c])) for c in since]
             expected = sum(w / sum(weights) * known[s, c] for w, c in zip(weights, since, strict=True))
             torch.testing.assert_close(found[s, k], expected)
-    assert torch.equal(complemented(found, counts), found)  # nothing is made up of what was made up
+    assert torch.equal(synthesise(found, counts), found)  # nothing is made up of what was made up
 
 
 def test_scores_are_those_of_a_loop():
@@ -93,7 +92,7 @@ def test_scores_are_those_of_a_loop():
 
 def test_prototypes_are_means_in_every_space_that_was_there():
     """Those of each task, in its own space and in those before it."""
-    method, start = MAKE.taught(), 0
+    method, start = MAKE.after(), 0
     for t, group in enumerate(GROUPS):
         pixels, labels = toy_images(group)
         for s in range(t + 1):
@@ -106,8 +105,8 @@ def test_prototypes_are_means_in_every_space_that_was_there():
 
 
 def test_one_task_is_the_nearest_class_mean_in_the_adapted_space():
-    method = Maker(EASE, CHEAP["ease"] | {"alpha": 7.0}, EmbeddingCache)()
-    learn_tasks(method, GROUPS[1])
+    method = Maker(EASE, {"alpha": 7.0}, EmbeddingCache)()
+    learn_task(method, GROUPS[1])
     pixels, labels = toy_images(GROUPS[1])
     plain = method.backbone.embed_pixels(pixels)
     train = method.adapted[0].embed_pixels(pixels)
@@ -122,7 +121,7 @@ def test_one_task_is_the_nearest_class_mean_in_the_adapted_space():
 
 
 def test_each_space_is_computed_once_per_image():
-    method = MAKE.taught()
+    method = MAKE.after()
     images = MAKE.images(method, GROUPS[0])
     for _ in range(2):
         answer = method.answer(images)
@@ -130,8 +129,8 @@ def test_each_space_is_computed_once_per_image():
 
 
 def test_what_is_kept_is_counted():
-    method = MAKE.taught()
+    method = MAKE.after()
     each = 2 * (2 * 24 * 4 + 24 + 4)  # per layer: down and up, with their biases
     assert method.bytes_per_task() == [4 * (each + 24 * n) for n in (2, 2 * 3 + 2, 3 * 1 + 5)]
-    assert sum(method.bytes_per_task()) == sum(t.nbytes for t in method.tensors().values())
+    assert sum(method.bytes_per_task()) == sum(t.nbytes for t in method.state_dict().values())
     assert method.trained_parameters() == 3 * each + 6 * 24 + 3

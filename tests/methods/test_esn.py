@@ -7,18 +7,17 @@ from collections import Counter
 
 import pytest
 import torch
-from cheap import CHEAP
 
 from protosteer.data.images import ArrayImages
 from protosteer.evaluation.embedding_cache import EmbeddingCache
 from protosteer.methods import esn
-from protosteer.methods.checks import Maker, learn_tasks
-from protosteer.methods.esn import ESN, TEMPERATURES, Classifier, elected, energy
+from protosteer.methods.checks import Maker, learn_task
+from protosteer.methods.esn import ESN, TEMPERATURES, Classifier, elect, energy
 from protosteer.methods.testing import GROUPS, toy_backbone, toy_images, toy_task
 
 pytestmark = pytest.mark.slow
 
-MAKE = Maker(ESN, CHEAP["esn"], EmbeddingCache)
+MAKE = Maker(ESN, make_images=EmbeddingCache)
 
 
 def energy_by_hand(logits, temperature):
@@ -42,7 +41,7 @@ def test_energy_and_votes_are_those_of_a_loop():
         count = Counter(votes)
         split += len(count) > 1
         most = max(count.values())
-        assert int(elected(logits, temperatures)[i]) == min(t for t in count if count[t] == most)
+        assert int(elect(logits, temperatures)[i]) == min(t for t in count if count[t] == most)
     assert split > 20
 
 
@@ -65,7 +64,7 @@ def test_a_classifier_is_class_attention_by_a_token_of_its_own():
 
 
 def test_the_least_energy_answers_with_its_own_class():
-    method = MAKE.taught()
+    method = MAKE.after()
     draw = torch.Generator().manual_seed(3)
     everything = [name for group in GROUPS for name in group]
     odd = torch.randint(0, 256, (60, 3, 16, 16), generator=draw).byte()
@@ -73,7 +72,7 @@ def test_the_least_energy_answers_with_its_own_class():
     answer = method.answer(EmbeddingCache(method, ArrayImages(pixels)))
     tokens = method.backbone.embed_set(ArrayImages(pixels), method.prompt, whole=True)
     logits = [classifier(tokens) for classifier in method.classifiers]
-    chosen = elected(logits, sorted(set(method.temperatures.tolist()))).tolist()
+    chosen = elect(logits, sorted(set(method.temperatures.tolist()))).tolist()
     for i, t in enumerate(chosen):
         assert int(answer.classes[i]) == [0, 2, 5][t] + int(logits[t][i].argmax())
         assert answer.candidates[i].tolist() == [s == t for s in range(3)]
@@ -83,7 +82,7 @@ def test_the_least_energy_answers_with_its_own_class():
 
 def test_a_task_finds_the_temperature_at_which_it_knows_its_own_images():
     """Three logits of about 4.8 have less energy than one of 5 from a temperature of about 0.18 on."""
-    method, biases = MAKE.taught(2), ([5.0, -5.0], [4.8, 4.8, 4.8])
+    method, biases = MAKE.after(2), ([5.0, -5.0], [4.8, 4.8, 4.8])
     assert method.temperatures[0] == torch.tensor(0.001)  # alone, it knows all of them at any
     for classifier, bias in zip(method.classifiers, biases, strict=True):
         classifier.head.weight *= 0.02
@@ -96,7 +95,7 @@ def test_a_task_finds_the_temperature_at_which_it_knows_its_own_images():
         known.append(sum(energy_by_hand(b, t) < energy_by_hand(a, t) for a, b in pairs))
     expected = TEMPERATURES[known.index(max(known))]
     assert known[0] < max(known) and expected > 0.001, known
-    assert method.find_temperature(toy_task(GROUPS[1]), None) == torch.tensor(expected)
+    assert method.find_temperature(toy_task(GROUPS[1])) == torch.tensor(expected)
 
 
 @pytest.mark.parametrize(("weight", "least", "most"), [(0.1, 0, 3), (0.0, 20, math.inf)])
@@ -111,21 +110,21 @@ def test_the_anchor_makes_up_for_a_planted_difference(weight, least, most, monke
     means = []
     for kind in (Classifier, Loud):
         monkeypatch.setattr(esn, "Classifier", kind)
-        method = Maker(ESN, CHEAP["esn"] | {"anchor": -10.0, "anchor_weight": weight, "gradient_clip": 5.0})()
-        learn_tasks(method, GROUPS[1])
+        method = Maker(ESN, {"anchor": -10.0, "anchor_weight": weight, "gradient_clip": 5.0})()
+        learn_task(method, GROUPS[1])
         tokens = method.backbone.embed_set(ArrayImages(toy_images(GROUPS[1])[0]), method.prompt, whole=True)
         means.append(float(energy(method.classifiers[0](tokens)).mean()))
     assert least <= abs(means[0] - means[1]) <= most, means
 
 
 def test_the_prompt_is_the_first_tasks_and_stays():
-    first, last = MAKE.taught(1), MAKE.taught()
+    first, last = MAKE.after(1), MAKE.after()
     assert torch.equal(first.prompt, last.prompt) and first.prompt.shape == (1, 2, 24)
     for name, tensor in first.classifiers.state_dict().items():
         assert torch.equal(tensor, last.classifiers.state_dict()[name])
 
 
 def test_what_is_kept_is_counted():
-    method = MAKE.taught()
-    assert sum(method.bytes_per_task()) == sum(t.nbytes for t in method.tensors().values())
-    assert method.trained_parameters() == sum(t.numel() for t in method.tensors().values()) - 3
+    method = MAKE.after()
+    assert sum(method.bytes_per_task()) == sum(t.nbytes for t in method.state_dict().values())
+    assert method.trained_parameters() == sum(t.numel() for t in method.state_dict().values()) - 3

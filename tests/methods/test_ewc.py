@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-from cheap import CHEAP
 
 from protosteer.data.images import ArrayImages
-from protosteer.methods.checks import Maker, learn_tasks
+from protosteer.methods.checks import Maker, learn_task
 from protosteer.methods.ewc import EWC
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.testing import GROUPS, toy_images
@@ -14,7 +13,7 @@ from protosteer.methods.testing import GROUPS, toy_images
 
 def test_information_of_a_head_is_its_closed_form():
     """d log p(y) / dw_k = (1[k = y] - p_k) x for the row w_k of a linear layer, and without x for its bias."""
-    method = Maker(EWC, CHEAP["ewc"]).taught(2)
+    method = Maker(EWC).after(2)
     pixels = toy_images(GROUPS[1])[0]
     with torch.no_grad():
         method.head.weight.mul_(0.3)  # so that it is not sure of anything
@@ -36,8 +35,8 @@ def test_information_of_a_head_is_its_closed_form():
 
 def test_the_penalty_is_a_sum_over_single_weights():
     """Rows for new classes are free."""
-    method = Maker(EWC, CHEAP["ewc"]).taught(1)
-    method.prepare(None, None)
+    method = Maker(EWC).after(1)
+    method.begin_task(None, None)
     method.head.grow(3)
     torch.manual_seed(0)
     with torch.no_grad():
@@ -58,9 +57,9 @@ def test_the_penalty_is_a_sum_over_single_weights():
 
 
 def test_information_of_tasks_adds_up():
-    method = Maker(EWC, CHEAP["ewc"]).taught(1)
+    method = Maker(EWC).after(1)
     before = {name: t.clone() for name, t in method.fisher.items()}
-    learn_tasks(method, GROUPS[1])
+    learn_task(method, GROUPS[1])
     assert all(bool((t[: len(before[name])] >= before[name]).all()) for name, t in method.fisher.items())
     assert len(method.fisher["head.bias"]) == 5 and float(method.fisher["head.bias"][2:].min()) > 0
 
@@ -69,9 +68,9 @@ def test_what_matters_is_held():
     """Under a huge penalty, Fisher-weighted steps are a small part of what they are without."""
     moved = {}
     for penalty in (0.0, 1e6):
-        method = Maker(EWC, {**CHEAP["ewc"], "penalty": penalty, "learning_rate": 1e-3}).taught(1)
+        method = Maker(EWC, {"penalty": penalty, "learning_rate": 1e-3}).after(1)
         fisher, start = method.fisher, {n: p.detach().clone() for n, p in method.parameters().items()}
-        learn_tasks(method, GROUPS[1])
+        learn_task(method, GROUPS[1])
         own = {name: p.detach() for name, p in method.parameters().items()}
         moved[penalty] = sum(
             float((f * (own[name][: len(f)] - start[name]) ** 2).sum()) for name, f in fisher.items()

@@ -11,21 +11,21 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
 from protosteer.methods import find_method
-from protosteer.methods.checks import Maker, learn_tasks
-from protosteer.methods.feature_bank import KeepsEmbeddings
+from protosteer.methods.checks import Maker, learn_task
+from protosteer.methods.feature_bank import FeatureBank
 from protosteer.methods.testing import GROUPS, toy_backbone, toy_images
 
 NAMES = [name for group in GROUPS for name in group]
 
 
-def taught(name: str, **settings: Any) -> tuple[Maker, KeepsEmbeddings]:
+def taught(name: str, **settings: Any) -> tuple[Maker, FeatureBank]:
     make = Maker(find_method(name), settings)
-    method = make.taught()
-    assert isinstance(method, KeepsEmbeddings)
+    method = make.after()
+    assert isinstance(method, FeatureBank)
     return make, method
 
 
-def all_at_once(method: KeepsEmbeddings) -> tuple[np.ndarray, list[int], np.ndarray]:
+def all_at_once(method: FeatureBank) -> tuple[np.ndarray, list[int], np.ndarray]:
     """Training embeddings of all tasks with their labels, and embeddings of noisy test images."""
     pixels = torch.cat([toy_images(group)[0] for group in GROUPS])
     names = [name for group in GROUPS for name in toy_images(group)[1]]
@@ -71,7 +71,7 @@ def test_a_feature_that_never_changes_does_not_harm_the_probe():
         backbone.vit.norm.weight[3] = 0
     method = make(backbone=backbone)
     for group in GROUPS:
-        learn_tasks(method, group)
+        learn_task(method, group)
     truth = torch.arange(6).repeat_interleave(5)
     assert method.weight.isfinite().all()
     assert torch.equal(method.predict(make.images(method, NAMES)), truth)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from scipy.spatial.distance import mahalanobis
 
-from protosteer.methods.checks import Maker, learn_tasks
+from protosteer.methods.checks import Maker, learn_task
 from protosteer.methods.fecam import FeCAM, metric
 from protosteer.methods.testing import GROUPS, toy_backbone, toy_images
 
@@ -43,7 +43,7 @@ def test_a_covariance_is_shrunk_and_normalised_as_by_hand(images, gamma1, gamma2
 def test_distances_are_scipys(gamma1, gamma2):
     """Of 8 images per class in 24 dimensions. The toy's features sum to zero: (10, 10) is singular."""
     make = Maker(FeCAM, {"gamma1": gamma1, "gamma2": gamma2})
-    method = make.taught()
+    method = make.after()
     assert isinstance(method, FeCAM)
 
     def seen(pixels: torch.Tensor) -> np.ndarray:
@@ -66,7 +66,7 @@ def test_distances_are_scipys(gamma1, gamma2):
 def test_a_class_of_one_image_is_finite():
     """Its metric is the plain distance, as the nearest mean's."""
     method = FeCAM(toy_backbone(), FeCAM.settings_from({}))
-    learn_tasks(method, GROUPS[1], per_class=1)
+    learn_task(method, GROUPS[1], per_class=1)
     assert torch.equal(method.inverses, torch.eye(24).expand(3, 24, 24))
     queries = F.normalize(method.backbone.embed_pixels(toy_images(GROUPS[1], per_class=5)[0]))
     distances = torch.cdist(queries, method.means).square()

@@ -7,17 +7,17 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from cheap import CHEAP
 from sklearn.neighbors import NearestCentroid
 
+from expect import expect_error
 from protosteer.errors import SettingsError
-from protosteer.methods.checks import Maker, learn_tasks
+from protosteer.methods.checks import Maker, learn_task
 from protosteer.methods.icarl import ICaRL, herding
 from protosteer.methods.testing import GROUPS, toy_images, toy_task
 
 
 def make(**changes):
-    return Maker(ICaRL, CHEAP["icarl"] | changes)
+    return Maker(ICaRL, changes)
 
 
 def test_herding_brings_the_mean_of_those_chosen_nearest_to_the_class_mean():
@@ -38,20 +38,20 @@ def test_herding_brings_the_mean_of_those_chosen_nearest_to_the_class_mean():
 
 def test_exemplars_are_chosen_by_the_network_of_their_task_and_the_first_stay():
     maker = make(buffer_size=12)
-    first, later = maker.taught(1), maker.taught(2)
+    first, later = maker.after(1), maker.after(2)
     for label, name in enumerate(GROUPS[0]):
         pixels = toy_images(GROUPS[0])[0][label * 8 : label * 8 + 8]
         order = herding(F.normalize(first.backbone.embed_pixels(pixels), dim=1), 6)
-        at_first = first.memory.pixels[first.memory.labels == label]
+        at_first = first.buffer.pixels[first.buffer.labels == label]
         assert torch.equal(at_first, pixels[order]), name
-        assert torch.equal(later.memory.pixels[later.memory.labels == label], at_first[:2])
+        assert torch.equal(later.buffer.pixels[later.buffer.labels == label], at_first[:2])
 
 
 def test_the_nearest_mean_of_exemplars_is_scikit_learns_nearest_centroid():
     maker = make()
-    method = maker.taught()
-    seen = F.normalize(method.backbone.embed_pixels(method.memory.pixels), dim=1)
-    oracle = NearestCentroid().fit(seen.numpy(), method.memory.labels.numpy())
+    method = maker.after()
+    seen = F.normalize(method.backbone.embed_pixels(method.buffer.pixels), dim=1)
+    oracle = NearestCentroid().fit(seen.numpy(), method.buffer.labels.numpy())
     oracle.centroids_ = F.normalize(torch.from_numpy(oracle.centroids_).float(), dim=1).numpy()
     torch.testing.assert_close(method.means, torch.from_numpy(oracle.centroids_), rtol=0, atol=1e-6)
     # Noise about which the classes may disagree, too.
@@ -72,8 +72,8 @@ def test_the_nearest_mean_of_exemplars_is_scikit_learns_nearest_centroid():
 
 def test_the_targets_of_old_classes_are_what_the_network_said_before():
     maker = make()
-    method, before = maker.taught(2), maker.taught(2)
-    method.prepare(toy_task(GROUPS[2]), torch.tensor([5]))
+    method, before = maker.after(2), maker.after(2)
+    method.begin_task(toy_task(GROUPS[2]), torch.tensor([5]))
     method.head.grow(1)
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():  # somewhere on the way through the task
@@ -94,13 +94,13 @@ def test_the_targets_of_old_classes_are_what_the_network_said_before():
 
 
 def test_exemplars_are_trained_on_beside_the_tasks_images():
-    method = make().taught(1)
+    method = make().after(1)
     images, labels = method.training_set(toy_task(GROUPS[1]).train, torch.arange(24) // 8 + 2)
     assert len(images) == len(labels) == 24 + 16 and labels.bincount().tolist() == [8] * 5
-    assert torch.equal(images.pixels(range(16)), method.memory.pixels)
+    assert torch.equal(images.pixels(range(16)), method.buffer.pixels)
 
 
 def test_a_buffer_without_room_for_every_class_is_refused():
-    method = make(buffer_size=4, epochs=1).taught(1)
-    with pytest.raises(SettingsError, match="5 classes need an exemplar each; set at least 5"):
-        learn_tasks(method, GROUPS[1])
+    method = make(buffer_size=4, epochs=1).after(1)
+    with expect_error("buffer-too-small", SettingsError, name="buffer_size"):
+        learn_task(method, GROUPS[1])

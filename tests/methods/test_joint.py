@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cheap import CHEAP
 
-from protosteer.methods.checks import Maker, learn_tasks
+from protosteer.methods.checks import Maker, learn_task
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.joint import Joint
 from protosteer.methods.testing import GROUPS, toy_images
@@ -17,34 +16,36 @@ ALL = [name for group in GROUPS for name in group]
 
 
 def test_every_image_is_kept_with_its_label():
-    method = Maker(Joint, CHEAP["joint"]).taught()
+    method = Maker(Joint).after()
     pixels = torch.cat([toy_images(group)[0] for group in GROUPS])
     labels = [method.classes.index(label) for group in GROUPS for label in toy_images(group)[1]]
-    assert torch.equal(method.memory.pixels, pixels) and method.memory.labels.tolist() == labels
+    assert torch.equal(method.buffer.pixels, pixels) and method.buffer.labels.tolist() == labels
 
 
 def test_what_an_earlier_task_made_of_the_network_is_gone():
     """Other weights before the last task, the same network after it."""
-    make = Maker(Joint, CHEAP["joint"])
-    one, other = make.taught(2), make.taught(2)
+    make = Maker(Joint)
+    one, other = make.after(2), make.after(2)
     with torch.no_grad():
         for parameter in other.parameters().values():
             parameter.add_(1.0)
     for method in (one, other):
-        learn_tasks(method, GROUPS[2])
+        learn_task(method, GROUPS[2])
     assert one.state() == other.state()
 
 
 def test_of_a_single_task_it_is_fine_tuning():
-    joint, plain = (Maker(method, {**CHEAP["joint"], "schedule": "cosine"})() for method in (Joint, Finetune))
+    joint, plain = (
+        Maker(method, {**Joint.test_settings, "schedule": "cosine"})() for method in (Joint, Finetune)
+    )
     for method in (joint, plain):
-        learn_tasks(method, ALL)
+        learn_task(method, ALL)
     assert all(torch.equal(p, plain.parameters()[name]) for name, p in joint.parameters().items())
 
 
 def test_no_task_is_forgotten():
-    make = Maker(Joint, CHEAP["joint"])
-    method = make.taught()
+    make = Maker(Joint)
+    method = make.after()
     for group, answers in zip(GROUPS, make.answers(method), strict=True):
         truth = [method.classes.index(label) for label in toy_images(group, per_class=5)[1]]
         assert (answers == torch.tensor(truth)).float().mean() > 0.8

@@ -6,9 +6,7 @@ import math
 
 import pytest
 import torch
-from cheap import CHEAP
 
-from protosteer.errors import SettingsError
 from protosteer.methods.checks import Maker
 from protosteer.methods.l2p import L2P
 from protosteer.methods.testing import GROUPS, toy_images
@@ -16,7 +14,7 @@ from protosteer.methods.testing import GROUPS, toy_images
 
 @pytest.fixture(scope="module")
 def method() -> L2P:
-    method = Maker(L2P, CHEAP["l2p"]).taught(2)
+    method = Maker(L2P).after(2)
     assert isinstance(method, L2P)
     with torch.no_grad():  # keys so different that images differ in what they select
         draw = torch.Generator().manual_seed(1)
@@ -72,8 +70,3 @@ def test_the_head_sees_the_mean_of_what_comes_out_at_the_prompt(method):
         for block in vit.blocks:
             x = block(x)
         torch.testing.assert_close(found, sum(vit.norm(x)[0, i] for i in range(1, 5)) / 4)
-
-
-def test_no_more_can_be_selected_than_there_is():
-    with pytest.raises(SettingsError, match="selected = 5: the pool has only pool_size = 4"):
-        L2P.settings_from({"pool_size": 4})

@@ -7,9 +7,8 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from cheap import CHEAP
 
-from protosteer.methods.checks import Maker, learn_tasks
+from protosteer.methods.checks import Maker, learn_task
 from protosteer.methods.distillation import Teacher, distillation
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.lwf import LwF
@@ -41,17 +40,17 @@ def test_a_network_that_agrees_with_its_teacher_is_not_moved():
 
 
 def test_a_teacher_stays_as_the_network_was():
-    method = Maker(LwF, CHEAP["lwf"]).taught(1)
+    method = Maker(LwF).after(1)
     images = torch.randn(3, 3, 16, 16)
     teacher, before = Teacher(method.backbone, method.head), method.head(method.backbone.embed(images))
-    learn_tasks(method, GROUPS[1])
+    learn_task(method, GROUPS[1])
     torch.testing.assert_close(teacher(images), before.detach())
     assert not teacher(images).requires_grad
 
 
 def test_the_loss_is_of_all_classes_and_the_old_ones_again():
-    method = Maker(LwF, {**CHEAP["lwf"], "distillation_weight": 3.0}).taught(1)
-    method.prepare(None, None)
+    method = Maker(LwF, {"distillation_weight": 3.0}).after(1)
+    method.begin_task(None, None)
     method.head.grow(3)
     with torch.no_grad():
         method.head.weight.mul_(1.5)
@@ -66,9 +65,9 @@ def test_old_answers_to_new_images_change_less_than_by_fine_tuning():
     """In the Kullback-Leibler divergence of what is said of the old classes."""
     pixels, drift = toy_images(GROUPS[1])[0], {}
     for kind in (Finetune, LwF):
-        method = Maker(kind, CHEAP["lwf"]).taught(1)
+        method = Maker(kind).after(1)
         before = method.head(method.backbone.embed_pixels(pixels)).detach().log_softmax(dim=1)
-        learn_tasks(method, GROUPS[1])
+        learn_task(method, GROUPS[1])
         after = method.head(method.backbone.embed_pixels(pixels)).detach()[:, :2].log_softmax(dim=1)
         drift[kind] = float(F.kl_div(after, before, reduction="batchmean", log_target=True))
     assert drift[LwF] < 0.5 * drift[Finetune], drift

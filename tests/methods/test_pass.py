@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from cheap import CHEAP
 
 from protosteer.methods.checks import Maker
 from protosteer.methods.pass_ import PASS, radius, rotated
@@ -36,8 +35,8 @@ def test_the_radius_is_that_of_numpys_covariances():
 
 
 def test_what_is_kept_is_of_each_task_and_the_radius_of_the_first():
-    make = Maker(PASS, CHEAP["pass"])
-    one, two = make.taught(1), make.taught(2)
+    make = Maker(PASS)
+    one, two = make.after(1), make.after(2)
     assert isinstance(one, PASS) and isinstance(two, PASS)
     embeddings = one.backbone.embed_pixels(toy_images(GROUPS[0])[0]).view(2, 8, 24)
     torch.testing.assert_close(one.prototypes, embeddings.mean(dim=1))
@@ -47,7 +46,7 @@ def test_what_is_kept_is_of_each_task_and_the_radius_of_the_first():
 
 
 def test_drawn_prototypes_lie_around_those_kept():
-    method = Maker(PASS, CHEAP["pass"]).taught(2)
+    method = Maker(PASS).after(2)
     method.radius = torch.tensor(0.5)
     torch.manual_seed(0)
     moved, owners = method.draw(20_000)
@@ -68,7 +67,7 @@ def test_losses_are_those_of_loops():
     method.head.grow(8)
     task = toy_task(GROUPS[1])
     labels = torch.tensor([2, 3, 4])
-    method.prepare(task, labels)
+    method.begin_task(task, labels)
     method.head.grow(3)
     with torch.no_grad():
         for parameter in method.backbone.vit.parameters():
@@ -96,8 +95,8 @@ def test_losses_are_those_of_loops():
 
 def test_the_first_step_of_a_task_has_a_gradient():
     """The network is where it was, and a distance of zero has none of its own."""
-    method = Maker(PASS, CHEAP["pass"]).taught(1)
-    method.prepare(toy_task(GROUPS[1]), torch.tensor([2, 3, 4]))
+    method = Maker(PASS).after(1)
+    method.begin_task(toy_task(GROUPS[1]), torch.tensor([2, 3, 4]))
     method.head.grow(3)
     method.loss(torch.randn(3, 3, 16, 16), torch.tensor([2, 3, 4]))[0].backward()
     assert all(p.grad.isfinite().all() for p in method.parameters().values())

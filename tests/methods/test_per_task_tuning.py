@@ -7,7 +7,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from protosteer.methods.per_task_tuning import CosineHead, PromptTraining, adapted_prompt, train_alone
+from protosteer.methods.per_task_tuning import CosineHead, PromptTraining, tune, tune_deep_prompt
 from protosteer.methods.testing import GROUPS, toy_backbone, toy_task
 from protosteer.methods.training_utils import task_seed
 
@@ -37,7 +37,7 @@ def test_a_prompt_goes_down_the_cross_entropy_of_a_scaled_cosine():
         for value, speed, gradient in zip(values, speeds, gradients, strict=True):
             speed.mul_(0.9).add_(gradient + 5e-4 * value)
             value.sub_(rate * speed)
-    found = adapted_prompt(task, backbone, settings)
+    found = tune_deep_prompt(task, backbone, settings)
     assert found.norm() > 0.1
     torch.testing.assert_close(found, values[0], rtol=1e-3, atol=1e-4)
 
@@ -50,6 +50,6 @@ def test_a_penalty_counts():
     for penalty in (None, lambda logits: logits.square().mean()):
         torch.manual_seed(0)
         head = torch.nn.Linear(24, 3)
-        train_alone(task, backbone, {}, backbone.embed, head, PromptTraining(**WHOLE), penalty=penalty)
+        tune(task, backbone, {}, backbone.embed, head, PromptTraining(**WHOLE), penalty=penalty)
         sizes.append(float(head(backbone.embed(images)).detach().abs().mean()))
     assert sizes[1] < 0.9 * sizes[0]

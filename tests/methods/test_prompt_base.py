@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cheap import CHEAP
 
 from protosteer.methods import METHODS
-from protosteer.methods.checks import Maker, learn_tasks
+from protosteer.methods.checks import Maker, learn_task
 from protosteer.methods.prompt_base import Prompted
 from protosteer.methods.testing import GROUPS
 
@@ -17,7 +16,7 @@ NAMES = [name for name, method in METHODS.items() if issubclass(method, Prompted
 
 
 def taught(name: str, tasks: int) -> Prompted:
-    method = Maker(METHODS[name], CHEAP[name]).taught(tasks)
+    method = Maker(METHODS[name]).after(tasks)
     assert isinstance(method, Prompted)
     return method
 
@@ -43,17 +42,17 @@ def test_the_head_keeps_its_rows_unless_a_task_has_one_class(name):
     """A mask would leave a single class nothing to learn: it is told from all those before it."""
     method = taught(name, 1)
     before = method.head.weight.detach().clone()
-    learn_tasks(method, GROUPS[1])
+    learn_task(method, GROUPS[1])
     assert torch.equal(method.head.weight[:2], before)
     before = method.head.weight.detach().clone()
-    learn_tasks(method, GROUPS[2])
+    learn_task(method, GROUPS[2])
     assert len(GROUPS[2]) == 1 and not torch.equal(method.head.weight[:5], before)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_two_passes_per_image_and_every_byte_counted(name):
-    make = Maker(METHODS[name], CHEAP[name])
-    method = make.taught()
+    make = Maker(METHODS[name])
+    method = make.after()
     assert method.answer(make.images(method, GROUPS[1])).prompts.tolist() == [1] * 15
-    assert sum(method.bytes_per_task()) == sum(t.nbytes for t in method.tensors().values())
+    assert sum(method.bytes_per_task()) == sum(t.nbytes for t in method.state_dict().values())
     assert method.trained_parameters() * 4 == sum(method.bytes_per_task())

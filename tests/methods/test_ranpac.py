@@ -24,7 +24,7 @@ def all_at_once(method: RanPAC) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("features", [20, 300])  # fewer and more than the 48 images
 def test_task_by_task_equals_the_ridge_of_all_images(features):
-    method = Maker(RanPAC, {"features": features}).taught()
+    method = Maker(RanPAC, {"features": features}).after()
     hidden, targets = all_at_once(method)
     gram = hidden.T @ hidden
     torch.testing.assert_close(
@@ -43,7 +43,7 @@ def test_errors_of_images_left_out_are_those_of_leaving_them_out(features, monke
     earlier, hidden = (torch.randn(12, features, generator=draw, dtype=torch.float64) for _ in range(2))
     past, targets = (F.one_hot(torch.arange(12) % 3).double() for _ in range(2))
     sums = earlier.T @ past + hidden.T @ targets
-    found = ranpac._left_out(hidden, targets, sums, *ranpac._spectrum(torch.cat([earlier, hidden])))
+    found = ranpac._loo_errors(hidden, targets, sums, *ranpac._spectrum(torch.cat([earlier, hidden])))
     for ridge, error in zip(ranpac.LAMBDAS, found, strict=True):
         expected = 0.0
         for i in range(12):

@@ -17,7 +17,7 @@ from protosteer.methods.testing import GROUPS, toy_images
 pytestmark = pytest.mark.slow
 
 SLACK = 0.1
-REHEARSING = [name for name, method in METHODS.items() if method.buffer]
+REHEARSING = [name for name, method in METHODS.items() if method.uses_rehearsal]
 # Nothing is trained step by step, so that there is nothing to be overwritten.
 UNTRAINED = [name for name, method in METHODS.items() if not hasattr(method.settings_class, "epochs")]
 REMEMBERING = sorted({*REHEARSING, *UNTRAINED, "cpp", "protosteer"})
@@ -28,7 +28,7 @@ OTHERS = [name for name in METHODS if name not in {*REMEMBERING, "finetune"}]
 def accuracies(name: str) -> list[float]:
     """Of each task, when the last one has been learned."""
     make = one_maker(name)
-    method = make.taught()
+    method = make.after()
     found = []
     for group, answers in zip(GROUPS, make.answers(method), strict=True):
         labels = toy_images(group, per_class=5)[1]

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import torch
-from cheap import CHEAP
 from sklearn.cluster import KMeans
 from sklearn.metrics import pairwise_distances
 
 from protosteer.data.images import ArrayImages
 from protosteer.evaluation.embedding_cache import EmbeddingCache
 from protosteer.methods.checks import Maker
-from protosteer.methods.per_task_tuning import train_prompt
+from protosteer.methods.per_task_tuning import tune_prompt
 from protosteer.methods.s_prompts import SPrompts
 from protosteer.methods.testing import GROUPS, toy_backbone, toy_images, toy_task
 from protosteer.methods.training_utils import task_seed
 
-MAKE = Maker(SPrompts, CHEAP["s-prompts"], EmbeddingCache)
+MAKE = Maker(SPrompts, make_images=EmbeddingCache)
 
 
 def unit(embeddings):
@@ -30,7 +29,7 @@ def odd_images():
 
 
 def test_centroids_are_scikit_learns():
-    method = MAKE.taught()
+    method = MAKE.after()
     for t, group in enumerate(GROUPS):
         points = unit(method.backbone.embed_pixels(toy_images(group)[0])).double().numpy()
         seed = task_seed(0, group) % 2**32
@@ -41,7 +40,7 @@ def test_centroids_are_scikit_learns():
 
 
 def test_the_task_of_the_nearest_centroid_answers_and_nobody_else():
-    method, pixels = MAKE.taught(), odd_images()
+    method, pixels = MAKE.after(), odd_images()
     answer = method.answer(EmbeddingCache(method, ArrayImages(pixels)))
     plain = unit(method.backbone.embed_pixels(pixels))
     distances = pairwise_distances(plain.numpy(), method.centroids.numpy(), metric="manhattan")
@@ -59,18 +58,18 @@ def test_the_task_of_the_nearest_centroid_answers_and_nobody_else():
 
 
 def test_a_task_is_learned_as_if_there_were_no_other():
-    method, backbone = MAKE.taught(2), toy_backbone()
+    method, backbone = MAKE.after(2), toy_backbone()
     with torch.random.fork_rng():
         torch.manual_seed(task_seed(0, GROUPS[1]))
         start = torch.nn.Linear(24, 2).weight.detach()[None]
         head = torch.nn.Linear(24, 3)
-        prompt = train_prompt(toy_task(GROUPS[1]), backbone, start, head, method.settings)
+        prompt = tune_prompt(toy_task(GROUPS[1]), backbone, start, head, method.settings)
     assert torch.equal(method.prompts[1], prompt) and not torch.equal(prompt, start)
     assert torch.equal(method.weight[2:], head.weight) and torch.equal(method.bias[2:], head.bias)
 
 
 def test_what_is_kept_is_counted():
-    method = MAKE.taught()
-    assert sum(method.bytes_per_task()) == sum(t.nbytes for t in method.tensors().values())
+    method = MAKE.after()
+    assert sum(method.bytes_per_task()) == sum(t.nbytes for t in method.state_dict().values())
     assert method.bytes_per_task()[1] == 4 * 2 * 24 + 3 * 4 * 25 + 5 * (4 * 24 + 8)
     assert method.trained_parameters() == 3 * 2 * 24 + 6 * 25

@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from cheap import CHEAP
 
 from protosteer.methods.checks import Maker
 from protosteer.methods.slca import SLCA, gaussian
@@ -36,7 +35,7 @@ def test_a_class_is_kept_as_numpys_mean_and_covariance(images):
 
 
 def test_statistics_are_of_the_backbone_after_its_task():
-    method = Maker(SLCA, CHEAP["slca"]).taught(2)
+    method = Maker(SLCA).after(2)
     assert isinstance(method, SLCA)
     embeddings = method.backbone.embed_pixels(toy_images(GROUPS[1])[0]).double().numpy()
     for i in range(3):
@@ -58,7 +57,7 @@ def test_what_is_drawn_has_the_moments_of_its_class():
 def test_logits_are_normalised_as_in_a_loop():
     method = planted(temperature=0.3)
     logits = torch.randn(4, 6)
-    found = method.normalised(logits)
+    found = method.normalise(logits)
     for row, scaled in zip(logits.tolist(), found.tolist(), strict=True):
         parts = [row[:2], row[2:5], row[5:]]
         norm = sum(math.sqrt(sum(x * x for x in part)) for part in parts) / 3
@@ -80,8 +79,8 @@ def test_alignment_mends_a_head_that_favours_the_last_task():
 
 
 def test_the_next_task_goes_on_with_the_head_before_alignment():
-    make = Maker(SLCA, CHEAP["slca"])
-    one, two, three = make.taught(1), make.taught(2), make.taught(3)
+    make = Maker(SLCA)
+    one, two, three = make.after(1), make.after(2), make.after(3)
     assert torch.equal(one.head.weight, one.trained.weight)  # nothing to align yet
     assert torch.equal(two.trained.weight[:2], one.trained.weight)
     assert torch.equal(three.trained.bias[:5], two.trained.bias)

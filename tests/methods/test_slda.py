@@ -12,7 +12,7 @@ from protosteer.data.images import ArrayImages
 from protosteer.methods.checks import Maker
 from protosteer.methods.slda import SLDA
 from protosteer.methods.testing import GROUPS, toy_images
-from protosteer.streams.base import TaskData
+from protosteer.streams.base import TrainingTask
 
 NAMES = [name for group in GROUPS for name in group]
 PIXELS, LABELS = toy_images(NAMES)
@@ -24,7 +24,7 @@ def taught(split: list[list[str]], keep: dict[str, int] | None = None, **setting
     for group in split:
         rows = [i for name in group for i in where(name)[: (keep or {}).get(name)]]
         labels = [LABELS[i] for i in rows]
-        method.learn(TaskData(group[0], group, ArrayImages(PIXELS[rows]), labels))
+        method.learn(TrainingTask(group[0], group, ArrayImages(PIXELS[rows]), labels))
     assert isinstance(method, SLDA)
     return method
 

@@ -23,7 +23,7 @@ from protosteer.paper.prototypes import Anchors
 from protosteer.paper.trainer import Head
 from protosteer.runtime.task_images import TaskImages
 from protosteer.settings import Settings
-from protosteer.streams.base import TaskData
+from protosteer.streams.base import TrainingTask
 from protosteer.util.distributed import World
 from vit_toys import small
 from world_toys import alone, count_held, team
@@ -174,4 +174,4 @@ def test_what_cannot_be_shared_out_is_refused_in_one_line(world: World) -> None:
     finetune = find_method("finetune")
     method = finetune(backbone, finetune.settings_class(epochs=1))
     with pytest.raises(LearnerError, match="trained by one process only; run it without torchrun"):
-        method.learn(TaskData("first", ["ant", "bee"], ArrayImages(images), labels))
+        method.learn(TrainingTask("first", ["ant", "bee"], ArrayImages(images), labels))

@@ -10,7 +10,7 @@ import pytest
 from stream_toys import TOY, by_class, marks, toy
 
 from protosteer.errors import DataError
-from protosteer.streams.base import Stream, StreamOptions, Task, build, lesson
+from protosteer.streams.base import Stream, StreamOptions, Task, build, training_view
 
 NAMES = [f"class-{i}" for i in range(12)]
 COUNTS = [40, 61, 1, 2, 25, 33, 40, 40, 17, 80, 5, 12]
@@ -95,15 +95,15 @@ def test_the_draw_of_a_class_depends_on_no_other():
 
 def test_a_method_is_not_told_who_visits():
     task = made(blurry=0.3)[1]
-    with lesson(task) as lent:
+    with training_view(task) as lent:
         assert lent.classes == [*task.classes, *task.visiting] and lent.train_labels == task.train_labels
         assert not hasattr(lent, "visiting")
 
 
 def test_classes_that_have_come():
     stream = made(blurry=0.3)
-    assert stream.seen(3) == set(NAMES)
-    assert stream.seen(0) == set(stream[0].train_labels) > set(stream[0].classes)
+    assert stream.classes_until(3) == set(NAMES)
+    assert stream.classes_until(0) == set(stream[0].train_labels) > set(stream[0].classes)
 
 
 def test_what_cannot_be():

@@ -10,12 +10,13 @@ import torch
 from stream_toys import TEST, TOY, by_class, marks, toy
 
 from conftest import easy_task, tiny_backbone
+from expect import expect_error
 from protosteer.data.images import ArrayImages, Chosen
 from protosteer.data.labelled import Dataset, Labelled
 from protosteer.errors import DataError
 from protosteer.learner import Learner
 from protosteer.settings import Settings
-from protosteer.streams.base import Stream, StreamOptions, Task, build, drawn_mask, lesson
+from protosteer.streams.base import Stream, StreamOptions, Task, build, drawn_mask, training_view
 
 ANIMALS = ["ant", "bee", "cat", "dog", "eel", "fox", "gnu"]
 COUNTS = [3, 9, 1, 4, 2, 6, 5]
@@ -232,9 +233,9 @@ def test_a_permuted_stream_is_learned():
 def test_images_of_a_task_that_is_over_cannot_be_read():
     images = ArrayImages(torch.zeros(2, 3, 4, 4, dtype=torch.uint8))
     task = Task("first", ["a"], images, ["a", "a"], images, ["a", "a"])
-    with lesson(task) as lent:
-        assert lent.train.pixels([1]).shape == (1, 3, 4, 4) and not hasattr(lent, "test")
-        again = Chosen(lent.train, [0])
-    for gone in (lent.train, again):
-        with pytest.raises(DataError, match="task 'first' is over and its images are gone"):
+    with training_view(task) as view:
+        assert view.train.pixels([1]).shape == (1, 3, 4, 4) and not hasattr(view, "test")
+        copy = Chosen(view.train, [0])
+    for gone in (view.train, copy):
+        with expect_error("task-is-over", DataError, task="first"):
             gone.pixels([0])

@@ -14,7 +14,7 @@ from protosteer.bench.harness import Ratio, interleaved, memory_of, pictures, vi
 from protosteer.data.images import ArrayImages
 from protosteer.evaluation.protocol import Run, run_stream
 from protosteer.learner import Learner
-from protosteer.methods.base import TaskData
+from protosteer.methods.base import TrainingTask
 from protosteer.methods.cpp import CPP
 from protosteer.model.memory import Memory
 from protosteer.settings import Settings
@@ -32,7 +32,7 @@ class Known(CPP):
         super().__init__(backbone, Settings.preset("paper"))
         self.records = {record.name: record for record in memory.tasks}
 
-    def learn(self, task: TaskData, *_: object, **__: object) -> None:
+    def learn(self, task: TrainingTask) -> None:
         self.learner.memory.add(self.records[task.name])
 
 

@@ -73,7 +73,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         if self.options.blurry:
-            find_method(self.method).require_again()
+            find_method(self.method).require_repeated_classes()
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Experiment:
@@ -164,23 +164,25 @@ def check_choice(resume: bool, overwrite: bool) -> None:
 
 
 @dataclass(frozen=True)
-class Ground:
+class ExperimentContext:
     """What an experiment stands on. Experiments that differ in their method alone may share it."""
 
     backbone: Backbone
     stream: Stream
-    said: tuple[str, ...] = ()  # when the stream was opened
+    messages: tuple[str, ...] = ()  # when the stream was opened
 
     def configuration(self, experiment: Experiment) -> dict[str, Any]:
         settings = experiment.settings_for(0)
         return manifest.configuration(find_method(experiment.method), settings, self.backbone, self.stream)
 
 
-def open_ground(experiment: Experiment, on_message: Callable[[str], None] = lambda line: None) -> Ground:
-    said: list[str] = []
+def open_context(
+    experiment: Experiment, on_message: Callable[[str], None] = lambda line: None
+) -> ExperimentContext:
+    messages: list[str] = []
 
     def tell(line: str) -> None:
-        said.append(line)
+        messages.append(line)
         on_message(line)
 
     if experiment.threads is not None:
@@ -194,7 +196,7 @@ def open_ground(experiment: Experiment, on_message: Callable[[str], None] = lamb
         experiment.skip_unreadable,
         tell,
     )
-    return Ground(backbone, stream, tuple(said))
+    return ExperimentContext(backbone, stream, tuple(messages))
 
 
 def run_experiment(
@@ -205,23 +207,23 @@ def run_experiment(
     make_reporter: MakeReporter | None = None,
     on_message: Callable[[str], None] = lambda line: None,
     bookmark_seconds: float = SECONDS,
-    ground: Ground | None = None,
+    context: ExperimentContext | None = None,
     engine: Executor | None = None,
 ) -> dict[str, Any]:
     """Run every seed that is not done yet; returns the figures as `run --json` prints them.
 
-    ground: None opens it. engine: who runs the seeds; None means this process, one after the other.
+    context: None opens it. engine: who runs the seeds; None means this process, one after the other.
     """
     check_choice(resume, overwrite)
-    ground = ground or open_ground(experiment, on_message)
-    stream, folder = ground.stream, RunFolder(experiment.folder)
+    context = context or open_context(experiment, on_message)
+    stream, folder = context.stream, RunFolder(experiment.folder)
     with writing(folder.path, "out="), folder.locked():
-        now = manifest.circumstances(ground.backbone.device)
-        configuration = ground.configuration(experiment)
+        now = manifest.circumstances(context.backbone.device)
+        configuration = context.configuration(experiment)
         seeds, lines = folder.open(configuration, now, command, experiment.seeds, resume, overwrite)
         for line in lines:
             on_message(line)
-        for line in (" ".join(command), *ground.said, *lines):
+        for line in (" ".join(command), *context.messages, *lines):
             folder.log(line)
         runs = [f"seed {seed}" for seed in seeds]
         reporter = make_reporter(stream, runs, folder.log) if make_reporter else Reporter()
@@ -229,19 +231,23 @@ def run_experiment(
             if engine and engine.elsewhere:
                 _run_elsewhere(engine, experiment, seeds, len(stream), reporter, bookmark_seconds)
             else:
-                run = _seed_runner(experiment, ground, reporter, bookmark_seconds)
+                run = _seed_runner(experiment, context, reporter, bookmark_seconds)
                 for seed in seeds:
                     run(seed)
         return folder.finish()
 
 
 def _seed_runner(
-    experiment: Experiment, ground: Ground, reporter: Any, bookmark_seconds: float
+    experiment: Experiment, context: ExperimentContext, reporter: Any, bookmark_seconds: float
 ) -> Callable[[int], None]:
-    folder, method_class, stream = RunFolder(experiment.folder), find_method(experiment.method), ground.stream
+    folder, method_class, stream = (
+        RunFolder(experiment.folder),
+        find_method(experiment.method),
+        context.stream,
+    )
 
     def run(seed: int) -> None:
-        method = method_class(ground.backbone, experiment.settings_for(seed))
+        method = method_class(context.backbone, experiment.settings_for(seed))
         store = SeedFolder(folder.seed(seed), method.suffix, bookmark_seconds)
         if folder.finished(seed):
             reporter.begin(f"seed {seed}", "done already", len(stream))
@@ -285,7 +291,7 @@ def _run_elsewhere(
 
 
 def _seed_runner_elsewhere(experiment: Experiment, bookmark_seconds: float) -> Callable[[int], None]:
-    run = _seed_runner(experiment, open_ground(experiment), Reporter(), bookmark_seconds)
+    run = _seed_runner(experiment, open_context(experiment), Reporter(), bookmark_seconds)
 
     def work(seed: int) -> None:
         place = RunFolder(experiment.folder).seed(seed)

@@ -17,7 +17,7 @@ from protosteer.data.images import ArrayImages
 from protosteer.errors import ProtosteerError
 from protosteer.methods import Method, Source
 from protosteer.settings import Values
-from protosteer.streams.base import TaskData, lesson
+from protosteer.streams.base import TrainingTask, training_view
 from protosteer.util.text import counted
 
 CLASSES, IMAGES = 10, 2  # of the first task that trained parameters are counted on, and images of each class
@@ -29,7 +29,7 @@ class MethodInfo:
     source: Source
     rehearsal: str  # what is kept of earlier tasks' images, in words
     trains: str  # in words
-    again: bool  # whether more images of known classes may come
+    supports_repeated_classes: bool
     about: str  # what its module says of it
     settings: Mapping[str, Any]  # as a run has them unless told otherwise
     choices: Mapping[str, Sequence[str]]  # of the settings that are words
@@ -45,7 +45,7 @@ def describe(method: type[Method]) -> MethodInfo:
         source=method.source,
         rehearsal=_rehearsal(method, settings),
         trains=method.trains,
-        again=method.again,
+        supports_repeated_classes=method.supports_repeated_classes,
         about=inspect.cleandoc(sys.modules[method.__module__].__doc__ or ""),
         settings={name: value for name, value in settings.to_dict().items() if name != "seed"},
         choices={name: list(b["choices"]) for name, b in settings.bounds().items() if "choices" in b},
@@ -59,9 +59,9 @@ def default_settings(method: type[Method]) -> Values:
 
 def _rehearsal(method: type[Method], settings: Values) -> str:
     size = getattr(settings, "buffer_size", None)
-    if method.buffer:
+    if method.uses_rehearsal:
         return "all images" if size is None else counted(size, "image")
-    return "all embeddings" if method.grows else "no"
+    return "all embeddings" if method.state_grows else "no"
 
 
 def first_task_parameters(method: type[Method], backbone: Backbone) -> int | None:
@@ -77,7 +77,7 @@ def first_task_parameters(method: type[Method], backbone: Backbone) -> int | Non
     noise = torch.randint(256, (len(labels), 3, size, size), generator=torch.Generator().manual_seed(0))
     images = ArrayImages(noise.to(torch.uint8))
     made = method(backbone, settings.replace(**epochs))
-    with warnings.catch_warnings(), lesson(TaskData("first", names, images, labels)) as task:
+    with warnings.catch_warnings(), training_view(TrainingTask("first", names, images, labels)) as task:
         warnings.simplefilter("ignore")  # that nothing can be learned from noise
         try:
             made.learn(task)

@@ -20,7 +20,7 @@ from protosteer.evaluation.embedding_cache import EmbeddingCache, Some
 from protosteer.evaluation.run_folder import SeedFolder
 from protosteer.methods.base import Images, Method
 from protosteer.runtime.progress import OnStage, Stage
-from protosteer.streams.base import Stream, lesson
+from protosteer.streams.base import Stream, training_view
 
 
 @dataclass
@@ -114,7 +114,7 @@ def run_stream(
 ) -> Run:
     """Learn the stream's tasks in order and evaluate after each; with a `store`, from where it was left."""
     if stream.blurry:
-        method.require_again()
+        method.require_repeated_classes()
     caches = [EmbeddingCache(method, task.test) for task in stream]
     run = Run(
         [len(task.test) for task in stream],
@@ -159,8 +159,8 @@ def _learn(
     checkpoint = store.checkpoint(i) if store else None
     earlier = checkpoint.seconds_spent() if checkpoint else 0.0
     began = time.perf_counter()
-    with lesson(stream[i]) as task:
-        method.learn(task, on_stage, checkpoint)
+    with training_view(stream[i], on_stage, checkpoint) as task:
+        method.learn(task)
     seconds = earlier + time.perf_counter() - began
     if store:
         store.save_learned(i, method.state(), seconds)
@@ -218,7 +218,7 @@ def _tests(stream: Stream, i: int, caches: list[EmbeddingCache]) -> list[tuple[l
     tests: list[tuple[list[str], Images]] = [
         (task.test_labels, cache) for task, cache in zip(stream[: i + 1], caches, strict=False)
     ]
-    seen = stream.seen(i)
+    seen = stream.classes_until(i)
     for task, cache in zip(stream[i + 1 :], caches[i + 1 :], strict=True):
         rows = [row for row, label in enumerate(task.test_labels) if label in seen]
         if rows:

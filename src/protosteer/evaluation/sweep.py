@@ -12,7 +12,7 @@ from protosteer.evaluation.experiment import (
     Experiment,
     MakeReporter,
     check_choice,
-    open_ground,
+    open_context,
     run_experiment,
 )
 from protosteer.evaluation.run_folder import RunFolder
@@ -45,7 +45,11 @@ def experiments_of(values: Mapping[str, Any]) -> list[Experiment]:
     A setting or a preset goes to those methods that have it; one that none has is an error. Of blurry streams,
     `all` are those that can learn them. `out` is a folder for their run folders.
     """
-    able = [name for name, method in METHODS.items() if method.again or not values.get("blurry")]
+    able = [
+        name
+        for name, method in METHODS.items()
+        if method.supports_repeated_classes or not values.get("blurry")
+    ]
     named = values["method"].split(",") if values["method"] != ALL else able
     names = list(dict.fromkeys(find_method(name.strip()).name for name in named))
     run = {*Experiment.hints(), *get_type_hints(StreamOptions), "seed"}  # seed: to be told that it is `seeds`
@@ -107,9 +111,9 @@ def run_several(
     All folders are looked at before the first is written to, so that none is refused hours later.
     """
     check_choice(resume, overwrite)
-    ground = open_ground(experiments[0], on_message)
+    context = open_context(experiments[0], on_message)
     for experiment in experiments:
-        RunFolder(experiment.folder).check(ground.configuration(experiment), resume, overwrite)
+        RunFolder(experiment.folder).check(context.configuration(experiment), resume, overwrite)
     outcome = Outcome()
     for i, experiment in enumerate(experiments, 1):
         name = experiment.method
@@ -123,7 +127,7 @@ def run_several(
                 make_reporter,
                 on_message,
                 bookmark_seconds,
-                ground,
+                context,
                 engine,
             )
         except ProtosteerError as error:

@@ -11,7 +11,12 @@ from protosteer.backbones import Backbone
 
 
 class Adapter(nn.Module):
-    """relu(x A + a) B + b, through a few numbers per token; it begins at zero."""
+    """relu(x A + a) B + b with a narrow hidden layer; its output starts at zero.
+
+    Args:
+        dim: The dimension of tokens.
+        width: The width of the hidden layer.
+    """
 
     def __init__(self, dim: int, width: int):
         super().__init__()
@@ -21,11 +26,18 @@ class Adapter(nn.Module):
             nn.init.zeros_(zero)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Transform tokens [B, N, D]."""
         return self.up(F.relu(self.down(x)))
 
 
 class AdaptedMlp(nn.Module):
-    """What stands in for a layer's MLP: the MLP, plus an adapter of the same input."""
+    """A layer's MLP plus an adapter of the same input.
+
+    Args:
+        mlp: The MLP.
+        adapter: The adapter.
+        scale: The weight of the adapter's output.
+    """
 
     def __init__(self, mlp: nn.Module, adapter: nn.Module, scale: float):
         super().__init__()
@@ -34,20 +46,29 @@ class AdaptedMlp(nn.Module):
         self.scale = scale
 
     def forward(self, x: Tensor) -> Tensor:
+        """Transform tokens [B, N, D]."""
         return self.mlp(x) + self.scale * self.adapter(x)
 
 
 def new_adapters(backbone: Backbone, width: int) -> nn.ModuleList:
-    """One per layer."""
+    """Create one adapter per layer of the backbone."""
     adapters = (Adapter(backbone.dim, width) for _ in range(backbone.depth))
     return nn.ModuleList(adapters).to(backbone.device)
 
 
 def with_adapters(backbone: Backbone, adapters: nn.ModuleList, scale: float, trainable: bool) -> Backbone:
-    """The backbone with an adapter in every layer, as a backbone of its own.
+    """Return the backbone with an adapter in every layer, as a new backbone.
 
-    All its other weights are those of the given one, not copies: many adapted backbones take little memory.
-    Only adapters are trained, and only if it is trainable.
+    Both share all other weights, so many adapted backbones take little memory.
+
+    Args:
+        backbone: The backbone.
+        adapters: One adapter per layer.
+        scale: The weight of their output.
+        trainable: Whether the adapters, and nothing else, can be trained.
+
+    Returns:
+        The adapted backbone.
     """
     shared = {id(parameter): parameter for parameter in backbone.vit.parameters()}
     vit = copy.deepcopy(backbone.vit, shared)

@@ -1,42 +1,44 @@
-"""The contract between a method and its evaluation: all that a run knows of a method.
+"""The contract between a method and its evaluation.
 
-A new method is one file with one subclass of `Method` and one line in `methods/__init__.py`;
-docs/add-a-method.md walks through one. `toolkit.py` has what several need, `checks.py` what every one must
-pass.
+A new method is one file in this package: a dataclass of settings and a subclass of `Method` under
+`@register_method("name")`. docs/add-a-method.md walks through one, and `checks.py` has the checks that every method
+must pass.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from protosteer.backbones import Backbone
 from protosteer.backbones.prompting import Prompt
 from protosteer.errors import LearnerError, ModelFileError, SettingsError
 from protosteer.methods.diagnosis import of_classes
-from protosteer.runtime.checkpoint import CheckpointFile
-from protosteer.runtime.progress import OnStage
-from protosteer.settings import Values
-from protosteer.streams.base import TaskData
+from protosteer.settings import Values, setting
+from protosteer.streams.base import TrainingTask
 from protosteer.util.tensor_file import pack_tensors, unpack_tensors
 
-__all__ = ["Answer", "Images", "TaskData", "Method", "Source"]
+__all__ = [
+    "METHODS", "Answer", "Images", "Method", "MethodSettings", "Source", "TrainingTask", "register_method",
+    "unregister_method",
+]  # fmt: skip
 
 
 class Images(Protocol):
-    """Test images: as pixels, or through `Method.backbone`, where what is asked for twice is computed once.
+    """Test images: as pixels, or embedded by `Method.backbone`.
 
-    A method that trains its backbone need not care: embeddings of earlier weights are not given out.
+    An embedding that is asked for twice is computed once. After a method has trained its backbone, embeddings of
+    earlier weights are not used.
     """
 
     def __len__(self) -> int: ...
 
     def pixels(self, rows: Tensor) -> Tensor:
-        """uint8 [len(rows), 3, h, w]."""
+        """Return the images of these rows, uint8 [len(rows), 3, h, w]."""
 
     def embed(
         self,
@@ -45,29 +47,42 @@ class Images(Protocol):
         key: str | None = None,
         backbone: Backbone | None = None,
     ) -> Tensor:
-        """[len(rows), D] under a prompt: none, one [S, L, D] for all, or [len(rows), S, L, D], one each.
+        """Embed the images of these rows.
 
-        backbone: another than the method's own. A prompt or a backbone that has a key is run once per image
-        for the whole evaluation: a key means the same one for ever.
+        Args:
+            rows: Row numbers.
+            prompt: None, one [S, L, D] for all images, or one each, [len(rows), S, L, D].
+            key: A name for a prompt or backbone that never changes; its embeddings are computed once per run.
+            backbone: A backbone other than the method's.
+
+        Returns:
+            Embeddings [len(rows), D].
         """
 
     def tokens(self, rows: Tensor, prompt: Tensor | None = None) -> Tensor:
-        """[len(rows), N, D]: all that the last layer gives out, the prompt's own outputs included."""
+        """Return all output tokens of the last layer, the prompt's included, [len(rows), N, D]."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a method says of B images. What a method does not know it leaves out."""
+    """Predictions for B images; None stands for what a method does not know.
 
-    classes: Tensor  # int64 [B]: numbers in the method's list of classes
-    candidates: Tensor | None = None  # bool [B, T]: the tasks retrieved, if the method retrieves any
-    prompts: Tensor | None = None  # int64 [B]: forward passes beyond the first
-    confidence: Tensor | None = None  # [B]: the probability that each is right, as the method sees it
+    Attributes:
+        classes: Class numbers, int64 [B]: positions in `Method.classes`.
+        candidates: The tasks retrieved, bool [B, T].
+        prompts: Forward passes after the first, int64 [B].
+        confidence: The predicted probability that each answer is right, [B].
+    """
+
+    classes: Tensor
+    candidates: Tensor | None = None
+    prompts: Tensor | None = None
+    confidence: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a method was published first."""
+    """The publication that introduced a method."""
 
     authors: str  # such as "Wang et al."
     title: str
@@ -75,104 +90,254 @@ class Source:
     year: int
 
 
+@dataclass(frozen=True)
+class MethodSettings(Values):
+    """Settings that every method has; a method's own settings inherit from them."""
+
+    embed_batch_size: int = setting(64, at_least=1, at_most=2**16)
+    seed: int = setting(0, at_least=0)
+
+
 class Method(ABC):
-    name: ClassVar[str]
+    """A class-incremental learner: it learns task after task and predicts among all classes so far.
+
+    Args:
+        backbone: The pre-trained backbone; a method never changes it.
+        settings: An instance of `settings_class`.
+
+    Attributes:
+        backbone: The backbone that test images are embedded with: the given one, or a trainable copy of it.
+        tasks: The names of the classes that each task introduced.
+    """
+
+    name: ClassVar[str]  # set by `register_method`
     source: ClassVar[Source]
     trains: ClassVar[str] = "nothing"  # in a few words
-    settings_class: ClassVar[type[Values]]  # among them `seed` and `embed_batch_size`
-    suffix: ClassVar[str] = ".safetensors"  # of files that hold a state
-    trains_backbone: ClassVar[bool] = False  # if so, `backbone` is a trainable copy of the one that was given
-    buffer: ClassVar[bool] = False  # keeps images of earlier tasks: `buffer_size` of them, or all
-    grows: ClassVar[bool] = False  # keeps something of every image, so that there is no end to it
-    again: ClassVar[bool] = False  # a task may bring more images of classes that are known
+    settings_class: ClassVar[type[Values]] = MethodSettings
+    test_settings: ClassVar[Mapping[str, Any]] = {}  # under which it learns toy images within a second
+    # Attributes that hold everything learned: tensors, dictionaries of tensors, or objects with `state_dict` and
+    # `load_state_dict`. Each has the growth of its bytes: "once" (with the first task), "per class", "per task" (one
+    # module each, of a ModuleList), or the name of the attribute that has the class of each row.
+    state_fields: ClassVar[Mapping[str, str]] = {}
+    suffix: ClassVar[str] = ".safetensors"  # of state files
+    trains_backbone: ClassVar[bool] = False  # then `backbone` is a trainable copy
+    uses_rehearsal: ClassVar[bool] = False  # stores images of earlier tasks: `buffer_size` of them, or all
+    state_grows: ClassVar[bool] = False  # stores something of every image, without limit
+    supports_repeated_classes: ClassVar[bool] = False  # a task may bring more images of known classes
 
     @classmethod
     def settings_from(cls, values: Mapping[str, Any]) -> Any:
-        """Settings from names and values; names that mean nothing to the method are an error."""
+        """Create settings from names and values; unknown names are an error."""
         return cls.settings_class.from_dict(values)
 
     @classmethod
     def preset(cls, name: str | None) -> dict[str, Any]:
-        """Settings that a preset stands for; None: the method's own choice."""
+        """Return the settings that a preset stands for; None: the method's defaults."""
         if name not in (None, "paper"):
-            raise SettingsError(f"method {cls.name} has no preset {name!r}; leave it out")
+            raise SettingsError(
+                f"method {cls.name} has no preset {name!r}; leave it out", code="unknown-preset", name=name
+            )
         return {}
 
     def __init__(self, backbone: Backbone, settings: Any):
         self.backbone = backbone
         self.settings = settings
         self.embed_batch_size: int = settings.embed_batch_size
-        self.tasks: list[
-            list[str]
-        ] = []  # names of the classes that each brought; else `classes` is overridden
+        self.tasks: list[list[str]] = []
 
     @property
     def classes(self) -> list[str]:
-        """Names of the classes learned so far, by their numbers."""
+        """The names of all classes learned so far; a class number is a position in this list."""
         return [name for task in self.tasks for name in task]
 
     @abstractmethod
-    def learn(
-        self, task: TaskData, on_stage: OnStage | None = None, checkpoint: CheckpointFile | None = None
-    ) -> None:
-        """Learn a task's training images; with a checkpoint, go on where an earlier call was interrupted."""
+    def learn(self, task: TrainingTask) -> None:
+        """Learn a task; with `task.checkpoint`, resume where an earlier call was interrupted."""
 
     def predict(self, images: Images) -> Tensor:
-        """Class numbers, int64 [B]."""
+        """Predict among all classes learned so far.
+
+        Args:
+            images: B test images.
+
+        Returns:
+            Class numbers, int64 [B].
+        """
         return self.answer(images).classes
 
     @abstractmethod
     def answer(self, images: Images) -> Answer:
-        """Predictions against all classes learned so far, and how they came about."""
+        """Predict among all classes learned so far, and report how: tasks retrieved, passes, confidence."""
 
     def diagnose(self, images: Images, truth: Tensor, task: int, own: Tensor) -> dict[str, float]:
-        """Why the answers to a task's images are right and wrong: see `diagnosis.py`.
+        """Analyse the errors on one task's test images.
 
-        truth: their classes, int64 [B]; task: its number; own: all its classes.
+        Args:
+            images: The task's B test images.
+            truth: Their class numbers, int64 [B].
+            task: The task's number.
+            own: The numbers of the task's classes.
+
+        Returns:
+            Metrics by name, in percent of the images unless their name says otherwise.
         """
         return of_classes(self.predict(images), truth, own)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Everything learned so far, but `tasks`: what `state` keeps. Not needed by who overrides `state`."""
-        return {}
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return everything learned, except `tasks`, as tensors by name."""
+        return {key: t for name in self.state_fields for key, t in self._field_tensors(name).items()}
 
-    def put_back(self, tensors: dict[str, Tensor]) -> None:
-        """What `tensors` gave; unless told otherwise, each is an attribute of its name."""
-        if tensors.keys() != self.tensors().keys():
-            raise ModelFileError(
-                f"the saved state is of another version's method {self.name}; begin anew with overwrite=True"
-            )
-        for name, tensor in tensors.items():
-            setattr(self, name, tensor)
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `state_dict` returned; `tasks` is restored already.
+
+        Args:
+            tensors: Tensors by name.
+
+        Raises:
+            ModelFileError: They are not this version's (code "other-state").
+        """
+        parts: dict[str, dict[str, Tensor]] = {}
+        for key, tensor in tensors.items():
+            name, _, rest = key.partition(".")
+            parts.setdefault(name, {})[rest] = tensor
+        try:
+            for name in self.state_fields:
+                self._load_field(name, parts.pop(name, {}))
+        except (KeyError, RuntimeError) as error:
+            raise self._other_state() from error
+        if parts:
+            raise self._other_state()
+
+    def _field_tensors(self, name: str) -> dict[str, Tensor]:
+        value = getattr(self, name)
+        if isinstance(value, Tensor):
+            return {name: value.detach()}
+        entries = value if isinstance(value, dict) else value.state_dict()
+        return {f"{name}.{key}": tensor.detach() for key, tensor in entries.items()}
+
+    def _load_field(self, name: str, tensors: dict[str, Tensor]) -> None:
+        value = getattr(self, name)
+        if isinstance(value, Tensor):
+            setattr(self, name, tensors[""])
+        elif isinstance(value, dict):
+            setattr(self, name, {key: tensor.to(self.backbone.device) for key, tensor in tensors.items()})
+        else:
+            value.load_state_dict(tensors)
+
+    def _other_state(self) -> ModelFileError:
+        return ModelFileError(
+            f"the saved state is of another version's method {self.name}; start over with overwrite=True",
+            code="other-state",
+            method=self.name,
+        )
 
     def state(self) -> bytes:
-        """Everything learned so far, as the contents of a file without pickle; equal states, equal bytes."""
+        """Serialise everything learned, without pickle; equal states give equal bytes."""
         header = {"method": self.name, "settings": self.settings.to_dict(), "tasks": self.tasks}
-        return pack_tensors(header, self.tensors())
+        return pack_tensors(header, self.state_dict())
 
     def restore(self, state: bytes) -> None:
-        """Back to a state that `state` gave."""
+        """Restore what `state` returned.
+
+        Args:
+            state: The bytes.
+
+        Raises:
+            ModelFileError: The bytes are damaged, or of another version.
+        """
         header, tensors = unpack_tensors(state, "the saved state")
         self.tasks = header["tasks"]
-        self.put_back(tensors)
+        self.load_state_dict(tensors)
 
-    @abstractmethod
     def bytes_per_task(self) -> list[int]:
-        """What each task added to the state."""
+        """Return how many bytes each task added to the state, as `state_fields` declares."""
+        counts = [len(task) for task in self.tasks]
+        added = [0] * len(counts)
+        for name, growth in self.state_fields.items() if counts else ():
+            for t, size in enumerate(self._field_bytes(name, growth, counts)):
+                added[t] += size
+        return added
+
+    def _field_bytes(self, name: str, growth: str, counts: list[int]) -> list[int]:
+        value = getattr(self, name)
+        if growth == "per task" and isinstance(value, nn.ModuleList):
+            return [sum(p.nbytes for p in module.parameters()) for module in value]
+        total = sum(tensor.nbytes for tensor in self._field_tensors(name).values())
+        if growth == "once":
+            return [total]
+        if growth == "per task":
+            return [total // len(counts)] * len(counts)
+        if growth == "per class":
+            return [total // sum(counts) * count for count in counts]
+        owners: Tensor = getattr(self, growth)
+        rows = owners.bincount(minlength=sum(counts)).split(counts)
+        return [total // len(owners) * int(part.sum()) for part in rows]
 
     def trained_parameters(self) -> int:
-        """How many numbers were trained, over all tasks."""
+        """Return how many parameters were trained, over all tasks."""
         return 0
 
     @classmethod
-    def require_again(cls) -> None:
-        """Refuse tasks in which classes come back, before anything is spent on them."""
-        if not cls.again:
+    def require_repeated_classes(cls) -> None:
+        """Raise unless tasks may bring more images of known classes.
+
+        Raises:
+            SettingsError: The method cannot learn them (code "no-repeated-classes").
+        """
+        if not cls.supports_repeated_classes:
             raise SettingsError(
-                f"method {cls.name} cannot learn more of a class that it knows, as blurry task boundaries ask for; "
-                "choose another, or leave blurry out"
+                f"method {cls.name} cannot learn more images of a known class, which blurry task boundaries need; "
+                "choose another method, or leave blurry out",
+                code="no-repeated-classes",
+                method=cls.name,
             )
 
     def require_knowledge(self) -> None:
+        """Raise unless something was learned.
+
+        Raises:
+            LearnerError: Nothing was (code "nothing-learned").
+        """
         if not self.classes:
-            raise LearnerError(f"method {self.name} has learned nothing yet; call learn() first")
+            raise LearnerError(
+                f"method {self.name} has learned nothing yet; call learn() first", code="nothing-learned"
+            )
+
+
+METHODS: dict[str, type[Method]] = {}
+
+M = TypeVar("M", bound=type[Method])
+
+
+def register_method(name: str) -> Callable[[M], M]:
+    """Register a method under a name: `@register_method("name")` above its class.
+
+    Args:
+        name: What `--method` takes.
+
+    Returns:
+        A decorator that returns the class unchanged but for its `name`.
+
+    Raises:
+        SettingsError: Another class has the name (code "duplicate-method").
+    """
+
+    def register(method: M) -> M:
+        known = METHODS.get(name)
+        same = (method.__module__, method.__qualname__)  # a module or notebook cell may run twice
+        if known is not None and (known.__module__, known.__qualname__) != same:
+            raise SettingsError(
+                f"method '{name}' is registered already, by {known.__module__}; choose another name",
+                code="duplicate-method",
+                name=name,
+            )
+        method.name = name
+        METHODS[name] = method
+        return method
+
+    return register
+
+
+def unregister_method(name: str) -> None:
+    """Remove a method from the registry."""
+    del METHODS[name]

@@ -1,25 +1,22 @@
-"""BiC (Wu et al.): two numbers undo the advantage that a new task's classes have over the old ones.
+"""BiC (Wu et al.): two numbers correct the bias of the last layer towards new classes.
 
-Of old classes a buffer keeps few images, of new ones there are many, so that the last layer comes to favour the new.
-In a first stage the network is trained on both, with cross-entropy over all classes and distillation, at
-temperature T, over the n old classes from the network before the task; with m new ones,
+The buffer holds few images of old classes, while the task has many of new ones, so the last layer favours the new. A
+first stage trains the network on both. The loss is cross-entropy over all classes, and distillation at temperature T
+over the n old classes from the network before the task; with m new classes,
 
     L = lambda * distillation + (1 - lambda) * cross-entropy,    lambda = n / (n + m).
 
-In a second stage all of that is frozen, and on images that were held out of training, equally many of each class,
-alpha and beta are fitted by cross-entropy, by which the new classes' logits o become alpha * o + beta. So they are
-when images are predicted, and when the network is the next task's teacher, from which the next network learns it:
-the numbers of earlier tasks are not needed any more (as in the authors' code).
+A second stage freezes the network and fits alpha and beta by cross-entropy on held-out images, equally many of each
+class: the new classes' logits o become alpha * o + beta. Predictions use the corrected logits. So does the teacher of
+the next task, from which the next network learns them; earlier corrections are not needed (as in the authors' code).
 
-A tenth of the buffer is what was held out, which is never trained on, in no later task either. Differences: which
-images are kept is drawn, not herded; the two numbers are the minimum that L-BFGS finds, not the end of a descent,
-and since few images may be told apart perfectly, a ridge holds them near (1, 0). The authors' code has a ridge on
-beta alone, 500 times as strong.
+A tenth of the buffer is held out and never trained on, in no later task either. Differences: the images to keep are
+drawn, not herded. The two numbers are the minimum that L-BFGS finds, with a ridge towards (1, 0), because few images
+may be separable. The authors' code uses gradient descent with a ridge on beta alone, 500 times as strong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -28,119 +25,140 @@ from torch import Tensor
 
 from protosteer.backbones import Backbone
 from protosteer.data.images import Chosen, ImageSet
-from protosteer.methods.base import Answer, Images, Source, TaskData
+from protosteer.methods.base import Answer, Images, Source, TrainingTask, register_method
 from protosteer.methods.buffer import balanced
 from protosteer.methods.distillation import Teacher, distillation
-from protosteer.methods.finetune_base import Rehearsal, RehearsalSettings
+from protosteer.methods.finetune_base import Network, Rehearsal, RehearsalSettings
 from protosteer.methods.training_utils import answer_by, minimise
 from protosteer.settings import setting
 
 RIDGE = 1e-4
-UNCHANGED = (1.0, 0.0)  # alpha, beta
+IDENTITY = (1.0, 0.0)  # alpha, beta of no correction
 
 
 @dataclass(frozen=True)
 class BiCSettings(RehearsalSettings):
+    """Settings of BiC."""
+
     buffer_size: int = 2000  # for CIFAR-100, as FACIL quotes the paper (Sec. 6.1)
     held_out: float = setting(0.1, at_least=0, at_most=1)  # of the buffer: nb_val in the authors' code
     temperature: float = setting(2.0, above=0)  # T in the authors' code
 
 
+@register_method("bic")
 class BiC(Rehearsal):
-    name = "bic"
+    """Rehearsal with distillation and a bias correction of the new classes."""
+
     source = Source("Wu et al.", "Large scale incremental learning", "CVPR", 2019)
-    settings_class = BiCSettings
-    settings: BiCSettings
     trains = "backbone, head, 2 numbers"
-    teacher: Teacher | None = None  # none in the first task
+    settings_class = BiCSettings
+    state_fields = {**Rehearsal.state_fields, "correction": "once"}
+    test_settings = {**Network.test_settings, "buffer_size": 24}
+    settings: BiCSettings
 
     def __init__(self, backbone: Backbone, settings: BiCSettings):
         super().__init__(backbone, settings)
-        self.correction = torch.tensor(UNCHANGED)  # of the latest task's classes
-        self.held = torch.empty(0, dtype=torch.bool)  # what the task under way does not train on
+        self.correction = torch.tensor(IDENTITY)  # alpha and beta of the latest task's classes
+        # Which images of the current task are held out, bool [n].
+        self.held = torch.empty(0, dtype=torch.bool)
+        self.teacher: Teacher | None = None  # the network before the current task; None in the first
 
-    def prepare(self, task: TaskData, labels: Tensor) -> None:
+    def begin_task(self, task: TrainingTask, labels: Tensor) -> None:
+        """Copy the teacher and draw the held-out images."""
         self.teacher = Teacher(self.backbone, self.head) if self.tasks else None
         classes = len(self.classes) + len(labels.unique())
-        self.held = held_out(labels, self.settings.held_out, self.settings.buffer_size // classes)
+        self.held = draw_held_out(labels, self.settings.held_out, self.settings.buffer_size // classes)
 
     def training_set(self, images: ImageSet, labels: Tensor) -> tuple[ImageSet, Tensor]:
-        both, targets = self.memory.before(images, labels)
+        """Return buffer and task without the held-out images."""
+        both, targets = self.buffer.joined_with(images, labels)
         rows = (~self.all_held()).nonzero()[:, 0]
         return Chosen(both, rows.tolist()), targets[rows]
 
     def all_held(self) -> Tensor:
-        """Of the buffer and, after it, the task's images: which are held out. bool [n]."""
-        return torch.cat([self.memory.notes.get("held", self.held[:0]), self.held])
+        """Return which images of buffer and task are held out, bool [n]."""
+        return torch.cat([self.buffer.notes.get("held", self.held[:0]), self.held])
 
     def loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute cross-entropy and distillation; see `Network.loss`."""
         embeddings = self.backbone.embed(images)
         logits = self.head(embeddings)
         loss = F.cross_entropy(logits, labels)
         if self.teacher:
-            wanted = corrected(self.teacher(images), self.correction, len(self.tasks[-1]))
-            old = wanted.shape[1]
+            targets = correct(self.teacher(images), self.correction, len(self.tasks[-1]))
+            old = targets.shape[1]
             share = old / logits.shape[1]
-            kept = distillation(logits[:, :old], wanted, self.settings.temperature)
-            loss = share * kept + (1 - share) * loss
+            distilled = distillation(logits[:, :old], targets, self.settings.temperature)
+            loss = share * distilled + (1 - share) * loss
         return loss, embeddings
 
-    def finish(self, task: TaskData, labels: Tensor, **notes: Tensor) -> None:
-        both, targets = self.memory.before(task.train, labels)
+    def end_task(self, task: TrainingTask, labels: Tensor) -> None:
+        """Fit the correction and update the buffer."""
+        both, targets = self.buffer.joined_with(task.train, labels)
         held, new = self.all_held(), len(self.tasks[-1])
         if self.teacher:
-            self.correction = self.estimate(both, targets, held.nonzero()[:, 0], new)
-        rows = keepers(targets, held, self.settings.held_out, self.settings.buffer_size)
-        self.memory.offer(task.train, labels, rows, held=self.held)
+            self.correction = self.fit_correction(both, targets, held.nonzero()[:, 0], new)
+        rows = rows_to_keep(targets, held, self.settings.held_out, self.settings.buffer_size)
+        self.buffer.offer(task.train, labels, rows, held=self.held)
         self.teacher = None
 
-    def estimate(self, images: ImageSet, labels: Tensor, rows: Tensor, new: int) -> Tensor:
-        """alpha and beta by the images of some rows, of each class as many as there are of every class."""
+    def fit_correction(self, images: ImageSet, labels: Tensor, rows: Tensor, new: int) -> Tensor:
+        """Fit alpha and beta on these rows, equally many of each class.
+
+        Args:
+            images: Buffer and task.
+            labels: Their class numbers.
+            rows: The held-out rows.
+            new: The number of new classes.
+
+        Returns:
+            alpha and beta, [2].
+        """
         each = int(labels[rows].bincount(minlength=len(self.classes)).min())
         rows = rows[balanced(labels[rows], each * len(self.classes))]
-        if not len(rows):  # the buffer is too small to hold something out of every class
-            return torch.tensor(UNCHANGED)
+        if not len(rows):  # the buffer is too small to hold out something of every class
+            return torch.tensor(IDENTITY)
         embeddings = self.backbone.embed_set(
             images, batch_size=self.settings.embed_batch_size, rows=rows.tolist()
         )
         return bias(self.head(embeddings).detach().cpu(), labels[rows], new)
 
     def answer(self, images: Images) -> Answer:
+        """Predict the class of the largest corrected logit."""
         self.require_knowledge()
         logits = self.head(images.embed(torch.arange(len(images))))
-        return answer_by(corrected(logits, self.correction, len(self.tasks[-1])))
-
-    def extras(self) -> dict[str, Tensor]:
-        return {"correction": self.correction, **super().extras()}
-
-    def put_back_extras(self, tensors: Mapping[str, Tensor]) -> None:
-        self.correction = tensors["correction"]
-        super().put_back_extras(tensors)
+        return answer_by(correct(logits, self.correction, len(self.tasks[-1])))
 
 
-def corrected(logits: Tensor, correction: Tensor, new: int) -> Tensor:
-    """Logits [B, K], the last `new` of them as alpha * o + beta."""
+def correct(logits: Tensor, correction: Tensor, new: int) -> Tensor:
+    """Return logits [B, K] with the last `new` of them as alpha * o + beta."""
     alpha, beta = correction.to(logits.device)
     return torch.cat([logits[:, :-new], alpha * logits[:, -new:] + beta], dim=1)
 
 
 def bias(logits: Tensor, labels: Tensor, new: int) -> Tensor:
-    """alpha and beta that explain the labels best."""
-    start = torch.tensor(UNCHANGED)
+    """Return the alpha and beta, [2], that minimise the cross-entropy of logits [B, K] and labels [B]."""
+    start = torch.tensor(IDENTITY)
     numbers = start.clone().requires_grad_()
     minimise(
         lambda: (
-            F.cross_entropy(corrected(logits, numbers, new), labels) + RIDGE * ((numbers - start) ** 2).sum()
+            F.cross_entropy(correct(logits, numbers, new), labels) + RIDGE * ((numbers - start) ** 2).sum()
         ),
         [numbers],
     )
     return numbers.detach()
 
 
-def held_out(labels: Tensor, share: float, quota: int) -> Tensor:
-    """bool [n]: of each class a share of what the buffer will have room for, `quota`, at least one image.
+def draw_held_out(labels: Tensor, share: float, quota: int) -> Tensor:
+    """Draw the images to hold out: of each class a share of its quota, at least one and at most half.
 
-    Half of a class at most, so that it can be learned. Draws from torch's generator.
+    Args:
+        labels: Class numbers [n].
+        share: The share.
+        quota: The number of images of each class that the buffer will hold.
+
+    Returns:
+        bool [n], drawn by torch's generator.
     """
     held = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique():
@@ -150,9 +168,17 @@ def held_out(labels: Tensor, share: float, quota: int) -> Tensor:
     return held
 
 
-def keepers(labels: Tensor, held: Tensor, share: float, size: int) -> Tensor:
-    """Rows that a buffer keeps: balanced among those held out, which get a share of it or one place per class, and
-    balanced among the others, which get the rest.
+def rows_to_keep(labels: Tensor, held: Tensor, share: float, size: int) -> Tensor:
+    """Choose the rows that the buffer keeps, balanced among held-out images and balanced among the others.
+
+    Args:
+        labels: Class numbers of buffer and task, [n].
+        held: Which images are held out, bool [n].
+        share: The share of the buffer for held-out images; they get at least one place per class.
+        size: The size of the buffer.
+
+    Returns:
+        Rows; the images to train on are drawn by torch's generator.
     """
     room = min(max(int(share * size), len(labels.unique())), size // 2)
     aside, others = held.nonzero()[:, 0], (~held).nonzero()[:, 0]

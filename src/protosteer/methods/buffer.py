@@ -1,6 +1,6 @@
-"""Images of earlier tasks that a method keeps, and rules for which to keep.
+"""A buffer of images of earlier tasks, and rules for which images it keeps.
 
-A rule gives row numbers of the images that are kept followed by those that are new.
+A rule returns row numbers: of the images in the buffer, followed by those of the new images.
 """
 
 from __future__ import annotations
@@ -13,39 +13,52 @@ from torch import Tensor
 from protosteer.data.decode_cache import cache_decoded
 from protosteer.data.images import ArrayImages, Chosen, ImageSet, Joined
 
+_NOTES = "notes."
+
 
 class Buffer:
-    """uint8 images [n, 3, h, w] with their labels [n], and perhaps more numbers [n, ...] of each.
+    """Images of earlier tasks with their labels.
 
-    What it holds is part of its method's state, so that its bytes are counted and a resumed run has it.
+    The buffer is part of its method's state, so its bytes are counted and a resumed run has it.
+
+    Attributes:
+        pixels: uint8 [n, 3, h, w].
+        labels: Class numbers, int64 [n].
+        notes: Further numbers of each image, such as logits, [n, ...] by name.
+        offered: How many images were offered so far.
     """
 
     def __init__(self) -> None:
         self.pixels = torch.empty(0, 3, 0, 0, dtype=torch.uint8)
         self.labels = torch.empty(0, dtype=torch.long)
         self.notes: dict[str, Tensor] = {}
-        self.seen = 0  # images that were offered so far
+        self.offered = 0
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
     def images(self) -> ImageSet:
+        """The images as a set."""
         return ArrayImages(self.pixels)
 
     def offer(self, images: ImageSet, labels: Tensor, rows: Tensor, **notes: Tensor) -> None:
-        """Of what is kept and, after it, these images: keep the given rows, in their order.
+        """Keep the given rows, in their order, of the buffer followed by new images.
 
-        notes: of the new images; those kept before must have them too.
+        Args:
+            images: The new images.
+            labels: Their class numbers.
+            rows: The rows to keep.
+            **notes: Notes of the new images; the images in the buffer must have the same.
         """
         old, new = rows[rows < len(self)], rows[rows >= len(self)] - len(self)
-        place = torch.argsort(
+        order = torch.argsort(
             torch.cat([(rows < len(self)).nonzero()[:, 0], (rows >= len(self)).nonzero()[:, 0]])
         )
         fresh = images.pixels(new.tolist()) if len(new) else self.pixels[:0]
 
-        def joined(kept: Tensor, more: Tensor) -> Tensor:
-            return torch.cat([kept, more])[place] if len(kept) else more[place]
+        def joined(before: Tensor, more: Tensor) -> Tensor:
+            return torch.cat([before, more])[order] if len(before) else more[order]
 
         self.notes = {
             name: joined(self.notes[name][old] if len(old) else values[:0], values[new])
@@ -53,57 +66,73 @@ class Buffer:
         }
         self.pixels = joined(self.pixels[old], fresh)
         self.labels = joined(self.labels[old], labels[new])
-        self.seen += len(labels)
+        self.offered += len(labels)
 
-    def before(self, images: ImageSet, labels: Tensor) -> tuple[ImageSet, Tensor]:
-        """What is kept and, after it, a task's images, to be trained on together; rows are those of `offer`."""
+    def joined_with(self, images: ImageSet, labels: Tensor) -> tuple[ImageSet, Tensor]:
+        """Return the buffer followed by a task's images, and all labels; rows are those of `offer`."""
         both: ImageSet = Joined([self.images, cache_decoded(images)]) if len(self) else images
         return both, torch.cat([self.labels, labels])
 
-    def share_out(self, images: ImageSet, labels: Tensor, size: int) -> None:
-        """Keep as equally many of each class as there is room for; of new ones, drawn by torch's generator."""
+    def offer_balanced(self, images: ImageSet, labels: Tensor, size: int) -> None:
+        """Keep equally many images of each class; new ones are drawn by torch's generator.
+
+        Args:
+            images: The new images.
+            labels: Their class numbers.
+            size: How many images to keep.
+        """
         order = torch.randperm(len(labels))
         drawn = labels[order]
         self.offer(Chosen(images, order.tolist()), drawn, balanced(torch.cat([self.labels, drawn]), size))
 
     def draw(self, count: int) -> Tensor:
-        """Rows [at most count], without repetition, by torch's generator."""
+        """Draw at most `count` rows without repetition, by torch's generator."""
         return torch.randperm(len(self))[:count]
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Ready for a state."""
-        notes = {f"buffer.notes.{name}": values for name, values in self.notes.items()}
-        seen = torch.tensor(self.seen)
-        return {"buffer.images": self.pixels, "buffer.labels": self.labels, "buffer.seen": seen, **notes}
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return all contents as tensors by name."""
+        notes = {f"{_NOTES}{name}": values for name, values in self.notes.items()}
+        return {"images": self.pixels, "labels": self.labels, "seen": torch.tensor(self.offered), **notes}
 
-    def put_back(self, tensors: Mapping[str, Tensor]) -> None:
-        self.pixels, self.labels = tensors["buffer.images"], tensors["buffer.labels"]
-        self.seen = int(tensors["buffer.seen"])
-        start = "buffer.notes."
-        self.notes = {name.removeprefix(start): t for name, t in tensors.items() if name.startswith(start)}
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `state_dict` returned."""
+        self.pixels, self.labels, self.offered = tensors["images"], tensors["labels"], int(tensors["seen"])
+        self.notes = {n.removeprefix(_NOTES): t for n, t in tensors.items() if n.startswith(_NOTES)}
 
 
-def reservoir(kept: int, seen: int, new: int, size: int) -> Tensor:
-    """Every image that was ever offered is among the rows with the same probability (Vitter, 1985).
+def reservoir(size: int, count: int, offered: int, new: int) -> Tensor:
+    """Choose rows by reservoir sampling: every image ever offered is kept with equal probability (Vitter, 1985).
 
-    kept: images that are there, of `seen` that were offered. Draws from torch's generator.
+    Args:
+        size: How many images the buffer may hold.
+        count: How many it holds.
+        offered: How many it was offered so far.
+        new: How many are offered now.
+
+    Returns:
+        The rows to keep, drawn by torch's generator.
     """
-    rows = list(range(kept))
+    rows = list(range(count))
     for i in range(new):
         if len(rows) < size:
-            rows.append(kept + i)
-        elif (place := int(torch.randint(seen + i + 1, ()))) < size:
-            rows[place] = kept + i
+            rows.append(count + i)
+        elif (place := int(torch.randint(offered + i + 1, ()))) < size:
+            rows[place] = count + i
     return torch.tensor(rows, dtype=torch.long)
 
 
 def balanced(labels: Tensor, size: int) -> Tensor:
-    """As equally many of each class as there is room for; of a class, those that come first.
+    """Choose equally many rows of each class, or one less; of a class, those that come first.
 
-    labels [n] are those of what is kept and, after it, what is new.
+    Args:
+        labels: Class numbers of the images in the buffer, followed by those of the new images, [n].
+        size: How many rows to choose.
+
+    Returns:
+        The rows in ascending order.
     """
-    place = torch.zeros_like(labels)  # of each image within its class
+    rank = torch.zeros_like(labels)  # of each image within its class
     for label in labels.unique():
         own = labels == label
-        place[own] = torch.arange(int(own.sum()))
-    return torch.argsort(place, stable=True)[:size].sort().values
+        rank[own] = torch.arange(int(own.sum()))
+    return torch.argsort(rank, stable=True)[:size].sort().values

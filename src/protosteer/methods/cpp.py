@@ -10,18 +10,18 @@ from torch import Tensor
 
 from protosteer.backbones import Backbone
 from protosteer.learner import Learner
-from protosteer.methods.base import Answer, Images, Method, Source, TaskData
+from protosteer.methods.base import Answer, Images, Method, Source, TrainingTask, register_method
 from protosteer.methods.diagnosis import of_evidence, of_paper
 from protosteer.model import file as model_file
 from protosteer.model.memory import Memory
 from protosteer.paper.prompts import Embed
-from protosteer.runtime.checkpoint import CheckpointFile
-from protosteer.runtime.progress import OnStage
 from protosteer.settings import Settings, preset
 
 
+@register_method("cpp")
 class CPP(Method):
-    name = "cpp"
+    """A `Learner` behind the contract of methods."""
+
     source = Source(
         "Li et al.",
         "Steering prototypes with prompt-tuning for rehearsal-free continual learning",
@@ -31,7 +31,10 @@ class CPP(Method):
     trains = "a prompt per task, a neck that is thrown away"
     settings_class = Settings
     suffix = ".protosteer"
-    again = True
+    supports_repeated_classes = True
+    test_settings = {
+        "epochs": 2, "batch_size": 8, "neck_hidden": 16, "augmentation": "crop", "centroids": 2,
+    }  # fmt: skip
 
     @classmethod
     def preset(cls, name: str | None) -> dict[str, Any]:
@@ -50,10 +53,9 @@ class CPP(Method):
     def memory(self) -> Memory:
         return self.learner.memory
 
-    def learn(
-        self, task: TaskData, on_stage: OnStage | None = None, checkpoint: CheckpointFile | None = None
-    ) -> None:
-        self.learner.learn((task.train, task.train_labels), task.name, on_stage, checkpoint)
+    def learn(self, task: TrainingTask) -> None:
+        """Learn the task as `Learner.learn` does."""
+        self.learner.learn((task.train, task.train_labels), task.name, task.on_stage, task.checkpoint)
 
     def answer(self, images: Images) -> Answer:
         self.require_knowledge()

@@ -1,4 +1,4 @@
-"""What methods that learn from an earlier self share: that self, frozen, and the loss against what it says."""
+"""Knowledge distillation from a frozen copy of the network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from protosteer.methods.training_utils import Head
 
 
 class Teacher:
-    """A network as it is now, whatever becomes of it: its backbone, and its head over the classes so far."""
+    """A frozen copy of a network: its backbone, and its head over the classes so far.
+
+    Args:
+        backbone: The backbone to copy.
+        head: The head to copy.
+    """
 
     def __init__(self, backbone: Backbone, head: Head):
         self.backbone = backbone.frozen_copy()
@@ -19,14 +24,22 @@ class Teacher:
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
-        """Normalised images [B, 3, H, W] -> logits [B, K]."""
+        """Compute logits [B, K] of normalised images [B, 3, H, W]."""
         return F.linear(self.backbone.embed(images), self.weight, self.bias)
 
 
 def distillation(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """Cross-entropy of softmax(logits / T) against softmax(teacher / T), mean over images; both [B, K].
+    """Compute the cross-entropy of softmax(logits / T) against softmax(teacher / T), mean over images.
 
-    Hinton et al. (2015) multiply it by T^2, so that gradients keep their size; methods here do as their papers do.
+    Hinton et al. (2015) multiply it by T^2 to preserve the size of gradients; each method here follows its own paper.
+
+    Args:
+        logits: Of the student, [B, K].
+        teacher: Of the teacher, [B, K].
+        temperature: T.
+
+    Returns:
+        The loss.
     """
-    wanted = (teacher / temperature).softmax(dim=1)
-    return -(wanted * (logits / temperature).log_softmax(dim=1)).sum(dim=1).mean()
+    targets = (teacher / temperature).softmax(dim=1)
+    return -(targets * (logits / temperature).log_softmax(dim=1)).sum(dim=1).mean()

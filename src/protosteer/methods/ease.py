@@ -1,27 +1,26 @@
-"""EASE (Zhou et al., CVPR 2024): an adapter per task, and all of them vote.
+"""EASE (Zhou et al., CVPR 2024): adapters for each task, and an ensemble of their feature spaces.
 
-Each task trains adapters beside the MLPs of the frozen backbone, by cross-entropy over its own classes under
-a head that is thrown away. So there are as many spaces as tasks; f_s(x) is an image as the adapters of task s
-show it. p_s(k) is class k in space s: the mean of its images where they could be seen, which is in the spaces
-of its own task and of those before it.
+Each task trains adapters beside the MLPs of the frozen backbone, by cross-entropy over its classes under a head that is
+discarded. So there are as many feature spaces as tasks; f_s(x) is an image under the adapters of task s. p_s(k) is the
+prototype of class k in space s. It is the mean of the class's images in the spaces of its own task and of those before.
 
-In the space s of a later task a class k of task t is made up of the classes C that came with s and since. How
-much of each it gets is told by what they look like in space t, where all of them were seen:
+In the space s of a later task, the images of a class k of task t are gone. Its prototype there is synthesised from the
+set C of classes that came with s and after. Their weights are taken from space t, where all of them were seen:
 
     p_s(k) = sum over c in C of w(c) p_s(c),   w = softmax over C of cos(p_t(k), p_t(c))
 
-The score of class k of task t is cos(f_t(x), p_t(k)) + alpha / (T - 1) times the sum of cos(f_s(x), p_s(k))
-over all other spaces s, and the highest wins.
+The score of class k of task t is cos(f_t(x), p_t(k)) + alpha / (T - 1) times the sum of cos(f_s(x), p_s(k)) over all
+other spaces s. The prediction is the class with the largest score.
 
-As in the authors' code, C is renewed with every task (the paper's C are the classes of task s alone), and
-alpha is shared among the other spaces (the paper's counts in full for each). Unlike there, an adapter reads
-what its MLP reads, tokens after the norm, and has no dropout; gradients are clipped, and images are augmented
-as for every other method here.
+As in the authors' code, C is updated with every task (in the paper, C is the classes of task s alone), and alpha is
+split among the other spaces (in the paper, it counts in full for each). Differences: an adapter reads what its MLP
+reads, tokens after the norm, and has no dropout. Gradients are clipped, and images are augmented as for every other
+method here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,17 +29,21 @@ from torch import Tensor, nn
 
 from protosteer.backbones import Backbone
 from protosteer.methods.adapters import new_adapters, with_adapters
-from protosteer.methods.base import Answer, Images, Method, Source, TaskData
-from protosteer.methods.per_task_tuning import CosineHead, train_alone
-from protosteer.methods.training_utils import Training, class_means, embedded, numbered, task_seed
-from protosteer.runtime.checkpoint import CheckpointFile
-from protosteer.runtime.progress import OnStage
+from protosteer.methods.base import Answer, Images, Method, Source, TrainingTask, register_method
+from protosteer.methods.per_task_tuning import CosineHead, tune
+from protosteer.methods.training_utils import (
+    TrainingSettings,
+    class_means,
+    embed_task,
+    number_labels,
+    task_seed,
+)
 from protosteer.settings import setting
 
 
 @dataclass(frozen=True)
-class EASESettings(Training):
-    """Those of the authors' code for CIFAR-100 (exps/ease_cifar.json, utils/inc_net.py)."""
+class EASESettings(TrainingSettings):
+    """Settings of EASE; defaults are the authors' for CIFAR-100 (exps/ease_cifar.json, utils/inc_net.py)."""
 
     epochs: int = 20
     batch_size: int = 48
@@ -49,11 +52,13 @@ class EASESettings(Training):
     weight_decay: float = 5e-4
     adapter_width: int = setting(64, at_least=1, at_most=2**16)
     adapter_scale: float = 0.1
-    alpha: float = setting(0.1, at_least=0)  # what all other spaces together weigh beside a class's own
+    alpha: float = setting(0.1, at_least=0)  # the weight of all other spaces beside a class's own
 
 
+@register_method("ease")
 class EASE(Method):
-    name = "ease"
+    """Adapters per task, and prototypes of every class in every feature space."""
+
     source = Source(
         "Zhou et al.",
         "Expandable subspace ensemble for pre-trained model-based class-incremental learning",
@@ -62,70 +67,72 @@ class EASE(Method):
     )
     trains = "adapters per task"
     settings_class = EASESettings
+    state_fields = {"adapters": "per task", "prototypes": "once"}
+    test_settings = {
+        "epochs": 2, "batch_size": 8, "adapter_width": 4, "adapter_scale": 1.0, "augmentation": "crop",
+        "learning_rate": 0.3,
+    }  # fmt: skip
 
     def __init__(self, backbone: Backbone, settings: EASESettings):
         super().__init__(backbone, settings)
-        self.adapters = nn.ModuleList()  # of every task: one per layer
-        self.adapted: list[Backbone] = []  # with each task's
-        self.prototypes = torch.empty(0, 0, backbone.dim)  # [T, K, D]: in each space, each class
+        self.adapters = nn.ModuleList()  # one ModuleList of adapters per task
+        self.adapted: list[Backbone] = []  # the backbone with each task's adapters
+        self.prototypes = torch.empty(0, 0, backbone.dim)  # of each class in each space, [T, K, D]
 
-    def learn(
-        self, task: TaskData, on_stage: OnStage | None = None, checkpoint: CheckpointFile | None = None
-    ) -> None:
-        s, classes = self.settings, numbered(task, [])[0]
+    def learn(self, task: TrainingTask) -> None:
+        """Train the task's adapters, then update the prototypes in all spaces."""
+        s, classes = self.settings, number_labels(task, [])[0]
         with torch.random.fork_rng():
             torch.manual_seed(task_seed(s.seed, classes))
             adapters = new_adapters(self.backbone, s.adapter_width)
             head = CosineHead(self.backbone.dim, len(classes), self.backbone.device)
             learning = with_adapters(self.backbone, adapters, s.adapter_scale, trainable=True)
-            parameters = dict(adapters.named_parameters())
-            train_alone(task, learning, parameters, learning.embed, head, s, on_stage, checkpoint)
-        self.add(adapters)
+            tune(task, learning, dict(adapters.named_parameters()), learning.embed, head, s)
+        self.add_space(adapters)
         self.tasks.append(classes)
-        self.see(task, on_stage)
+        self.update_prototypes(task)
 
-    def add(self, adapters: nn.ModuleList) -> None:
-        """A new space."""
+    def add_space(self, adapters: nn.ModuleList) -> None:
+        """Add the feature space of a task's adapters."""
         self.adapters.append(adapters)
         adapted = with_adapters(self.backbone, adapters, self.settings.adapter_scale, trainable=False)
         self.adapted.append(adapted)
 
-    def see(self, task: TaskData, on_stage: OnStage | None) -> None:
-        """Prototypes of the newest task's classes in all spaces, and of earlier ones in its own."""
-        labels = numbered(task, [])[1]
+    def update_prototypes(self, task: TrainingTask) -> None:
+        """Compute prototypes of the newest task's classes in all spaces, and of earlier classes in its space."""
+        labels = number_labels(task, [])[1]
         new = torch.stack(
             [
-                class_means(embedded(task, space, self.embed_batch_size, on_stage, "prototypes"), labels)
+                class_means(embed_task(task, space, self.embed_batch_size, "prototypes"), labels)
                 for space in self.adapted
             ]
         )
-        old = F.pad(self.prototypes, (0, 0, 0, 0, 0, 1))  # a space more, which `complemented` fills
-        self.prototypes = complemented(torch.cat([old, new], dim=1), [len(names) for names in self.tasks])
+        old = F.pad(self.prototypes, (0, 0, 0, 0, 0, 1))  # one more space, which `synthesise` fills
+        self.prototypes = synthesise(torch.cat([old, new], dim=1), [len(names) for names in self.tasks])
 
     def answer(self, images: Images) -> Answer:
+        """Predict the class with the largest score over all spaces."""
         self.require_knowledge()
         rows = torch.arange(len(images))
-        seen = [images.embed(rows, key=f"adapter {t}", backbone=b) for t, b in enumerate(self.adapted)]
-        found = scores(torch.stack(seen), self.prototypes, [len(t) for t in self.tasks], self.settings.alpha)
-        passes = torch.full((len(images),), len(self.tasks) - 1)  # the plain backbone is not asked
+        features = [images.embed(rows, key=f"adapter {t}", backbone=b) for t, b in enumerate(self.adapted)]
+        counts = [len(names) for names in self.tasks]
+        found = scores(torch.stack(features), self.prototypes, counts, self.settings.alpha)
+        passes = torch.full((len(images),), len(self.tasks) - 1)  # the plain backbone is not used
         return Answer(found.argmax(dim=1), prompts=passes)
 
-    def tensors(self) -> dict[str, Tensor]:
-        weights = {f"adapters.{name}": tensor for name, tensor in self.adapters.state_dict().items()}
-        return {"prototypes": self.prototypes, **weights}
-
-    def put_back(self, tensors: dict[str, Tensor]) -> None:
-        self.prototypes = tensors["prototypes"]
-        self.adapters, self.adapted = nn.ModuleList(), []
-        for t in range(len(self.tasks)):
-            prefix, adapters = f"adapters.{t}.", new_adapters(self.backbone, self.settings.adapter_width)
-            adapters.load_state_dict(
-                {name.removeprefix(prefix): w for name, w in tensors.items() if name.startswith(prefix)}
-            )
-            self.add(adapters)
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore prototypes and adapters; see `Method.load_state_dict`."""
+        width = self.settings.adapter_width
+        made = [new_adapters(self.backbone, width) for _ in self.tasks]
+        self.adapters, self.adapted = nn.ModuleList(made), []
+        super().load_state_dict(tensors)
+        loaded, self.adapters = list(self.adapters), nn.ModuleList()
+        for adapters in loaded:
+            assert isinstance(adapters, nn.ModuleList)
+            self.add_space(adapters)
 
     def bytes_per_task(self) -> list[int]:
-        """Adapters, its classes in all spaces so far, and all earlier classes in its own."""
+        """Return the bytes of a task's adapters, its classes in all spaces so far, and earlier classes in its own."""
         counts, known, added = [len(task) for task in self.tasks], 0, []
         for t, (count, adapters) in enumerate(zip(counts, self.adapters, strict=True)):
             numbers = ((t + 1) * count + known) * self.backbone.dim
@@ -134,15 +141,20 @@ class EASE(Method):
         return added
 
     def trained_parameters(self) -> int:
-        """Adapters, and the heads that were thrown away."""
+        """Return the size of the adapters and of the discarded heads."""
         heads = len(self.classes) * self.backbone.dim + len(self.tasks)
         return heads + sum(p.numel() for p in self.adapters.parameters())
 
 
-def complemented(prototypes: Tensor, counts: Sequence[int]) -> Tensor:
-    """Prototypes [T, K, D] in which every class that was not seen in a space is made up of those that were.
+def synthesise(prototypes: Tensor, counts: Sequence[int]) -> Tensor:
+    """Fill in the prototypes of classes whose images a space has not seen.
 
-    counts: how many classes each task has.
+    Args:
+        prototypes: [T, K, D].
+        counts: The number of classes of each task.
+
+    Returns:
+        The prototypes, complete.
     """
     prototypes, first = prototypes.clone(), [sum(counts[:t]) for t in range(len(counts))]
     for t, count in enumerate(counts):
@@ -153,9 +165,19 @@ def complemented(prototypes: Tensor, counts: Sequence[int]) -> Tensor:
     return prototypes
 
 
-def scores(seen: Tensor, prototypes: Tensor, counts: Sequence[int], alpha: float) -> Tensor:
-    """[B, K] from images in all spaces [T, B, D] and classes in all spaces [T, K, D]."""
-    cosine = F.normalize(seen, dim=2) @ F.normalize(prototypes, dim=2).mT  # [T, B, K]
+def scores(features: Tensor, prototypes: Tensor, counts: Sequence[int], alpha: float) -> Tensor:
+    """Score images in all spaces [T, B, D] against classes in all spaces [T, K, D].
+
+    Args:
+        features: [T, B, D].
+        prototypes: [T, K, D].
+        counts: The number of classes of each task.
+        alpha: The weight of all other spaces.
+
+    Returns:
+        Scores [B, K].
+    """
+    cosine = F.normalize(features, dim=2) @ F.normalize(prototypes, dim=2).mT  # [T, B, K]
     task_of = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     own = F.one_hot(task_of, len(counts)).T  # [T, K]
     weights = own + (1 - own) * alpha / max(1, len(counts) - 1)

@@ -1,15 +1,15 @@
-"""GDumb: keep a balanced handful of images, and when asked, train a network on them from the beginning.
+"""GDumb (Prabhu et al.): store a balanced set of images, and train a network on it from scratch after every task.
 
-Prabhu et al., GDumb: a simple approach that questions our progress in continual learning (ECCV 2020). The
-buffer takes images greedily as long as their class has fewer than its share; once it is full, those of the
-largest class make room. After every task the network starts over from the given weights and is trained on the
-buffer alone, with CutMix: in half of the steps a box of each image is covered by that of another one of the
-batch, and the loss is shared between both labels by area. What earlier trainings led to plays no part.
+GDumb: a simple approach that questions our progress in continual learning (ECCV 2020). The buffer takes images greedily
+while their class has less than its share; once it is full, images of the largest class are removed. After every task,
+the network restarts from the given weights and is trained on the buffer alone, with CutMix: in half of the steps, a box
+of each image is covered by that of another image of the batch, and the loss weighs both labels by area. Earlier
+trainings have no influence.
 
-Different here: the paper trains small networks from random weights by SGD, from 0.05 down to 0.0005 with warm
-restarts, after a first epoch at a tenth of that, up to 256 times over the buffer; this is AdamW at the rate of
-`Training`, which suits pre-trained weights, along one cosine, for fewer epochs. Which images of a class go is
-drawn by putting a task's images in random order and letting the last of a class go first.
+Differences: the paper trains small networks from random weights by SGD, from 0.05 down to 0.0005 with warm restarts
+after a first epoch at a tenth of that, for up to 256 epochs. This is AdamW at the rate of `TrainingSettings`, which
+suits pre-trained weights, along one cosine, for fewer epochs. Which images of a class are removed is random: a task's
+images are shuffled, and the last of a class go first.
 """
 
 from __future__ import annotations
@@ -21,22 +21,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.data.images import ImageSet
-from protosteer.methods.base import Source, TaskData
+from protosteer.methods.base import Source, TrainingTask, register_method
 from protosteer.methods.finetune_base import Rehearsal, RehearsalSettings
 from protosteer.settings import setting
 
 
 @dataclass(frozen=True)
 class GDumbSettings(RehearsalSettings):
+    """Settings of GDumb."""
+
     epochs: int = 50  # our choice: with 500 images as many steps as 5 epochs of 5,000 images
     batch_size: int = 16  # as the authors' code, src/opts.py
     schedule: str = "cosine"
-    # Probability that a batch is mixed; as the authors' code.
-    cutmix: float = setting(0.5, at_least=0, at_most=1)
+    cutmix: float = setting(0.5, at_least=0, at_most=1)  # probability per batch, as the authors' code
 
 
+@register_method("gdumb")
 class GDumb(Rehearsal):
-    name = "gdumb"
+    """A balanced buffer, and a network that is retrained on it."""
+
     source = Source(
         "Prabhu et al.",
         "GDumb: a simple approach that questions our progress in continual learning",
@@ -44,18 +47,22 @@ class GDumb(Rehearsal):
         2020,
     )
     settings_class = GDumbSettings
-    again = True
+    supports_repeated_classes = True
+    test_settings = {**Rehearsal.test_settings, "epochs": 12}
     settings: GDumbSettings
 
-    def prepare(self, task: TaskData, labels: Tensor) -> None:
+    def begin_task(self, task: TrainingTask, labels: Tensor) -> None:
+        """Restart from the given weights."""
         if self.tasks:
-            self.start_over()
+            self.reset_network()
 
     def training_set(self, images: ImageSet, labels: Tensor) -> tuple[ImageSet, Tensor]:
-        self.memory.share_out(images, labels, self.settings.buffer_size)
-        return self.memory.images, self.memory.labels
+        """Update the buffer and return it."""
+        self.buffer.offer_balanced(images, labels, self.settings.buffer_size)
+        return self.buffer.images, self.buffer.labels
 
     def loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the cross-entropy, with CutMix in some steps; see `Network.loss`."""
         if torch.rand(()) >= self.settings.cutmix:
             return super().loss(images, labels)
         mixed, partners, share = cutmix(images)
@@ -64,15 +71,19 @@ class GDumb(Rehearsal):
         own, other = F.cross_entropy(logits, labels), F.cross_entropy(logits, labels[partners])
         return (1 - share) * own + share * other, embeddings
 
-    def finish(self, task: TaskData, labels: Tensor, **notes: Tensor) -> None:
-        """Nothing more is kept than what was trained on."""
+    def end_task(self, task: TrainingTask, labels: Tensor) -> None:
+        """Leave the buffer as it was trained on."""
 
 
 def cutmix(images: Tensor) -> tuple[Tensor, Tensor, float]:
-    """A box of each image [B, 3, H, W], the same for all, covered by that of its partner in the batch.
+    """Cover a box of each image by that of its partner in the batch; the box is the same for all.
 
-    With the rows of the partners [B] and the box's share of the area, which is uniform in 0..1 before the box
-    is cut off at the edge. By torch's generator.
+    Args:
+        images: [B, 3, H, W].
+
+    Returns:
+        The mixed images, the rows of the partners [B], and the box's share of the area. The share is uniform in 0..1
+        before the box is cut off at the edge. All by torch's generator.
     """
     height, width = images.shape[2:]
     side = float(torch.rand(())) ** 0.5

@@ -1,11 +1,11 @@
-"""Joint training, the upper bound: after every task a fresh network is trained on all images so far.
+"""Joint training, the upper bound: after every task, train a new network on all images so far.
 
-Every image of every task is kept, and the whole backbone, from the weights that were given, with a linear head
-is fitted to all of them by cross-entropy, as if there had been no sequence (the paper's upper bound, Appendix
-"Implementation Details"). What a method without old images loses against this is the price of the sequence.
+Every image of every task is stored. The whole backbone, from the given weights, and a linear head are fitted to all of
+them by cross-entropy, as if there had been no sequence (the paper's upper bound, Appendix "Implementation Details").
+The difference to this is what a method without old images loses by learning in sequence.
 
-The paper trains as it trains CPP, but for the learning rate. Of that, warm-up and the rise of the weight decay are
-left out here: the rate falls along a cosine to 0, and the weight decay is that of the last step throughout.
+The paper trains as it trains CPP, except for the learning rate. Here, warm-up and the rise of the weight decay are
+omitted: the rate falls along a cosine to 0, and the weight decay is that of the last step throughout.
 """
 
 from __future__ import annotations
@@ -16,34 +16,41 @@ import torch
 from torch import Tensor
 
 from protosteer.data.images import ImageSet
-from protosteer.methods.base import Source, TaskData
-from protosteer.methods.finetune_base import Rehearsal
-from protosteer.methods.training_utils import Training
+from protosteer.methods.base import Source, TrainingTask, register_method
+from protosteer.methods.finetune_base import Network, Rehearsal
+from protosteer.methods.training_utils import TrainingSettings
 
 
 @dataclass(frozen=True)
-class JointSettings(Training):
-    # Of the paper: the learning rate is its upper bound's, all else CPP's.
+class JointSettings(TrainingSettings):
+    """Settings of joint training; the learning rate is the paper's upper bound's, the rest CPP's."""
+
     epochs: int = 50
     batch_size: int = 256
     learning_rate: float = 1e-4
     schedule: str = "cosine"
 
 
+@register_method("joint")
 class Joint(Rehearsal):
-    name = "joint"
+    """A network that is retrained on all images of all tasks."""
+
     source = Source("Caruana", "Multitask learning", "Machine Learning", 1997)
     settings_class = JointSettings
-    again = True
+    supports_repeated_classes = True
+    state_grows = True
+    test_settings = Network.test_settings
     settings: JointSettings
-    grows = True
 
-    def prepare(self, task: TaskData, labels: Tensor) -> None:
+    def begin_task(self, task: TrainingTask, labels: Tensor) -> None:
+        """Restart from the given weights."""
         if self.tasks:
-            self.start_over()
+            self.reset_network()
 
     def training_set(self, images: ImageSet, labels: Tensor) -> tuple[ImageSet, Tensor]:
-        return self.memory.before(images, labels)
+        """Return the images of all tasks so far."""
+        return self.buffer.joined_with(images, labels)
 
-    def finish(self, task: TaskData, labels: Tensor, **notes: Tensor) -> None:
-        self.memory.offer(task.train, labels, torch.arange(len(self.memory) + len(labels)))
+    def end_task(self, task: TrainingTask, labels: Tensor) -> None:
+        """Store all images of the task."""
+        self.buffer.offer(task.train, labels, torch.arange(len(self.buffer) + len(labels)))

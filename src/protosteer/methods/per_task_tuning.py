@@ -1,4 +1,4 @@
-"""What is trained on one task alone, under a head of its classes: prompts and the like."""
+"""Train prompts and other parameters on one task alone, under a head of its classes."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protosteer.backbones import Backbone
-from protosteer.methods.base import TaskData
-from protosteer.methods.training_utils import Training, fit, numbered, task_seed
-from protosteer.runtime.checkpoint import CheckpointFile
-from protosteer.runtime.progress import OnStage
+from protosteer.methods.base import TrainingTask
+from protosteer.methods.training_utils import TrainingJob, TrainingSettings, fit, number_labels, task_seed
 from protosteer.settings import setting
 
 MOMENTUM = 0.9
 
 
 @dataclass(frozen=True)
-class PromptTraining(Training):
-    """How a prompt is trained; the defaults are those of `adapted_prompt`.
+class PromptTraining(TrainingSettings):
+    """How a prompt is trained.
 
-    They are LAMDA-PILOT's, the toolbox of APER's authors (exps/aper_vpt_deep.json). `gradient_clip` and
+    Defaults are LAMDA-PILOT's, the toolbox of APER's authors (exps/aper_vpt_deep.json). `gradient_clip` and
     `augmentation` are ours: there, gradients are not clipped.
     """
 
@@ -36,7 +34,13 @@ class PromptTraining(Training):
 
 
 class CosineHead(nn.Module):
-    """Cosine similarities to one row per class, times a scale that is trained and begins at 1."""
+    """Cosine similarities to one row per class, times a trained scale that starts at 1.
+
+    Args:
+        dim: The dimension D of embeddings.
+        classes: The number K of classes.
+        device: Where the parameters are.
+    """
 
     def __init__(self, dim: int, classes: int, device: torch.device):
         super().__init__()
@@ -44,25 +48,31 @@ class CosineHead(nn.Module):
         self.scale = nn.Parameter(torch.ones((), device=device))
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        """[B, D] -> logits [B, K]."""
+        """Compute logits [B, K] of embeddings [B, D]."""
         return self.scale * F.linear(F.normalize(embeddings, dim=1), F.normalize(self.weight, dim=1))
 
 
-def train_alone(
-    task: TaskData,
+def tune(
+    task: TrainingTask,
     backbone: Backbone,
     parameters: Mapping[str, nn.Parameter],
     embed: Callable[[Tensor], Tensor],
     head: nn.Module,
-    settings: Training,
-    on_stage: OnStage | None = None,
-    checkpoint: CheckpointFile | None = None,
+    settings: TrainingSettings,
     penalty: Callable[[Tensor], Tensor] | None = None,
 ) -> None:
-    """Train `parameters` and a head by cross-entropy over the task's own classes, in alphabetical order.
+    """Train parameters and a head by cross-entropy over the task's classes, in alphabetical order.
 
-    embed: normalised images [B, 3, H, W] -> [B, D], through the parameters. penalty: of logits [B, K], added
-    to the loss. Seed torch beforehand.
+    Seed torch's generator before.
+
+    Args:
+        task: The task.
+        backbone: The backbone.
+        parameters: The parameters to train, by name.
+        embed: Maps normalised images [B, 3, H, W] to embeddings [B, D], through the parameters.
+        head: Maps embeddings to logits [B, K].
+        settings: How to train.
+        penalty: Maps logits [B, K] to a value that is added to the loss.
     """
     trained = dict([*parameters.items(), *head.named_parameters("head")])
     rate, decay = settings.learning_rate, settings.weight_decay
@@ -74,43 +84,35 @@ def train_alone(
         value = F.cross_entropy(logits, labels)
         return value if penalty is None else value + penalty(logits), embeddings
 
-    labels = numbered(task, [])[1]
-    fit(task.name, task.train, labels, backbone, trained, optimiser, loss, settings, on_stage, checkpoint)
+    labels = number_labels(task, [])[1]
+    fit(TrainingJob(task, task.train, labels, backbone, trained, optimiser, loss, settings))
 
 
-def train_prompt(
-    task: TaskData,
-    backbone: Backbone,
-    start: Tensor,
-    head: nn.Module,
-    settings: Training,
-    on_stage: OnStage | None = None,
-    checkpoint: CheckpointFile | None = None,
+def tune_prompt(
+    task: TrainingTask, backbone: Backbone, start: Tensor, head: nn.Module, settings: TrainingSettings
 ) -> Tensor:
-    """[S, L, D]: a prompt trained from `start` with a head, as `train_alone` says."""
+    """Train a prompt [S, L, D] from `start` with a head, as `tune` does, and return it."""
     prompt = nn.Parameter(start.to(backbone.device, copy=True))
-
-    def embed(images: Tensor) -> Tensor:
-        return backbone.embed(images, prompt)
-
-    train_alone(task, backbone, {"prompt": prompt}, embed, head, settings, on_stage, checkpoint)
+    tune(task, backbone, {"prompt": prompt}, lambda images: backbone.embed(images, prompt), head, settings)
     return prompt.detach().cpu()
 
 
-def adapted_prompt(
-    task: TaskData,
-    backbone: Backbone,
-    settings: PromptTraining,
-    on_stage: OnStage | None = None,
-    checkpoint: CheckpointFile | None = None,
-) -> Tensor:
-    """[depth, L, D]: a deep prompt that fits a frozen backbone to one task, begun at zero.
+def tune_deep_prompt(task: TrainingTask, backbone: Backbone, settings: PromptTraining) -> Tensor:
+    """Train a deep prompt [depth, L, D] on one task, from zero, under a head that is discarded.
 
-    The head that it is trained under is thrown away. The caller's random state is left as it was.
+    The caller's random state stays as it is.
+
+    Args:
+        task: The task.
+        backbone: The frozen backbone.
+        settings: How to train.
+
+    Returns:
+        The prompt.
     """
-    classes = numbered(task, [])[0]
+    classes = number_labels(task, [])[0]
     with torch.random.fork_rng():
         torch.manual_seed(task_seed(settings.seed, classes))
         head = CosineHead(backbone.dim, len(classes), backbone.device)
         start = torch.zeros(backbone.prompt_shape(settings.prompt_length))
-        return train_prompt(task, backbone, start, head, settings, on_stage, checkpoint)
+        return tune_prompt(task, backbone, start, head, settings)

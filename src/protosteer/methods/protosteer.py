@@ -1,18 +1,21 @@
-"""Prediction by evidence, docs/beyond.md: what CPP learns, read better."""
+"""The default classifier of this package, docs/beyond.md: what CPP learns, with whitened features and kernel ridge."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from protosteer.methods.base import Source
+from protosteer.methods.base import Source, register_method
 from protosteer.methods.cpp import CPP
 from protosteer.settings import preset
 
 
+@register_method("protosteer")
 class Protosteer(CPP):
-    name = "protosteer"
+    """CPP's training with the default classifier."""
+
     source = Source("protosteer", "Prediction by evidence: docs/beyond.md", "this repository", 2026)
 
     @classmethod
     def preset(cls, name: str | None) -> dict[str, Any]:
+        """Return the settings of a preset; None: those of `best`."""
         return preset(name or "best")

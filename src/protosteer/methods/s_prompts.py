@@ -1,14 +1,13 @@
-"""S-Prompts, for images alone (Wang et al., NeurIPS 2022): tasks know nothing of each other.
+"""S-Prompts, for images alone (Wang et al., NeurIPS 2022): independent prompts, one per task.
 
-Each task trains a shallow prompt and a linear head of its own, by cross-entropy over its own classes. It also
-keeps the centroids of K-means over the plain embeddings of its images, each scaled to length one. The
-centroid nearest to an image says which task it is taken to belong to; that task's prompt and head say the
-class.
+Each task trains its own shallow prompt and linear head, by cross-entropy over its own classes. It also stores the
+K-means centroids of its images' plain embeddings, scaled to unit length. The nearest centroid decides an image's task;
+that task's prompt and head predict the class.
 
-The paper is about the same classes in new domains, where the class counts and the domain does not. With new
-classes in each task, as here, a wrong task is a wrong answer. As in the authors' code, the nearest is by the
-sum of absolute differences, although K-means is Euclidean. Unlike there, centroids are those of images as
-they are, not augmented; gradients are clipped, and images are augmented as for every other method here.
+The paper is about the same classes in new domains, where a wrong domain may still give the right class. With new
+classes in each task, as here, a wrong task is a wrong answer. As in the authors' code, the nearest centroid is by the
+sum of absolute differences, although K-means is Euclidean. Differences: centroids are those of plain images, not
+augmented ones; gradients are clipped, and images are augmented as for every other method here.
 """
 
 from __future__ import annotations
@@ -17,21 +16,22 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from protosteer.backbones import Backbone
-from protosteer.methods.base import Answer, Images, Method, Source, TaskData
-from protosteer.methods.per_task_tuning import PromptTraining, train_prompt
-from protosteer.methods.training_utils import answer_by, embedded, numbered, task_seed
+from protosteer.methods.base import Answer, Images, Method, Source, TrainingTask, register_method
+from protosteer.methods.per_task_tuning import PromptTraining, tune_prompt
+from protosteer.methods.training_utils import answer_by, embed_task, number_labels, task_seed
 from protosteer.paper.prototypes import centroids
-from protosteer.runtime.checkpoint import CheckpointFile
-from protosteer.runtime.progress import OnStage
 from protosteer.settings import setting
 
 
 @dataclass(frozen=True)
 class SPromptsSettings(PromptTraining):
-    """Those of the authors' code for DomainNet (configs/domainnet_slip.json, methods/sprompt.py)."""
+    """Settings of S-Prompts.
+
+    Defaults are those of the authors' code for DomainNet (configs/domainnet_slip.json, methods/sprompt.py).
+    """
 
     epochs: int = 30
     batch_size: int = 128
@@ -41,8 +41,10 @@ class SPromptsSettings(PromptTraining):
     centroids: int = setting(5, at_least=1, at_most=10_000)  # per task
 
 
+@register_method("s-prompts")
 class SPrompts(Method):
-    name = "s-prompts"
+    """A prompt and a head per task, chosen by the nearest centroid."""
+
     source = Source(
         "Wang et al.",
         "S-Prompts learning with pre-trained transformers: an Occam's razor for domain incremental learning",
@@ -51,39 +53,43 @@ class SPrompts(Method):
     )
     trains = "a prompt and a head per task"
     settings_class = SPromptsSettings
+    state_fields = {
+        "prompts": "per task", "weight": "per class", "bias": "per class", "centroids": "once", "owners": "once",
+    }  # fmt: skip
+    test_settings = {
+        "epochs": 8, "batch_size": 8, "prompt_length": 2, "learning_rate": 0.06, "augmentation": "crop",
+    }  # fmt: skip
 
     def __init__(self, backbone: Backbone, settings: SPromptsSettings):
         super().__init__(backbone, settings)
         dim, self.shape = backbone.dim, backbone.prompt_shape(settings.prompt_length, deep=False)
         self.prompts = torch.empty(0, *self.shape)  # [T, 1, L, D]
-        self.weight, self.bias = (
-            torch.empty(0, dim),
-            torch.empty(0),
-        )  # [K, D], [K]: the heads, one after another
-        self.centroids = torch.empty(0, dim)  # [C, D]: of all tasks
-        self.owners = torch.empty(0, dtype=torch.long)  # [C]: the task of each
+        self.weight, self.bias = torch.empty(0, dim), torch.empty(0)
+        self.centroids = torch.empty(0, dim)  # of all tasks, [C, D]
+        self.owners = torch.empty(0, dtype=torch.long)  # the task of each centroid, int64 [C]
 
-    def learn(
-        self, task: TaskData, on_stage: OnStage | None = None, checkpoint: CheckpointFile | None = None
-    ) -> None:
+    def learn(self, task: TrainingTask) -> None:
+        """Train the task's prompt and head, and compute its centroids."""
         s, dim, device = self.settings, self.backbone.dim, self.backbone.device
-        classes = numbered(task, [])[0]
+        classes = number_labels(task, [])[0]
         seed = task_seed(s.seed, classes)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            start = nn.Linear(dim, s.prompt_length).weight.detach().view(self.shape)  # small random numbers
+            start = nn.Linear(dim, s.prompt_length).weight.detach().view(self.shape)
             head = nn.Linear(dim, len(classes)).to(device)
-            prompt = train_prompt(task, self.backbone, start, head, s, on_stage, checkpoint)
-        plain = embedded(task, self.backbone, self.embed_batch_size, on_stage)
+            prompt = tune_prompt(task, self.backbone, start, head, s)
+        plain = embed_task(task, self.backbone, self.embed_batch_size)
         means = centroids(F.normalize(plain, dim=1), s.centroids, "kmeans", seed=seed % 2**32).means
         self.prompts = torch.cat([self.prompts, prompt[None]])
+        # Of the heads, one after the other, [K, D].
         self.weight = torch.cat([self.weight, head.weight.detach().cpu()])
-        self.bias = torch.cat([self.bias, head.bias.detach().cpu()])
+        self.bias = torch.cat([self.bias, head.bias.detach().cpu()])  # [K]
         self.centroids = torch.cat([self.centroids, means])
         self.owners = torch.cat([self.owners, torch.full((len(means),), len(self.tasks))])
         self.tasks.append(classes)
 
     def answer(self, images: Images) -> Answer:
+        """Predict by the prompt and head of the task with the nearest centroid."""
         self.require_knowledge()
         plain = F.normalize(images.embed(torch.arange(len(images))), dim=1)
         chosen = self.owners[torch.cdist(plain, self.centroids, p=1).argmin(dim=1)]  # [B]
@@ -98,11 +104,8 @@ class SPrompts(Method):
         candidates = F.one_hot(chosen, len(self.tasks)).bool()
         return answer_by(logits, candidates=candidates, prompts=torch.ones_like(chosen))
 
-    def tensors(self) -> dict[str, Tensor]:
-        kept = ("prompts", "weight", "bias", "centroids", "owners")
-        return {name: getattr(self, name) for name in kept}
-
     def bytes_per_task(self) -> list[int]:
+        """Return the bytes of a task's prompt, head and centroids."""
         each = self.owners.bincount(minlength=len(self.tasks)).tolist()
         one, prompt = 4 * self.backbone.dim, 4 * torch.Size(self.shape).numel()
         return [
@@ -111,4 +114,5 @@ class SPrompts(Method):
         ]
 
     def trained_parameters(self) -> int:
+        """Return the size of prompts and heads."""
         return self.prompts.numel() + self.weight.numel() + self.bias.numel()

@@ -1,4 +1,4 @@
-"""Images, tasks and a backbone on which a method can be tried within seconds."""
+"""Toy images, tasks and a backbone on which a method learns within seconds."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ from protosteer.backbones import Backbone
 from protosteer.backbones.prompting import Prompt
 from protosteer.data.images import ArrayImages, ImageSet
 from protosteer.data.transforms import Preprocessing
-from protosteer.methods.base import Method, TaskData
+from protosteer.methods.base import Method, TrainingTask
 from protosteer.paper.vit import ViT, ViTConfig
 
 GROUPS = (["ant", "bee"], ["cat", "dog", "eel"], ["fox"])
 
 
 class PlainImages:
-    """Test images that are embedded each time anew."""
+    """Test images without a cache: every embedding is computed anew.
+
+    Args:
+        method: The method whose backbone embeds them.
+        images: The images.
+    """
 
     def __init__(self, method: Method, images: ImageSet):
         self.method = method
@@ -28,6 +33,7 @@ class PlainImages:
         return len(self.images)
 
     def pixels(self, rows: Tensor) -> Tensor:
+        """Return the pixels of some rows."""
         return self.images.pixels(rows.tolist())
 
     def embed(
@@ -37,6 +43,7 @@ class PlainImages:
         key: str | None = None,
         backbone: Backbone | None = None,
     ) -> Tensor:
+        """Embed some rows; see `Images.embed`."""
         return (backbone or self.method.backbone).embed_pixels(self.pixels(rows), prompt)
 
     def tokens(self, rows: Tensor, prompt: Tensor | None = None) -> Tensor:
@@ -45,16 +52,16 @@ class PlainImages:
             return backbone.tokens(backbone.preprocessing(self.pixels(rows), backbone.device), prompt).cpu()
 
 
-def toy_task(classes: Sequence[str], per_class: int = 8) -> TaskData:
-    """A task of easy images."""
+def toy_task(classes: Sequence[str], per_class: int = 8) -> TrainingTask:
+    """Create a task of easy images."""
     pixels, labels = toy_images(classes, per_class)
-    return TaskData(classes[0], list(classes), ArrayImages(pixels), labels)
+    return TrainingTask(classes[0], list(classes), ArrayImages(pixels), labels)
 
 
 def toy_backbone(seed: int = 0, pool: str = "token") -> Backbone:
-    """A random two-layer ViT for 16-px images; its embeddings depend on its images enough to learn from."""
+    """Create a random two-layer ViT for 16-px images, whose embeddings suffice to learn from."""
     config = ViTConfig(image_size=16, patch_size=8, dim=24, depth=2, heads=3, mlp_dim=48, pool=pool)
-    with torch.device("meta"):  # torch's own generator is left alone: another thread may be training with it
+    with torch.device("meta"):  # leaves torch's generator alone: another thread may be training
         vit = ViT(config)
     generator = torch.Generator().manual_seed(seed)
     weights: dict[str, Tensor] = {}
@@ -69,7 +76,7 @@ def toy_backbone(seed: int = 0, pool: str = "token") -> Backbone:
 
 
 def toy_images(classes: Sequence[str], per_class: int = 8, seed: int = 0) -> tuple[Tensor, list[str]]:
-    """uint8 [N, 3, 16, 16]: one random picture per class name, each image a noisy copy of it."""
+    """Draw noisy copies of one random picture per class: uint8 [N, 3, 16, 16] and labels."""
     images: list[Tensor] = []
     labels: list[str] = []
     for name in classes:

@@ -1,11 +1,10 @@
-"""What methods are made of, beside the room `method/`: labels as numbers, a head that grows, a loop that can be
-resumed.
-"""
+"""Building blocks of methods: labels as numbers, a head that grows, a training loop that can be resumed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,32 +14,23 @@ from protosteer.backbones import Backbone
 from protosteer.data.decode_cache import cache_decoded
 from protosteer.data.images import ImageSet
 from protosteer.errors import LearnerError
-from protosteer.methods.base import Answer, TaskData
+from protosteer.methods.base import Answer, MethodSettings, TrainingTask
 from protosteer.paper.task import task_seed
 from protosteer.paper.trainer import TrainingState, cosine, update
 from protosteer.runtime.callbacks import training_callbacks
-from protosteer.runtime.checkpoint import CheckpointFile
-from protosteer.runtime.progress import OnStage, Stage
-from protosteer.settings import AUGMENTATIONS, Values, setting
+from protosteer.runtime.progress import Stage
+from protosteer.settings import AUGMENTATIONS, setting
 from protosteer.util.distributed import here
 
 __all__ = [
-    "Head",
-    "Training",
-    "answer_by",
-    "class_means",
-    "embedded",
-    "fit",
-    "grown_means",
-    "minimise",
-    "numbered",
-    "task_seed",
-]
+    "Head", "TrainingJob", "TrainingSettings", "answer_by", "class_means", "embed_task", "fit", "minimise",
+    "number_labels", "task_seed", "update_means",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Training(Values):
-    """What every method that trains by `fit` can be told; a method's own settings build on it."""
+class TrainingSettings(MethodSettings):
+    """Settings of every method that trains by `fit`; a method's own settings inherit from them."""
 
     epochs: int = setting(5, at_least=1, at_most=100_000)
     batch_size: int = setting(64, at_least=2, at_most=2**16)
@@ -49,41 +39,63 @@ class Training(Values):
     weight_decay: float = setting(1e-2, at_least=0)
     gradient_clip: float = setting(5.0, above=0)
     augmentation: str = setting("paper", choices=AUGMENTATIONS)
-    embed_batch_size: int = setting(64, at_least=1, at_most=2**16)
-    seed: int = setting(0, at_least=0)
 
 
-def numbered(task: TaskData, known: Sequence[str]) -> tuple[list[str], Tensor]:
-    """The task's new classes in alphabetical order, and its labels [n] as numbers: new ones after those known."""
+def number_labels(task: TrainingTask, known: Sequence[str]) -> tuple[list[str], Tensor]:
+    """Number a task's labels; new classes follow the known ones, in alphabetical order.
+
+    Args:
+        task: The task.
+        known: The names of the classes learned before.
+
+    Returns:
+        The names of the new classes, and the labels as numbers, int64 [n].
+    """
     classes = sorted(set(task.train_labels) - set(known))
     number = {name: i for i, name in enumerate([*known, *classes])}
     return classes, torch.tensor([number[label] for label in task.train_labels])
 
 
-def embedded(
-    task: TaskData,
-    backbone: Backbone,
-    batch_size: int,
-    on_stage: OnStage | None = None,
-    doing: str = "keys",
-    prompt: Tensor | None = None,
+def embed_task(
+    task: TrainingTask, backbone: Backbone, batch_size: int, stage: str = "keys", prompt: Tensor | None = None
 ) -> Tensor:
-    """[n, D]: the task's training images by the evaluation transform."""
+    """Embed a task's training images with the evaluation transform.
+
+    Args:
+        task: The task, with n images.
+        backbone: The backbone.
+        batch_size: Images per forward pass.
+        stage: What to call this in progress reports.
+        prompt: A prompt [S, L, D] for all images.
+
+    Returns:
+        Embeddings [n, D].
+    """
 
     def on_batch(done: int) -> None:
-        if on_stage:
-            on_stage(Stage(task.name, doing, done, len(task.train)))
+        if task.on_stage:
+            task.on_stage(Stage(task.name, stage, done, len(task.train)))
 
     return backbone.embed_set(task.train, prompt, batch_size, on_batch)
 
 
 def class_means(embeddings: Tensor, labels: Tensor) -> Tensor:
-    """[K, D]: the mean embedding of every label there is, in their order."""
+    """Return the mean of embeddings [n, D] for every label that occurs, in order, [K, D]."""
     return torch.stack([embeddings[labels == number].mean(dim=0) for number in labels.unique()])
 
 
-def grown_means(means: Tensor, counts: Tensor, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Means [K, D] of classes of so many images, int64 [K], with more images [n, D] of these classes or new ones."""
+def update_means(means: Tensor, counts: Tensor, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Update class means with more images of these classes or of new ones.
+
+    Args:
+        means: [K, D].
+        counts: The number of images behind each mean, int64 [K].
+        embeddings: Of the new images, [n, D].
+        labels: Their class numbers, int64 [n].
+
+    Returns:
+        The new means and counts.
+    """
     present, more = labels.unique(), labels.bincount(minlength=len(counts))
     new = len(more) - len(counts)
     means, counts = F.pad(means, (0, 0, 0, new)), F.pad(counts, (0, new)) + more
@@ -93,7 +105,12 @@ def grown_means(means: Tensor, counts: Tensor, embeddings: Tensor, labels: Tenso
 
 
 class Head(nn.Module):
-    """A linear layer over embeddings that gets rows for new classes; those it has stay as they are."""
+    """A linear layer over embeddings that grows with new classes; existing rows stay as they are.
+
+    Args:
+        dim: The dimension D of embeddings.
+        device: Where the parameters are.
+    """
 
     def __init__(self, dim: int, device: torch.device):
         super().__init__()
@@ -101,82 +118,125 @@ class Head(nn.Module):
         self.bias = nn.Parameter(torch.empty(0, device=device))
 
     def grow(self, new: int) -> None:
+        """Add freshly initialised rows for this many new classes."""
         if not new:
             return
         fresh = nn.Linear(self.weight.shape[1], new).to(self.weight.device)
-        self.weight = nn.Parameter(torch.cat([self.weight.detach(), fresh.weight.detach()]))
-        self.bias = nn.Parameter(torch.cat([self.bias.detach(), fresh.bias.detach()]))
+        self.assign(
+            torch.cat([self.weight.detach(), fresh.weight.detach()]),
+            torch.cat([self.bias.detach(), fresh.bias.detach()]),
+        )
 
-    def put_back(self, weight: Tensor, bias: Tensor) -> None:
+    def assign(self, weight: Tensor, bias: Tensor) -> None:
+        """Replace all rows by weight [K, D] and bias [K]."""
         self.weight, self.bias = (nn.Parameter(t.to(self.weight.device)) for t in (weight, bias))
 
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load rows, whatever their number."""
+        self.assign(state_dict["weight"], state_dict["bias"])
+
     def forward(self, embeddings: Tensor) -> Tensor:
-        """[B, D] -> logits [B, K]."""
+        """Compute logits [B, K] of embeddings [B, D]."""
         return F.linear(embeddings.to(self.weight.device), self.weight, self.bias)
 
 
 def answer_by(logits: Tensor, **more: Tensor) -> Answer:
-    """The largest of logits [B, K]; as sure as their softmax is."""
-    found = logits.detach().cpu().softmax(dim=1).max(dim=1)
-    return Answer(found.indices, confidence=found.values, **more)
+    """Predict the class of the largest logit, with its softmax as confidence.
+
+    Args:
+        logits: [B, K].
+        **more: Other fields of `Answer`.
+
+    Returns:
+        The answer.
+    """
+    best = logits.detach().cpu().softmax(dim=1).max(dim=1)
+    return Answer(best.indices, confidence=best.values, **more)
 
 
-def fit(
-    name: str,
-    images: ImageSet,
-    labels: Tensor,
-    backbone: Backbone,
-    parameters: Mapping[str, nn.Parameter],
-    optimiser: torch.optim.Optimizer,
-    loss: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-    settings: Training,
-    on_stage: OnStage | None = None,
-    checkpoint: CheckpointFile | None = None,
-    views: int = 1,
-) -> None:
-    """Train parameters on augmented images of a task; killed at any step, it goes on to the same bits.
+@dataclass(frozen=True)
+class TrainingJob:
+    """What `fit` trains, on what, and how.
 
-    name: of the task. loss: of normalised images [B, 3, H, W] and their labels [B], with the embeddings [B, D]
-    behind it. Everything that is random in it must come from torch's generator: seed that beforehand.
-    views: so many augmentations of each image, [views * B, 3, H, W]: the whole batch, then the whole batch again.
+    Attributes:
+        task: The task: its name, progress and checkpoint.
+        images: The images to train on; the task's own, or others too.
+        labels: Their class numbers, int64 [n].
+        backbone: Its preprocessing and device are used.
+        parameters: The parameters to train, by name.
+        optimiser: Their optimiser.
+        loss: Maps normalised images [B, 3, H, W] and labels [B] to a loss and the embeddings [B, D] behind it.
+            All its randomness must come from torch's generator; seed that before training.
+        settings: Epochs, batch size, schedule and so on.
+        views: Augmentations of each image. The loss gets [views * B, 3, H, W]: the batch, then the batch again.
+    """
+
+    task: TrainingTask
+    images: ImageSet
+    labels: Tensor
+    backbone: Backbone
+    parameters: Mapping[str, nn.Parameter]
+    optimiser: torch.optim.Optimizer
+    loss: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    settings: TrainingSettings
+    views: int = 1
+
+
+def fit(job: TrainingJob) -> None:
+    """Train parameters on augmented images; an interrupted training resumes bit-identically.
+
+    Args:
+        job: What to train.
+
+    Raises:
+        LearnerError: There are several processes (code "single-process-method").
     """
     from protosteer.data.augment import Augmentation, augmented
 
     if here().size > 1:
         raise LearnerError(
-            "this method can be trained by one process only; run it without torchrun, or its seeds side by side"
+            "this method can be trained by one process only; run it without torchrun, or its seeds in parallel",
+            code="single-process-method",
         )
-    images, device = cache_decoded(images), backbone.device
-    augment = Augmentation(backbone.preprocessing, settings.augmentation)
-    state = TrainingState(parameters, optimiser, labels, settings.batch_size, settings.epochs)
+    s, labels, optimiser, device = job.settings, job.labels, job.optimiser, job.backbone.device
+    images, augment = cache_decoded(job.images), Augmentation(job.backbone.preprocessing, s.augmentation)
+    state = TrainingState(job.parameters, optimiser, labels, s.batch_size, s.epochs)
     rates = [group["lr"] for group in optimiser.param_groups]
-    which = {"settings": settings.to_dict(), "classes": labels.unique().tolist(), "images": len(labels)}
-    callbacks = training_callbacks(name, which, on_stage, checkpoint)
+    run_key = {"settings": s.to_dict(), "classes": labels.unique().tolist(), "images": len(labels)}
+    callbacks = training_callbacks(job.task.name, run_key, job.task.on_stage, job.task.checkpoint)
     for callback in callbacks:
         callback.on_train_begin(state)
-    while state.epoch < settings.epochs:
+    while state.epoch < s.epochs:
         batches = state.batches_left()
-        repeated = [rows.repeat(views) for rows in batches]
-        for rows, some in zip(batches, augmented(images, repeated, augment, device), strict=True):
-            if settings.schedule == "cosine":
+        repeated = [rows.repeat(job.views) for rows in batches]
+        for rows, views in zip(batches, augmented(images, repeated, augment, device), strict=True):
+            if s.schedule == "cosine":
                 for group, rate in zip(optimiser.param_groups, rates, strict=True):
                     group["lr"] = cosine(state.step, state.steps, rate, 0.0)
-            value, embeddings = loss(some, labels[rows].to(device))
-            update(value, [list(parameters.values())], optimiser, settings.gradient_clip)
-            state.record(value, embeddings)
+            loss, embeddings = job.loss(views, labels[rows].to(device))
+            update(loss, [list(job.parameters.values())], optimiser, s.gradient_clip)
+            state.record(loss, embeddings)
             for callback in callbacks:
                 callback.on_step_end(state)
         state.end_epoch()
 
 
 def minimise(loss: Callable[[], Tensor], parameters: Sequence[Tensor], steps: int = 100) -> None:
-    """Parameters at the minimum of a convex loss of few numbers: L-BFGS, so that nothing is random."""
+    """Minimise a convex loss of few parameters in place, by L-BFGS, so that nothing is random.
+
+    Args:
+        loss: Computes the loss.
+        parameters: What to change.
+        steps: The largest number of iterations.
+    """
     optimiser = torch.optim.LBFGS(parameters, max_iter=steps, line_search_fn="strong_wolfe")
 
-    def again() -> float:
+    def closure() -> float:
         optimiser.zero_grad()
         value = loss()
         value.backward()
         return value.item()
 
-    optimiser.step(again)
+    optimiser.step(closure)

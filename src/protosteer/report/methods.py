@@ -22,8 +22,8 @@ def methods_table(methods: Iterable[MethodInfo], parameters: Mapping[str, int | 
         s = method.source
         paper = f"{s.authors}, {s.venue} {s.year}"
         table.add_row(method.name, paper, method.rehearsal, method.trains, _count(parameters[method.name]))
-        able += [method.name] if method.again else []
-    table.caption = Text(f"A class may come again: {', '.join(able)}.")  # a column more would not fit
+        able += [method.name] if method.supports_repeated_classes else []
+    table.caption = Text(f"Classes may be repeated: {', '.join(able)}.")  # a column more would not fit
     table.caption_justify = "left"
     return table
 
@@ -38,7 +38,7 @@ def method_report(method: MethodInfo, parameters: int | None) -> list[Renderable
         ("paper", f"{s.authors}: {s.title}. {s.venue} {s.year}"),
         ("rehearsal", method.rehearsal),
         ("trains", method.trains),
-        ("a class again", "yes" if method.again else "no"),
+        ("repeated classes", "yes" if method.supports_repeated_classes else "no"),
         ("parameters", _count(parameters)),
     ):
         facts.add_row(name, Text(value))

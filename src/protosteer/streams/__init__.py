@@ -1,4 +1,4 @@
-"""Benchmarks, each an indexable sequence of tasks."""
+"""Benchmarks as sequences of tasks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,18 @@ __all__ = [
 
 
 def find_benchmark(name: str) -> Benchmark:
+    """Return the benchmark of this name, or of `folder:PATH`.
+
+    Raises:
+        DataError: There is none of this name (code "unknown-stream").
+    """
     if name.startswith(folder.PREFIX):
         return folder.benchmark(name)
     if name not in BENCHMARKS:
         known = [*BENCHMARKS, f"{folder.PREFIX}PATH"]
-        raise DataError(f"no stream is called '{name}'; {suggestion(name, known)}")
+        raise DataError(
+            f"no stream is called '{name}'; {suggestion(name, known)}", code="unknown-stream", name=name
+        )
     return BENCHMARKS[name]
 
 
@@ -37,11 +44,19 @@ def open_stream(
     skip_unreadable: bool = False,
     on_message: Say = to_stderr,
 ) -> Stream:
-    """Load a benchmark's images and share them out over tasks.
+    """Load a benchmark's images and split them into tasks.
 
-    preprocessing: the backbone's, with the crop of `find_benchmark(name)` where that has one; images that
-    are decoded from files are cut to its canvas. skip_unreadable: leave images out that cannot be decoded,
-    and name them. on_message: takes lines about them, about downloads and about images that visit other tasks.
+    Args:
+        name: A benchmark's name, or `folder:PATH`.
+        options: How to split the classes into tasks.
+        preprocessing: The backbone's, with the crop of `find_benchmark(name)` if it has one. Images are cropped to
+            its size when they are decoded.
+        data_dir: Where datasets are; None: the default folder.
+        skip_unreadable: Skip images that cannot be decoded, and report them.
+        on_message: Called with lines about downloads, skipped images and blurry task boundaries.
+
+    Returns:
+        The stream.
     """
     benchmark, reading = find_benchmark(name), Reading(preprocessing, skip_unreadable, on_message)
     own = name.startswith(folder.PREFIX)
@@ -54,6 +69,6 @@ def open_stream(
 
 
 def split_digits(tasks: int = 5) -> Stream:
-    """Ten digits in natural order, shared out over the tasks; half of the images train, half test."""
-    half = (0.5, 0.5, 0.5)  # of no consequence: only images that come from files are cut to a canvas
+    """Split the ten digits into tasks in natural order; half of the images are for training."""
+    half = (0.5, 0.5, 0.5)  # has no effect: only images from files are cropped
     return open_stream("split-digits", StreamOptions(tasks=tasks), Preprocessing(8, half, half))

@@ -1,8 +1,8 @@
-"""A benchmark is a sequence of tasks; each has classes of its own, by which it is judged.
+"""Benchmarks as sequences of tasks, each with its own classes.
 
-A dataset becomes a stream by `build`, the same for every benchmark: the classes are ordered and shared out
-(options.py), and a task gets the rows of its classes, in file order whatever the order of the classes. Where task
-boundaries are blurry, some training images visit other tasks (blurring.py).
+`build` turns any dataset into a stream. It orders the classes and splits them into tasks (`options.py`). A task gets
+the rows of its classes, in file order. With blurry task boundaries, some training images move to other tasks
+(`blurry.py`).
 """
 
 from __future__ import annotations
@@ -19,17 +19,26 @@ from protosteer.data.datasets.base import Benchmark
 from protosteer.data.images import Chosen, ImageSet
 from protosteer.data.labelled import Dataset, Labelled
 from protosteer.errors import DataError
-from protosteer.streams.blurry import Rows, share_out
+from protosteer.runtime.checkpoint import CheckpointFile
+from protosteer.runtime.progress import OnStage
+from protosteer.streams.blurry import Rows, distribute
 from protosteer.streams.options import StreamOptions, group_classes
 
-DRAW_SEED = 0  # part of every stream's definition
+DRAW_SEED = 0  # part of the definition of every stream
 
 
 @dataclass
 class Task:
-    """One step of a stream: its own classes, with images to learn from and images to be judged by.
+    """One task of a stream: its classes, its training images and its test images.
 
-    visiting: classes of other tasks of which it has some images to learn from.
+    Attributes:
+        name: The name of the task.
+        classes: The task's own classes; its test images belong to them.
+        train: The training images.
+        train_labels: The class name of each training image.
+        test: The test images.
+        test_labels: The class name of each test image.
+        visiting: Classes of other tasks that have some training images here (blurry task boundaries).
     """
 
     name: str
@@ -46,63 +55,123 @@ class Task:
             ("test", self.test, self.test_labels, self.classes),
         ):
             if len(images) != len(labels):
-                raise DataError(f"task {self.name!r}: {len(images)} {part} images but {len(labels)} labels")
-            strangers = set(labels) - set(classes)
-            if strangers:
-                raise DataError(f"task {self.name!r}: {part} labels {sorted(strangers)} are not its classes")
+                raise DataError(
+                    f"task {self.name!r}: {len(images)} {part} images but {len(labels)} labels",
+                    code="label-count-mismatch",
+                    task=self.name,
+                )
+            foreign = sorted(set(labels) - set(classes))
+            if foreign:
+                raise DataError(
+                    f"task {self.name!r}: {part} labels {foreign} are not among its classes",
+                    code="foreign-labels",
+                    labels=foreign,
+                )
 
     @property
     def learned(self) -> list[str]:
-        """All classes that it may have training images of."""
+        """All classes that may have training images here."""
         return [*self.classes, *self.visiting]
 
     @property
     def visitors(self) -> dict[str, int]:
-        """How many training images of other tasks' classes there are, by class."""
+        """The number of training images of each visiting class."""
         return {name: self.train_labels.count(name) for name in self.visiting}
 
 
-class Lent(Chosen):
-    """Images that can be read until they are given back."""
+class RevocableImages(Chosen):
+    """A view of images that stops being readable once it is revoked.
+
+    Args:
+        images: The images.
+        task: The name of their task, for the error message.
+
+    Attributes:
+        revoked: True once the task is over.
+    """
 
     def __init__(self, images: ImageSet, task: str):
         super().__init__(images, range(len(images)))
         self.task = task
-        self.over = False
+        self.revoked = False
 
     def pixels(self, rows: Sequence[int]) -> Tensor:
-        if self.over:
+        """Return the images of these rows, uint8 [len(rows), 3, h, w].
+
+        Args:
+            rows: Row numbers.
+
+        Returns:
+            The pixels.
+
+        Raises:
+            DataError: The task is over (code "task-is-over").
+        """
+        if self.revoked:
             raise DataError(
-                f"task {self.task!r} is over and its images are gone; a method that needs them later keeps a buffer"
+                f"task {self.task!r} is over and its images cannot be read; a method that needs them keeps a buffer",
+                code="task-is-over",
+                task=self.task,
             )
         return super().pixels(rows)
 
 
 @dataclass(frozen=True)
-class TaskData:
-    """A task as a method sees it: its training images as long as it is being learned, and no others."""
+class TrainingTask:
+    """One task as a method sees it: its training images and labels, and nothing of other tasks.
+
+    Attributes:
+        name: The name of the task.
+        classes: The names of all classes that have training images.
+        train: The training images; readable only while the task is learned.
+        train_labels: The class name of each image.
+        on_stage: Called with progress; None: nobody listens.
+        checkpoint: Where training is saved and resumed from; None: nowhere.
+    """
 
     name: str
     classes: list[str]
     train: ImageSet
     train_labels: list[str]
+    on_stage: OnStage | None = None
+    checkpoint: CheckpointFile | None = None
 
 
 @contextmanager
-def lesson(task: Task | TaskData) -> Iterator[TaskData]:
-    """A task to learn from; whatever a method has kept of it afterwards, its images cannot be read again."""
-    lent = Lent(task.train, task.name)
+def training_view(
+    task: Task | TrainingTask, on_stage: OnStage | None = None, checkpoint: CheckpointFile | None = None
+) -> Iterator[TrainingTask]:
+    """Open a task for learning; when the block ends, its images cannot be read any more.
+
+    Args:
+        task: The task.
+        on_stage: Called with progress.
+        checkpoint: Where training is saved and resumed from.
+
+    Yields:
+        The task as a method sees it.
+    """
+    images = RevocableImages(task.train, task.name)
+    classes = task.learned if isinstance(task, Task) else list(task.classes)
     try:
-        classes = task.learned if isinstance(task, Task) else list(task.classes)
-        yield TaskData(task.name, classes, lent, list(task.train_labels))
+        yield TrainingTask(task.name, classes, images, list(task.train_labels), on_stage, checkpoint)
     finally:
-        lent.over = True
+        images.revoked = True
 
 
 class Stream(Sequence[Task]):
-    """Tasks in the order in which they are met; `classes` in order of appearance.
+    """A sequence of tasks.
 
-    about: where the tasks come from, ready for JSON; empty for a stream that was put together by hand.
+    Args:
+        name: The name of the benchmark.
+        tasks: The tasks in order.
+        about: Where the tasks come from, ready for JSON; empty for a stream that was put together by hand.
+
+    Attributes:
+        classes: All classes in order of appearance.
+
+    Raises:
+        DataError: A class is in two tasks (code "repeated-class").
     """
 
     def __init__(self, name: str, tasks: Sequence[Task], about: dict[str, Any] | None = None):
@@ -112,15 +181,19 @@ class Stream(Sequence[Task]):
         self.classes = [label for task in self.tasks for label in task.classes]
         repeated = sorted({label for label in self.classes if self.classes.count(label) > 1})
         if repeated:
-            raise DataError(f"stream {name!r}: {repeated} are in more than one task; a class belongs to one")
+            raise DataError(
+                f"stream {name!r}: {repeated} are in more than one task; a class belongs to one",
+                code="repeated-class",
+                classes=repeated,
+            )
 
     @property
     def blurry(self) -> bool:
-        """Whether a class may come in several tasks."""
+        """True if a class may have training images in several tasks."""
         return any(task.visiting for task in self.tasks)
 
-    def seen(self, i: int) -> set[str]:
-        """The classes that have come by the end of task i."""
+    def classes_until(self, i: int) -> set[str]:
+        """Return all classes that had training images by the end of task i."""
         return {label for task in self.tasks[: i + 1] for label in task.learned}
 
     def __len__(self) -> int:
@@ -135,7 +208,19 @@ class Stream(Sequence[Task]):
 
 
 def build(benchmark: Benchmark, dataset: Dataset, options: StreamOptions | None = None) -> Stream:
-    """The dataset as tasks. Images are views of the dataset's, nothing is copied."""
+    """Split a dataset into tasks. Images are views of the dataset's; nothing is copied.
+
+    Args:
+        benchmark: The benchmark's name and its usual number of tasks.
+        dataset: The images and labels.
+        options: How to split; None: as usual.
+
+    Returns:
+        The stream.
+
+    Raises:
+        DataError: The options do not fit the dataset, or a class has no images (code "class-without-images").
+    """
     options = options or StreamOptions()
     groups = group_classes(dataset.classes, options, benchmark.tasks)
     learned, judged = dataset.train, dataset.test
@@ -149,7 +234,7 @@ def build(benchmark: Benchmark, dataset: Dataset, options: StreamOptions | None 
     test = [rows[: options.test_per_class] for rows in test]
     numbers = [[dataset.classes.index(label) for label in group] for group in groups]
     _check_images(numbers, dataset.classes, {"training": train, options.judged_on: test})
-    tasks, trains = [], share_out(train, numbers, options.blurry, options.disjoint, options.seed)
+    tasks, trains = [], distribute(train, numbers, options.blurry, options.disjoint, options.seed)
     for i, (own, rows) in enumerate(zip(numbers, trains, strict=True), 1):
         visiting = [k for k in range(len(rows)) if k not in own and len(rows[k])]
         parts = _part(learned, rows, [*own, *visiting], dataset), _part(judged, test, own, dataset)
@@ -159,9 +244,16 @@ def build(benchmark: Benchmark, dataset: Dataset, options: StreamOptions | None 
 
 
 def drawn_mask(count: int, share: float) -> np.ndarray:
-    """A mask [count], true for this share of the rows: at least one, but never all, drawn by a fixed seed.
+    """Draw a share of rows with a fixed seed: at least one, but never all.
 
-    Each class is drawn alone and by the same seed, so that a class's images do not depend on other classes.
+    Each class is drawn separately with the same seed, so a class's images do not depend on other classes.
+
+    Args:
+        count: The number of rows.
+        share: The share to draw.
+
+    Returns:
+        bool [count], True for the rows drawn.
     """
     mask = np.zeros(count, dtype=bool)
     size = max(0, min(max(1, round(count * share)), count - 1))
@@ -176,18 +268,20 @@ def _rows_by_class(part: Labelled, dataset: Dataset) -> Rows:
 
 
 def _check_images(groups: list[list[int]], classes: list[str], parts: dict[str, Rows]) -> None:
-    """Only classes of a task need images: a task file may leave others out."""
+    """Raise if a class of a task has no images; a task file may omit the other classes."""
     for group in groups:
         for kind, rows_of in parts.items():
             for k in group:
                 if not len(rows_of[k]):
                     raise DataError(
-                        f"class {classes[k]!r} has no {kind} image; add images or leave the class out"
+                        f"class {classes[k]!r} has no {kind} image; add images or leave the class out",
+                        code="class-without-images",
+                        name=classes[k],
                     )
 
 
 def _part(part: Labelled, rows_of: Rows, numbers: list[int], dataset: Dataset) -> tuple[ImageSet, list[str]]:
-    """The rows of some classes as images, in file order, and their labels."""
+    """Return the images of some classes in file order, and their labels."""
     rows = np.sort(np.concatenate([rows_of[k] for k in numbers]))
     return Chosen(part.images, rows.tolist()), [dataset.classes[k] for k in part.labels[rows].tolist()]
 

@@ -1,19 +1,19 @@
-"""Blurry task boundaries: some images of a class arrive in other tasks than its own.
+"""Blurry task boundaries: some training images of a class arrive in other tasks.
 
-The setting is that of Moon et al., Online class incremental learning on stochastic blurry task boundary via mask
-and visual prompt tuning (ICCV 2023), called Si-Blurry, with its two shares: N of the classes are disjoint, and of
-the others a share M of the images comes in other tasks. Here M is `blurry` and N is `disjoint`; the paper has
-M = 0.1 and N = 0.5 in 5 tasks.
+The setting is Si-Blurry of Moon et al., Online class incremental learning on stochastic blurry task boundary via mask
+and visual prompt tuning (ICCV 2023). It has two shares: N of the classes are disjoint, and of each other class a
+share M of the images arrives in other tasks. Here M is `blurry` and N is `disjoint`; the paper uses M = 0.1 and
+N = 0.5 with 5 tasks.
 
-- Every class has a task of its own, by the options that share out classes.
-- round(N * classes) of the classes, drawn by the seed, are disjoint: all their images are in their own task.
-- Of every other class, round(M * images) of its training images, but never all, are drawn by the seed, and each goes
-  to one of the other tasks, all of them equally probable. So the number that a task gets is random.
+- The other options assign every class to one task.
+- round(N * classes) classes, drawn by the seed, are disjoint: all their images stay in their task.
+- Of every other class, round(M * images) training images, but never all, are drawn by the seed. Each goes to one of
+  the other tasks with equal probability. So the number of images that a task receives is random.
 
-Different in the paper: how many classes a task has is drawn as well (here a task file may say so); how many images a
-task gives away is drawn; and an image that is drawn may return to its own task, so that fewer than M leave it.
+Differences from the paper: it also draws how many classes a task has (here, use a task file) and how many images a
+task gives away. There, an image that was drawn may return to its own task, so fewer than M leave.
 
-The draw of a class depends on the seed, on its number in the data set and on the number of its images and tasks.
+The draw of a class depends on the seed, its number in the dataset, and its numbers of images and tasks.
 """
 
 from __future__ import annotations
@@ -27,27 +27,41 @@ from protosteer.errors import DataError
 Rows = list[np.ndarray]  # by class number, each in file order
 
 
-def share_out(
+def distribute(
     rows: Rows, groups: Sequence[Sequence[int]], blurry: float, disjoint: float, seed: int
 ) -> list[Rows]:
-    """The rows of each class in each task. groups: the numbers of the classes that each task has as its own."""
+    """Assign the training rows of every class to tasks.
+
+    Args:
+        rows: The rows of each class, by class number.
+        groups: The numbers of each task's own classes.
+        blurry: The share M of images that arrive in other tasks.
+        disjoint: The share N of classes whose images all stay.
+        seed: The seed of the draw.
+
+    Returns:
+        For each task, the rows of each class, by class number.
+
+    Raises:
+        DataError: There are fewer than two tasks to move images between (code "too-few-tasks").
+    """
     if blurry and len(groups) < 2:
-        raise DataError("blurry task boundaries need at least 2 tasks")
+        raise DataError("blurry task boundaries need at least 2 tasks", code="too-few-tasks")
     own = sorted(k for group in groups for k in group)
     fixed = set(_draw(seed, 0).permutation(own)[: round(disjoint * len(own))].tolist())
-    shared = [[some[:0] for some in rows] for _ in groups]
+    by_task = [[some[:0] for some in rows] for _ in groups]
     for home, group in enumerate(groups):
         others = np.array([task for task in range(len(groups)) if task != home])
         for k in group:
-            places = np.full(len(rows[k]), home)
+            homes = np.full(len(rows[k]), home)
             if blurry and k not in fixed:
                 draw = _draw(seed, 1 + k)
-                leaving = draw.permutation(len(places))[: min(round(blurry * len(places)), len(places) - 1)]
-                places[leaving] = draw.choice(others, len(leaving))
+                leaving = draw.permutation(len(homes))[: min(round(blurry * len(homes)), len(homes) - 1)]
+                homes[leaving] = draw.choice(others, len(leaving))
             for task in range(len(groups)):
-                shared[task][k] = rows[k][places == task]
-    return shared
+                by_task[task][k] = rows[k][homes == task]
+    return by_task
 
 
-def _draw(seed: int, what: int) -> np.random.RandomState:
-    return np.random.RandomState([seed, what])
+def _draw(seed: int, number: int) -> np.random.RandomState:
+    return np.random.RandomState([seed, number])
