@@ -9,6 +9,7 @@ from torch import Tensor
 from conftest import tiny_backbone
 from protosteer.evidence.prototype_summary import ClassSummary
 from protosteer.learner import Learner
+from protosteer.model.class_table import ClassTable
 from protosteer.model.memory import Memory
 from protosteer.model.records import ClassRecord, TaskRecord
 from protosteer.paper.prototypes import Centroids
@@ -35,7 +36,7 @@ def many(tasks: int = 20, classes: int = 10) -> Learner:
     learner.memory = Memory(
         TaskRecord(
             f"task-{t}",
-            tuple(cloud(f"class-{t}-{k}", t * classes + k) for k in range(classes)),
+            ClassTable.of(cloud(f"class-{t}-{k}", t * classes + k) for k in range(classes)),
             prompts[t],
         )
         for t in range(tasks)

@@ -34,8 +34,9 @@ from protosteer.bench.prediction import plain_passes
 from protosteer.data.datasets.cifar import read_cifar100
 from protosteer.evidence.prototype_summary import pack_prototypes, quantize_int8
 from protosteer.evidence.scorer import Coarse
+from protosteer.evidence.summary_table import SummaryTable
 from protosteer.learner import Learner
-from protosteer.model.class_table import Bulk, Slices, Stack
+from protosteer.model.class_table import ClassTable
 from protosteer.model.file import Model, backbone_header
 from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord
@@ -72,7 +73,7 @@ def embedded(folder: Path, keep: Path, weights: Path | None) -> Real:
     return Real(units[:, :USED].flatten(0, 1), units[:, USED:].flatten(0, 1), root)
 
 
-def drawn(real: Real, classes: int, points: int) -> tuple[Bulk, Tensor]:
+def drawn(real: Real, classes: int, points: int) -> tuple[SummaryTable, Tensor]:
     """Sketches of so many classes, and images of some of them [DRAWN, D]."""
     generator = torch.Generator().manual_seed(0)
 
@@ -94,7 +95,7 @@ def drawn(real: Real, classes: int, points: int) -> tuple[Bulk, Tensor]:
         images.append(centres[shown[torch.isin(shown, block)] - block[0]])
     ones = torch.ones(classes * points, dtype=torch.int64)
     deviations = torch.zeros(classes, len(real.root), dtype=torch.half)
-    bulk = Bulk(codes, ones, deviations, torch.full((classes,), points), steps)
+    bulk = SummaryTable(codes, ones, deviations, torch.full((classes,), points), steps)
     return bulk, F.normalize(torch.cat(images) + noise(DRAWN), dim=1)
 
 
@@ -104,7 +105,7 @@ def seconds(work: Callable[[], object]) -> float:
     return time.process_time() - begin
 
 
-def measure(real: Real, bulk: Bulk, images: Tensor) -> str:
+def measure(real: Real, bulk: SummaryTable, images: Tensor) -> str:
     """One row of the table."""
     classes = len(bulk.lengths)
     held: list[Coarse | CandidateSearch] = []
@@ -150,23 +151,23 @@ def measure(real: Real, bulk: Bulk, images: Tensor) -> str:
     )
 
 
-def taught(bulk: Bulk, backbone: Backbone, values: int = 1) -> Model:
+def taught(bulk: SummaryTable, backbone: Backbone, values: int = 1) -> Model:
     """A model of these classes, in at most a thousand tasks, as if it had been learned without prompts.
 
     values: how many of a class's points are its value centroids.
     """
     classes, each = len(bulk.lengths), int(bulk.lengths[0])
-    tensors = {f"plain.{name}": tensor for name, tensor in bulk.packed().items()}
+    columns = {f"plain.{name}": tensor for name, tensor in bulk.packed().items()}
     own = (torch.arange(classes)[:, None] * each + torch.arange(values)).flatten()
     means = torch.cat([bulk.decoded(some).half() for some in own.split(DRAWN_AT_ONCE)])
-    tensors |= {"values.means": means, "values.deviations": torch.zeros_like(means)}
-    tensors |= {"values.counts": torch.ones(len(means), dtype=torch.int64), "held_out": torch.empty(0)}
+    columns |= {"values.means": means, "values.deviations": torch.zeros_like(means)}
+    columns |= {"values.counts": torch.ones(len(means), dtype=torch.int64)}
     one = torch.arange(classes + 1)
-    starts = {"values": one * values, "held_out": one * 0, "plain": one * each}
-    stack = Stack([f"class-{c}" for c in range(classes)], tensors, starts)
+    starts = {"values": one * values, "plain": one * each}
+    table = ClassTable(tuple(f"class-{c}" for c in range(classes)), columns, starts)
     size = classes // min(classes // 10, 1000)
     spans = ((first, min(first + size, classes)) for first in range(0, classes, size))
-    tasks = [TaskRecord(f"task-{first}", Slices(stack, first, last), None) for first, last in spans]
+    tasks = [TaskRecord(f"task-{first}", table[first:last], None) for first, last in spans]
     return Model(Path("many"), backbone_header(backbone), Settings(), Memory(tasks))
 
 
@@ -182,7 +183,7 @@ def opening(path: Path, backbone: Backbone) -> str:
     def change() -> None:
         record = learner.memory.tasks[-1].classes[-1]
         learner.forget(record.name)
-        learner.memory.add(TaskRecord("new", (dataclasses.replace(record, name="new"),), None))
+        learner.memory.add(TaskRecord("new", ClassTable.of([dataclasses.replace(record, name="new")]), None))
 
     first, changed, again = (seconds(work) for work in (ready, change, ready))
     return (

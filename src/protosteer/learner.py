@@ -34,7 +34,7 @@ from protosteer.runtime.progress import OnStage
 from protosteer.runtime.task_images import TaskImages
 from protosteer.search.candidates import CandidateSearch
 from protosteer.settings import Settings
-from protosteer.tasks import learn_class, learn_task, trains_prompt, with_image_weight
+from protosteer.tasks import learn_class, learn_task, trains_prompt
 from protosteer.util.files import digest
 from protosteer.util.text import check_name
 
@@ -163,16 +163,16 @@ class Learner:
         learner = self.copy()
         learner.memory = Memory(before)
         record = learner._few_shot(name, images)
-        (one,) = record.classes
         record = dataclasses.replace(
             record,
             name=task,
-            classes=(dataclasses.replace(one, file_digests=torch.tensor([number])),),
+            classes=record.classes.with_rows("seen", [torch.tensor([number])]),
             metadata=dataclasses.replace(record.metadata, file=file.name if file else None),
             corrected_from=self.predict(images).labels[0],
         )
         for weight in _WEIGHTS:
-            learner.memory = Memory([*before, with_image_weight(record, weight)])
+            weighted = dataclasses.replace(record, classes=record.classes.with_image_weight(weight))
+            learner.memory = Memory([*before, weighted])
             if learner.predict(images).labels == [name]:
                 break
         self.memory = learner.memory

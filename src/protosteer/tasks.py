@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protosteer.evidence.prototype_summary import ClassSummary, round_to_half, summarise_class
+from protosteer.evidence.prototype_summary import round_to_half, summarise_class
+from protosteer.model.class_table import ClassTable
 from protosteer.model.index import Index
 from protosteer.model.memory import Memory
 from protosteer.model.records import ClassRecord, TaskMetadata, TaskRecord
@@ -78,7 +79,7 @@ def learn_task(
 
     def record(embeddings: Embeddings, training: Trained | None, shared_prompt: Tensor | None) -> TaskRecord:
         count = settings.centroids if training or settings.rule == "paper" else 1
-        records = tuple(
+        records = ClassTable.of(
             summarise(label, embeddings.of_class(labels == i), count, settings, seed)
             for i, label in enumerate(classes)
         )
@@ -148,7 +149,7 @@ def learn_class(name: str, images: Embedder, memory: Memory, settings: Settings)
     independent = nearest is None or prompt is None or nearest.independent
     return TaskRecord(
         memory.free_name(name),
-        (record,),
+        ClassTable.of([record]),
         prompt,
         independent,
         TaskMetadata(settings.to_dict(), len(values)),
@@ -180,18 +181,6 @@ def summarise_evidence(
     shared = None if embeddings.shared is None else summarise_class(embeddings.shared, seed)
     values = Centroids(round_to_half(values.means), round_to_half(values.deviations), values.counts)
     return ClassRecord(name, plain.points, values, plain=plain, shared=shared)
-
-
-def with_image_weight(record: TaskRecord, images: int) -> TaskRecord:
-    """Count each image of a record's class summaries as so many."""
-
-    def weighted(summary: ClassSummary | None) -> ClassSummary | None:
-        return summary and dataclasses.replace(summary, counts=images * summary.counts)
-
-    classes = tuple(
-        dataclasses.replace(c, plain=weighted(c.plain), shared=weighted(c.shared)) for c in record.classes
-    )
-    return dataclasses.replace(record, classes=classes)
 
 
 def nearest_task(index: PrototypeIndex, queries: Tensor) -> int:

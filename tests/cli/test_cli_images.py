@@ -515,8 +515,7 @@ def test_a_class_whose_name_has_an_equals_sign_can_be_renamed(taught, tmp_path):
     other, out = tmp_path / "other.protosteer", tmp_path / "out.protosteer"
     model = model_file.read(taught)
     odd = [dataclasses.replace(model.memory.tasks[0], name="odd")]
-    names = ["a", "a=b", "c"]
-    classes = tuple(dataclasses.replace(c, name=n) for c, n in zip(odd[0].classes, names, strict=True))
+    classes = dataclasses.replace(odd[0].classes, names=("a", "a=b", "c"))
     dataclasses.replace(model, memory=Memory([dataclasses.replace(odd[0], classes=classes)])).write(other)
     merge = ["merge", taught, other, "-o", out]
     expect_cli_error("bad-name", *merge, "--rename", "c=\x1b[1m")

@@ -11,7 +11,7 @@ from protosteer.evidence import class_statistics as spaces
 from protosteer.evidence.calibration import LeftOut
 from protosteer.evidence.prototype_summary import quantize_int8
 from protosteer.evidence.scorer import Coarse
-from protosteer.model.class_table import Bulk
+from protosteer.evidence.summary_table import SummaryTable
 
 
 def weights(kinds, labels):
@@ -57,7 +57,9 @@ def views(classes=600, points=3, dim=16):
     ones, lengths = torch.ones(classes * points, dtype=torch.int64), torch.full((classes,), points)
     return [
         Coarse(
-            Bulk(quantize_int8(F.normalize(x.flatten(0, 1), dim=1)), ones, torch.zeros(classes, dim), lengths)
+            SummaryTable(
+                quantize_int8(F.normalize(x.flatten(0, 1), dim=1)), ones, torch.zeros(classes, dim), lengths
+            )
         )
         for x in (images, blurred)
     ]

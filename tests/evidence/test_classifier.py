@@ -14,6 +14,7 @@ from protosteer.evidence import classifier
 from protosteer.evidence.classifier import Fusion
 from protosteer.evidence.prototype_summary import summarise_class
 from protosteer.learner import Learner, merge
+from protosteer.model.class_table import ClassTable
 from protosteer.model.index import Index
 from protosteer.model.memory import Memory
 from protosteer.model.records import ClassRecord, TaskRecord
@@ -40,7 +41,9 @@ class World:
         for t, names in enumerate(self.tasks):
             classes = tuple(self.record(name, t, domain) for name in names)
             records.append(
-                TaskRecord(f"t{t}", classes, prompts[t], shared_prompt=prompts[0] if domain else None)
+                TaskRecord(
+                    f"t{t}", ClassTable.of(classes), prompts[t], shared_prompt=prompts[0] if domain else None
+                )
             )
         self.memory = Memory(records)
         labels = torch.arange(IMAGES) % len(self.memory.classes)
@@ -214,7 +217,7 @@ def test_a_class_that_cannot_be_read_as_evidence_makes_all_be_read_as_the_paper_
     learner = taught(SPRING)
     assert learner.fusion is not None
     (task,) = learner.memory.tasks
-    bare = tuple(dataclasses.replace(c, plain=None, shared=None) for c in task.classes)
+    bare = ClassTable.of(dataclasses.replace(c, plain=None, shared=None) for c in task.classes)
     learner.memory = Memory([dataclasses.replace(task, classes=bare, shared_prompt=None)])
     assert learner.fusion is None
     prediction = learner.predict(images(SPRING))

@@ -13,9 +13,12 @@ from protosteer.evidence.prototype_summary import (
     EXACT_PROTOTYPES,
     MAX_PROTOTYPES,
     ClassSummary,
+    pack_prototypes,
     summarise_class,
+    unpack_prototypes,
 )
 from protosteer.evidence.scorer import Coarse, Whitened, oas
+from protosteer.evidence.summary_table import SummaryTable
 
 DIM = 6
 
@@ -65,11 +68,11 @@ def test_a_large_class_is_sketched_by_some_images_and_groups_of_the_others():
 def test_a_sketch_fits_into_eight_bits_and_depends_on_its_seed_alone():
     (embeddings,) = clouds([60])
     drawn = summarise_class(embeddings, seed=1)
-    packed = drawn.packed()
+    packed = SummaryTable.of([drawn]).packed()
     assert packed["points"].dtype == torch.int8
     assert packed["steps"].dtype == packed["deviations"].dtype == torch.float16
-    read = ClassSummary.unpacked(packed)
-    assert all(torch.equal(getattr(read, part), getattr(drawn, part)) for part in vars(drawn))
+    assert torch.equal(unpack_prototypes(packed["points"], packed["steps"]), drawn.points)
+    assert torch.equal(packed["deviations"].float()[0], drawn.deviations)
     again = summarise_class(embeddings, seed=1)
     assert torch.equal(drawn.points, again.points)
     assert not torch.equal(drawn.points, summarise_class(embeddings, seed=2).points)
@@ -77,10 +80,9 @@ def test_a_sketch_fits_into_eight_bits_and_depends_on_its_seed_alone():
 
 def test_points_that_eight_bits_do_not_hold_are_packed_as_they_are():
     points = torch.tensor([[0.3, 0.1234567, 1.0], [0.0, 0.0, 0.0]])
-    made = ClassSummary(points, torch.tensor([1, 1]), torch.zeros(3))
-    assert torch.equal(ClassSummary.unpacked(made.packed()).points, points)
-    zero = summarise_class(torch.eye(3)[:2] * 1e-30)
-    assert torch.equal(ClassSummary.unpacked(zero.packed()).points, zero.points)
+    for exact in (points, summarise_class(torch.eye(3)[:2] * 1e-30).points):
+        packed = pack_prototypes(exact)
+        assert torch.equal(unpack_prototypes(packed["points"], packed.get("steps")), exact)
 
 
 def test_single_points_are_the_same_images_in_every_space():

@@ -30,6 +30,7 @@ from protosteer.evidence import kernel_ridge as ridging
 from protosteer.export import onnx as export
 from protosteer.export.onnx import export_onnx
 from protosteer.learner import Learner
+from protosteer.model.class_table import ClassTable
 from protosteer.model.memory import Memory
 from protosteer.settings import Settings
 from protosteer.workflows.ood import Rejection, threshold
@@ -282,7 +283,7 @@ def test_the_example_prints_a_line_per_image_and_marks_unknown_ones(tmp_path: Pa
     similarity = learner.predict(paths).scores.amax(1)
     (task,) = learner.memory.tasks
     between = float(similarity.mean())
-    classes = tuple(
+    classes = ClassTable.of(
         replace(record, heldout_similarities=torch.full((9,), between)) for record in task.classes
     )
     learner.memory = Memory([replace(task, classes=classes)])

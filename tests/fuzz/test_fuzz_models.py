@@ -9,7 +9,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import pytest
 import torch
 from targets import TARGETS, Target, try_out
 from targets import mutate as mutate_bytes
@@ -52,15 +51,8 @@ def seeds() -> Sequence[bytes]:
         learner.learn(easy_task(["cat", "dog"], per_class=4), name="first")
         learner.learn(easy_task(["eel"], per_class=4), name="second")
         learner.add_class("fox", easy_task(["fox"], per_class=2)[0])
-        found += [learner.model.pack(), together(learner)]
+        found.append(learner.model.pack())
     return found
-
-
-def together(learner: Learner) -> bytes:
-    """As a file of very many classes has them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_file, "MANY", 1)
-        return learner.model.pack()
 
 
 def mutate(data: bytes, random: Random) -> bytes:

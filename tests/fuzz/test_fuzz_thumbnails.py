@@ -13,6 +13,7 @@ from targets import TARGETS, Target, try_out
 from test_fuzz_models import mutate
 
 from protosteer.model import thumbnails
+from protosteer.model.class_table import ClassTable
 from protosteer.model.memory import Memory
 from protosteer.model.records import ClassRecord, TaskRecord
 from protosteer.model.thumbnails import Thumb
@@ -26,7 +27,7 @@ def memory() -> Memory:
     one = torch.ones(1, 4)
     values = Centroids(one, one, torch.ones(1, dtype=torch.int64))
     records = [ClassRecord(name, one, values, file_digests=torch.tensor([1, 2])) for name in ("ant", "bee")]
-    return Memory([TaskRecord("spring", tuple(records), None)])
+    return Memory([TaskRecord("spring", ClassTable.of(records), None)])
 
 
 @functools.cache

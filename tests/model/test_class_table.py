@@ -1,150 +1,168 @@
+"""A table of classes holds what its records say, in any order and any number of parts."""
+
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from conftest import easy_task, tiny_backbone
-from protosteer.errors import ModelFileError
-from protosteer.evidence.prototype_summary import pack_prototypes, quantize_int8
+from conftest import tiny_backbone
+from many_toys import many
+from protosteer.data.class_folders import Files
+from protosteer.evidence.prototype_summary import ClassSummary, quantize_int8
+from protosteer.evidence.summary_table import SummaryTable
 from protosteer.learner import Learner
 from protosteer.model import file as model_file
-from protosteer.model.class_table import Bulk, Slices, Stack
+from protosteer.model.class_table import ClassTable
+from protosteer.model.memory import Memory
+from protosteer.model.records import ClassRecord, TaskMetadata, TaskRecord
+from protosteer.paper.prototypes import Centroids
 from protosteer.settings import Settings
-from protosteer.util.tensor_file import pack_tensors, unpack_tensors
+from protosteer.workflows import known_files, model_summary, ood
 
-QUICK = Settings.preset("best", epochs=1, batch_size=8, neck_hidden=16, augmentation="none", centroids=2)
-
-
-@functools.cache
-def taught(rule: str) -> Learner:
-    learner = Learner(tiny_backbone(), dataclasses.replace(QUICK, rule=rule))
-    learner.learn(easy_task(["cat", "dog", "ant"]), name="first")
-    learner.learn(easy_task(["eel", "Fuß ☃"]), name="second")
-    return learner
+DIM = 6
 
 
-@pytest.fixture(params=["evidence", "paper"])
-def learner(request) -> Learner:
-    return taught(request.param).copy()
+def a_record(name: str, seed: int, summarised: bool, shared: bool, coded: bool, extras: int) -> ClassRecord:
+    draw = torch.Generator().manual_seed(seed)
+    values, points = 1 + seed % 3, 1 + seed % 4
+
+    def rows(count: int) -> torch.Tensor:
+        return torch.randn(count, DIM, generator=draw) / 8
+
+    def summary() -> ClassSummary:
+        prototypes = quantize_int8(rows(points)) if coded else rows(points)
+        return ClassSummary(
+            prototypes, torch.ones(points, dtype=torch.int64) * (1 + seed % 2), rows(1)[0].abs()
+        )
+
+    centroids = Centroids(rows(values), rows(values).abs(), torch.arange(1, values + 1))
+    plain = summary() if summarised else None
+    return ClassRecord(
+        name,
+        rows(2) if plain is None else plain.points,
+        centroids,
+        torch.rand(extras, generator=draw) if extras else None,
+        plain,
+        summary() if summarised and shared else None,
+        torch.arange(seed, seed + extras) if extras else None,
+    )
+
+
+records = st.lists(
+    st.builds(a_record, st.just("c"), st.integers(0, 99), *[st.booleans()] * 3, st.integers(0, 2)),
+    min_size=1,
+    max_size=6,
+).map(lambda some: [dataclasses.replace(one, name=f"class {i}") for i, one in enumerate(some)])
+
+
+def leaves(record: ClassRecord) -> dict[str, object]:
+    """All that a record says, by name."""
+    found: dict[str, object] = {"name": record.name, "keys": record.keys}
+    for field in ("values", "plain", "shared"):
+        part = getattr(record, field)
+        found |= {f"{field}.{name}": tensor for name, tensor in vars(part).items()} if part else {field: None}
+    return found | {"held_out": record.heldout_similarities, "seen": record.file_digests}
+
+
+def assert_same(one: ClassRecord, other: ClassRecord) -> None:
+    mine, theirs = leaves(one), leaves(other)
+    assert mine.keys() == theirs.keys()
+    for name, value in mine.items():
+        both = isinstance(value, torch.Tensor) and isinstance(theirs[name], torch.Tensor)
+        assert torch.equal(value, theirs[name]) if both else value == theirs[name], name
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(records, st.data())
+def test_rows_ranges_selections_and_joins_are_the_records(records, data):
+    table = ClassTable.of(records)
+    for i, record in enumerate(records):
+        assert_same(table[i], record)
+    order = data.draw(st.lists(st.integers(0, len(records) - 1), max_size=8))
+    for row, place in enumerate(order):
+        assert_same(table.take(order)[row], records[place])
+    cut = data.draw(st.integers(0, len(records)))
+    parts = [part for part in (table[:cut], table[cut:]) if len(part)]
+    joined = ClassTable.concatenate(parts)
+    assert joined.names == table.names and joined.starts.keys() == table.starts.keys()
+    for group, rows in table.starts.items():
+        assert torch.equal(rows, joined.starts[group])
+    for name, column in table.columns.items():
+        assert torch.equal(column, joined.columns[name])
+        assert column.data_ptr() == joined.columns[name].data_ptr(), "neighbours are joined without a copy"
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(records)
+def test_columns_are_those_of_all_records_and_survive_packing(records):
+    table = ClassTable.of(records)
+    assert torch.equal(table.keys, torch.cat([r.keys for r in records]))
+    assert table.key_lengths.tolist() == [len(r.keys) for r in records]
+    assert table.images.tolist() == [r.images for r in records]
+    assert table.summarised == all(r.plain is not None for r in records)
+    digests = [n for r in records if r.file_digests is not None for n in r.file_digests.tolist()]
+    assert table.file_digests.tolist() == digests
+    packed = table.packed()
+    assert int(table.bytes_per_class().sum()) == sum(t.nbytes for t in packed.values())
+    again = ClassTable.of_columns(table.names, packed, table.starts)
+    for mine, theirs in zip(table, again, strict=True):
+        assert_same(mine, theirs)
+    assert all(torch.equal(t, packed[name]) for name, t in again.packed().items())
+
+
+def test_summaries_are_joined_in_eight_bits_where_these_hold_them_all():
+    draw = torch.Generator().manual_seed(0)
+    one, two, other = (torch.randn(6, 8, generator=draw) for _ in range(3))
+
+    def table(points: torch.Tensor) -> SummaryTable:
+        ones = torch.ones(len(points), dtype=torch.int64)
+        return SummaryTable(points, ones, torch.zeros(2, 8), ones[:2] * 3)
+
+    one, two = quantize_int8(one), quantize_int8(two)
+    eight = table(one).quantized()
+    assert eight.points.dtype == torch.int8
+    joined = SummaryTable.concatenate([eight, table(two)])
+    assert joined.points.dtype == torch.int8 and torch.equal(joined.decoded(), torch.cat([one, two]))
+    assert torch.equal(joined.take(torch.tensor([3, 0, 1, 2])).decoded()[:3], two[3:])
+    whole = SummaryTable.concatenate([eight, table(other)])
+    assert whole.steps is None and torch.equal(whole.decoded(), torch.cat([one, other]))
+    assert SummaryTable.concatenate([table(one), table(two)]).steps is None  # nothing is gained among few
 
 
 @pytest.fixture
-def together(learner, tmp_path, monkeypatch):
-    """The same as a file that has all classes one after the other."""
-    monkeypatch.setattr(model_file, "MANY", 2)
-    path = tmp_path / "many.protosteer"
-    learner.save(path)
-    assert unpack_tensors(path.read_bytes(), "many")[0]["format"] == 3
-    return path
+def thousands() -> Memory:
+    """20,000 classes in 20 tasks, with digests and held-out similarities."""
+    (one,) = many(1, 1).memory.tasks
+    tasks = []
+    for t in range(20):
+        classes = ClassTable.concatenate([one.classes] * 1000)
+        classes = dataclasses.replace(classes, names=tuple(f"class-{t}-{i}" for i in range(1000)))
+        classes = classes.with_rows("seen", list(torch.arange(t * 1000, t * 1000 + 1000)[:, None]))
+        classes = classes.with_rows("held_out", [torch.tensor([0.5])] * 1000)
+        tasks.append(TaskRecord(f"task-{t}", classes, None, metadata=TaskMetadata(held_out=t % 2)))
+    return Memory(tasks)
 
 
-def test_classes_together_are_the_same_classes(learner, together):
-    again = Learner.load(together, backbone=tiny_backbone())
-    assert all(isinstance(task.classes, Slices) and not task.classes.made for task in again.memory.tasks)
-    images, _ = easy_task(["cat", "dog", "eel", "Fuß ☃"], seed=9)
-    before, after = learner.predict(images), again.predict(images)
-    assert torch.equal(before.scores, after.scores) and before.labels == after.labels
-    assert not any(task.classes.made for task in again.memory.tasks)  # nobody had to look at a record
-    for mine, theirs in zip(learner.memory.tasks, again.memory.tasks, strict=True):
-        for (name, a), (other, b) in zip(mine.tensors(), theirs.tensors(), strict=True):
-            assert name == other and torch.equal(a, b) and a.dtype == b.dtype
-
-
-def test_saved_again_they_are_the_same_file_whether_looked_at_or_not(together, tmp_path):
-    again = Learner.load(together, backbone=tiny_backbone())
-    for look in (False, True):
-        _ = again.memory.records if look else None
-        again.save(tmp_path / "again.protosteer")
-        assert (tmp_path / "again.protosteer").read_bytes() == together.read_bytes()
-
-
-def test_changes_after_reading_are_those_of_a_file_that_has_them_apart(learner, together):
-    again = Learner.load(together, backbone=tiny_backbone())
-    for one in (learner, again):
-        one.forget("dog")
-        one.add_class("gnu", easy_task(["gnu"])[0][:3])
-    images, _ = easy_task(["cat", "ant", "eel", "gnu"], seed=3)
-    before, after = learner.predict(images), again.predict(images)
-    assert learner.classes == again.classes and torch.equal(before.scores, after.scores)
-
-
-def test_few_classes_stay_in_the_format_that_earlier_versions_read(learner, tmp_path):
-    learner.save(tmp_path / "few.protosteer")
-    assert unpack_tensors((tmp_path / "few.protosteer").read_bytes(), "few")[0]["format"] in (1, 2)
-
-
-def test_classes_that_are_not_alike_are_kept_apart(learner):
-    first, second = learner.memory.tasks
-    bare = tuple(dataclasses.replace(record, plain=None, shared=None) for record in second.classes)
-    mixed = [first, dataclasses.replace(second, classes=bare)]
-    alike = first.classes[0].plain is None
-    assert (Stack.of(mixed) is not None) == alike
-
-
-@pytest.mark.parametrize(
-    "name, change",
-    [
-        ("starts.values", lambda t: t + 1),
-        ("starts.values", lambda t: t.flip(0)),
-        ("starts.values", lambda t: t[:-1]),
-        ("starts.values", lambda t: t.float()),
-        ("classes.values.means", lambda t: t[:-1]),
-        ("classes.values.means", lambda t: t * torch.nan),
-        ("classes.values.means", lambda t: t[:, :-1]),
-        ("classes.values.means", lambda t: t.double()),
-        ("classes.values.deviations", lambda t: t - 100),
-        ("classes.values.counts", lambda t: t * 0),
-        ("classes.held_out", lambda t: torch.full((3,), torch.nan)),
-        ("starts.other", lambda t: torch.arange(3)),
-    ],
-)
-@pytest.mark.parametrize("learner", ["paper"], indirect=True)
-def test_forged_stacks_are_refused_in_one_line(together, name, change):
-    header, tensors = unpack_tensors(together.read_bytes(), "many")
-    tensors[name] = change(tensors.get(name)).contiguous()
-    together.write_bytes(pack_tensors(header, tensors))
-    with pytest.raises(ModelFileError, match="inconsistent header"):
-        model_file.read(together)
-
-
-@pytest.mark.parametrize(
-    "name, change",
-    [
-        ("plain.points", lambda t: t[:-1]),
-        ("plain.points", lambda t: t.float()),
-        ("plain.steps", lambda t: t * torch.inf),
-        ("plain.steps", lambda t: torch.full_like(t, 0.1)),
-        ("plain.counts", lambda t: t - 1),
-        ("plain.counts", lambda t: t * 5),
-        ("plain.deviations", lambda t: t[:-1]),
-        ("plain.deviations", lambda t: t + 2),
-        ("domain.points", lambda t: t[:, :3]),
-    ],
-)
-@pytest.mark.parametrize("learner", ["evidence"], indirect=True)
-def test_forged_sketches_are_refused_in_one_line(together, name, change):
-    header, tensors = unpack_tensors(together.read_bytes(), "many")
-    tensors[f"classes.{name}"] = change(tensors[f"classes.{name}"]).contiguous()
-    together.write_bytes(pack_tensors(header, tensors))
-    with pytest.raises(ModelFileError, match="inconsistent header"):
-        model_file.read(together)
-
-
-def test_classes_are_joined_in_eight_bits_where_these_hold_them_all():
-    def bulk(points, steps=None):
-        ones = torch.ones(len(points), dtype=torch.int64)
-        return Bulk(points, ones, torch.zeros(2, 8), ones[:2] * 3, steps)
-
-    draw = torch.Generator().manual_seed(0)
-    one, two, other = (torch.randn(6, 8, generator=draw) for _ in range(3))
-    one, two = quantize_int8(one), quantize_int8(two)
-    eight = bulk(*pack_prototypes(one).values())
-    joined = Bulk.joined([eight, bulk(two)])
-    assert joined.points.dtype == torch.int8 and torch.equal(joined.decoded(), torch.cat([one, two]))
-    assert torch.equal(joined.ordered(torch.tensor([3, 0, 1, 2])).decoded()[:3], two[3:])
-    whole = Bulk.joined([eight, bulk(other)])
-    assert whole.steps is None and torch.equal(whole.decoded(), torch.cat([one, other]))
-    assert Bulk.joined([bulk(one), bulk(two)]).steps is None  # nothing is gained among few
+def test_nothing_that_works_on_all_classes_makes_records(thousands, monkeypatch, tmp_path):
+    made = []
+    monkeypatch.setattr(ClassTable, "_record", lambda self: made.append(self.names))
+    learner = Learner(tiny_backbone(), Settings(rule="paper"))
+    learner.memory = thousands
+    files = Files([tmp_path / "a", tmp_path / "b"], ["class-3-7", "class-0-0"])
+    known = known_files.KnownFiles.find(thousands.tasks, files, [3007, 19_999])
+    assert known.same_class == [0] and known.other_class == {1: "class-19-999"}
+    learner.save(tmp_path / "many.protosteer")
+    read = model_file.read(tmp_path / "many.protosteer")
+    other = dataclasses.replace(read, memory=Memory())
+    merged = model_file.merge([other, read], task_renames={"task-3": "renamed"})
+    assert len(merged.memory.table) == 20_000 and merged.memory.task_names[3] == "renamed"
+    monkeypatch.setattr(model_summary, "PAIRED", 0)
+    assert model_summary.describe(read, None)["totals"]["classes"] == 20_000
+    assert ood.threshold(learner, 0.1) == 0.5 and len(ood.own_thresholds(learner)) == 10_000
+    assert sum(len(list(task.tensors())) for task in thousands.tasks) > 0
+    thousands.remove(thousands.tasks[4], ["class-4-999"])
+    assert len(thousands.table) == 19_999 and not made

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from conftest import easy_task, tiny_backbone
+from expect import expect_error
 from protosteer.backbones import Backbone, find_weights
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import LearnerError, ModelFileError
 from protosteer.learner import Learner
 from protosteer.model import file as model_file
+from protosteer.model.class_table import ClassTable
 from protosteer.model.index import Index
 from protosteer.model.memory import Memory
 from protosteer.settings import Settings
@@ -76,21 +78,21 @@ def test_learning_goes_on_after_reload_as_if_never_saved(learner, saved):
 
 
 def test_another_backbone_is_refused_by_fingerprint(saved):
-    with pytest.raises(ModelFileError, match="was learned with backbone 'tiny'"):
+    with expect_error("other-backbone", ModelFileError, path=saved, name="tiny"):
         Learner.load(saved, backbone=tiny_backbone(seed=1))
 
 
 def test_another_preprocessing_is_refused(saved):
     other = tiny_backbone()
     other.preprocessing = Preprocessing(16, (0.4, 0.4, 0.4), (0.5, 0.5, 0.5))
-    with pytest.raises(ModelFileError, match="preprocessing"):
+    with expect_error("other-preprocessing", ModelFileError):
         Learner.load(saved, backbone=other)
 
 
 def test_a_backbone_that_cannot_be_found_is_named(saved, monkeypatch, tmp_path):
     monkeypatch.setenv("PROTOSTEER_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ModelFileError, match="needs backbone 'tiny'.*backbone="):
+    with expect_error("missing-backbone", ModelFileError, name="tiny"):
         Learner.load(saved)
 
 
@@ -103,71 +105,6 @@ def test_nano_is_found_by_its_name(tmp_path):
     assert torch.equal(Learner.load(tmp_path / "m.protosteer").predict(images).scores, expected)
 
 
-@pytest.mark.parametrize("keep", [0, 4, 100, -1])
-def test_truncated_files_are_refused(saved, keep):
-    saved.write_bytes(saved.read_bytes()[:keep])
-    with pytest.raises(ModelFileError, match="truncated or not a model file"):
-        model_file.read(saved)
-
-
-def test_every_altered_byte_is_noticed(saved):
-    good = saved.read_bytes()
-    step = max(1, len(good) // 60)
-    for place in range(0, len(good), step):
-        bad = bytearray(good)
-        bad[place] ^= 0x04
-        saved.write_bytes(bad)
-        with pytest.raises(ModelFileError):
-            model_file.read(saved)
-
-
-def test_other_safetensors_and_missing_files_are_named(tmp_path):
-    from safetensors.torch import save_file
-
-    save_file({"a": torch.zeros(2)}, tmp_path / "x.safetensors")
-    with pytest.raises(ModelFileError, match="not a protosteer model"):
-        model_file.read(tmp_path / "x.safetensors")
-    with pytest.raises(ModelFileError, match="no model file .*none"):
-        model_file.read(tmp_path / "none")
-
-
-def forged(path, change) -> bytes:
-    """The file after someone who knows the format has changed its header and tensors, and sealed it again."""
-    header, tensors = unpack_tensors(path.read_bytes(), str(path))
-    change(header, tensors)
-    return pack_tensors(header, tensors)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda header, tensors: header.update(backbone=[]),
-        lambda header, tensors: header["backbone"].update(fingerprint=None),
-        lambda header, tensors: header["backbone"].pop("preprocessing"),
-        lambda header, tensors: header["backbone"].update(depth=1),
-        lambda header, tensors: header["tasks"][0].update(name=7),
-        lambda header, tensors: header["tasks"][0].update(about=[]),
-        lambda header, tensors: header["tasks"][0].update(classes=["cat", "cat"]),
-        lambda header, tensors: header["tasks"][0]["about"].update(image_bytes="many"),
-        lambda header, tensors: tensors.update(
-            {"tasks.0.prompt": tensors["tasks.0.prompt"][..., :3].clone()}
-        ),
-        lambda header, tensors: tensors.update({"tasks.0.classes.0.keys": torch.tensor(1.0)}),
-        lambda header, tensors: tensors.update({"tasks.0.classes.1.values.counts": torch.ones(2)}),
-        lambda header, tensors: tensors.update({"tasks.0.classes.1.values.means": torch.empty(0, 16)}),
-    ],
-)
-def test_forged_files_are_refused_in_one_line(saved, change):
-    with pytest.raises(ModelFileError, match="inconsistent header") as caught:
-        model_file.unpack(forged(saved, change), saved)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_sealed_header_that_is_none_is_refused(saved):
-    with pytest.raises(ModelFileError, match="altered or damaged"):
-        model_file.unpack(pack_tensors(None, {}), saved)
-
-
 def test_a_link_stays_one_and_the_file_behind_it_changes(learner, saved):
     link = saved.with_name("link.protosteer")
     link.symlink_to(saved.name)
@@ -178,10 +115,8 @@ def test_a_link_stays_one_and_the_file_behind_it_changes(learner, saved):
 
 def test_a_newer_format_is_refused_with_the_version_that_wrote_it(saved):
     header, tensors = unpack_tensors(saved.read_bytes(), "pets")
-    saved.write_bytes(pack_tensors({**header, "format": 4}, tensors))
-    with pytest.raises(
-        ModelFileError, match="has format 4, this version reads up to 3; use the protosteer that wrote it"
-    ):
+    saved.write_bytes(pack_tensors({**header, "format": 5}, tensors))
+    with expect_error("unknown-format", ModelFileError, path=saved, format=5):
         model_file.read(saved)
 
 
@@ -215,7 +150,9 @@ def varied(learner) -> Learner:
     """Two trained tasks, held-out similarities for some classes, a copy of a prompt, and a class without any."""
     first = learner.memory.tasks[0]
     held = dataclasses.replace(first.classes[0], heldout_similarities=torch.tensor([0.25, 0.5, -1.0]))
-    learner.memory.replace(first, dataclasses.replace(first, classes=(held, *first.classes[1:])))
+    learner.memory.replace(
+        first, dataclasses.replace(first, classes=ClassTable.of([held, *first.classes[1:]]))
+    )
     learner.add_class("gnu", easy_task(["gnu"], per_class=3)[0])
     return learner
 
@@ -300,14 +237,14 @@ def test_files_with_other_backbones_cannot_be_merged(learner, saved, tmp_path):
     other = Learner(tiny_backbone(seed=1), QUICK)
     other.learn(easy_task(["yak"]), name="other")
     other.save(tmp_path / "other.protosteer")
-    with pytest.raises(LearnerError, match="different backbones"):
+    with expect_error("other-backbone", LearnerError):
         model_file.merge([model_file.read(saved), model_file.read(tmp_path / "other.protosteer")])
     normalised = model_file.read(saved)
     changed = {**normalised.backbone["preprocessing"], "crop": 0.875}
     normalised = dataclasses.replace(
         normalised, backbone={**normalised.backbone, "preprocessing": changed}, memory=Memory()
     )
-    with pytest.raises(LearnerError, match="preprocessing"):
+    with expect_error("other-preprocessing", LearnerError):
         model_file.merge([model_file.read(saved), normalised])
 
 
@@ -333,7 +270,7 @@ def test_the_weights_are_found_where_they_were(weights_file, tmp_path):
         assert found.fingerprint == learner.backbone.fingerprint and found.preprocessing.crop == 0.9
     moved = weights_file.rename(tmp_path / "moved.safetensors")
     assert model.backbone_for(model.load_backbone(weights=moved)).source == moved
-    with pytest.raises(ModelFileError, match="needs backbone 'my own'"):
+    with expect_error("missing-backbone", ModelFileError, name="my own"):
         model.backbone_for(None)
 
 

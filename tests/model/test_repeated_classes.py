@@ -14,9 +14,9 @@ from protosteer.evidence import classifier
 from protosteer.evidence.class_statistics import Space
 from protosteer.evidence.prototype_summary import ClassSummary, summarise_class
 from protosteer.evidence.scorer import Coarse
+from protosteer.evidence.summary_table import SummaryTable
 from protosteer.learner import Learner, merge
-from protosteer.model import file as model_file
-from protosteer.model.class_table import Bulk
+from protosteer.model.class_table import ClassTable
 from protosteer.model.memory import Memory
 from protosteer.paper import trainer
 from protosteer.search.candidates import CandidateOptions
@@ -107,7 +107,7 @@ def test_what_is_left_out_of_one_sketch_leaves_the_others_of_its_class():
 def test_candidates_among_very_many_classes_are_scored_as_among_all(monkeypatch):
     learner = many()
     first, last = learner.memory.tasks[0], learner.memory.tasks[-1]
-    both = dataclasses.replace(last, classes=(*last.classes, *first.classes[:5]))
+    both = dataclasses.replace(last, classes=ClassTable.concatenate([last.classes, first.classes[:5]]))
     learner.memory.replace(last, both)
     assert len(learner.classes) == 200 and len(learner.memory.records) == 205
     monkeypatch.setattr(classifier, "CANDIDATES", CandidateOptions(min_classes=100))
@@ -124,17 +124,14 @@ def test_candidates_among_very_many_classes_are_scored_as_among_all(monkeypatch)
 
 
 @pytest.mark.parametrize("settings", [INSTANT, QUICK.replace(rule="evidence"), QUICK])
-def test_a_file_holds_every_record(settings, tmp_path, monkeypatch):
+def test_a_file_holds_every_record(settings, tmp_path):
     learner = grown(*parts(), settings=settings)
-    learner.save(tmp_path / "apart.protosteer")
-    monkeypatch.setattr(model_file, "MANY", 1)
-    learner.save(tmp_path / "together.protosteer")
+    learner.save(tmp_path / "grown.protosteer")
     test = easy_task(CLASSES, 6, seed=4)[0]
     expected = learner.predict(test).scores
-    for name in ("apart", "together"):
-        read = Learner.load(tmp_path / f"{name}.protosteer", learner.backbone)
-        assert read.memory.owners == learner.memory.owners
-        assert torch.equal(read.predict(test).scores, expected)
+    read = Learner.load(tmp_path / "grown.protosteer", learner.backbone)
+    assert read.memory.owners == learner.memory.owners
+    assert torch.equal(read.predict(test).scores, expected)
 
 
 def test_forgetting_a_class_forgets_all_its_records(tmp_path):
@@ -205,8 +202,8 @@ def test_singles_of_many_sketches_are_those_of_each():
     counts = [[1, 1, 1], [4], [1] * 12 + [3, 3], [1, 2, 1], [1] * 10 + [5, 1], [2, 1]]
     sketches = [ClassSummary(torch.eye(len(c)), torch.tensor(c), torch.zeros(len(c))) for c in counts]
     lengths = torch.tensor([len(c) for c in counts])
-    bulk = Bulk(torch.empty(0), torch.tensor(sum(counts, [])), torch.empty(0), lengths)
-    assert bulk.singles.tolist() == [s.num_exact for s in sketches] == [3, 0, 10, 1, 10, 0]
+    bulk = SummaryTable(torch.empty(0), torch.tensor(sum(counts, [])), torch.empty(0), lengths)
+    assert bulk.num_exact.tolist() == [s.num_exact for s in sketches] == [3, 0, 10, 1, 10, 0]
 
 
 def test_deviations_of_a_part_count_for_its_own_images():

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from protosteer.model.class_table import ClassTable
 from protosteer.model.index import Index
 from protosteer.model.memory import Memory
 from protosteer.model.records import ClassRecord, TaskRecord
@@ -30,7 +31,7 @@ def memory(tasks: int = 4, prompts: bool = True, seed: int = 0) -> Memory:
     return Memory(
         TaskRecord(
             f"t{t}",
-            tuple(record(f"c{t}{k}", 1 + (t + k) % 3) for k in range(1 + t % 3)),
+            ClassTable.of(record(f"c{t}{k}", 1 + (t + k) % 3) for k in range(1 + t % 3)),
             torch.full((2, 1, DIM), float(t)) if prompts else None,
         )
         for t in range(tasks)

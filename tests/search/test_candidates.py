@@ -13,8 +13,8 @@ from protosteer.evidence import class_statistics as spaces
 from protosteer.evidence import classifier
 from protosteer.evidence.matches import ClassifierMatches
 from protosteer.evidence.scorer import Coarse
+from protosteer.evidence.summary_table import SummaryTable
 from protosteer.learner import Learner
-from protosteer.model.class_table import Bulk
 from protosteer.prediction import Prediction
 from protosteer.search.candidates import CandidateOptions
 from protosteer.search.ivf import IVFOptions, IVFSearch
@@ -99,7 +99,9 @@ def test_the_covariance_of_some_classes_is_nearly_that_of_all(monkeypatch):
         torch.randn(2000, 1, 8, generator=generator) + torch.randn(2000, 5, 8, generator=generator) * scales
     )
     lengths = torch.full((2000,), 5)
-    bulk = Bulk(points.flatten(0, 1), torch.ones(10_000, dtype=torch.int64), torch.zeros(2000, 8), lengths)
+    bulk = SummaryTable(
+        points.flatten(0, 1), torch.ones(10_000, dtype=torch.int64), torch.zeros(2000, 8), lengths
+    )
     monkeypatch.setattr(spaces, "COVARIANCE", 5_000)
     coarse = Coarse(bulk)
     assert coarse.space.freedom == 4 * 1000

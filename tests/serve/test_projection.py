@@ -13,6 +13,7 @@ from conftest import easy_task, tiny_backbone
 from protosteer.errors import LearnerError
 from protosteer.evidence import classifier
 from protosteer.learner import Learner
+from protosteer.model.class_table import ClassTable
 from protosteer.model.memory import Memory
 from protosteer.model.records import ClassRecord, TaskRecord
 from protosteer.paper.prototypes import Centroids
@@ -27,7 +28,7 @@ def record(name: str, *means: list[float], counts: list[int] | None = None) -> C
 
 
 def memory(*records: ClassRecord) -> Memory:
-    return Memory([TaskRecord(f"task of {r.name}", (r,), None) for r in records])
+    return Memory([TaskRecord(f"task of {r.name}", ClassTable.of([r]), None) for r in records])
 
 
 def spots(projection: Projection) -> dict[str, tuple[float, float]]:
@@ -93,7 +94,10 @@ def test_opposite_classes_have_no_second_axis_and_equal_ones_none():
 def test_a_class_mean_is_placed_on_its_own_dot_and_names_keep_their_tasks():
     numbers = torch.randn(12, 5, 16, generator=torch.Generator().manual_seed(0)).tolist()
     records = [record(f"class {i}", *means, counts=[1, 2, 3, 4, 5]) for i, means in enumerate(numbers)]
-    tasks = [TaskRecord("first", tuple(records[:7]), None), TaskRecord("second", tuple(records[7:]), None)]
+    tasks = [
+        TaskRecord("first", ClassTable.of(records[:7]), None),
+        TaskRecord("second", ClassTable.of(records[7:]), None),
+    ]
     projection = Projection.fit(Memory(tasks))
     assert [(name, task) for name, task, _, _ in projection.classes] == [
         (f"class {i}", "first" if i < 7 else "second") for i in range(12)

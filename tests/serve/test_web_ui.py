@@ -18,6 +18,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, Route, expect
 
 from protosteer.learner import Learner
+from protosteer.model.class_table import ClassTable
 from protosteer.model.records import ClassRecord, TaskRecord
 from protosteer.paper.prototypes import Centroids
 from protosteer.serve.app import create_app
@@ -600,7 +601,7 @@ def test_text_is_legible_and_fits_a_phone(visit, address, folder, scheme, path, 
 def test_without_teaching_classes_are_listed_and_nothing_else(visit, learner, folder):
     bare = Learner(learner.backbone, learner.settings)
     for task in learner.memory.tasks:
-        classes = tuple(dataclasses.replace(record, heldout_similarities=None) for record in task.classes)
+        classes = task.classes.with_rows("held_out", [None] * len(task.classes))
         bare.memory.add(dataclasses.replace(task, classes=classes))
     bare.save(folder / "bare.protosteer")
     with serving(create_app(bare, folder / "bare.protosteer")) as address:
@@ -657,7 +658,7 @@ def test_a_large_model_shows_names_on_request(visit, learner, folder):
         for i, mean in enumerate(means)
     ]
     for first in range(0, 300, 10):
-        large.memory.add(TaskRecord(f"month {first // 10}", tuple(records[first : first + 10]), None))
+        large.memory.add(TaskRecord(f"month {first // 10}", ClassTable.of(records[first : first + 10]), None))
     large.save(folder / "large.protosteer")
     with serving(create_app(large, folder / "large.protosteer")) as address:
         page = visit(address)

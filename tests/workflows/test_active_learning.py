@@ -18,6 +18,9 @@ from protosteer.evidence.kernel_ridge import RIDGE, arc_cosine
 from protosteer.evidence.prototype_summary import ClassSummary
 from protosteer.evidence.scorer import Coarse
 from protosteer.learner import Learner
+from protosteer.model.class_table import ClassTable
+from protosteer.model.records import ClassRecord
+from protosteer.paper.prototypes import Centroids
 from protosteer.prediction import Prediction
 from protosteer.settings import Settings
 from protosteer.workflows import active_learning
@@ -197,7 +200,9 @@ def test_labels_are_doubted_by_a_model_without_the_image(
     monkeypatch.setattr(spaces, "most_left_out", lambda classes: at_once)
     if at_once < 24:
         monkeypatch.setattr(LeftOut, "weights", lambda self, views: [weight])
-    found = {d.row: d for d in doubted(embeddings, labels, [("c3", rival)])}
+    values = Centroids(rival.points, torch.zeros_like(rival.points), rival.counts)
+    rivals = ClassTable.of([ClassRecord("c3", rival.points, values, plain=rival)])
+    found = {d.row: d for d in doubted(embeddings, labels, rivals)}
     order = [i for c in ("c0", "c1", "c2") for i in range(24) if labels[i] == c]
     probabilities = (weight * scores).softmax(dim=1)[torch.tensor(order).argsort()]
     own = torch.tensor([int(label[1]) for label in labels])

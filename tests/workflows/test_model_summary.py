@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from conftest import easy_task, tiny_backbone
 from protosteer.learner import Learner
+from protosteer.model.class_table import ClassTable
 from protosteer.model.file import Model, read
 from protosteer.model.memory import Memory
 from protosteer.model.records import ClassRecord, TaskMetadata, TaskRecord
@@ -42,7 +43,7 @@ def some_memory(classes: int, dim: int = 24, most: int = 4, seed: int = 0) -> Me
         middle = torch.randn(1, dim, generator=generator)
         group = (middle + 0.5 * torch.randn(count, dim, generator=generator)) * strength
         records.append(some_class(f"c{i}", group * (i + 1)))
-    return Memory(TaskRecord(f"t{i}", tuple(records[i : i + 2]), None) for i in range(0, classes, 2))
+    return Memory(TaskRecord(f"t{i}", ClassTable.of(records[i : i + 2]), None) for i in range(0, classes, 2))
 
 
 def plainly(memory: Memory) -> torch.Tensor:
@@ -76,7 +77,7 @@ def test_of_equal_pairs_those_of_earlier_classes_come_first(
 ) -> None:
     monkeypatch.setattr(model_summary, "_CELLS", cells)
     records = tuple(some_class(f"c{i}", torch.eye(3)[[i % 3]]) for i in range(12))
-    found = model_summary.closest(Memory([TaskRecord("t", records, None)]), 5)
+    found = model_summary.closest(Memory([TaskRecord("t", ClassTable.of(records), None)]), 5)
     pairs = [("c0", "c3"), ("c0", "c6"), ("c0", "c9"), ("c1", "c4"), ("c1", "c7")]
     assert found == [(*pair, 1.0) for pair in pairs]
 
@@ -93,7 +94,7 @@ def test_few_classes(classes: int) -> None:
 def test_equal_classes_are_alike_and_a_zero_centroid_is_like_nothing() -> None:
     same = torch.randn(2, 24)
     records = (some_class("a", same), some_class("b", 5 * same), some_class("none", torch.zeros(1, 24)))
-    first, *others = model_summary.closest(Memory([TaskRecord("t", records, None)]))
+    first, *others = model_summary.closest(Memory([TaskRecord("t", ClassTable.of(records), None)]))
     assert first[:2] == ("a", "b") and first.similarity == pytest.approx(1.0) and first.similarity <= 1.0
     assert [pair.similarity for pair in others] == [0.0, 0.0]
 
@@ -111,8 +112,10 @@ def two_tasks() -> list[TaskRecord]:
     about = TaskMetadata(images=9, learned="2026-11-16", image_bytes=50_000, loss=1.5, accuracy=90.0)
     later = TaskMetadata(images=1, learned="2026-12-01", image_bytes=10_000)
     return [
-        TaskRecord("spring", first, prompt, True, about),
-        TaskRecord("owl", (some_class("owl", torch.randn(1, 24)),), prompt, False, later, few_shot=True),
+        TaskRecord("spring", ClassTable.of(first), prompt, True, about),
+        TaskRecord(
+            "owl", ClassTable.of([some_class("owl", torch.randn(1, 24))]), prompt, False, later, few_shot=True
+        ),
     ]
 
 
@@ -156,7 +159,7 @@ def test_every_figure_of_a_model(tmp_path: Path) -> None:
 
 
 def test_what_is_not_known_is_none(tmp_path: Path) -> None:
-    bare = TaskRecord("t", (some_class("a", torch.randn(2, 24)),), None)
+    bare = TaskRecord("t", ClassTable.of([some_class("a", torch.randn(2, 24))]), None)
     read = model(tmp_path, [*two_tasks(), bare])
     del read.backbone["dim"]  # as in an older file
     told = model_summary.describe(read, None)

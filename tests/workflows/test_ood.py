@@ -10,6 +10,7 @@ from conftest import easy_task, tiny_backbone
 from photo_toys import photos, taught
 from protosteer.errors import LearnerError, SettingsError
 from protosteer.learner import Learner
+from protosteer.model.class_table import ClassTable
 from protosteer.model.memory import Memory
 from protosteer.model.records import ClassRecord, TaskRecord
 from protosteer.paper.prototypes import centroids
@@ -27,7 +28,7 @@ def known_by(*held_out: torch.Tensor | None) -> Learner:
     """One task per class, by the paper's rule."""
     learner = Learner(BACKBONE, Settings.preset("paper"))
     learner.memory = Memory(
-        TaskRecord(f"t{i}", (ClassRecord(f"c{i}", torch.eye(4), VALUES, held),), None)
+        TaskRecord(f"t{i}", ClassTable.of([ClassRecord(f"c{i}", torch.eye(4), VALUES, held)]), None)
         for i, held in enumerate(held_out)
     )
     return learner

@@ -103,7 +103,7 @@ def changed(path: Path, change) -> bytes:
 def test_forged_files_are_refused_in_one_line(path, tmp_path, change):
     forged = tmp_path / "x.backbone"
     forged.write_bytes(changed(path, change))
-    with pytest.raises(ModelFileError, match="inconsistent header") as caught:
+    with pytest.raises(ModelFileError) as caught:
         shared_prompt.read(forged)
     assert "\n" not in str(caught.value)
 

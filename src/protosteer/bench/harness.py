@@ -19,6 +19,7 @@ from protosteer.backbones import IMAGENET, Backbone
 from protosteer.data.transforms import Preprocessing
 from protosteer.evidence.prototype_summary import ClassSummary
 from protosteer.learner import Learner
+from protosteer.model.class_table import ClassTable
 from protosteer.model.memory import Memory
 from protosteer.model.records import ClassRecord, TaskRecord
 from protosteer.paper.prototypes import Centroids
@@ -126,7 +127,8 @@ def memory_of(
         return ClassRecord(f"class-{t}-{k}", plain.points if plain else keys[t, k], groups, plain=plain)
 
     return Memory(
-        TaskRecord(f"task-{t}", tuple(record(t, k) for k in range(classes)), prompts[t]) for t in range(tasks)
+        TaskRecord(f"task-{t}", ClassTable.of(record(t, k) for k in range(classes)), prompts[t])
+        for t in range(tasks)
     )
 
 

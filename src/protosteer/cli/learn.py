@@ -294,7 +294,7 @@ def _say_unfinished(learner: Learner, slot: TaskSlot) -> None:
             "to resume it, repeat the command that began it"
         )
     evidence = learner.settings.rule == "evidence"
-    if any((record.plain is not None) != evidence for task in others for record in task.classes):
+    if any(bool(((task.classes.lengths("plain") > 0) != evidence).any()) for task in others):
         say(
             "warning: older tasks were learned by another rule, so the model predicts by CPP inference; learn all "
             "of them again in a new model, or keep to their rule"

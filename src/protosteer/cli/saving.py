@@ -129,7 +129,7 @@ def _without_forgotten(record: TaskRecord, there: TaskRecord) -> TaskRecord:
             f"warning: '{gone[0]}' was forgotten meanwhile and is left out, but the prompt of task "
             f"'{record.name}' was trained with its images; to remove that too, forget this task and learn it again"
         )
-    return dataclasses.replace(record, classes=tuple(c for c in record.classes if c.name not in gone))
+    return dataclasses.replace(record, classes=record.classes.without(gone))
 
 
 def _warn_of_influence(record: TaskRecord, before: tuple[TaskRecord, ...], memory: Memory) -> None:

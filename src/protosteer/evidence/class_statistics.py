@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from protosteer.evidence.prototype_summary import ClassSummary
-from protosteer.model.class_table import Bulk
+from protosteer.evidence.summary_table import SummaryTable
 
 LEFT_OUT_LEAST, LEFT_OUT_MOST = 200, 2_000  # images to find weights from; between the two, ...
 LEFT_OUT_LIMIT = 4_000_000  # ... so many that images times classes are below
@@ -26,7 +26,7 @@ class Space:
     A class may have several, of different tasks.
     """
 
-    bulk: Bulk  # the points [P, D] among it
+    bulk: SummaryTable  # the points [P, D] among it
     counts: Tensor  # [P]: images behind each
     owners: Tensor  # [P]: classes as numbers
     parts: Tensor  # [P]: sketches as numbers
@@ -39,12 +39,12 @@ class Space:
     @classmethod
     def of(
         cls,
-        sketches: Sequence[ClassSummary] | Bulk,
+        sketches: Sequence[ClassSummary] | SummaryTable,
         labels: Tensor | None = None,
         left_out: Tensor | None = None,
     ) -> Space:
         """labels: [R], the class of each sketch as a number; without, each is of a class of its own."""
-        bulk = sketches if isinstance(sketches, Bulk) else Bulk.of(sketches)
+        bulk = sketches if isinstance(sketches, SummaryTable) else SummaryTable.of(sketches)
         labels = torch.arange(len(bulk.lengths)) if labels is None else labels
         counts, parts = bulk.counts.double(), bulk.owners
         owners, classes, dim = labels[parts], int(labels.max()) + 1, bulk.deviations.shape[1]
@@ -64,7 +64,7 @@ class Space:
             scatter += apart.T @ apart
         freedom = float(((sizes - 1) * spread).sum())
         place = torch.arange(len(owners)) - (bulk.lengths.cumsum(0) - bulk.lengths)[parts]
-        single = (place < bulk.singles[parts]) & (sizes[owners] > 1)
+        single = (place < bulk.num_exact[parts]) & (sizes[owners] > 1)
         left_out = _some(single.nonzero()[:, 0], classes) if left_out is None else left_out
         return cls(bulk, counts, owners, parts, left_out, sizes, means, scatter, freedom)
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from protosteer.evidence.calibration import LeftOut
 from protosteer.evidence.matches import ClassifierMatches
 from protosteer.evidence.scorer import Coarse
-from protosteer.model.class_table import Bulk, sketches_of
+from protosteer.evidence.summary_table import SummaryTable
 from protosteer.model.index import Index
 from protosteer.model.memory import Memory
 from protosteer.paper.prompts import Embed
@@ -234,7 +234,7 @@ def _views(memory: Memory, index: Index, places: Tensor) -> tuple[list[View], Ch
     if memory.shared_prompt is not None:
         prompts[len(memory)] = "domain"
     coarse = {
-        prompt: Coarse(_known(memory, part).ordered(order), labels[order]) for prompt, part in prompts.items()
+        prompt: Coarse(_known(memory, part).take(order), labels[order]) for prompt, part in prompts.items()
     }
     space = coarse[None].space
     rows = space.left_out  # the same images in every view
@@ -293,10 +293,10 @@ def _trained_domain(memory: Memory) -> Tensor:
     return torch.tensor(same)
 
 
-def _known(memory: Memory, part: str) -> Bulk:
-    bulk = sketches_of(memory.tasks, part)
-    assert bulk is not None
-    return bulk
+def _known(memory: Memory, part: str) -> SummaryTable:
+    summaries = memory.table.summaries(part)
+    assert summaries is not None
+    return summaries
 
 
 def _unit(embeddings: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ the rest as k-means groups: the score of a stored image without itself is known 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -39,17 +38,6 @@ class ClassSummary:
         """How many prototypes are single images; they come first, the same images in every feature space."""
         few = len(self.points) == int(self.counts.sum())
         return len(self.points) if few else min(EXACT_PROTOTYPES, int((self.counts == 1).cumprod(0).sum()))
-
-    def packed(self) -> dict[str, Tensor]:
-        """Tensors for a file, in as few bits as hold them exactly."""
-        deviations = half_if_lossless(self.deviations)
-        return {**pack_prototypes(self.points), "counts": self.counts, "deviations": deviations}
-
-    @classmethod
-    def unpacked(cls, parts: Mapping[str, Tensor]) -> ClassSummary:
-        """The inverse of `packed`."""
-        points = unpack_prototypes(parts["points"], parts.get("steps"))
-        return cls(points, parts["counts"], parts["deviations"].float())
 
 
 def summarise_class(embeddings: Tensor, seed: int = 0) -> ClassSummary:

@@ -23,7 +23,7 @@ from torch import Tensor
 from protosteer.evidence.class_statistics import Space, blocks, places
 from protosteer.evidence.kernel_ridge import Ridge
 from protosteer.evidence.prototype_summary import ClassSummary
-from protosteer.model.class_table import Bulk
+from protosteer.evidence.summary_table import SummaryTable
 
 RIDGE_SHARE = 0.3  # the weight of its logarithm, as a share of a whitened cosine's
 RIDGE_FLOOR = 0.05  # a regression on zeros and ones says nothing of what is less likely
@@ -108,7 +108,7 @@ class Coarse:
 
     def __init__(
         self,
-        sketches: Sequence[ClassSummary] | Bulk,
+        sketches: Sequence[ClassSummary] | SummaryTable,
         labels: Tensor | None = None,
         left_out: Tensor | None = None,
     ):

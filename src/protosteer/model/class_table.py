@@ -1,322 +1,272 @@
-"""Many classes as a few long tensors: what a file of a hundred thousand classes holds, and what reads it.
+"""The classes of a task, or of a model, as a few long tensors.
 
-A record per class is what people and most of the code work with, but a hundred thousand of them are a million
-small tensors, which take a minute to make and to check. So records of a stack are made when one of them is
-looked at, task by task, and whoever needs all classes at once (`inference`, `evidence`) takes the long tensors.
+Readers of all classes take whole columns. One class is a cheap row view, a `ClassRecord`. A hundred thousand records
+would be a million small tensors, which take a minute to make; so nothing that works on all classes makes them.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import cast
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import overload
 
 import torch
 from torch import Tensor
 
-from protosteer.evidence.prototype_summary import (
-    EXACT_PROTOTYPES,
-    ClassSummary,
-    half_if_lossless,
-    pack_prototypes,
-    unpack_prototypes,
-)
-from protosteer.model.records import ClassRecord, LazyClasses, TaskRecord, packed_centroids
+from protosteer.evidence.prototype_summary import ClassSummary, half_if_lossless
+from protosteer.evidence.summary_table import SummaryTable, join_rows, ragged_rows
+from protosteer.model.records import ClassRecord
 from protosteer.paper.prototypes import Centroids
 
-SKETCHES = ("plain", "domain")
+SUMMARIES = ("plain", "domain")
+# Columns of each group, which share the rows of a class. Names are those of a file: "domain" is the shared prompt,
+# "held_out" the held-out similarities, "seen" the digests of files.
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "keys": ("keys",),
+    "values": ("values.means", "values.deviations", "values.counts"),
+    **{part: tuple(f"{part}.{x}" for x in ("points", "steps", "counts", "deviations")) for part in SUMMARIES},
+    "held_out": ("held_out",),
+    "seen": ("seen",),
+}
 
 
 @dataclass(frozen=True, eq=False)
-class Stack:
-    """C records of classes, one after the other, as a file has them.
+class ClassTable(Sequence[ClassRecord]):
+    """C classes, one after the other; a class may lack any group but "values".
 
-    tensors: "values.means" and "values.deviations" [V, D], "values.counts" [V]; "plain.points" [P, D],
-    "plain.steps" [P] where points have eight bits, "plain.counts" [P], "plain.deviations" [C, D], and the same of
-    "domain"; "keys" [K, D] where there are no sketches; "held_out" [H]; "seen" [S]. starts: [C + 1], rows of each
-    class in "values", "plain", "domain", "keys", "held_out" and "seen", whichever there are.
+    Attributes:
+        names: Names of the classes.
+        columns: "values.means" and "values.deviations" [V, D], "values.counts" int64 [V]; "plain.points" [P, D],
+            "plain.steps" [P] where prototypes have eight bits, "plain.counts" int64 [P], "plain.deviations" with one
+            row per class that has prototypes, and the same of "domain"; "keys" [K, D] of classes without "plain";
+            "held_out" [H]; "seen" int64 [S]. A group that no class has is absent.
+        starts: int64 [C + 1] for each group: the rows of class i are `starts[i]` to `starts[i + 1] - 1`.
     """
 
-    names: Sequence[str]
-    tensors: Mapping[str, Tensor]
+    names: tuple[str, ...]
+    columns: Mapping[str, Tensor]
     starts: Mapping[str, Tensor]
 
     @classmethod
-    def of(cls, tasks: Sequence[TaskRecord]) -> Stack | None:
-        """All classes of these tasks; None where they are not alike, and have to be kept one by one."""
-        names = [name for task in tasks for name in task.class_names]
-        lengths = {"values": value_lengths_of(tasks), "held_out": held_out_lengths_of(tasks)}
-        lengths["seen"] = seen_lengths_of(tasks)
-        tensors = {f"values.{field}": t for field, t in packed_centroids(centroids_of(tasks)).items()}
-        tensors |= {"held_out": held_out_of(tasks), "seen": seen_of(tasks)}
-        for part in SKETCHES:
-            bulk = sketches_of(tasks, part)
-            if bulk is not None:
-                tensors |= {f"{part}.{field}": t for field, t in bulk.packed().items()}
-                lengths[part] = bulk.lengths
-        if "plain" not in lengths:
-            if any(record.plain is not None for task in tasks for record in task.classes):
-                return None
-            tensors["keys"], lengths["keys"] = keys_of(tasks), key_lengths_of(tasks)
-        if "domain" not in lengths and any(task.shared_prompt is not None for task in tasks):
-            return None
-        zero = torch.zeros(1, dtype=torch.int64)
-        starts = {part: torch.cat([zero, one.cumsum(0)]) for part, one in lengths.items()}
-        return cls(names, tensors, starts)
-
-    def rows(self, part: str, first: int, last: int) -> slice:
-        starts = self.starts[part]
-        return slice(int(starts[first]), int(starts[last]))
-
-    def lengths(self, part: str, first: int, last: int) -> Tensor:
-        return self.starts[part][first : last + 1].diff()
-
-    def singles(self, part: str) -> Tensor:
-        """[C]: how many points of each class are images as they are."""
-        return _singles(self.tensors[f"{part}.counts"], self.starts[part].diff())
-
-    def sketches(self, part: str, first: int, last: int) -> Bulk | None:
-        """Of classes first to last - 1; None where they have none."""
-        if part not in self.starts:
-            return None
-        rows, tensors = self.rows(part, first, last), self.tensors
-        points, counts = (tensors[f"{part}.{name}"][rows] for name in ("points", "counts"))
-        steps, deviations = tensors.get(f"{part}.steps"), tensors[f"{part}.deviations"][first:last]
-        lengths = self.lengths(part, first, last)
-        return Bulk(points, counts, deviations, lengths, None if steps is None else steps[rows])
-
-    def centroids(self, first: int, last: int) -> Centroids:
-        rows = self.rows("values", first, last)
-        means, deviations = (self.tensors[f"values.{part}"][rows].float() for part in ("means", "deviations"))
-        return Centroids(means, deviations, self.tensors["values.counts"][rows])
-
-
-@dataclass(frozen=True)
-class Bulk:
-    """R sketches, one after the other, in as few bits as a file has them in: a million classes of five points and
-    width 192 are four times as much in single precision, 4 GB.
-    """
-
-    points: Tensor  # [P, D]: see `decoded`
-    counts: Tensor  # [P]
-    deviations: Tensor  # [R, D]
-    lengths: Tensor  # [R]: points of each
-    steps: Tensor | None = None  # [P]: where points have eight bits
+    def of(cls, records: Iterable[ClassRecord]) -> ClassTable:
+        """Build a table from single records."""
+        records = tuple(records)
+        groups: dict[str, list[Mapping[str, Tensor] | None]] = {
+            "keys": [{"keys": r.keys} if r.plain is None else None for r in records],
+            "values": [_fields("values", r.values) for r in records],
+            "plain": [_fields("plain", r.plain) for r in records],
+            "domain": [_fields("domain", r.shared) for r in records],
+            "held_out": [_fields("held_out", r.heldout_similarities) for r in records],
+            "seen": [_fields("seen", r.file_digests) for r in records],
+        }
+        columns, starts = dict[str, Tensor](), dict[str, Tensor]()
+        for group, parts in groups.items():
+            present = [part for part in parts if part]
+            starts[group] = _starts([len(part[GROUPS[group][0]]) if part else 0 for part in parts])
+            for field in present[0] if present else ():
+                columns[field] = torch.cat([part[field] for part in present])
+        return cls.of_columns([r.name for r in records], columns, starts)
 
     @classmethod
-    def of(cls, sketches: Sequence[ClassSummary]) -> Bulk:
-        return cls(
-            torch.cat([s.points for s in sketches]),
-            torch.cat([s.counts for s in sketches]),
-            torch.stack([s.deviations for s in sketches]),
-            torch.tensor([len(s.points) for s in sketches]),
-        )
+    def of_columns(
+        cls, names: Iterable[str], columns: Mapping[str, Tensor], starts: Mapping[str, Tensor]
+    ) -> ClassTable:
+        """Build a table from columns, without the groups that have no rows."""
+        present = {group: rows for group, rows in starts.items() if int(rows[-1])}
+        fields = {
+            f: columns[f] for group in GROUPS if group in present for f in GROUPS[group] if f in columns
+        }
+        return cls(tuple(names), fields, present)
 
     @classmethod
-    def joined(cls, bulks: Sequence[Bulk]) -> Bulk:
-        """One after the other; in eight bits, if one of them is and the others can be."""
-        if any(bulk.steps is not None for bulk in bulks):
-            bulks = [bulk._coded() for bulk in bulks]
-        if any(bulk.steps is None for bulk in bulks):
-            bulks = [dataclasses.replace(bulk, points=bulk.decoded(), steps=None) for bulk in bulks]
-        steps = [bulk.steps for bulk in bulks if bulk.steps is not None]
-        names = ("points", "counts", "deviations", "lengths")
-        columns = {name: torch.cat([getattr(bulk, name) for bulk in bulks]) for name in names}
-        return cls(**columns, steps=torch.cat(steps) if steps else None)
+    def concatenate(cls, tables: Sequence[ClassTable]) -> ClassTable:
+        """Join tables; columns that follow one another in memory are not copied."""
+        columns, starts = dict[str, Tensor](), dict[str, Tensor]()
+        for group, fields in GROUPS.items():
+            owners = [table for table in tables if group in table.starts]
+            if not owners:
+                continue
+            starts[group] = _starts(torch.cat([table.lengths(group) for table in tables]))
+            if group in SUMMARIES:
+                joined = SummaryTable.concatenate([table._summaries(group) for table in owners])
+                columns |= {f: t for f in fields if (t := getattr(joined, f.split(".")[1])) is not None}
+            else:
+                columns |= {f: join_rows([table.columns[f] for table in owners]) for f in fields}
+        return cls(tuple(itertools.chain.from_iterable(table.names for table in tables)), columns, starts)
 
-    def _coded(self) -> Bulk:
-        """In eight bits, if they hold the points."""
-        if self.steps is not None:
-            return self
-        return dataclasses.replace(self, **pack_prototypes(self.decoded()))
+    def __len__(self) -> int:
+        return len(self.names)
 
-    def decoded(self, rows: Tensor | slice = slice(None)) -> Tensor:
-        """float32 [r, D]: points as they are."""
-        return unpack_prototypes(self.points[rows], None if self.steps is None else self.steps[rows])
+    @overload
+    def __getitem__(self, row: int) -> ClassRecord: ...
+
+    @overload
+    def __getitem__(self, row: slice) -> ClassTable: ...
+
+    def __getitem__(self, row: int | slice) -> ClassRecord | ClassTable:
+        """Return one class as a record, or a range of classes as a table without a copy."""
+        if isinstance(row, slice):
+            first, last, step = row.indices(len(self))
+            return self.take(range(first, last, step)) if step != 1 else self._range(first, max(first, last))
+        place = range(len(self))[row]
+        return self._range(place, place + 1)._record()
+
+    def take(self, rows: Sequence[int] | Tensor) -> ClassTable:
+        """Select classes by number, in that order."""
+        order = torch.as_tensor(rows, dtype=torch.int64)
+        columns = {f: t[ragged_rows(self._field_starts(f).diff(), order)] for f, t in self.columns.items()}
+        starts = {group: _starts(self.lengths(group)[order]) for group in self.starts}
+        return self.of_columns([self.names[row] for row in order.tolist()], columns, starts)
+
+    def without(self, names: Iterable[str]) -> ClassTable:
+        """Return the classes that have other names."""
+        gone = set(names)
+        return self.take([row for row, name in enumerate(self.names) if name not in gone])
+
+    def with_rows(self, group: str, parts: Sequence[Tensor | None]) -> ClassTable:
+        """Replace "held_out" or "seen" of all classes; one part per class, None for none."""
+        present = [part for part in parts if part is not None]
+        columns = {**self.columns, **({group: torch.cat(present)} if present else {})}
+        starts = {**self.starts, group: _starts([0 if part is None else len(part) for part in parts])}
+        return self.of_columns(self.names, columns, starts)
+
+    def with_image_weight(self, images: int) -> ClassTable:
+        """Return the same classes as if every prototype of a summary stood for `images` times as many images."""
+        counts = {f"{part}.counts" for part in SUMMARIES}
+        columns = {f: t * images if f in counts else t for f, t in self.columns.items()}
+        return replace(self, columns=columns)
+
+    def lengths(self, group: str) -> Tensor:
+        """[C]: how many rows each class has in a group."""
+        rows = self.starts.get(group)
+        return torch.zeros(len(self), dtype=torch.int64) if rows is None else rows.diff()
 
     @property
-    def singles(self) -> Tensor:
-        """[R]: how many points of each are images as they are."""
-        return _singles(self.counts, self.lengths)
+    def summarised(self) -> bool:
+        """Whether every class has a summary without a prompt, which the default classifier needs."""
+        return "plain" in self.starts and bool((self.lengths("plain") > 0).all())
+
+    def summaries(self, part: str) -> SummaryTable | None:
+        """Return the "plain" or "domain" summaries of all classes; None where a class has none."""
+        return self._summaries(part) if len(self) and bool((self.lengths(part) > 0).all()) else None
 
     @property
-    def owners(self) -> Tensor:
-        """[P]: sketches as numbers."""
-        return torch.arange(len(self.lengths)).repeat_interleave(self.lengths)
+    def keys(self) -> Tensor:
+        """float32 [K, D]: keys of all classes; of a class with a summary, its prototypes without a prompt."""
+        points = self._summaries("plain").decoded() if "plain" in self.starts else None
+        if points is None or "keys" not in self.starts:
+            return self.columns["keys"] if points is None else points
+        own, summarised = self.lengths("keys"), self.lengths("plain")
+        order = (own > 0).repeat_interleave(own + summarised)  # which rows come from "keys"
+        rows = torch.empty(len(order), points.shape[1])
+        rows[order], rows[~order] = self.columns["keys"], points
+        return rows
 
-    def ordered(self, order: Tensor) -> Bulk:
-        """The sketches in another order [R]."""
-        if torch.equal(order, torch.arange(len(order))):
-            return self
-        starts, lengths = (self.lengths.cumsum(0) - self.lengths)[order], self.lengths[order]
-        within = torch.arange(len(self.points)) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
-        rows = starts.repeat_interleave(lengths) + within
-        steps = None if self.steps is None else self.steps[rows]
-        return Bulk(self.points[rows], self.counts[rows], self.deviations[order], lengths, steps)
+    @property
+    def key_lengths(self) -> Tensor:
+        """[C]: how many keys each class has."""
+        return self.lengths("keys") + self.lengths("plain")
+
+    @property
+    def values(self) -> Centroids:
+        """Value prototypes of all classes in single precision: [V, D] and [V]."""
+        means, deviations, counts = (self.columns[field] for field in GROUPS["values"])
+        return Centroids(means.float(), deviations.float(), counts)
+
+    @property
+    def images(self) -> Tensor:
+        """int64 [C]: images that each class was learned from."""
+        sums = torch.cat([torch.zeros(1, dtype=torch.int64), self.columns["values.counts"].cumsum(0)])
+        return sums[self.starts["values"]].diff()
+
+    @property
+    def heldout_similarities(self) -> Tensor:
+        """[H]: of all classes; `lengths("held_out")` has how many each has."""
+        return self.columns.get("held_out", torch.empty(0))
+
+    @property
+    def file_digests(self) -> Tensor:
+        """int64 [S]: of all classes; `lengths("seen")` has how many each has."""
+        return self.columns.get("seen", torch.empty(0, dtype=torch.int64))
+
+    def find_digests(self, digests: Iterable[int]) -> Iterator[tuple[int, str]]:
+        """Yield (digest, class) for those of these digests that classes have, class by class."""
+        asked = torch.tensor(sorted(set(digests)), dtype=torch.int64)
+        rows = torch.isin(self.file_digests, asked).nonzero()[:, 0]
+        owners = torch.arange(len(self)).repeat_interleave(self.lengths("seen"))[rows]
+        for digest, owner in zip(self.file_digests[rows].tolist(), owners.tolist(), strict=True):
+            yield digest, self.names[owner]
 
     def packed(self) -> dict[str, Tensor]:
-        coded = self._coded()
-        steps = {} if coded.steps is None else {"steps": coded.steps}
-        return {
-            "points": coded.points,
-            **steps,
-            "counts": self.counts,
-            "deviations": half_if_lossless(self.deviations),
-        }
+        """Return the columns as a file keeps them: in fewer bits where that is exact."""
+        columns = dict(self.columns)
+        for part in (part for part in SUMMARIES if part in self.starts):
+            columns |= {f"{part}.{x}": t for x, t in self._summaries(part).packed().items()}
+        for field in ("values.means", "values.deviations"):
+            if field in columns:
+                columns[field] = half_if_lossless(columns[field])
+        return columns
 
-    def sketches(self) -> list[ClassSummary]:
-        parts = (x.split(self.lengths.tolist()) for x in (self.decoded(), self.counts))
-        return [ClassSummary(*one) for one in zip(*parts, self.deviations.float().unbind(), strict=True)]
+    def bytes_per_class(self) -> Tensor:
+        """int64 [C]: how much a file keeps of each class."""
+        sizes = torch.zeros(len(self), dtype=torch.int64)
+        for field, column in self.packed().items():
+            row = column.shape[1:].numel() * column.element_size()
+            sizes += row * self._field_starts(field).diff()
+        return sizes
 
-
-def _singles(counts: Tensor, lengths: Tensor) -> Tensor:
-    """See `ClassSummary.num_exact`."""
-    ends = lengths.cumsum(0)
-    sums = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    images = sums[ends] - sums[ends - lengths]
-    # Before the first point that stands for several images; behind the last point there is nobody's.
-    several = torch.cat([(counts != 1).nonzero()[:, 0], ends[-1:]])
-    leading = several[torch.searchsorted(several, ends - lengths).clamp(max=len(several) - 1)]
-    leading = torch.minimum(leading - (ends - lengths), lengths)
-    return torch.where(images == lengths, lengths, leading.clamp(max=EXACT_PROTOTYPES))
-
-
-class Slices(LazyClasses):
-    """Classes first to last - 1 of a stack."""
-
-    def __init__(self, stack: Stack, first: int, last: int):
-        super().__init__(stack.names[first:last])
-        self.stack, self.first, self.last = stack, first, last
-
-    def make(self) -> tuple[ClassRecord, ...]:
-        stack, span = self.stack, (self.first, self.last)
-        plain, domain = (stack.sketches(part, *span) for part in SKETCHES)
-        none = [None] * len(self.names)
-        sketches = [bulk.sketches() if bulk else none for bulk in (plain, domain)]
-        keys = self.keys().split((plain.lengths if plain else stack.lengths("keys", *span)).tolist())
-        held_out = self.held_out().split(stack.lengths("held_out", *span).tolist())
-        seen = self.seen().split(stack.lengths("seen", *span).tolist())
-        groups = vars(stack.centroids(*span)).values()
-        lengths = stack.lengths("values", *span).tolist()
-        values = [Centroids(*one) for one in zip(*(x.split(lengths) for x in groups), strict=True)]
-        columns = zip(self.names, keys, values, held_out, *sketches, seen, strict=True)
-        return tuple(
-            ClassRecord(
-                name, own.points if own else k, v, h if len(h) else None, own, other, s if len(s) else None
-            )
-            for name, k, v, h, own, other, s in columns
+    def _summaries(self, part: str) -> SummaryTable:
+        """Those of the classes that have one."""
+        points, counts, deviations = (self.columns[f"{part}.{x}"] for x in ("points", "counts", "deviations"))
+        lengths = self.lengths(part)
+        return SummaryTable(
+            points, counts, deviations, lengths[lengths > 0], self.columns.get(f"{part}.steps")
         )
 
-    @property
-    def evidence(self) -> bool:
-        return "plain" in self.stack.starts
+    def _field_starts(self, field: str) -> Tensor:
+        group, _, column = field.partition(".")
+        if group in SUMMARIES and column == "deviations":
+            return _starts((self.lengths(group) > 0).long())
+        return self.starts[group]
 
-    def keys(self) -> Tensor:
-        plain = self.stack.sketches("plain", self.first, self.last)
-        if plain:
-            return plain.decoded()
-        return self.stack.tensors["keys"][self.stack.rows("keys", self.first, self.last)]
+    def _bounds(self, field: str, first: int, last: int) -> slice:
+        """Rows of classes `first` to `last` - 1 in one column; cheap, since a file has thousands of tasks."""
+        group, _, column = field.partition(".")
+        if group in SUMMARIES and column == "deviations" and len(self.columns[field]) == len(self):
+            return slice(first, last)
+        rows = self._field_starts(field)
+        return slice(int(rows[first]), int(rows[last]))
 
-    def held_out(self) -> Tensor:
-        return self.stack.tensors["held_out"][self.stack.rows("held_out", self.first, self.last)]
+    def _range(self, first: int, last: int) -> ClassTable:
+        columns = {field: column[self._bounds(field, first, last)] for field, column in self.columns.items()}
+        starts = {group: rows[first : last + 1] - rows[first] for group, rows in self.starts.items()}
+        return self.of_columns(self.names[first:last], columns, starts)
 
-    def seen(self) -> Tensor:
-        return self.stack.tensors["seen"][self.stack.rows("seen", self.first, self.last)]
+    def _record(self) -> ClassRecord:
+        """The only class."""
+        plain, shared = (self._summary(part) for part in SUMMARIES)
+        keys = self.columns["keys"] if plain is None else plain.points
+        held_out, seen = self.columns.get("held_out"), self.columns.get("seen")
+        return ClassRecord(self.names[0], keys, self.values, held_out, plain, shared, seen)
 
-
-def sketches_of(tasks: Sequence[TaskRecord], part: str) -> Bulk | None:
-    """The sketches of all classes, in their order; None where one has none."""
-    bulks = [_task_sketches(task.classes, part) for task in tasks]
-    if not bulks or any(bulk is None for bulk in bulks):
-        return None
-    return Bulk.joined(cast(list[Bulk], bulks))
-
-
-def _task_sketches(classes: Sequence[ClassRecord], part: str) -> Bulk | None:
-    if isinstance(classes, Slices) and not classes.made:
-        return classes.stack.sketches(part, classes.first, classes.last)
-    found: list[ClassSummary | None] = [
-        record.plain if part == "plain" else record.shared for record in classes
-    ]
-    if any(sketch is None for sketch in found):
-        return None
-    return Bulk.of(cast(list[ClassSummary], found))
+    def _summary(self, part: str) -> ClassSummary | None:
+        if part not in self.starts:
+            return None
+        table = self._summaries(part)
+        return ClassSummary(table.decoded(), table.counts, table.deviations[0].float())
 
 
-def centroids_of(tasks: Sequence[TaskRecord]) -> Centroids:
-    """The value centroids of all classes, in their order."""
-    found = [_task_centroids(task.classes) for task in tasks]
-    return Centroids(*(torch.cat(column) for column in zip(*(vars(c).values() for c in found), strict=True)))
+def _fields(group: str, part: Centroids | ClassSummary | Tensor | None) -> Mapping[str, Tensor] | None:
+    """Columns of one class, with a first axis of rows."""
+    if part is None or isinstance(part, Tensor):
+        return None if part is None else {group: part}
+    fields = {f"{group}.{name}": tensor for name, tensor in vars(part).items()}
+    if group in SUMMARIES:
+        fields[f"{group}.deviations"] = fields[f"{group}.deviations"][None]
+    return fields
 
 
-def _task_centroids(classes: Sequence[ClassRecord]) -> Centroids:
-    if isinstance(classes, Slices) and not classes.made:
-        return classes.stack.centroids(classes.first, classes.last)
-    columns = zip(*(vars(record.values).values() for record in classes), strict=True)
-    return Centroids(*(torch.cat(column) for column in columns))
-
-
-def keys_of(tasks: Sequence[TaskRecord]) -> Tensor:
-    """[K, D]: the keys of all classes, in their order."""
-    return _rows(tasks, Slices.keys, lambda record: record.keys)
-
-
-def held_out_of(tasks: Sequence[TaskRecord]) -> Tensor:
-    """[H]: the held-out similarities of all classes, in their order."""
-    return _rows(tasks, Slices.held_out, _held_out)
-
-
-def seen_of(tasks: Sequence[TaskRecord]) -> Tensor:
-    """[S]: the digests of the files that all classes were learned from, in their order."""
-    return _rows(tasks, Slices.seen, _seen)
-
-
-def key_lengths_of(tasks: Sequence[TaskRecord]) -> Tensor:
-    """[C]: how many keys each class has."""
-    return _lengths(tasks, ("plain", "keys"), lambda record: record.keys)
-
-
-def value_lengths_of(tasks: Sequence[TaskRecord]) -> Tensor:
-    """[C]: how many value centroids each class has."""
-    return _lengths(tasks, ("values",), lambda record: record.values.means)
-
-
-def held_out_lengths_of(tasks: Sequence[TaskRecord]) -> Tensor:
-    return _lengths(tasks, ("held_out",), _held_out)
-
-
-def seen_lengths_of(tasks: Sequence[TaskRecord]) -> Tensor:
-    return _lengths(tasks, ("seen",), _seen)
-
-
-def _held_out(record: ClassRecord) -> Tensor:
-    return torch.empty(0) if record.heldout_similarities is None else record.heldout_similarities
-
-
-def _seen(record: ClassRecord) -> Tensor:
-    return torch.empty(0, dtype=torch.int64) if record.file_digests is None else record.file_digests
-
-
-def _rows(
-    tasks: Sequence[TaskRecord], sliced: Callable[[Slices], Tensor], single: Callable[[ClassRecord], Tensor]
-) -> Tensor:
-    rows: list[Tensor] = []
-    for classes in (task.classes for task in tasks):
-        lazy = isinstance(classes, Slices) and not classes.made
-        rows.extend([sliced(cast(Slices, classes))] if lazy else map(single, classes))
-    return torch.cat(rows)
-
-
-def _lengths(
-    tasks: Sequence[TaskRecord], parts: tuple[str, ...], single: Callable[[ClassRecord], Tensor]
-) -> Tensor:
-    """parts: what a stack may call these rows; the first that it has counts."""
-    found: list[Tensor] = []
-    for classes in (task.classes for task in tasks):
-        if isinstance(classes, Slices) and not classes.made:
-            part = next(part for part in parts if part in classes.stack.starts)
-            found.append(classes.stack.lengths(part, classes.first, classes.last))
-        else:
-            found.append(torch.tensor([len(single(record)) for record in classes]))
-    return torch.cat(found)
+def _starts(lengths: Sequence[int] | Tensor) -> Tensor:
+    lengths = torch.as_tensor(lengths, dtype=torch.int64)
+    return torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])

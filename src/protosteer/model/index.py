@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protosteer.model.class_table import centroids_of, key_lengths_of, keys_of, value_lengths_of
+from protosteer.model.class_table import ClassTable
 from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord
 from protosteer.paper.inference import PrototypeIndex
@@ -32,7 +32,7 @@ class Index:
     prompt_owners: Tensor  # [T]: the first task that has the same prompt
     record_classes: Tensor  # [R]: a class may have records in several tasks
     record_tasks: Tensor  # [R]
-    records: tuple[TaskRecord, ...]
+    table: ClassTable
 
     @classmethod
     def build(cls, memory: Memory) -> Index:
@@ -46,15 +46,15 @@ class Index:
             prompt_owners=_prompt_owners(tasks),
             record_classes=memory.record_classes,
             record_tasks=memory.record_tasks,
-            records=tasks,
+            table=memory.table,
         )
 
     @cached_property
     def prototypes(self) -> PrototypeIndex:
         """What CPP inference needs."""
         return PrototypeIndex(
-            keys=F.normalize(keys_of(self.records), dim=1),
-            key_tasks=self.record_tasks.repeat_interleave(key_lengths_of(self.records)),
+            keys=F.normalize(self.table.keys, dim=1),
+            key_tasks=self.record_tasks.repeat_interleave(self.table.key_lengths),
             values=self.values,
             value_classes=self.value_classes,
             prompt_tasks=torch.where(self.prompted, self.prompt_owners, -1),
@@ -70,12 +70,12 @@ class Index:
     @cached_property
     def values(self) -> Tensor:
         """[V, D]: value prototypes as unit vectors."""
-        return F.normalize(centroids_of(self.records).means, dim=1)
+        return F.normalize(self.table.values.means, dim=1)
 
     @cached_property
     def value_records(self) -> Tensor:
         """[V]: the record of each value prototype, ascending."""
-        return torch.arange(len(self.record_classes)).repeat_interleave(value_lengths_of(self.records))
+        return torch.arange(len(self.record_classes)).repeat_interleave(self.table.lengths("values"))
 
     @cached_property
     def value_classes(self) -> Tensor:

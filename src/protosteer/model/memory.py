@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from protosteer.errors import LearnerError
+from protosteer.model.class_table import ClassTable
 from protosteer.model.records import ClassRecord, TaskRecord
-from protosteer.paper.prototypes import Anchors
+from protosteer.paper.prototypes import Anchors, Centroids
 from protosteer.util.text import listed
 
 
@@ -19,6 +20,7 @@ class Memory:
 
     def __init__(self, tasks: Iterable[TaskRecord] = ()):
         self.tasks: tuple[TaskRecord, ...] = tuple(tasks)
+        self._joined: tuple[tuple[TaskRecord, ...], ClassTable] | None = None
         if len({*self.task_names}) < len(self.task_names):
             given, self.tasks = self.tasks, ()
             for task in given:
@@ -33,6 +35,13 @@ class Memory:
         return list(dict.fromkeys(name for task in self.tasks for name in task.class_names))
 
     @property
+    def table(self) -> ClassTable:
+        """Return the classes of all tasks, one after the other; a class of several tasks has several rows."""
+        if self._joined is None or self._joined[0] is not self.tasks:
+            self._joined = self.tasks, ClassTable.concatenate([task.classes for task in self.tasks])
+        return self._joined[1]
+
+    @property
     def records(self) -> list[ClassRecord]:
         """Of all tasks, one after the other."""
         return [record for task in self.tasks for record in task.classes]
@@ -41,12 +50,14 @@ class Memory:
     def record_classes(self) -> Tensor:
         """[R]: the class of each record, as its place in `classes`."""
         numbers = {name: number for number, name in enumerate(self.classes)}
-        return torch.tensor([numbers[name] for task in self.tasks for name in task.class_names])
+        return torch.tensor([numbers[name] for task in self.tasks for name in task.classes.names])
 
     @property
     def record_tasks(self) -> Tensor:
         """[R]: the task of each record, as its place."""
-        return torch.arange(len(self)).repeat_interleave(torch.tensor([len(t.classes) for t in self.tasks]))
+        return torch.arange(len(self)).repeat_interleave(
+            torch.tensor([len(t.classes) for t in self.tasks], dtype=torch.int64)
+        )
 
     @property
     def task_names(self) -> list[str]:
@@ -60,7 +71,7 @@ class Memory:
     @property
     def evidence(self) -> bool:
         """Whether every class can be read as evidence; where one cannot, all are read as the paper reads."""
-        return bool(self.tasks) and all(task.evidence for task in self.tasks)
+        return bool(self.tasks) and all(task.classes.summarised for task in self.tasks)
 
     @property
     def shared_prompt(self) -> Tensor | None:
@@ -118,8 +129,7 @@ class Memory:
         if gone >= {*task.class_names}:
             self.tasks = tuple(other for other in self.tasks if other is not task)
             return
-        rest = tuple(record for record in task.classes if record.name not in gone)
-        self.replace(task, dataclasses.replace(task, classes=rest))
+        self.replace(task, dataclasses.replace(task, classes=task.classes.without(gone)))
 
     def replace(self, old: TaskRecord, new: TaskRecord) -> None:
         """Put a record in the place of another."""
@@ -127,8 +137,11 @@ class Memory:
 
     def anchors(self, noise: str, without: Iterable[str] = ()) -> Anchors | None:
         """Collect the value prototypes of all classes but some, for training the next task: see `Anchors.of`."""
-        skipped = set(without)
-        records = [record for record in self.records if record.name not in skipped]
+        table = self.table.without(without)
+        if not len(table):
+            return None
         numbers: dict[str, int] = {}
-        labels = [numbers.setdefault(record.name, len(numbers)) for record in records]
-        return Anchors.of([record.values for record in records], labels, noise)
+        labels = [numbers.setdefault(name, len(numbers)) for name in table.names]
+        lengths = table.lengths("values").tolist()
+        groups = zip(*(column.split(lengths) for column in vars(table.values).values()), strict=True)
+        return Anchors.of([Centroids(*group) for group in groups], labels, noise)

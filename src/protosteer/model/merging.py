@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from protosteer.errors import LearnerError
@@ -33,7 +34,8 @@ def concatenate(
 
 
 def _renamed(task: TaskRecord, renames: Renames, task_renames: Renames) -> TaskRecord:
-    classes = tuple(dataclasses.replace(c, name=renames.get(c.name, c.name)) for c in task.classes)
+    names = tuple(renames.get(name, name) for name in task.classes.names)
+    classes = dataclasses.replace(task.classes, names=names)
     return dataclasses.replace(task, name=task_renames.get(task.name, task.name), classes=classes)
 
 
@@ -42,10 +44,13 @@ def _check_new(merged: Memory, task: TaskRecord) -> None:
         raise LearnerError(
             f"two tasks are named '{task.name}'; give the later one another name with task_renames="
         )
-    for i, name in enumerate(task.class_names):
-        if name in task.class_names[:i]:
+    for name, times in Counter(task.class_names).items():
+        if times > 1:
             raise LearnerError(
-                f"two classes of task '{task.name}' would be named '{name}'; rename one of them"
+                f"two classes of task '{task.name}' would be named '{name}'; rename one of them",
+                code="duplicate-class",
+                task=task.name,
+                name=name,
             )
 
 

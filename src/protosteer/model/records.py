@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from protosteer.evidence.prototype_summary import ClassSummary, half_if_lossless
+from protosteer.evidence.prototype_summary import ClassSummary
 from protosteer.paper.prototypes import Centroids
+
+if TYPE_CHECKING:
+    from protosteer.model.class_table import ClassTable
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,40 +36,6 @@ class ClassRecord:
     @property
     def images(self) -> int:
         return int(self.values.counts.sum())
-
-
-class LazyClasses(Sequence[ClassRecord]):
-    """Records that are made when one of them is looked at; their names are known before."""
-
-    def __init__(self, names: Sequence[str]):
-        self.names = names
-        self._records: tuple[ClassRecord, ...] | None = None
-
-    @property
-    def made(self) -> bool:
-        return self._records is not None
-
-    @abstractmethod
-    def make(self) -> tuple[ClassRecord, ...]: ...
-
-    @property
-    @abstractmethod
-    def evidence(self) -> bool:
-        """Whether all of them have a sketch without a prompt."""
-
-    @overload
-    def __getitem__(self, place: int) -> ClassRecord: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> tuple[ClassRecord, ...]: ...
-
-    def __getitem__(self, place: int | slice) -> ClassRecord | tuple[ClassRecord, ...]:
-        if self._records is None:
-            self._records = self.make()
-        return self._records[place]
-
-    def __len__(self) -> int:
-        return len(self.names)
 
 
 @dataclass(frozen=True)
@@ -93,22 +61,10 @@ class TaskMetadata:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TaskMetadata:
-        """From a file; what this version does not know is left out, what has another type is refused."""
-        kinds = {
-            "settings": dict,
-            "learned": str,
-            "images": int,
-            "image_bytes": int,
-            "held_out": int,
-            "file": str,
-        }
-        kinds |= {"trained_parameters": int, "unfinished": bool}
-        known = {f.name: values[f.name] for f in dataclasses.fields(cls) if values.get(f.name) is not None}
-        for name, value in known.items():
-            kind = kinds.get(name, (int, float))
-            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-                raise TypeError(f"task {name} is {value!r}")
-        return cls(**known)
+        """Build it from the header of a file, whose fields were checked; others are of a later version."""
+        return cls(
+            **{f.name: values[f.name] for f in dataclasses.fields(cls) if values.get(f.name) is not None}
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +72,7 @@ class TaskRecord:
     """Everything kept of one task. `prompt` is None for the training-free baseline."""
 
     name: str
-    classes: Sequence[ClassRecord]
+    classes: ClassTable
     prompt: Tensor | None
     independent: bool = False  # no other task had a say in training its prompt, or there is none
     metadata: TaskMetadata = TaskMetadata()
@@ -126,44 +82,25 @@ class TaskRecord:
 
     @property
     def class_names(self) -> list[str]:
-        if isinstance(self.classes, LazyClasses):
-            return list(self.classes.names)
-        return [record.name for record in self.classes]
+        """Return the names of its classes, in order."""
+        return list(self.classes.names)
 
     @property
-    def evidence(self) -> bool:
-        """Whether each of its classes can be read as evidence."""
-        if isinstance(self.classes, LazyClasses):
-            return self.classes.evidence
-        return all(record.plain is not None for record in self.classes)
+    def images(self) -> int:
+        """Return how many images its classes were learned from."""
+        return int(self.classes.images.sum())
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """All tensors, packed, with names that are unique within the task, but for the shared prompt."""
+        """Yield all tensors as a file keeps them, with unique names, but for the shared prompt."""
         if self.prompt is not None:
             yield "prompt", self.prompt
-        for i, record in enumerate(self.classes):
-            parts = {"plain": record.plain, "domain": record.shared}
-            if record.plain is None:
-                yield f"classes.{i}.keys", record.keys
-            for field, tensor in packed_centroids(record.values).items():
-                yield f"classes.{i}.values.{field}", tensor
-            for name, part in parts.items():
-                for field, tensor in part.packed().items() if part is not None else ():
-                    yield f"classes.{i}.{name}.{field}", tensor
-            if record.heldout_similarities is not None:
-                yield f"classes.{i}.held_out", record.heldout_similarities
-            if record.file_digests is not None:
-                yield f"classes.{i}.seen", record.file_digests
+        for name, column in self.classes.packed().items():
+            yield f"classes.{name}", column
 
     @property
     def bytes(self) -> int:
+        """Return how much a file keeps of it."""
         return sum(t.numel() * t.element_size() for _, t in self.tensors())
-
-
-def packed_centroids(values: Centroids) -> dict[str, Tensor]:
-    """Value prototypes for a file, in half precision where that is exact."""
-    means, deviations = half_if_lossless(values.means), half_if_lossless(values.deviations)
-    return {"means": means, "deviations": deviations, "counts": values.counts}
 
 
 def correction_name(digest: int) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import stat
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,11 +90,9 @@ def follow(model: str | Path, memory: Memory) -> None:
 
 
 def _remembered(thumbs: Iterable[Thumb], memory: Memory) -> list[Thumb]:
-    seen: Mapping[str, set[int]] = {name: set() for name in memory.classes}
-    for record in memory.records:
-        if record.file_digests is not None:
-            seen[record.name].update(record.file_digests.tolist())
-    return [thumb for thumb in thumbs if thumb.digest in seen.get(thumb.name, ())]
+    thumbs = list(thumbs)
+    known = set(memory.table.find_digests(thumb.digest for thumb in thumbs))
+    return [thumb for thumb in thumbs if (thumb.digest, thumb.name) in known]
 
 
 def _checked(data: bytes, path: Path) -> list[Thumb]:

@@ -67,7 +67,7 @@ def as_json(found: FolderScan, taught: LearnResult | None) -> dict[str, Any]:
         outcome["task"] = {
             "name": record.name,
             "classes": record.class_names,
-            "images": sum(c.images for c in record.classes),
+            "images": record.images,
             "bytes": record.bytes,
             "trained": record.prompt is not None,
         }

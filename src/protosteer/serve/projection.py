@@ -17,7 +17,6 @@ from torch import Tensor
 
 from protosteer.errors import LearnerError
 from protosteer.evidence.classifier import Fusion
-from protosteer.model.class_table import centroids_of, value_lengths_of
 from protosteer.model.memory import Memory
 
 EDGE = 1.15  # where a picture is drawn that lies farther out than any class
@@ -58,8 +57,8 @@ class Projection:
 
 def _directions(memory: Memory) -> Tensor:
     """[C, D] of length 1: an image of a class's own mean embedding is then drawn where the class is."""
-    groups = centroids_of(memory.tasks)
-    owners = memory.record_classes.repeat_interleave(value_lengths_of(memory.tasks))
+    groups = memory.table.values
+    owners = memory.record_classes.repeat_interleave(memory.table.lengths("values"))
     centroids, weights = F.normalize(groups.means.double(), dim=1), groups.counts.double()
     sums = centroids.new_zeros(len(memory.classes), centroids.shape[1])
     return F.normalize(sums.index_add_(0, owners, centroids * weights[:, None]), dim=1)

@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from protosteer.evaluation.metrics import calibration_error, reliability
@@ -73,10 +74,12 @@ class Snapshot:
             }
             for name, tasks in self._owners.items()
         }
-        for record in self.memory.records:
-            found[record.name]["images"] += record.images
-            points = record.values.means if record.plain is None else record.plain.points
-            found[record.name]["centroids"] += len(points)
+        table = self.memory.table
+        plain, values = table.lengths("plain"), table.lengths("values")
+        counts = torch.where(plain > 0, plain, values).tolist()
+        for name, images, prototypes in zip(table.names, table.images.tolist(), counts, strict=True):
+            found[name]["images"] += images
+            found[name]["centroids"] += prototypes
         for name, thumbs in self.thumbnails.items():
             found[name]["thumbnails"] = len(thumbs)
         return list(found.values())

@@ -137,8 +137,7 @@ def _completed(trained: TaskRecord, added: TaskRecord) -> TaskRecord:
 
     How similar unseen images are was measured then, before the prompt was trained on all that there are.
     """
-    (one,), (before,) = trained.classes, added.classes
-    classes = (dataclasses.replace(one, heldout_similarities=before.heldout_similarities),)
+    classes = trained.classes.with_rows("held_out", [added.classes.columns.get("held_out")])
     about = dataclasses.replace(
         trained.metadata, learned=added.metadata.learned, image_bytes=added.metadata.image_bytes
     )

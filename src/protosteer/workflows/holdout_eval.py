@@ -62,11 +62,9 @@ def calibrated(
     alone = Learner(learner.backbone, learner.settings.replace(rule="paper"))
     alone.memory = Memory([record])
     _, similarities = _answers(alone, record.name, "calibrating", unseen, on_stage)
-    classes = []
-    for c in record.classes:
-        own = torch.tensor([label == c.name for label in labels])
-        classes.append(dataclasses.replace(c, heldout_similarities=similarities[own] if own.any() else None))
-    return dataclasses.replace(record, classes=tuple(classes))
+    own = {name: torch.tensor([label == name for label in labels]) for name in record.class_names}
+    parts = [similarities[rows] if rows.any() else None for rows in own.values()]
+    return dataclasses.replace(record, classes=record.classes.with_rows("held_out", parts))
 
 
 def _answers(

@@ -6,7 +6,7 @@ Each class keeps a digest of every file that was learned or held out: eight byte
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,21 +31,12 @@ class KnownFiles:
     @classmethod
     def find(cls, tasks: Sequence[TaskRecord], files: Files, digests: Sequence[int]) -> KnownFiles:
         """Look files up by their digests."""
-        owners = _owners(tasks, set(digests))
+        owners: dict[int, list[str]] = {}
+        for number, name in (found for task in tasks for found in task.classes.find_digests(digests)):
+            owners.setdefault(number, []).append(name)
         same = [i for i, label in enumerate(files.labels) if label in owners.get(digests[i], ())]
         left = sorted({*range(len(files))} - {*same})
         return cls(same, {i: owners[digests[i]][0] for i in left if digests[i] in owners})
-
-
-def _owners(tasks: Sequence[TaskRecord], digests: Collection[int]) -> dict[int, list[str]]:
-    """Return the classes of each digest that is known."""
-    asked = torch.tensor(sorted(digests), dtype=torch.int64)
-    owners: dict[int, list[str]] = {}
-    for record in (record for task in tasks for record in task.classes):
-        if record.file_digests is not None:
-            for number in record.file_digests[torch.isin(record.file_digests, asked)].tolist():
-                owners.setdefault(number, []).append(record.name)
-    return owners
 
 
 def with_file_digests(record: TaskRecord, files: Files, digests: Sequence[int]) -> TaskRecord:
@@ -57,5 +48,5 @@ def with_file_digests(record: TaskRecord, files: Files, digests: Sequence[int]) 
     def own(name: str) -> Tensor | None:
         return torch.tensor(sorted(by_class[name]), dtype=torch.int64) if name in by_class else None
 
-    classes = tuple(dataclasses.replace(c, file_digests=own(c.name)) for c in record.classes)
-    return dataclasses.replace(record, classes=classes)
+    parts = [own(name) for name in record.class_names]
+    return dataclasses.replace(record, classes=record.classes.with_rows("seen", parts))

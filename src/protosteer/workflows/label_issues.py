@@ -19,10 +19,10 @@ from protosteer.data.images import ForgivingFiles
 from protosteer.errors import DataError
 from protosteer.evidence import class_statistics as spaces
 from protosteer.evidence.calibration import LeftOut
-from protosteer.evidence.prototype_summary import ClassSummary
 from protosteer.evidence.scorer import Coarse
+from protosteer.evidence.summary_table import SummaryTable
 from protosteer.learner import Learner
-from protosteer.model.class_table import Bulk
+from protosteer.model.class_table import ClassTable
 from protosteer.runtime.progress import OnStage, Stage
 from protosteer.workflows.active_learning import (
     COUNT,
@@ -61,7 +61,8 @@ def mislabelled(
     read = readable_rows(images)
     labels = [files.labels[i] for i in read]
     own = set(labels)
-    rivals = [(r.name, r.plain) for r in learner.memory.records if r.plain and r.name not in own]
+    table = learner.memory.table.without(own)
+    rivals = table.take((table.lengths("plain") > 0).nonzero()[:, 0])
     if len(own) + len(rivals) < 2:
         raise DataError(
             f"'{labels[0]}' is the only class there is; labels can be doubted where there are two",
@@ -76,23 +77,26 @@ def mislabelled(
     return Suggestions(len(read), {"mislabelled": len(doubts)}, chosen, errors_of(images))
 
 
-def doubted(
-    embeddings: Tensor, labels: Sequence[str], rivals: Sequence[tuple[str, ClassSummary]] = ()
-) -> list[Doubt]:
+def doubted(embeddings: Tensor, labels: Sequence[str], rivals: ClassTable | None = None) -> list[Doubt]:
     """The labels [n] of embeddings [n, D] that are not the likeliest ones, the least likely first.
 
-    rivals: other classes, perhaps several times. An image that is alone in its class says nothing of it.
+    rivals: other classes with summaries, perhaps several times. An image that is alone in its class says nothing of it.
     """
     classes = sorted(set(labels))
     number = {name: i for i, name in enumerate(classes)}
     owners = torch.tensor([number[label] for label in labels])
     order = owners.argsort(stable=True)  # of the points: class by class
     units = F.normalize(embeddings[order].float(), dim=1)
-    parts = units.split(owners.bincount().tolist())
-    own = [ClassSummary(p, torch.ones(len(p), dtype=torch.int64), torch.zeros(p.shape[1])) for p in parts]
-    names = [*classes, *dict.fromkeys(name for name, _ in rivals)]
-    bulk = Bulk.of([*own, *(sketch for _, sketch in rivals)])
-    numbers = torch.tensor([*range(len(classes)), *(names.index(name) for name, _ in rivals)])
+    ones, lengths = torch.ones(len(units), dtype=torch.int64), owners.bincount()
+    own = SummaryTable(units, ones, torch.zeros(len(classes), units.shape[1]), lengths)
+    others = rivals.summaries("plain") if rivals else None
+    bulk = own if others is None else SummaryTable.concatenate([own, others])
+    for name in rivals.names if rivals else ():
+        number.setdefault(name, len(number))
+    names = list(number)
+    numbers = torch.tensor(
+        [*range(len(classes)), *(number[name] for name in (rivals.names if rivals else ()))]
+    )
     found = list[Doubt]()
     for points, shares in _left_out(bulk, numbers, owners[order]):
         likeliest, mine = shares.max(dim=1), shares.gather(1, owners[order[points]][:, None])[:, 0]
@@ -102,7 +106,7 @@ def doubted(
     return sorted(found, key=lambda doubt: (doubt.own, doubt.row))
 
 
-def _left_out(bulk: Bulk, numbers: Tensor, owners: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def _left_out(bulk: SummaryTable, numbers: Tensor, owners: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Some of the first points, of classes `owners`, at a time, and probabilities of all classes without them.
 
     numbers: the classes of all sketches.

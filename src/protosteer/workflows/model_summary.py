@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.evidence.classifier import Fusion
-from protosteer.model.class_table import centroids_of, value_lengths_of
 from protosteer.model.file import Model
 from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord
@@ -95,7 +94,7 @@ def _evidence(memory: Memory, fusion: Fusion) -> dict[str, Any]:
 
 def _task(task: TaskRecord) -> dict[str, Any]:
     about, prompt = task.metadata, task.prompt
-    images, classes = sum(record.images for record in task.classes), _classes(task)
+    images, classes = task.images, _classes(task)
     return {
         "name": task.name,
         "learned": about.learned,
@@ -133,22 +132,17 @@ def _prompt(prompt: Tensor) -> dict[str, int]:
 
 
 def _classes(task: TaskRecord) -> list[dict[str, Any]]:
-    sizes = [0] * len(task.classes)
-    for name, tensor in task.tensors():
-        if name.startswith("classes."):
-            sizes[int(name.split(".")[1])] += tensor.nbytes
-    return [
-        {
-            "name": record.name,
-            "images": record.images,
-            "keys": len(record.keys),
-            "values": len(record.values.means),
-            "points": None if record.plain is None else len(record.plain.points),
-            "bytes": size,
-            "held_out": 0 if record.heldout_similarities is None else len(record.heldout_similarities),
-        }
-        for record, size in zip(task.classes, sizes, strict=True)
-    ]
+    table = task.classes
+    columns = {
+        "name": table.names,
+        "images": table.images.tolist(),
+        "keys": table.key_lengths.tolist(),
+        "values": table.lengths("values").tolist(),
+        "points": [points or None for points in table.lengths("plain").tolist()],
+        "bytes": table.bytes_per_class().tolist(),
+        "held_out": table.lengths("held_out").tolist(),
+    }
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _totals(tasks: Sequence[dict[str, Any]], file_bytes: int | None) -> dict[str, Any]:
@@ -206,8 +200,8 @@ def _blocks(memory: Memory) -> Iterator[tuple[int, Tensor]]:
     """Some rows of the matrix at a time, from the diagonal on: first row, and [rows, C - first]."""
     if not len(memory):
         return
-    owners = memory.record_classes.repeat_interleave(value_lengths_of(memory.tasks))
-    units = F.normalize(centroids_of(memory.tasks).means, dim=1)
+    owners = memory.record_classes.repeat_interleave(memory.table.lengths("values"))
+    units = F.normalize(memory.table.values.means, dim=1)
     order = owners.argsort(stable=True)
     owners, units = owners[order], units[order]  # centroids stand class by class
     classes = len(memory.classes)

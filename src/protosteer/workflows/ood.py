@@ -23,15 +23,14 @@ from protosteer.errors import LearnerError, SettingsError
 from protosteer.evidence.classifier import Fusion
 from protosteer.learner import Learner
 from protosteer.model.memory import Memory
-from protosteer.model.records import ClassRecord
 
 
 def familiar(memory: Memory, fusion: Fusion | None) -> Tensor:
     """[n]: greatest similarities of known images that were not learned. fusion: as a `Learner` has it."""
     if fusion:
         return fusion.views[0].familiar
-    few = {id(record) for record in _few(memory)}
-    return torch.cat([torch.empty(0), *(_similarities(r) for r in memory.records if id(r) not in few)])
+    table = memory.table
+    return table.heldout_similarities[(~_few(memory)).repeat_interleave(table.lengths("held_out"))]
 
 
 def calibrated(learner: Learner) -> bool:
@@ -76,11 +75,14 @@ def own_thresholds(learner: Learner) -> dict[str, float]:
 
     By the paper's rule alone; as evidence they are classes like any other.
     """
-    few = [] if learner.fusion else _few(learner.memory)
-    least = {record.name: _similarities(record).min() for record in few}
-    for record in few:  # a class may have been extended by a handful more than once
-        least[record.name] = torch.minimum(least[record.name], _similarities(record).min())
-    return {name: float(value) for name, value in least.items()}
+    if learner.fusion:
+        return {}
+    least: dict[str, float] = {}
+    table = learner.memory.table.take(_few(learner.memory).nonzero()[:, 0])
+    parts = table.heldout_similarities.split(table.lengths("held_out").tolist())
+    for name, similarities in zip(table.names, parts, strict=True):  # a class may have been extended twice
+        least[name] = min(least.get(name, torch.inf), float(similarities.min()))
+    return least
 
 
 class Rejection:
@@ -95,12 +97,13 @@ class Rejection:
         return greatest < min(self.threshold, self._own.get(label, self.threshold))
 
 
-def _few(memory: Memory) -> list[ClassRecord]:
-    """Classes that had no images to hold out; none of them if no other class has a threshold to offer."""
-    tasks = [task for task in memory.tasks if not task.metadata.held_out]
-    few = [r for task in tasks for r in task.classes if len(_similarities(r))]
-    return few if len(few) < sum(len(_similarities(r)) > 0 for r in memory.records) else []
-
-
-def _similarities(record: ClassRecord) -> Tensor:
-    return torch.empty(0) if record.heldout_similarities is None else record.heldout_similarities
+def _few(memory: Memory) -> Tensor:
+    """bool [R]: records that had no images to hold out; none of them if no other class has a threshold to offer."""
+    known = memory.table.lengths("held_out") > 0
+    few = (
+        known
+        & torch.tensor([not task.metadata.held_out for task in memory.tasks], dtype=torch.bool)[
+            memory.record_tasks
+        ]
+    )
+    return few if int(few.sum()) < int(known.sum()) else torch.zeros_like(few)

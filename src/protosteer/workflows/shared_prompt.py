@@ -167,7 +167,7 @@ def read(path: str | Path) -> Adapted:
         return adapted
     except (KeyError, TypeError, ProtosteerError) as error:
         raise ModelFileError(
-            f"{path} has an inconsistent header ({error}); it was not written by protosteer",
-            code="bad-header",
+            f"{path} is not a valid shared prompt ({error}); use another copy",
+            code="invalid-model",
             path=path,
         ) from error

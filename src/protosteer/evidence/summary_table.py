@@ -1,0 +1,122 @@
+"""The summaries of many classes in one feature space, as a few long tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from protosteer.evidence.prototype_summary import (
+    EXACT_PROTOTYPES,
+    ClassSummary,
+    half_if_lossless,
+    pack_prototypes,
+    unpack_prototypes,
+)
+
+
+@dataclass(frozen=True)
+class SummaryTable:
+    """R class summaries, one after the other, in as few bits as a file has them in.
+
+    In single precision, a million classes of five prototypes and width 192 would take four times as much, 4 GB.
+    """
+
+    points: Tensor  # [P, D]: see `decoded`
+    counts: Tensor  # int64 [P]: images behind each
+    deviations: Tensor  # [R, D]
+    lengths: Tensor  # int64 [R]: prototypes of each summary
+    steps: Tensor | None = None  # [P]: where prototypes have eight bits
+
+    @classmethod
+    def of(cls, summaries: Sequence[ClassSummary]) -> SummaryTable:
+        """Stack single summaries."""
+        return cls(
+            torch.cat([s.points for s in summaries]),
+            torch.cat([s.counts for s in summaries]),
+            torch.stack([s.deviations for s in summaries]),
+            torch.tensor([len(s.points) for s in summaries]),
+        )
+
+    @classmethod
+    def concatenate(cls, tables: Sequence[SummaryTable]) -> SummaryTable:
+        """Join tables; in eight bits if one of them has eight bits and all others can."""
+        if any(table.steps is not None for table in tables):
+            tables = [table.quantized() for table in tables]
+        if any(table.steps is None for table in tables):
+            tables = [
+                table
+                if table.steps is None
+                else dataclasses.replace(table, points=table.decoded(), steps=None)
+                for table in tables
+            ]
+        steps = [table.steps for table in tables if table.steps is not None]
+        fields = ("points", "counts", "deviations", "lengths")
+        columns = {name: join_rows([getattr(table, name) for table in tables]) for name in fields}
+        return cls(**columns, steps=join_rows(steps) if steps else None)
+
+    def quantized(self) -> SummaryTable:
+        """Return the table in eight bits, if they hold the prototypes exactly."""
+        return (
+            self if self.steps is not None else dataclasses.replace(self, **pack_prototypes(self.decoded()))
+        )
+
+    def decoded(self, rows: Tensor | slice = slice(None)) -> Tensor:
+        """Return prototypes as float32 [r, D]."""
+        return unpack_prototypes(self.points[rows], None if self.steps is None else self.steps[rows])
+
+    @property
+    def num_exact(self) -> Tensor:
+        """[R]: how many prototypes of each are single images; see `ClassSummary.num_exact`."""
+        ends = self.lengths.cumsum(0)
+        sums = torch.cat([self.counts.new_zeros(1), self.counts.cumsum(0)])
+        images = sums[ends] - sums[ends - self.lengths]
+        # Up to the first prototype that stands for several images; a sentinel follows the last one.
+        several = torch.cat([(self.counts != 1).nonzero()[:, 0], ends[-1:]])
+        leading = several[torch.searchsorted(several, ends - self.lengths).clamp(max=len(several) - 1)]
+        leading = torch.minimum(leading - (ends - self.lengths), self.lengths)
+        return torch.where(images == self.lengths, self.lengths, leading.clamp(max=EXACT_PROTOTYPES))
+
+    @property
+    def owners(self) -> Tensor:
+        """[P]: the summary of each prototype, as a number."""
+        return torch.arange(len(self.lengths)).repeat_interleave(self.lengths)
+
+    def take(self, order: Tensor) -> SummaryTable:
+        """Select summaries by number [r], in that order."""
+        if torch.equal(order, torch.arange(len(self.lengths))):
+            return self
+        rows, lengths = ragged_rows(self.lengths, order), self.lengths[order]
+        steps = None if self.steps is None else self.steps[rows]
+        return SummaryTable(self.points[rows], self.counts[rows], self.deviations[order], lengths, steps)
+
+    def packed(self) -> dict[str, Tensor]:
+        """Return the columns as a file keeps them."""
+        table = self.quantized()
+        columns = {"points": table.points if table.steps is not None else half_if_lossless(table.points)}
+        if table.steps is not None:
+            columns["steps"] = table.steps
+        return {**columns, "counts": self.counts, "deviations": half_if_lossless(self.deviations)}
+
+
+def ragged_rows(lengths: Tensor, order: Tensor) -> Tensor:
+    """Return the rows of the groups `order` [r], where group i has the `lengths[i]` rows after those of group i - 1."""
+    starts, chosen = (lengths.cumsum(0) - lengths)[order], lengths[order]
+    within = torch.arange(int(chosen.sum())) - (chosen.cumsum(0) - chosen).repeat_interleave(chosen)
+    return starts.repeat_interleave(chosen) + within
+
+
+def join_rows(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate tensors; those that follow one another in memory are joined without a copy."""
+    first, width, rows = parts[0], parts[0].shape[1:].numel(), 0
+    for part in parts:
+        same = part.dtype == first.dtype and part.shape[1:] == first.shape[1:] and part.is_contiguous()
+        same = same and part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not same or part.storage_offset() != first.storage_offset() + rows * width:
+            return torch.cat(list(parts))
+        rows += len(part)
+    shape = (rows, *first.shape[1:])
+    return first.as_strided(shape, torch.empty(shape, device="meta").stride())
