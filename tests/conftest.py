@@ -16,9 +16,10 @@ from protosteer.backbones import MINI, Backbone, auto_candidates
 from protosteer.data.images import ArrayImages
 from protosteer.methods.testing import toy_backbone as tiny_backbone
 from protosteer.methods.testing import toy_images as easy_task
-from protosteer.paper.trainer import Trained, TrainingState, train_prompt
+from protosteer.paper.trainer import Trained, train_prompt
 from protosteer.runtime.task_images import TaskImages
 from protosteer.settings import Settings
+from protosteer.util.training_state import TrainingState
 
 # Tests work on tiny tensors, for which a second thread costs more than it brings.
 torch.set_num_threads(1)

@@ -31,7 +31,8 @@ from mini_glyphs import Glyphs
 from mini_teacher import GRID, Lessons, load_teacher
 from mini_training import SEED, Recipe, Training, parse, train
 from procedural import random_glyphs
-from protosteer.paper.vit import ViT, resample_positions
+from protosteer.backbones.build_vit import resample_positions
+from protosteer.paper.vit import ViT
 
 PATCH = SIZE // GRID
 SAMPLE = 1000  # photographs that tell the scale of the teacher's numbers

@@ -25,8 +25,9 @@ from protosteer.paper.inference import PrototypeIndex
 from protosteer.paper.prompts import Encoder
 from protosteer.paper.prototypes import Centroids
 from protosteer.paper.task import Embedder, TrainingImages, class_prototypes, task_seed
-from protosteer.paper.trainer import Callback, Trained
+from protosteer.paper.trainer import Trained
 from protosteer.settings import Settings
+from protosteer.util.training_state import Callback
 
 # A few-shot class gets one prototype per so many images: fewer make none that is better than their mean.
 _IMAGES_PER_PROTOTYPE = 5

@@ -49,7 +49,7 @@ def test_our_step_is_that_of_training(monkeypatch: pytest.MonkeyPatch, from_laye
     monkeypatch.setattr(product, "batches", in_order)
     settings = Settings.preset("paper", prompt_start="random", epochs=1, batch_size=20, neck_hidden=32)
     settings = settings.replace(prompt_from_layer=from_layer)
-    trained = train(backbone, pixels, step.labels, settings, prototypes=step.prototypes, seed=1)
+    trained = train(backbone, pixels, step.labels, settings, anchors=step.prototypes, seed=1)
     assert step.prompt.shape == (5 - from_layer, 1, backbone.dim) and step.prompt.grad.norm() > 0
     assert torch.equal(step.prompt, trained.prompt)
 

@@ -10,9 +10,11 @@ from sklearn.cluster import KMeans, SpectralClustering
 from sklearn.metrics import adjusted_rand_score
 from torch.overrides import TorchFunctionMode
 
+from expect import expect_error
 from protosteer.errors import DataError
 from protosteer.paper import clustering
 from protosteer.paper.prototypes import Centroids, centroids
+from protosteer.util import spectral
 
 
 def cone(images: int, dim: int, groups: int = 5, noise: float = 0.5, seed: int = 0) -> torch.Tensor:
@@ -90,7 +92,7 @@ def test_kmeans_is_scikit_learns_on_raw_embeddings():
 def test_large_class_agrees_with_scikit_learn(assign, noise):
     x = cone(2000, 192, noise=noise)
     wanted = reference_labels(x, 5, assign)
-    found = clustering.factored_labels(x.double().numpy(), 5, assign, seed=0)
+    found = spectral.factored_labels(x.double().numpy(), 5, assign, seed=0)
     assert len(set(wanted.tolist())) == 5
     assert adjusted_rand_score(wanted, found) >= 0.97
     if assign == "discretize":
@@ -102,7 +104,7 @@ def test_large_class_with_some_negative_similarities_agrees_with_scikit_learn():
     units = torch.nn.functional.normalize(x)
     assert 0 < (units @ units.T < 0).float().mean() < 0.01
     wanted = reference_labels(x, 5, "kmeans")
-    found = clustering.factored_labels(x.double().numpy(), 5, "kmeans", seed=0)
+    found = spectral.factored_labels(x.double().numpy(), 5, "kmeans", seed=0)
     assert adjusted_rand_score(wanted, found) >= 0.97
 
 
@@ -119,19 +121,19 @@ def test_both_paths_give_the_same_centroids_when_nothing_is_clipped(monkeypatch,
 
 
 def test_eigenvectors_are_those_of_the_affinity_without_its_diagonal():
-    units = clustering._directions(cone(30, 12).double().numpy())
+    units = spectral.unit_rows(cone(30, 12).double().numpy())
     affinity = units @ units.T
     np.fill_diagonal(affinity, 0)
     roots = np.sqrt(affinity.sum(axis=1))
     wanted = np.linalg.eigh(affinity / np.outer(roots, roots))[1][:, -4:]
-    found = clustering._leading_vectors(*clustering._factor(units), 4, np.linspace(-1, 1, 30))
+    found = spectral._leading_vectors(*spectral._factor(units), 4, np.linspace(-1, 1, 30))
     found = found * roots[:, None]
     np.testing.assert_allclose(found @ found.T, wanted @ wanted.T, atol=1e-9)
 
 
 def test_degrees_stay_positive_for_an_image_against_all_others():
     units = np.array([[1.0]] * 11 + [[-1.0]])
-    assert clustering._factor(units)[2].min() >= clustering.DEGREE_FLOOR
+    assert spectral._factor(units)[2].min() >= spectral.DEGREE_FLOOR
 
 
 class _LargestTensor(TorchFunctionMode):
@@ -197,7 +199,7 @@ def test_group_of_one_image_has_zero_deviation_among_larger_groups():
 
 def test_groups_left_empty_are_dropped(monkeypatch):
     x = cone(10, 4)
-    monkeypatch.setattr(clustering, "dense_labels", lambda *_: np.array([4, 4, 4, 1, 1, 1, 4, 4, 1, 4]))
+    monkeypatch.setattr(clustering, "spectral_labels", lambda *_: np.array([4, 4, 4, 1, 1, 1, 4, 4, 1, 4]))
     assert_groups(centroids(x, 5), x, np.array([0, 0, 0, 1, 1, 1, 0, 0, 1, 0]))
 
 
@@ -273,17 +275,17 @@ def test_scikit_learns_warnings_do_not_reach_the_user(monkeypatch, method):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_non_finite_embeddings_are_refused_and_located(value):
+def test_non_finite_embeddings_are_rejected_and_located(value):
     x = cone(10, 4)
     x[6, 2] = x[8, 0] = value
     for call in (lambda e: centroids(e, 1), lambda e: centroids(e, 3)):
-        with pytest.raises(DataError, match="2 of 10 embeddings are not finite, the first in row 6"):
+        with expect_error("embeddings-not-finite", DataError, rows=[6, 8]):
             call(x)
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (4,), (2, 3, 4), (4, 0)])
-def test_wrong_shapes_are_refused(shape):
-    with pytest.raises(DataError, match="shape"):
+def test_wrong_shapes_are_rejected(shape):
+    with expect_error("bad-embedding-shape", DataError, shape=list(shape)):
         centroids(torch.ones(shape), 2)
 
 

@@ -14,9 +14,10 @@ from protosteer.errors import TrainingError
 from protosteer.paper import losses
 from protosteer.paper.prompts import initial_prompt
 from protosteer.paper.prototypes import Anchors
-from protosteer.paper.trainer import Head, epoch_batches, learning_rate, update, weight_decay
+from protosteer.paper.trainer import Head, learning_rate, update, weight_decay
 from protosteer.runtime.progress import TrainingProgress
 from protosteer.settings import Settings
+from protosteer.util.training_state import epoch_batches
 from vit_toys import small
 
 QUICK = Settings.preset("paper", epochs=4, batch_size=8, neck_hidden=16, augmentation="crop")
@@ -46,7 +47,7 @@ def test_training_equals_a_loop_written_out(clip, layer):
     backbone, (pixels, labels) = small(depth=4), task()
     start = torch.full(backbone.prompt_shape(1, from_layer=layer), 0.1)
     earlier = prototypes(dim=backbone.dim)
-    found = train(backbone, pixels, labels, settings, start=start, prototypes=earlier, seed=5)
+    found = train(backbone, pixels, labels, settings, start=start, anchors=earlier, seed=5)
 
     torch.manual_seed(5)
     prompt = torch.nn.Parameter(start.clone())
@@ -133,11 +134,11 @@ def test_same_seed_same_bits_and_the_callers_random_state_is_kept():
     backbone, data = tiny_backbone(), task()
     torch.manual_seed(123)
     state = torch.get_rng_state()
-    first = train(backbone, *data, QUICK, prototypes=prototypes(), seed=1)
+    first = train(backbone, *data, QUICK, anchors=prototypes(), seed=1)
     assert torch.equal(torch.get_rng_state(), state)
     torch.rand(3)
-    again = train(backbone, *data, QUICK, prototypes=prototypes(), seed=1)
-    other = train(backbone, *data, QUICK, prototypes=prototypes(), seed=2)
+    again = train(backbone, *data, QUICK, anchors=prototypes(), seed=1)
+    other = train(backbone, *data, QUICK, anchors=prototypes(), seed=2)
     assert torch.equal(first.prompt, again.prompt)
     assert not torch.equal(first.prompt, other.prompt)
 
@@ -200,7 +201,7 @@ def test_cross_entropy_has_a_classifier_behind_the_neck():
     ids=str,
 )
 def test_every_alternative_trains(change, shape):
-    trained = train(tiny_backbone(), *task(), QUICK.replace(**change), prototypes=prototypes())
+    trained = train(tiny_backbone(), *task(), QUICK.replace(**change), anchors=prototypes())
     assert trained.prompt.shape == shape and torch.isfinite(trained.prompt).all()
     assert trained.prompt.abs().max() > 1e-4
 
@@ -217,7 +218,7 @@ def test_progress_counts_every_step_to_the_end():
 
 @pytest.mark.parametrize(("classes", "per_class"), [(1, 1), (1, 3), (3, 1), (2, 2)])
 def test_small_tasks_train(classes, per_class):
-    trained = train(tiny_backbone(), *task(classes, per_class), QUICK, prototypes=prototypes())
+    trained = train(tiny_backbone(), *task(classes, per_class), QUICK, anchors=prototypes())
     assert torch.isfinite(trained.prompt).all()
 
 

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from expect import expect_error
-from protosteer.backbones.build_vit import load_vit
+from protosteer.backbones.build_vit import load_vit, multiply_adds
 from protosteer.backbones.checkpoint_io import read_checkpoint
 from protosteer.backbones.prompting import all_tokens
 from protosteer.errors import DataError
@@ -106,7 +106,7 @@ def test_operations_are_those_that_torch_counts(registers: int) -> None:
     # Of the ways to compute attention it knows the plain one.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         vit.trunk(torch.randn(1, 3, 16, 16), 3)
-    assert counter.get_total_flops() == 2 * vit.config.operations
+    assert counter.get_total_flops() == 2 * multiply_adds(vit.config)
 
 
 def naive_tokens(vit: ViT, images: Tensor, prompt: Tensor) -> Tensor:
@@ -273,15 +273,10 @@ def test_each_image_meets_its_own_prompt() -> None:
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("shape", [(4, 1, 24), (3, 0, 24), (3, 1, 23), (3, 24)])
+@pytest.mark.parametrize("shape", [(4, 1, 24), (3, 0, 24), (3, 1, 23), (3, 24), (2, 3, 1, 24)])
 def test_prompt_of_wrong_shape_is_rejected(shape: tuple[int, ...]) -> None:
     with expect_error("bad-prompt-shape", DataError, shape=list(shape)):
         random_vit()(torch.randn(4, 3, 16, 16), torch.zeros(shape))
-
-
-def test_two_prompts_for_four_images_are_rejected() -> None:
-    with expect_error("prompt-count", DataError, prompts=2, images=4):
-        random_vit()(torch.randn(4, 3, 16, 16), torch.zeros(2, 3, 1, 24))
 
 
 def test_images_of_wrong_size_are_rejected() -> None:

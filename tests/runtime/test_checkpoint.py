@@ -12,10 +12,11 @@ from conftest import StepCallback, easy_task, tiny_backbone, train
 from protosteer.errors import ProtosteerWarning, TrainingError
 from protosteer.learner import Learner
 from protosteer.paper.prototypes import Anchors
-from protosteer.paper.trainer import Trained, TrainingState
+from protosteer.paper.trainer import Trained
 from protosteer.runtime.checkpoint import CheckpointCallback, CheckpointFile
 from protosteer.runtime.progress import TrainingProgress
 from protosteer.settings import Settings
+from protosteer.util.training_state import TrainingState
 
 pytestmark = pytest.mark.slow
 
@@ -41,9 +42,7 @@ def resumed(path: Path, stop_after: int | None = None, seed: int = 3, **more: An
         CheckpointCallback(CheckpointFile(path, **{"seconds": 0, **more}), {"seed": seed}),
         StepCallback(stop),
     ]
-    return train(
-        tiny_backbone(), pixels, numbers, SETTINGS, prototypes=earlier, seed=seed, callbacks=callbacks
-    )
+    return train(tiny_backbone(), pixels, numbers, SETTINGS, anchors=earlier, seed=seed, callbacks=callbacks)
 
 
 @pytest.fixture(scope="module")

@@ -16,12 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.backbones.checkpoint_guards import MOST_BLOCKS, names
 from protosteer.backbones.checkpoint_io import Checkpoint
 from protosteer.errors import FingerprintMismatchError, WeightsError
-from protosteer.paper.vit import ViT, ViTConfig, resample_positions
+from protosteer.paper.vit import ViT, ViTConfig
 
 _ANCHORS = ("cls_token", "pos_embed", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight")
 _VIT_NAME = re.compile(r"(?:cls|reg)_token|pos_embed|(?:patch_embed\.proj|norm|fc_norm)\.\w+|blocks\.\d+\..+")
@@ -234,3 +235,22 @@ def _check_tensors(path: Path, tensors: Mapping[str, Tensor], config: ViTConfig)
 def _refusal(path: Path, **groups: list[str]) -> str:
     told = [f"{kind.replace('_', ' ')}: {names(listed)}" for kind, listed in groups.items() if listed]
     return f"{path} does not hold a plain ViT with a class token; " + "; ".join(told)
+
+
+def resample_positions(pos_embed: Tensor, grid: int, has_class: bool) -> Tensor:
+    """Resize position embeddings [1, (1 +) n², D] to `grid` x `grid` patches, bicubic and antialiased."""
+    prefix, patches = pos_embed[:, : int(has_class)], pos_embed[:, int(has_class) :]
+    old = math.isqrt(patches.shape[1])
+    if old == grid:
+        return pos_embed
+    square = patches.float().reshape(1, old, old, -1).permute(0, 3, 1, 2)
+    square = F.interpolate(square, size=(grid, grid), mode="bicubic", antialias=True)
+    patches = square.permute(0, 2, 3, 1).flatten(1, 2).to(pos_embed.dtype)
+    return torch.cat([prefix, patches], dim=1)
+
+
+def multiply_adds(config: ViTConfig) -> int:
+    """Count the multiply-add operations for one image: all tokens of all layers, without a prompt."""
+    dim, tokens = config.dim, 1 + config.registers + config.patches
+    layer = tokens * (4 * dim**2 + 2 * dim * config.mlp_dim) + 2 * tokens**2 * dim
+    return config.patches * 3 * config.patch_size**2 * dim + config.depth * layer

@@ -15,12 +15,14 @@ from protosteer.data.decode_cache import cache_decoded
 from protosteer.data.images import ImageSet
 from protosteer.errors import LearnerError
 from protosteer.methods.base import Answer, MethodSettings, TrainingTask
+from protosteer.paper.diagnostics import accuracy_and_spread
 from protosteer.paper.task import task_seed
-from protosteer.paper.trainer import TrainingState, cosine, update
+from protosteer.paper.trainer import cosine, update
 from protosteer.runtime.callbacks import training_callbacks
 from protosteer.runtime.progress import Stage
 from protosteer.settings import AUGMENTATIONS, setting
 from protosteer.util.distributed import here
+from protosteer.util.training_state import TrainingState
 
 __all__ = [
     "Head", "TrainingJob", "TrainingSettings", "answer_by", "class_means", "embed_task", "fit", "minimise",
@@ -209,7 +211,7 @@ def fit(job: TrainingJob) -> None:
     for callback in callbacks:
         callback.on_train_begin(state)
     while state.epoch < s.epochs:
-        batches = state.batches_left()
+        batches = state.remaining_batches()
         repeated = [rows.repeat(job.views) for rows in batches]
         for rows, views in zip(batches, augmented(images, repeated, augment, device), strict=True):
             if s.schedule == "cosine":
@@ -217,10 +219,10 @@ def fit(job: TrainingJob) -> None:
                     group["lr"] = cosine(state.step, state.steps, rate, 0.0)
             loss, embeddings = job.loss(views, labels[rows].to(device))
             update(loss, [list(job.parameters.values())], optimiser, s.gradient_clip)
-            state.record(loss, embeddings)
+            state.end_step(loss, embeddings)
             for callback in callbacks:
                 callback.on_step_end(state)
-        state.end_epoch()
+        state.end_epoch(accuracy_and_spread)
 
 
 def minimise(loss: Callable[[], Tensor], parameters: Sequence[Tensor], steps: int = 100) -> None:

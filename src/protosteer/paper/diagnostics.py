@@ -1,4 +1,4 @@
-"""Measures that tell a sick model before its end figure does: collapse, and weights that see nothing."""
+"""Detect prompt collapse and backbones near chance, before the accuracy shows them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Below this share of the way from chance to perfect, the weights hardly tell the classes apart.
-_NEAR_CHANCE = 0.2
-# Different classes whose means stand at this cosine or above have fallen together ...
-_FALLEN_TOGETHER = 0.9
-# ... if prompts did it: without them the angle between classes was at least so many times wider.
-_SHRUNK = 4.0
+NEAR_CHANCE = 0.2  # share of the way from chance to perfect below which weights hardly tell classes apart
+COLLAPSED = 0.9  # mean cosine between class means from which on classes have fallen together
+MIN_SHRINKAGE = 4.0  # and how much wider, at least, the angle between them was without the prompt
 
 
 def spread(embeddings: Tensor) -> float:
-    """Mean cosine of the embeddings to their common mean; 1 means that all are one point."""
+    """Mean cosine of embeddings [n, D] to their common mean; 1 means that all are one point."""
     return float(F.cosine_similarity(embeddings, embeddings.mean(dim=0, keepdim=True), dim=1).mean())
 
 
 def class_means(embeddings: Tensor, labels: Tensor) -> Tensor:
-    """[K, D] for labels 0..K-1, each of which occurs."""
+    """[K, D] of embeddings [n, D] with labels 0 to K - 1, each of which occurs."""
     sums = torch.zeros(int(labels.max()) + 1, embeddings.shape[1]).index_add_(0, labels, embeddings)
     return sums / torch.bincount(labels)[:, None]
 
@@ -33,23 +30,28 @@ def class_overlap(embeddings: Tensor, labels: Tensor) -> float:
 
 
 def own_mean_accuracy(embeddings: Tensor, labels: Tensor) -> float:
-    """Percent of images nearest (by cosine) to their own class mean, each left out of its own mean."""
+    """Percent of images nearest, by cosine, to their own class mean: leave-one-out."""
     n, k = len(labels), int(labels.max()) + 1
     counts = torch.bincount(labels, minlength=k)
-    sums = class_means(embeddings, labels) * counts[:, None]
-    similarity = F.normalize(embeddings, dim=1) @ F.normalize(sums, dim=1).T
-    left_out = F.cosine_similarity(embeddings, sums[labels] - embeddings, dim=1)
-    similarity[torch.arange(n), labels] = torch.where(counts[labels] > 1, left_out, -torch.inf)
+    sums = class_means(embeddings, labels) * counts[:, None]  # [K, D]
+    similarity = F.normalize(embeddings, dim=1) @ F.normalize(sums, dim=1).T  # [n, K]
+    loo = F.cosine_similarity(embeddings, sums[labels] - embeddings, dim=1)  # [n]
+    similarity[torch.arange(n), labels] = torch.where(counts[labels] > 1, loo, -torch.inf)
     return 100.0 * float((similarity.argmax(dim=1) == labels).float().mean())
 
 
+def accuracy_and_spread(embeddings: Tensor, labels: Tensor) -> tuple[float, float]:
+    """`own_mean_accuracy` and `spread`, the metrics of an epoch."""
+    return own_mean_accuracy(embeddings, labels), spread(embeddings)
+
+
 def near_chance(keys: Tensor, labels: Tensor) -> str | None:
-    """A warning where the training-free baseline hardly beats chance on the task's own images."""
+    """Warn if the training-free baseline hardly beats chance on the task's own images."""
     classes = int(labels.max()) + 1
     if classes < 2 or len(labels) <= classes:
         return None
     accuracy, chance = own_mean_accuracy(keys, labels), 100.0 / classes
-    if accuracy - chance >= _NEAR_CHANCE * (100.0 - chance):
+    if accuracy - chance >= NEAR_CHANCE * (100.0 - chance):
         return None
     return (
         f"the backbone hardly tells these {classes} classes apart without training: {accuracy:.1f} % of the "
@@ -59,11 +61,11 @@ def near_chance(keys: Tensor, labels: Tensor) -> str | None:
 
 
 def collapse(keys: Tensor, values: Tensor, labels: Tensor) -> str | None:
-    """A warning where training has pushed embeddings of different classes to nearly one point."""
+    """Warn if training has pushed embeddings of different classes to nearly one point."""
     if int(labels.max()) < 1:
         return None
     before, after = class_overlap(keys, labels), class_overlap(values, labels)
-    if after < _FALLEN_TOGETHER or _SHRUNK * (1.0 - after) >= 1.0 - before:
+    if after < COLLAPSED or MIN_SHRINKAGE * (1.0 - after) >= 1.0 - before:
         return None
     return (
         f"the prompt has collapsed: mean cosine between classes is {after:.2f} with it, {before:.2f} without "

@@ -45,10 +45,8 @@ class Matches:
     @staticmethod
     def join(parts: Sequence[Matches]) -> Matches:
         """Concatenate the matches of several batches."""
-        columns = {name: column for name, column in vars(parts[0]).items() if column is not None}
-        return type(parts[0])(
-            **{name: torch.cat([getattr(part, name) for part in parts]) for name in columns}
-        )
+        names = [name for name, column in vars(parts[0]).items() if column is not None]
+        return type(parts[0])(**{n: torch.cat([getattr(part, n) for part in parts]) for n in names})
 
 
 def match(index: PrototypeIndex, embed: Embed, count: int, neighbours: int) -> Matches:

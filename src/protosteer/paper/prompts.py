@@ -18,13 +18,8 @@ Embed = Callable[[Tensor, Tensor | None], Tensor]
 class Encoder(Protocol):
     """What the method asks of the frozen ViT f_theta; `protosteer.Backbone` has it."""
 
-    @property
-    def dim(self) -> int:
-        """D."""
-
-    @property
-    def depth(self) -> int:
-        """The number of layers."""
+    dim: int  # D
+    depth: int
 
     @property
     def device(self) -> torch.device:

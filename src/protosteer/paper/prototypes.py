@@ -1,9 +1,4 @@
-"""Prototypes: class means (paper, Eq. 1), several centroids per class, and what training does with them.
-
-A class is described by the means of a few groups of its embeddings (`clustering.py`), raw, not normalised.
-The value prototypes of all earlier classes take part in training the next task, sampled and perturbed anew at
-each step.
-"""
+"""Prototypes: class means (Eq. 1), several centroids per class, and the anchors they become in training."""
 
 from __future__ import annotations
 
@@ -21,21 +16,17 @@ from protosteer.paper.clustering import Floats, Labels, group_labels
 
 @dataclass(frozen=True)
 class Centroids:
-    """Groups of one class's embeddings: `means` [c,D], `deviations` [c,D], `counts` int64 [c].
+    """Prototypes of one class: groups of its embeddings, in the order of their first members."""
 
-    `deviations` is the population standard deviation within the group, dimension by dimension;
-    exactly 0 for a group of one image. Groups stand in the order of their first members.
-    """
-
-    means: Tensor
-    deviations: Tensor
-    counts: Tensor
+    means: Tensor  # [c, D], not normalised
+    deviations: Tensor  # [c, D]: population standard deviation within each group; 0 for a single image
+    counts: Tensor  # int64 [c]: images of each group
 
     @property
     def variance(self) -> float:
         """Variance of the class's embeddings, averaged over dimensions: within plus between groups."""
-        weights = (self.counts / self.counts.sum())[:, None]
-        mean = (weights * self.means).sum(dim=0)
+        weights = (self.counts / self.counts.sum())[:, None]  # [c, 1]
+        mean = (weights * self.means).sum(dim=0)  # [D]
         squares = self.deviations**2 + (self.means - mean) ** 2
         return float((weights * squares).sum(dim=0).mean())
 
@@ -43,15 +34,17 @@ class Centroids:
 def centroids(
     embeddings: Tensor, count: int, method: str = "spectral", assign: str = "discretize", seed: int = 0
 ) -> Centroids:
-    """At most `count` centroids of one class's embeddings [n,D], the same ones for the same seed; of 1, Eq.
-    1.
+    """Make prototypes of one class's embeddings [n, D]; one of them is the class mean, Eq. 1.
 
-    method: "spectral" (paper) or "kmeans", which is Euclidean, on the embeddings as they are.
-    assign: how "spectral" turns eigenvectors into groups, "discretize" (public code) or "kmeans".
-    There are fewer than `count` when the class has fewer distinct embeddings, each of which is then a
-    centroid, and when the clustering leaves a group empty.
-    Above `clustering.DENSE_LIMIT` images "spectral" uses similarities that are not clipped;
-    `clustering.factored_labels` says when that can be noticed.
+    Args:
+        embeddings: [n, D].
+        count: C. There are fewer if the class has fewer distinct embeddings, or if clustering leaves a group empty.
+        method: "spectral" (paper) or "kmeans", which is Euclidean, on the embeddings as they are.
+        assign: How "spectral" turns eigenvectors into groups, "discretize" (authors' code) or "kmeans".
+        seed: The same seed gives the same prototypes.
+
+    Raises:
+        DataError: The embeddings are not a matrix of finite numbers.
     """
     points = check_embeddings(embeddings)
     labels = _distinct(points, count)
@@ -61,31 +54,33 @@ def centroids(
 
 
 def check_embeddings(embeddings: Tensor) -> Floats:
-    """Double precision, because small eigenvalue gaps decide the groups."""
+    """Check embeddings [n, D]; return double precision, because small eigenvalue gaps decide the groups."""
     if embeddings.ndim != 2 or 0 in embeddings.shape:
         shape = list(embeddings.shape)
-        raise DataError(f"embeddings of a class have shape {shape}; give [images, dimensions], neither 0")
+        message = f"embeddings of a class have shape {shape}; give [images, dimensions], neither 0"
+        raise DataError(message, code="bad-embedding-shape", shape=shape)
     points: Floats = embeddings.detach().cpu().float().numpy().astype(np.float64)
-    bad = np.flatnonzero(~np.isfinite(points).all(axis=1))
-    if len(bad):
+    bad = np.flatnonzero(~np.isfinite(points).all(axis=1)).tolist()
+    if bad:
         where = f"{len(bad)} of {len(points)} embeddings are not finite, the first in row {bad[0]}"
-        raise DataError(f"{where}; check those images and the backbone's weights")
+        message = f"{where}; check those images and the backbone's weights"
+        raise DataError(message, code="embeddings-not-finite", rows=bad)
     return points
 
 
 def _distinct(points: Floats, limit: int) -> Labels | None:
-    """One group per distinct row, or None as soon as there are more than `limit` of them."""
-    seen: dict[bytes, int] = {}
+    """One group per distinct row, or None if there are more than `limit` of them."""
+    groups: dict[bytes, int] = {}
     labels = np.empty(len(points), dtype=np.int64)
     for row, point in enumerate(points):
-        labels[row] = seen.setdefault((point + 0.0).tobytes(), len(seen))  # + 0.0: -0.0 is 0.0
-        if len(seen) > limit:
+        labels[row] = groups.setdefault((point + 0.0).tobytes(), len(groups))  # + 0.0: -0.0 is 0.0
+        if len(groups) > limit:
             return None
     return labels
 
 
 def _summarise(points: Floats, labels: Labels) -> Centroids:
-    """Statistics of the groups that have members, ordered by first member; no group, no row: no NaN."""
+    """Mean, deviation and count of the groups that have members, ordered by first member."""
     _, first = np.unique(labels, return_index=True)
     groups = [points[labels == labels[row]] for row in np.sort(first)]
     means = np.stack([group.mean(axis=0) for group in groups])
@@ -96,10 +91,10 @@ def _summarise(points: Floats, labels: Labels) -> Centroids:
 
 @dataclass(frozen=True)
 class Anchors:
-    """Value prototypes of earlier classes and the scale m of their noise: mu_hat = mu + m * eps, eps ~ N(0, I)."""
+    """Value prototypes of earlier classes, perturbed at each step: mu_hat = mu + m * eps, eps ~ N(0, I)."""
 
-    means: Tensor  # [A, D]
-    scales: Tensor  # [A, D], or [A, 1] for one number per prototype
+    means: Tensor  # [A, D]: mu
+    scales: Tensor  # [A, D], or [A, 1] for one number per prototype: m
     labels: Tensor  # [A]: classes as numbers
 
     @classmethod
@@ -109,8 +104,8 @@ class Anchors:
         Args:
             values: The prototypes of each class.
             labels: The number of each class.
-            noise: m: "cluster", the deviations within a prototype's group; "class", the variance of the class;
-                "none", 0.
+            noise: m: "cluster", the deviations within a prototype's group; "class", the variance of the class, one
+                number; "none", 0.
         """
         if not values:
             return None
@@ -124,7 +119,7 @@ class Anchors:
         return cls(means, scales, torch.tensor(labels).repeat_interleave(sizes))
 
     def sample(self, count: int) -> tuple[Tensor, Tensor]:
-        """Draw `count` prototypes with replacement, perturb and normalise them: [count, D], and labels."""
+        """Draw M = `count` prototypes with replacement, perturb and normalise them: [M, D], and labels [M]."""
         rows = torch.randint(len(self.means), (count,)).to(self.means.device)
         noise = torch.randn(count, self.means.shape[1]).to(self.means.device)
         return F.normalize(self.means[rows] + self.scales[rows] * noise, dim=1), self.labels[rows]

@@ -16,8 +16,9 @@ from protosteer.errors import ProtosteerWarning
 from protosteer.paper import diagnostics
 from protosteer.paper.prompts import Encoder
 from protosteer.paper.prototypes import Anchors, Centroids, centroids
-from protosteer.paper.trainer import Callback, Trained, train_prompt
+from protosteer.paper.trainer import Trained, train_prompt
 from protosteer.settings import Settings
+from protosteer.util.training_state import Callback
 
 
 class Embedder(Protocol):
@@ -61,10 +62,9 @@ class LearnedTask:
         return self._prototypes(self.values)
 
     def _prototypes(self, embeddings: Tensor) -> list[Centroids]:
-        count = self.settings.centroids
-        classes = range(int(self.labels.max()) + 1)
+        groups = [embeddings[self.labels == k] for k in range(int(self.labels.max()) + 1)]
         return [
-            class_prototypes(embeddings[self.labels == k], count, self.settings, self.seed) for k in classes
+            class_prototypes(group, self.settings.centroids, self.settings, self.seed) for group in groups
         ]
 
 

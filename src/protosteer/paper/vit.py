@@ -1,23 +1,18 @@
-"""The Vision Transformer and its prompted forward pass.
+"""The Vision Transformer f_theta and its prompted forward pass (Sec. 3.3, Eq. 3).
 
-Parameter names are timm's, so that its checkpoints load as they are. What differs from a plain ViT
-is where prompts enter:
+Parameter names are timm's, so that its checkpoints load as they are. Prompts enter after the position embeddings:
 
-- A *deep* prompt [S, L, D] gives layer i the extra tokens p_i and throws away what comes out at
-  their places. Such a token is never a query that matters: it acts only as L more keys and values
-  of layer i, and is computed as exactly that. One of fewer than all layers belongs to the last ones;
-  the layers before them are a *trunk* that no prompt changes, so that one run of it serves them all.
+- A *deep* prompt [S, L, D] gives layer i the extra tokens p_i and discards their outputs. Such a token never asks: it
+  acts only as L more keys and values of layer i, and is computed as exactly that. A prompt of S < depth layers belongs
+  to the last S; the layers before them are a *trunk* that no prompt changes, so that one run of it serves all prompts.
 - A *shallow* prompt [1, L, D] enters once, before layer 1, and is carried through as tokens.
-- Prompts come in after the position embeddings and carry none.
-- With class-token pooling only the class token leaves the last layer, so only it is computed there.
 
-Parameters are frozen unless somebody asks for their gradients; dropout and stochastic depth do not exist.
+With class-token pooling only the class token leaves the last layer, so only it is computed there. There is no dropout
+and no stochastic depth, and parameters are frozen unless a caller asks for their gradients.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,7 +30,7 @@ class ViTConfig:
 
     image_size: int
     patch_size: int
-    dim: int
+    dim: int  # D
     depth: int
     heads: int
     mlp_dim: int
@@ -52,14 +47,8 @@ class ViTConfig:
 
     @property
     def patches(self) -> int:
+        """Patches of an image."""
         return self.grid**2
-
-    @property
-    def operations(self) -> int:
-        """Multiplications with an addition for one image, all tokens of all layers, without a prompt."""
-        dim, tokens = self.dim, 1 + self.registers + self.patches
-        layer = tokens * (4 * dim**2 + 2 * dim * self.mlp_dim) + 2 * tokens**2 * dim
-        return self.patches * 3 * self.patch_size**2 * dim + self.depth * layer
 
 
 class Attention(nn.Module):
@@ -73,11 +62,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, extra: KeysValues | None, queries: int | None) -> Tensor:
         """Map tokens x [B, N, D] to [B, queries, D]; only the first `queries` tokens ask (None: all N)."""
-        dim = x.shape[-1]
         if queries is None:
             q, k, v = self._split_heads(self.qkv(x), 3)  # [B, heads, N, D / heads] each
         else:
-            (q,) = self._split_heads(self._project(x[:, :queries], 0, dim), 1)
+            (q,) = self._split_heads(self._project(x[:, :queries], 0, x.shape[-1]), 1)
             k, v = self.keys_values(x)
         if extra is not None:
             more_k, more_v = (t.expand(len(x), -1, -1, -1) for t in extra)  # [B, heads, L, D / heads] each
@@ -101,21 +89,27 @@ class Attention(nn.Module):
 
 
 class LayerScale(nn.Module):
+    """A learned factor per dimension."""
+
     def __init__(self, dim: int):
         super().__init__()
         self.gamma = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:
+        """[B, N, D] -> [B, N, D]."""
         return x * self.gamma
 
 
 class Mlp(nn.Module):
+    """Two linear layers with a GELU between them."""
+
     def __init__(self, dim: int, hidden: int):
         super().__init__()
         self.fc1 = nn.Linear(dim, hidden)
         self.fc2 = nn.Linear(hidden, dim)
 
     def forward(self, x: Tensor) -> Tensor:
+        """[B, N, D] -> [B, N, D]."""
         return self.fc2(F.gelu(self.fc1(x)))
 
 
@@ -143,9 +137,9 @@ class Block(nn.Module):
 
         Args:
             x: The tokens.
-            prompt: Tokens [B or 1, L, D] that are attended to as keys and values, and not computed any further.
+            prompt: This layer's prompt tokens [B or 1, L, D].
             queries: Compute only so many of the first tokens; None computes all N.
-            extra: Keys and values themselves, in place of a prompt's.
+            extra: Keys and values to attend to, in place of a prompt's.
         """
         if prompt is not None:
             extra = self.attn.keys_values(self.norm1(prompt))
@@ -154,17 +148,19 @@ class Block(nn.Module):
 
 
 class PatchEmbed(nn.Module):
+    """The linear map of patches to tokens, as a convolution."""
+
     def __init__(self, config: ViTConfig):
         super().__init__()
-        size = config.patch_size
-        self.proj = nn.Conv2d(3, config.dim, kernel_size=size, stride=size)
+        self.proj = nn.Conv2d(3, config.dim, kernel_size=config.patch_size, stride=config.patch_size)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.proj(images).flatten(2).transpose(1, 2)  # [B, patches, D]
+        """[B, 3, H, W] -> [B, patches, D]."""
+        return self.proj(images).flatten(2).transpose(1, 2)
 
 
 class ViT(nn.Module):
-    """f_theta of the paper: images [B, 3, H, W] (and a prompt) -> one D-vector per image."""
+    """f_theta: images [B, 3, H, W] (and a prompt) -> embeddings [B, D]."""
 
     def __init__(self, config: ViTConfig):
         super().__init__()
@@ -173,8 +169,7 @@ class ViT(nn.Module):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
         if config.registers:
             self.reg_token = nn.Parameter(torch.zeros(1, config.registers, dim))
-        positions = config.patches + config.position_for_class
-        self.pos_embed = nn.Parameter(torch.zeros(1, positions, dim))
+        self.pos_embed = nn.Parameter(torch.zeros(1, config.patches + config.position_for_class, dim))
         self.patch_embed = PatchEmbed(config)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         if config.pool == "token":
@@ -184,12 +179,7 @@ class ViT(nn.Module):
         self.requires_grad_(False)
 
     def forward(self, images: Tensor, prompt: Tensor | None = None) -> Tensor:
-        """Embed images [B, 3, H, W] as [B, D].
-
-        Args:
-            images: Normalised images.
-            prompt: [S, L, D] for all images or [B, S, L, D], one each; of the last S layers, or shallow (S = 1).
-        """
+        """Embed normalised images [B, 3, H, W] as [B, D] under a prompt: see `rest`."""
         return self.rest(self.trunk(images, 0), 0, prompt)
 
     def trunk(self, images: Tensor, layers: int) -> Tensor:
@@ -200,16 +190,37 @@ class ViT(nn.Module):
         return x
 
     def rest(self, x: Tensor, done: int, prompt: Tensor | None = None) -> Tensor:
-        """Embed [B, D] from the tokens x [B, N, D] that `trunk` gave after `done` layers."""
+        """Embed [B, D] from the tokens x [B, N, D] that `trunk` gave after `done` layers.
+
+        Args:
+            x: The tokens.
+            done: Layers that they have passed.
+            prompt: [S, L, D] for all images or [B, S, L, D], one each: deep, of the last S layers, or shallow (S = 1).
+
+        Raises:
+            DataError: The prompt does not fit the ViT, or enters a layer that is done.
+        """
         x, prompts = self.enter_prompt(x, done, prompt)
         for i in range(done, self.config.depth):
             x = self.blocks[i](x, prompts[i], self.queries(i))
         return self.pool(x)
 
-    def enter_prompt(
-        self, x: Tensor, done: int, prompt: Tensor | None
-    ) -> tuple[Tensor, Sequence[Tensor | None]]:
-        """The tokens that go on after `done` layers, and each layer's prompt tokens [B or 1, L, D] or None.
+    def embed_patches(self, images: Tensor) -> Tensor:
+        """Tokens [B, N, D] that enter layer 1: class token, registers, patches."""
+        size = self.config.image_size
+        if images.ndim != 4 or tuple(images.shape[1:]) != (3, size, size):
+            message = f"images must be preprocessed to [B, 3, {size}, {size}], not {list(images.shape)}"
+            raise DataError(message, code="bad-image-shape", size=size)
+        patches = self.patch_embed(images)  # [B, patches, D]
+        class_token = self.cls_token.expand(len(images), -1, -1)  # [B, 1, D]
+        if self.config.position_for_class:
+            x = torch.cat([class_token, patches], dim=1) + self.pos_embed
+        else:
+            x = torch.cat([class_token, patches + self.pos_embed], dim=1)
+        return insert_tokens(x, self.reg_token) if self.config.registers else x
+
+    def enter_prompt(self, x: Tensor, done: int, prompt: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
+        """Give the tokens x [B, N, D] that go on after `done` layers, and each layer's prompt [B or 1, L, D] or None.
 
         A shallow prompt enters here, among the tokens; a deep one enters layer by layer.
         """
@@ -219,85 +230,40 @@ class ViT(nn.Module):
         prompt = self._check_prompt(prompt, len(x), done)  # [B or 1, S, L, D]
         if prompt.shape[1] == 1:
             return insert_tokens(x, prompt[:, 0]), [None] * depth
-        return x, [None] * (depth - prompt.shape[1]) + list(prompt.unbind(1))
+        return x, [*[None] * (depth - prompt.shape[1]), *prompt.unbind(1)]
 
     def queries(self, layer: int) -> int | None:
         """How many tokens a layer must compute: 1, the class token, in the last one if that is pooled."""
-        last = layer == self.config.depth - 1
-        return 1 if last and self.config.pool == "token" else None
-
-    def embed_patches(self, images: Tensor) -> Tensor:
-        """Tokens [B, class + registers + patches, D] that enter layer 1."""
-        size = self.config.image_size
-        if images.ndim != 4 or tuple(images.shape[1:]) != (3, size, size):
-            raise DataError(
-                f"images must be [B, 3, {size}, {size}], not {list(images.shape)}; "
-                "apply the backbone's preprocessing first",
-                code="bad-image-shape",
-                size=size,
-            )
-        patches = self.patch_embed(images)
-        class_token = self.cls_token.expand(len(images), -1, -1)
-        if self.config.position_for_class:
-            x = torch.cat([class_token, patches], dim=1) + self.pos_embed
-        else:
-            x = torch.cat([class_token, patches + self.pos_embed], dim=1)
-        if self.config.registers:
-            registers = self.reg_token.expand(len(images), -1, -1)
-            x = torch.cat([x[:, :1], registers, x[:, 1:]], dim=1)
-        return x
+        return 1 if layer == self.config.depth - 1 and self.config.pool == "token" else None
 
     def pool(self, x: Tensor) -> Tensor:
-        """Patches are always the last tokens: class token, prompt and registers stand before them."""
+        """[B, N, D] -> [B, D]. Patches are the last tokens: class token, prompt and registers come first."""
         if self.config.pool == "token":
             return self.norm(x[:, 0])
         return self.fc_norm(x[:, -self.config.patches :].mean(dim=1))
 
     def _check_prompt(self, prompt: Tensor, batch: int, done: int) -> Tensor:
-        depth, dim = self.config.depth, self.config.dim
+        """Return the prompt as [B or 1, S, L, D]."""
+        depth, dim, shape = self.config.depth, self.config.dim, list(prompt.shape)
         full = prompt if prompt.ndim == 4 else prompt.unsqueeze(0)
-        if full.ndim != 4 or not 1 <= full.shape[1] <= depth or full.shape[3] != dim or not full.shape[2]:
-            raise DataError(
-                f"prompt must be [S, L, {dim}] or [B, S, L, {dim}] with S up to {depth} (deep) "
-                f"or 1 (shallow), not {list(prompt.shape)}",
-                code="bad-prompt-shape",
-                shape=list(prompt.shape),
+        fits = full.ndim == 4 and 1 <= full.shape[1] <= depth and full.shape[2] and full.shape[3] == dim
+        if not fits or (prompt.ndim == 4 and len(prompt) != batch):
+            message = (
+                f"prompt must be [S, L, {dim}] or [{batch}, S, L, {dim}], S at most {depth}, not {shape}"
             )
+            raise DataError(message, code="bad-prompt-shape", shape=shape)
         if done > shared_layers(full, depth):
-            raise DataError(
-                f"{done} layers are done, but the prompt {list(prompt.shape)} enters before that; "
-                "run the ViT from its first layer",
-                code="prompt-enters-trunk",
-                layers=done,
-            )
-        if prompt.ndim == 4 and len(prompt) != batch:
-            raise DataError(
-                f"{len(prompt)} prompts for {batch} images; give one per image, or one [S, L, D]",
-                code="prompt-count",
-                prompts=len(prompt),
-                images=batch,
-            )
+            message = f"prompt {shape} enters before layer {done + 1}; run the ViT from an earlier layer"
+            raise DataError(message, code="prompt-enters-trunk", layers=done)
         return full
 
 
-def insert_tokens(x: Tensor, prompt: Tensor) -> Tensor:
-    """Tokens with those of a prompt [B or 1, L, D] after the class token."""
-    return torch.cat([x[:, :1], prompt.expand(len(x), -1, -1), x[:, 1:]], dim=1)
+def insert_tokens(x: Tensor, tokens: Tensor) -> Tensor:
+    """Insert tokens [B or 1, L, D] after the class token of x [B, N, D]."""
+    return torch.cat([x[:, :1], tokens.expand(len(x), -1, -1), x[:, 1:]], dim=1)
 
 
 def shared_layers(prompt: Tensor, depth: int) -> int:
-    """How many layers a prompt [..., S, L, D] leaves as they are without it."""
+    """How many first layers a prompt [..., S, L, D] does not enter."""
     layers = prompt.shape[-3]
     return 0 if layers == 1 else depth - layers
-
-
-def resample_positions(pos_embed: Tensor, grid: int, has_class: bool) -> Tensor:
-    """Position embeddings [1, (1 +) n², D] for `grid` x `grid` patches, by antialiased bicubic resizing."""
-    prefix, patches = pos_embed[:, : int(has_class)], pos_embed[:, int(has_class) :]
-    old = math.isqrt(patches.shape[1])
-    if old == grid:
-        return pos_embed
-    square = patches.float().reshape(1, old, old, -1).permute(0, 3, 1, 2)
-    square = F.interpolate(square, size=(grid, grid), mode="bicubic", antialias=True)
-    patches = square.permute(0, 2, 3, 1).flatten(1, 2).to(pos_embed.dtype)
-    return torch.cat([prefix, patches], dim=1)

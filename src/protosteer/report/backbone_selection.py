@@ -7,6 +7,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from protosteer.backbones.build_vit import multiply_adds
 from protosteer.report.tables import numbers, plain_table
 from protosteer.util.text import printable
 from protosteer.workflows.backbone_selection import Choice
@@ -22,7 +23,7 @@ def choice_table(choice: Choice) -> Table:
             Text(printable(info.alias)),
             f"{trial.accuracy:.1f} ± {trial.standard_error:.1f} %",
             f"{info.parameters / 1e6:.1f} M",
-            f"{info.config.operations / 1e9:.2f} G",
+            f"{multiply_adds(info.config) / 1e9:.2f} G",
             f"{trial.images_per_second:,.0f}"
             if trial.images_per_second >= 10
             else f"{trial.images_per_second:.1f}",
@@ -44,7 +45,7 @@ def as_json(choice: Choice) -> dict[str, Any]:
                 "accuracy": trial.accuracy,
                 "standard_error": trial.standard_error,
                 "parameters": trial.info.parameters,
-                "multiplications": trial.info.config.operations,
+                "multiplications": multiply_adds(trial.info.config),
                 "images_per_second": trial.images_per_second,
                 "licence": trial.info.licence,
                 "path": str(trial.info.path) if trial.info.path else None,

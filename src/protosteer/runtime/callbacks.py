@@ -1,12 +1,12 @@
-"""Who listens to a training: see `paper.trainer.Callback`."""
+"""The callbacks of a training: see `util.training_state.Callback`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from protosteer.paper.trainer import Callback
 from protosteer.runtime.checkpoint import CheckpointCallback, CheckpointFile
 from protosteer.runtime.progress import OnStage, TrainingProgress
+from protosteer.util.training_state import Callback
 
 
 def training_callbacks(

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from protosteer.errors import ModelFileError, ProtosteerWarning, TrainingError
-from protosteer.paper.trainer import TrainingState
-from protosteer.runtime.training_state import load_state_dict, state_dict
 from protosteer.util.files import read_regular, write_and_hold
 from protosteer.util.tensor_file import pack_tensors, unpack_tensors
 from protosteer.util.text import one_line
+from protosteer.util.training_state import TrainingState
 
 SECONDS = 30.0
 
@@ -91,12 +90,14 @@ class CheckpointCallback:
             return
         tensors, about = kept
         try:
-            load_state_dict(training, tensors, about["notes"])
+            training.load_state_dict(tensors, about["notes"])
             for name, parameter in training.parameters.items():
                 parameter.data.copy_(tensors[name])
                 moments = {key: tensors[f"{name}/{key}"] for key in about["moments"]}
                 training.optimiser.state[parameter] = {
-                    key: value.reshape(()) if key == "step" else torch.empty_like(parameter).copy_(value)
+                    key: value.float().reshape(())
+                    if key == "step"
+                    else torch.empty_like(parameter).copy_(value)
                     for key, value in moments.items()
                 }
             torch.set_rng_state(tensors["rng"])
@@ -112,7 +113,7 @@ class CheckpointCallback:
 
     def keep(self, training: TrainingState) -> None:
         """Between two steps; `on_train_begin` gives the same state to the bit."""
-        tensors, notes = state_dict(training)
+        tensors, notes = training.state_dict()
         tensors = {**tensors, "rng": torch.get_rng_state()}
         moments: list[str] = []
         for name, parameter in training.parameters.items():

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from protosteer.paper.trainer import TrainingState
+from protosteer.util.training_state import TrainingState
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from protosteer.backbones import Backbone
 from protosteer.backbones.auto_candidates import candidates_on_disk, worth_fetching
+from protosteer.backbones.build_vit import multiply_adds
 from protosteer.backbones.hub import fetch_weights, may_fetch
 from protosteer.backbones.registry import BackboneInfo
 from protosteer.data.images import as_images, as_labelled
@@ -234,7 +235,7 @@ def _with_fetched(
 
 
 def _cost(info: BackboneInfo) -> int:
-    return info.config.operations
+    return multiply_adds(info.config)
 
 
 def _order(count: int, seed: int) -> list[int]:

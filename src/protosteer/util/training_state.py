@@ -1,0 +1,109 @@
+"""A loop over epochs of shuffled batches: where it stands, what callbacks see of it, how it is resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from protosteer.errors import TrainingError
+
+
+class Callback(Protocol):
+    """Follows a training; may save its state and, when it begins, restore one."""
+
+    def on_train_begin(self, state: TrainingState) -> None:
+        """Before the first step."""
+
+    def on_step_end(self, state: TrainingState) -> None:
+        """After each step."""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """Metrics of one epoch; accuracy and spread are those of the augmented images' embeddings."""
+
+    loss: float
+    accuracy: float  # percent nearest to their own class mean
+    spread: float  # mean cosine to their common mean
+
+
+class TrainingState:
+    """Where a loop over epochs of shuffled batches stands: what a callback can report, save and restore."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        optimiser: torch.optim.Optimizer,
+        labels: Tensor,
+        batch_size: int,
+        epochs: int,
+    ):
+        self.parameters = parameters
+        self.optimiser = optimiser
+        self.labels = labels
+        self.batch_size = batch_size
+        self.steps_per_epoch = max(1, len(labels) // batch_size)
+        self.steps = self.steps_per_epoch * epochs
+        self.history: list[Epoch] = []  # of finished epochs
+        self.batches: list[Tensor] = []  # rows of each batch of the current epoch
+        self.losses: list[float] = []  # of its finished steps
+        self.embeddings: list[Tensor] = []  # [N, D] of its finished steps
+
+    @property
+    def epoch(self) -> int:
+        """Finished epochs."""
+        return len(self.history)
+
+    @property
+    def step(self) -> int:
+        """Finished steps."""
+        return self.epoch * self.steps_per_epoch + len(self.losses)
+
+    def remaining_batches(self) -> list[Tensor]:
+        """Batches of the current epoch that are left; a new epoch is shuffled."""
+        self.batches = self.batches or epoch_batches(len(self.labels), self.batch_size)
+        return self.batches[len(self.losses) :]
+
+    def end_step(self, loss: Tensor, embeddings: Tensor) -> None:
+        """Record a step."""
+        self.losses.append(loss.item())
+        self.embeddings.append(embeddings.detach().float().cpu())
+        if not math.isfinite(self.losses[-1]):
+            raise TrainingError(
+                f"the loss became {self.losses[-1]} in epoch {self.epoch + 1}, step {len(self.losses)}; lower "
+                f"learning_rate (now {self.optimiser.defaults['lr']:g}) or raise temperature",
+                code="loss-not-finite",
+                epoch=self.epoch + 1,
+                step=len(self.losses),
+            )
+
+    def end_epoch(self, measure: Callable[[Tensor, Tensor], tuple[float, float]]) -> None:
+        """Record an epoch; `measure` maps its embeddings [n, D] and labels [n] to accuracy and spread."""
+        embeddings, labels = torch.cat(self.embeddings), self.labels[torch.cat(self.batches)]
+        _, dense = labels.unique(return_inverse=True)  # a dropped last batch may hold a whole class
+        self.history.append(Epoch(sum(self.losses) / len(self.losses), *measure(embeddings, dense)))
+        self.batches, self.losses, self.embeddings = [], [], []
+
+    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and plain data for `load_state_dict`, beside parameters, optimiser and random state."""
+        tensors = {"order": torch.stack(self.batches), "seen": torch.cat(self.embeddings)}
+        history = [dataclasses.astuple(epoch) for epoch in self.history]
+        return tensors, {"history": history, "losses": self.losses}
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was called, between two steps."""
+        self.history = [Epoch(*epoch) for epoch in notes["history"]]
+        self.losses = list(notes["losses"])
+        self.batches, self.embeddings = list(tensors["order"]), [tensors["seen"]]
+
+
+def epoch_batches(count: int, batch_size: int) -> list[Tensor]:
+    """Rows of one epoch in random order; a short last batch is dropped, unless it is the only one."""
+    batches = list(torch.randperm(count).split(batch_size))
+    return batches[:-1] if len(batches) > 1 and len(batches[-1]) < batch_size else batches
