@@ -2,9 +2,9 @@
 
     python tools/torchrun_model.py
 
-The backbone's passes are shared out; neck, loss and optimiser are the leader's; per step the prompt is
-broadcast, embeddings are gathered, their gradients scattered, the prompt's gradients summed, and the choices
-of the augmentation broadcast by gloo. Every assumption is a number below.
+The ranks share the backbone's passes; each computes neck, loss and optimiser for the whole batch. A step has two
+collective operations: embeddings are gathered, and the prompt's gradients are summed. Every assumption is a number
+below.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ GPU_FLOPS = 125e12  # of one GPU, bf16, 40 % of an A100's peak
 NECK_FLOP = 6 * (2 * DIM * HIDDEN + HIDDEN**2)  # for each image, float32
 NECK_FLOPS = 15e12
 SERIAL = 2e-3  # seconds: launching the kernels of neck, loss and optimiser
-CHOICES = 89  # bytes of an image's augmentation
-GLOO = 100e-6  # seconds: one message through TCP
 
 
 @dataclass(frozen=True)
 class Cluster:
     name: str
     gpus: int
-    bandwidth: float  # bytes a second into and out of the leader
+    bandwidth: float  # bytes a second into and out of a rank
     latency: float  # seconds of one nccl operation
 
 
@@ -37,29 +35,27 @@ CLUSTERS = [
 
 
 def step(batch: int, cluster: Cluster | None) -> tuple[float, float, float, float]:
-    """Seconds of the backbone, of the leader alone, and of communication; bytes through the leader."""
-    leader = SERIAL + batch * NECK_FLOP / NECK_FLOPS
+    """Seconds of the backbone, of neck and loss, and of communication; bytes into and out of a rank."""
+    neck = SERIAL + batch * NECK_FLOP / NECK_FLOPS
     gpus = cluster.gpus if cluster else 1
     backbone = math.ceil(batch / gpus) * IMAGE_FLOP / GPU_FLOPS
     if cluster is None:
-        return backbone, leader, 0.0, 0.0
+        return backbone, neck, 0.0, 0.0
     embeddings = 4 * (batch - math.ceil(batch / gpus)) * DIM
     prompt = 4 * LAYERS * PROMPT * DIM
-    sent = 2 * embeddings + 2 * prompt + CHOICES * batch
-    hops = math.ceil(math.log2(gpus))
-    messages = 4 * cluster.latency + 2 * hops * GLOO  # an object takes two: its length and its bytes
-    return backbone, leader, messages + sent / cluster.bandwidth, sent
+    sent = embeddings + 2 * prompt
+    return backbone, neck, 2 * cluster.latency + sent / cluster.bandwidth, sent
 
 
 def main() -> None:
-    print("| | batch | images each | MB a step | backbone ms | leader ms | messages ms | speed-up |")
+    print("| | batch | images each | MB a step | backbone ms | neck ms | messages ms | speed-up |")
     print("|---|--:|--:|--:|--:|--:|--:|--:|")
     for cluster in CLUSTERS:
         for batch in (256, 2048):
             alone = sum(step(batch, None)[:3])
-            backbone, leader, messages, sent = step(batch, cluster)
-            parts = " | ".join(f"{1000 * part:.1f}" for part in (backbone, leader, messages))
-            faster = alone / (backbone + leader + messages)
+            backbone, neck, messages, sent = step(batch, cluster)
+            parts = " | ".join(f"{1000 * part:.1f}" for part in (backbone, neck, messages))
+            faster = alone / (backbone + neck + messages)
             each = math.ceil(batch / cluster.gpus)
             print(f"| {cluster.name} | {batch} | {each} | {sent / 1e6:.2f} | {parts} | {faster:.1f} |")
 

@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 2 tools/torchrun_speed.py nano --batch 64 --steps 8 --repeats 7
     torchrun --standalone --nproc-per-node 2 tools/torchrun_speed.py deit_tiny_patch16_224 --weights FILE
 
-The leader trains the same steps by turns alone, while the others sleep, and together with them, so that
+All ranks train the same steps together; then rank 0 trains them alone, while the others wait, and so on by turns:
 whatever else the machine is doing is done to both. Prints medians, and the ratio of each pair with its quartiles.
 """
 
@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 
 from protosteer.backbones import Backbone
-from protosteer.cli.torchrun import run_by_several
 from protosteer.data.images import ArrayImages
 from protosteer.paper.trainer import train_prompt
 from protosteer.runtime.task_images import TaskImages
@@ -26,7 +25,8 @@ from protosteer.settings import Settings
 from protosteer.util import distributed
 
 
-def main(given: argparse.Namespace) -> int:
+def main(given: argparse.Namespace) -> None:
+    group = distributed.join()
     torch.set_num_threads(given.threads)
     backbone = Backbone.load(given.backbone, weights=given.weights)
     count, side = given.batch * given.steps, backbone.preprocessing.canvas
@@ -35,28 +35,33 @@ def main(given: argparse.Namespace) -> int:
     settings, labels = Settings.preset("paper", epochs=1, batch_size=given.batch), torch.arange(count) % 10
 
     def train() -> None:
-        seen = TaskImages(images, backbone, settings, "task")
-        train_prompt(seen.encoder, seen.views, labels, settings)
+        task_images = TaskImages(images, backbone, settings, "task")
+        train_prompt(task_images.encoder, task_images.views, labels, settings)
 
-    print(
-        f"{backbone.name}, {distributed.here().size} processes of {given.threads} threads against one, batch {given.batch}"
-    )
+    if group.is_rank0:
+        print(
+            f"{backbone.name}, {group.size} processes of {given.threads} threads against one, batch {given.batch}"
+        )
     report("training", train, given.repeats, given.steps)
     report("embedding", lambda: backbone.embed_set(images), given.repeats, count)
-    return 0
+    group.leave()
 
 
 def report(name: str, work: Callable[[], object], repeats: int, parts: int) -> None:
-    together, alone = distributed.here(), distributed.World()
-    seconds: dict[distributed.World, list[float]] = {alone: [], together: []}
+    together, alone = distributed.process_group(), distributed.ProcessGroup()
+    seconds: dict[distributed.ProcessGroup, list[float]] = {alone: [], together: []}
     for repeat in range(repeats + 1):
-        for who in (alone, together) if repeat % 2 else (together, alone):
-            distributed._here = who
+        for group in (alone, together) if repeat % 2 else (together, alone):
+            together.broadcast_object(lambda: None)  # the others wait here while rank 0 works alone
             began = time.perf_counter()
-            work()
+            if group is together or together.is_rank0:
+                distributed._group = group
+                work()
+                distributed._group = together
             if repeat:  # the first is for warming up
-                seconds[who].append(time.perf_counter() - began)
-    distributed._here = together
+                seconds[group].append(time.perf_counter() - began)
+    if not together.is_rank0:
+        return
     ratios = sorted(one / all_ for one, all_ in zip(seconds[alone], seconds[together], strict=True))
     low, middle, high = statistics.quantiles(ratios, n=4)
     one, all_ = (statistics.median(seconds[who]) / parts * 1000 for who in (alone, together))
@@ -76,4 +81,4 @@ if __name__ == "__main__":
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1, help="of each process")
     arguments = parser.parse_args()
-    raise SystemExit(run_by_several(lambda: main(arguments)))
+    main(arguments)

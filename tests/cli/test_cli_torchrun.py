@@ -1,8 +1,8 @@
-"""`torchrun -m protosteer run|learn`: as one process, written and told once, whatever happens."""
+"""`torchrun -m protosteer run|learn|adapt`: the results of one process, written and reported once."""
 
 from __future__ import annotations
 
-import os
+import json
 import re
 import shutil
 import subprocess
@@ -15,48 +15,22 @@ from safetensors.torch import load_file
 
 from photo_toys import photos
 from protosteer.cli import main
-from world_toys import TESTS, free_port, start
+from rank_toys import SECONDS, TESTS, environment, run_ranks
 
 pytestmark = pytest.mark.slow
 
-SMALL = [
-    "--tasks",
-    "2",
-    "--train-per-class",
-    "6",
-    "--test-per-class",
-    "2",
-    "--device",
-    "cpu",
-    "--set",
-    "neck_hidden=64",
-]
-RUN = [
-    "run",
-    "split-digits",
-    *SMALL,
-    "--set",
-    "epochs=2",
-    "--set",
-    "batch_size=10",
-]  # six steps for each task
-SECONDS = 240.0  # until a test gives up; a group that hangs would take ten minutes
+# Six steps for each of two tasks.
+RUN = ["run", "split-digits", "--device", "cpu", "--tasks", "2", "--train-per-class", "6"]
+RUN += ["--test-per-class", "2", "--set", "neck_hidden=64", "--set", "epochs=2", "--set", "batch_size=10"]
+NANO = ["--backbone", "nano", "--device", "cpu", "--set", "epochs=2", "--set", "neck_hidden=64", "--json"]
 
 
-def by_two(accident: str, *words: object) -> list[tuple[int, str, str]]:
-    """Exit code, output and messages of the leader and of its helper."""
-    port, script = free_port(), str(TESTS / "cli" / "torchrun_accidents.py")
-    group = [start([script, accident, *map(str, words)], rank, 2, port) for rank in range(2)]
-    try:
-        callbacks = [process.communicate(timeout=SECONDS) for process in group]
-    finally:
-        for process in group:
-            process.kill()
-    return [(process.returncode, *texts) for process, texts in zip(group, callbacks, strict=True)]
+def two_ranks(accident: str, *words: object) -> list[tuple[int, str, str]]:
+    """Exit code, output and messages of rank 0 and of rank 1."""
+    return run_ranks(2, TESTS / "cli" / "torchrun_accidents.py", accident, *words)
 
 
 def same_models(one: Path, two: Path) -> None:
-    assert one.suffix == ".protosteer"
     mine, theirs = load_file(one), load_file(two)
     assert mine.keys() == theirs.keys()
     for name in mine:  # some are kept in half precision
@@ -64,12 +38,19 @@ def same_models(one: Path, two: Path) -> None:
 
 
 def same_runs(one: Path, two: Path) -> None:
+    files = [sorted(p.relative_to(folder) for p in folder.rglob("*")) for folder in (one, two)]
+    assert files[0] == files[1]
     assert (one / "seed-0/matrix.csv").read_text() == (two / "seed-0/matrix.csv").read_text()
-    assert sorted(p.relative_to(one) for p in one.rglob("*")) == sorted(
-        p.relative_to(two) for p in two.rglob("*")
-    )
-    for model in one.glob("seed-0/*.protosteer"):
+    models = list(one.glob("seed-0/*.protosteer"))
+    assert models
+    for model in models:
         same_models(model, two / "seed-0" / model.name)
+
+
+def log_lines(folder: Path) -> list[str]:
+    """Without times and the command line."""
+    lines = (folder / "log.txt").read_text().splitlines()
+    return [re.sub(r"^\S+ \S+ ", "", line) for line in lines[1:]]
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +61,11 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_by_torchrun_is_that_of_one_process(one: Path, tmp_path: Path) -> None:
+    (tmp_path / "private").mkdir()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    paths = os.pathsep.join([str(TESTS.parent / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
     made = subprocess.run(
         [*torchrun, "-m", "protosteer", *RUN, "--out", str(tmp_path / "two")],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
+        env=environment(TMPDIR=tmp_path / "private"),
         capture_output=True,
         text=True,
         timeout=SECONDS,
@@ -92,54 +73,61 @@ def test_a_run_by_torchrun_is_that_of_one_process(one: Path, tmp_path: Path) -> 
     assert made.returncode == 0, made.stderr
     same_runs(one, tmp_path / "two")
     assert made.stdout.count("Calibration error") == made.stderr.count("Written:") == 1
-    told = [
-        re.sub(r"^\S+ \S+ |--out \S+", "", line)
-        for line in (tmp_path / "two/log.txt").read_text().splitlines()
-    ]
-    expected = [
-        re.sub(r"^\S+ \S+ |--out \S+", "", line) for line in (one / "log.txt").read_text().splitlines()
-    ]
-    assert told[1:] == expected[1:]
+    assert log_lines(tmp_path / "two") == log_lines(one)
+    assert not list((tmp_path / "private").glob("protosteer-*"))
 
 
-def test_killed_with_two_a_run_goes_on_with_one_and_with_two(one: Path, tmp_path: Path, capsys) -> None:
-    (code, *_), helper = by_two("killed", *RUN, "--out", tmp_path / "two")
-    assert code == -9 and helper == (2, "", "")  # who was killed cannot tell, and a helper need not
-    kept = list((tmp_path / "two").rglob("training-001.safetensors"))
-    assert len(kept) == 1
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_run_resumes_with_any_number_of_processes(
+    victim: int, one: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = two_ranks(f"killed-{victim}", *RUN, "--out", tmp_path / "two")
+    assert ended[victim][0] == -9 and ended[1 - victim][0] == 2
+    assert ended[victim][2].count("error:") == 0 and ended[1 - victim][2].count("error:") == 1
+    assert len(list((tmp_path / "two").rglob("training-001.safetensors"))) == 1
     shutil.copytree(tmp_path / "two", tmp_path / "alone")
     assert main([*RUN, "--out", str(tmp_path / "alone"), "--resume"]) == 0
-    assert "goes on under other circumstances (processes: 2 -> 1" in capsys.readouterr().err
+    assert "processes: 2 -> 1" in capsys.readouterr().err
     same_runs(one, tmp_path / "alone")
-    for code, _, said in by_two("none", *RUN, "--out", tmp_path / "two", "--resume"):
-        assert code == 0, said
+    for code, _, messages in two_ranks("none", *RUN, "--out", tmp_path / "two", "--resume"):
+        assert code == 0, messages
     same_runs(one, tmp_path / "two")
 
 
-def test_photos_are_learned_by_two(tmp_path: Path, capsys) -> None:
-    folder = photos(tmp_path / "photos", ["ant", "bee"], 8)
-    words = [folder, "--backbone", "nano", "--set", "epochs=2", "--set", "neck_hidden=64"]
-    words += ["--device", "cpu", "--json"]
-    leader, helper = by_two("none", "learn", tmp_path / "two.protosteer", *words)
-    assert leader[0] == 0 and helper == (0, "", ""), leader[2]
-    assert main(["learn", str(tmp_path / "one.protosteer"), *map(str, words)]) == 0
-    assert leader[1] == capsys.readouterr().out
+def test_two_ranks_learn_folders_one_after_the_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [photos(tmp_path / "a", ["ant", "bee"], 8), photos(tmp_path / "b", ["cat", "dog"], 8)]
+    rank0, rank1 = two_ranks("none", "learn", tmp_path / "two.protosteer", *folders, *NANO)
+    assert rank0[0] == 0 and rank1 == (0, "", ""), rank0[2]
+    assert main(["learn", str(tmp_path / "one.protosteer"), *map(str, folders), *NANO]) == 0
+    assert json.loads(rank0[1]) == json.loads(capsys.readouterr().out)
     same_models(tmp_path / "one.protosteer", tmp_path / "two.protosteer")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b", "one.protosteer", "two.protosteer"]
 
 
-def test_a_helper_that_fails_ends_all_with_its_line(tmp_path: Path) -> None:
+def test_two_ranks_adapt_a_backbone(tmp_path: Path) -> None:
+    words = ["adapt", photos(tmp_path / "a", ["ant", "bee"], 8), *NANO, "--out"]
+    rank0, rank1 = two_ranks("none", *words, tmp_path / "two.adapted")
+    assert rank0[0] == 0 and rank1 == (0, "", ""), rank0[2]
+    assert main([*map(str, words), str(tmp_path / "one.adapted")]) == 0
+    same_models(tmp_path / "one.adapted", tmp_path / "two.adapted")
+
+
+def test_a_rank_that_fails_alone_ends_all_with_its_message(tmp_path: Path) -> None:
     folder = photos(tmp_path / "photos", ["ant", "bee"], 8)
-    words = [folder, "--backbone", "nano", "--device", "cpu", "--json"]
-    leader, helper = by_two("unreadable", "learn", tmp_path / "two.protosteer", *words)
-    assert (leader[0], helper[0]) == (2, 2)
-    assert re.fullmatch(
-        r"error in process 1 of 2 on \S+: .*cannot be read; see that it is there\n", helper[2]
-    )
-    assert leader[2].splitlines()[-1].startswith("error: a process of the group has ended")
-    assert leader[2].count("error") == 1 and not (tmp_path / "two.protosteer").exists()
+    rank0, rank1 = two_ranks("unreadable", "learn", tmp_path / "two.protosteer", folder, *NANO)
+    assert (rank0[0], rank1[0]) == (2, 2) and "error:" not in rank0[2]
+    assert re.fullmatch(r"process 1 of 2 on \S+: error: .*cannot be read; see that it is there\n", rank1[2])
+    assert not (tmp_path / "two.protosteer").exists()
 
 
-def test_a_mistake_is_told_once(tmp_path: Path) -> None:
-    leader, helper = by_two("none", "run", "split-digit")
-    assert leader[0] == 2 and leader[2].startswith("error:") and leader[2].count("\n") == 1
-    assert helper == (2, "", "")
+def test_a_mistake_is_reported_once() -> None:
+    rank0, rank1 = two_ranks("none", "run", "split-digit")
+    assert rank0[0] == 2 and rank0[2].startswith("error:") and rank0[2].count("\n") == 1
+    assert rank1 == (2, "", "")
+
+
+def test_other_commands_run_on_rank_0_alone() -> None:
+    rank0, rank1 = two_ranks("none", "methods", "--json")
+    assert rank0[0] == 0 and json.loads(rank0[1]) and rank1 == (0, "", "")

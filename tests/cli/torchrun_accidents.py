@@ -1,9 +1,9 @@
-"""`protosteer` with an accident, as one of the processes of a group; not a test itself.
+"""`protosteer` with an accident, on one rank of a group; not a test itself.
 
     python torchrun_accidents.py ACCIDENT WORD...
 
-ACCIDENT: "none"; "killed": the leader is, when a training's fourth step is kept; "unreadable": files are, for
-helpers.
+ACCIDENT: "none"; "killed-0", "killed-1": that rank is, after the fourth step of a training, when rank 0 has
+written its checkpoint; "unreadable": image files are, for rank 1.
 """
 
 from __future__ import annotations
@@ -17,12 +17,18 @@ from protosteer.cli import main
 from protosteer.data.images import FileImages
 from protosteer.errors import DataError
 from protosteer.runtime.checkpoint import CheckpointCallback
+from protosteer.util.distributed import process_group
+
+RANK = os.environ["RANK"]
 
 
 def killed(self: CheckpointCallback, training: Any) -> None:
-    self.keep(training)
+    if RANK == "0":
+        self.keep(training)
     if training.step == 4:
-        os.kill(os.getpid(), signal.SIGKILL)
+        process_group().broadcast_object(lambda: None)
+        if sys.argv[0].endswith(RANK):
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def unreadable(self: FileImages, rows: list[int]) -> None:
@@ -30,9 +36,9 @@ def unreadable(self: FileImages, rows: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    accident = sys.argv.pop(1)
-    if accident == "killed":
+    sys.argv[:2] = [sys.argv[1]]
+    if sys.argv[0].startswith("killed"):
         CheckpointCallback.on_step_end = killed  # type: ignore[method-assign]
-    if accident == "unreadable" and os.environ["RANK"] != "0":
+    if sys.argv[0] == "unreadable" and RANK == "1":
         FileImages.pixels = unreadable  # type: ignore[assignment,method-assign]
     sys.exit(main())

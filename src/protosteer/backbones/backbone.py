@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from protosteer.backbones.batch_embed import embed_batches, help_embed, one_each, world_for
+from protosteer.backbones.batch_embed import embed_batches, group_for, one_each
 from protosteer.backbones.build_vit import fingerprint as weights_fingerprint
 from protosteer.backbones.build_vit import load_vit
 from protosteer.backbones.checkpoint_io import read_checkpoint
@@ -23,7 +23,7 @@ from protosteer.data.images import ArrayImages, ImageSet
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError, SettingsError, WeightsError
 from protosteer.paper.vit import ViT
-from protosteer.util.distributed import World
+from protosteer.util.distributed import ProcessGroup
 
 # Bytes of a layer's widest result, for which a batch is best on a CPU. Above 32 MiB, from where on glibc
 # takes fresh memory from the system for every result, embedding was a quarter slower; much smaller batches
@@ -239,28 +239,17 @@ class Backbone:
                 f"{len(prompt)} prompts for {len(order)} images; give one each, or one [S, L, D]",
                 code="prompt-count",
             )
-        world = World() if self.trainable else world_for(prompt)
-        batch_size = min(self.batch_size(batch_size), max(1, -(-len(order) // world.size)))
+        group = ProcessGroup() if self.trainable else group_for(prompt)
+        batch_size = min(self.batch_size(batch_size), max(1, -(-len(order) // group.size)))
         batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-        if world.size > 1:
-            sent = prompt.cpu() if isinstance(prompt, Tensor) else None
-            world.ask(help_embed, (self, images), self.device.type, sent, batches, whole)
         found, done = torch.empty(0, self.dim), 0
-        for part in embed_batches(self, images, prompt, batches, whole, world):
+        for part in embed_batches(self, images, prompt, batches, whole, group):
             found = found if done else part.new_empty(len(order), *part.shape[1:])
             found[done : done + len(part)] = part
             done += len(part)
             if on_batch:
                 on_batch(done)
         return found
-
-    def portable(self) -> Backbone:
-        """This backbone for another process, which has its own device."""
-        if self.device.type == "cpu":
-            return self
-        copied = copy.copy(self)
-        copied.vit = copy.deepcopy(self.vit).cpu()
-        return copied
 
     def transform(self, image: Image.Image) -> Tensor:
         """A PIL image -> normalised [3, H, W], by the evaluation preprocessing of the weights."""

@@ -1,4 +1,4 @@
-"""Sets of images through a backbone, batch by batch; by several processes, a batch each."""
+"""Embed sets of images batch by batch; several ranks embed a batch each at the same time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from protosteer.backbones.prompting import Prompt
 from protosteer.data.images import ImageSet
 from protosteer.data.prefetch import prefetched
-from protosteer.util.distributed import World, here
+from protosteer.util.distributed import ProcessGroup, process_group
 
 if TYPE_CHECKING:
     from protosteer.backbones.backbone import Backbone
@@ -22,9 +22,10 @@ def one_each(prompt: Prompt | None) -> TypeGuard[Prompt]:
     return prompt is not None and prompt.ndim == 4
 
 
-def world_for(prompt: Prompt | None) -> World:
-    """Who embeds: all processes, or this one alone where prompts would be more to send than images."""
-    return here() if prompt is None or (isinstance(prompt, Tensor) and prompt.ndim == 3) else World()
+def group_for(prompt: Prompt | None) -> ProcessGroup:
+    """All ranks, or this one alone if the images have prompts of their own."""
+    shared = prompt is None or (isinstance(prompt, Tensor) and prompt.ndim == 3)
+    return process_group() if shared else ProcessGroup()
 
 
 @torch.no_grad()
@@ -34,33 +35,22 @@ def embed_batches(
     prompt: Prompt | None,
     batches: Sequence[Sequence[int]],
     whole: bool,
-    world: World,
+    group: ProcessGroup,
 ) -> Iterator[Tensor]:
-    """Float32 [n, D] on the CPU for batch after batch of rows; for a leader, one of each process at once.
+    """Embed batches of rows, one on each rank at a time; yield float32 [n, D] on the CPU, in order.
 
-    whole: all tokens [n, N, D].
+    Args:
+        whole: Yield all tokens [n, N, D] instead.
+        group: The ranks that take part; every one of them gets all embeddings.
     """
     compute: Callable[[Tensor, Any], Tensor] = backbone.tokens if whole else backbone.embed
     done = 0
-    rounds = [batches[start : start + world.size] for start in range(0, len(batches), world.size)]
-    own = batches[world.rank :: world.size]  # the last round may have none for some helpers
-    for some, pixels in zip(rounds, prefetched(images, own, device=backbone.device), strict=False):
+    rounds = [batches[start : start + group.size] for start in range(0, len(batches), group.size)]
+    # A rank without a batch in the last round embeds the round's first one; `gather` ignores that.
+    own = [some[group.rank if group.rank < len(some) else 0] for some in rounds]
+    for some, pixels in zip(rounds, prefetched(images, own, device=backbone.device), strict=True):
         prompts = prompt[done : done + len(pixels)] if one_each(prompt) else prompt
         part = compute(backbone.preprocessing(pixels, backbone.device), prompts).float()
-        yield world.gathered(part, [len(batch) for batch in some]).cpu()
+        counts = [len(batch) for batch in some]
+        yield group.gather(part, counts + [0] * (group.size - len(some))).cpu()
         done += len(pixels)
-
-
-def help_embed(
-    world: World,
-    backbone: Backbone,
-    images: ImageSet,
-    device: str,
-    prompt: Tensor | None,
-    batches: Sequence[Sequence[int]],
-    whole: bool,
-) -> None:
-    """A helper's share of `Backbone.embed_set`."""
-    backbone.to(world.device(device))
-    for _ in embed_batches(backbone, images, prompt, batches, whole, world):
-        pass  # it is the leader who has the result

@@ -6,6 +6,8 @@ hub's own cache; the network.
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -13,7 +15,7 @@ from pathlib import Path
 from protosteer.backbones.registry import KNOWN, BackboneInfo, known_weights
 from protosteer.data.downloads import Remote, fetch
 from protosteer.errors import DataError, WeightsError
-from protosteer.util.files import cache_dir
+from protosteer.util.files import cache_dir, replacing
 
 _HUB_FILES = ("config.json", "model.safetensors")
 _BY_HAND = (".safetensors", ".pth", ".npz")
@@ -125,8 +127,12 @@ def _fetch_from_hub(name: str) -> Path:
 
 def _fetch_url(url: str, md5: str) -> Path:
     page, _, file = url.rpartition("/")
+    final = _folder() / file
+    with suppress(OSError):  # the download says so
+        final.parent.mkdir(parents=True, exist_ok=True)
     try:
-        return fetch(Remote(file, None, (page,), md5), _folder())
+        with replacing(final, math.inf):  # another process may be at it
+            return final if final.is_file() else fetch(Remote(file, None, (page,), md5), _folder())
     except DataError as error:
         raise WeightsError(
             f"{error}; put {url} into {_folder()}, or pass weights=FILE", code="download-failed", name=url

@@ -69,12 +69,15 @@ def main(
     _print_any_name()
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return _run(given, on_error)
-    from protosteer.cli.torchrun import run_by_several
+    from protosteer.cli.torchrun import run_on_every_rank
 
-    return run_by_several(lambda: _run(given, on_error))
+    return run_on_every_rank(given, lambda may_report: _run(given, on_error, may_report))
 
 
-def _run(given: list[str], on_error: Callable[[Exception], None]) -> int:
+def _run(
+    given: list[str], on_error: Callable[[Exception], None], may_report: Callable[[], bool] = lambda: True
+) -> int:
+    """Run a command. may_report: of several processes, one reports why all end."""
     debug = "--debug" in given
     # The option is accepted in any place, as one adds it to the end of a line that has just failed.
     wanted = [word for word in given if word != "--debug"] or ["--help"]
@@ -87,6 +90,8 @@ def _run(given: list[str], on_error: Callable[[Exception], None]) -> int:
             code = app(args=wanted, prog_name="protosteer", standalone_mode=False)
         except (ProtosteerError, UsageError, OSError) as error:
             on_error(error)
+            if not may_report():
+                return USER_MISTAKE
             if debug:
                 traceback.print_exc()
             else:
@@ -96,7 +101,7 @@ def _run(given: list[str], on_error: Callable[[Exception], None]) -> int:
             return USER_MISTAKE
         except (KeyboardInterrupt, typer.Abort):
             code = INTERRUPTED
-    if code == INTERRUPTED:  # typer turns Ctrl-C into this code
+    if code == INTERRUPTED and may_report():  # typer turns Ctrl-C into this code
         say("interrupted; nothing half-written was left behind")
     return int(code or 0)
 

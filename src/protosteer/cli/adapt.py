@@ -22,6 +22,7 @@ from protosteer.cli.options import (
     path_of,
 )
 from protosteer.cli.saving import put_new, refuse_existing
+from protosteer.cli.torchrun import output_path
 
 if TYPE_CHECKING:
     from protosteer.learner import Learner
@@ -58,6 +59,7 @@ def adapt(
     from protosteer.settings import Settings
     from protosteer.util.text import counted
 
+    out = output_path(out)
     refuse_existing(out)
     found = scan(folder, read_labelled(folder))
     check_place(out, "--out")

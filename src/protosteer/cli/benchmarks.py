@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -36,6 +37,10 @@ from protosteer.cli.options import (
     in_flags,
     parse_settings,
 )
+from protosteer.cli.torchrun import output_path
+
+if TYPE_CHECKING:
+    from protosteer.evaluation.experiment import Experiment
 
 PANEL = "Benchmarks"
 STREAMS = "split-cifar100, five-datasets, imagenet-subset, imagenet-r, cub200, split-digits, split-details or folder:PATH."
@@ -186,7 +191,7 @@ def _run_one(values: Mapping[str, Any], how: Mapping[str, Any], as_json: bool) -
     from protosteer.evaluation.experiment import Experiment, run_experiment
     from protosteer.report.tables import run_report
 
-    experiment = Experiment.from_values(values)
+    experiment = _on_this_rank(Experiment.from_values(values))
     with _interruptible(experiment.folder):
         figures = run_experiment(experiment, **how)
     if as_json:
@@ -196,12 +201,19 @@ def _run_one(values: Mapping[str, Any], how: Mapping[str, Any], as_json: bool) -
     say(f"Written: {experiment.folder}")
 
 
+def _on_this_rank(experiment: Experiment) -> Experiment:
+    from protosteer.evaluation.run_folder import MANIFEST
+
+    out = output_path(experiment.folder, lambda folder: (folder / MANIFEST).is_file())
+    return dataclasses.replace(experiment, out=out)
+
+
 def _run_several(values: Mapping[str, Any], how: Mapping[str, Any], as_json: bool) -> None:
     from protosteer.evaluation.sweep import experiments_of, run_several
     from protosteer.report.compare import comparison_tables
     from protosteer.util.text import counted, one_line
 
-    experiments = experiments_of(values)
+    experiments = [_on_this_rank(experiment) for experiment in experiments_of(values)]
     place = experiments[0].folder.parent
     with _interruptible(place):
         outcome = run_several(experiments, **how)

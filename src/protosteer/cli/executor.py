@@ -1,7 +1,8 @@
-"""Who does what can be done at once, and tables that are made so."""
+"""Select the executor (local or Ray) and write prediction tables."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,11 @@ def make_executor(name: str, address: str | None, device: str = "auto") -> Execu
     if name != "ray":
         raise CommandLineError(
             f"engine {name!r} is not known; choose local or ray", code="unknown-engine", name=name
+        )
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        raise CommandLineError(
+            "--engine ray and torchrun exclude each other; start the command without torchrun",
+            code="ray-under-torchrun",
         )
     from protosteer.runtime.ray_executor import RayEngine
 

@@ -36,6 +36,7 @@ from protosteer.cli.options import (
     path_of,
 )
 from protosteer.cli.saving import ANOTHER, TaskWriter, put_tasks
+from protosteer.cli.torchrun import output_path
 
 if TYPE_CHECKING:
     from protosteer.backbones import Backbone
@@ -116,6 +117,7 @@ def learn(
             code="missing-argument",
         )
     path, *folders = given
+    path = output_path(path)
     who = make_executor(engine, address, device)
     if name is not None and (len(folders) > 1 or who.elsewhere):
         raise CommandLineError(
@@ -204,7 +206,7 @@ def _learn_folder(folder: Path, request: _Request, learners: _Learners) -> dict[
     from protosteer.report.learn import as_json
     from protosteer.workflows.learn_folder import TaskSlot
 
-    path, name = request.path, request.name
+    path, name = output_path(request.path), request.name  # a copy as the file is after the last folder
     files = read_labelled(folder)  # complains before anything is loaded
     writer = TaskWriter(path, name)
     old = read_model(path)

@@ -1,60 +1,118 @@
-"""A command under torchrun: process 0 runs it, the others help."""
+"""Run a command under torchrun: the same command on every rank; rank 0 writes files and prints."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
 from protosteer.cli.common import say
 from protosteer.errors import DistributedError, ProtosteerError
-from protosteer.util import distributed
-from protosteer.util.text import one_line
 
+# Commands that share their work. Rank 0 runs any other command alone.
+COMMANDS = ("run", "learn", "adapt")
 FAILED = 2
 
+_private: tempfile.TemporaryDirectory[str] | None = None
 
-def run_by_several(command: Callable[[], int]) -> int:
-    """The exit code of this process, if the group did all of its work; otherwise this process ends here.
-    Where the command fails, helpers notice that the leader has gone.
+
+def run_on_every_rank(words: list[str], command: Callable[[Callable[[], bool]], int]) -> int:
+    """Run a command on all ranks.
+
+    Args:
+        words: The command line.
+        command: Runs it. Gets a function that says whether this rank may report an error, and returns the exit
+            code.
+
+    Returns:
+        The exit code. If it is not 0 the process ends here.
     """
+    if next((word for word in words if not word.startswith("-")), None) not in COMMANDS:
+        return command(lambda: True) if os.environ["RANK"] == "0" else 0
+    from protosteer.util.distributed import join
+
     try:
-        here = distributed.join()
+        group = join()
     except ProtosteerError as error:
         say(f"error: {error}")
         return FAILED
-    if not here.leads:
-        return _help(here)
-    code = command()
-    if code:
-        _end(code)
-    with suppress(DistributedError):  # all was done, whatever becomes of a helper now
-        here.leave()
-    return 0
+    output = sys.stdout, sys.stderr
+    if not group.is_rank0:
+        # Ctrl-C and SIGTERM are handled by rank 0; the others end when it has gone.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
+    def may_report() -> bool:
+        if not group.claim_report():
+            return False
+        sys.stdout, sys.stderr = output
+        if not group.is_rank0:
+            print(f"{group}: ", end="", file=sys.stderr)
+        return True
 
-def _help(here: distributed.World) -> int:
-    """Ctrl-C and a polite kill are the leader's to answer: helpers go when it has gone."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
     try:
-        here.help()
-        here.leave()
-    except DistributedError:  # of which the leader tells, if it lives
-        _end(FAILED)
-    except (ProtosteerError, OSError) as error:
-        say(f"error in {distributed.name(here.rank, here.size)}: {one_line(str(error))}")
-        _end(FAILED)
+        code = command(may_report)
+    except BaseException:
+        if may_report():
+            raise
+        _exit(FAILED)
+    if code:
+        _exit(code)
+    with suppress(DistributedError):  # all work is done, whatever becomes of the others now
+        group.leave()
     return 0
 
 
-def _end(code: int) -> NoReturn:
-    """Leave a group that is broken. Gloo's threads still wait for the others: at a usual exit they would, now and
-    then, abort the process, and its exit code with it.
+def output_path(path: Path, is_state: Callable[[Path], bool] = Path.is_file) -> Path:
+    """Return where this rank writes: `path` on rank 0, a private copy of it on every other rank.
+
+    So every rank reads back what it has written, no rank reads a file that another one is changing, and the
+    nodes need no common file system. The copy is made again by every call.
+
+    Args:
+        path: A file or folder that the command reads and writes.
+        is_state: Whether the path holds what an earlier command has written, which is copied.
     """
+    global _private
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return path
+    from protosteer.util.distributed import process_group
+
+    group = process_group()
+    files: dict[str, bytes] = group.broadcast_object(lambda: _contents(path) if is_state(path) else {})
+    if group.is_rank0:
+        return path
+    _private = _private or tempfile.TemporaryDirectory(prefix="protosteer-")
+    target = Path(_private.name) / path.resolve().name
+    if target.is_file():
+        target.unlink()
+    for name, content in files.items():
+        copy = target / name if name else target
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(content)
+    return target
+
+
+def _contents(path: Path) -> dict[str, bytes]:
+    if path.is_file():
+        return {"": path.read_bytes()}
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def _exit(code: int) -> NoReturn:
+    """End this process at once.
+
+    The threads of gloo still wait for the other ranks. A regular exit would sometimes abort there and lose the
+    exit code.
+    """
+    if _private:
+        _private.cleanup()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -35,7 +34,7 @@ from protosteer.data.prefetch import prefetched
 from protosteer.data.transforms import Preprocessing, resize
 from protosteer.errors import SettingsError
 from protosteer.settings import AUGMENTATIONS
-from protosteer.util.distributed import World
+from protosteer.util.distributed import ProcessGroup
 
 CROP_SCALE = (0.8, 1.0)
 CROP_RATIO = (3 / 4, 4 / 3)
@@ -137,18 +136,18 @@ def augmented(
     batches: Sequence[Tensor],
     augment: Augmentation,
     device: torch.device,
-    world: World | None = None,
+    group: ProcessGroup | None = None,
 ) -> Iterator[Tensor]:
     """Normalised [B, 3, H, W] for every batch of row numbers [B], decoded ahead, augmented anew each time.
 
-    world: of several processes, each of which gets its own rows [b, 3, H, W] of every batch, as they would be
-    if there was one process: the leader draws for the whole batch.
+    group: of several ranks, each of which gets its own rows [b, 3, H, W] of every batch. Every rank draws the
+    choices for the whole batch, so that its rows are those of a single process.
     """
-    world = world or World()
-    shares = [world.shares(len(rows))[world.rank] for rows in batches]
+    group = group or ProcessGroup()
+    shares = [group.share(len(rows)) for rows in batches]
     own = [rows[share] for rows, share in zip(batches, shares, strict=True)]
     for rows, share, pixels in zip(batches, shares, prefetched(images, own, device=device), strict=True):
-        choices: Choices = world.told(partial(augment.draw, (len(rows), *pixels.shape[1:])))
+        choices = augment.draw((len(rows), *pixels.shape[1:]))
         yield augment.apply(pixels.to(device, non_blocking=True), choices.of(share))
 
 

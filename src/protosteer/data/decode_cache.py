@@ -51,14 +51,6 @@ class DecodedCache(ImageSet):
         """Return the name of one image, for messages."""
         return self.images.name(row)
 
-    def portable(self, rows: Sequence[int] | None = None) -> ImageSet:
-        """Return the same images, or some rows of them, in a form that can be pickled."""
-        return DecodedCache(self.images.portable(rows), self.budget)
-
-    def __reduce__(self) -> tuple[type[DecodedCache], tuple[ImageSet, int]]:
-        """Pickle without pixels: the cache starts empty in another process."""
-        return DecodedCache, (self.images, self.budget)
-
 
 def cache_decoded(images: ImageSet) -> ImageSet:
     """Wrap the parts of an image set that are decoded from files in a `DecodedCache`."""

@@ -40,13 +40,6 @@ class ImageSet(ABC):
         """What to call the image when speaking to the user."""
         return f"image {row}"
 
-    def portable(self, rows: Sequence[int] | None = None) -> ImageSet:
-        """The same images, or some of them, for another process: no other pixels, and files by their paths."""
-        raise DataError(
-            f"images of {type(self).__name__} cannot be shared out among processes; give files or an array",
-            code="cannot-share-images",
-        )
-
 
 class Chosen(ImageSet):
     """Some rows of another set, in the order given; nothing is copied."""
@@ -63,9 +56,6 @@ class Chosen(ImageSet):
 
     def name(self, row: int) -> str:
         return self.images.name(self.rows[row])
-
-    def portable(self, rows: Sequence[int] | None = None) -> ImageSet:
-        return self.images.portable(self.rows if rows is None else [self.rows[int(row)] for row in rows])
 
 
 class Joined(ImageSet):
@@ -90,10 +80,6 @@ class Joined(ImageSet):
         part, own = self.places[row]
         return self.parts[part].name(own)
 
-    def portable(self, rows: Sequence[int] | None = None) -> ImageSet:
-        whole = Joined([part.portable() for part in self.parts])
-        return whole if rows is None else Chosen(whole, rows)
-
 
 class ArrayImages(ImageSet):
     """uint8 [N, 3, h, w], in memory."""
@@ -111,10 +97,6 @@ class ArrayImages(ImageSet):
 
     def pixels(self, rows: Sequence[int]) -> Tensor:
         return self.array[torch.as_tensor(rows, dtype=torch.long)]
-
-    def portable(self, rows: Sequence[int] | None = None) -> ImageSet:
-        """A copy: a view would take all along that it is a view of."""
-        return ArrayImages(self.array.clone() if rows is None else self.pixels(rows))
 
 
 class LazyImages(ImageSet):
@@ -158,11 +140,6 @@ class FileImages(LazyImages):
 
     def name(self, row: int) -> str:
         return str(self.paths[row])
-
-    def portable(self, rows: Sequence[int] | None = None) -> ImageSet:
-        """By whole paths, since another process may have another working directory."""
-        paths = self.paths if rows is None else [self.paths[int(row)] for row in rows]
-        return FileImages([path.absolute() for path in paths], self.preprocessing)
 
 
 class ForgivingFiles(FileImages):

@@ -14,7 +14,7 @@ from protosteer.backbones import Backbone
 from protosteer.methods import METHODS, Method
 from protosteer.settings import RETIRED, Values
 from protosteer.streams import Stream, StreamOptions
-from protosteer.util.distributed import here
+from protosteer.util.distributed import process_group
 from protosteer.util.system import processor_name
 
 FORMAT = 1
@@ -58,7 +58,7 @@ def circumstances(device: torch.device) -> dict[str, Any]:
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         },
         "threads": torch.get_num_threads(),
-        "processes": here().size,
+        "processes": process_group().size,
     }
 
 

@@ -21,7 +21,7 @@ from protosteer.paper.trainer import cosine, update
 from protosteer.runtime.callbacks import training_callbacks
 from protosteer.runtime.progress import Stage
 from protosteer.settings import AUGMENTATIONS, setting
-from protosteer.util.distributed import here
+from protosteer.util.distributed import process_group
 from protosteer.util.training_state import TrainingState
 
 __all__ = [
@@ -197,7 +197,7 @@ def fit(job: TrainingJob) -> None:
     """
     from protosteer.data.augment import Augmentation, augmented
 
-    if here().size > 1:
+    if process_group().size > 1:
         raise LearnerError(
             "this method can be trained by one process only; run it without torchrun, or its seeds in parallel",
             code="single-process-method",

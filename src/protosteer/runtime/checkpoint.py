@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from protosteer.errors import ModelFileError, ProtosteerWarning, TrainingError
+from protosteer.util.distributed import process_group
 from protosteer.util.files import read_regular, write_and_hold
 from protosteer.util.tensor_file import pack_tensors, unpack_tensors
 from protosteer.util.text import one_line
@@ -34,7 +35,7 @@ class CheckpointFile:
         self._held: FileIO | None = None  # what was saved last: open, and locked, as long as it is in use
 
     def due(self) -> bool:
-        return time.monotonic() - self._last >= self.seconds
+        return process_group().is_rank0 and time.monotonic() - self._last >= self.seconds
 
     def save(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
         """Replace what was kept before, atomically."""
@@ -43,7 +44,11 @@ class CheckpointFile:
         self._held, self._last = held, time.monotonic()
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """What was kept last; None if there is nothing, or nothing whole."""
+        """What was kept last, by rank 0; None if there is nothing, or nothing whole."""
+        found: tuple[dict[str, Tensor], dict[str, Any]] | None = process_group().broadcast_object(self._read)
+        return found
+
+    def _read(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         if not self.path.exists():
             return None
         try:

@@ -1,8 +1,8 @@
-"""One prompt, trained by several processes: each sees its own rows of every batch.
+"""Train one prompt on several ranks: each encodes its own rows of every batch.
 
-The contrastive loss is one of a whole batch, so the leader gathers all embeddings [N, D], has the loss and
-its gradient as one process would, and sends every helper the gradient of its own rows. Gradients of the
-prompt are summed. The neck, the optimiser and everything drawn at random are the leader's alone.
+The contrastive loss is one of a whole batch. So every rank gathers all embeddings [N, D] and computes the same
+loss and the same gradient as a single process would. Each rank propagates the gradient of its own rows back to
+the prompt, and the prompt's gradients are summed. Neck and optimiser are the same on every rank.
 """
 
 from __future__ import annotations
@@ -15,110 +15,80 @@ from torch import Tensor
 
 from protosteer.backbones import Backbone
 from protosteer.data.images import ImageSet
-from protosteer.paper.prompts import prompt_shape
 from protosteer.settings import Settings
-from protosteer.util.distributed import World
+from protosteer.util.distributed import ProcessGroup, process_group
 
 
-def own_tokens(
-    images: ImageSet,
-    batches: Sequence[Tensor],
-    backbone: Backbone,
-    settings: Settings,
-    world: World | None = None,
+def augmented_tokens(
+    images: ImageSet, batches: Sequence[Tensor], backbone: Backbone, settings: Settings
 ) -> Iterator[Tensor]:
-    """For each batch of row numbers [N] its images, augmented anew, as far as no prompt is needed: [N, T, D].
+    """Augment this rank's rows of each batch of row numbers [N] and yield their tokens before any prompt.
 
-    world: of several processes, each of which gets its own rows.
+    Yields:
+        [n, T, D] with n = N in a single process.
     """
-    # With all of kornia, for which prediction need not wait.
+    # Imports kornia, which prediction does not need.
     from protosteer.data.augment import Augmentation, augmented
 
     augment = Augmentation(backbone.preprocessing, settings.augmentation)
-    for pictures in augmented(images, batches, augment, backbone.device, world):
+    for pictures in augmented(images, batches, augment, backbone.device, process_group()):
         yield backbone.trunk(pictures, settings.prompt_from_layer - 1)
 
 
-class SharedEncoder:
-    """The leader's encoder: tokens of its own rows in, embeddings of the whole batch out.
+class DataParallelEncoder:
+    """Encode tokens of this rank's rows into the embeddings of the whole batch.
 
-    `views` must be what `rest` gets its tokens from: it is there that helpers are asked to take part.
+    Call `rest` with the tokens that `views` has just yielded: `views` knows the size of their batch.
     """
 
-    def __init__(self, backbone: Backbone, world: World):
-        self.backbone, self.world = backbone, world
+    def __init__(self, backbone: Backbone, group: ProcessGroup):
+        self.backbone, self.group = backbone, group
         self.dim, self.depth, self.prompt_shape = backbone.dim, backbone.depth, backbone.prompt_shape
-        self.counts: list[int] = []  # everyone's rows of the batch under way
+        self.shares: list[slice] = []
 
     @property
     def device(self) -> torch.device:
+        """The device of the backbone."""
         return self.backbone.device
 
     def views(self, images: ImageSet, batches: Sequence[Tensor], settings: Settings) -> Iterator[Tensor]:
-        """See `method.training.Views`."""
-        # As one tensor: pickle takes all rows of an epoch along with every batch that is a view of them.
-        rows = torch.stack(list(batches))
-        self.world.ask(_help_train, (self.backbone, images), self.device.type, rows, settings)
-        tokens = own_tokens(images, batches, self.backbone, settings, self.world)
+        """Yield `augmented_tokens`."""
+        tokens = augmented_tokens(images, batches, self.backbone, settings)
         for rows, own in zip(batches, tokens, strict=True):
-            self.counts = _counts(self.world, len(rows))
+            self.shares = self.group.shares(len(rows))
             yield own
 
     def rest(self, tokens: Tensor, layers: int, prompt: Tensor | None = None) -> Tensor:
-        spread = _Spread.apply(prompt, self.world)  # type: ignore[no-untyped-call]
-        own = self.backbone.rest(tokens, layers, spread)
-        return _Gathered.apply(own, self.counts, self.world)  # type: ignore[no-untyped-call]
+        """Tokens [n, T, D] of this rank and the prompt [S, L, D] -> embeddings [N, D] of the batch."""
+        prompt = _SumGradients.apply(prompt, self.group)  # type: ignore[no-untyped-call]
+        own = self.backbone.rest(tokens, layers, prompt)
+        return _Gather.apply(own, self.shares, self.group)  # type: ignore[no-untyped-call]
 
 
-def _counts(world: World, count: int) -> list[int]:
-    return [share.stop - share.start for share in world.shares(count)]
-
-
-class _Spread(torch.autograd.Function):
-    """The leader's prompt for all; its gradient is the sum of everyone's."""
+class _SumGradients(torch.autograd.Function):
+    """Pass a tensor on; its gradient is the sum over all ranks."""
 
     @staticmethod
-    def forward(ctx: Any, prompt: Tensor, world: World) -> Tensor:
-        ctx.world = world
-        return world.spread(prompt).clone()
+    def forward(ctx: Any, prompt: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        return prompt.view_as(prompt)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.world.summed(gradient), None
+        return ctx.group.reduce_sum(gradient), None
 
 
-class _Gathered(torch.autograd.Function):
-    """Everyone's embeddings; their gradients go back to where they came from."""
+class _Gather(torch.autograd.Function):
+    """Gather all rows on all ranks. Each rank has the whole gradient already and takes its own rows of it."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, counts: list[int], world: World) -> Tensor:
-        ctx.counts, ctx.world = counts, world
-        return world.gathered(own, counts)
+    def forward(ctx: Any, own: Tensor, shares: list[slice], group: ProcessGroup) -> Tensor:
+        ctx.share, ctx.count = shares[group.rank], len(own)
+        return group.gather(own, [share.stop - share.start for share in shares])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.world.scattered(gradient, ctx.counts), None, None
-
-
-def _help_train(
-    world: World,
-    backbone: Backbone,
-    images: ImageSet,
-    device: str,
-    batches: Tensor,
-    settings: Settings,
-) -> None:
-    """A helper's share of an epoch, batches [B, N], in the order of `views`, `rest` and its way back."""
-    backbone.to(world.device(device))
-    blank = backbone.vit.cls_token.new_empty(prompt_shape(backbone, settings))
-    if not _counts(world, batches.shape[1])[world.rank]:  # fewer rows than processes
-        for _ in batches:
-            world.told(lambda: None)
-            world.summed(torch.zeros_like(world.spread(blank)))
-        return
-    for tokens in own_tokens(images, batches.unbind(), backbone, settings, world):
-        prompt = world.spread(blank).requires_grad_()
-        own = backbone.rest(tokens, settings.prompt_from_layer - 1, prompt)
-        world.gathered(own, [])
-        gradient = world.scattered(torch.empty_like(own), [])
-        world.summed(*torch.autograd.grad(own, prompt, gradient))
+        own = gradient.new_zeros(ctx.count, *gradient.shape[1:])
+        rows = gradient[ctx.share]
+        own[: len(rows)] = rows
+        return own, None, None

@@ -1,4 +1,4 @@
-"""The device that a name stands for."""
+"""Choose the device to compute on."""
 
 from __future__ import annotations
 
@@ -7,18 +7,25 @@ import os
 import torch
 
 from protosteer.errors import SettingsError
+from protosteer.util.distributed import check_cuda_device
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto`: a GPU if there is one."""
+    """Return the device of a name; `auto` is a GPU if there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         device = torch.device(name)
         torch.empty(1, device=device).item()  # a device such as meta has memory, but nothing in it
     except (RuntimeError, AssertionError) as error:  # torch raises either, by device
-        raise SettingsError(f"device {name!r} cannot be used here; try cpu, cuda, mps or auto") from error
-    if device.type == "cuda":  # same seed, same bits: some kernels are not repeatable unless asked to be
+        raise SettingsError(
+            f"device {name!r} cannot be used here; try cpu, cuda, mps or auto",
+            code="no-such-device",
+            device=name,
+        ) from error
+    if device.type == "cuda":
+        check_cuda_device()
+        # Some kernels give other bits each time unless told not to.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
     return device

@@ -1,4 +1,4 @@
-"""The images of one task as a backbone sees them, here or shared out among processes."""
+"""Embed a task's images and yield its augmented batches, in one process or on all ranks."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 from protosteer.backbones import Backbone
 from protosteer.data.images import ImageSet
 from protosteer.paper.prompts import Encoder
-from protosteer.runtime.data_parallel import SharedEncoder, own_tokens
+from protosteer.runtime.data_parallel import DataParallelEncoder, augmented_tokens
 from protosteer.runtime.progress import OnStage, Stage
 from protosteer.settings import Settings
-from protosteer.util.distributed import here
+from protosteer.util.distributed import process_group
 
 
 class TaskImages:
-    """The `TrainingImages` of `method.task`."""
+    """The `TrainingImages` of `paper.task`."""
 
     def __init__(
         self,
@@ -31,14 +31,17 @@ class TaskImages:
         self.settings = settings
         self.task = task
         self.on_stage = on_stage
-        self.shared = SharedEncoder(backbone, here()) if here().size > 1 else None
+        group = process_group()
+        self.parallel = DataParallelEncoder(backbone, group) if group.size > 1 else None
 
     @property
     def encoder(self) -> Encoder:
-        """What makes embeddings of `views`."""
-        return self.shared or self.backbone
+        """Turns the tokens of `views` into embeddings."""
+        return self.parallel or self.backbone
 
     def embed(self, prompt: Tensor | None) -> Tensor:
+        """All images under a prompt [S, L, D], or without one -> [n, D]."""
+
         def on_batch(done: int) -> None:
             if self.on_stage:
                 self.on_stage(
@@ -48,6 +51,7 @@ class TaskImages:
         return self.backbone.embed_set(self.images, prompt, self.settings.embed_batch_size, on_batch)
 
     def views(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
-        if self.shared is None:
-            return own_tokens(self.images, batches, self.backbone, self.settings)
-        return self.shared.views(self.images, batches, self.settings)
+        """Yield the augmented tokens of each batch of row numbers, see `paper.trainer.Views`."""
+        if self.parallel is None:
+            return augmented_tokens(self.images, batches, self.backbone, self.settings)
+        return self.parallel.views(self.images, batches, self.settings)

@@ -1,23 +1,21 @@
-"""Several processes that do one piece of work together, as torchrun starts them. One alone needs none of it.
+"""The processes that torchrun has started: the same program runs on every rank.
 
-Process 0 leads: it alone reads the command line, holds what changes, decides, writes and prints. The others
-help. They wait until they are asked to call a function, and call it while the leader does its own share.
-Whatever was decided, drawn or learned is the leader's, so that processes whose last bits differ cannot drift
-apart, and a run goes on with any number of them: a helper has nothing that would have to be kept.
+Every rank reads the same input, draws the same random numbers and takes the same decisions. Ranks share the
+forward and backward passes of the backbone: each computes its own rows, and `gather` gives all rows to all.
+Rank 0 writes files and prints. Without torchrun the group has one process, and nothing here has any effect.
 
-What is small or of Python goes through gloo; tensors on a CUDA device go through nccl.
+Tensors on a CUDA device go through nccl, everything else through gloo.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-import weakref
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,217 +24,164 @@ import protosteer
 from protosteer.errors import DistributedError, SettingsError
 from protosteer.util.text import one_line
 
-# For whom one waits while all are at work on one batch. Whose process has ended is known at once.
-ANSWER = timedelta(minutes=10)
-# Helpers have nothing to do while the leader downloads, clusters, or tests a rule on what is embedded.
-IDLE = timedelta(days=30)
+# How long a rank waits for another one. A process that ends is noticed at once.
+TIMEOUT = timedelta(minutes=30)
+# How long a rank that fails waits for rank 0 to report the same mistake.
+_RANK0_SECONDS = 5.0
 
 
-class Lendable(Protocol):
-    """What helpers get once and keep as long as the leader has it: a backbone, images."""
+class ProcessGroup:
+    """This process's rank, the number of processes, and the collective operations between them."""
 
-    def portable(self) -> Any:
-        """The same for another process, on the CPU."""
-
-
-@dataclass
-class _Call:
-    function: Callable[..., None]
-    lent: list[int]
-    arguments: tuple[Any, ...]
-    threads: int
-    repeatable: bool  # whether kernels that are not repeatable are to be avoided
-    new: dict[int, Any] = field(default_factory=dict)
-    gone: list[int] = field(default_factory=list)
-
-
-class World:
-    """Who of how many this process is, counted from 0, and what passes between them."""
-
-    def __init__(self, rank: int = 0, size: int = 1, calls: Any = None):
+    def __init__(self, rank: int = 0, size: int = 1, store: Any = None):
         self.rank, self.size = rank, size
-        self._calls = calls  # the group that may wait long
-        self._lent: dict[int, int] = {}  # by id of what was lent: its number
-        self._gone: list[int] = []
-        self._numbers = 0
-        self._held: dict[int, Any] = {}  # by number: what was lent to this helper
+        self._store = store
 
     @property
-    def leads(self) -> bool:
+    def is_rank0(self) -> bool:
+        """True if this process writes files and prints."""
         return self.rank == 0
 
-    def device(self, kind: str) -> torch.device:
-        """This process's own device of a kind."""
-        if kind != "cuda":
-            return torch.device(kind)
-        own, there = _local_rank(), torch.cuda.device_count()
-        if own >= there:
-            raise SettingsError(f"no CUDA device is left for process {own} of this node; start {there} on it")
-        return torch.device(kind, own)
+    def __str__(self) -> str:
+        return f"process {self.rank} of {self.size} on {socket.gethostname()}"
 
     def shares(self, count: int) -> list[slice]:
-        """Of so many rows everyone's own, one after the other; the first have one more if need be."""
+        """Split `count` rows into one slice for each rank; the first ranks may have one row more."""
         ends = [(rank * count + self.size - 1) // self.size for rank in range(self.size + 1)]
         return [slice(start, end) for start, end in zip(ends, ends[1:], strict=False)]
 
-    def ask(self, function: Callable[..., None], lent: Sequence[Lendable], *arguments: Any) -> None:
-        """Helpers call function(world, *lent, *arguments), which takes part in what the leader does next."""
-        new: dict[int, Any] = {}
-        numbers = [self._lend(thing, new) for thing in lent]
-        gone, self._gone = self._gone, []
-        repeatable = torch.are_deterministic_algorithms_enabled()
-        call = _Call(function, numbers, arguments, torch.get_num_threads(), repeatable, new, gone)
-        self.told(lambda: call)
+    def share(self, count: int) -> slice:
+        """This rank's slice of `count` rows. If it were empty: the first row, which `gather` ignores."""
+        own = self.shares(count)[self.rank]
+        return own if own.stop > own.start else slice(0, 1)
 
-    def _lend(self, thing: Lendable, new: dict[int, Any]) -> int:
-        if id(thing) not in self._lent:
-            new[self._numbers] = thing.portable()
-            self._lent[id(thing)] = self._numbers
-            self._numbers += 1
-            weakref.finalize(thing, self._take_back, id(thing))
-        return self._lent[id(thing)]
-
-    def _take_back(self, identity: int) -> None:
-        self._gone.append(self._lent.pop(identity))
-
-    def help(self) -> None:
-        """Do what the leader asks for until it has no more to ask."""
-        while (call := self.told(lambda: None)) is not None:
-            torch.set_num_threads(call.threads)
-            if call.repeatable:
-                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-                torch.use_deterministic_algorithms(True, warn_only=True)
-            for number in call.gone:
-                del self._held[number]
-            self._held |= call.new
-            call.function(self, *(self._held[number] for number in call.lent), *call.arguments)
-
-    def told(self, find: Callable[[], Any]) -> Any:
-        """What the leader finds, for all; helpers do not look themselves."""
+    def broadcast_object(self, find: Callable[[], Any]) -> Any:
+        """Call `find` on rank 0 and return its result on every rank."""
         if self.size == 1:
             return find()
         import torch.distributed as dist
 
-        said = [find() if self.leads else None]
+        found = [find() if self.is_rank0 else None]
         with _connected():
-            dist.broadcast_object_list(said, src=0, group=self._calls)
-        return said[0]
+            dist.broadcast_object_list(found, src=0)
+        return found[0]
 
-    def spread(self, tensor: Tensor) -> Tensor:
-        """The leader's numbers, for all; helpers give a tensor of the same shape."""
+    def reduce_sum(self, tensor: Tensor) -> Tensor:
+        """Sum a tensor over all ranks."""
         import torch.distributed as dist
 
-        sent = _sendable(tensor)
+        total = _sendable(tensor).clone()
         with _connected():
-            dist.broadcast(sent, src=0)
-        return sent.to(tensor.device)
+            dist.all_reduce(total)
+        return total.to(tensor.device)
 
-    def summed(self, tensor: Tensor) -> Tensor:
-        """The sum over all, for the leader alone; what helpers get is of no use."""
-        import torch.distributed as dist
-
-        sent = _sendable(tensor).clone()
-        with _connected():
-            dist.reduce(sent, dst=0)
-        return sent.to(tensor.device)
-
-    def gathered(self, part: Tensor, counts: Sequence[int]) -> Tensor:
-        """Everyone's rows [counts[rank], ...], in order, for the leader; a helper gets its own back.
-
-        counts: may be of fewer than there are, and 0; who has no rows need not take part.
-        """
+    def gather(self, part: Tensor, counts: Sequence[int]) -> Tensor:
+        """Concatenate the first counts[rank] rows of every rank's `part`: [sum(counts), ...] on all ranks."""
         if self.size == 1:
             return part
-        if not self.leads:
-            self._exchange([("isend", _sendable(part), 0)])
-            return part
-        own = _sendable(part)
-        whole = own.new_empty(sum(counts), *own.shape[1:])
-        first, *others = whole.split(list(counts))  # views, into which is written what the others send
-        first.copy_(own)
-        self._exchange([("irecv", rows, rank) for rank, rows in enumerate(others, 1)])
-        return whole.to(part.device)
-
-    def scattered(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        """The way back: the leader's rows, each to whom it came from. A helper gives room for its own."""
-        sent = _sendable(rows)
-        if not self.leads:
-            self._exchange([("irecv", sent, 0)])
-            return sent.to(rows.device)
-        first, *others = sent.split(list(counts))
-        self._exchange([("isend", part, rank) for rank, part in enumerate(others, 1)])
-        return first.to(rows.device)
-
-    def _exchange(self, messages: Sequence[tuple[str, Tensor, int]]) -> None:
         import torch.distributed as dist
 
-        wanted = [dist.P2POp(getattr(dist, kind), rows, rank) for kind, rows, rank in messages if len(rows)]
+        own = counts[self.rank]
+        padded = _sendable(part).new_zeros(max(counts), *part.shape[1:])  # a collective wants equal shapes
+        padded[:own] = part[:own]
+        parts = [torch.empty_like(padded) for _ in range(self.size)]
         with _connected():
-            for message in dist.batch_isend_irecv(wanted) if wanted else ():
-                message.wait()
+            dist.all_gather(parts, padded)
+        return torch.cat([rows[:n] for rows, n in zip(parts, counts, strict=True)]).to(part.device)
+
+    def claim_report(self) -> bool:
+        """Return True if this rank is the one to report why the group ends: one message, printed once.
+
+        Rank 0 goes first, because its message is that of a single process.
+        """
+        if self.size == 1:
+            return True
+        try:
+            end = time.monotonic() + (0.0 if self.is_rank0 else _RANK0_SECONDS)
+            while time.monotonic() < end and not self._store.check(["failed"]):
+                time.sleep(0.02)
+            return bool(self._store.compare_set("failed", "", str(self.rank)) == str(self.rank).encode())
+        except RuntimeError:  # torchrun itself has ended, and its store with it
+            return self.is_rank0
 
     def leave(self) -> None:
-        """The leader has no more to ask; all go at once."""
+        """Wait until all ranks are done, and disconnect."""
         import torch.distributed as dist
 
-        if self.leads:
-            self.told(lambda: None)
         with _connected():
-            dist.barrier(group=self._calls)
+            dist.barrier()
             dist.destroy_process_group()
 
 
-_here = World()
+_group = ProcessGroup()
 
 
-def here() -> World:
-    """The world that this process is in."""
-    return _here
+def process_group() -> ProcessGroup:
+    """Return the group that this process is in; a group of one without torchrun."""
+    return _group
 
 
-def join() -> World:
-    """Meet the processes that torchrun has started, by the variables that it has set."""
-    global _here
+def join() -> ProcessGroup:
+    """Meet the processes that torchrun has started, by the environment variables that it sets.
+
+    Raises:
+        DistributedError: The processes cannot meet, or have different versions of protosteer or torch.
+    """
+    global _group
     import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    cuda = torch.cuda.is_available()
-    if _local_rank() < torch.cuda.device_count():
+    group, cuda = ProcessGroup(rank, size), torch.cuda.is_available()
+    if cuda and _local_rank() < torch.cuda.device_count():
         torch.cuda.set_device(_local_rank())
     try:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=ANSWER)
-        _here = World(rank, size, dist.new_group(backend="gloo", timeout=IDLE))
+        store, *_ = next(rendezvous("env://", rank, size, timeout=TIMEOUT))
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if cuda else "gloo", store=store, rank=rank, world_size=size, timeout=TIMEOUT
+        )
     except (RuntimeError, ValueError) as error:
-        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise DistributedError(
-            f"{name(rank, size)} cannot meet the others at {place} ({one_line(str(error))}); see that "
-            "torchrun has the same address and the same number of nodes everywhere"
+            f"{group} cannot meet the others at {address} ({one_line(str(error))}); pass the same address and "
+            "number of nodes to every torchrun",
+            code="no-rendezvous",
+            address=address,
         ) from error
-    _check_versions(_here)
-    return _here
+    group._store = store
+    _group = group
+    _check_versions(group)
+    return group
+
+
+def check_cuda_device() -> None:
+    """Raise if this process has no CUDA device of its own."""
+    if _group.size > 1 and _local_rank() >= (devices := torch.cuda.device_count()):
+        raise SettingsError(
+            f"{_group} has no CUDA device; start at most {devices} processes on this node",
+            code="too-few-devices",
+            devices=devices,
+        )
 
 
 def _local_rank() -> int:
     return int(os.environ["LOCAL_RANK"])
 
 
-def name(rank: int, size: int) -> str:
-    return f"process {rank} of {size} on {socket.gethostname()}"
-
-
-def _check_versions(world: World) -> None:
-    """What is sent is of one version; what is computed should be."""
+def _check_versions(group: ProcessGroup) -> None:
     own = {"protosteer": protosteer.__version__, "torch": torch.__version__}
-    for package, version in world.told(lambda: own).items():
+    for package, version in group.broadcast_object(lambda: own).items():
         if own[package] != version:
             raise DistributedError(
-                f"{name(world.rank, world.size)} has {package} {own[package]} and process 0 has {version}; "
-                "install one version everywhere"
+                f"{group} has {package} {own[package]} and process 0 has {version}; install one version on "
+                "all nodes",
+                code="other-version",
+                package=package,
             )
 
 
 def _sendable(tensor: Tensor) -> Tensor:
-    """nccl sends what is on a CUDA device, gloo what is on the CPU."""
+    """Return the tensor where nccl (CUDA) or gloo (CPU) can send it."""
     return (tensor if tensor.is_cuda else tensor.cpu()).detach().contiguous()
 
 
@@ -246,7 +191,8 @@ def _connected() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise DistributedError(
-            "a process of the group has ended, or did not answer for "
-            f"{ANSWER.total_seconds() / 60:.0f} minutes: its own line, or torchrun's report, says why; what "
-            "was kept goes on with the same command, with as many processes as you like"
+            "another process of the group has ended, or did not answer for "
+            f"{TIMEOUT.total_seconds() / 60:.0f} minutes; see torchrun's report. To resume, run the same command "
+            "with any number of processes",
+            code="process-lost",
         ) from error

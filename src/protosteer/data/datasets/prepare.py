@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import math
+from contextlib import suppress
 from pathlib import Path
 
 from protosteer.data.datasets.base import DatasetInfo
 from protosteer.data.datasets.idx import content
 from protosteer.data.downloads import Remote, Say, fetch, to_stderr, unpack
 from protosteer.errors import DataError
-from protosteer.util.files import file_hash
+from protosteer.util.files import file_hash, replacing
 
 
 def get_dataset(info: DatasetInfo, root: Path, say: Say = to_stderr) -> tuple[Path, dict[str, str]]:
@@ -23,7 +25,11 @@ def get_dataset(info: DatasetInfo, root: Path, say: Say = to_stderr) -> tuple[Pa
     """
     folder = info.locate(root)
     if folder is None:
-        _obtain(info, root, say)
+        with suppress(OSError):  # the download says so
+            root.mkdir(parents=True, exist_ok=True)
+        with replacing(root / info.name, math.inf):  # another process may be at it
+            if info.locate(root) is None:
+                _obtain(info, root, say)
         folder = info.locate(root)
     if folder is None:
         raise DataError(
