@@ -80,7 +80,7 @@ def steps() -> dict[str, Case]:
 def training(seed: int = 3) -> Case:
     pixels, labels = easy_task(["ant", "bee"])
     numbers = torch.tensor([int(label == "bee") for label in labels])
-    trained = train(tiny_backbone(), pixels, numbers, SETTINGS, seed=seed, prototypes=earlier(torch.float32))
+    trained = train(tiny_backbone(), pixels, numbers, SETTINGS, seed=seed, anchors=earlier(torch.float32))
     return {"prompt": trained.prompt, "losses": torch.tensor([epoch.loss for epoch in trained.epochs])}
 
 
