@@ -38,10 +38,11 @@ test-ray: setup  ## run the tests that start Ray's workers
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
 	@PROTOSTEER_RAY=1 $(BIN)/python -m pytest -q tests/cli/test_cli_ray.py
 
-lint: setup  ## check style and types
+lint: setup  ## check style, types and the order of imports
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/lint-imports
 	@$(BIN)/codespell
 
 bench: setup  ## measure speed as ratios within one run
