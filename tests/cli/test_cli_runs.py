@@ -128,7 +128,7 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path, number):
     _, errors = process.communicate()
     # A shell calls both 130: Python ends itself by the signal if it came amid an import that runs exec().
     assert process.returncode in (130, -signal.SIGINT), errors
-    assert "Go on with: protosteer run split-digits --set epochs=500 --out 'my run' --resume" in errors
+    assert "protosteer run split-digits --set epochs=500 --out 'my run' --resume" in errors
     assert "Traceback" not in errors and not list(tmp_path.rglob("*.tmp"))
 
 
@@ -179,5 +179,5 @@ def test_ctrl_c_amid_several_methods_says_how_to_go_on(tmp_path, capsys, monkeyp
     monkeypatch.setattr(sys, "argv", ["protosteer", "run", *SEVERAL, "--out", str(tmp_path)])
     assert main() == 130
     told = capsys.readouterr().err
-    assert f"stopped; {tmp_path} keeps what was done. Go on with: protosteer run split-digits" in told
+    assert f"stopped; {tmp_path} keeps what was done" in told and "protosteer run split-digits" in told
     assert "--resume" in told and (tmp_path / "ncm" / "metrics.json").is_file()

@@ -1,4 +1,4 @@
-"""The command line: parses, calls, prints. Figures go to standard output, everything else to standard error.
+"""The command line: parses, calls, prints. Results go to standard output, everything else to standard error.
 
 Heavy modules are imported inside the commands, so that `--help` answers at once. Commands are in the order of
 `--help`: your own images, benchmarks, lists.
@@ -79,14 +79,14 @@ def _run(
 ) -> int:
     """Run a command. may_report: of several processes, one reports why all end."""
     debug = "--debug" in given
-    # The option is accepted in any place, as one adds it to the end of a line that has just failed.
+    # Accepted anywhere, since users append it to a line that has just failed.
     wanted = [word for word in given if word != "--debug"] or ["--help"]
     with warnings.catch_warnings():
         warnings.simplefilter("default", ProtosteerWarning)
         warnings.filterwarnings("ignore", module=r"PIL\.")  # of images that can be read all the same
         warnings.showwarning = _show_warning
         try:
-            # Where the reader of the output has gone, typer ends the process with code 1.
+            # If the reader of the output has gone, typer ends the process with code 1.
             code = app(args=wanted, prog_name="protosteer", standalone_mode=False)
         except (ProtosteerError, UsageError, OSError) as error:
             on_error(error)
@@ -102,30 +102,29 @@ def _run(
         except (KeyboardInterrupt, typer.Abort):
             code = INTERRUPTED
     if code == INTERRUPTED and may_report():  # typer turns Ctrl-C into this code
-        say("interrupted; nothing half-written was left behind")
+        say("interrupted; no half-written file is left")
     return int(code or 0)
 
 
 def _share_the_cores() -> None:
-    """Threads that wait for one another sleep soon instead of spinning; read when torch is loaded.
+    """Let OpenMP's waiting threads sleep soon instead of spinning; torch reads this when it is loaded.
 
-    By default GNU OpenMP's threads spin for milliseconds. On idle cores that gains nothing measurable here;
-    beside another busy process it takes the core from the very thread that is waited for:
-    docs/performance.md.
+    Spinning gains nothing measurable here on idle cores. Beside another busy process it takes the core from the
+    thread that is waited for: docs/performance.md.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 
 def _print_any_name() -> None:
-    """A file's name need not be text in the terminal's encoding: its bytes are printed as is, or escaped."""
+    """Print the bytes of file names that are not text in the terminal's encoding as they are, or escaped."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         unicode = sys.stdout.encoding.lower().replace("-", "") == "utf8"
         sys.stdout.reconfigure(errors="surrogateescape" if unicode else "backslashreplace")
 
 
 def _give_up_output() -> None:
-    """What cannot be printed must not fail once more, with a traceback, when the process ends."""
+    """Drop what cannot be printed, which would fail once more, with a traceback, when the process ends."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -143,13 +142,13 @@ def _options(
     version: Annotated[
         bool, Option("--version", help="Print the version.", is_eager=True, callback=_version)
     ] = False,
-    debug: Annotated[bool, Option("--debug", help="Show where in the code an error arose.")] = False,
+    debug: Annotated[bool, Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Options of every command; `main` looks for --debug itself."""
 
 
 def _message(error: Exception) -> str:
-    """The error in words; a wrong command line also names the help that would have prevented it."""
+    """Return the message of an error; that of a wrong command line also names the help to read."""
     if isinstance(error, OSError):  # a full disk under the output, a folder that may not be read
         return f"{error}; --debug shows where"
     if isinstance(error, ProtosteerError):

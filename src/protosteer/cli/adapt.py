@@ -1,4 +1,4 @@
-"""`protosteer adapt`: one prompt for all classes of a domain, before any of them is taught."""
+"""`protosteer adapt`: train a shared prompt on typical images, before any class is learned."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def adapt(
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Train one prompt that serves all classes of a domain, from images that are typical of it.
+    """Train a shared prompt for all classes of a domain, from images that are typical of it.
 
-    `learn --adapted` begins a model with it: every class is then seen under the same prompt, and what is
-    forgotten or merged later has no part in that. After Ctrl-C or a crash the same command goes on.
+    `learn --adapted` begins a model with it: every class is then embedded under that prompt, and forgetting and
+    merging stay exact. After Ctrl-C or a crash the same command resumes training.
     """
     from protosteer.data.sources import read_labelled
     from protosteer.learner import Learner
@@ -100,7 +100,7 @@ def _adapt(learner: Learner, found: FolderScan, out: Path) -> Adapted:
 
 
 def tell(path: Path, as_json: bool) -> bool:
-    """What `inspect` says of an adapted backbone; False if the file is none."""
+    """Print what `inspect` says about an adapted backbone; return False if the file is none."""
     from protosteer.util.text import counted, listed, printable
     from protosteer.workflows.shared_prompt import is_adapted, read
 
@@ -115,7 +115,7 @@ def tell(path: Path, as_json: bool) -> bool:
     lines = [
         f"{path}: an adapted backbone ({about['fingerprint'][:12]}), not a model",
         f"backbone {backbone['name']} ({backbone['fingerprint'][:12]}), {backbone['image_size']}-pixel images",
-        f"one prompt for all classes, {sizes}, {prompt['bytes']:,} bytes",
+        f"shared prompt, {sizes}, {prompt['bytes']:,} bytes",
         f"trained with {counted(about['images'], 'image')} of {counted(len(about['classes']), 'class')}: "
         f"{listed(about['classes'])}",
     ]

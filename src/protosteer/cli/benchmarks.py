@@ -1,4 +1,4 @@
-"""Commands that measure: the demo, runs through a stream, their comparison, speed."""
+"""Commands that measure: `demo`, `run`, `compare`, `bench`."""
 
 from __future__ import annotations
 
@@ -51,20 +51,22 @@ def demo(
     what: Annotated[Literal["digits", "photos"], Argument(help="What is learned.")] = "digits",
     folder: Annotated[
         Path | None,
-        Argument(help="Your photos, a folder per class (default: details of two that are always there)."),
+        Argument(
+            help="Your photos, a folder per class (default: details of two photos that scikit-learn ships)."
+        ),
     ] = None,
-    out: Annotated[Path, Option(help="Folder for the model, the plots and the figures.")] = Path(
+    out: Annotated[Path, Option(help="Folder for the model, the plots and the results.")] = Path(
         "protosteer-demo"
     ),
     backbone: Annotated[
         str | None,
-        Option(autocompletion=completion.backbone_names, help="For photos: short name, or a name of timm's."),
+        Option(autocompletion=completion.backbone_names, help="For photos: short name or timm name."),
     ] = None,
     weights: Weights = None,
     seed: Annotated[int, Option(min=0, help="Seed of everything random.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Learn ten digits two at a time, or photos, in five variants, and show what is forgotten. Takes minutes."""
+    """Learn ten digits two at a time, or photos, in five variants, and show what is forgotten; takes minutes."""
     from protosteer.cli import demo
 
     log = make_console(stderr=True)
@@ -99,13 +101,13 @@ def run(
         str | None,
         Option(
             autocompletion=completion.backbone_names,
-            help="Short name, or a name of timm's (default: nano).",
+            help="Short name or timm name (default: nano).",
         ),
     ] = None,
     weights: Weights = None,
     image_size: Annotated[int | None, Option(help="Image size to run the backbone at.")] = None,
     crop: Annotated[
-        float | None, Option(help="Share kept by the centre crop, if not the stream's own.")
+        float | None, Option(help="Share kept by the centre crop (default: the benchmark's).")
     ] = None,
     seeds: Annotated[
         str | None, Option(help="Seeds, such as 0,1,2 (default: 0, or the resumed run's).")
@@ -114,16 +116,16 @@ def run(
     set_: Settings = None,
     config: Annotated[Path | None, Option(help="TOML file with any of these names and settings.")] = None,
     class_order: Annotated[
-        str | None, Option(metavar="natural|seed:N|FILE", help="Order in which classes are met.")
+        str | None, Option(metavar="natural|seed:N|FILE", help="Order in which classes are learned.")
     ] = None,
     tasks: Annotated[int | None, Option(help="Number of tasks, as equal in size as possible.")] = None,
     base: Annotated[int | None, Option(help="Classes of the first task, with --increment.")] = None,
     increment: Annotated[int | None, Option(help="Classes of every further task.")] = None,
     task_file: Annotated[Path | None, Option(help="File with the classes of each task.")] = None,
-    train_per_class: Annotated[int | None, Option(help="At most so many, in file order.")] = None,
-    test_per_class: Annotated[int | None, Option(help="At most so many, in file order.")] = None,
+    train_per_class: Annotated[int | None, Option(help="At most this many, in file order.")] = None,
+    test_per_class: Annotated[int | None, Option(help="At most this many, in file order.")] = None,
     validation: Annotated[
-        float | None, Option(help="Judge by this share of the training images instead of the test images.")
+        float | None, Option(help="Evaluate on this share of the training images instead of the test images.")
     ] = None,
     blurry: Annotated[
         float | None, Option(help="This share of each class's training images arrives in other tasks.")
@@ -133,7 +135,7 @@ def run(
     ] = None,
     data_dir: Annotated[Path | None, Option(help="Where data sets are, or are downloaded to.")] = None,
     skip_unreadable: Annotated[
-        bool | None, Option("--skip-unreadable", help="Leave images out that cannot be read.")
+        bool | None, Option("--skip-unreadable", help="Skip images that cannot be read.")
     ] = None,
     device: Annotated[
         str | None,
@@ -152,11 +154,11 @@ def run(
             help="Run folder (default: runs/STREAM-METHOD-BACKBONE); of several methods, the folder that holds theirs."
         ),
     ] = None,
-    resume: Annotated[bool, Option("--resume", help="Go on with the run in the folder.")] = False,
+    resume: Annotated[bool, Option("--resume", help="Resume the run in the folder.")] = False,
     overwrite: Annotated[bool, Option("--overwrite", help="Remove the run in the folder first.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run a benchmark: learn its tasks one after the other, test on all classes so far after each."""
+    """Run a benchmark: learn its tasks one after the other, and test on all classes so far after each."""
     given = {name: value for name, value in locals().items() if value is not None}
     for name in ("set_", "config", "resume", "overwrite", "as_json", "engine", "address"):
         given.pop(name, None)
@@ -243,7 +245,7 @@ def bench(
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Measure speed, as ratios within one run: against the limit and the naive way. Some minutes."""
+    """Measure speed as ratios within one run, against the limit and the naive way; takes minutes."""
     import torch
 
     from protosteer.bench.report import as_json as figures
@@ -260,13 +262,13 @@ def bench(
 
 @contextmanager
 def _interruptible(folder: Path) -> Iterator[None]:
-    """Ctrl-C and a polite kill end a run in the same way, and it can go on."""
+    """Say how to resume a run that Ctrl-C or SIGTERM ends."""
     try:
         with sigterm_as_ctrl_c():
             yield
     except KeyboardInterrupt:
         words = [word for word in command_line() if word not in ("--resume", "--overwrite")]
-        say(f"stopped; {folder} keeps what was done. Go on with: {shlex.join([*words, '--resume'])}")
+        say(f"stopped; {folder} keeps what was done. To resume: {shlex.join([*words, '--resume'])}")
         raise
 
 
@@ -274,14 +276,17 @@ def _interruptible(folder: Path) -> Iterator[None]:
 def compare(
     runs: Annotated[list[str], Argument(metavar="RUN...", help="Run folders, or LABEL=FOLDER.")],
     markdown: Annotated[bool, Option("--markdown", help="Print Markdown.")] = False,
-    as_csv: Annotated[bool, Option("--csv", help="Print CSV: mean and deviation of every figure.")] = False,
+    as_csv: Annotated[
+        bool, Option("--csv", help="Print CSV: mean and standard deviation of every metric.")
+    ] = False,
     as_json: Json = False,
     plot: Annotated[Path | None, Option(help="PNG file for the accuracy after each task.")] = None,
     reliability: Annotated[
-        Path | None, Option(help="PNG file for accuracy against confidence, where a method tells it.")
+        Path | None, Option(help="PNG file for accuracy against confidence, for methods that report it.")
     ] = None,
     pareto: Annotated[
-        Path | None, Option(help="PNG file for accuracy against memory, training time and passes per image.")
+        Path | None,
+        Option(help="PNG file for accuracy against memory, training time and forward passes per image."),
     ] = None,
 ) -> None:
     """Compare finished runs: one row per configuration, mean and standard deviation over its seeds."""

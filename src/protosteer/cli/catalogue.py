@@ -1,4 +1,4 @@
-"""Commands that list what there is: methods, backbones and data sets."""
+"""Commands that list what is available: `methods`, `backbones`, `datasets`."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def methods(
         str | None,
         Argument(
             autocompletion=completion.method_names,
-            help="All about this one: what it does, and its settings.",
+            help="Show only this method: what it does, and its settings.",
             show_default=False,
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the methods that can be run: paper, images kept for rehearsal, what is trained."""
+    """List the methods: paper, images kept for rehearsal, what is trained."""
     from protosteer.backbones import NANO, Backbone
     from protosteer.evaluation.method_info import CLASSES, describe, first_task_parameters
     from protosteer.methods import METHODS, find_method
@@ -59,7 +59,7 @@ def methods(
         show([methods_table(about, parameters)], console)
     say(f"Parameters: trained for a first task of {CLASSES} classes on {NANO}, default settings.")
     if name is None:
-        say("All about one, with its settings: protosteer methods NAME")
+        say("For one method and its settings: protosteer methods NAME")
 
 
 @app.command(rich_help_panel=PANEL)
@@ -69,8 +69,8 @@ def backbones(
         Option(
             "--try",
             metavar="FOLDER",
-            help="Instead, try all on this disk, and a few small ones that are fetched, on the images of a "
-            "folder with one sub-folder per class.",
+            help="Try all on this disk, and a few small ones that are downloaded, on the images of a folder with one "
+            "sub-folder per class.",
             show_default=False,
         ),
     ] = None,
@@ -97,13 +97,13 @@ def backbones(
     if others:
         say(f"Also on this disk: {', '.join(others)}")
     say(
-        "Weights that are not on disk are fetched when first used, or put the file at "
+        "Weights that are not on disk are downloaded when first used, or put the file at "
         f"{folder}/CHECKPOINT.safetensors"
     )
 
 
 def _try(folder: Path, device: str, as_json: bool) -> None:
-    """What `learn` would do to choose a backbone for the folder."""
+    """Choose a backbone for a folder as `learn` would."""
     from protosteer.data.sources import read_labelled
     from protosteer.report.backbone_selection import as_json as figures
 
@@ -148,7 +148,7 @@ def _backbones_table(rows: Sequence[BackboneInfo]) -> Table:
 
 
 def _triple(values: Sequence[float]) -> str:
-    """Statistics of three channels, as one number where they are equal."""
+    """Return statistics of three channels, as one number if they are equal."""
     return " ".join(f"{value:g}" for value in dict.fromkeys(values))
 
 
@@ -162,7 +162,7 @@ DataDir = Annotated[
 
 @datasets_app.callback()
 def datasets(context: typer.Context, data_dir: DataDir = None, as_json: Json = False) -> None:
-    """List the data sets that streams are made of, and whether they are on this disk."""
+    """List the data sets that benchmarks are made of, and whether they are on this disk."""
     context.obj = data_dir
     if context.invoked_subcommand:
         return
@@ -175,7 +175,7 @@ def datasets(context: typer.Context, data_dir: DataDir = None, as_json: Json = F
     console = make_console()
     show([_datasets_table(rows, root, short=console.width < 120)], console)
     say(
-        f"Data sets are looked for in {root}; what is absent is fetched when first used, "
+        f"Data sets are looked for in {root}; missing ones are downloaded when first used, "
         "or by: protosteer datasets get NAME"
     )
 
@@ -188,13 +188,13 @@ def get_datasets(
         Argument(
             metavar="NAME...",
             autocompletion=completion.dataset_names,
-            help="Data sets to get.",
+            help="Data sets to download.",
             show_default=False,
         ),
     ],
     data_dir: DataDir = None,
 ) -> None:
-    """Download data sets that are not there yet, and check their files."""
+    """Download missing data sets and verify their files."""
     from protosteer.data.datasets.prepare import get_dataset
     from protosteer.data.datasets.registry import data_root, find_dataset
 
@@ -224,7 +224,7 @@ def _dataset(row: DatasetStatus) -> dict[str, Any]:
 
 
 def _datasets_table(rows: Sequence[DatasetStatus], root: Path, short: bool) -> Table:
-    """short: of a source the host alone, which fits into one line."""
+    """Return the table; if `short`, with the host of a source alone, which fits into one line."""
     from rich.table import Column
 
     from protosteer.report.tables import numbers, plain_table
@@ -244,7 +244,7 @@ def _datasets_table(rows: Sequence[DatasetStatus], root: Path, short: bool) -> T
 
 
 def _place(row: DatasetStatus, root: Path) -> str:
-    """Short where it lies in the folder for data, which is named below the table."""
+    """Return where a data set is, relative to the data folder, which is named below the table."""
     path = row.path
     if path is None:
         return "no"

@@ -1,4 +1,4 @@
-"""What every command uses: the application, its consoles, its plots, and how it may be stopped."""
+"""What every command uses: the application, consoles, plots, and how a command is stopped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="protosteer",
-    help="Teach a frozen Vision Transformer new image classes, task after task, without old images.",
+    help="Add image classes to a frozen Vision Transformer, task after task, without keeping old images.",
     add_completion=True,
     pretty_exceptions_enable=False,
 )
@@ -46,7 +46,7 @@ def error_code(error: Exception) -> str:
 
 
 def make_console(stderr: bool = False) -> Console:
-    """A file or a pipe has no width, so tables need not be squeezed into 80 columns there."""
+    """Return a console; in a file or pipe, which has no width, tables are not squeezed into 80 columns."""
     from rich.console import Console
 
     console = Console(stderr=stderr)
@@ -56,23 +56,25 @@ def make_console(stderr: bool = False) -> Console:
 
 
 def show(parts: Iterable[RenderableType], console: Console | None = None) -> None:
+    """Print tables and texts."""
     console = console or make_console()
     for part in parts:
         console.print(part)
 
 
 def say(text: str) -> None:
-    """On standard error; names in it come from other people's files."""
+    """Print a message on standard error, without control characters that file names may hold."""
     print("\n".join(map(without_control, text.split("\n"))), file=sys.stderr, flush=True)
 
 
 def check_plot(plot: Path | None) -> None:
-    """Before any work is done for it."""
+    """Reject a plot that is not a PNG file, before any work is done for it."""
     if plot and plot.suffix.lower() != ".png":
-        raise CommandLineError(f"{plot} is not a .png file; the plot is one", code="not-a-png", path=plot)
+        raise CommandLineError(f"{plot} is not a .png file; plots are PNG files", code="not-a-png", path=plot)
 
 
 def write_plot(plot: Path, picture: bytes, option: str = "--plot") -> None:
+    """Write a PNG file that an option asked for."""
     from protosteer.util.files import write_atomically, writing
 
     with writing(plot, option):
@@ -82,7 +84,7 @@ def write_plot(plot: Path, picture: bytes, option: str = "--plot") -> None:
 
 @contextmanager
 def sigterm_as_ctrl_c() -> Iterator[None]:
-    """A polite kill ends in the same way as Ctrl-C, also amid an import, where Python may call it another error."""
+    """Treat SIGTERM as Ctrl-C, also amid an import, where Python may wrap the interrupt in another error."""
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""`protosteer correct`: one image, told what it is."""
+"""`protosteer correct`: set the class of one image that the model got wrong."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def correct(
             metavar="[CLASS]",
             autocompletion=completion.class_names,
             show_default=False,
-            help="What is on it; may be new.",
+            help="Its class, which may be new.",
         ),
     ] = None,
     undo: Annotated[
-        bool, Option("--undo", help="Take back the last correction, or that of IMAGE, instead.")
+        bool, Option("--undo", help="Undo the last correction, or that of IMAGE, instead.")
     ] = False,
-    log: Annotated[bool, Option("--log", help="List all corrections, and change nothing.")] = False,
+    log: Annotated[bool, Option("--log", help="List all corrections and change nothing.")] = False,
     backbone: ModelBackbone = None,
     weights: ModelWeights = None,
     device: Device = "auto",
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Tell a model what is on an image that it was wrong about. It knows at once; nothing is trained."""
+    """Correct a wrong prediction: learn the right class of one image at once, without training."""
     wanted = (image is None) + (name is None)
     if (log and wanted < 2) or (undo and name is not None) or (log and undo):
         raise CommandLineError(
@@ -55,7 +55,7 @@ def correct(
         _undo(model, image, as_json)
     elif image is None or name is None:
         raise CommandLineError(
-            "give an image and what is on it, such as: protosteer correct shop.protosteer new/7.jpg kettle",
+            "give an image and its class, such as: protosteer correct shop.protosteer new/7.jpg kettle",
             code="missing-argument",
         )
     else:
@@ -66,7 +66,7 @@ def correct(
             _correct(learner, image, name, as_json)
             learner.save(model)
             clear_up(model)
-        say(f"Written: {model}; take it back with: protosteer correct {model} --undo")
+        say(f"Written: {model}; to undo: protosteer correct {model} --undo")
 
 
 def _correct(learner: Learner, image: Path, name: str, as_json: bool) -> None:
@@ -82,14 +82,12 @@ def _correct(learner: Learner, image: Path, name: str, as_json: bool) -> None:
             )
         )
         return
-    words = f"{image}: was taken for {record.corrected_from}"
-    words += f" already, one more image of {name}" if record.corrected_from == name else f", is {name}"
+    words = f"{image}: predicted {record.corrected_from}"
+    words += " already, one more image" if record.corrected_from == name else f", corrected to {name}"
     words += " (a new class)" if new else ""
-    print(printable(f"{words}; it is now taken for {now} ({100 * probability:.0f} %)"))
+    print(printable(f"{words}; now predicted {now} ({100 * probability:.0f} %)"))
     if now != name:
-        say(
-            "one image did not outweigh the others; correct more that are like it, or learn more of the class"
-        )
+        say("one image did not outweigh the others; correct more similar images, or learn more of the class")
 
 
 def _undo(path: Path, image: Path | None, as_json: bool) -> None:
@@ -113,7 +111,7 @@ def _undo(path: Path, image: Path | None, as_json: bool) -> None:
         memory = Memory(old.memory.tasks)
         if task is not None and task not in memory.task_names:
             raise ProtosteerError(
-                f"{image} has not been corrected in {path}; there is nothing to take back",
+                f"{image} has not been corrected in {path}; there is nothing to undo",
                 code="not-corrected",
                 path=image,
             )
@@ -125,9 +123,7 @@ def _undo(path: Path, image: Path | None, as_json: bool) -> None:
     else:
         (name,) = record.class_names
         print(
-            printable(
-                f"taken back: {record.metadata.file or 'an image'} as {name} ({record.metadata.learned})"
-            )
+            printable(f"undone: {record.metadata.file or 'an image'} as {name} ({record.metadata.learned})")
         )
     say(f"Written: {path}")
 
@@ -144,9 +140,9 @@ def _show_log(path: Path, as_json: bool) -> None:
         print(json.dumps({"corrections": made}, indent=1))
         return
     if not made:
-        print(f"{path}: nothing has been corrected")
+        print(f"{path}: no corrections")
         return
-    table = plain_table(None, "Date", "Image", "Taken for", "Is")
+    table = plain_table(None, "Date", "Image", "Predicted", "Actual")
     for one in made:
         table.add_row(*(Text(printable(one[key] or "-")) for key in ("date", "image", "taken_for", "class")))
     show([table])

@@ -1,4 +1,4 @@
-"""The demo: five variants of the method learn digits or photographs task by task, by the code that every run uses."""
+"""The demo: five variants of the method learn digits or photographs task by task, with the code of every run."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ PHOTOS = DEMO.replace(batch_size=10, augmentation="paper")
 TAUGHT, TESTED = 20, 40  # images per class of a user's folder, at most
 # What each variant is, its method, and its settings.
 VARIANTS: dict[str, tuple[str, type[CPP], dict[str, Any]]] = {
-    "baseline": ("nothing is trained; a class is one mean", CPP, {"prompts": False, "centroids": 1}),
-    "multi-centroid": ("nothing is trained; a class is several centroids", CPP, {"prompts": False}),
-    "prompts": ("a prompt is trained for each task; a class is one mean", CPP, {"centroids": 1}),
-    "cpp": ("a prompt is trained for each task; a class is several centroids", CPP, {}),
-    "protosteer": ("trained as cpp; what is kept is read as evidence", Protosteer, {"rule": "evidence"}),
+    "baseline": ("nothing is trained; one prototype per class", CPP, {"prompts": False, "centroids": 1}),
+    "multi-centroid": ("nothing is trained; several prototypes per class", CPP, {"prompts": False}),
+    "prompts": ("a prompt per task; one prototype per class", CPP, {"centroids": 1}),
+    "cpp": ("a prompt per task; several prototypes per class", CPP, {}),
+    "protosteer": ("trained as cpp; the default classifier predicts", Protosteer, {"rule": "evidence"}),
 }
 PAPER, OURS = "cpp", "protosteer"
 SHOWN = ("baseline", PAPER, OURS)  # in matrices and plots of them
@@ -51,8 +51,10 @@ MOST_POINTS = 900  # in the t-SNE, which gets slow with more
 
 @dataclass(frozen=True)
 class Outcome:
-    figures: dict[str, Any]  # as `--json` prints them
-    reloaded: str  # what became of the model that was saved and read again
+    """Results as `--json` prints them, what the reloaded model said, and the files."""
+
+    figures: dict[str, Any]
+    reloaded: str
     files: list[Path]
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 def make_executor(name: str, address: str | None, device: str = "auto") -> Executor:
+    """Return the executor that `--engine` names."""
     from protosteer.runtime.executor import Local
 
     if name == "local":

@@ -1,4 +1,4 @@
-"""Steps that the commands on model files share."""
+"""Read models and load or choose their backbones, as several commands do."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ PANEL = "Your own images"
 
 
 def read_model(path: Path) -> Model | None:
+    """Return the model in a file; None if there is no file."""
     from protosteer.errors import ModelFileError
     from protosteer.model import file as model_file
 
@@ -37,14 +38,14 @@ def read_model(path: Path) -> Model | None:
 def open_learner(
     path: Path, name: str | None, weights: Path | None, device: str, threads: int | None
 ) -> Learner:
-    """The model with its backbone, which it knows by name, fingerprint, and where the weights were."""
+    """Return the learner of a model file; see `open_learners`."""
     return open_learners([path], name, weights, device, threads)[0]
 
 
 def open_learners(
     paths: Sequence[Path], name: str | None, weights: Path | None, device: str, threads: int | None
 ) -> list[Learner]:
-    """Several at once: models that were learned with the same backbone share one copy of it."""
+    """Return the learners of model files; models of the same backbone share one copy of it."""
     from protosteer.learner import Learner
     from protosteer.model import file as model_file
 
@@ -62,7 +63,7 @@ def open_learners(
 
 
 def say_notes(learner: Learner) -> None:
-    """What whoever predicts with a model may not know about it, on standard error."""
+    """Print notes about a model on standard error: what it could do better, and how."""
     from protosteer.workflows.model_summary import notes
 
     for note in notes(learner.memory, learner.fusion):
@@ -70,6 +71,7 @@ def say_notes(learner: Learner) -> None:
 
 
 def backbone_of(model: Model, name: str | None, weights: Path | None, device: str) -> Backbone:
+    """Load the backbone of a model: the named one, or the one it knows by name, fingerprint and place."""
     from protosteer.errors import ModelFileError, WeightsError
 
     known = model.backbone["name"]
@@ -94,7 +96,7 @@ def backbone_of(model: Model, name: str | None, weights: Path | None, device: st
 
 
 def prepare(device: str, threads: int | None) -> str:
-    """Set the threads; returns the device, checked."""
+    """Set the number of threads and return the device, checked."""
     import torch
 
     from protosteer.runtime.device import choose_device
@@ -105,9 +107,9 @@ def prepare(device: str, threads: int | None) -> str:
 
 
 def clear_up(path: Path, checkpoints: bool = False) -> list[Path]:
-    """Remove what killed processes left beside a file; it may hold what has been forgotten since.
+    """Remove what killed processes left beside a file, and return what could not be removed.
 
-    checkpoints: also those with which learning could go on, if it were not to. Gives what had to stay.
+    It may hold classes that have been forgotten since. With `checkpoints`, unfinished training goes too.
     """
     from protosteer.util.files import STALE, real, remove_leftovers
 
@@ -116,12 +118,13 @@ def clear_up(path: Path, checkpoints: bool = False) -> list[Path]:
 
 
 def check_place(path: Path, option: str) -> None:
-    """Where nothing can be written is better known now than when everything is learned. Clears up there, too."""
+    """Fail now, not after learning, if a file cannot be written; clear up beside it."""
     check_writable(path, option)
     clear_up(path)
 
 
 def check_writable(path: Path, option: str) -> None:
+    """Fail if a file cannot be written."""
     from protosteer.util.files import real, writing
 
     folder = real(path).parent
@@ -138,7 +141,7 @@ class BackboneChoice:
 
         if name == AUTO and weights is not None:
             raise CommandLineError(
-                f"--backbone {AUTO} looks for weights by itself; leave --weights out",
+                f"--backbone {AUTO} finds weights by itself; leave --weights out",
                 code="conflicting-options",
             )
         self.name = None if name == AUTO else name
@@ -147,7 +150,7 @@ class BackboneChoice:
         self.choice: Choice | None = None  # once it is made
 
     def load(self, device: str, files: Callable[[], Files]) -> Backbone:
-        """Of a new model. files: the images that it should suit, asked for only if it was not named."""
+        """Load the backbone of a new model; one that was not named is chosen to suit `files()`."""
         from protosteer.backbones import Backbone
 
         if self.name is not None:
@@ -158,7 +161,7 @@ class BackboneChoice:
         return self.choice.load(device)
 
     def add_to(self, figures: list[dict[str, Any]]) -> None:
-        """To those of the folder that it was chosen by, which is the first."""
+        """Add the choice to the results of the first folder, which it was chosen by."""
         from protosteer.report.backbone_selection import as_json
 
         if self.choice:
@@ -166,7 +169,7 @@ class BackboneChoice:
 
 
 def choose_backbone(files: Files, device: str, as_json: bool = False) -> Choice:
-    """Try what there is; the table goes to standard output unless figures do, all else is said."""
+    """Try the available backbones on labelled files, and show how they did."""
     from protosteer.report.backbone_selection import choice_table
     from protosteer.report.progress import LearnProgress
     from protosteer.workflows import backbone_selection
@@ -191,16 +194,16 @@ def _decision(choice: Choice) -> str:
     info = choice.info
     if choice.trials:
         images = counted(choice.trials[0].images, "image")
-        return f"backbone {info.alias}: {choice.why}, by {images} that were left out in turn"
+        return f"backbone {info.alias}: {choice.why}, by leave-one-out on {images}"
     if not info.shipped:
         return f"backbone {info.alias}: {choice.why}"
     return f"backbone {info.alias}, {choice.why}: {info.expect}; {_better()}"
 
 
 def _better() -> str:
-    """Which file to put where, for whoever has no network."""
+    """Say which file to put where if there is no network."""
     from protosteer.backbones.auto_candidates import worth_fetching
     from protosteer.backbones.hub import place_for
 
     places = [f"put timm's file at {place_for(info)}, or " for info in worth_fetching()[:1]]
-    return f"for more {''.join(places)}name another with --backbone"
+    return f"for higher accuracy {''.join(places)}name another with --backbone"

@@ -1,4 +1,4 @@
-"""Commands on model files alone: forget, merge, inspect, export."""
+"""Commands on model files: `forget`, `merge`, `inspect`, `export`."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def forget(
     ] = None,
     task: Annotated[
         str | None,
-        Option(autocompletion=completion.task_names, help="A task, with all its classes, instead."),
+        Option(autocompletion=completion.task_names, help="Forget a task with all its classes instead."),
     ] = None,
-    backup: Annotated[Path | None, Option(help="Keep the model as it was in this file.")] = None,
+    backup: Annotated[Path | None, Option(help="Keep the old model in this file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Remove classes or a task from a model, and say what that guarantees. No backbone is needed."""
+    """Remove classes or a task from a model, and report what that guarantees. Needs no backbone."""
     from protosteer.model import file as model_file
     from protosteer.model.memory import Memory
     from protosteer.model.unlearning import forget as forget_one
@@ -69,7 +69,7 @@ def forget(
         new = dataclasses.replace(old, memory=memory)
         if Identity.of(model) != identity:  # by someone who knows of no lock
             raise ProtosteerError(
-                f"{model} was changed by someone else meanwhile; run the same command again",
+                f"{model} was changed by another process meanwhile; run the same command again",
                 code="changed-meanwhile",
                 path=model,
             )
@@ -87,10 +87,8 @@ def forget(
             print(printable(f"  {one.guarantee}"))
         print(f"before: {_counted(before)}\nafter: {_counted(after)}")
     if left:
-        say(
-            f"warning: {left[0]} may hold what was forgotten: someone is at work with it, or it cannot be removed"
-        )
-    kept = f"; as it was: {backup}" if backup else "" if left else "; no copy of the old file was kept"
+        say(f"warning: {left[0]} may hold forgotten classes: it is in use, or cannot be removed")
+    kept = f"; old model: {backup}" if backup else "" if left else "; no copy of the old model was kept"
     say(f"Written: {model}{kept}")
 
 
@@ -121,7 +119,7 @@ def merge(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Put the tasks of several models, all of one backbone, into one file. The backbone is not needed."""
+    """Merge the tasks of several models of one backbone into one file. Needs no backbone."""
     from protosteer.model import file as model_file
 
     if len(models) < 2:
@@ -134,7 +132,7 @@ def merge(
     merged = model_file.merge(parts, renames, parse_pairs(rename_task or [], "--rename-task", tasks))
     put_new(out, merged.write)
     if merged.memory.shared_prompt is None and any(part.memory.shared_prompt is not None for part in parts):
-        say("the models have no prompt for all classes in common: the merged one does without it")
+        say("the models have no shared prompt in common: the merged model has none")
     size = _size(merged)
     if as_json:
         print(json.dumps({**size, "path": str(out), "names": merged.memory.classes}, indent=1))
@@ -145,11 +143,11 @@ def merge(
 @app.command(rich_help_panel=PANEL)
 def inspect(
     model: ModelFile,
-    plot: Annotated[Path | None, Option(help="PNG file for a picture of which classes are alike.")] = None,
+    plot: Annotated[Path | None, Option(help="PNG file for a plot of class similarities.")] = None,
     every: Annotated[bool, Option("--all", help="List every class, however many there are.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what a model file holds: tasks, classes, sizes, backbone, settings. No backbone is needed."""
+    """Show what a model file holds: tasks, classes, sizes, backbone, settings. Needs no backbone."""
     from protosteer.evidence.classifier import fusion_of
     from protosteer.model import file as model_file
     from protosteer.workflows.model_summary import describe, similarity
@@ -184,9 +182,7 @@ def export(
     weights: ModelWeights = None,
     as_json: Json = False,
 ) -> None:
-    """Write a model for onnxruntime: the network, its prototypes, and a program that predicts without
-    protosteer.
-    """
+    """Export a model to ONNX: the network, its prototypes, and a program that predicts without protosteer."""
     from protosteer.export.onnx import export_onnx
 
     learner = open_learner(model, backbone, weights, "cpu", None)

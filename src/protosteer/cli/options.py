@@ -16,14 +16,14 @@ from protosteer.cli import completion
 from protosteer.cli.common import CommandLineError
 from protosteer.errors import SettingsError
 
-Json = Annotated[bool, Option("--json", help="Print the figures as JSON.")]
+Json = Annotated[bool, Option("--json", help="Print the results as JSON.")]
 Device = Annotated[
     str, Option("--device", autocompletion=completion.device_names, help="auto, cpu, cuda or mps.")
 ]
 
 
 def path_of(text: str) -> Path:
-    """An empty word is not the current folder: more likely a variable of a shell that was not set."""
+    """Return a path. An empty word is no folder, but probably a shell variable that is not set."""
     if not text:
         raise CommandLineError("the path is empty; name a file or folder", code="empty-path")
     return Path(text)
@@ -48,15 +48,15 @@ NewBackbone = Annotated[
     Option(
         "--backbone",
         autocompletion=completion.backbone_names,
-        help="Short name, a name of timm's, or auto: of those on this disk, and of a few small ones that are "
-        "fetched, the one that suits the images best (default: that of the model; auto for a new one).",
+        help="Short name, timm name, or auto: the backbone that suits the images best, of those on this disk and a "
+        "few small ones that are downloaded (default: the model's own; auto for a new model).",
     ),
 ]
 Thumbnails = Annotated[
     bool,
     Option(
         "--thumbnails",
-        help="Keep small pictures of some images beside the model, in MODEL.thumbs, for the page.",
+        help="Keep thumbnails of some images beside the model, in MODEL.thumbs, for the web UI.",
     ),
 ]
 Weights = Annotated[Path | None, Option("--weights", help="File with the backbone's weights.")]
@@ -66,47 +66,47 @@ Preset = Annotated[
         "--preset",
         metavar="NAME",
         autocompletion=completion.preset_names,
-        help="What is trained: nothing (instant), one prompt for all classes (fast), a prompt per task (best, "
-        "the default), or that and all else as in the paper (paper).",
+        help="What is trained: nothing (instant), one shared prompt (fast), a prompt per task (best, the default), "
+        "or a prompt per task with CPP inference, as in the paper (paper).",
     ),
 ]
 Settings = Annotated[
     list[str] | None, Option("--set", metavar="NAME=VALUE", help="A setting of the method; repeatable.")
 ]
 
-# Who does what can be done at once.
 Executor = Annotated[
     str,
     Option(
         "--engine",
         metavar="local|ray",
         autocompletion=completion.engine_names,
-        help="local: this process, one after the other. ray: workers, each with --threads processors, or a GPU.",
+        help="local: one after the other in this process. ray: in parallel on workers, each with --threads processors "
+        "or a GPU.",
     ),
 ]
 Address = Annotated[
     str | None,
     Option(
-        metavar="HOST:PORT|auto", help="Of a Ray cluster that runs (default: one is started here, and ended)."
+        metavar="HOST:PORT|auto",
+        help="Address of a running Ray cluster (default: start one here, and stop it at the end).",
     ),
 ]
 
-# Of a model file, which knows its backbone and where its weights were.
 ModelFile = Annotated[Path, Argument(metavar="MODEL", parser=path_of, help="Model file.", show_default=False)]
 ModelBackbone = Annotated[
     str | None,
     Option(
         "--backbone",
         autocompletion=completion.backbone_names,
-        help="Short name, or a name of timm's (default: the model's own).",
+        help="Short name or timm name (default: the model's own).",
     ),
 ]
 ModelWeights = Annotated[
     Path | None,
-    Option("--weights", help="File with the backbone's weights, if they are not where they were."),
+    Option("--weights", help="File with the backbone's weights, if they have moved."),
 ]
 
-# How messages of the library name a parameter, and what stands for it here. A value may follow the sign.
+# How messages of the library name a parameter, and the flag for it. A value may follow the sign.
 FLAGS = {
     "folder=": "--onnx",
     "holdout=": "--holdout",
@@ -125,17 +125,17 @@ _NAMED = re.compile(rf"(?<![\w./'\"-])({'|'.join(map(re.escape, FLAGS))})(?=(\w?
 
 
 def in_flags(message: str) -> str:
-    """A message of the library with the flags that stand for the parameters it names."""
+    """Return a message of the library with flags in place of the parameters it names."""
     return _NAMED.sub(lambda found: FLAGS[found[1]] + (" " if found[2] else ""), message)
 
 
 def command_line() -> list[str]:
-    """The command that runs, as it was typed."""
+    """Return the command as it was typed."""
     return ["protosteer", *sys.argv[1:]]
 
 
 def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE, where a value is JSON (5, 0.1, true) or else a bare word."""
+    """Parse NAME=VALUE pairs; a value is JSON (5, 0.1, true) or else a bare word."""
     values: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
@@ -151,7 +151,7 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_pairs(words: list[str], option: str, known: Collection[str]) -> dict[str, str]:
-    """old=new, several times. Of several signs in a word, the first after a known name counts."""
+    """Parse old=new pairs. Of several signs in a word, the first after a known name counts."""
     pairs: dict[str, str] = {}
     for word in words:
         places = [i for i, character in enumerate(word) if character == "=" and 0 < i < len(word) - 1]

@@ -1,4 +1,4 @@
-"""`protosteer predict`, `embed`: image files in, one line or row per image out."""
+"""`protosteer predict` and `embed`: one line or row per image file."""
 
 from __future__ import annotations
 
@@ -38,31 +38,32 @@ Paths = Annotated[
     Argument(
         metavar="PATH",
         help="Image files, folders, patterns such as 'new/*.jpg', lists (.csv, .parquet, .jsonl) with a column "
-        "path, image sets that datasets has saved, or - for a list on standard input.",
+        "path, image sets saved by datasets, or - for a list on standard input.",
         show_default=False,
     ),
 ]
 OUT_HELP = (
-    "File of rows (.parquet, .csv, .jsonl), or a folder (also s3://...) with a Parquet file per shard, where "
-    "shards that are there already are not made again."
+    "File of rows (.parquet, .csv, .jsonl), or a folder (also s3://...) with a Parquet file per shard; shards that "
+    "exist are skipped."
 )
-Shard = Annotated[int, Option(min=1, help="About so many images go into a shard.")]
+Shard = Annotated[int, Option(min=1, help="Images per shard, approximately.")]
 
 
 @app.command(rich_help_panel=PANEL)
 def predict(
     model: ModelFile,
     paths: Paths,
-    top: Annotated[int, Option(min=1, help="So many classes, the likeliest first.")] = 3,
+    top: Annotated[int, Option(min=1, help="How many classes to list, the most probable first.")] = 3,
     reject: Annotated[
         float | None,
         Option(
             metavar="FRACTION",
-            help="Call images unknown that are less like the classes than this share of known ones.",
+            help="Flag images as unknown that are less similar to the classes than this share of known images.",
         ),
     ] = None,
     explain: Annotated[
-        bool, Option("--explain", help="Say which tasks' prompts were tried, what won, what came second.")
+        bool,
+        Option("--explain", help="Show which prompts were tried, which class won and which came second."),
     ] = False,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object per line.")] = False,
     as_csv: Annotated[bool, Option("--csv", help="Print CSV.")] = False,
@@ -75,7 +76,7 @@ def predict(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Say what is on images. Files that cannot be read are named, the others predicted all the same."""
+    """Predict the class of images. Unreadable files are named; the others are predicted."""
     from protosteer.workflows.learner_spec import Carried, model_digest
     from protosteer.workflows.prediction_table import Predictions
     from protosteer.workflows.sharded_predict import carried_predictions
@@ -83,10 +84,10 @@ def predict(
     if as_json + as_csv + (out is not None) > 1:
         raise CommandLineError("choose one of --json, --csv and --out", code="conflicting-options")
     if out is None and (engine != "local" or address):
-        raise CommandLineError("workers write into a folder: name it with --out", code="engine-without-out")
+        raise CommandLineError("workers write into a folder; name it with --out", code="engine-without-out")
     if out is not None and explain:
         raise CommandLineError(
-            "--explain is for reading, not for tables; leave out one of it and --out",
+            "--explain is not for tables; leave out --explain or --out",
             code="conflicting-options",
         )
     files = find_files(paths)
@@ -133,9 +134,7 @@ def _print_predictions(maker: Predictions, files: list[Path], as_json: bool, as_
 def embed(
     model: Annotated[
         str,
-        Argument(
-            metavar="MODEL", help="Model file, or the name of a backbone, such as mini.", show_default=False
-        ),
+        Argument(metavar="MODEL", help="Model file, or name of a backbone such as mini.", show_default=False),
     ],
     paths: Paths,
     out: Annotated[str, Option(metavar="FILE|FOLDER", help=OUT_HELP, show_default=False)],
@@ -146,7 +145,7 @@ def embed(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Write the embedding of each image by the backbone, without a prompt, and the sha256 of its file."""
+    """Write the backbone's embedding of each image, without a prompt, and the sha256 of its file."""
     from protosteer.workflows.learner_spec import Carried
     from protosteer.workflows.prediction_table import Embeddings
     from protosteer.workflows.sharded_predict import carried_embeddings
@@ -162,7 +161,7 @@ def embed(
 
 
 def _embedder(model: str, weights: Path | None, device: str, threads: int | None) -> Learner:
-    """The backbone of a model, or of that name, with nothing learned."""
+    """Return a learner without classes, with a model's backbone or the named one."""
     from protosteer.backbones import Backbone
     from protosteer.learner import Learner
 
@@ -173,7 +172,7 @@ def _embedder(model: str, weights: Path | None, device: str, threads: int | None
 
 
 def find_files(words: list[str]) -> list[Path]:
-    """The image files that are meant, in their order; what was typed must exist, what is listed may not."""
+    """Return the image files that words name, in their order; listed files need not exist."""
     from protosteer.data.image_files import image_exists
     from protosteer.data.sources import image_paths
 
@@ -202,7 +201,7 @@ def find_files(words: list[str]) -> list[Path]:
 
 
 def _listed() -> Iterator[str]:
-    """Lines of standard input; a file's name need not be text."""
+    """Yield lines of standard input; a file's name need not be text."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""The command that serves models over HTTP."""
+"""`protosteer serve`: models over HTTP."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def serve(
         list[str],
         Argument(
             metavar="[NAME=]MODEL",
-            help="Model files, each with the name that it is served by; else that of the file.",
+            help="Model files, each with the name to serve it by (default: the file's).",
             show_default=False,
         ),
     ],
@@ -33,20 +33,20 @@ def serve(
     host_name: Annotated[
         list[str] | None,
         Option(
-            help="What browsers may call the service, beside localhost and any address; repeatable.",
+            help="Host name that browsers may use, besides localhost and IP addresses; repeatable.",
             show_default=False,
         ),
     ] = None,
-    reject: Annotated[float, Option(help="Fraction of known images that may be called unknown.")] = 0.05,
+    reject: Annotated[float, Option(help="Fraction of known images that may be flagged as unknown.")] = 0.05,
     allow_teach: Annotated[
-        bool, Option("--allow-teach", help="Classes can be taught and forgotten, with the token.")
+        bool, Option("--allow-teach", help="Allow clients with the token to add and forget classes.")
     ] = False,
     token: Annotated[
         str | None,
-        Option(help="Bearer token for teaching (default: PROTOSTEER_TOKEN, or a new one, which is printed)."),
+        Option(help="Bearer token for changes (default: PROTOSTEER_TOKEN, or a new one, which is printed)."),
     ] = None,
     thumbnails: Annotated[
-        bool, Option("--thumbnails", help="Show thumbnails that learn --thumbnails kept, to whoever asks.")
+        bool, Option("--thumbnails", help="Show thumbnails kept by learn --thumbnails to every client.")
     ] = False,
     access_log: Annotated[bool, Option("--access-log", help="Print a line for every request.")] = False,
     backbone: ModelBackbone = None,
@@ -54,14 +54,12 @@ def serve(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Serve models over HTTP, with a page to try them in a browser. Stop with Ctrl-C."""
+    """Serve models over HTTP, with a web UI to try them. Stop with Ctrl-C."""
     from protosteer.serve.app import create_app, run
     from protosteer.serve.registry import check_names
 
     if token is not None and not allow_teach:
-        raise CommandLineError(
-            "a token is for teaching; add --allow-teach, or leave it out", code="conflicting-options"
-        )
+        raise CommandLineError("--token needs --allow-teach", code="conflicting-options")
     places = [_place(word) for word in models]
     check_names(places)  # before anything is loaded
     learners = open_learners([path for _, path in places], backbone, weights, device, threads)
@@ -90,7 +88,7 @@ def serve(
 
 
 def _place(word: str) -> tuple[str, Path]:
-    """A model's name and file. A file may have = in its name, too."""
+    """Return a model's name and file. A file may have = in its name, too."""
     name, equals, path = word.partition("=")
     if equals and not os.path.lexists(word):
         return name, path_of(path)

@@ -1,4 +1,4 @@
-"""`protosteer suggest`: which images to label next, and which labels to look at again."""
+"""`protosteer suggest`: which images to label next (active learning), and likely label issues."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def suggest(
         Option(
             metavar="FOLDER",
             parser=path_of,
-            help="Instead: a folder of class folders, whose images may lie in a wrong one.",
+            help="Instead: a folder of class folders, to find images in the wrong one.",
         ),
     ] = None,
-    count: Annotated[int, Option(min=1, help="At most so many images for each reason.")] = 50,
+    count: Annotated[int, Option(min=1, help="At most this many images for each reason.")] = 50,
     reject: Annotated[
         float,
         Option(
             metavar="FRACTION",
-            help="Images are unlike everything known that are less like it than this share of known ones.",
+            help="Images are out-of-distribution if they are less similar than this share of known images.",
         ),
     ] = 0.05,
     out: Annotated[
@@ -57,12 +57,13 @@ def suggest(
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Say which images would teach a model most, which are unlike everything it knows, and which are copies; or, of
-    images that have a class, which look like another one. Nothing is changed.
+    """Suggest images to label next: the most informative, out-of-distribution ones, and near-duplicates.
+
+    With --check, find label issues in class folders instead. Nothing is changed.
     """
     if bool(paths) == (check is not None):
         raise CommandLineError(
-            "name images without labels, or with --check a folder of class folders; one of both",
+            "give either images without labels, or a folder of class folders with --check",
             code="conflicting-options",
         )
     from protosteer.data.class_folders import read_folder
@@ -88,7 +89,7 @@ def _check_out(out: Path, as_json: bool) -> None:
         raise CommandLineError("choose one of --json and --out", code="conflicting-options")
     if not is_table(str(out)):
         raise CommandLineError(
-            f"--out {out} is no file that ends in {', '.join(SUFFIXES)}", code="bad-suffix", path=out
+            f"--out {out} does not end in {', '.join(SUFFIXES)}", code="bad-suffix", path=out
         )
     refuse_existing(out)
 
@@ -105,7 +106,7 @@ def _found(
         if labelled is not None:
             return mislabelled(learner, labelled, count, progress.on_stage)
         if reject and not calibrated(learner):
-            say("note: no class has two images, so that nothing can be called unlike everything known")
+            say("note: no class has two images, so no image can be flagged as out-of-distribution")
         return choose(learner, files, count, reject, progress.on_stage)
 
 
@@ -130,8 +131,8 @@ def _tell(found: Suggestions, out: Path | None, as_json: bool) -> None:
 def _next(model: Path, check: Path | None) -> str:
     if check is not None:
         return (
-            f"Next: look at them, move those that are wrong, forget their classes, and learn {check} again; many are "
-            "right, and hard"
+            f"Next: look at them, move those that are wrong, forget their classes and learn {check} again; many are "
+            "labelled right but hard"
         )
     return (
         "Next: move those worth labelling into a folder per class, such as labelled/cat, then: protosteer learn "

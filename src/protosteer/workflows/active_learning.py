@@ -70,6 +70,7 @@ class Suggestions:
     errors: dict[Path, str]  # of files that could not be read
 
     def rows(self) -> Iterator[Row]:
+        """Yield a table row per suggestion, then one per unreadable file."""
         for one in self.chosen:
             yield {**vars(one), "path": str(one.path)}
         for path, error in self.errors.items():
@@ -88,6 +89,7 @@ class Seen:
 
     @classmethod
     def of(cls, parts: Sequence[Prediction]) -> Seen:
+        """Collect parts of a prediction."""
         best = [F.pad(part.probabilities, (0, 1)).topk(2, dim=1).values for part in parts]
         first, second = torch.cat(best).double().unbind(dim=1)
         similarities = torch.cat([part.similarities.amax(dim=1) for part in parts])
@@ -185,11 +187,13 @@ def repeats(thumbnails: Tensor) -> dict[int, int]:
 
 
 def check_count(count: int) -> None:
+    """Raise a SettingsError if no image is asked for."""
     if count < 1:
         raise SettingsError(f"count = {count}: ask for at least one image", code="bad-count", value=count)
 
 
 def readable_rows(images: ForgivingFiles) -> list[int]:
+    """Return the rows of files that could be read; a DataError if there are none."""
     rows = [i for i in range(len(images)) if i not in images.errors]
     if not rows:
         raise DataError(
@@ -199,6 +203,7 @@ def readable_rows(images: ForgivingFiles) -> list[int]:
 
 
 def errors_of(images: ForgivingFiles) -> dict[Path, str]:
+    """Return what is wrong with each unreadable file."""
     return {images.paths[i]: error for i, error in sorted(images.errors.items())}
 
 

@@ -80,6 +80,7 @@ class Choice:
     left_out: dict[str, str] = field(default_factory=dict)  # what was not tried, and why
 
     def load(self, device: str | torch.device = "cpu") -> Backbone:
+        """Load the backbone."""
         return Backbone.load(self.info.name, device=device)
 
 

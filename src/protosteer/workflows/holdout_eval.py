@@ -32,6 +32,7 @@ class Check:
 
     @property
     def right(self) -> int:
+        """How many images were classified correctly."""
         return sum(a == b for a, b in zip(self.labels, self.predicted, strict=True))
 
     @property

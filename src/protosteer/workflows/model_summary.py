@@ -1,8 +1,6 @@
-"""What a model file holds, told without its backbone: tasks, classes, bytes, how it predicts, and which
-classes are most alike.
+"""Describe a model file without its backbone: tasks, classes, bytes, how it predicts, similar classes.
 
-Two classes are as alike as their two most similar value centroids. Classes which are alike are the likely ones
-to be confused.
+Two classes are as similar as their two most similar value prototypes. Similar classes are likely to be confused.
 """
 
 from __future__ import annotations

@@ -39,8 +39,7 @@ def calibrated(learner: Learner) -> bool:
 
 
 def threshold(learner: Learner, fraction: float) -> float:
-    """The greatest similarity below which an image counts as unknown, so that at most this fraction of the
-    known ones does.
+    """Return the similarity below which an image is unknown, so that at most this fraction of known ones is.
 
     That is so on average over the choice of images that were not learned; one choice may give more or less.
     Fewer than one of n + 1 cannot be asked for where there are n of them: then it is that one.
@@ -62,6 +61,7 @@ def threshold(learner: Learner, fraction: float) -> float:
 
 
 def check_fraction(fraction: float) -> None:
+    """Raise a SettingsError for a share that cannot be rejected."""
     if not 0.0 <= fraction < 1.0:
         raise SettingsError(
             f"reject = {fraction}: give a fraction from 0 to below 1, such as 0.05",

@@ -148,7 +148,7 @@ class Kind(Protocol):
 
     @property
     def kind(self) -> str:
-        """ "predictions", "embeddings" or "suggestions"."""
+        """The name of the kind: predictions, embeddings or suggestions."""
 
     @property
     def width(self) -> int:

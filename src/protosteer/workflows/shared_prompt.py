@@ -45,6 +45,7 @@ class Adapted:
 
     @property
     def fingerprint(self) -> str:
+        """A sha256 over the backbone's fingerprint and the prompt."""
         digest = hashlib.sha256(self.backbone["fingerprint"].encode())
         digest.update(self.prompt.contiguous().numpy().tobytes())
         return digest.hexdigest()
