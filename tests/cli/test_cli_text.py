@@ -45,7 +45,6 @@ RUNS = {
     "merge": ["merge shop.protosteer other.protosteer -o both.protosteer"],
     "forget": ["forget both.protosteer bee --backup old.protosteer", "forget both.protosteer --task summer"],
     "adapt": [f"adapt spring -o my.backbone {TRAINED}", "inspect my.backbone"],
-    "methods": ["methods ncm"],
 }
 
 

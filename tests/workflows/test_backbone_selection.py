@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from conftest import easy_task, tiny_backbone
+from expect import expect_error
 from photo_toys import photos
 from protosteer.backbones import BackboneInfo, auto_candidates
 from protosteer.backbones.auto_candidates import candidates_on_disk
@@ -199,7 +200,7 @@ def test_where_nothing_can_be_compared_the_largest_on_disk_is_taken(tmp_path: Pa
     for classes, per_class in ((["ant"], 8), (CLASSES, 1)):
         choice = choose_backbone(photos(tmp_path / str(per_class), classes, per_class))
         assert not choice.trials and costs[choice.info.name] == max(costs.values())
-    with pytest.raises(DataError, match="no images"):
+    with expect_error("no-images", DataError):
         choose_backbone((torch.zeros(0, 3, 8, 8, dtype=torch.uint8), []))
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from conftest import easy_task, tiny_backbone
+from expect import expect_error
 from photo_toys import EVIDENCE, file_bytes, photos
 from protosteer.errors import LearnerError, ModelFileError, SettingsError
 from protosteer.learner import Learner, merge
@@ -70,9 +71,9 @@ def test_training_that_was_interrupted_goes_on(tmp_path, domain, adapted):
 
 
 def test_nothing_to_train_is_said_before_any_work(tmp_path, domain):
-    with pytest.raises(LearnerError, match="has one class"):
+    with expect_error("one-class", LearnerError, path=tmp_path / "x"):
         adapt(tiny_backbone(), scan_folder(photos(tmp_path / "x", ["ant"])), EVIDENCE)
-    with pytest.raises(SettingsError, match="prompts = False"):
+    with expect_error("prompts-off", SettingsError):
         adapt(tiny_backbone(), scan_folder(domain), EVIDENCE.replace(prompts=False))
 
 
@@ -113,15 +114,15 @@ def test_other_files_are_told_apart(path, tmp_path):
     learner = Learner(tiny_backbone(), EVIDENCE)
     learner.learn(easy_task(["ant", "bee"]))
     learner.save(model)
-    with pytest.raises(ModelFileError, match="not an adapted backbone"):
+    with expect_error("not-adapted-backbone", ModelFileError, path=model):
         shared_prompt.read(model)
-    with pytest.raises(ModelFileError, match="there is no adapted backbone"):
+    with expect_error("no-adapted-backbone", ModelFileError, path=none):
         shared_prompt.read(none)
     with pytest.raises(ModelFileError, match="is an adapted backbone, not a model"):
         model_file.read(path)
     newer = tmp_path / "new.backbone"
     newer.write_bytes(changed(path, lambda header, tensors: header.update({model_file.ADAPTED: 2})))
-    with pytest.raises(ModelFileError, match="that this version knows"):
+    with expect_error("not-adapted-backbone", ModelFileError, path=newer):
         shared_prompt.read(newer)
     assert [shared_prompt.is_adapted(p) for p in (path, newer, model, none)] == [True, True, False, False]
 
@@ -142,9 +143,9 @@ def test_a_learner_must_have_begun_with_it(adapted):
     adapted.check_used(begun)
     other = Learner(tiny_backbone(), EVIDENCE)
     other.learn(easy_task(["ant", "bee"]))
-    with pytest.raises(LearnerError, match="has classes already"):
+    with expect_error("learned-without-shared-prompt", LearnerError):
         adapted.check_used(other)
-    with pytest.raises(SettingsError, match="rule = 'paper' does not know"):
+    with expect_error("rule-without-shared-prompt", SettingsError):
         adapted.check_used(Learner(tiny_backbone(), EVIDENCE.replace(rule="paper"), adapted.prompt))
 
 
