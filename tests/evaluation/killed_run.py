@@ -1,12 +1,12 @@
-"""Runs one experiment in children that are killed at random moments, until KILLS have been; not a test
-itself.
+"""Run one experiment whole, and then in children that are killed, until KILLS have been; not a test itself.
 
-    python killed_run.py OUT KILLS LONGEST
+    python killed_run.py OUT KILLS
 
-A run that ends before there were enough kills is followed by another, in OUT/1, OUT/2 and so on.
+A child kills itself before the n-th file operation, with n drawn at random, so nothing depends on time. A run that
+ends before there were enough kills is followed by another: OUT/killed/0, OUT/killed/1 and so on. The run that was
+never killed is OUT/whole. Prints how many children were killed, and in how many different states of the folder.
 
-Children are forked from a process that has torch loaded already, so that most of a child's time is the run's.
-Prints how many were killed, in how many different places of the run, and how long the last child took.
+Children are forked from a process that has torch loaded already.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import os
 import random
 import signal
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,64 +27,51 @@ VALUES = {
     "stream": "split-digits", "tasks": 3, "train_per_class": 12, "test_per_class": 6, "threads": 1, "epochs": 3,
     "batch_size": 12, "neck_hidden": 64, "augmentation": "no-flip", "centroids": 2, "seeds": [0, 1], "device": "cpu",
 }  # fmt: skip
+OPERATIONS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
 
 
-PLACES = 6  # that kills must have hit
-
-
-def child(out: Path) -> int:
+def child(out: Path, limit: int) -> int:
+    """Fork a child that resumes the run and dies before its file operation number `limit`; returns its status."""
     pid = os.fork()
     if pid == 0:
-        run_experiment(Experiment.from_values({**VALUES, "out": out}), resume=True, bookmark_seconds=0)
+        count = 0
+
+        def on_event(event: str, arguments: tuple[Any, ...]) -> None:
+            nonlocal count
+            if event in OPERATIONS and str(arguments[0]).startswith(str(out)):
+                count += 1
+                if count == limit:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(on_event)
+        run_experiment(Experiment.from_values({**VALUES, "out": out}), resume=True, checkpoint_seconds=0)
+        out.with_suffix(".count").write_text(str(count))
         os._exit(0)
-    return pid
+    return os.waitpid(pid, 0)[1]
 
 
-def warm_up() -> None:
-    """Load, and import, what every child would otherwise spend its short life on."""
-    import sklearn.cluster  # noqa: F401
-
-    torch.optim.AdamW([torch.zeros(1)])  # imports torch's compiler
-    wanted = Experiment.from_values(VALUES)
-    open_stream(wanted.stream, wanted.options, wanted.load_backbone().preprocessing)
-
-
-def where(out: Path) -> str:
-    """How far the run has come, as its files tell."""
+def state(out: Path) -> str:
+    """Describe how far the run is, by its files."""
     seeds = sorted(out.glob("seed-*"))
-    parts = [sorted(p.name for p in seed.rglob("*") if p.is_file() and p.suffix != ".tmp") for seed in seeds]
-    return str(parts)
-
-
-def run_killed(out: Path, kills: int, longest: float, chance: random.Random) -> tuple[int, set[str], float]:
-    """One run, killed at most so many times; also the places of the kills, and how long the last child took."""
-    killed, places = 0, set()
-    while True:
-        began = time.monotonic()
-        pid = child(out)
-        if killed < kills:
-            time.sleep(chance.uniform(0.0, longest))
-            os.kill(pid, signal.SIGKILL)
-        _, status = os.waitpid(pid, 0)
-        if os.WIFEXITED(status):
-            assert os.WEXITSTATUS(status) == 0, f"a child failed with code {os.WEXITSTATUS(status)}"
-            return killed, places, time.monotonic() - began
-        killed += 1
-        places.add(where(out))
+    return str([sorted(p.name for p in s.rglob("*") if p.is_file() and p.suffix != ".tmp") for s in seeds])
 
 
 def main() -> None:
-    out, kills, longest = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-    chance = random.Random(0)
+    out, kills = Path(sys.argv[1]), int(sys.argv[2])
     torch.set_num_threads(1)
-    warm_up()
-    killed, places, seconds = run_killed(out / "0", kills, longest, chance)
-    runs = 1
-    # On a busy machine many kills may hit one place: then there are more of them.
-    while killed < kills or (len(places) < PLACES and killed < 3 * kills):
-        more, elsewhere, _ = run_killed(out / str(runs), max(kills - killed, PLACES), longest, chance)
-        killed, places, runs = killed + more, places | elsewhere, runs + 1
-    print(f"{killed} {len(places)} {seconds:.2f}")
+    torch.optim.AdamW([torch.zeros(1)])  # imports torch's compiler, which every child would do otherwise
+    wanted = Experiment.from_values(VALUES)
+    open_stream(wanted.stream, wanted.options, wanted.load_backbone().preprocessing)
+    assert child(out / "whole", 0) == 0
+    operations = int((out / "whole.count").read_text())
+    draw, killed, runs, states = random.Random(0), 0, 0, set()
+    while killed < kills:
+        folder = out / "killed" / str(runs)
+        while child(folder, draw.randint(1, operations // 8) if killed < kills else 0):
+            killed += 1
+            states.add(state(folder))
+        runs += 1
+    print(killed, len(states))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from expect import expect_error
 from protosteer.errors import RunError, SettingsError, TrainingError
 from protosteer.evaluation.experiment import run_experiment
 from protosteer.evaluation.sweep import experiments_of, names_several, run_several
@@ -68,21 +69,20 @@ def test_each_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("method", "values", "message"),
+    ("method", "values", "code"),
     [
-        ("ncm,cp", {}, "no method is called 'cp'; did you mean 'cpp'?"),
-        ("ncm,", {}, "no method is called ''"),
-        ("ncm,cpp", {"epohcs": 3}, "methods ncm, cpp: unknown setting 'epohcs'; did you mean 'epochs'?"),
-        ("ncm,ranpac", {"epochs": 3}, "methods ncm, ranpac: unknown setting 'epochs'"),
-        ("ranpac,cpp", {"epochs": 0}, "method cpp: epochs = 0: must be at least 1"),
-        ("ncm,ranpac", {"preset": "fast"}, "methods ncm, ranpac have no preset 'fast'; leave it out"),
-        ("ncm,cpp", {"seed": 3}, "a run has seeds, for instance seeds=3"),
+        ("ncm,cp", {}, "unknown-method"),
+        ("ncm,", {}, "unknown-method"),
+        ("ncm,cpp", {"epohcs": 3}, "unknown-setting"),
+        ("ncm,ranpac", {"epochs": 3}, "unknown-setting"),
+        ("ranpac,cpp", {"epochs": 0}, "setting-out-of-bounds"),
+        ("ncm,ranpac", {"preset": "fast"}, "unknown-preset"),
+        ("ncm,cpp", {"seed": 3}, "seed-not-seeds"),
     ],
 )
-def test_mistakes_are_found_before_anything_is_run(method: str, values: dict[str, Any], message: str) -> None:
-    with pytest.raises(SettingsError) as error:
+def test_mistakes_are_found_before_anything_is_run(method: str, values: dict[str, Any], code: str) -> None:
+    with expect_error(code, SettingsError):
         several(method, **values)
-    assert message in str(error.value)
 
 
 def test_each_ends_in_the_bits_that_it_ends_in_alone(tmp_path: Path) -> None:
@@ -102,22 +102,21 @@ def test_one_that_fails_does_not_stop_the_others(tmp_path: Path, broken: None) -
     said: list[str] = []
     outcome = run_several(several("ncm,broken,ranpac", features=20, out=tmp_path), on_message=said.append)
     assert list(outcome.figures) == ["ncm", "ranpac"] and list(outcome.failed) == ["broken"]
-    line = "broken has failed: the loss is no longer finite; lower the learning rate"
-    assert said == ["ncm, 1 of 3 methods", "broken, 2 of 3 methods", line, "ranpac, 3 of 3 methods"]
+    assert len(said) == 4 and str(outcome.failed["broken"]) in said[2]
 
 
 def test_all_folders_are_looked_at_before_the_first_is_written_to(tmp_path: Path) -> None:
     made = several("ncm,ranpac", features=20, out=tmp_path)
     run_experiment(made[1])
-    with pytest.raises(RunError, match="ranpac holds a finished run of this configuration"):
+    with expect_error("run-exists", RunError, path=tmp_path / "ranpac", finished=True):
         run_several(made)
-    with pytest.raises(RunError, match="another configuration"):
+    with expect_error("other-configuration", RunError):
         run_several(several("ncm,ranpac", features=30, out=tmp_path), resume=True)
-    with pytest.raises(SettingsError, match="choose one"):
+    with expect_error("resume-and-overwrite", SettingsError):
         run_several(made, resume=True, overwrite=True)
     (tmp_path / "strange" / "ranpac").mkdir(parents=True)
     (tmp_path / "strange" / "ranpac" / "thesis.tex").touch()
-    with pytest.raises(RunError, match=r"holds other things \(thesis.tex\)"):
+    with expect_error("foreign-files", RunError, files=["thesis.tex"]):
         run_several(several("ncm,ranpac", out=tmp_path / "strange"), overwrite=True)
     assert not (tmp_path / "ncm").exists() and not (tmp_path / "strange" / "ncm").exists()
 

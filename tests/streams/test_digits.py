@@ -9,6 +9,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from stream_toys import PREPROCESSING
 
+from expect import expect_error
 from protosteer.data.images import ImageSet
 from protosteer.errors import DataError
 from protosteer.streams import StreamOptions, open_stream, split_digits
@@ -39,7 +40,7 @@ def test_the_same_images_labels_and_order_as_ever(tasks):
 
 def test_tasks_that_do_not_divide_ten():
     assert [len(t.classes) for t in split_digits(3)] == [4, 3, 3]
-    with pytest.raises(DataError, match="10 classes cannot fill 11 tasks"):
+    with expect_error("too-few-classes", DataError):
         split_digits(11)
 
 

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 from stream_toys import PREPROCESSING
 
+from expect import expect_error
 from protosteer.data.downloads import to_stderr
 from protosteer.errors import DataError
 from protosteer.streams import StreamOptions, Task, find_benchmark, open_stream
@@ -95,7 +96,7 @@ def test_unreadable_images_are_named_and_skipped_only_by_choice(tmp_path, capsys
             draw(tmp_path / part / name, 3)
     broken = tmp_path / "train" / "bee" / "01.png"
     broken.write_bytes(b"not an image")
-    with pytest.raises(DataError, match="bee/01.png cannot be read as an image; .* skip_unreadable=True"):
+    with expect_error("unreadable-image", DataError, path=broken):
         opened(tmp_path)
     messages: list[str] = []
     task = opened(tmp_path, skip_unreadable=True, say=messages.append)[1]
@@ -109,30 +110,28 @@ def test_a_class_that_cannot_be_read_at_all(tmp_path):
     draw(tmp_path / "ant", 3)
     for path in draw(tmp_path / "bee", 2):
         path.write_bytes(b"not an image")
-    with pytest.raises(DataError, match=f"no image in {tmp_path / 'bee'} can be read"):
+    with expect_error("class-without-images", DataError, name="bee"):
         opened(tmp_path, skip_unreadable=True)
 
 
 def test_complaints(tmp_path):
-    with pytest.raises(DataError, match="folder: needs a path; write folder:PATH"):
+    with expect_error("no-folder", DataError):
         find_benchmark("folder:")
-    with pytest.raises(DataError, match="nowhere does not exist; give a folder"):
+    with expect_error("no-class-folders", DataError):
         opened(tmp_path / "nowhere")
     draw(tmp_path / "one" / "ant", 1)
-    with pytest.raises(DataError, match="class 'ant' has no test image"):
+    with expect_error("class-without-images", DataError, name="ant", part="test"):
         opened(tmp_path / "one")
     draw(tmp_path / "half" / "train" / "ant", 3)
-    with pytest.raises(
-        DataError, match="half has train/ but no test/ or val/; add one, or give .*half/train"
-    ):
+    with expect_error("no-test-folder", DataError, path=tmp_path / "half"):
         opened(tmp_path / "half")
     draw(tmp_path / "odd" / "train" / "ant", 3)
     draw(tmp_path / "odd" / "test" / "ant", 3)
     draw(tmp_path / "odd" / "test" / "bee", 3)
-    with pytest.raises(DataError, match="class 'bee' has no training image"):
+    with expect_error("class-without-images", DataError, name="bee", part="training"):
         opened(tmp_path / "odd")
     draw(tmp_path / "few" / "ant", 3)
-    with pytest.raises(DataError, match="1 classes cannot fill 2 tasks"):
+    with expect_error("too-few-classes", DataError):
         opened(tmp_path / "few", tasks=2)
 
 

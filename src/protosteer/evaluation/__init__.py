@@ -1,1 +1,1 @@
-"""Protocol, accuracy matrix, metrics and diagnosis of class-incremental learning."""
+"""Protocol, accuracy matrix, metrics and error analysis of class-incremental learning."""

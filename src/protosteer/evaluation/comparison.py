@@ -1,4 +1,4 @@
-"""Run folders side by side: runs of one configuration are one row, whichever folder their seeds are in."""
+"""Compare run folders: seeds of the same configuration form one row, whichever folder they are in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,17 @@ Rows = dict[str, list[dict[str, Any]]]
 
 
 def gather(given: Sequence[str]) -> Rows:
-    """Figures of every seed by the row's label; each argument is FOLDER or LABEL=FOLDER."""
+    """Read the metrics of every seed, grouped by configuration.
+
+    Args:
+        given: FOLDER or LABEL=FOLDER, each.
+
+    Returns:
+        The metrics of each seed, by the row's label.
+
+    Raises:
+        RunError: A seed is given twice (code "repeated-seed"), or a label (code "repeated-label").
+    """
     groups: list[tuple[str, dict[str, Any], dict[int, dict[str, Any]]]] = []  # label, configuration, by seed
     for label, path in map(_parse, given):
         configuration, seeds = read_run(path)
@@ -26,37 +36,48 @@ def gather(given: Sequence[str]) -> Rows:
             if figures["seed"] in group[2]:
                 raise RunError(
                     f"{path} has seed {figures['seed']} of a configuration that another folder has too; leave one "
-                    "out, or give each a label of its own (LABEL=FOLDER)"
+                    "out, or give each its own label (LABEL=FOLDER)",
+                    code="repeated-seed",
+                    seed=figures["seed"],
                 )
             group[2][figures["seed"]] = figures
     rows: Rows = {}
     labels = _labels([configuration for _, configuration, _ in groups])
     for (given_label, _, by_seed), label in zip(groups, labels, strict=True):
         if given_label in rows:
-            raise RunError(f"label '{given_label}' stands for two configurations; give each its own")
+            raise RunError(
+                f"label '{given_label}' stands for two configurations; give each its own",
+                code="repeated-label",
+                label=given_label,
+            )
         rows[given_label or label] = [by_seed[seed] for seed in sorted(by_seed)]
     return rows
 
 
 def bins_of(rows: Rows) -> dict[str, list[Bins]]:
-    """The bins of confidence of every seed, of the rows that have them."""
+    """Return the calibration bins of every seed, for the rows that have them.
+
+    Raises:
+        RunError: No row has them (code "no-confidence").
+    """
     found = {label: [seed.get("reliability") for seed in seeds] for label, seeds in rows.items()}
     known = {label: [bins for bins in seeds if bins] for label, seeds in found.items() if all(seeds)}
     if not known:
         raise RunError(
-            "none of these runs says how sure it was: its method does not tell, or it is of an older version"
+            "none of these runs has confidences: their methods report none, or their version is older",
+            code="no-confidence",
         )
     return known
 
 
 def _parse(word: str) -> tuple[str, Path]:
-    """The label, if any, and the folder; one whose own name has an = in it is still a folder."""
+    """Split LABEL=FOLDER; an existing folder whose name contains = is a folder."""
     label, equals, path = word.partition("=")
     return (label, Path(path)) if equals and label and not Path(word).is_dir() else ("", Path(word))
 
 
 def _labels(configurations: list[dict[str, Any]]) -> list[str]:
-    """The method, and what tells a row from others: data, backbone and, within a method, settings."""
+    """Label each row by its method and by what differs: data, backbone and, within a method, settings."""
     shared = [_shared(configuration) for configuration in configurations]
     settings = [_words(configuration["settings"]) for configuration in configurations]
     methods = [configuration["method"] for configuration in configurations]
@@ -70,7 +91,7 @@ def _labels(configurations: list[dict[str, Any]]) -> list[str]:
 
 
 def _shared(configuration: dict[str, Any]) -> list[str]:
-    """What a reader would want to know apart; the rest of a stream follows from its options."""
+    """Describe stream and backbone; the rest of a stream follows from its options."""
     stream, backbone = configuration["stream"], configuration["backbone"]
     options = {name: value for name, value in stream["options"].items() if value is not None}
     weights = {"fingerprint": backbone["fingerprint"][:8], "image_size": backbone["image_size"]}

@@ -1,8 +1,7 @@
-"""Embeddings of test images, each computed once per prompt for a whole run.
+"""A cache of test embeddings: each is computed once per prompt for a whole run.
 
-A backbone and a learned prompt that are frozen make an embedding serve all later evaluations, and those of a
-process that went on after the first was killed. Embeddings of a backbone that a method has trained since are
-dropped: they are known by the fingerprint of the weights that made them.
+With a frozen backbone and prompt, an embedding serves all later evaluations, also those of a resumed run. Embeddings are
+keyed by the fingerprint of the weights, so those of a backbone that was trained since are dropped.
 """
 
 from __future__ import annotations
@@ -19,21 +18,33 @@ from protosteer.methods.base import Method
 
 
 class EmbeddingCache:
-    """The `Images` of `methods.base` for one task's test images."""
+    """One task's test images for a method: see `methods.base.Images`.
+
+    Args:
+        method: The method.
+        images: The images.
+
+    Attributes:
+        forward_passes: How many images were embedded.
+        requests: How many would have been embedded without a cache.
+    """
 
     def __init__(self, method: Method, images: ImageSet):
         self.method = method
         self.images = images
-        self.forward_passes = 0  # made
-        self.asked = 0  # what would have been made without a cache
-        self._version = ""  # of the weights behind what is known
-        self._known: dict[str, tuple[Tensor, Tensor]] = {}  # by name: embeddings [N, D], which are known [N]
+        self.forward_passes = 0
+        self.requests = 0
+        self._version = ""  # fingerprint of the current weights
+        self._known: dict[
+            str, tuple[Tensor, Tensor]
+        ] = {}  # by name: embeddings [N, D], and which are known [N]
         self._new: dict[str, list[Tensor]] = {}  # rows embedded since `take_new`
 
     def __len__(self) -> int:
         return len(self.images)
 
     def pixels(self, rows: Tensor) -> Tensor:
+        """Return the pixels of some rows."""
         return self.images.pixels(rows.tolist())
 
     def embed(
@@ -43,21 +54,23 @@ class EmbeddingCache:
         key: str | None = None,
         backbone: Backbone | None = None,
     ) -> Tensor:
-        self.asked += len(rows)
+        """Embed some rows, or look them up; see `Images.embed`."""
+        self.requests += len(rows)
         if key is None and (prompt is not None or backbone is not None):
             return self._compute(rows, prompt, backbone)
         name = self._name(key) if backbone is None else f"backbone {key}"
         embeddings, known = self._of(name)
         new = rows[~known[rows]]
         if len(new):
-            some = prompt[~known[rows]] if prompt is not None and prompt.ndim == 4 else prompt
-            embeddings[new] = self._compute(new, some, backbone)
+            own = prompt[~known[rows]] if prompt is not None and prompt.ndim == 4 else prompt
+            embeddings[new] = self._compute(new, own, backbone)
             known[new] = True
             self._new.setdefault(name, []).append(new)
         return embeddings[rows]
 
     def tokens(self, rows: Tensor, prompt: Tensor | None = None) -> Tensor:
-        self.asked += len(rows)
+        """Return the output tokens of some rows; they are not cached."""
+        self.requests += len(rows)
         return self._compute(rows, prompt, whole=True)
 
     def _compute(
@@ -68,7 +81,7 @@ class EmbeddingCache:
         return backbone.embed_set(self.images, prompt, batch, rows=rows.tolist(), whole=whole)
 
     def take_new(self) -> dict[str, Tensor]:
-        """What was embedded since the last call, for `put`."""
+        """Return what was embedded since the last call, for `put`."""
         taken: dict[str, Tensor] = {}
         for name, parts in self._new.items():
             rows = torch.cat(parts)
@@ -77,7 +90,7 @@ class EmbeddingCache:
         return taken
 
     def put(self, taken: Mapping[str, Tensor]) -> None:
-        """Embeddings that an interrupted process had made."""
+        """Restore what `take_new` returned, in an earlier process."""
         for part, rows in taken.items():
             kind, _, name = part.partition("/")
             if kind == "rows":
@@ -86,7 +99,7 @@ class EmbeddingCache:
                 known[rows] = True
 
     def _name(self, key: str | None) -> str:
-        """Of what is embedded now; where the backbone is trained, what it made before is dropped."""
+        """Return the cache key; drop embeddings of earlier weights."""
         name = "plain" if key is None else f"prompt {key}"
         if not self.method.trains_backbone:
             return name
@@ -104,8 +117,13 @@ class EmbeddingCache:
         return self._known[name]
 
 
-class Some:
-    """The `Images` that some rows of a cache are."""
+class CacheRows:
+    """Some rows of a cache as test images.
+
+    Args:
+        cache: The cache.
+        rows: The rows.
+    """
 
     def __init__(self, cache: EmbeddingCache, rows: Tensor):
         self.cache = cache
@@ -115,6 +133,7 @@ class Some:
         return len(self.rows)
 
     def pixels(self, rows: Tensor) -> Tensor:
+        """Return the pixels of some rows."""
         return self.cache.pixels(self.rows[rows])
 
     def embed(
@@ -124,7 +143,9 @@ class Some:
         key: str | None = None,
         backbone: Backbone | None = None,
     ) -> Tensor:
+        """Embed some rows; see `Images.embed`."""
         return self.cache.embed(self.rows[rows], prompt, key, backbone)
 
     def tokens(self, rows: Tensor, prompt: Tensor | None = None) -> Tensor:
+        """Return the output tokens of some rows; they are not cached."""
         return self.cache.tokens(self.rows[rows], prompt)

@@ -1,4 +1,4 @@
-"""An experiment from its description to its figures: stream, backbone, method, settings, seeds."""
+"""Experiments: from a description (stream, backbone, method, settings, seeds) to metrics."""
 
 from __future__ import annotations
 
@@ -31,27 +31,51 @@ from protosteer.util.text import one_line
 
 
 class Reporter:
-    """Hears what a run is doing; this one says nothing."""
+    """Receives the progress of a run; this one shows nothing."""
 
     def __enter__(self) -> Reporter:
         return self
 
     def __exit__(self, *error: object) -> None: ...
-    def begin(self, name: str, about: str, done_tasks: int = 0) -> None: ...
-    def on_stage(self, stage: Stage) -> None: ...
-    def on_task(self, i: int, run: Run) -> None: ...
-    def say(self, line: str) -> None: ...
+
+    def begin(self, name: str, about: str, done_tasks: int = 0) -> None:
+        """Start a run of which some tasks are done."""
+
+    def on_stage(self, stage: Stage) -> None:
+        """Report progress within a task."""
+
+    def on_task(self, i: int, run: Run) -> None:
+        """Report the results after task i."""
+
+    def say(self, line: str) -> None:
+        """Show a message."""
 
 
-# Makes a reporter for a stream, given the names of its runs, and where lines are logged.
+# Creates a reporter from a stream, the names of its runs, and a function that logs a line.
 MakeReporter = Callable[[Stream, Sequence[str], Callable[[str], None]], Any]
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What `protosteer run` is told. `settings` belong to the method, `options` to the stream.
+    """The description of an experiment, as `protosteer run` takes it.
 
-    Settings that are given win over those of a preset.
+    Attributes:
+        stream: The benchmark's name, or `folder:PATH`.
+        method: The method's name.
+        backbone: The backbone's name.
+        weights: A file of weights; None: by the name.
+        image_size: The size of images; None: that of the weights.
+        crop: The share of an image that is cropped; None: the stream's, or else that of the weights.
+        seeds: The seeds; None: those of the run that is resumed, or else 0.
+        preset: A preset of the method; None: its defaults.
+        settings: Settings of the method; they override the preset.
+        options: Options of the stream.
+        data_dir: Where datasets are; None: the default folder.
+        skip_unreadable: Whether to skip images that cannot be decoded.
+        device: The device.
+        precision: The precision of forward passes.
+        threads: The number of CPU threads; None: torch's choice.
+        out: The run folder; None: one under runs/.
     """
 
     stream: str
@@ -59,9 +83,9 @@ class Experiment:
     backbone: str = NANO
     weights: Path | None = None
     image_size: int | None = None
-    crop: float | None = None  # None: the stream's own, or else the weights'
-    seeds: tuple[int, ...] | None = None  # None: those of the run that is resumed, or else 0
-    preset: str | None = None  # None: the method's own
+    crop: float | None = None
+    seeds: tuple[int, ...] | None = None
+    preset: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     options: StreamOptions = field(default_factory=StreamOptions)
     data_dir: Path | None = None
@@ -77,12 +101,26 @@ class Experiment:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Experiment:
-        """From one flat table of names: those of a run, a stream's options and the method's settings."""
+        """Create an experiment from one flat table.
+
+        Args:
+            values: Fields of an experiment, options of the stream and settings of the method, by name.
+
+        Returns:
+            The experiment.
+
+        Raises:
+            SettingsError: A name is unknown or a value impossible.
+        """
         if "stream" not in values:
-            raise SettingsError("say which stream to run, for instance split-cifar100 or folder:PATH")
+            raise SettingsError(
+                "name the stream to run, for instance split-cifar100 or folder:PATH", code="no-stream"
+            )
         if "seed" in values:
             seed = values["seed"]
-            raise SettingsError(f"seed = {seed}: a run has seeds, for instance seeds={seed}")
+            raise SettingsError(
+                f"seed = {seed}: a run has seeds, for instance seeds={seed}", code="seed-not-seeds"
+            )
         own, options = cls.hints(), get_type_hints(StreamOptions)
         hints = own | options
         typed = {name: _typed(name, v, hints[name]) for name, v in values.items() if name in hints}
@@ -92,31 +130,35 @@ class Experiment:
         known = [*made.settings_for(0).to_dict(), *hints]
         for name in settings:
             if name not in known:
-                raise SettingsError(f"method {made.method}: {unknown_setting(name, known)}")
+                raise SettingsError(
+                    f"method {made.method}: {unknown_setting(name, known)}", code="unknown-setting", name=name
+                )
         made = dataclasses.replace(made, settings=settings)
-        made.settings_for(0)  # complains of values that the method does not take
+        made.settings_for(0)  # raises if a value is impossible
         return made
 
     @classmethod
     def hints(cls) -> dict[str, Any]:
-        """Names that describe the run, but for its stream's options, and their types."""
+        """Return the names and types of fields, except settings and options."""
         own = get_type_hints(cls)
         del own["settings"], own["options"]
         return own
 
     def settings_for(self, seed: int) -> Values:
+        """Return the method's settings with this seed."""
         method = find_method(self.method)
         return method.settings_from({**method.preset(self.preset), **self.settings, "seed": seed})
 
     @property
     def folder(self) -> Path:
-        """`out`, or a folder under runs/ that tells stream, method and backbone apart."""
+        """The run folder: `out`, or one under runs/ that names stream, method and backbone."""
         if self.out is not None:
             return self.out
         name = "-".join([find_benchmark(self.stream).name, self.method, self.backbone])
         return Path("runs") / re.sub(r"[^\w.+-]+", "-", name)
 
     def load_backbone(self) -> Backbone:
+        """Load the backbone on its device."""
         crop = self.crop if self.crop is not None else find_benchmark(self.stream).crop
         device, size = choose_device(self.device), self.image_size
         return Backbone.load(
@@ -125,7 +167,7 @@ class Experiment:
 
 
 def _typed(name: str, value: Any, hint: Any) -> Any:
-    """The value of an option, refused if it is not of the kind that its field has."""
+    """Return an option's value; raise if it does not have the type of its field."""
     if name == "seeds":
         return parse_seeds(value)
     wanted, *optional = get_args(hint) or (hint,)
@@ -133,45 +175,68 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
         return None
     accepted: Any = {Path: (str, Path), float: (float, int)}.get(wanted, (wanted,))
     if not isinstance(value, accepted) or (isinstance(value, bool) and wanted is not bool):
-        raise SettingsError(f"{name} = {value!r}: must be {accepted[0].__name__}, not {type(value).__name__}")
+        raise SettingsError(
+            f"{name} = {value!r}: must be {accepted[0].__name__}, not {type(value).__name__}",
+            code="wrong-setting-type",
+            name=name,
+        )
     if name in ("image_size", "threads") and value < 1:
-        raise SettingsError(f"{name} = {value}: must be at least 1")
+        raise SettingsError(f"{name} = {value}: must be at least 1", code="setting-out-of-bounds", name=name)
     return Path(value) if wanted is Path else value
 
 
 def overridden(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given wins; another way of sharing out the classes takes the place of the file's."""
+    """Override a configuration; a given way to split the classes replaces the configuration's."""
     ways = ("tasks", "base", "increment", "task_file")
-    beaten = ways if any(way in given for way in ways) else ()
-    return {**{name: value for name, value in config.items() if name not in beaten}, **given}
+    replaced = ways if any(way in given for way in ways) else ()
+    return {**{name: value for name, value in config.items() if name not in replaced}, **given}
 
 
 def parse_seeds(given: Any) -> tuple[int, ...]:
-    """`0,1,2`, a number, or a list of numbers."""
+    """Parse `0,1,2`, a number, or a list of numbers.
+
+    Raises:
+        SettingsError: They are not different numbers from 0 on (code "bad-seeds").
+    """
     words = given.split(",") if isinstance(given, str) else given
     listed = list(words) if isinstance(words, (list, tuple)) else [words]
     seeds = [int(w) if isinstance(w, str) and w.strip().isdecimal() else w for w in listed]
     if not seeds or any(type(s) is not int or s < 0 for s in seeds) or len(set(seeds)) < len(seeds):
-        raise SettingsError(f"seeds = {given!r}: give different whole numbers from 0 on, such as 0,1,2")
+        raise SettingsError(
+            f"seeds = {given!r}: give different whole numbers from 0 on, such as 0,1,2", code="bad-seeds"
+        )
     return tuple(seeds)
 
 
 def check_choice(resume: bool, overwrite: bool) -> None:
+    """Raise if a run is to be both resumed and overwritten.
+
+    Raises:
+        SettingsError: It is (code "resume-and-overwrite").
+    """
     if resume and overwrite:
         raise SettingsError(
-            "resume=True goes on with the run in the folder, overwrite=True removes it; choose one"
+            "resume=True continues the run in the folder, overwrite=True removes it; choose one",
+            code="resume-and-overwrite",
         )
 
 
 @dataclass(frozen=True)
 class ExperimentContext:
-    """What an experiment stands on. Experiments that differ in their method alone may share it."""
+    """Backbone and stream of an experiment; experiments that differ only in their method may share it.
+
+    Attributes:
+        backbone: The backbone.
+        stream: The stream.
+        messages: What was reported when the stream was opened.
+    """
 
     backbone: Backbone
     stream: Stream
-    messages: tuple[str, ...] = ()  # when the stream was opened
+    messages: tuple[str, ...] = ()
 
     def configuration(self, experiment: Experiment) -> dict[str, Any]:
+        """Describe all that determines the experiment's results except the seed."""
         settings = experiment.settings_for(0)
         return manifest.configuration(find_method(experiment.method), settings, self.backbone, self.stream)
 
@@ -179,9 +244,18 @@ class ExperimentContext:
 def open_context(
     experiment: Experiment, on_message: Callable[[str], None] = lambda line: None
 ) -> ExperimentContext:
+    """Load an experiment's backbone and stream.
+
+    Args:
+        experiment: The experiment.
+        on_message: Called with lines for the user.
+
+    Returns:
+        The context.
+    """
     messages: list[str] = []
 
-    def tell(line: str) -> None:
+    def report(line: str) -> None:
         messages.append(line)
         on_message(line)
 
@@ -194,7 +268,7 @@ def open_context(
         backbone.preprocessing,
         experiment.data_dir,
         experiment.skip_unreadable,
-        tell,
+        report,
     )
     return ExperimentContext(backbone, stream, tuple(messages))
 
@@ -206,13 +280,25 @@ def run_experiment(
     command: Sequence[str] = (),
     make_reporter: MakeReporter | None = None,
     on_message: Callable[[str], None] = lambda line: None,
-    bookmark_seconds: float = SECONDS,
+    checkpoint_seconds: float = SECONDS,
     context: ExperimentContext | None = None,
     engine: Executor | None = None,
 ) -> dict[str, Any]:
-    """Run every seed that is not done yet; returns the figures as `run --json` prints them.
+    """Run every seed that is not finished.
 
-    context: None opens it. engine: who runs the seeds; None means this process, one after the other.
+    Args:
+        experiment: The experiment.
+        resume: Continue the run in the folder.
+        overwrite: Remove the run in the folder.
+        command: The command line, for the manifest.
+        make_reporter: Creates the reporter of progress.
+        on_message: Called with lines for the user.
+        checkpoint_seconds: The least time between two checkpoints of a training.
+        context: Backbone and stream; None: loaded here.
+        engine: Runs the seeds; None: this process, one after the other.
+
+    Returns:
+        Metrics as `run --json` prints them.
     """
     check_choice(resume, overwrite)
     context = context or open_context(experiment, on_message)
@@ -229,16 +315,16 @@ def run_experiment(
         reporter = make_reporter(stream, runs, folder.log) if make_reporter else Reporter()
         with reporter, _warnings_to(reporter.say):
             if engine and engine.elsewhere:
-                _run_elsewhere(engine, experiment, seeds, len(stream), reporter, bookmark_seconds)
+                _run_elsewhere(engine, experiment, seeds, len(stream), reporter, checkpoint_seconds)
             else:
-                run = _seed_runner(experiment, context, reporter, bookmark_seconds)
+                run = _seed_runner(experiment, context, reporter, checkpoint_seconds)
                 for seed in seeds:
                     run(seed)
         return folder.finish()
 
 
 def _seed_runner(
-    experiment: Experiment, context: ExperimentContext, reporter: Any, bookmark_seconds: float
+    experiment: Experiment, context: ExperimentContext, reporter: Any, checkpoint_seconds: float
 ) -> Callable[[int], None]:
     folder, method_class, stream = (
         RunFolder(experiment.folder),
@@ -248,9 +334,9 @@ def _seed_runner(
 
     def run(seed: int) -> None:
         method = method_class(context.backbone, experiment.settings_for(seed))
-        store = SeedFolder(folder.seed(seed), method.suffix, bookmark_seconds)
+        store = SeedFolder(folder.seed(seed), method.suffix, checkpoint_seconds)
         if folder.finished(seed):
-            reporter.begin(f"seed {seed}", "done already", len(stream))
+            reporter.begin(f"seed {seed}", "finished already", len(stream))
         else:
             _run_seed(seed, method, stream, reporter, store)
         store.clean()
@@ -260,8 +346,8 @@ def _seed_runner(
 
 def _run_seed(seed: int, method: Method, stream: Stream, reporter: Any, store: SeedFolder) -> None:
     done = len(store.rows())
-    again = f"{method.name}, goes on after task {done}" if done else method.name
-    reporter.begin(f"seed {seed}", f"{again}, {len(stream)} tasks, {len(stream.classes)} classes", done)
+    start = f"{method.name}, resumes after task {done}" if done else method.name
+    reporter.begin(f"seed {seed}", f"{start}, {len(stream)} tasks, {len(stream.classes)} classes", done)
     run = run_stream(method, stream, reporter.on_stage, reporter.on_task, store)
     store.finish({"seed": seed, **run.to_dict()})
 
@@ -272,32 +358,32 @@ def _run_elsewhere(
     seeds: Sequence[int],
     tasks: int,
     reporter: Any,
-    bookmark_seconds: float,
+    checkpoint_seconds: float,
 ) -> None:
-    """The seeds that are not done, each on a worker. How far they are is told by their folders."""
+    """Run the unfinished seeds on workers; their progress is read from their folders."""
     folder = RunFolder(experiment.folder)
     suffix = find_method(experiment.method).suffix
 
     def on_wait() -> None:
-        with suppress(RunError):  # a file that was there a moment ago: its seed has just been finished
+        with suppress(RunError):  # a file is gone because its seed has just been finished
             rows = [SeedFolder(folder.seed(seed), suffix).rows() for seed in seeds]
             done = sum(tasks if folder.finished(s) else len(r) for s, r in zip(seeds, rows, strict=True))
-            if done:  # before that, nobody knows how long it takes
+            if done:  # before that, the time is unknown
                 reporter.on_stage(Stage("", f"tasks of {len(seeds)} seeds", done, tasks * len(seeds)))
 
     jobs = [Job(f"seed {seed}", (seed,)) for seed in seeds if not folder.finished(seed)]
-    make = functools.partial(_seed_runner_elsewhere, experiment, bookmark_seconds)
+    make = functools.partial(_seed_runner_elsewhere, experiment, checkpoint_seconds)
     engine.run(make, jobs, lambda job, _: reporter.say(f"{job.name}: done"), on_wait)
 
 
-def _seed_runner_elsewhere(experiment: Experiment, bookmark_seconds: float) -> Callable[[int], None]:
-    run = _seed_runner(experiment, open_context(experiment), Reporter(), bookmark_seconds)
+def _seed_runner_elsewhere(experiment: Experiment, checkpoint_seconds: float) -> Callable[[int], None]:
+    run = _seed_runner(experiment, open_context(experiment), Reporter(), checkpoint_seconds)
 
     def work(seed: int) -> None:
         place = RunFolder(experiment.folder).seed(seed)
         with writing(place, "out="):
             place.mkdir(parents=True, exist_ok=True)
-            with replacing(place / METRICS):  # a worker of a killed process may be at it for another moment
+            with replacing(place / METRICS):  # a worker of a killed process may still be writing
                 run(seed)
 
     return work
@@ -305,7 +391,7 @@ def _seed_runner_elsewhere(experiment: Experiment, bookmark_seconds: float) -> C
 
 @contextmanager
 def _warnings_to(say: Callable[[str], None]) -> Iterator[None]:
-    """Warnings, ours always, become lines of the report and of the log."""
+    """Turn warnings into messages; ours are always shown."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", ProtosteerWarning)
         warnings.showwarning = lambda message, *rest, **more: say(f"warning: {one_line(str(message))}")

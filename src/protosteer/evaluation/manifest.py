@@ -1,4 +1,4 @@
-"""Where the figures of a run come from: what was run, on what data, with what weights, where."""
+"""The manifest of a run: what was run, on what data, with what weights, on what machine."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ _PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "kornia", "pillow")
 def configuration(
     method: type[Method], settings: Values, backbone: Backbone, stream: Stream
 ) -> dict[str, Any]:
-    """All that decides the figures but the seed; runs with equal configurations are of one experiment."""
+    """Describe all that determines the results except the seed; equal configurations are one experiment."""
     weights = {key: value for key, value in backbone.describe().items() if key != "source"}
     chosen = {key: value for key, value in settings.to_dict().items() if key != "seed"}
     return {"stream": stream.about, "method": method.name, "settings": chosen, "backbone": weights}
 
 
-def in_todays_terms(configuration: dict[str, Any]) -> dict[str, Any]:
-    """A configuration that an older version wrote: without settings that are retired and did nothing, with
-    those that came later at their defaults, which change nothing."""
+def upgraded(configuration: dict[str, Any]) -> dict[str, Any]:
+    """Convert a configuration of an older version.
+
+    Retired settings that had no effect are removed; settings that came later get their defaults.
+    """
     settings = configuration.get("settings", {})
     kept = {name: v for name, v in settings.items() if name not in RETIRED or v != RETIRED[name]}
     method = METHODS.get(configuration.get("method", ""))
@@ -44,7 +46,7 @@ def in_todays_terms(configuration: dict[str, Any]) -> dict[str, Any]:
 
 
 def circumstances(device: torch.device) -> dict[str, Any]:
-    """What may change the last bits of a figure, and nothing else."""
+    """Describe what may change results in their last bits: versions, machine, threads."""
     return {
         "versions": {
             "protosteer": protosteer.__version__,
@@ -63,7 +65,7 @@ def circumstances(device: torch.device) -> dict[str, Any]:
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """`settings.epochs: 50 -> 15` for every value that is not the same in two trees of plain data."""
+    """List the values that differ in two trees of plain data, such as `settings.epochs: 50 -> 15`."""
     if isinstance(old, dict) and isinstance(new, dict):
         found = []
         for key in [*old, *(key for key in new if key not in old)]:

@@ -1,5 +1,4 @@
-"""Methods as a reader meets them before running one: where from, what is kept, what is trained, how many
-numbers."""
+"""Descriptions of methods for `protosteer methods`: source, rehearsal, what is trained, settings."""
 
 from __future__ import annotations
 
@@ -20,25 +19,40 @@ from protosteer.settings import Values
 from protosteer.streams.base import TrainingTask, training_view
 from protosteer.util.text import counted
 
-CLASSES, IMAGES = 10, 2  # of the first task that trained parameters are counted on, and images of each class
+CLASSES, IMAGES = 10, 2  # classes of the task on which parameters are counted, and images of each
 
 
 @dataclass(frozen=True)
 class MethodInfo:
+    """A description of one method.
+
+    Attributes:
+        name: The name.
+        source: The publication.
+        rehearsal: What is stored of earlier tasks' images, in words.
+        trains: What is trained, in words.
+        supports_repeated_classes: Whether tasks may bring more images of known classes.
+        about: The docstring of its module.
+        settings: The default settings.
+        choices: The choices of settings that have some.
+    """
+
     name: str
     source: Source
-    rehearsal: str  # what is kept of earlier tasks' images, in words
-    trains: str  # in words
+    rehearsal: str
+    trains: str
     supports_repeated_classes: bool
-    about: str  # what its module says of it
-    settings: Mapping[str, Any]  # as a run has them unless told otherwise
-    choices: Mapping[str, Sequence[str]]  # of the settings that are words
+    about: str
+    settings: Mapping[str, Any]
+    choices: Mapping[str, Sequence[str]]
 
     def to_dict(self) -> dict[str, Any]:
+        """Return all of it as plain data."""
         return asdict(self)
 
 
 def describe(method: type[Method]) -> MethodInfo:
+    """Describe a method."""
     settings = default_settings(method)
     return MethodInfo(
         name=method.name,
@@ -53,6 +67,7 @@ def describe(method: type[Method]) -> MethodInfo:
 
 
 def default_settings(method: type[Method]) -> Values:
+    """Return the settings of a run that sets none."""
     settings: Values = method.settings_from(method.preset(None))
     return settings
 
@@ -65,9 +80,16 @@ def _rehearsal(method: type[Method], settings: Values) -> str:
 
 
 def first_task_parameters(method: type[Method], backbone: Backbone) -> int | None:
-    """How many numbers a method trains for a first task of ten classes, found by training it for a moment.
+    """Count the parameters that a method trains for a first task of ten classes.
 
-    How many there are follows from shapes, so noise for images and one epoch do. None: it cannot learn that.
+    The count depends on shapes only, so one epoch on noise suffices.
+
+    Args:
+        method: The method.
+        backbone: The backbone.
+
+    Returns:
+        The count; None if the method cannot learn such a task.
     """
     settings = default_settings(method)
     epochs = {name: min(value, 1) for name, value in settings.to_dict().items() if name.endswith("epochs")}
@@ -78,7 +100,7 @@ def first_task_parameters(method: type[Method], backbone: Backbone) -> int | Non
     images = ArrayImages(noise.to(torch.uint8))
     made = method(backbone, settings.replace(**epochs))
     with warnings.catch_warnings(), training_view(TrainingTask("first", names, images, labels)) as task:
-        warnings.simplefilter("ignore")  # that nothing can be learned from noise
+        warnings.simplefilter("ignore")  # about learning from noise
         try:
             made.learn(task)
         except ProtosteerError:

@@ -1,7 +1,7 @@
-"""Figures of a run, from its accuracy matrix, and how far its probabilities can be trusted.
+"""Metrics of a run: from its accuracy matrix, and of its calibration.
 
-A[i][j] is the accuracy in percent on task j's test images after learning task i, against all classes seen
-by then; row i has i + 1 entries.
+A[i][j] is the accuracy in percent on task j's test images after learning task i, among all classes learned by then. Row
+i has i + 1 entries.
 """
 
 from __future__ import annotations
@@ -21,37 +21,49 @@ BINS = 15
 
 
 def average_accuracy(matrix: Matrix, i: int) -> float:
-    """A_i: mean over the tasks learned so far, each counting the same."""
+    """Compute A_i: the mean over the tasks learned so far."""
     return _mean(matrix[i])
 
 
 def image_accuracy(matrix: Matrix, i: int, test_images: Sequence[int]) -> float:
-    """Accuracy after task i as a mean over images, so that large tasks count more."""
+    """Compute the accuracy after task i as a mean over images, so large tasks count more."""
     weights = test_images[: i + 1]
     return sum(a * n for a, n in zip(matrix[i], weights, strict=True)) / sum(weights)
 
 
 def anytime_accuracy(accuracies: Sequence[float], train_images: Sequence[int]) -> float:
-    """A_AUC of Koh et al. (ICLR 2022): the area under accuracy over images learned, as a mean over these images.
+    """Compute A_AUC of Koh et al. (ICLR 2022): the area under accuracy over training images.
 
-    Each accuracy, of the classes seen by then, was measured after so many more of them.
+    Args:
+        accuracies: After each task, on all classes learned by then.
+        train_images: The number of training images of each task; all 0 if unknown.
+
+    Returns:
+        The mean accuracy, weighted by training images.
     """
-    weights = train_images if any(train_images) else [1] * len(train_images)  # where nobody has counted
+    weights = train_images if any(train_images) else [1] * len(train_images)
     return sum(a * n for a, n in zip(accuracies, weights, strict=True)) / sum(weights)
 
 
 def forgetting(matrix: Matrix, i: int) -> float:
-    """F_i: mean over earlier tasks of the greatest loss since any earlier moment; not clipped at 0."""
+    """Compute F_i: the mean over earlier tasks of the largest drop in accuracy; not clipped at 0."""
     if i == 0:
         return 0.0
     return _mean([max(matrix[k][j] - matrix[i][j] for k in range(j, i)) for j in range(i)])
 
 
 def summary(matrix: Matrix, test_images: Sequence[int] | None = None) -> dict[str, float]:
-    """Last and average accuracy and forgetting, under the names used everywhere.
+    """Compute last and average accuracy and forgetting.
 
-    The paper's figures are means over tasks; `..._image_accuracy` are means over images, which differ where
-    tasks have unequal numbers of test images, and need these numbers.
+    The paper's metrics are means over tasks. `..._image_accuracy` are means over images, which differ if tasks have
+    unequal numbers of test images.
+
+    Args:
+        matrix: The accuracy matrix.
+        test_images: The number of test images of each task; None: no means over images.
+
+    Returns:
+        The metrics by name.
     """
     tasks = range(len(matrix))
     figures = {
@@ -67,12 +79,21 @@ def summary(matrix: Matrix, test_images: Sequence[int] | None = None) -> dict[st
 
 
 def reliability(confidence: Tensor, right: Tensor) -> list[dict[str, Any]]:
-    """B images in bins of equal width by their confidence: how many each has, and the means of confidence
-    [B] and of being right, bool [B], in percent; None in a bin without images."""
-    places = (confidence.double() * BINS).long().clamp(0, BINS - 1)  # a bin has its lower edge, the last both
-    counts = places.bincount(minlength=BINS).tolist()
+    """Group B images by confidence into bins of equal width.
+
+    Args:
+        confidence: [B].
+        right: Whether each prediction is right, bool [B].
+
+    Returns:
+        For each bin, the number of images, and their mean confidence and accuracy in percent; None without images.
+    """
+    bins = (
+        (confidence.double() * BINS).long().clamp(0, BINS - 1)
+    )  # a bin includes its lower edge, the last both
+    counts = bins.bincount(minlength=BINS).tolist()
     sure, hits = (
-        torch.zeros(BINS, dtype=torch.double).index_add_(0, places, values.double()).tolist()
+        torch.zeros(BINS, dtype=torch.double).index_add_(0, bins, values.double()).tolist()
         for values in (confidence, right)
     )
     return [
@@ -82,13 +103,13 @@ def reliability(confidence: Tensor, right: Tensor) -> list[dict[str, Any]]:
 
 
 def calibration_error(bins: Bins) -> float:
-    """Expected calibration error in percent: how far confidence is from accuracy in a bin, mean over images."""
-    apart = [b["images"] * abs(b["confidence"] - b["accuracy"]) for b in bins if b["images"]]
-    return sum(apart) / sum(b["images"] for b in bins)
+    """Compute the expected calibration error in percent: |confidence - accuracy| of bins, mean over images."""
+    errors = [b["images"] * abs(b["confidence"] - b["accuracy"]) for b in bins if b["images"]]
+    return sum(errors) / sum(b["images"] for b in bins)
 
 
 def pooled(parts: Sequence[Bins]) -> list[dict[str, Any]]:
-    """The bins of several seeds as those of all their images."""
+    """Pool the bins of several seeds."""
     return [_pool(column) for column in zip(*parts, strict=True)]
 
 
@@ -103,7 +124,7 @@ _MEANS = ("confidence", "accuracy")
 
 
 def over_seeds(seeds: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], dict[str, float]]:
-    """Mean and sample standard deviation of every figure that all seeds have; of one seed the latter is 0."""
+    """Compute mean and sample standard deviation of every metric that all seeds have; 0 for one seed."""
     names = [name for name, value in seeds[0].items() if _is_figure(value) and name != "seed"]
     columns: dict[str, list[Any]] = {name: [seed.get(name) for seed in seeds] for name in names}
     whole = {

@@ -1,7 +1,7 @@
-"""The class-incremental protocol: learn a task, test on every task so far against all classes so far.
+"""The class-incremental protocol: learn a task, then test on every task so far among all classes so far.
 
-Where task boundaries are blurry, classes of later tasks may have come already: they are among the answers, and
-their test images are tested too, but no entry of the matrix, which has a column for every task that is over.
+With blurry task boundaries, classes of later tasks may have training images already. They are among the classes to
+predict, and their test images are tested, but they have no entry in the matrix, which has a column per learned task.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from protosteer.evaluation import metrics
 from protosteer.evaluation.diagnosis import diagnose
-from protosteer.evaluation.embedding_cache import EmbeddingCache, Some
+from protosteer.evaluation.embedding_cache import CacheRows, EmbeddingCache
 from protosteer.evaluation.run_folder import SeedFolder
 from protosteer.methods.base import Images, Method
 from protosteer.runtime.progress import OnStage, Stage
@@ -25,26 +25,37 @@ from protosteer.streams.base import Stream, training_view
 
 @dataclass
 class Run:
-    """The outcome of one stream. Row i was measured when task i had just been learned."""
+    """The results of one stream.
 
-    test_images: list[int]  # of each task
-    classes: list[int]  # of each task
-    train_images: list[int]  # of each task
-    rows: list[dict[str, Any]] = field(default_factory=list)  # of `_evaluate`
+    Attributes:
+        test_images: The number of test images of each task.
+        classes: The number of classes of each task.
+        train_images: The number of training images of each task.
+        rows: What was measured after each task; see `_evaluate`.
+        diagnosis: The error analysis after the last task.
+        diagnosis_passes: Forward passes that the error analysis needed beyond the matrix.
+        visiting_images: Training images in another task than that of their class.
+    """
+
+    test_images: list[int]
+    classes: list[int]
+    train_images: list[int]
+    rows: list[dict[str, Any]] = field(default_factory=list)
     diagnosis: dict[str, Any] | None = None
-    diagnosis_passes: int = 0  # forward passes that the diagnosis needed beyond the matrix
-    visiting_images: int = 0  # learned in another task than that of their class
+    diagnosis_passes: int = 0
+    visiting_images: int = 0
 
     @property
     def matrix(self) -> list[list[float]]:
+        """The accuracy matrix; see `metrics.py`."""
         return [row["accuracy"] for row in self.rows]
 
     def figures(self) -> dict[str, Any]:
-        """The run's figures under the names that every command uses."""
+        """Return the metrics by the names that every command uses."""
         last, tasks = self.rows[-1], len(self.rows)
         return {
             **metrics.summary(self.matrix, self.test_images),
-            "anytime_accuracy": metrics.anytime_accuracy(self._seen_accuracy(), self.train_images[:tasks]),
+            "anytime_accuracy": metrics.anytime_accuracy(self._accuracy_so_far(), self.train_images[:tasks]),
             **self._blurred(),
             "passes_per_image": last.get("passes_per_image"),
             "overall_passes_per_image": self._overall("passes_per_image"),
@@ -62,15 +73,15 @@ class Run:
             "diagnosis_forward_passes": self.diagnosis_passes,
         }
 
-    def _seen_accuracy(self) -> list[float]:
-        """After each task, on all images of the classes seen by then: those of its row unless it says otherwise."""
+    def _accuracy_so_far(self) -> list[float]:
+        """Return the accuracy after each task, on all test images of the classes learned by then."""
         over_images = (
             metrics.image_accuracy(self.matrix, i, self.test_images) for i in range(len(self.rows))
         )
         return [row.get("seen_accuracy", a) for row, a in zip(self.rows, over_images, strict=True)]
 
     def _blurred(self) -> dict[str, float]:
-        """Percent of the training images that came in another task than their class's; nothing if none did."""
+        """Return the percentage of training images in another task than their class's; nothing if 0."""
         share = 100.0 * self.visiting_images / max(1, sum(self.train_images))
         return {"blurred_images": share} if share else {}
 
@@ -78,15 +89,15 @@ class Run:
         return sum(row[name] for row in self.rows)
 
     def _overall(self, name: str) -> float | None:
-        """Mean over all images of all evaluations; None if one of them, perhaps of an older version, lacks it."""
-        seen = [row.get("seen_images", sum(self.test_images[: i + 1])) for i, row in enumerate(self.rows)]
+        """Average over all images of all evaluations; None if one of them, of an older version, lacks it."""
+        images = [row.get("seen_images", sum(self.test_images[: i + 1])) for i, row in enumerate(self.rows)]
         counts: list[Any] = [row.get(name) for row in self.rows]
         if None in counts:
             return None
-        return sum(c * n for c, n in zip(counts, seen, strict=True)) / sum(seen)
+        return sum(c * n for c, n in zip(counts, images, strict=True)) / sum(images)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as plain data."""
+        """Return everything as plain data."""
         return {
             **self.figures(),
             "matrix": self.matrix,
@@ -112,7 +123,19 @@ def run_stream(
     store: SeedFolder | None = None,
     diagnosed: bool = True,
 ) -> Run:
-    """Learn the stream's tasks in order and evaluate after each; with a `store`, from where it was left."""
+    """Learn the stream's tasks in order and evaluate after each.
+
+    Args:
+        method: The method, which has learned nothing.
+        stream: The tasks.
+        on_stage: Called with progress.
+        on_task: Called after each task with its number and the run so far.
+        store: Where the run is saved and resumed from; None: nowhere.
+        diagnosed: Whether to analyse errors at the end.
+
+    Returns:
+        The results.
+    """
     if stream.blurry:
         method.require_repeated_classes()
     caches = [EmbeddingCache(method, task.test) for task in stream]
@@ -128,8 +151,8 @@ def run_stream(
         seconds = _learn(method, stream, i, on_stage, store)
         run.rows.append(_evaluate(method, stream, i, caches, seconds, on_stage))
         if store:
-            fresh = {f"{j}/{key}": t for j, cache in enumerate(caches) for key, t in cache.take_new().items()}
-            store.save_embeddings(i, fresh)
+            new = {f"{j}/{key}": t for j, cache in enumerate(caches) for key, t in cache.take_new().items()}
+            store.save_embeddings(i, new)
             store.save_rows(run.rows)
         if on_task:
             on_task(i, run)
@@ -152,8 +175,8 @@ def _restore(method: Method, run: Run, caches: list[EmbeddingCache], store: Seed
 def _learn(
     method: Method, stream: Stream, i: int, on_stage: OnStage | None, store: SeedFolder | None
 ) -> float:
-    """Seconds that learning task i took, those of interrupted training included."""
-    if store and (learned := store.learned(i)):  # killed while it was being evaluated
+    """Learn task i; returns its seconds, including those of interrupted training."""
+    if store and (learned := store.learned(i)):  # the process was killed during evaluation
         method.restore(learned[0])
         return learned[1]
     checkpoint = store.checkpoint(i) if store else None
@@ -175,9 +198,9 @@ def _evaluate(
     train_seconds: float,
     on_stage: OnStage | None,
 ) -> dict[str, Any]:
-    """One row of the matrix, after task i, with what is known now and nothing else."""
+    """Measure one row of the matrix, after task i."""
     began = time.perf_counter()
-    made, asked = (sum(getattr(c, name) for c in caches) for name in ("forward_passes", "asked"))
+    passes, requests = (sum(getattr(c, name) for c in caches) for name in ("forward_passes", "requests"))
     number = {name: k for k, name in enumerate(method.classes)}
     right, prompts, retrieved, confidence = [], [], [], []
     tests, brought = _tests(stream, i, caches), [set(task.learned) for task in stream[: i + 1]]
@@ -186,8 +209,8 @@ def _evaluate(
         right.append(answer.classes == torch.tensor([number[label] for label in labels]))
         prompts.append(answer.prompts)
         if answer.candidates is not None:
-            taught = torch.tensor([[label in classes for classes in brought] for label in labels])
-            retrieved.append((answer.candidates & taught).any(dim=1))
+            owning = torch.tensor([[label in classes for classes in brought] for label in labels])
+            retrieved.append((answer.candidates & owning).any(dim=1))
         confidence.append(answer.confidence)
         if on_stage:
             on_stage(Stage(stream[i].name, "testing", j + 1, len(tests)))
@@ -205,28 +228,27 @@ def _evaluate(
         "retrieval_accuracy": _mean(retrieved, of=100.0),  # of images with a task of their class as candidate
         "train_seconds": train_seconds,
         "eval_seconds": time.perf_counter() - began,
-        "forward_passes": sum(cache.forward_passes for cache in caches) - made,
-        "naive_forward_passes": sum(cache.asked for cache in caches) - asked,
+        "forward_passes": sum(cache.forward_passes for cache in caches) - passes,
+        "naive_forward_passes": sum(cache.requests for cache in caches) - requests,
         "bytes": sum(method.bytes_per_task()),  # of the state
         "trained_parameters": method.trained_parameters(),  # since the run began
     }
 
 
 def _tests(stream: Stream, i: int, caches: list[EmbeddingCache]) -> list[tuple[list[str], Images]]:
-    """Labels and images to test on after task i: of every task so far, then of later tasks' classes that have
-    come early."""
+    """Return labels and test images after task i: of every task so far, then of later classes that came early."""
     tests: list[tuple[list[str], Images]] = [
         (task.test_labels, cache) for task, cache in zip(stream[: i + 1], caches, strict=False)
     ]
-    seen = stream.classes_until(i)
+    known = stream.classes_until(i)
     for task, cache in zip(stream[i + 1 :], caches[i + 1 :], strict=True):
-        rows = [row for row, label in enumerate(task.test_labels) if label in seen]
+        rows = [row for row, label in enumerate(task.test_labels) if label in known]
         if rows:
-            tests.append(([task.test_labels[row] for row in rows], Some(cache, torch.tensor(rows))))
+            tests.append(([task.test_labels[row] for row in rows], CacheRows(cache, torch.tensor(rows))))
     return tests
 
 
 def _mean(parts: Sequence[Tensor | None], of: float = 1.0) -> float | None:
-    """Exact: whole numbers summed, then one division; None for what a method does not tell."""
+    """Average exactly: sum integers, then divide once; None if the method reports nothing."""
     known = [part for part in parts if part is not None]
     return of * (int(torch.cat(known).sum()) / sum(map(len, known))) if known else None

@@ -1,8 +1,7 @@
-"""A run folder, as docs/runs.md shows it, written so that the process may be killed at any moment.
+"""Run folders (docs/runs.md). The process may be killed at any moment.
 
-What an interrupted run needs to go on is in `seed-0/unfinished/`, which is gone when the seed is done. Every
-file is written whole or not at all, in an order that leaves nothing out: first the model of a task, then the
-embeddings that its evaluation made, then its row of the matrix.
+`seed-0/unfinished/` has what an interrupted run resumes from; it is removed when the seed is finished. Every file is
+written atomically, in this order: the model of a task, the embeddings of its evaluation, its row of the matrix.
 """
 
 from __future__ import annotations
@@ -28,46 +27,58 @@ MANIFEST, METRICS, LOG, LOCK = "manifest.json", "metrics.json", "log.txt", ".pro
 
 
 class SeedFolder:
-    """The part of a run folder that belongs to one seed: what `protocol.run_stream` goes on from."""
+    """The part of a run folder that belongs to one seed; `protocol.run_stream` resumes from it.
 
-    def __init__(self, path: Path, suffix: str, bookmark_seconds: float = SECONDS):
+    Args:
+        path: The folder.
+        suffix: The suffix of model files.
+        checkpoint_seconds: The least time between two checkpoints of a training.
+    """
+
+    def __init__(self, path: Path, suffix: str, checkpoint_seconds: float = SECONDS):
         self.path = path
         self.suffix = suffix
-        self.bookmark_seconds = bookmark_seconds
+        self.checkpoint_seconds = checkpoint_seconds
         self.unfinished = path / "unfinished"
 
     def rows(self) -> list[dict[str, Any]]:
+        """Return the rows of the matrix that were saved."""
         path = self.unfinished / "rows.json"
         rows = read_json(path) if path.is_file() else []
         return rows if self._model(len(rows) - 1).is_file() else []
 
     def save_rows(self, rows: list[dict[str, Any]]) -> None:
+        """Save the rows of the matrix."""
         write_json(self.unfinished / "rows.json", rows)
 
     def learned(self, task: int) -> tuple[bytes, float] | None:
-        """The state after a task, and the seconds that learning it took."""
+        """Return the state after a task, and the seconds that learning it took; None if it was not saved."""
         if not self._model(task).is_file():
             return None
-        return self._model(task).read_bytes(), float(read_json(self._kept("seconds", task)))
+        return self._model(task).read_bytes(), float(read_json(self._unfinished("seconds", task)))
 
     def save_learned(self, task: int, state: bytes, seconds: float) -> None:
-        write_json(self._kept("seconds", task), seconds)
+        """Save the state after a task, and remove its checkpoint."""
+        write_json(self._unfinished("seconds", task), seconds)
         write_atomically(self._model(task), state)
         self.checkpoint(task).clear()
 
     def embeddings(self) -> list[Mapping[str, Tensor]]:
-        """Those behind the rows that there are; an evaluation that was cut off is made, and counted, anew."""
-        return [load_file(self._kept("embeddings", task)) for task in range(len(self.rows()))]
+        """Return the embeddings behind the saved rows; an interrupted evaluation is repeated."""
+        return [load_file(self._unfinished("embeddings", task)) for task in range(len(self.rows()))]
 
     def save_embeddings(self, task: int, embeddings: Mapping[str, Tensor]) -> None:
+        """Save the embeddings of a task's evaluation."""
         whole = {name: tensor.contiguous() for name, tensor in embeddings.items()}
-        write_atomically(self._kept("embeddings", task), save(whole))
+        write_atomically(self._unfinished("embeddings", task), save(whole))
 
     def checkpoint(self, task: int) -> CheckpointFile:
-        return CheckpointFile(self._kept("training", task), self.bookmark_seconds)
+        """Return the checkpoint of a task's training."""
+        return CheckpointFile(self._unfinished("training", task), self.checkpoint_seconds)
 
     def finish(self, figures: dict[str, Any]) -> None:
-        matrix = figures["matrix"]  # in a line, what had not been learned by then is left empty
+        """Write the seed's metrics, and its matrix as CSV."""
+        matrix = figures["matrix"]  # tasks that were not learned yet are empty
         lines: list[list[Any]] = [["after_task", *(f"task_{j + 1}" for j in range(len(matrix)))]]
         lines += [[i + 1, *row, *[""] * (len(matrix) - len(row))] for i, row in enumerate(matrix)]
         text = "".join(",".join(map(str, line)) + "\n" for line in lines)
@@ -75,43 +86,50 @@ class SeedFolder:
         write_json(self.path / METRICS, figures)
 
     def clean(self) -> None:
-        """A seed that is done needs nothing to go on from."""
+        """Remove what a finished seed does not need."""
         shutil.rmtree(self.unfinished, ignore_errors=True)
         remove_leftovers(self.path)
 
     def _model(self, task: int) -> Path:
         return self.path / f"task-{task + 1:02}{self.suffix}"
 
-    def _kept(self, kind: str, task: int) -> Path:
+    def _unfinished(self, kind: str, task: int) -> Path:
         suffix = "json" if kind == "seconds" else "safetensors"
         return self.unfinished / f"{kind}-{task + 1:03}.{suffix}"
 
 
 class RunFolder:
-    """One experiment: a configuration and its seeds."""
+    """The folder of one experiment: a configuration and its seeds.
+
+    Args:
+        path: The folder.
+    """
 
     def __init__(self, path: Path):
         self.path = path
 
     @property
     def manifest(self) -> dict[str, Any] | None:
-        """What the folder says of itself; None if it is no run folder."""
+        """The manifest; None if this is no run folder."""
         file = self.path / MANIFEST
         if not file.is_file():
             return None
         known = read_json(file)
-        whole = isinstance(known, dict) and known.keys() >= {"configuration", "seeds", "sessions"}
-        if not whole or known.get("format") != manifest.FORMAT or not known["sessions"]:
+        complete = isinstance(known, dict) and known.keys() >= {"configuration", "seeds", "sessions"}
+        if not complete or known.get("format") != manifest.FORMAT or not known["sessions"]:
             raise RunError(
-                f"{file} is not of run format {manifest.FORMAT}, the one that this version knows, or was altered by "
-                "hand; choose another folder"
+                f"{file} is not of run format {manifest.FORMAT}, or was altered; choose another folder",
+                code="bad-manifest",
+                path=file,
             )
-        return {**known, "configuration": manifest.in_todays_terms(known["configuration"])}
+        return {**known, "configuration": manifest.upgraded(known["configuration"])}
 
     def seed(self, seed: int) -> Path:
+        """Return the folder of a seed."""
         return self.path / f"seed-{seed}"
 
     def finished(self, *seeds: int) -> bool:
+        """Return whether these seeds are finished."""
         return all((self.seed(seed) / METRICS).is_file() for seed in seeds)
 
     def open(
@@ -123,16 +141,28 @@ class RunFolder:
         resume: bool,
         overwrite: bool,
     ) -> tuple[list[int], list[str]]:
-        """Make the folder ready, or refuse; returns the seeds to run and what the user should know.
+        """Prepare the folder for a run.
 
-        seeds: None means those that the folder has, or else seed 0.
+        Args:
+            configuration: What determines the results.
+            circumstances: What may change their last bits.
+            command: The command line.
+            seeds: The seeds; None: those of the folder, or seed 0.
+            resume: Continue the run in the folder.
+            overwrite: Remove the run in the folder.
+
+        Returns:
+            The seeds to run, and messages for the user.
+
+        Raises:
+            RunError: The folder holds another run (code "other-configuration" or "run-exists").
         """
-        old, said = self.manifest, []
+        old, messages = self.manifest, []
         if old and overwrite:
             self._remove(old["seeds"])
-            old, said = None, [f"the run that {self.path} held has been removed"]
+            old, messages = None, [f"removed the previous run in {self.path}"]
         elif resume and not old:
-            said = [f"{self.path} holds no run to go on with; a new one begins"]
+            messages = [f"{self.path} holds no run to resume; starting a new one"]
         known: list[int] = old["seeds"] if old else []
         wanted = list(seeds or known or [0])
         if old:
@@ -142,26 +172,25 @@ class RunFolder:
             earlier = {"processes": 1, **old["sessions"][-1]["circumstances"]}  # as older versions had it
             changed = manifest.differences(earlier, circumstances)
             if changed:
-                said = [
-                    f"the run goes on under other circumstances ({listed(changed, 4)}): figures may differ "
-                    "in their last bits"
+                messages = [
+                    f"resuming under other circumstances ({listed(changed, 4)}): results may differ in their last bits"
                 ]
         session = {
             "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "command": list(command),
             "circumstances": circumstances,
         }
-        whole = {
+        contents = {
             "format": manifest.FORMAT,
             "configuration": configuration,
             "seeds": [*known, *(seed for seed in wanted if seed not in known)],
             "sessions": [*(old["sessions"] if old else []), session],
         }
-        write_json(self.path / MANIFEST, whole)
-        return wanted, said
+        write_json(self.path / MANIFEST, contents)
+        return wanted, messages
 
     def check(self, configuration: dict[str, Any], resume: bool, overwrite: bool) -> None:
-        """Refuse what `open` would refuse; nothing is written."""
+        """Raise what `open` would raise; nothing is written."""
         self._require_ours()
         old = self.manifest
         if old and not overwrite:
@@ -172,18 +201,24 @@ class RunFolder:
         if changed:
             raise RunError(
                 f"{self.path} holds a run of another configuration ({listed(changed, 6)}); choose another "
-                "out=, or overwrite=True to remove it"
+                "out=, or overwrite=True to remove it",
+                code="other-configuration",
+                path=self.path,
+                changed=changed,
             )
         if not resume:
             done = self.finished(*old["seeds"])
-            remedy = "resume=True adds seeds that are missing" if done else "resume=True goes on with it"
+            remedy = "resume=True adds missing seeds" if done else "resume=True continues it"
             raise RunError(
                 f"{self.path} holds {'a finished' if done else 'an unfinished'} run of this configuration; {remedy}, "
-                "overwrite=True removes it, or choose another out="
+                "overwrite=True removes it, or choose another out=",
+                code="run-exists",
+                path=self.path,
+                finished=done,
             )
 
     def finish(self) -> dict[str, Any]:
-        """Figures over all seeds that are done, as `run --json` prints them."""
+        """Write and return the metrics over all finished seeds, as `run --json` prints them."""
         _, done = read_run(self.path)
         mean, std = metrics.over_seeds(done)
         figures = {"mean": mean, "std": std, "seeds": done}
@@ -191,12 +226,17 @@ class RunFolder:
         return figures
 
     def log(self, line: str) -> None:
+        """Append a line to the log."""
         with (self.path / LOG).open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Two processes must not write to one folder; the system drops the lock of a process that dies."""
+        """Lock the folder against other processes; the lock of a process that dies is released.
+
+        Raises:
+            RunError: Another process has the lock (code "run-in-use").
+        """
         self._require_ours()
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / LOCK).open("a") as file:
@@ -208,30 +248,36 @@ class RunFolder:
                 pass
             except OSError as error:
                 raise RunError(
-                    f"another process is writing to {self.path}; wait for it, or choose another out="
+                    f"another process is writing to {self.path}; wait for it, or choose another out=",
+                    code="run-in-use",
+                    path=self.path,
                 ) from error
             for name in (MANIFEST, METRICS):  # that a killed process was writing
                 remove_leftovers(self.path, name)
             yield
 
     def _require_ours(self) -> None:
-        """Nothing is written to, or removed from, a folder that holds other things and no run."""
+        """Raise if the folder holds other files and no run."""
         if self.path.exists() and not self.path.is_dir():
-            raise RunError(f"{self.path} is a file; choose a folder with out=")
+            raise RunError(
+                f"{self.path} is a file; choose a folder with out=", code="not-a-folder", path=self.path
+            )
         if not self.path.is_dir() or (self.path / MANIFEST).is_file():
             return
-        begun = (LOCK, f".{MANIFEST}.")  # of a run that was killed before it had a manifest
-        strangers = sorted(p.name for p in self.path.iterdir() if not p.name.startswith(begun))
-        if strangers:
+        ours = (LOCK, f".{MANIFEST}.")  # of a run that was killed before it had a manifest
+        others = sorted(p.name for p in self.path.iterdir() if not p.name.startswith(ours))
+        if others:
             raise RunError(
-                f"{self.path} holds other things ({', '.join(strangers[:3])}) and no run; choose another out="
+                f"{self.path} holds other files ({', '.join(others[:3])}) and no run; choose another out=",
+                code="foreign-files",
+                path=self.path,
+                files=others,
             )
 
     def _remove(self, seeds: Sequence[int]) -> None:
-        """What runs have written, and nothing else that a user may have put there.
+        """Remove what runs have written, but no file of the user's.
 
-        The manifest goes last, and a seed's figures first: what a kill leaves is not taken for a finished
-        run.
+        A seed's metrics are removed first and the manifest last, so a kill in between leaves no finished run.
         """
         for seed in seeds:
             (self.seed(seed) / METRICS).unlink(missing_ok=True)
@@ -241,23 +287,49 @@ class RunFolder:
 
 
 def read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Configuration and the figures of every finished seed of a run folder."""
+    """Read a run folder.
+
+    Args:
+        path: The folder.
+
+    Returns:
+        The configuration, and the metrics of every finished seed.
+
+    Raises:
+        RunError: It is no run folder (code "not-a-run"), or has no finished seed (code "no-finished-seed").
+    """
     folder = RunFolder(path)
     known = folder.manifest
     if known is None:
-        raise RunError(f"{path} is not a run folder: it has no {MANIFEST}; give a folder that `run` wrote")
+        raise RunError(
+            f"{path} is not a run folder: it has no {MANIFEST}; pass a folder that `run` wrote",
+            code="not-a-run",
+            path=path,
+        )
     done = [read_json(folder.seed(s) / METRICS) for s in known["seeds"] if folder.finished(s)]
     if not done:
-        raise RunError(f"{path} has no finished seed; go on with the run by resume=True")
+        raise RunError(
+            f"{path} has no finished seed; continue the run with resume=True",
+            code="no-finished-seed",
+            path=path,
+        )
     return known["configuration"], done
 
 
 def read_json(path: Path) -> Any:
+    """Read a JSON file of a run folder.
+
+    Raises:
+        RunError: It cannot be read (code "unreadable-run").
+    """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read ({error}); the folder was altered by hand") from error
+        raise RunError(
+            f"{path} cannot be read ({error}); the folder was altered", code="unreadable-run", path=path
+        ) from error
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file atomically."""
     write_atomically(path, (json.dumps(value, indent=1) + "\n").encode())

@@ -1,4 +1,4 @@
-"""Several methods on one stream, one after the other: each is an experiment with a run folder of its own."""
+"""Several methods on one stream, one after the other: each is an experiment with its own run folder."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from typing import Any, get_type_hints
 from protosteer.errors import ProtosteerError, SettingsError
 from protosteer.evaluation.experiment import (
     Experiment,
-    MakeReporter,
     check_choice,
     open_context,
     run_experiment,
 )
 from protosteer.evaluation.run_folder import RunFolder
 from protosteer.methods import METHODS, find_method
-from protosteer.runtime.checkpoint import SECONDS
-from protosteer.runtime.executor import Executor
 from protosteer.settings import unknown_setting
 from protosteer.streams import StreamOptions
 from protosteer.util.text import counted, listed
@@ -28,22 +25,36 @@ ALL = "all"
 
 @dataclass
 class Outcome:
-    """By method: figures as `run --json` prints them, or the error that it ended with."""
+    """The results of several experiments, by method.
+
+    Attributes:
+        figures: Metrics as `run --json` prints them.
+        failed: The errors of methods that failed.
+    """
 
     figures: dict[str, dict[str, Any]] = field(default_factory=dict)
     failed: dict[str, ProtosteerError] = field(default_factory=dict)
 
 
 def names_several(method: Any) -> bool:
-    """Whether what stands for a method is `all`, or several names with commas between them."""
+    """Return whether a method option is `all`, or several names separated by commas."""
     return isinstance(method, str) and (method == ALL or "," in method)
 
 
 def experiments_of(values: Mapping[str, Any]) -> list[Experiment]:
-    """One for each method that `values["method"]` names, from a table as `Experiment.from_values` takes it.
+    """Create one experiment for each method that `values["method"]` names.
 
-    A setting or a preset goes to those methods that have it; one that none has is an error. Of blurry streams,
-    `all` are those that can learn them. `out` is a folder for their run folders.
+    A setting or a preset goes to the methods that have it; it is an error if none has. For blurry streams, `all` means
+    the methods that can learn them. `out` is a folder for their run folders.
+
+    Args:
+        values: Names and values, as `Experiment.from_values` takes them.
+
+    Returns:
+        The experiments.
+
+    Raises:
+        SettingsError: A method, setting or preset is unknown, or a value is impossible.
     """
     able = [
         name
@@ -52,7 +63,11 @@ def experiments_of(values: Mapping[str, Any]) -> list[Experiment]:
     ]
     named = values["method"].split(",") if values["method"] != ALL else able
     names = list(dict.fromkeys(find_method(name.strip()).name for name in named))
-    run = {*Experiment.hints(), *get_type_hints(StreamOptions), "seed"}  # seed: to be told that it is `seeds`
+    run = {
+        *Experiment.hints(),
+        *get_type_hints(StreamOptions),
+        "seed",
+    }  # seed: its error says that it is `seeds`
     shared = {name: value for name, value in values.items() if name in run and name != "preset"}
     settings = {name: value for name, value in values.items() if name not in run}
     _check_known(settings, names, run)
@@ -67,7 +82,7 @@ def experiments_of(values: Mapping[str, Any]) -> list[Experiment]:
         try:
             made.settings_for(0)
         except SettingsError as error:
-            raise SettingsError(f"method {name}: {error}") from error
+            raise SettingsError(f"method {name}: {error}", code=error.code, **error.details) from error
         experiments.append(made)
     return experiments
 
@@ -80,7 +95,11 @@ def _check_known(settings: Mapping[str, Any], methods: Sequence[str], run: set[s
     known = {setting for method in methods for setting in _settings(method)}
     for name in settings:
         if name not in known:
-            raise SettingsError(f"methods {listed(methods, 3)}: {unknown_setting(name, sorted(known | run))}")
+            raise SettingsError(
+                f"methods {listed(methods, 3)}: {unknown_setting(name, sorted(known | run))}",
+                code="unknown-setting",
+                name=name,
+            )
 
 
 def _having_preset(preset: Any, methods: Sequence[str]) -> list[str]:
@@ -92,7 +111,11 @@ def _having_preset(preset: Any, methods: Sequence[str]) -> list[str]:
             continue
         having.append(method)
     if not having:
-        raise SettingsError(f"methods {listed(methods, 3)} have no preset {preset!r}; leave it out")
+        raise SettingsError(
+            f"methods {listed(methods, 3)} have no preset {preset!r}; leave it out",
+            code="unknown-preset",
+            name=preset,
+        )
     return having
 
 
@@ -100,37 +123,35 @@ def run_several(
     experiments: Sequence[Experiment],
     resume: bool = False,
     overwrite: bool = False,
-    command: Sequence[str] = (),
-    make_reporter: MakeReporter | None = None,
     on_message: Callable[[str], None] = lambda line: None,
-    bookmark_seconds: float = SECONDS,
-    engine: Executor | None = None,
+    **options: Any,
 ) -> Outcome:
-    """Run experiments that differ in their method alone. One that fails does not stop the others.
+    """Run experiments that differ only in their method. One that fails does not stop the others.
 
-    All folders are looked at before the first is written to, so that none is refused hours later.
+    All folders are checked before the first is written to, so that none is rejected hours later.
+
+    Args:
+        experiments: The experiments.
+        resume: Continue the runs in the folders.
+        overwrite: Remove the runs in the folders.
+        on_message: Called with lines for the user.
+        **options: Further arguments of `run_experiment`.
+
+    Returns:
+        The results.
     """
     check_choice(resume, overwrite)
     context = open_context(experiments[0], on_message)
     for experiment in experiments:
         RunFolder(experiment.folder).check(context.configuration(experiment), resume, overwrite)
     outcome = Outcome()
+    options |= {"resume": resume, "overwrite": overwrite, "on_message": on_message, "context": context}
     for i, experiment in enumerate(experiments, 1):
         name = experiment.method
         on_message(f"{name}, {i} of {counted(len(experiments), 'method')}")
         try:
-            outcome.figures[name] = run_experiment(
-                experiment,
-                resume,
-                overwrite,
-                command,
-                make_reporter,
-                on_message,
-                bookmark_seconds,
-                context,
-                engine,
-            )
+            outcome.figures[name] = run_experiment(experiment, **options)
         except ProtosteerError as error:
             outcome.failed[name] = error
-            on_message(f"{name} has failed: {error}")
+            on_message(f"{name} failed: {error}")
     return outcome

@@ -215,19 +215,19 @@ def check_interrupted_training_resumes(make: Maker) -> None:
         learner, checkpoint = make.after(1), CheckpointFile(Path(folder) / "checkpoint", seconds=0)
         try:
             learn_task(learner, GROUPS[1], on_stage=_stop, checkpoint=checkpoint)
-        except _Interrupted:
+        except _InterruptedError:
             learner = make.after(1)
             learn_task(learner, GROUPS[1], checkpoint=checkpoint)
     assert learner.state() == make.after(2).state()
 
 
-class _Interrupted(Exception):
+class _InterruptedError(Exception):
     pass
 
 
 def _stop(stage: Stage) -> None:
     if stage.training and stage.training.step == 3:
-        raise _Interrupted
+        raise _InterruptedError
 
 
 def check_given_backbone_is_unchanged(make: Maker) -> None:
@@ -290,7 +290,7 @@ def check_repeated_classes(make: Maker) -> None:
         checkpoint = CheckpointFile(Path(folder) / "checkpoint", seconds=0)
         try:
             learn(other, [2], _stop, checkpoint)
-        except _Interrupted:
+        except _InterruptedError:
             other = make()
             other.restore(before)
             learn(other, [2], checkpoint=checkpoint)

@@ -47,6 +47,7 @@ class PlainImages:
         return (backbone or self.method.backbone).embed_pixels(self.pixels(rows), prompt)
 
     def tokens(self, rows: Tensor, prompt: Tensor | None = None) -> Tensor:
+        """Return the output tokens of some rows."""
         backbone = self.method.backbone
         with torch.no_grad():
             return backbone.tokens(backbone.preprocessing(self.pixels(rows), backbone.device), prompt).cpu()

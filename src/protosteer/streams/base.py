@@ -277,6 +277,7 @@ def _check_images(groups: list[list[int]], classes: list[str], parts: dict[str, 
                         f"class {classes[k]!r} has no {kind} image; add images or leave the class out",
                         code="class-without-images",
                         name=classes[k],
+                        part=kind,
                     )
 
 

@@ -1,8 +1,8 @@
-"""`folder:PATH`: a stream of one's own images, which lie in a folder per class.
+"""`folder:PATH`: a stream of your own images, in one folder per class.
 
-PATH holds train/ and test/ (or val/), each with the same class folders, or the class folders themselves.
-In the second case one image in five of each class, drawn by a fixed seed, is kept for testing: at least one,
-never all. The draw of a class depends on nothing but how many images it has.
+PATH holds train/ and test/ (or val/), each with the same class folders, or the class folders themselves. In the second
+case, one image in five of each class, drawn by a fixed seed, is held out for testing: at least one, never all. The draw
+of a class depends only on its number of images.
 """
 
 from __future__ import annotations
@@ -25,17 +25,22 @@ TEST_SHARE = 0.2
 
 
 def benchmark(name: str) -> Benchmark:
-    """name: `folder:PATH`."""
+    """Return the benchmark of `folder:PATH`.
+
+    Raises:
+        DataError: There is no path (code "no-folder").
+    """
     if name == PREFIX:
-        raise DataError("folder: needs a path; write folder:PATH, with one sub-folder per class in PATH")
+        raise DataError(
+            "folder: needs a path; write folder:PATH, with one sub-folder per class in PATH", code="no-folder"
+        )
     path = _path(name)
-    # The folder's own name only: checksums tell the images, wherever the folder stands.
-    called = f"{PREFIX}{path.resolve().name}"
-    return Benchmark(called, f"Classes of {path}", tasks=5, crop=None)
+    # Only the folder's own name: checksums identify the images, wherever the folder is.
+    return Benchmark(f"{PREFIX}{path.resolve().name}", f"Classes of {path}", tasks=5, crop=None)
 
 
 def load(name: str, reading: Reading) -> Dataset:
-    """Class names in alphabetical order are the natural order."""
+    """Load the images of `folder:PATH`; the natural order of classes is alphabetical."""
     path = _path(name)
     train, test = _splits(path, reading)
     classes = sorted({*train.labels, *test.labels})
@@ -54,7 +59,11 @@ def _splits(path: Path, reading: Reading) -> tuple[Files, Files]:
         return _files(path / TRAIN, reading), _files(tests[0], reading)
     files = _files(path, reading)
     if set(files.labels) == {TRAIN}:
-        raise DataError(f"{path} has {TRAIN}/ but no {'/ or '.join(TESTS)}/; add one, or give {path / TRAIN}")
+        raise DataError(
+            f"{path} has {TRAIN}/ but no {'/ or '.join(TESTS)}/; add one, or pass {path / TRAIN}",
+            code="no-test-folder",
+            path=path,
+        )
     labels = np.array(files.labels)
     is_test = np.zeros(len(files), dtype=bool)
     for label in np.unique(labels):
@@ -64,17 +73,22 @@ def _splits(path: Path, reading: Reading) -> tuple[Files, Files]:
 
 
 def _files(folder: Path, reading: Reading) -> Files:
-    """Every image is decoded once before the run: a damaged one is better found now than in the last task."""
+    """List a folder's images; each is decoded once, so that a damaged one is found before the run."""
     files = read_folder(folder)
     bad = [] if reading.skip_unreadable else readable(files)[1].paths
     if bad:
         others = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
         raise DataError(
-            f"{bad[0]} cannot be read as an image{others}; replace or remove it, or leave it out with "
-            "skip_unreadable=True"
+            f"{bad[0]} cannot be read as an image{others}; replace or remove it, or skip it with skip_unreadable=True",
+            code="unreadable-image",
+            path=bad[0],
         )
     left = readable_only(files, reading)
     empty = sorted(set(files.labels) - set(left.labels))
     if empty:
-        raise DataError(f"no image in {folder / empty[0]} can be read; replace them or remove the folder")
+        raise DataError(
+            f"no image in {folder / empty[0]} can be read; replace them or remove the folder",
+            code="class-without-images",
+            name=empty[0],
+        )
     return left

@@ -1,4 +1,4 @@
-"""How the classes of a dataset are ordered and shared out over tasks, and how many images each may bring."""
+"""Options of a stream: order of the classes, split into tasks, and number of images."""
 
 from __future__ import annotations
 
@@ -22,23 +22,25 @@ _AT_LEAST = {"tasks": 1, "base": 0, "increment": 1, "train_per_class": 1, "test_
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """What may be varied in any stream. The classes are shared out in one of three ways, at most one of
-    which is chosen: `tasks`, `increment` (with or without `base`), `task_file`; none means as many tasks as
-    the benchmark usually has.
+    """What can be varied in any stream.
 
-    class_order: "natural", the dataset's own; "seed:N", `numpy.random.RandomState(N).permutation`, by which
-    most of the literature shuffles (N is often 1993); or a file that names every class once, one per line.
-    tasks: as equal in size as possible, the larger ones first. base, increment: B50-Inc10 is a first task of
-    50 classes, then tasks of 10, the last one smaller where they do not divide; base 0 is increments only.
-    task_file: a JSON list of lists of class names, or one task per line, names separated by commas. Classes
-    that it does not name are left out. In both kinds of file, blank lines and lines that start with # do not
-    count (a JSON file has none).
-    train_per_class, test_per_class: no more than the first N images of each class, in file order.
-    validation: this share of each class's training images is held out and takes the place of the test
-    images, which are then not looked at. The training cap comes first; the test cap holds for whatever a
-    class is judged by.
-    blurry, disjoint: that share of the training images of every class, but for a share of classes that stay
-    disjoint, arrives in other tasks: see `blurring.py`.
+    Choose at most one way to split the classes: `tasks`, `increment` (with or without `base`), or `task_file`. None of
+    them means as many tasks as the benchmark usually has. In files, blank lines and lines that start with # are skipped.
+
+    Attributes:
+        class_order: "natural", the dataset's own; "seed:N", `numpy.random.RandomState(N).permutation`, by which most of
+            the literature shuffles (N is often 1993); or a file that names every class once, one per line.
+        tasks: The number of tasks, as equal in size as possible, the larger ones first.
+        base: The number of classes of the first task; 0: increments only.
+        increment: The number of classes of each other task; the last may be smaller. B50-Inc10 is base 50, increment 10.
+        task_file: A JSON list of lists of class names, or one task per line, names separated by commas. Other classes
+            are omitted.
+        train_per_class: At most the first N training images of each class, in file order.
+        test_per_class: At most the first N test (or validation) images of each class, in file order.
+        validation: This share of each class's training images is held out and replaces the test images, which are not
+            read. The training cap is applied before.
+        blurry: This share of each class's training images arrives in other tasks; see `blurry.py`.
+        disjoint: This share of the classes is exempt from that.
     """
 
     class_order: str = NATURAL
@@ -56,13 +58,22 @@ class StreamOptions:
         for name, least in _AT_LEAST.items():
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
-                raise DataError(f"{name} is {value!r}; give a whole number, {least} or more")
+                raise DataError(
+                    f"{name} is {value!r}; give a whole number, {least} or more", code="bad-option", name=name
+                )
         for name, what in _SHARES.items():
             value = getattr(self, name)
             if type(value) not in (int, float) or not 0 <= value < 1:
-                raise DataError(f"{name} is {value!r}; give a share of the {what} from 0 to below 1")
+                raise DataError(
+                    f"{name} is {value!r}; give a share of the {what} from 0 to below 1",
+                    code="bad-option",
+                    name=name,
+                )
         if self.disjoint and not self.blurry:
-            raise DataError(f"disjoint = {self.disjoint} without blurry; give both, or neither")
+            raise DataError(
+                f"disjoint = {self.disjoint} without blurry; give both, or neither",
+                code="disjoint-without-blurry",
+            )
         if self.task_file is not None:
             object.__setattr__(self, "task_file", Path(self.task_file))
         self._check_ways()
@@ -71,14 +82,20 @@ class StreamOptions:
     def _check_ways(self) -> None:
         if self.base is not None and self.increment is None:
             raise DataError(
-                f"base = {self.base} without increment; give both, for instance base 50, increment 10"
+                f"base = {self.base} without increment; give both, for instance base 50, increment 10",
+                code="base-without-increment",
             )
         ways = [name for name in ("tasks", "increment", "task_file") if getattr(self, name) is not None]
         if len(ways) > 1:
-            raise DataError(f"{' and '.join(ways)} are given; choose one way to share out the classes")
+            raise DataError(
+                f"{' and '.join(ways)} are given; choose one way to split the classes",
+                code="several-splits",
+                names=ways,
+            )
         if self.task_file is not None and self.class_order != NATURAL:
             raise DataError(
-                f"class_order {self.class_order!r} with a task file, which has an order of its own; drop one of them"
+                f"class_order {self.class_order!r} with a task file, which has its own order; drop one of them",
+                code="order-and-task-file",
             )
 
     def _check_files(self) -> None:
@@ -87,24 +104,35 @@ class StreamOptions:
             number = order.removeprefix(SEED)
             if not number.isdecimal() or int(number) >= 2**32:
                 raise DataError(
-                    f"class order {order!r}: N in seed:N must be a whole number from 0 to 2^32 - 1"
+                    f"class order {order!r}: N in seed:N must be a whole number from 0 to 2^32 - 1",
+                    code="bad-class-order",
+                    order=order,
                 )
         elif order != NATURAL and not Path(order).is_file():
-            raise DataError(f"class order {order!r} is neither {NATURAL!r} nor 'seed:N' nor a file; check it")
+            raise DataError(
+                f"class order {order!r} is neither {NATURAL!r} nor 'seed:N' nor a file; check it",
+                code="bad-class-order",
+                order=order,
+            )
         if self.task_file is not None and not self.task_file.is_file():
-            raise DataError(f"task file {self.task_file} does not exist; check the path")
+            raise DataError(
+                f"task file {self.task_file} does not exist; check the path",
+                code="no-task-file",
+                path=self.task_file,
+            )
 
     @property
     def seed(self) -> int:
-        """Of the class order, or 0 where that has none."""
+        """The seed of the class order, or 0."""
         return int(self.class_order.removeprefix(SEED)) if self.class_order.startswith(SEED) else 0
 
     @property
     def judged_on(self) -> str:
+        """What predictions are tested on: "test" or "validation" images."""
         return "validation" if self.validation else "test"
 
     def to_dict(self) -> dict[str, Any]:
-        """For manifests. Of a file the name alone is kept: a stream lists the classes that it read there."""
+        """Return the options for a manifest; of a file its name only, because a stream lists its classes."""
         values = asdict(self)
         if self.class_order != NATURAL and not self.class_order.startswith(SEED):
             values["class_order"] = Path(self.class_order).name
@@ -114,7 +142,19 @@ class StreamOptions:
 
 
 def group_classes(classes: Sequence[str], options: StreamOptions, default_tasks: int) -> list[list[str]]:
-    """The classes of each task. A dataset with fewer classes than `default_tasks` gets one task per class."""
+    """Split classes into tasks.
+
+    Args:
+        classes: All classes in the dataset's order.
+        options: How to split.
+        default_tasks: The number of tasks if the options name none, or one per class if there are fewer.
+
+    Returns:
+        The classes of each task.
+
+    Raises:
+        DataError: The options do not fit the classes.
+    """
     if options.task_file is not None:
         return _read_tasks(options.task_file, classes)
     ordered = order_classes(classes, options.class_order)
@@ -127,6 +167,7 @@ def group_classes(classes: Sequence[str], options: StreamOptions, default_tasks:
 
 
 def order_classes(classes: Sequence[str], order: str) -> list[str]:
+    """Order classes as `StreamOptions.class_order` says."""
     if order == NATURAL:
         return list(classes)
     if order.startswith(SEED):
@@ -137,20 +178,30 @@ def order_classes(classes: Sequence[str], order: str) -> list[str]:
     _check_names(path, named, classes)
     missing = sorted(set(classes) - set(named))
     if missing:
-        raise DataError(f"{path} leaves out {_quoted(missing)}; a class order names every class once")
+        raise DataError(
+            f"{path} omits {_quoted(missing)}; a class order names every class once",
+            code="classes-missing",
+            path=path,
+            classes=missing,
+        )
     return named
 
 
 def _evenly(classes: int, tasks: int) -> list[int]:
     if tasks > classes:
-        raise DataError(f"{classes} classes cannot fill {tasks} tasks; ask for at most {classes}")
+        raise DataError(
+            f"{classes} classes cannot fill {tasks} tasks; ask for at most {classes}", code="too-few-classes"
+        )
     size, larger = divmod(classes, tasks)
     return [size + 1] * larger + [size] * (tasks - larger)
 
 
 def _by_increments(classes: int, base: int, increment: int) -> list[int]:
     if base > classes:
-        raise DataError(f"base is {base}, but there are {classes} classes; ask for at most {classes}")
+        raise DataError(
+            f"base is {base}, but there are {classes} classes; ask for at most {classes}",
+            code="too-few-classes",
+        )
     full, rest = divmod(classes - base, increment)
     return [size for size in (base, *[increment] * full, rest) if size]
 
@@ -165,7 +216,11 @@ def _read_tasks(path: Path, classes: Sequence[str]) -> list[list[str]]:
     else:
         tasks = [[name.strip() for name in line.split(",") if name.strip()] for line in lines]
     if not tasks or not all(tasks):
-        raise DataError(f"{path} has no task, or a task without classes; every task needs at least one class")
+        raise DataError(
+            f"{path} has no task, or a task without classes; every task needs at least one class",
+            code="empty-task",
+            path=path,
+        )
     _check_names(path, [name for task in tasks for name in task], classes)
     return tasks
 
@@ -174,10 +229,16 @@ def _json_tasks(path: Path, text: str) -> list[list[str]]:
     try:
         tasks = json.loads(text)
     except json.JSONDecodeError as error:
-        raise DataError(f"{path} is not valid JSON: {error}; mend it") from error
+        raise DataError(
+            f"{path} is not valid JSON: {error}; repair it", code="invalid-json", path=path
+        ) from error
     lists = isinstance(tasks, list) and all(isinstance(task, list) for task in tasks)
     if not lists or not all(isinstance(name, str) for task in tasks for name in task):
-        raise DataError(f'{path} must be a JSON list of lists of class names, such as [["a", "b"], ["c"]]')
+        raise DataError(
+            f'{path} must be a JSON list of lists of class names, such as [["a", "b"], ["c"]]',
+            code="invalid-json",
+            path=path,
+        )
     return tasks
 
 
@@ -186,10 +247,20 @@ def _check_names(path: Path, named: list[str], classes: Sequence[str]) -> None:
     unknown = [name for name in named if name not in known]
     if unknown:
         near = suggestion(unknown[0], classes)
-        raise DataError(f"{path} names {_quoted(unknown)}, unknown in the dataset; {near}")
+        raise DataError(
+            f"{path} names {_quoted(unknown)}, unknown in the dataset; {near}",
+            code="unknown-classes",
+            path=path,
+            classes=unknown,
+        )
     twice = sorted({name for name in named if named.count(name) > 1})
     if twice:
-        raise DataError(f"{path} names {_quoted(twice)} more than once; a class belongs to one task")
+        raise DataError(
+            f"{path} names {_quoted(twice)} more than once; a class belongs to one task",
+            code="repeated-class",
+            path=path,
+            classes=twice,
+        )
 
 
 def _quoted(names: Sequence[str]) -> str:
