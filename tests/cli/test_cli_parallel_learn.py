@@ -13,11 +13,12 @@ from conftest import easy_task
 from expect import expect_cli_error
 from photo_toys import photos
 from protosteer.cli import main
-from protosteer.cli.saving import TaskWriter
 from protosteer.learner import Learner
 from protosteer.model import file as model_file
+from protosteer.model.file import Model
 from protosteer.serve.limits import Refused
 from protosteer.serve.model_store import Store
+from protosteer.workflows.task_writer import TaskWriter
 
 pytestmark = pytest.mark.slow
 
@@ -42,14 +43,14 @@ def model(folders, tmp_path) -> Path:
 def side_by_side(monkeypatch) -> None:
     """Two writers, having read the file, wait for each other before they write; who is kept away by a lock is
     waited for in vain."""
-    barrier, real = threading.Barrier(2), Learner.save
+    barrier, real = threading.Barrier(2), Model.write
 
-    def save(self, path):
+    def write(self, path):
         with contextlib.suppress(threading.BrokenBarrierError):
             barrier.wait(timeout=1)
         real(self, path)
 
-    monkeypatch.setattr(Learner, "save", save)
+    monkeypatch.setattr(Model, "write", write)
 
 
 def together(*works) -> list[object]:
@@ -73,7 +74,7 @@ def put(path: Path, folder: Path):
     """What `learn` does, without its handlers of signals, which belong to a main thread."""
     from protosteer.workflows.learn_folder import learn_folder, scan_folder
 
-    writer = TaskWriter(path, None)
+    writer = TaskWriter(path, None, print)
     learner = Learner.load(path)
     taught = learn_folder(learner, scan_folder(folder, learner.memory), holdout=0.0)
     return lambda: writer.put(learner, taught)
@@ -101,7 +102,7 @@ def test_a_model_that_is_deleted_during_learning_is_written_again_and_that_is_sa
     work = put(model, folders["summer"])
     model.unlink()
     work()
-    assert f"{model} was deleted meanwhile" in capsys.readouterr().err
+    assert f"{model} was deleted meanwhile" in capsys.readouterr().out
     assert model_file.read(model).memory.task_names == ["spring", "summer"]
 
 

@@ -92,7 +92,7 @@ def test_another_preprocessing_is_refused(saved):
 def test_a_backbone_that_cannot_be_found_is_named(saved, monkeypatch, tmp_path):
     monkeypatch.setenv("PROTOSTEER_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with expect_error("missing-backbone", ModelFileError, name="tiny"):
+    with expect_error("backbone-not-found", ModelFileError, name="tiny"):
         Learner.load(saved)
 
 
@@ -270,7 +270,7 @@ def test_the_weights_are_found_where_they_were(weights_file, tmp_path):
         assert found.fingerprint == learner.backbone.fingerprint and found.preprocessing.crop == 0.9
     moved = weights_file.rename(tmp_path / "moved.safetensors")
     assert model.backbone_for(model.load_backbone(weights=moved)).source == moved
-    with expect_error("missing-backbone", ModelFileError, name="my own"):
+    with expect_error("backbone-not-found", ModelFileError, name="my own"):
         model.backbone_for(None)
 
 

@@ -316,11 +316,11 @@ def test_a_model_for_larger_images_than_its_weights_is_rejected_at_once_and_chea
     for place, value, code in [
         ("backbone.image_size", 32000, "invalid-model"),
         ("backbone.preprocessing.crop", 0.0003, "invalid-model"),
-        ("backbone.image_size", 4096, "missing-backbone"),
+        ("backbone.image_size", 4096, "backbone-not-found"),
         ("backbone.image_size", 256, "other-backbone"),
         ("backbone.fingerprint", "0" * 64, "other-backbone"),
         ("backbone.heads", 2, "other-backbone"),
-        ("backbone.heads", 7, "missing-backbone"),
+        ("backbone.heads", 7, "backbone-not-found"),
     ]:
         with expect_error(code, ModelFileError):
             Learner.of_model(model_file.unpack(forged(data, put(place, value)), PLACE))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import errno
 import os
+from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 
@@ -14,6 +17,7 @@ from fastapi.testclient import TestClient
 
 from conftest import tiny_backbone
 from photo_toys import photos
+from protosteer.errors import ProtosteerWarning
 from protosteer.learner import Learner
 from protosteer.model import thumbnails
 from protosteer.model.records import correction_name
@@ -170,6 +174,32 @@ def test_a_full_disk_changes_nothing(client, monkeypatch):
     assert answer.status_code == 507 and "nothing was changed" in answer.json()["detail"]
     monkeypatch.undo()
     assert label(client, an_ant()) == "ant" and model_bytes(client) == before and log(client) == []
+
+
+def test_a_side_file_that_fails_is_not_reported_as_a_change_that_was_not_made(tmp_path, monkeypatch):
+    learner, path = taught(EVIDENCE), tmp_path / "toy.protosteer"
+    (task,) = learner.memory.tasks[:1]
+    digests = [torch.tensor([row]) for row in range(len(task.classes))]
+    learner.memory.replace(task, dataclasses.replace(task, classes=task.classes.with_rows("seen", digests)))
+    learner.save(path)
+    first, second = task.class_names[:2]
+    jpeg = b"\xff\xd8\xff" + b"0" * 9
+    thumbnails.write(path, [thumbnails.Thumb(first, 0, jpeg), thumbnails.Thumb(second, 1, jpeg)])
+    with TestClient(service(tmp_path, learner, thumbnails=True)) as client:
+        replace = os.replace
+
+        def full(source: str, target: Path) -> None:
+            if str(target).endswith(".thumbs"):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            replace(source, target)
+
+        monkeypatch.setattr(os, "replace", full)
+        with pytest.warns(ProtosteerWarning, match="thumbs"):
+            assert client.delete(f"/classes/{first}", headers=BEARER).status_code == 200
+        monkeypatch.undo()
+        assert first not in [row["name"] for row in client.get("/classes").json()["classes"]]
+        assert not thumbnails.beside(path).exists()
+        assert correct(client, second, an_ant()).status_code == 201
 
 
 def test_names_of_files_are_kept_as_one_short_line(client):

@@ -21,6 +21,7 @@ from fastapi.testclient import TestClient
 from conftest import easy_task, tiny_backbone
 from protosteer.errors import ModelFileError
 from protosteer.learner import Learner
+from protosteer.model.file import Model
 from protosteer.model.memory import Memory
 from protosteer.model.unlearning import forget
 from protosteer.serve.app import create_app
@@ -180,13 +181,13 @@ def test_what_cannot_be_written_does_not_happen(client, monkeypatch, number, sta
 
 def test_a_change_is_written_before_it_is_seen(client, monkeypatch):
     store = client.app.state.service.store
-    save, seen = Learner.save, []
+    write, seen = Model.write, []
 
-    def watched(learner, path):
-        seen.append((names(client), learner.classes))
-        save(learner, path)
+    def watched(model, path):
+        seen.append((names(client), model.memory.classes))
+        write(model, path)
 
-    monkeypatch.setattr(Learner, "save", watched)
+    monkeypatch.setattr(Model, "write", watched)
     assert post_class(client).status_code == 201
     old = ["ant", "bee", "cat", "dog"]
     assert seen == [(old, [*old, "fox"])] and store.current.memory.classes == [*old, "fox"]

@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from protosteer.cli.common import app, make_console, say, sigterm_as_ctrl_c
 from protosteer.cli.learn import resumes, scan, warn_of_files
-from protosteer.cli.loading import PANEL, BackboneChoice, check_place, prepare
+from protosteer.cli.loading import PANEL, BackboneChoice, check_place, prepare, refuse_existing
 from protosteer.cli.options import (
     Device,
     Json,
@@ -21,7 +21,6 @@ from protosteer.cli.options import (
     parse_settings,
     path_of,
 )
-from protosteer.cli.saving import put_new, refuse_existing
 from protosteer.cli.torchrun import output_path
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def adapt(
 def _adapt(learner: Learner, found: FolderScan, out: Path) -> Adapted:
     from protosteer.report.progress import LearnProgress
     from protosteer.runtime.checkpoint import CheckpointFile
-    from protosteer.util.files import real, writing
+    from protosteer.util.files import real, replacing, writing
     from protosteer.workflows.learn_folder import TaskSlot
     from protosteer.workflows.shared_prompt import adapt
 
@@ -89,7 +88,9 @@ def _adapt(learner: Learner, found: FolderScan, out: Path) -> Adapted:
     try:
         with sigterm_as_ctrl_c(), writing(checkpoint.path, "--out"), LearnProgress(console) as progress:
             adapted = adapt(learner.backbone, found, learner.settings, progress.on_stage, checkpoint)
-            put_new(out, adapted.write)
+            with replacing(real(out)):
+                refuse_existing(out)  # again: others may have written it meanwhile
+                adapted.write(out)
     except KeyboardInterrupt:
         say(f"stopped; {out} is not there yet{resumes(checkpoint)}")
         raise

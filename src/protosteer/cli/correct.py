@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from protosteer.cli import completion
 from protosteer.cli.common import CommandLineError, app, say, show
-from protosteer.cli.loading import PANEL, clear_up, open_learner
+from protosteer.cli.loading import PANEL, backbone_of, clear_up, prepare
 from protosteer.cli.options import Device, Json, ModelBackbone, ModelFile, ModelWeights, Threads
 from protosteer.errors import ProtosteerError
 from protosteer.util.text import printable
@@ -59,44 +58,49 @@ def correct(
             code="missing-argument",
         )
     else:
-        from protosteer.util.files import real, replacing, writing
+        from protosteer.learner import Learner
+        from protosteer.model.transaction import transaction
+        from protosteer.util.files import writing
 
-        with writing(model, None), replacing(real(model)):
-            learner = open_learner(model, backbone, weights, device, threads)
-            _correct(learner, image, name, as_json)
-            learner.save(model)
-            clear_up(model)
+        with writing(model, None), transaction(model) as change:
+            old, chosen = change.read(), prepare(device, threads)
+            learner = Learner.of_model(old, backbone_of(old, backbone, weights, chosen))
+            outcome = _correct(learner, image, name)
+            change.put(learner.model)
+        clear_up(model)
+        _show_outcome(outcome, image, as_json)
         say(f"Written: {model}; to undo: protosteer correct {model} --undo")
 
 
-def _correct(learner: Learner, image: Path, name: str, as_json: bool) -> None:
+def _correct(learner: Learner, image: Path, name: str) -> dict[str, Any]:
+    """Correct one image; returns the outcome for JSON."""
     from protosteer.workflows.model_summary import correction
 
     new = name not in learner.classes
     record = learner.correct(image, name)
     ((now, probability, _),) = learner.predict(image).ranked(1)[0]
+    return {**correction(record), "new_class": new, "answer": now, "probability": probability}
+
+
+def _show_outcome(outcome: dict[str, Any], image: Path, as_json: bool) -> None:
     if as_json:
-        print(
-            json.dumps(
-                {**correction(record), "new_class": new, "answer": now, "probability": probability}, indent=1
-            )
-        )
+        print(json.dumps(outcome, indent=1))
         return
-    words = f"{image}: predicted {record.corrected_from}"
-    words += " already, one more image" if record.corrected_from == name else f", corrected to {name}"
-    words += " (a new class)" if new else ""
-    print(printable(f"{words}; now predicted {now} ({100 * probability:.0f} %)"))
+    name, before, now = (outcome[key] for key in ("class", "taken_for", "answer"))
+    words = f"{image}: predicted {before}"
+    words += " already, one more image" if before == name else f", corrected to {name}"
+    words += " (a new class)" if outcome["new_class"] else ""
+    print(printable(f"{words}; now predicted {now} ({100 * outcome['probability']:.0f} %)"))
     if now != name:
         say("one image did not outweigh the others; correct more similar images, or learn more of the class")
 
 
 def _undo(path: Path, image: Path | None, as_json: bool) -> None:
     from protosteer.data.image_files import image_bytes, image_exists
-    from protosteer.model import file as model_file
-    from protosteer.model.memory import Memory
     from protosteer.model.records import correction_name
+    from protosteer.model.transaction import transaction
     from protosteer.model.unlearning import undo
-    from protosteer.util.files import digest, real, replacing, writing
+    from protosteer.util.files import digest, writing
     from protosteer.workflows.model_summary import correction
 
     task = None
@@ -106,18 +110,17 @@ def _undo(path: Path, image: Path | None, as_json: bool) -> None:
                 f"{image} is not an image file; check the path", code="no-such-file", path=image
             )
         task = correction_name(digest(image_bytes(image)))
-    with writing(path, None), replacing(real(path)):
-        old = model_file.read(path)
-        memory = Memory(old.memory.tasks)
-        if task is not None and task not in memory.task_names:
+    with writing(path, None), transaction(path) as change:
+        model = change.read()
+        if task is not None and task not in model.memory.task_names:
             raise ProtosteerError(
                 f"{image} has not been corrected in {path}; there is nothing to undo",
                 code="not-corrected",
                 path=image,
             )
-        record = undo(memory, task)
-        dataclasses.replace(old, memory=memory).write(path)
-        clear_up(path)
+        record = undo(model.memory, task)
+        change.put(model)
+    clear_up(path)
     if as_json:
         print(json.dumps({"taken_back": correction(record)}, indent=1))
     else:

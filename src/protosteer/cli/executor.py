@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protosteer.cli.common import CommandLineError, make_console, say, sigterm_as_ctrl_c
-from protosteer.cli.saving import refuse_existing
+from protosteer.cli.loading import refuse_existing
 
 if TYPE_CHECKING:
     from protosteer.runtime.executor import Executor

@@ -35,7 +35,6 @@ from protosteer.cli.options import (
     parse_settings,
     path_of,
 )
-from protosteer.cli.saving import ANOTHER, TaskWriter, put_tasks
 from protosteer.cli.torchrun import output_path
 
 if TYPE_CHECKING:
@@ -48,7 +47,9 @@ if TYPE_CHECKING:
     from protosteer.runtime.checkpoint import CheckpointFile
     from protosteer.workflows.learn_folder import FolderScan, LearnResult, TaskSlot
     from protosteer.workflows.parallel_learn import TaskPlan
+    from protosteer.workflows.task_writer import TaskWriter
 
+ANOTHER = "another MODEL"  # what to choose where nothing can be written
 MAX_NAMED_FILES = 5  # in a line
 
 
@@ -205,10 +206,11 @@ def _learn_folder(folder: Path, request: _Request, learners: _Learners) -> dict[
     from protosteer.data.sources import read_labelled
     from protosteer.report.learn import as_json
     from protosteer.workflows.learn_folder import TaskSlot
+    from protosteer.workflows.task_writer import TaskWriter
 
     path, name = output_path(request.path), request.name  # a copy as the file is after the last folder
     files = read_labelled(folder)  # complains before anything is loaded
-    writer = TaskWriter(path, name)
+    writer = TaskWriter(path, name, say)
     old = read_model(path)
     found = scan(folder, files, old, name)
     found = found.without_known() if request.skip_known and found.known else found
@@ -220,7 +222,7 @@ def _learn_folder(folder: Path, request: _Request, learners: _Learners) -> dict[
     check_place(path, ANOTHER)
     learner = learners.make(old, lambda: found.files)
     slot = TaskSlot.prepare(learner, found, name, request.holdout)
-    writer.begun = slot.unfinished.name if slot.unfinished else None
+    writer.unfinished = slot.unfinished.name if slot.unfinished else None
     _say_unfinished(learner, slot)
     result = _learn(learner, slot, writer)
     _show_result(result, found, learner, path, request.as_json)
@@ -312,8 +314,12 @@ def _learn(learner: Learner, slot: TaskSlot, writer: TaskWriter) -> LearnResult:
     path = writer.path
     checkpoint = CheckpointFile(slot.checkpoint_path(real(path)))
 
+    def put(known: Learner, result: LearnResult) -> LearnResult:
+        with writing(path, ANOTHER):
+            return writer.put(known, result)
+
     def on_usable(usable: Learner, preview: LearnResult) -> None:
-        writer.put(usable, preview)
+        put(usable, preview)
         checked = f" (self-check {preview.check.accuracy:.1f} %)" if preview.check else ""
         say(f"Usable now: {path}{checked}; training the prompt for higher accuracy")
 
@@ -325,10 +331,10 @@ def _learn(learner: Learner, slot: TaskSlot, writer: TaskWriter) -> LearnResult:
         ):
             after, result = slot.learn(progress.on_stage, checkpoint, on_usable)
             learner.memory = after.memory
-            result = writer.put(learner, result)
+            result = put(learner, result)
     except KeyboardInterrupt:
-        usable = "can be used as it is" if writer.begun else "is as it was"
-        say(f"stopped; {path} {usable}{resumes(checkpoint) if writer.begun else ''}")
+        usable = "can be used as it is" if writer.unfinished else "is as it was"
+        say(f"stopped; {path} {usable}{resumes(checkpoint) if writer.unfinished else ''}")
         raise
     finally:
         checkpoint.release()
@@ -395,6 +401,7 @@ def _learn_in_parallel(
     from protosteer.util.text import counted
     from protosteer.workflows.learn_folder import held_count
     from protosteer.workflows.parallel_learn import learn_in_parallel, refuse_dependent
+    from protosteer.workflows.task_writer import put_tasks
 
     held_count(0, holdout)  # complains before anything is started
     old = read_model(path)

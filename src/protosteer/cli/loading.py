@@ -133,6 +133,16 @@ def check_writable(path: Path, option: str) -> None:
         tempfile.TemporaryFile(dir=folder).close()
 
 
+def refuse_existing(out: Path) -> None:
+    """Raise an error if a file that is to be made is there already."""
+    from protosteer.errors import ProtosteerError
+
+    if out.exists():
+        raise ProtosteerError(
+            f"{out} exists already; choose another file with --out", code="file-exists", path=out
+        )
+
+
 class BackboneChoice:
     """What a user said about the backbone: where an old model's is, or which one a new model gets."""
 

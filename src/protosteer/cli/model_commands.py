@@ -12,9 +12,8 @@ from typer import Argument, Option
 from protosteer.cli import completion
 from protosteer.cli.adapt import tell as tell_adapted
 from protosteer.cli.common import CommandLineError, app, check_plot, say, show, write_plot
-from protosteer.cli.loading import PANEL, clear_up, open_learner
+from protosteer.cli.loading import PANEL, clear_up, open_learner, refuse_existing
 from protosteer.cli.options import Json, ModelBackbone, ModelFile, ModelWeights, parse_pairs
-from protosteer.cli.saving import put_new, refuse_existing
 from protosteer.errors import ModelFileError, ProtosteerError
 
 if TYPE_CHECKING:
@@ -41,21 +40,19 @@ def forget(
     as_json: Json = False,
 ) -> None:
     """Remove classes or a task from a model, and report what that guarantees. Needs no backbone."""
-    from protosteer.model import file as model_file
-    from protosteer.model.memory import Memory
+    from protosteer.model.transaction import transaction
     from protosteer.model.unlearning import forget as forget_one
     from protosteer.model.unlearning import forget_all
-    from protosteer.util.files import Identity, read_regular, real, replacing, write_atomically, writing
+    from protosteer.util.files import read_regular, write_atomically, writing
     from protosteer.util.text import printable
 
     if bool(names) == (task is not None):
         raise CommandLineError(
             "name the classes to forget, or one task with --task", code="conflicting-options"
         )
-    with writing(model, None), replacing(real(model)):
-        identity = Identity.of(model)
-        old = model_file.read(model)
-        memory = Memory(old.memory.tasks)
+    with writing(model, None), transaction(model) as change:
+        held = change.read()
+        memory, before = held.memory, _size(held)
         outcome = [forget_one(memory, task=task)] if task is not None else forget_all(memory, names or [])
         if backup:
             if backup.exists():
@@ -66,16 +63,9 @@ def forget(
                 )
             with writing(backup, "--backup"):
                 write_atomically(backup, read_regular(model))
-        new = dataclasses.replace(old, memory=memory)
-        if Identity.of(model) != identity:  # by someone who knows of no lock
-            raise ProtosteerError(
-                f"{model} was changed by another process meanwhile; run the same command again",
-                code="changed-meanwhile",
-                path=model,
-            )
-        new.write(model)
-        left = clear_up(model, checkpoints=True)
-    before, after = _size(old), _size(new)
+        change.put(held)
+    left = clear_up(model, checkpoints=True)
+    after = _size(held)
     if as_json:
         removed = [dataclasses.asdict(one) for one in outcome]
         kept = str(backup) if backup else None
@@ -121,6 +111,8 @@ def merge(
 ) -> None:
     """Merge the tasks of several models of one backbone into one file. Needs no backbone."""
     from protosteer.model import file as model_file
+    from protosteer.model.transaction import transaction
+    from protosteer.util.files import writing
 
     if len(models) < 2:
         raise CommandLineError("give at least two model files", code="missing-argument")
@@ -130,7 +122,9 @@ def merge(
     tasks = {name for part in parts[1:] for name in part.memory.task_names}
     renames = parse_pairs(rename or [], "--rename", classes)
     merged = model_file.merge(parts, renames, parse_pairs(rename_task or [], "--rename-task", tasks))
-    put_new(out, merged.write)
+    with writing(out, "--out"), transaction(out) as change:
+        refuse_existing(out)  # again: others may have written it meanwhile
+        change.put(merged)
     if merged.memory.shared_prompt is None and any(part.memory.shared_prompt is not None for part in parts):
         say("the models have no shared prompt in common: the merged model has none")
     size = _size(merged)

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from protosteer.cli.common import CommandLineError, app, make_console, say, show, sigterm_as_ctrl_c
-from protosteer.cli.loading import PANEL, open_learner
+from protosteer.cli.loading import PANEL, open_learner, refuse_existing
 from protosteer.cli.options import Device, Json, ModelBackbone, ModelFile, ModelWeights, Threads, path_of
 from protosteer.cli.predict import find_files
-from protosteer.cli.saving import refuse_existing
 
 if TYPE_CHECKING:
     from protosteer.data.class_folders import Files

@@ -8,7 +8,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import reprlib
+import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from protosteer.errors import (
     LearnerError,
     ModelFileError,
     ProtosteerError,
+    ProtosteerWarning,
     WeightsError,
 )
 from protosteer.model import legacy, thumbnails
@@ -62,7 +65,7 @@ class Model:
                 raise ModelFileError(
                     f"{self.path} needs backbone '{about['name']}', which cannot be loaded ({error}); "
                     "load it yourself and pass it as backbone=",
-                    code="missing-backbone",
+                    code="backbone-not-found",
                     path=self.path,
                     name=about["name"],
                 ) from error
@@ -102,9 +105,13 @@ class Model:
         """
         place = real(Path(path))
         write_atomically(place, self.pack())
-        # Earlier versions kept digests of class names there; what is forgotten must not stay behind.
-        place.with_name(f"{place.name}.index").unlink(missing_ok=True)
-        thumbnails.follow(path, self.memory)
+        # From here on the change is made: a side file that cannot follow is removed, which needs no space.
+        with _expendable(thumbnails.beside(place)):
+            thumbnails.follow(place, self.memory)
+        index = place.with_name(f"{place.name}.index")  # of earlier versions, with digests of class names
+        if index.exists():
+            with _expendable(index):
+                index.unlink()
 
     def pack(self) -> bytes:
         """The contents of a model file; equal models give equal bytes."""
@@ -156,6 +163,24 @@ class Model:
                 path=self.path,
                 name=about["name"],
             ) from error
+
+
+@contextmanager
+def _expendable(side: Path) -> Iterator[None]:
+    """Remove a side file that cannot be brought up to date, and warn."""
+    try:
+        yield
+    except OSError as error:
+        outcome = "was removed"
+        try:
+            side.unlink(missing_ok=True)
+        except OSError:
+            outcome = "may hold what was forgotten: delete it"
+        warnings.warn(
+            f"{side} cannot be written ({error.strerror or error}) and {outcome}; the model itself is written",
+            ProtosteerWarning,
+            stacklevel=2,
+        )
 
 
 def _task_header(task: TaskRecord, shared_prompts: list[Tensor]) -> dict[str, Any]:

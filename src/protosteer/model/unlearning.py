@@ -69,6 +69,28 @@ def forget_all(memory: Memory, names: Sequence[str]) -> list[Forgotten]:
     return outcome[::-1]
 
 
+def lost_influence(record: TaskRecord, before: Sequence[TaskRecord], memory: Memory) -> str | None:
+    """Say so if a new task was trained with or against classes that were forgotten while it was learned.
+
+    Args:
+        record: The new task.
+        before: The tasks that it was trained after, as they were then.
+        memory: What the model holds now.
+
+    Returns:
+        A sentence, or None if nothing of them remains.
+    """
+    known = set(memory.classes)
+    for owner in before:
+        lost = [name for name in owner.class_names if name not in known]
+        if lost and _influence(owner, [owner], owner.class_names, (owner, record)):
+            return (
+                f"'{lost[0]}' was forgotten meanwhile, but task '{record.name}' has a prompt that was trained with or "
+                "against it; to remove that too, forget this task and learn it again"
+            )
+    return None
+
+
 def undo(memory: Memory, task: str | None = None) -> TaskRecord:
     """Take the last correction back, or the one of that name: as if it had never been made."""
     made = {record.name: record for record in memory.corrections}

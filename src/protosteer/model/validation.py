@@ -6,7 +6,7 @@ Every number that says how much memory or time something takes has a bound. A `T
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ _BLOCK = 8192  # rows that are checked at a time, so that little memory is taken
 
 
 def check_columns(
-    names: list[str], columns: Mapping[str, Tensor], starts: Mapping[str, Tensor], dim: int | None
+    names: Sequence[str], columns: Mapping[str, Tensor], starts: Mapping[str, Tensor], dim: int | None
 ) -> None:
     """Check the columns of a class table before it is built; see `ClassTable`. dim: None if unknown."""
     for group, rows in starts.items():
@@ -56,6 +56,13 @@ def check_columns(
         )
     if "seen" in starts and (columns["seen"].ndim != 1 or columns["seen"].dtype != torch.int64):
         raise TypeError("digests of files are not a list of whole numbers")
+
+
+def check_model(memory: Memory) -> None:
+    """Check what is to be written as thoroughly as what is read."""
+    table = memory.table
+    check_columns(table.names, table.columns, table.starts, None)
+    check_memory(memory, table.columns["values.means"].shape[1] if len(table) else None, None)
 
 
 def check_memory(memory: Memory, dim: int | None, depth: int | None) -> None:

@@ -17,11 +17,12 @@ from protosteer.learner import Learner
 from protosteer.model import file as model_file
 from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord
+from protosteer.model.transaction import transaction
 from protosteer.model.unlearning import Forgotten, forget, undo
 from protosteer.serve.limits import Refused
 from protosteer.serve.schemas import Corrected
 from protosteer.serve.served_model import Snapshot
-from protosteer.util.files import Identity, real, replacing
+from protosteer.util.files import Identity, real
 from protosteer.workflows.model_summary import correction
 
 LAST = "last"  # stands for the name of the last correction
@@ -124,13 +125,13 @@ class Store:
         learner.memory = memory
         following = Snapshot(learner, self.path, self._thumbnails)
         try:
-            with replacing(self.path):
-                if Identity.of(self.path) != self._identity:
+            with transaction(self.path) as change:
+                if change.identity != self._identity:
                     raise Refused(
                         409, f"the model file {self.path.name} changed on disk; restart the service"
                     )
-                learner.save(self.path)
-                self._identity = Identity.of(self.path)
+                change.put(learner.model)
+            self._identity = change.identity
         except OSError as error:
             status = 507 if error.errno in _NO_SPACE else 500
             raise Refused(

@@ -11,11 +11,10 @@ from PIL import Image
 from torch import Tensor
 
 from protosteer.evidence.prototype_summary import exact_rows
-from protosteer.model import file as model_file
 from protosteer.model import thumbnails
 from protosteer.model.thumbnails import Thumb
+from protosteer.model.transaction import transaction
 from protosteer.paper.task import task_seed
-from protosteer.util.files import real, replacing
 from protosteer.workflows.learn_folder import TaskSlot
 
 MAX_THUMBNAILS = 10  # of each class and task
@@ -44,8 +43,8 @@ def keep_thumbnails(path: Path, slot: TaskSlot) -> int:
         Thumb(learned.labels[row], digests[learned.paths[row]], _jpeg(images.pixels([row])[0]))
         for row in rows
     ]
-    with replacing(real(path)):  # what was forgotten meanwhile must not come back
-        memory = model_file.read(path).memory
+    with transaction(path) as change:  # what was forgotten meanwhile must not come back
+        memory = change.read().memory
         thumbnails.write(path, [*thumbnails.read(path, memory), *new])
         thumbnails.follow(path, memory)
     return len(new)
