@@ -1,4 +1,4 @@
-"""Batched two-stage inference against a naive twin that treats one image at a time."""
+"""Algorithm 2 in batches against a naive twin that treats one image at a time."""
 
 from __future__ import annotations
 
@@ -7,223 +7,101 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from protosteer.model.class_table import ClassTable
-from protosteer.model.index import Index
-from protosteer.model.memory import Memory
-from protosteer.model.records import ClassRecord, TaskRecord
-from protosteer.paper.inference import Matches, match
-from protosteer.paper.prototypes import Centroids
-from protosteer.prediction import Prediction
-from protosteer.tasks import nearest_task
+from protosteer.paper.inference import Matches, PrototypeIndex, match, retrieve
 
-DIM, IMAGES = 6, 40
+DIM, IMAGES, CLASSES = 6, 40, 9
+OWN = [0, 1, 2, 3, 4, 5, 6]
+NONE = [-1] * 7
+MIXED = [0, -1, 0, 3, 3, -1, 0]  # t0 and t3 have prompts of their own, t1 and t5 none, t2, t4 and t6 copies
 
 
-def memory(tasks: int = 4, prompts: bool = True, seed: int = 0) -> Memory:
+def index(prompt_tasks: list[int] = OWN, seed: int = 0) -> PrototypeIndex:
     generator = torch.Generator().manual_seed(seed)
-
-    def record(name: str, count: int) -> ClassRecord:
-        means = torch.randn(count, DIM, generator=generator)
-        values = Centroids(means, torch.zeros(count, DIM), torch.ones(count, dtype=torch.int64))
-        return ClassRecord(name, torch.randn(count + 1, DIM, generator=generator), values)
-
-    return Memory(
-        TaskRecord(
-            f"t{t}",
-            ClassTable.of(record(f"c{t}{k}", 1 + (t + k) % 3) for k in range(1 + t % 3)),
-            torch.full((2, 1, DIM), float(t)) if prompts else None,
-        )
-        for t in range(tasks)
+    keys, values = (F.normalize(torch.randn(n, DIM, generator=generator), dim=1) for n in (20, 24))
+    return PrototypeIndex(
+        keys=keys,
+        key_tasks=torch.arange(20) % 7,
+        values=values,
+        value_classes=torch.arange(24) % CLASSES,
+        prompt_tasks=torch.tensor(prompt_tasks),
+        num_classes=CLASSES,
     )
 
 
-def mixed(seed: int = 0) -> Memory:
-    """As a model becomes in use: t0 and t3 have prompts of their own, t1 and t5 none, t2, t4, t6 copies."""
-    original = [0, None, 0, 3, 3, None, 0]
-    return Memory(
-        dataclasses.replace(
-            task,
-            prompt=None if own is None else torch.full((2, 1, DIM), float(own)),
-            few_shot=own not in (None, t),
-        )
-        for t, (task, own) in enumerate(zip(memory(7, seed=seed).tasks, original, strict=True))
-    )
+class Embed:
+    """Stands for the backbone: a fixed embedding of every image under every prompt; counts forward passes."""
 
+    def __init__(self, seed: int = 1):
+        self.table = torch.randn(8, IMAGES, DIM, generator=torch.Generator().manual_seed(seed))
+        self.passes = 0
 
-def embedder(seed: int = 1):
-    """Stands for the backbone: fixed embeddings of every image under every prompt."""
-    table = torch.randn(8, IMAGES, DIM, generator=torch.Generator().manual_seed(seed))
-    return lambda rows, tasks: table[torch.full_like(rows, -1) if tasks is None else tasks, rows]
-
-
-class ByPrompt:
-    """The same by what is in the prompt, so that a copy embeds as its original does; counts requests."""
-
-    def __init__(self, mem: Memory):
-        self.prompts = [None if task.prompt is None else int(task.prompt[0, 0, 0]) for task in mem.tasks]
-        self.plain, self.passes = embedder(), 0
-
-    def __call__(self, rows, tasks):
+    def __call__(self, rows: Tensor, tasks: Tensor | None) -> Tensor:
         self.passes += len(rows)
-        return self.plain(
-            rows, None if tasks is None else torch.tensor([self.prompts[t] for t in tasks.tolist()])
-        )
+        return self.table[torch.full_like(rows, -1) if tasks is None else tasks, rows]
 
 
-def naive(mem: Memory, embed, row: int, neighbours: int) -> tuple[str, dict[str, float], set[str]]:
-    """METHOD's four steps for one image."""
-
-    def cosine(a, b):
-        return float(F.cosine_similarity(a, b, dim=0))
-
-    one = torch.tensor([row])
-    q = embed(one, None)[0]
-    keys = [(cosine(q, k), t) for t, task in enumerate(mem.tasks) for c in task.classes for k in c.keys]
-    nearest = sorted(keys, reverse=True)[:neighbours]
-    retrieved = {t for _, t in nearest}
-    scores = dict.fromkeys(mem.classes, -2.0)
-    for t in retrieved:
-        q_t = q if mem.tasks[t].prompt is None else embed(one, torch.tensor([t]))[0]
-        for task in mem.tasks:
-            for c in task.classes:
-                for value in c.values.means:
-                    scores[c.name] = max(scores[c.name], cosine(q_t, value))
-    return max(scores, key=scores.__getitem__), scores, {mem.tasks[t].name for t in retrieved}
+def cosine(a: Tensor, b: Tensor) -> float:
+    return float(F.cosine_similarity(a, b, dim=0))
 
 
-@pytest.mark.parametrize("prompts", [True, False])
-@pytest.mark.parametrize("neighbours", [1, 3, 100])
-def test_equals_a_naive_twin(prompts, neighbours):
-    mem, embed = memory(prompts=prompts), embedder()
-    index = Index.build(mem)
-    prediction = Prediction.build(index, match(index.prototypes, embed, IMAGES, neighbours), 0.6)
-    for row in range(IMAGES):
-        label, scores, retrieved = naive(mem, embed, row, neighbours)
-        assert prediction.labels[row] == label
-        assert prediction.scores[row].tolist() == pytest.approx([scores[c] for c in mem.classes], abs=1e-5)
-        assert set(prediction.candidates[row]) == retrieved
-        assert label in mem.tasks[mem.task_names.index(prediction.tasks[row])].class_names
-
-
-def test_forward_passes_are_one_per_image_and_one_per_candidate():
-    mem = memory()
-    index = Index.build(mem)
-    matches = match(index.prototypes, embedder(), IMAGES, 3)
-    assert int(matches.passes.sum()) == IMAGES + int(matches.candidates.sum())
+def naive(
+    one: PrototypeIndex, embed: Embed, row: int, neighbours: int
+) -> tuple[list[float], dict[int, Tensor]]:
+    """METHOD's four steps for one image: the score of each class, and q_j by retrieved task."""
+    q = embed.table[-1, row]
+    ranked = sorted(range(len(one.keys)), key=lambda k: -cosine(q, one.keys[k]))[:neighbours]
+    found = {}
+    for t in {int(one.key_tasks[k]) for k in ranked}:
+        prompt = int(one.prompt_tasks[t])
+        found[t] = q if prompt < 0 else embed.table[prompt, row]
+    scores = [-2.0] * one.num_classes
+    for value, label in zip(one.values, one.value_classes.tolist(), strict=True):
+        scores[label] = max(scores[label], *(cosine(q_j, value) for q_j in found.values()))
+    return scores, found
 
 
 @pytest.mark.parametrize("neighbours", [1, 3, 6, 100])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_copied_prompts_and_none_beside_each_other_equal_a_naive_twin(neighbours, seed):
+@pytest.mark.parametrize("prompt_tasks", [OWN, NONE, MIXED], ids=["own", "none", "mixed"])
+def test_equals_a_naive_twin(prompt_tasks: list[int], neighbours: int) -> None:
     """The twin runs every candidate's prompt; the batched form each prompt once, with the same outcome."""
-    mem = mixed(seed)
-    index, embed = Index.build(mem), ByPrompt(mem)
-    assert index.prompt_owners.tolist() == [0, 1, 0, 3, 3, 5, 0]
-    matches = match(index.prototypes, embed, IMAGES, neighbours)
-    passes, expected = embed.passes, IMAGES
-    prediction = Prediction.build(index, matches, 0.6)
+    one, embed, expected = index(prompt_tasks), Embed(), IMAGES
+    matches = match(one, embed, IMAGES, neighbours)
+    passes = embed.passes
     for row in range(IMAGES):
-        label, scores, retrieved = naive(mem, embed, row, neighbours)
-        assert prediction.labels[row] == label and set(prediction.candidates[row]) == retrieved
-        assert prediction.scores[row].tolist() == pytest.approx([scores[c] for c in mem.classes], abs=1e-5)
-        tried = matches.candidates[row].nonzero()[:, 0].tolist()
-        expected += len({embed.prompts[t] for t in tried} - {None})
-        seen = {
-            t: embed(torch.tensor([row]), torch.tensor([t]) if mem.tasks[t].prompt is not None else None)
-            for t in tried
-        }
-        best = {t: float((F.normalize(q, dim=1) @ index.values.T).max()) for t, q in seen.items()}
+        scores, found = naive(one, embed, row, neighbours)
+        assert matches.scores[row].tolist() == pytest.approx(scores, abs=1e-5)
+        assert set(matches.candidates[row].nonzero()[:, 0].tolist()) == set(found)
+        prompts = {int(one.prompt_tasks[t]) for t in found} - {-1}
+        expected += len(prompts)
+        assert int(matches.passes[row]) == 1 + len(prompts)
+        best = {t: float((F.normalize(q, dim=0) @ one.values.T).max()) for t, q in found.items()}
         winner = max(best, key=best.__getitem__)
-        assert embed.prompts[int(matches.winners[row])] == embed.prompts[winner]
-        assert torch.equal(matches.embeddings[row], seen[winner][0])
-        assert torch.equal(prediction.embeddings[row], matches.embeddings[row])
-    assert int(matches.passes.sum()) == passes == expected
+        assert int(one.prompt_tasks[matches.winners[row]]) == int(one.prompt_tasks[winner])
+        assert torch.equal(matches.embeddings[row], found[winner])
+    assert passes == expected
 
 
-def test_one_prompt_is_tried_once_however_many_have_it():
-    mem = mixed()
-    index, embed = Index.build(mem), ByPrompt(mem)
-    assert int(match(index.prototypes, embed, IMAGES, 100).passes.sum()) == 3 * IMAGES == embed.passes
+def test_retrieval_takes_no_more_keys_than_there_are() -> None:
+    queries = torch.randn(3, DIM, generator=torch.Generator().manual_seed(0))
+    assert retrieve(index(), queries, 1).sum(dim=1).tolist() == [1, 1, 1]
+    assert retrieve(index(), queries, 1000).all()
 
 
-def test_two_tasks_that_happen_to_be_equal_are_no_copies_unless_something_is_few_shot():
-    """Looking for copies costs a checksum of every prompt, which most models need not pay."""
-    plain = Memory(dataclasses.replace(task, few_shot=False) for task in mixed().tasks)
-    assert Index.build(plain).prompt_owners.tolist() == list(range(7))
-
-
-def test_joined_matches_are_those_of_the_parts():
-    index, embed = Index.build(mixed()), ByPrompt(mixed())
-    whole = match(index.prototypes, embed, IMAGES, 3)
-    parts = [
-        match(index.prototypes, lambda r, t, s=s: embed(r + s, t), IMAGES // 2, 3) for s in (0, IMAGES // 2)
-    ]
-    joined = Matches.join(parts)
+def test_joined_matches_are_those_of_the_parts() -> None:
+    one, embed = index(MIXED), Embed()
+    whole = match(one, embed, IMAGES, 3)
+    parts = [match(one, lambda r, t, s=s: embed(r + s, t), IMAGES // 2, 3) for s in (0, IMAGES // 2)]
     for field in dataclasses.fields(Matches):
-        one, other = getattr(joined, field.name), getattr(whole, field.name)
-        torch.testing.assert_close(one.float(), other.float(), atol=1e-6, rtol=0)
+        joined, expected = getattr(Matches.join(parts), field.name), getattr(whole, field.name)
+        torch.testing.assert_close(joined.float(), expected.float(), atol=1e-6, rtol=0)
 
 
-def test_the_nearest_task_is_that_of_the_most_similar_keys_on_average():
-    mem = mixed()
-    index = Index.build(mem)
-    for seed in range(20):
-        queries = torch.randn(3, DIM, generator=torch.Generator().manual_seed(seed))
-        own = []
-        for task in mem.tasks:
-            keys = torch.cat([c.keys for c in task.classes])
-            own.append(float(F.cosine_similarity(queries[:, None], keys[None], dim=2).amax(dim=1).mean()))
-        assert nearest_task(index.prototypes, queries) == max(range(len(own)), key=own.__getitem__)
-
-
-def test_without_prompts_only_the_coarse_pass_is_made():
-    index = Index.build(memory(prompts=False))
-    assert int(match(index.prototypes, embedder(), IMAGES, 3).passes.sum()) == IMAGES
-
-
-def test_winner_is_the_prompt_of_the_best_match():
-    mem, embed = memory(), embedder()
-    index = Index.build(mem)
-    matches = match(index.prototypes, embed, IMAGES, 5)
-    for row in range(IMAGES):
-        best = {}
-        for t in matches.candidates[row].nonzero()[:, 0].tolist():
-            q = F.normalize(embed(torch.tensor([row]), torch.tensor([t])), dim=1)
-            best[t] = float((q @ index.values.T).max())
-        assert int(matches.winners[row]) == max(best, key=best.__getitem__)
-
-
-def test_probabilities_and_energy():
-    index = Index.build(memory())
-    prediction = Prediction.build(index, match(index.prototypes, embedder(), IMAGES, 3), 0.6)
-    expected = torch.exp(prediction.scores / 0.6)
-    torch.testing.assert_close(prediction.probabilities, expected / expected.sum(dim=1, keepdim=True))
-    torch.testing.assert_close(prediction.energy, -0.6 * expected.sum(dim=1).log())
-
-
-@pytest.mark.parametrize("top", [1, 3, 99])
-def test_the_label_ranks_first_also_where_all_are_as_similar(top):
-    index = Index.build(memory())
-    matches = match(index.prototypes, embedder(), IMAGES, 3)
-    prediction = Prediction.build(index, matches, 0.6)
-    same = torch.ones_like(matches.scores)
-    tied = Prediction.build(index, dataclasses.replace(matches, scores=same), 0.6)
-    for one in (prediction, tied):
-        for row, ranking in enumerate(one.ranked(top)):
-            names, probabilities, similarities = zip(*ranking, strict=True)
-            places = [one.classes.index(name) for name in names]
-            assert len(set(names)) == len(names) == min(top, len(one.classes)) and names[0] == one.labels[row]
-            assert list(probabilities) == one.probabilities[row, places].tolist()
-            assert (
-                list(similarities) == one.scores[row, places].tolist() == sorted(similarities, reverse=True)
-            )
-
-
-def test_a_prediction_does_not_depend_on_its_batch():
-    index, embed = Index.build(memory()), embedder()
-    together = match(index.prototypes, embed, IMAGES, 3)
+def test_a_prediction_does_not_depend_on_its_batch() -> None:
+    one, embed = index(), Embed()
+    together = match(one, embed, IMAGES, 3)
     for row in (0, 7, 39):
-        alone = match(index.prototypes, lambda rows, tasks, row=row: embed(rows + row, tasks), 1, 3)
+        alone = match(one, lambda rows, tasks, row=row: embed(rows + row, tasks), 1, 3)
         torch.testing.assert_close(alone.scores[0], together.scores[row])
         assert torch.equal(alone.candidates[0], together.candidates[row])
