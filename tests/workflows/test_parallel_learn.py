@@ -11,7 +11,7 @@ from photo_toys import photos
 from protosteer.backbones import Backbone
 from protosteer.errors import DataError, LearnerError
 from protosteer.learner import Learner
-from protosteer.runtime.executor import Local
+from protosteer.runtime.executor import LocalExecutor
 from protosteer.settings import Settings
 from protosteer.workflows.learn_folder import learn_folder, scan_folder
 from protosteer.workflows.parallel_learn import TaskPlan, learn_in_parallel, plan_tasks
@@ -40,7 +40,7 @@ def in_turn(learner: Learner, folders: list[Path]) -> Learner:
     return learner
 
 
-class Counting(Local):
+class Counting(LocalExecutor):
     """Counts jobs, and may fail at one."""
 
     def __init__(self, fail_at: int | None = None):
@@ -61,7 +61,9 @@ class Counting(Local):
         super().run(made, jobs, on_done, on_wait)
 
 
-def in_parallel(learner: Learner, folders: list[Path], model: Path, engine: Local | None = None) -> Learner:
+def in_parallel(
+    learner: Learner, folders: list[Path], model: Path, engine: LocalExecutor | None = None
+) -> Learner:
     plans, _ = plan_tasks(learner.memory, folders)
     records, kept = learn_in_parallel(engine or Counting(), learner, plans, model, 0.2, "cpu")
     for record in records:

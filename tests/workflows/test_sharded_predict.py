@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from expect import expect_error
 from photo_toys import EVIDENCE, photos, taught
-from protosteer.errors import DataError, ProtosteerError, SettingsError
-from protosteer.runtime.executor import Local
+from protosteer.errors import DataError, SettingsError
+from protosteer.runtime.executor import LocalExecutor
 from protosteer.workflows.prediction_table import Embeddings, Predictions
 from protosteer.workflows.sharded_predict import write_shards
 
@@ -31,7 +32,9 @@ def names(tmp_path: Path) -> list[str]:
 
 
 def write(maker, names, out, size=4, about=()):
-    return write_shards(Local(), maker, lambda: pytest.fail("it is here"), about, names, str(out), size)
+    return write_shards(
+        LocalExecutor(), maker, lambda: pytest.fail("it is here"), about, names, str(out), size
+    )
 
 
 def rows(folder: Path) -> list[dict]:
@@ -47,7 +50,7 @@ def files(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 def test_shards_have_the_rows_of_one_piece(maker, names, tmp_path):
     outcome = write(maker, list(reversed(names)), tmp_path / "out", size=3)  # no chunk of four is cut
-    assert (outcome.made, outcome.kept, outcome.unreadable) == (5, 0, 1)
+    assert (outcome.written, outcome.complete, outcome.unreadable) == (5, 0, 1)
     whole = [{"error": None, **row} for row in maker.rows(names)]
     assert [{k: v for k, v in row.items() if v is not None} for row in rows(tmp_path / "out")] == [
         {k: v for k, v in row.items() if v is not None} for row in whole
@@ -62,7 +65,7 @@ def test_what_is_there_is_not_made_again(maker, names, tmp_path):
     (out / lost).unlink()
     (out / f".{lost}.dead.tmp").write_bytes(b"of a process that was killed")
     outcome = write(maker, names, out)
-    assert (outcome.made, outcome.kept) == (1, 4)
+    assert (outcome.written, outcome.complete) == (1, 4)
     after = files(out)
     assert {n: d for n, (_, d) in after.items()} == {n: d for n, (_, d) in before.items()}
     assert all(after[name] == before[name] for name in before if name != lost)
@@ -73,15 +76,15 @@ def test_a_call_that_fails_keeps_what_was_done(maker, names, tmp_path, monkeypat
 
     def failing(some):
         if names[8] in some:
-            raise DataError("stopped")
+            raise DataError("stopped", code="stopped")
         return known(some)
 
     monkeypatch.setattr(maker, "rows", failing)
-    with pytest.raises(DataError, match="stopped"):
+    with expect_error("stopped", DataError):
         write(maker, names, out)
     assert len(files(out)) == 2
     monkeypatch.undo()
-    assert write(maker, names, out).kept == 2
+    assert write(maker, names, out).complete == 2
     assert [row["path"] for row in rows(out)] == names
 
 
@@ -95,7 +98,7 @@ def test_shards_of_something_else_are_refused(maker, names, tmp_path, change):
     given = [*names, names[0]] if change == "more files" else names
     about = ("other",) if change == "model" else ()
     other = Predictions(maker.learner, top=1) if change == "options" else maker
-    with pytest.raises(DataError, match="holds shards of another model, other files or other options"):
+    with expect_error("other-shards", DataError, path=str(out)):
         write(other, given, out, about=about)
     assert files(out) == before
 
@@ -104,16 +107,16 @@ def test_a_uri_is_a_place_too(maker, names, tmp_path):
     embeddings = Embeddings(maker.learner.backbone)
     out = tmp_path / "out"
     outcome = write(embeddings, names, f"file://{out}")
-    assert outcome.made and write(embeddings, names, f"file://{out}").made == 0
+    assert outcome.written and write(embeddings, names, f"file://{out}").written == 0
     assert [row["path"] for row in rows(out)] == names
     assert all(path.name.startswith("part-") for path in out.iterdir())
-    with pytest.raises(SettingsError, match="no place to write to"):
+    with expect_error("bad-uri", SettingsError):
         write(embeddings, names, "nonsense://somewhere")
 
 
 def test_a_place_that_cannot_be_written_to(maker, names, tmp_path):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(SettingsError, match="is a file"):
+    with expect_error("not-a-folder", SettingsError):
         write(maker, names, tmp_path / "file")
-    with pytest.raises(ProtosteerError, match="cannot write to"):
+    with expect_error("cannot-write"):
         write(maker, names, tmp_path / "file" / "below")

@@ -173,7 +173,7 @@ def run(
     who = make_executor(engine, address, values.get("device", "auto"))
 
     def reporter(stream: Any, runs: Any, note: Any) -> Any:
-        return SweepProgress(log, note) if who.elsewhere else RunProgress(log, stream, runs, note)
+        return SweepProgress(log, note) if who.is_remote else RunProgress(log, stream, runs, note)
 
     how = {
         "resume": resume,

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 def make_executor(name: str, address: str | None, device: str = "auto") -> Executor:
     """Return the executor that `--engine` names."""
-    from protosteer.runtime.executor import Local
+    from protosteer.runtime.executor import LocalExecutor
 
     if name == "local":
         if address is not None:
             raise CommandLineError(
                 "--address is that of a Ray cluster; add --engine ray", code="address-without-ray"
             )
-        return Local()
+        return LocalExecutor()
     if name != "ray":
         raise CommandLineError(
             f"engine {name!r} is not known; choose local or ray", code="unknown-engine", name=name
@@ -35,13 +35,13 @@ def make_executor(name: str, address: str | None, device: str = "auto") -> Execu
             "--engine ray and torchrun exclude each other; start the command without torchrun",
             code="ray-under-torchrun",
         )
-    from protosteer.runtime.ray_executor import RayEngine
+    from protosteer.runtime.ray_executor import RayExecutor
 
-    return RayEngine(address, device, say)
+    return RayExecutor(address, device)
 
 
 def check_out(out: str, engine: str) -> None:
-    """Before any work is done for it."""
+    """Reject an --out that cannot be written, before any work is done for it."""
     from protosteer.data.image_lists import SUFFIXES
     from protosteer.workflows.prediction_table import is_table
 
@@ -69,7 +69,7 @@ def check_out(out: str, engine: str) -> None:
 
 def put_table(
     maker: RowMaker,
-    carried: Callable[[], RowMaker],
+    make_remote: Callable[[], RowMaker],
     about: Sequence[Any],
     files: Sequence[Path],
     out: str,
@@ -99,12 +99,12 @@ def put_table(
             what = ""
         else:
             try:
-                outcome = write_shards(engine, maker, carried, about, names, out, shard, on_progress)
+                counts = write_shards(engine, maker, make_remote, about, names, out, shard, on_progress)
             except KeyboardInterrupt:
                 say(f"stopped; {out} keeps the shards that are done, and the same command goes on")
                 raise
-            bad, what = outcome.unreadable, f", {counted(outcome.made, 'shard')} made"
-            what += f", {outcome.kept} there already" if outcome.kept else ""
+            bad, what = counts.unreadable, f", {counted(counts.written, 'shard')} made"
+            what += f", {counts.complete} there already" if counts.complete else ""
     if bad:
         say(f"warning: {counted(bad, 'file')} could not be read; the column error says why")
     say(f"Written: {out}: {counted(len(names), 'row')}{what}")

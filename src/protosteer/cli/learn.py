@@ -120,17 +120,17 @@ def learn(
     path, *folders = given
     path = output_path(path)
     who = make_executor(engine, address, device)
-    if name is not None and (len(folders) > 1 or who.elsewhere):
+    if name is not None and (len(folders) > 1 or who.is_remote):
         raise CommandLineError(
             "--name is for one folder with --engine local; other tasks are named after theirs",
             code="conflicting-options",
         )
-    if thumbnails and who.elsewhere:
+    if thumbnails and who.is_remote:
         raise CommandLineError("--thumbnails needs --engine local", code="conflicting-options")
     changes = parse_settings(set_ or []) | ({} if independent is None else {"independent": independent})
     choice = BackboneChoice(backbone, weights, as_json)
     learners = _Learners(choice, adapted, preset, changes, holdout, lambda: prepare(device, threads))
-    if who.elsewhere and not dry_run:
+    if who.is_remote and not dry_run:
         results = _learn_in_parallel(who, path, folders, holdout, skip_known, device, learners)
     else:
         if len(folders) > 1:

@@ -77,9 +77,9 @@ def predict(
     threads: Threads = None,
 ) -> None:
     """Predict the class of images. Unreadable files are named; the others are predicted."""
-    from protosteer.workflows.learner_spec import Carried, model_digest
+    from protosteer.workflows.learner_spec import LearnerSpec, model_digest
     from protosteer.workflows.prediction_table import Predictions
-    from protosteer.workflows.sharded_predict import carried_predictions
+    from protosteer.workflows.sharded_predict import predictions_from_spec
 
     if as_json + as_csv + (out is not None) > 1:
         raise CommandLineError("choose one of --json, --csv and --out", code="conflicting-options")
@@ -98,9 +98,9 @@ def predict(
     check_out(out, engine)
     who = make_executor(engine, address, device)
     learner = open_learner(model, backbone, weights, device, threads)
-    carried = functools.partial(carried_predictions, Carried.of(learner, device), top, reject)
+    make_remote = functools.partial(predictions_from_spec, LearnerSpec.of(learner, device), top, reject)
     about = (model_digest(learner), top, reject)
-    put_table(Predictions(learner, top, reject), carried, about, files, out, shard, who)
+    put_table(Predictions(learner, top, reject), make_remote, about, files, out, shard, who)
 
 
 def _print_predictions(maker: Predictions, files: list[Path], as_json: bool, as_csv: bool) -> None:
@@ -146,18 +146,18 @@ def embed(
     threads: Threads = None,
 ) -> None:
     """Write the backbone's embedding of each image, without a prompt, and the sha256 of its file."""
-    from protosteer.workflows.learner_spec import Carried
+    from protosteer.workflows.learner_spec import LearnerSpec
     from protosteer.workflows.prediction_table import Embeddings
-    from protosteer.workflows.sharded_predict import carried_embeddings
+    from protosteer.workflows.sharded_predict import embeddings_from_spec
 
     files = find_files(paths)
     check_out(out, engine)
     who = make_executor(engine, address, device)
     learner = _embedder(model, weights, device, threads)
     backbone = learner.backbone
-    carried = functools.partial(carried_embeddings, Carried.of(learner, device))
+    make_remote = functools.partial(embeddings_from_spec, LearnerSpec.of(learner, device))
     about = (backbone.fingerprint, backbone.preprocessing)
-    put_table(Embeddings(backbone), carried, about, files, out, shard, who)
+    put_table(Embeddings(backbone), make_remote, about, files, out, shard, who)
 
 
 def _embedder(model: str, weights: Path | None, device: str, threads: int | None) -> Learner:

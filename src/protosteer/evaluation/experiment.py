@@ -314,7 +314,7 @@ def run_experiment(
         runs = [f"seed {seed}" for seed in seeds]
         reporter = make_reporter(stream, runs, folder.log) if make_reporter else Reporter()
         with reporter, _warnings_to(reporter.say):
-            if engine and engine.elsewhere:
+            if engine and engine.is_remote:
                 _run_elsewhere(engine, experiment, seeds, len(stream), reporter, checkpoint_seconds)
             else:
                 run = _seed_runner(experiment, context, reporter, checkpoint_seconds)

@@ -1,4 +1,4 @@
-"""Who does jobs that need nothing of one another: this process, one after the other, or workers elsewhere."""
+"""Run independent jobs: in this process, one after the other, or on remote workers."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Job:
-    """One piece of work. It must be fit to be done twice: a worker may die when it has nearly finished."""
+    """One piece of work. It may be done twice: a worker may die when it has nearly finished."""
 
-    name: str  # what messages call it, such as "seed 1"
+    name: str  # for messages, such as "seed 1"
     arguments: tuple[Any, ...]
 
 
 Work = Callable[..., Any]  # does a job, given its arguments
-MakeWork = Callable[[], Work]  # loads what all jobs need, once in every process; must be fit to be sent there
-OnDone = Callable[[Job, Any], None]  # is given a job and its result, in the order in which jobs are done
+MakeWork = Callable[[], Work]  # loads what all jobs need, once in every process; is pickled
+OnDone = Callable[[Job, Any], None]  # gets a job and its result, in the order in which jobs are done
 
 
 class Executor(Protocol):
-    """What is done is done: an error or Ctrl-C takes nothing back that `on_done` was given."""
+    """Runs jobs. An error or Ctrl-C takes nothing back that `on_done` was given."""
 
     @property
-    def elsewhere(self) -> bool:
-        """Whether work is made in other processes, which have nothing that this one has loaded."""
+    def is_remote(self) -> bool:
+        """True if jobs run in other processes."""
 
     def run(
         self,
@@ -34,13 +34,20 @@ class Executor(Protocol):
         on_done: OnDone,
         on_wait: Callable[[], None] = lambda: None,
     ) -> None:
-        """Do all jobs. on_wait: is called about every second while others work."""
+        """Do all jobs.
+
+        Args:
+            make: Makes the function that does a job.
+            jobs: The jobs.
+            on_done: Gets every job with its result.
+            on_wait: Is called about every second while workers work.
+        """
 
 
-class Local:
+class LocalExecutor:
     """This process, one job after the other."""
 
-    elsewhere = False
+    is_remote = False
 
     def run(
         self,
@@ -49,6 +56,7 @@ class Local:
         on_done: OnDone,
         on_wait: Callable[[], None] = lambda: None,
     ) -> None:
+        """Do all jobs; see `Executor.run`."""
         if not jobs:
             return
         work = make()

@@ -1,4 +1,4 @@
-"""A learner on its way to another process."""
+"""A picklable description of a learner, for other processes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,24 @@ from protosteer.runtime.device import choose_device
 
 
 @dataclass(frozen=True)
-class Carried:
-    """All but the backbone's weights, which are looked for where it arrives."""
+class LearnerSpec:
+    """A learner without the backbone's weights, which every process loads by name."""
 
     model: Model
     domain: Tensor | None
-    device: str  # as `choose_device` takes it
+    device: str  # as for `choose_device`
 
     @classmethod
-    def of(cls, learner: Learner, device: str) -> Carried:
+    def of(cls, learner: Learner, device: str) -> LearnerSpec:
+        """Describe a learner that is to run on a device."""
         return cls(learner.model, learner.domain, device)
 
     def learner(self) -> Learner:
-        """Complains in one line if the weights are not there, or not the same."""
+        """Load the backbone and return the learner.
+
+        Raises:
+            ProtosteerError: The weights are missing, or are others.
+        """
         backbone = self.model.backbone_for(self.model.load_backbone(device=choose_device(self.device)))
         learner = Learner(backbone, self.model.settings, self.domain)
         learner.memory = self.model.memory
@@ -34,7 +39,7 @@ class Carried:
 
 
 def model_digest(learner: Learner) -> str:
-    """The same for learners that predict the same, wherever their files and weights lie."""
+    """Return a sha256 that is equal for learners with equal predictions, wherever their files are."""
     backbone = learner.backbone
     about = {"fingerprint": backbone.fingerprint, "preprocessing": backbone.preprocessing.to_dict()}
     return hashlib.sha256(Model(Path(), about, learner.settings, learner.memory).pack()).hexdigest()

@@ -36,7 +36,7 @@ from protosteer.workflows.learn_folder import (
     scan_folder,
     unfinished_task,
 )
-from protosteer.workflows.learner_spec import Carried
+from protosteer.workflows.learner_spec import LearnerSpec
 
 
 @dataclass(frozen=True)
@@ -184,14 +184,16 @@ def _learn_group(
         on_learned(plan, outcome)
 
     jobs = [Job(f"folder {plan.folder}", (plan,)) for plan in places if plan not in records]
-    engine.run(functools.partial(_worker, Carried.of(base_learner, device), model, holdout), jobs, on_done)
+    engine.run(
+        functools.partial(_worker, LearnerSpec.of(base_learner, device), model, holdout), jobs, on_done
+    )
     return records
 
 
 def _worker(
-    carried: Carried, model: Path, holdout: float
+    spec: LearnerSpec, model: Path, holdout: float
 ) -> Callable[[TaskPlan], tuple[FolderScan, LearnResult]]:
-    learner = carried.learner()
+    learner = spec.learner()
 
     def work(plan: TaskPlan) -> tuple[FolderScan, LearnResult]:
         found = scan_folder(

@@ -1,8 +1,8 @@
-"""Many image files, a shard at a time: each becomes one Parquet file, whose name says what went in.
+"""Write predictions or embeddings of many image files, one Parquet file per shard.
 
-Shards are made of the files' names in sorted order, so that the same call makes the same ones. A shard is there
-whole or not at all, and one that is there is not made again: a call that was stopped, or a worker that died,
-loses nothing and doubles nothing.
+Shards are cut from the sorted file names, so that the same call makes the same ones. A shard is written atomically,
+and its name contains a digest of its input. So a call that was stopped, or a worker that died, loses nothing and
+duplicates nothing.
 """
 
 from __future__ import annotations
@@ -23,76 +23,90 @@ from protosteer.errors import DataError, SettingsError
 from protosteer.runtime.executor import Executor, Job
 from protosteer.util.files import remove_leftovers, write_atomically, writing
 from protosteer.util.text import listed, one_line
-from protosteer.workflows.learner_spec import Carried
+from protosteer.workflows.learner_spec import LearnerSpec
 from protosteer.workflows.prediction_table import Embeddings, Predictions, RowMaker, write_parquet
 
 SHARD = 1024  # files, about
 _NAME = re.compile(r"part-\d{5,}-[0-9a-f]{16}\.parquet")
 
 
-def carried_predictions(carried: Carried, top: int, reject: float | None) -> Predictions:
-    return Predictions(carried.learner(), top, reject)
+def predictions_from_spec(spec: LearnerSpec, top: int, reject: float | None) -> Predictions:
+    """Make prediction rows in the process of a worker."""
+    return Predictions(spec.learner(), top, reject)
 
 
-def carried_embeddings(carried: Carried) -> Embeddings:
-    return Embeddings(carried.learner().backbone)
+def embeddings_from_spec(spec: LearnerSpec) -> Embeddings:
+    """Make embedding rows in the process of a worker."""
+    return Embeddings(spec.learner().backbone)
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How many shards were there already, and files that could not be read, of those that were made now."""
+class ShardCounts:
+    """How many shards were found complete and how many were written, and files of these that cannot be read."""
 
-    kept: int
-    made: int
+    complete: int
+    written: int
     unreadable: int
 
 
 def write_shards(
     engine: Executor,
     maker: RowMaker,
-    carried: Callable[[], RowMaker],
+    make_remote: Callable[[], RowMaker],
     about: Sequence[Any],
     names: Sequence[str],
     out: str,
     size: int = SHARD,
     on_progress: Callable[[int, int], None] = lambda done, of: None,
-) -> Outcome:
-    """The rows of all files, in folder `out`, a path or a URI.
+) -> ShardCounts:
+    """Write the rows of all files to folder `out`, one Parquet file per shard.
 
-    carried: makes the same maker in another process. about: what else the rows depend on, as plain data.
-    size: files of a shard; rounded up so that no chunk of images is cut.
+    Args:
+        engine: Writes the shards.
+        maker: Makes rows in this process.
+        make_remote: Makes the same maker in another process.
+        about: What else the rows depend on, as plain data.
+        names: The image files.
+        out: A path or a URI.
+        size: Files of a shard; rounded up so that no chunk of images is cut.
+        on_progress: Gets the number of files that are done, and of all.
+
+    Raises:
+        DataError: The folder holds shards of another model, other files or other options.
     """
-    place = open_place(out)
-    wanted = _shards(sorted(names), -(-size // maker.chunk) * maker.chunk, (maker.kind, maker.width, *about))
+    target = open_target(out)
+    shards = _shards(sorted(names), -(-size // maker.chunk) * maker.chunk, (maker.kind, maker.width, *about))
     with writing(Path(out), "out="):
-        there = place.names()
-    _refuse_strangers(out, there, wanted)
+        complete = target.names()
+    _reject_other_shards(out, complete, shards)
     jobs = [
-        Job(f"shard {i}", (file, some)) for i, (file, some) in enumerate(wanted.items()) if file not in there
+        Job(f"shard {i}", (file, part))
+        for i, (file, part) in enumerate(shards.items())
+        if file not in complete
     ]
-    total, made, unreadable = len(names), 0, 0
+    total, written, unreadable = len(names), 0, 0
     done = total - sum(len(job.arguments[1]) for job in jobs)
 
     def on_done(job: Job, bad: int) -> None:
-        nonlocal done, made, unreadable
-        done, made, unreadable = done + len(job.arguments[1]), made + 1, unreadable + bad
+        nonlocal done, written, unreadable
+        done, written, unreadable = done + len(job.arguments[1]), written + 1, unreadable + bad
         on_progress(done, total)
 
     on_progress(done, total)
-    make = functools.partial(_shard_maker, carried if engine.elsewhere else lambda: maker, out)
+    make = functools.partial(_shard_writer, make_remote if engine.is_remote else lambda: maker, out)
     engine.run(make, jobs, on_done)
-    return Outcome(len(wanted) - made, made, unreadable)
+    return ShardCounts(len(shards) - written, written, unreadable)
 
 
-def _shard_maker(make: Callable[[], RowMaker], out: str) -> Callable[[str, list[str]], int]:
-    """Makes one shard after the other; of each, the number of files that could not be read."""
-    maker, place = make(), open_place(out)
+def _shard_writer(make: Callable[[], RowMaker], out: str) -> Callable[[str, list[str]], int]:
+    """Return a function that writes one shard and returns how many of its files cannot be read."""
+    maker, target = make(), open_target(out)
 
     def work(file: str, names: list[str]) -> int:
         rows, whole = list(maker.rows(names)), io.BytesIO()
         write_parquet(whole, maker, rows)
         with writing(Path(out), "out="):
-            place.put(file, whole.getvalue())
+            target.put(file, whole.getvalue())
         return sum("error" in row for row in rows)
 
     return work
@@ -118,17 +132,19 @@ def _version(name: str) -> tuple[int, ...]:
         return ()
 
 
-def _refuse_strangers(out: str, there: Sequence[str], wanted: dict[str, list[str]]) -> None:
-    """Whoever reads the folder takes all of its shards for one table."""
-    strangers = sorted(name for name in there if _NAME.fullmatch(name) and name not in wanted)
-    if strangers:
+def _reject_other_shards(out: str, complete: Sequence[str], shards: dict[str, list[str]]) -> None:
+    """Raise if there are shards of another call: a reader takes all shards of a folder for one table."""
+    others = sorted(name for name in complete if _NAME.fullmatch(name) and name not in shards)
+    if others:
         raise DataError(
-            f"{out} holds shards of another model, other files or other options ({listed(strangers, 2)}); remove "
-            "them, or choose another out="
+            f"{out} holds shards of another model, other files or other options ({listed(others, 2)}); remove "
+            "them, or choose another out=",
+            code="other-shards",
+            path=out,
         )
 
 
-# Places for shards
+# Where shards are written
 
 
 class _Folder:
@@ -145,7 +161,7 @@ class _Folder:
 
 
 class _Uri:
-    """A place that pyarrow knows how to reach, such as s3://bucket/folder."""
+    """A URI that pyarrow can write to, such as s3://bucket/folder."""
 
     def __init__(self, uri: str):
         pa = pyarrow()
@@ -153,7 +169,9 @@ class _Uri:
             self.system, self.path = pa.fs.FileSystem.from_uri(uri)
         except (OSError, ValueError) as error:
             raise SettingsError(
-                f"{uri} is no place to write to ({one_line(str(error))}); choose another out="
+                f"{uri} cannot be written to ({one_line(str(error))}); choose another out=",
+                code="bad-uri",
+                uri=uri,
             ) from error
         self.fs = pa.fs
 
@@ -169,10 +187,13 @@ class _Uri:
         self.system.move(temporary, f"{self.path}/{name}")
 
 
-def open_place(out: str) -> _Folder | _Uri:
+def open_target(out: str) -> _Folder | _Uri:
+    """Return where shards are written: a folder of this machine, or a URI."""
     if "://" in out:
         return _Uri(out)
     pyarrow()  # complains before anything is made
     if Path(out).exists() and not Path(out).is_dir():
-        raise SettingsError(f"{out} is a file; shards need a folder: choose another out=")
+        raise SettingsError(
+            f"{out} is a file; shards need a folder: choose another out=", code="not-a-folder", path=out
+        )
     return _Folder(Path(out))
