@@ -16,6 +16,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from protosteer import rules
 from protosteer.backbones import Backbone
 from protosteer.data.images import Chosen, ImageSet
 from protosteer.evaluation.experiment import Experiment
 from protosteer.evaluation.metrics import calibration_error, reliability
-from protosteer.evidence import classifier, scorer
-from protosteer.evidence.class_statistics import Space
-from protosteer.evidence.scorer import Coarse
+from protosteer.evidence import classifier, kernel_ridge, scorer
+from protosteer.evidence.class_statistics import ClassStatistics
+from protosteer.evidence.classifier import EvidenceClassifier
+from protosteer.evidence.scorer import CoarseScorer
+from protosteer.evidence.whitened import WhitenedCosine
 from protosteer.learner import Learner
 from protosteer.model import file as model_file
 from protosteer.model.memory import Memory
+from protosteer.rules import Reader
 from protosteer.settings import read_toml
 from protosteer.streams import open_stream
 
@@ -52,8 +57,8 @@ class Pictures:
             self.known[key] = torch.cat([self.backbone.embed_set(images, prompt) for images, _ in self.parts])
         return self.known[key]
 
-    def embed(self, learner: Learner) -> Any:
-        prompts = learner.index.prompts
+    def embed(self, reader: Reader) -> Any:
+        prompts = reader.index.prompts
 
         def embed(rows: Tensor, numbers: Tensor | None) -> Tensor:
             if numbers is None or not len(rows):
@@ -99,26 +104,26 @@ def changed(module: Any, **values: Any) -> Iterator[None]:
             setattr(module, name, value)
 
 
-class NotWhitened(scorer.Whitened):
+class NotWhitened(WhitenedCosine):
     """The cosine about the mean of the class means, not whitened."""
 
-    def __init__(self, space: Space):
-        super().__init__(space)
+    def __init__(self, statistics: ClassStatistics):
+        super().__init__(statistics)
         self.precision = torch.eye(len(self.precision), dtype=torch.double)
         self.share = 0.0
-        self.lengths = self._squared_lengths()
+        self.squared_lengths = self._squared_lengths()
 
 
-class RidgeAlone(Coarse):
+class RidgeAlone(CoarseScorer):
     def scores(self, embeddings: Tensor, classes: Tensor | None = None) -> tuple[Tensor, Tensor]:
         assert self.ridge and classes is None
         unit = F.normalize(embeddings.double(), dim=1)
         return self.ridge.scores(unit).clamp(min=scorer.RIDGE_FLOOR).log(), super().scores(embeddings)[1]
 
-    def left_out(self, classes: slice | None = None) -> tuple[Tensor, Tensor]:
+    def loo_scores(self, classes: slice | None = None) -> tuple[Tensor, Tensor]:
         assert self.ridge
-        columns = self.ridge.left_out()[:, classes or self.space.classes]
-        return columns.clamp(min=scorer.RIDGE_FLOOR).log(), super().left_out(classes)[1]
+        columns = self.ridge.loo_scores[:, classes or self.statistics.all_classes]
+        return columns.clamp(min=scorer.RIDGE_FLOOR).log(), super().loo_scores(classes)[1]
 
 
 def readings(learner: Learner) -> Iterator[tuple[str, Learner, Any, dict[str, Any]]]:
@@ -134,22 +139,25 @@ def readings(learner: Learner) -> Iterator[tuple[str, Learner, Any, dict[str, An
     yield "no own prompts", bare, classifier, {}
     yield "no prompt for all classes", reduced(shared_prompt=None), classifier, {}
     yield "no prompts at all", reduced(prompt=None, shared_prompt=None), classifier, {}
-    yield "prompt for all classes alone, one pass", bare, classifier, {"WORTH": 0.49}
-    yield "no ridge", learner, scorer, {"RIDGE_LIMIT": 0, "LANDMARKS": 0}
-    yield "ridge with ten landmarks per class", learner, scorer, {"RIDGE_LIMIT": 0, "LANDMARKS": 1000}
-    yield "ridge alone", learner, classifier, {"Coarse": RidgeAlone}
-    yield "not whitened", learner, scorer, {"Whitened": NotWhitened}
-    yield "no gate: every prompt for every image", learner, classifier, {"SURE": 1.1, "OPEN": 0.0}
-    yield "at most one own prompt", learner, classifier, {"MOST": 1}
-    yield "second view never worth a pass", learner, classifier, {"WORTH": 0.49}
-    yield "sure from 0.9", learner, classifier, {"SURE": 0.9}
-    yield "open from 0.05", learner, classifier, {"OPEN": 0.05}
-    yield "fine evidence, half as much", learner, classifier, {"FINE": 0.25}
-    yield "fine evidence, twice as much", learner, classifier, {"FINE": 1.0}
+    one_space = {"EvidenceClassifier": partial(EvidenceClassifier, min_space_weight=0.49)}
+    yield "prompt for all classes alone, one pass", bare, rules.evidence, one_space
+    yield "no ridge", learner, kernel_ridge, {"MAX_PROTOTYPES": 0, "LANDMARKS": 0}
+    ten = {"MAX_PROTOTYPES": 0, "LANDMARKS": 1000}
+    yield "ridge with ten landmarks per class", learner, kernel_ridge, ten
+    yield "ridge alone", learner, classifier, {"CoarseScorer": RidgeAlone}
+    yield "not whitened", learner, scorer, {"WhitenedCosine": NotWhitened}
+    no_gate = {"CONFIDENT": 1.1, "MIN_TASK_PROB": 0.0}
+    yield "no gate: every prompt for every image", learner, classifier, no_gate
+    yield "at most one own prompt", learner, classifier, {"MAX_EXTRA_PASSES": 1}
+    yield "second view never worth a pass", learner, rules.evidence, one_space
+    yield "sure from 0.9", learner, classifier, {"CONFIDENT": 0.9}
+    yield "open from 0.05", learner, classifier, {"MIN_TASK_PROB": 0.05}
+    yield "fine evidence, half as much", learner, classifier, {"TASK_PROMPT_WEIGHT": 0.25}
+    yield "fine evidence, twice as much", learner, classifier, {"TASK_PROMPT_WEIGHT": 1.0}
     yield "half the ridge", learner, scorer, {"RIDGE_SHARE": 0.15}
     yield "twice the ridge", learner, scorer, {"RIDGE_SHARE": 0.6}
-    yield "lambda 0.01", learner, scorer, {"RIDGE": 0.01}
-    yield "lambda 0.1", learner, scorer, {"RIDGE": 0.1}
+    yield "lambda 0.01", learner, kernel_ridge, {"RIDGE": 0.01}
+    yield "lambda 0.1", learner, kernel_ridge, {"RIDGE": 0.1}
 
 
 def main() -> None:
@@ -172,9 +180,9 @@ def main() -> None:
     truth = torch.tensor([number[label] for label in shown.labels])
     figures = {}
     for name, model, module, values in readings(learner):
-        model = model.copy()  # so that it is read anew
         with changed(module, **values):
-            matches = model.match(shown.embed(model), len(truth))
+            reader = rules.reader_of(model.memory, model.settings)
+            matches = reader.match(shown.embed(reader), len(truth))
         confidence, label = matches.scores.softmax(dim=1).max(dim=1)
         right = label == truth
         figures[name] = {

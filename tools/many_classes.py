@@ -33,13 +33,14 @@ from protosteer.bench.harness import vit_tiny
 from protosteer.bench.prediction import plain_passes
 from protosteer.data.datasets.cifar import read_cifar100
 from protosteer.evidence.prototype_summary import pack_prototypes, quantize_int8
-from protosteer.evidence.scorer import Coarse
+from protosteer.evidence.scorer import CoarseScorer
 from protosteer.evidence.summary_table import SummaryTable
 from protosteer.learner import Learner
 from protosteer.model.class_table import ClassTable
 from protosteer.model.file import Model, backbone_header
 from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord
+from protosteer.rules import EvidenceReader
 from protosteer.search.candidates import CandidateOptions, CandidateSearch
 from protosteer.settings import Settings
 
@@ -108,11 +109,11 @@ def seconds(work: Callable[[], object]) -> float:
 def measure(real: Real, bulk: SummaryTable, images: Tensor) -> str:
     """One row of the table."""
     classes = len(bulk.lengths)
-    held: list[Coarse | CandidateSearch] = []
-    evidence = seconds(lambda: held.append(Coarse(bulk)))
+    held: list[CoarseScorer | CandidateSearch] = []
+    evidence = seconds(lambda: held.append(CoarseScorer(bulk)))
     coarse = held[0]
-    assert isinstance(coarse, Coarse)
-    vectors = coarse.whitened.units(coarse.space.means)
+    assert isinstance(coarse, CoarseScorer)
+    vectors = coarse.whitened.units(coarse.statistics.means)
     parted = seconds(lambda: held.append(CandidateSearch(vectors, CandidateOptions())))
     short = held[1]
     assert isinstance(short, CandidateSearch)
@@ -178,7 +179,8 @@ def opening(path: Path, backbone: Backbone) -> str:
     (learner,) = learners
 
     def ready() -> object:
-        return learner.fusion, learner.shortlist
+        assert isinstance(learner.reader, EvidenceReader)
+        return learner.reader.classifier.candidate_search
 
     def change() -> None:
         record = learner.memory.tasks[-1].classes[-1]

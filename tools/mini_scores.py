@@ -29,8 +29,8 @@ from protosteer.data.datasets.cifar import read_cifar100
 from protosteer.data.images import ArrayImages
 from protosteer.evaluation.protocol import run_stream
 from protosteer.methods.cpp import CPP
-from protosteer.methods.diagnosis import of_paper
 from protosteer.methods.protosteer import Protosteer
+from protosteer.rules import RULES
 from protosteer.settings import Settings
 from protosteer.streams import split_digits
 from protosteer.streams.base import Stream, Task
@@ -120,6 +120,7 @@ def score(backbone: Backbone, stream: Stream, ways: Sequence[str]) -> dict[str, 
 def true_task(method: CPP, stream: Stream) -> dict[str, float]:
     """Mean over tasks of the paper's diagnosis, whatever rule the method answers by."""
     learner, number, told = method.learner, {c: k for k, c in enumerate(method.classes)}, []
+    reader = RULES["paper"].reader(learner.memory, learner.settings)
     for j, task in enumerate(stream):
         plain = learner.backbone.embed_set(task.test)
         own = learner.backbone.embed_set(task.test, learner.memory.tasks[j].prompt)
@@ -130,7 +131,7 @@ def true_task(method: CPP, stream: Stream) -> dict[str, float]:
         truth = torch.tensor([number[label] for label in task.test_labels])
         record = learner.memory.tasks[j]
         classes = torch.tensor([number[name] for name in record.class_names])
-        told.append(of_paper(learner.index, record, j, embed, truth, classes, learner.settings.neighbours))
+        told.append(reader.diagnose(embed, truth, j, classes))
     kinds = ("true_task_with_prompt", "true_task_without_prompt")
     return {kind: mean(figures[kind] for figures in told) for kind in kinds}
 

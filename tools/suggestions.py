@@ -70,8 +70,7 @@ def learned(backbone: Backbone, embeddings: Tensor, labels: Tensor) -> Learner:
 
 
 def predicted(learner: Learner, embeddings: Tensor) -> Prediction:
-    matches = learner.match(Embedded(embeddings), len(embeddings))
-    return Prediction.build(learner.index, matches, learner.temperature)
+    return learner.predict_embedded(Embedded(embeddings), len(embeddings))
 
 
 # Rows [n] to label, of a learner and embeddings without labels [N, D].

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import itertools
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,20 +20,18 @@ from protosteer.data.image_files import image_bytes, image_exists
 from protosteer.data.images import ImageSet, as_images, as_labelled
 from protosteer.data.prefetch import prefetched
 from protosteer.errors import DataError, LearnerError, ModelFileError
-from protosteer.evidence.classifier import Fusion, fusion_of
+from protosteer.evidence.matches import ClassifierMatches
 from protosteer.model import file as model_file
-from protosteer.model.index import Index
 from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord, correction_name
 from protosteer.model.unlearning import Forgotten, forget, undo
-from protosteer.paper.inference import Matches, match
 from protosteer.paper.prompts import Embed, prompted_forward
 from protosteer.prediction import Prediction
+from protosteer.rules import RULES, Reader, reader_of
 from protosteer.runtime.callbacks import training_callbacks
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.progress import OnStage
 from protosteer.runtime.task_images import TaskImages
-from protosteer.search.candidates import CandidateSearch
 from protosteer.settings import Settings
 from protosteer.tasks import learn_class, learn_task, trains_prompt
 from protosteer.util.files import digest
@@ -44,62 +43,64 @@ _WEIGHTS = (1, 2, 4, 8, 16, 32, 64)  # images that a correction may count as
 
 
 class Learner:
-    """A frozen backbone, settings, and a list of task records.
+    """A frozen backbone, settings, and a list of task records."""
 
-    Without settings it learns and predicts by the preset "best", which is `Settings()`. domain: a
-    prompt that serves all classes from the first task on, see `adapt`; without one, the first task's own.
-    """
+    def __init__(
+        self,
+        backbone: Backbone,
+        settings: Settings | None = None,
+        shared_prompt: Tensor | None = None,
+        *,
+        domain: Tensor | None = None,
+    ):
+        """Create a learner without classes.
 
-    def __init__(self, backbone: Backbone, settings: Settings | None = None, domain: Tensor | None = None):
+        Args:
+            backbone: The frozen ViT.
+            settings: How to learn and predict; `Settings()`, the preset "best", by default.
+            shared_prompt: A prompt that serves all classes from the first task on, see `adapt`. Without one, the
+                first task's own prompt does.
+            domain: The old name of `shared_prompt`.
+        """
+        if domain is not None:
+            warnings.warn("Learner(domain=) is now Learner(shared_prompt=)", DeprecationWarning, stacklevel=2)
         self.backbone = backbone
         self.settings = settings or Settings()
         self.memory = Memory()
-        self._domain = domain
-        self._read: tuple[tuple[TaskRecord, ...], Index, Fusion | None] | None = None
-        self._shortlist: tuple[Fusion, CandidateSearch | None] | None = None
+        self._shared_prompt = shared_prompt if domain is None else domain
+        self._reader: tuple[tuple[TaskRecord, ...], Settings, Reader] | None = None
 
     @property
     def classes(self) -> list[str]:
+        """Names of the classes, in the order in which they were learned first."""
         return self.memory.classes
 
     @property
     def tasks(self) -> list[str]:
+        """Names of the tasks, in the order in which they were learned."""
         return self.memory.task_names
 
     @property
-    def index(self) -> Index:
-        """All centroids as matrices."""
-        return self._reading()[0]
+    def reader(self) -> Reader:
+        """What predicts from the memory; built again only when the memory or the settings have changed."""
+        tasks, settings = self.memory.tasks, self.settings
+        if self._reader is None or self._reader[0] is not tasks or self._reader[1] is not settings:
+            self._reader = None  # first: of very many classes, two readers would not fit into memory
+            self._reader = tasks, settings, reader_of(self.memory, settings)
+        return self._reader[2]
 
     @property
-    def fusion(self) -> Fusion | None:
-        """What prediction by evidence needs; None where the paper's rule is the one, or nothing is known."""
-        return self._reading()[1] if len(self.memory) else None
-
-    def _reading(self) -> tuple[Index, Fusion | None]:
-        """Built anew only when what is remembered has changed."""
-        if self._read is None or self._read[0] is not self.memory.tasks:
-            self._read = self._shortlist = None  # first: of very many classes both would not fit into memory
-            index = Index.build(self.memory)
-            self._read = self.memory.tasks, index, fusion_of(self.memory, self.settings, index)
-        return self._read[1:]
-
-    @property
-    def shortlist(self) -> CandidateSearch | None:
-        """What finds the candidates of an image; None where all classes are scored."""
-        fusion = self.fusion
-        if fusion is None:
+    def shared_prompt(self) -> Tensor | None:
+        """The prompt [S, L, D] for all classes that the next task will be stored under, if there is one."""
+        if not RULES[self.settings.rule].uses_shared_prompt:
             return None
-        if self._shortlist is None or self._shortlist[0] is not fusion:
-            self._shortlist = fusion, fusion.shortlist()
-        return self._shortlist[1]
+        return self.memory.shared_prompt if len(self.memory) else self._shared_prompt
 
     @property
     def domain(self) -> Tensor | None:
-        """The prompt for all classes, if there is one that the next task will be seen under."""
-        if self.settings.rule == "paper":
-            return None
-        return self.memory.shared_prompt if len(self.memory) else self._domain
+        """The old name of `shared_prompt`."""
+        warnings.warn("Learner.domain is now Learner.shared_prompt", DeprecationWarning, stacklevel=2)
+        return self.shared_prompt
 
     def learn(
         self,
@@ -120,25 +121,33 @@ class Learner:
         images, labels = as_labelled(data, self.backbone.preprocessing)
         classes = sorted(set(labels))
         if not classes:
-            raise DataError("there are no images to learn from")
+            raise DataError("there are no images to learn from", code="no-images")
         check_name(name, "the task")
         for label in classes:
             check_name(label, "class")
         self.memory.check_new(name)
         number = {label: i for i, label in enumerate(classes)}
         numbers = torch.tensor([number[label] for label in labels])
-        callbacks = training_callbacks(name, self._which(classes, len(labels)), on_stage, checkpoint)
-        seen = TaskImages(cache_decoded(images), self.backbone, self.settings, name, on_stage)
-        memory, settings = self.memory, self.settings
+        callbacks = training_callbacks(name, self._run_key(classes, len(labels)), on_stage, checkpoint)
+        task_images = TaskImages(cache_decoded(images), self.backbone, self.settings, name, on_stage)
         record = learn_task(
-            name, classes, seen, numbers, seen.encoder, memory, settings, callbacks, self.domain, on_usable
+            name,
+            classes,
+            task_images,
+            numbers,
+            task_images.encoder,
+            self.memory,
+            self.settings,
+            callbacks,
+            self.shared_prompt,
+            on_usable,
         )
         self.memory.add(record)
         return record
 
     def trains_prompt(self, classes: Sequence[str]) -> bool:
         """Whether a task of these classes would get a prompt."""
-        return trains_prompt(self.settings, classes, self.memory, self.domain)
+        return trains_prompt(self.settings, classes, self.memory, self.shared_prompt)
 
     def add_class(self, name: str, images: Any) -> TaskRecord:
         """Learn one class, or more of it, from a handful of images, at once: see `tasks.learn_class`."""
@@ -155,7 +164,10 @@ class Learner:
         self._require_knowledge()
         images = as_images(image, self.backbone.preprocessing)
         if len(images) != 1:
-            raise DataError(f"{len(images)} images cannot be one correction; correct them one by one")
+            raise DataError(
+                f"{len(images)} images cannot be one correction; correct them one by one",
+                code="not-one-image",
+            )
         file = Path(image) if isinstance(image, (str, os.PathLike)) and image_exists(Path(image)) else None
         number = digest(content or (image_bytes(file) if file else images.pixels([0]).numpy().tobytes()))
         task = correction_name(number)
@@ -193,47 +205,45 @@ class Learner:
     def predict(self, images: Any) -> Prediction:
         """Predict paths, a folder, PIL images, or a tensor of pixels."""
         parts = list(self._matches(as_images(images, self.backbone.preprocessing), _CHUNK))
-        return self._answer(Matches.join(parts))
+        return self._prediction(ClassifierMatches.join(parts))
 
     def stream(self, images: Any, chunk: int = _CHUNK) -> Iterator[Prediction]:
-        """The same, `chunk` images at a time, so that the first are known before the last are read."""
+        """Predict `chunk` images at a time, so that the first are known before the last are read."""
         for part in self._matches(as_images(images, self.backbone.preprocessing), chunk):
-            yield self._answer(part)
+            yield self._prediction(part)
 
-    def _answer(self, matches: Matches) -> Prediction:
-        """A number that is none would be taken for an answer, and be greater or less than nothing."""
-        answer = Prediction.build(self.index, matches, self.temperature)
-        for numbers in (answer.scores, answer.similarities, answer.probabilities, answer.energy):
+    def predict_embedded(self, embed: Embed, count: int) -> Prediction:
+        """Predict `count` images that `embed` knows by their rows; see `Reader.match`."""
+        return self._prediction(self.reader.match(embed, count, exhaustive=False))
+
+    def match(self, embed: Embed, count: int, every: bool = True) -> ClassifierMatches:
+        """Do what `reader.match` does."""
+        return self.reader.match(embed, count, exhaustive=every)
+
+    def _matches(self, images: ImageSet, chunk: int) -> Iterator[ClassifierMatches]:
+        self._require_knowledge()
+        backbone, reader = self.backbone, self.reader
+        batch, layers = (
+            backbone.batch_size(self.settings.embed_batch_size),
+            reader.index.shared_layers(backbone.depth),
+        )
+        chunks = torch.arange(len(images)).split(chunk)
+        for pixels in prefetched(images, chunks, ahead=1, device=backbone.device):
+            tokens = backbone.trunk_pixels(pixels, layers, batch)
+            embed = prompted_forward(backbone, reader.index.prompts, tokens, batch)
+            yield reader.match(embed, len(pixels), exhaustive=False)
+
+    def _prediction(self, matches: ClassifierMatches) -> Prediction:
+        """Name what was found; raise if any number is NaN or infinite."""
+        found = Prediction.build(self.reader.index, matches, self.reader.temperature)
+        for numbers in (found.scores, found.similarities, found.probabilities, found.energy):
             if not numbers.isfinite().all():
                 raise ModelFileError(
                     "similarities to what was learned are not finite numbers; the model or the backbone's weights "
-                    "are damaged: use another copy"
+                    "are damaged: use another copy",
+                    code="not-finite",
                 )
-        return answer
-
-    @property
-    def temperature(self) -> float:
-        """By which scores are divided to become logits; evidence comes as logits."""
-        return 1.0 if self.fusion else self.settings.temperature
-
-    def match(self, embed: Embed, count: int, every: bool = True) -> Matches:
-        """Decide on `count` images that `embed` knows by their rows, by the learner's rule.
-
-        every: all classes are scored; else, where they are very many, the candidates of each image alone.
-        """
-        if self.fusion:
-            return self.fusion.match(embed, count, shortlist=None if every else self.shortlist)
-        return match(self.index.prototypes, embed, count, self.settings.neighbours)
-
-    def _matches(self, images: ImageSet, chunk: int) -> Iterator[Matches]:
-        self._require_knowledge()
-        backbone, index = self.backbone, self.index
-        batch = backbone.batch_size(self.settings.embed_batch_size)
-        chunks = torch.arange(len(images)).split(chunk)
-        for pixels in prefetched(images, chunks, ahead=1, device=backbone.device):
-            tokens = backbone.trunk_pixels(pixels, index.shared_layers(backbone.depth), batch)
-            embed = prompted_forward(backbone, index.prompts, tokens, batch)
-            yield self.match(embed, len(pixels), every=False)
+        return found
 
     def forget(self, name: str | None = None, *, task: str | None = None) -> Forgotten:
         """Remove a class, or a whole task with `task=`. The result says what that guarantees."""
@@ -264,27 +274,22 @@ class Learner:
 
     def copy(self) -> Learner:
         """A learner that can change without this one: records are shared, the list of them is not."""
-        other = Learner(self.backbone, self.settings, self._domain)
-        other.memory = Memory(self.memory.tasks)
+        other = Learner(self.backbone, self.settings, self._shared_prompt)
+        other.memory, other._reader = Memory(self.memory.tasks), self._reader
         return other
 
     def _require_knowledge(self) -> None:
         if not len(self.memory):
-            raise LearnerError("nothing has been learned yet; call learn() first")
+            raise LearnerError("nothing has been learned yet; call learn() first", code="nothing-learned")
 
     def _next_name(self) -> str:
         numbers = itertools.count(len(self.memory) + 1)
         return next(name for name in map("task-{}".format, numbers) if name not in self.memory.task_names)
 
-    def _which(self, classes: Sequence[str], images: int) -> dict[str, Any]:
-        """Tells the training of one task from that of another."""
-        weights = self.backbone.fingerprint
-        return {
-            "settings": self.settings.to_dict(),
-            "classes": classes,
-            "images": images,
-            "backbone": weights,
-        }
+    def _run_key(self, classes: Sequence[str], images: int) -> dict[str, Any]:
+        """What distinguishes the training of one task from that of another."""
+        settings, backbone = self.settings.to_dict(), self.backbone.fingerprint
+        return {"settings": settings, "classes": classes, "images": images, "backbone": backbone}
 
 
 def merge(
@@ -298,6 +303,6 @@ def merge(
     Renames, old name to new, apply to every learner but the first.
     """
     if not learners:
-        raise LearnerError("merge needs at least one learner")
+        raise LearnerError("merge needs at least one learner", code="nothing-to-merge")
     merged = model_file.merge([learner.model for learner in learners], renames, task_renames)
     return Learner.of_model(merged, learners[0].backbone)

@@ -1,4 +1,4 @@
-"""What a prediction tells: names, probabilities and similarities, from the numbers of a match."""
+"""What `Learner.predict` returns: labels, probabilities and similarities, from the numbers of a match."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from torch import Tensor
 
 from protosteer.evidence.matches import ClassifierMatches
 from protosteer.model.index import Index
-from protosteer.paper.inference import Matches
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What `Learner.predict` returns: one row per image; columns of scores follow `classes`.
+    """One row per image, B of them; columns of scores follow `classes`, C of them.
 
-    Among very many classes n candidates are scored of each image, and `columns` tells which.
+    Among very many classes only n candidates of each image are scored; `class_ids` tells which, in either case.
     """
 
     classes: list[str]
     labels: list[str]
-    scores: Tensor  # [B, C]: the greatest is the label's; cosines by the paper's rule, logits by evidence
+    scores: Tensor  # [B, C]: the greatest is the label's; logits, or cosines under CPP inference
     similarities: Tensor  # [B, C]: cosines
     probabilities: Tensor  # [B, C]: softmax of scores / temperature
     energy: Tensor  # [B]: low for images like those learned, high for unknown ones
@@ -30,49 +29,46 @@ class Prediction:
     candidates: list[list[str]]  # the tasks whose prompts were tried
     embeddings: Tensor  # [B, D]: the image under the prompt that won
     passes: Tensor  # int64 [B]: forward passes that each image took
-    columns: Tensor | None = (
-        None  # [B, n]: the classes that were scored, as numbers; None: all, in their order
-    )
+    columns: Tensor | None = None  # [B, n]: the candidates; None: all classes are scored, in their order
 
     def __len__(self) -> int:
+        """Return B."""
         return len(self.labels)
 
-    def ranked(self, top: int) -> list[list[tuple[str, float, float]]]:
-        """The `top` likeliest classes of each image, the likeliest first: name, probability, similarity.
+    @property
+    def class_ids(self) -> Tensor:
+        """int64 [B, C] or [B, n]: the class of each column, as its number in `classes`."""
+        every = torch.arange(len(self.classes)).expand(len(self), -1)
+        return every if self.columns is None else self.columns
 
-        The label comes first also where another class is exactly as similar.
+    def ranked(self, top: int) -> list[list[tuple[str, float, float]]]:
+        """Return the `top` most probable classes of each image: name, probability, similarity.
+
+        The label comes first, also where another class has exactly its score.
         """
         labels = self.scores.argmax(dim=1, keepdim=True)
-        places = self.scores.scatter(1, labels, math.inf).topk(min(top, self.scores.shape[1]), dim=1).indices
-        numbers = places if self.columns is None else self.columns.gather(1, places)
-        rows = (numbers, self.probabilities.gather(1, places), self.similarities.gather(1, places))
-        return [
-            [(self.classes[c], p, s) for c, p, s in zip(*row, strict=True)]
-            for row in zip(*(column.tolist() for column in rows), strict=True)
-        ]
+        best = self.scores.scatter(1, labels, math.inf).topk(min(top, self.scores.shape[1]), dim=1).indices
+        columns = (self.class_ids, self.probabilities, self.similarities)
+        rows = zip(*(column.gather(1, best).tolist() for column in columns), strict=True)
+        return [[(self.classes[c], p, s) for c, p, s in zip(*row, strict=True)] for row in rows]
 
     def column(self, row: int, name: str) -> int:
-        """Where a class that was scored stands in a row of scores."""
-        number = self.classes.index(name)
-        return number if self.columns is None else self.columns[row].tolist().index(number)
+        """Return the column of a class in a row of scores."""
+        return self.class_ids[row].tolist().index(self.classes.index(name))
 
     @classmethod
-    def build(cls, index: Index, matches: Matches, temperature: float) -> Prediction:
-        """Name what was found by the numbers of an index."""
-        scores = similarities = matches.scores
-        columns = other_mass = None
-        if isinstance(matches, ClassifierMatches):
-            similarities, columns = matches.similarities, matches.class_ids
-            other_mass = matches.log_other_mass
+    def build(cls, index: Index, matches: ClassifierMatches, temperature: float) -> Prediction:
+        """Name what was found by the names of an index; scores / temperature are logits."""
+        scores, rest, columns = matches.scores, matches.log_other_mass, matches.class_ids
         best = scores.argmax(dim=1)
         if columns is not None:
             best = columns.gather(1, best[:, None])[:, 0]
-        logits = (scores if other_mass is None else torch.cat([scores, other_mass[:, None]], 1)) / temperature
+        logits = (scores if rest is None else torch.cat([scores, rest[:, None]], 1)) / temperature
         return cls(
             classes=list(index.classes),
             labels=[index.classes[i] for i in best.tolist()],
             scores=scores,
-            similarities=similarities,
+            similarities=matches.similarities,
             probabilities=logits.softmax(dim=1)[:, : scores.shape[1]],
             energy=-temperature * logits.logsumexp(dim=1),
             tasks=[index.tasks[i] for i in index.class_tasks[best].tolist()],

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from protosteer.backbones import Backbone
 from protosteer.errors import DataError, SettingsError
-from protosteer.evidence.classifier import Fusion
+from protosteer.evidence.matches import ClassifierMatches
 from protosteer.learner import Learner
-from protosteer.model.index import Index
 from protosteer.model.memory import Memory
-from protosteer.paper.inference import Matches
 from protosteer.prediction import Prediction
+from protosteer.rules import Reader, reader_of
 from protosteer.settings import Settings
 from protosteer.tasks import learn_class
 from protosteer.util.text import check_name
@@ -73,10 +72,7 @@ class ProtosteerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         X = validate_data(self, X, reset=False) if self.backbone is None else _images(X)
         prediction = self.learner_.predict(X)
         places = {name: place for place, name in enumerate(_names(self.classes_))}
-        columns = torch.tensor([places[name] for name in prediction.classes])
-        columns = (
-            columns.expand(len(prediction), -1) if prediction.columns is None else columns[prediction.columns]
-        )
+        columns = torch.tensor([places[name] for name in prediction.classes])[prediction.class_ids]
         found = torch.zeros(len(prediction), len(places), dtype=torch.double)
         found.scatter_(1, columns, prediction.probabilities.double())
         return (found / found.sum(dim=1, keepdim=True)).numpy()
@@ -91,7 +87,7 @@ class ProtosteerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             return Learner(Backbone.load(self.backbone), settings)
         if self.backbone is not None:
             return Learner(self.backbone, settings)
-        if settings.prompts or settings.rule != "evidence":
+        if settings.prompts:
             raise SettingsError(
                 f"preset={self.preset!r}: feature vectors have no prompts; use preset='instant', or give a backbone"
             )
@@ -118,7 +114,7 @@ class VectorLearner:
     def __init__(self, settings: Settings):
         self.settings = settings
         self.memory = Memory()
-        self.fusion: Fusion | None = None
+        self.reader: Reader | None = None
 
     def learn(self, data: tuple[np.ndarray, Sequence[str]]) -> None:
         """Vectors [n, d] and the name of each one's class. All of it is learned or nothing."""
@@ -127,16 +123,18 @@ class VectorLearner:
         for name in map(str, np.unique(names)):
             check_name(name, "class")
             memory.add(learn_class(name, _Embedded(vectors[names == name]), memory, self.settings))
-        self.memory, self.fusion = memory, Fusion(memory, Index.build(memory))
+        self.memory, self.reader = memory, reader_of(memory, self.settings)
 
     def predict(self, data: np.ndarray) -> Prediction:
-        assert self.fusion is not None
-        parts = [self._match(self.fusion, some) for some in _units(data).split(_CHUNK)]
-        return Prediction.build(self.fusion.index, Matches.join(parts), temperature=1.0)
+        """Predict vectors [n, d]."""
+        reader = self.reader
+        assert reader is not None
+        parts = [_match(reader, chunk) for chunk in _units(data).split(_CHUNK)]
+        return Prediction.build(reader.index, ClassifierMatches.join(parts), reader.temperature)
 
-    @staticmethod
-    def _match(fusion: Fusion, vectors: Tensor) -> Matches:
-        return fusion.match(lambda rows, prompts: vectors[rows], len(vectors))
+
+def _match(reader: Reader, vectors: Tensor) -> ClassifierMatches:
+    return reader.match(lambda rows, prompts: vectors[rows], len(vectors))
 
 
 class _Embedded:

@@ -19,7 +19,6 @@ from protosteer.backbones import Backbone
 from protosteer.bench.harness import Ratio, Side, interleaved, memory_of, vit_tiny
 from protosteer.bench.prediction import best_batch, plain_passes
 from protosteer.learner import Learner
-from protosteer.paper.inference import Matches
 from protosteer.prediction import Prediction
 from protosteer.settings import Settings
 
@@ -48,7 +47,7 @@ def measure(backbone: Backbone, batch: Tensor, classes: int, rule: str, repeats:
     learner = Learner(backbone, Settings.preset("paper", rule=rule))
     learner.memory = memory_of(backbone, tasks, classes // tasks, evidence=rule == "evidence")
     began = perf_counter()
-    _ = learner.fusion
+    _ = learner.reader
     opening = perf_counter() - began
     images = max(1, min(MOST_IMAGES, MOST_SCORES // classes))
     embeddings = torch.randn(images, backbone.dim, generator=torch.Generator().manual_seed(1))
@@ -70,9 +69,6 @@ def measure(backbone: Backbone, batch: Tensor, classes: int, rule: str, repeats:
     return Ratio(name, about, forward, list(map(add, forward, rest)), TARGET, [note])
 
 
-def overhead(learner: Learner, embeddings: Tensor) -> Matches:
+def overhead(learner: Learner, embeddings: Tensor) -> Prediction:
     """All that `Learner.predict` does with images whose embeddings are ready, under any prompt."""
-    matches = learner.match(lambda rows, _: embeddings[rows], len(embeddings), every=False)
-    joined = Matches.join([matches])
-    Prediction.build(learner.index, joined, learner.temperature)
-    return joined
+    return learner.predict_embedded(lambda rows, _: embeddings[rows], len(embeddings))

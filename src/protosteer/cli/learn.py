@@ -169,7 +169,7 @@ class _Learners:
             learner = Learner.of_model(old, backbone)
         elif prompt:
             backbone = backbone_of(prompt.model, name, weights, device)
-            learner = Learner(backbone, domain=prompt.prompt_for(backbone))
+            learner = Learner(backbone, shared_prompt=prompt.prompt_for(backbone))
         else:
             learner = Learner(self.choice.load(device, lambda: self._learned(files())))
         settings = learner.settings.with_preset(self.preset) if self.preset else learner.settings
@@ -356,7 +356,11 @@ def _show_result(result: LearnResult, found: FolderScan, learner: Learner, path:
     if result.record.prompt is None and learner.settings.prompts:
         say(why_no_prompt(result.record, found))
     if result.check is None:
-        lost = "" if learner.fusion else ", and predict --reject knows nothing of these classes"
+        lost = (
+            ""
+            if not learner.reader.needs_heldout
+            else ", and predict --reject knows nothing of these classes"
+        )
         say(f"no image was held out: there is no self-check{lost}")
     size = f"{_size(learner.memory)}, {path.stat().st_size:,} bytes"
     say(f"Written: {path}: {size}; task {result.record.name} is new")

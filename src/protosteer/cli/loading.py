@@ -66,7 +66,7 @@ def say_notes(learner: Learner) -> None:
     """Print notes about a model on standard error: what it could do better, and how."""
     from protosteer.workflows.model_summary import notes
 
-    for note in notes(learner.memory, learner.fusion):
+    for note in notes(learner.memory, learner.reader):
         say(printable(f"note: {note}"))
 
 

@@ -142,8 +142,8 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show what a model file holds: tasks, classes, sizes, backbone, settings. Needs no backbone."""
-    from protosteer.evidence.classifier import fusion_of
     from protosteer.model import file as model_file
+    from protosteer.rules import reader_of
     from protosteer.workflows.model_summary import describe, similarity
 
     check_plot(plot)
@@ -153,7 +153,7 @@ def inspect(
         if plot or not tell_adapted(model, as_json):
             raise
         return
-    about = describe(read, fusion_of(read.memory, read.settings))
+    about = describe(read, reader_of(read.memory, read.settings))
     if as_json:
         print(json.dumps(about, indent=1))
     else:

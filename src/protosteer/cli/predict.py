@@ -108,7 +108,7 @@ def _print_predictions(maker: Predictions, files: list[Path], as_json: bool, as_
     from protosteer.workflows.prediction_table import as_text, csv_columns
 
     learner, columns = maker.learner, csv_columns(maker, maker.explain)
-    as_line = functools.partial(as_text, evidence=learner.fusion is not None)
+    as_line = functools.partial(as_text, calibrated=learner.reader.calibrated_probabilities)
     write = json.dumps if as_json else functools.partial(csv_line, columns=columns) if as_csv else as_line
     if as_csv:
         print(",".join(columns))

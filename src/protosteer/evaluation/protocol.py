@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from protosteer.evaluation import metrics
-from protosteer.evaluation.diagnosis import diagnose
 from protosteer.evaluation.embedding_cache import CacheRows, EmbeddingCache
+from protosteer.evaluation.error_analysis import diagnose
 from protosteer.evaluation.run_folder import SeedFolder
 from protosteer.methods.base import Images, Method
 from protosteer.runtime.progress import OnStage, Stage

@@ -1,73 +1,79 @@
-"""Weights of the views, from images that were learned: what the evidence would be, had each been left out.
+"""Calibrate the weights of feature spaces by leave-one-out: no image need be held out.
 
-Never are all classes needed at once. Beyond `WEIGHED` of them they are swept block by block, and of each image those
-stay that are likeliest, and an even spread of the others, which stands for all others in a sum over classes.
+Never are the scores of all classes needed at once. Beyond `MAX_CLASSES` classes they are computed block by block. Of
+each image the most probable classes stay, and evenly spaced others, which stand for all others in a sum.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from protosteer.evidence.class_statistics import places
-from protosteer.evidence.scorer import Coarse
+from protosteer.evidence.class_statistics import max_loo_images, rows_in_class_range
+from protosteer.evidence.scorer import CoarseScorer
+from protosteer.evidence.summary_table import SummaryTable
 
-UNCALIBRATED = 10.0  # the weight where no image can be left out
-WEIGHED = 20_000  # classes, up to which each of them counts; of more ...
-NEAR, SPREAD = 256, 4_096  # ... the likeliest of each image, and others
-_BLOCK = 4_096  # classes that are scored at once
+UNCALIBRATED_WEIGHT = 10.0  # where no image can be left out
+MAX_CLASSES = 20_000  # that all count; of more, for each image, the most probable and evenly spaced others
+NEAREST_CLASSES, SAMPLED_CLASSES = 256, 4_096
+_BLOCK = 4_096  # classes scored at once
 
 
 @dataclass(frozen=True)
-class LeftOut:
-    """What k views say of m images, of n columns: all classes, or as many as stand for them."""
+class LooScores:
+    """Leave-one-out scores of m images in k feature spaces, in n columns: all classes, or some that stand for all."""
 
-    evidence: Tensor  # [m, n, k]
-    many: Tensor  # [m, n]: for how many classes a column stands, as a logarithm
-    own: Tensor  # [m, k]: evidence for the true class, ...
-    usual: Tensor  # [m, k]: ... and for a class on average
-    similar: Tensor  # [m, k]: greatest similarity to a class
-
-    @classmethod
-    def of(cls, views: Sequence[Coarse]) -> LeftOut:
-        """The views leave out the same images."""
-        space = views[0].space
-        labels = space.owners[space.left_out]
-        if len(space.means) > WEIGHED:
-            return _swept(views, labels)
-        evidence, similarities = (torch.stack(part, dim=-1) for part in _seen(views, space.classes))
-        return cls.among_all(evidence, similarities, labels)
+    scores: Tensor  # [m, n, k]
+    log_count: Tensor  # [m, n]: logarithm of how many classes a column stands for
+    true_class: Tensor  # [m, k]: score of the true class
+    mean: Tensor  # [m, k]: mean score over classes
+    max_similarity: Tensor  # [m, k]: greatest similarity to a class
 
     @classmethod
-    def among_all(cls, evidence: Tensor, similarities: Tensor, labels: Tensor) -> LeftOut:
-        """Of evidence and similarities [m, C, k], and the true classes [m]."""
-        own = evidence[torch.arange(len(labels)), labels]
-        many = evidence.new_zeros(evidence.shape[:2])
-        return cls(evidence, many, own, evidence.mean(dim=1), similarities.amax(dim=1))
+    def of(cls, scorers: Sequence[CoarseScorer]) -> LooScores:
+        """Score the leave-one-out images of scorers that leave out the same images."""
+        statistics = scorers[0].statistics
+        if len(statistics.means) > MAX_CLASSES:
+            return _loo_scores_blockwise(scorers, statistics.loo_labels)
+        return cls.among_all(*_loo_scores(scorers, statistics.all_classes), statistics.loo_labels)
 
-    def weights(self, views: Sequence[int], images: Tensor | slice = slice(None)) -> list[float]:
-        """One weight for each of some views together: those under which the true classes of images are likeliest.
+    @classmethod
+    def among_all(cls, scores: Tensor, similarities: Tensor, labels: Tensor) -> LooScores:
+        """Take scores and similarities [m, C, k] of all classes, and the true classes [m]."""
+        true_class = scores[torch.arange(len(labels)), labels]
+        log_count = scores.new_zeros(scores.shape[:2])
+        return cls(scores, log_count, true_class, scores.mean(dim=1), similarities.amax(dim=1))
 
-        Never negative. That nothing among m images went wrong does not mean that nothing ever will: the m + 1st
-        counts as one that says nothing, which bounds how sure a model can be.
+    def weights(self, spaces: Sequence[int], images: Tensor | slice = slice(None)) -> list[float]:
+        """Find the weights under which the true classes of images are most probable.
+
+        Never negative. That nothing among m images went wrong does not mean that nothing ever will: image m + 1
+        counts as one without information, which bounds the confidence.
+
+        Args:
+            spaces: The feature spaces to weigh together.
+            images: bool [m], the images that count.
+
+        Returns:
+            One weight for each of the spaces.
         """
-        kinds, many = torch.tensor(views), self.many[images]
-        evidence, own, usual = (x[images][..., kinds] for x in (self.evidence, self.own, self.usual))
-        if not len(own):
-            return [UNCALIBRATED / len(views)] * len(views)
-        logs = torch.full((len(views),), math.log(UNCALIBRATED / len(views)), dtype=torch.double)
+        chosen, log_count = torch.tensor(spaces), self.log_count[images]
+        scores, true_class, mean = (x[images][..., chosen] for x in (self.scores, self.true_class, self.mean))
+        if not len(true_class):
+            return [UNCALIBRATED_WEIGHT / len(spaces)] * len(spaces)
+        logs = torch.full((len(spaces),), math.log(UNCALIBRATED_WEIGHT / len(spaces)), dtype=torch.double)
         logs.requires_grad_()
         optimiser = torch.optim.LBFGS([logs], max_iter=50, line_search_fn="strong_wolfe")
-        smoothing = 1 / (len(own) + 1)
-        target = (1 - smoothing) * own + smoothing * usual
+        smoothing = 1 / (len(true_class) + 1)
+        target = (1 - smoothing) * true_class + smoothing * mean
 
         def loss() -> Tensor:
             optimiser.zero_grad()
-            total = (evidence @ logs.exp() + many).logsumexp(dim=1)
+            total = (scores @ logs.exp() + log_count).logsumexp(dim=1)
             entropy = (total - target @ logs.exp()).mean()
             entropy.backward()
             return entropy
@@ -76,40 +82,68 @@ class LeftOut:
         return logs.detach().exp().tolist()
 
 
-def _seen(views: Sequence[Coarse], classes: slice) -> tuple[list[Tensor], list[Tensor]]:
-    parts = [view.left_out(classes) for view in views]
-    return [evidence for evidence, _ in parts], [similarities for _, similarities in parts]
+def loo_probabilities(table: SummaryTable, labels: Tensor, images: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Predict stored images by leave-one-out in one feature space, some at a time.
+
+    Args:
+        table: R summaries of C classes.
+        labels: int64 [R], the class of each summary.
+        images: int64 [m], the prototypes to predict, each one image of a class that has others.
+
+    Yields:
+        Some of `images` [b], and the probabilities [b, C] of all classes, each as if it had not been learned.
+    """
+    chunks = -(-len(images) // max_loo_images(int(labels.max()) + 1))
+    weight: float | None = None
+    for chunk in range(chunks):
+        rows = images[chunk::chunks]  # of all classes, so that the first chunk can calibrate the weight
+        scorer = CoarseScorer(table, labels, rows)
+        scores, similarities = scorer.loo_scores()
+        if weight is None:
+            loo = LooScores.among_all(
+                scores[..., None], similarities[..., None], scorer.statistics.loo_labels
+            )
+            (weight,) = loo.weights([0])
+        yield rows, (weight * scores).softmax(dim=1)
 
 
-def _swept(views: Sequence[Coarse], labels: Tensor) -> LeftOut:
-    """From blocks of classes one after the other."""
-    count, classes, kinds = len(labels), len(views[0].space.means), len(views)
-    spread = torch.linspace(0, classes - 1, SPREAD).round().long()
-    near = torch.empty(count, 0, kinds, dtype=torch.double)  # the likeliest so far, and which they are
-    numbers = torch.empty(count, 0, dtype=torch.int64)
-    own, total = torch.empty(count, kinds).double(), torch.zeros(count, kinds).double()
-    similar = torch.full((count, kinds), -torch.inf, dtype=torch.double)
+def _loo_scores(scorers: Sequence[CoarseScorer], classes: slice) -> tuple[Tensor, Tensor]:
+    """Scores and similarities [m, n, k] of a range of classes."""
+    scores, similarities = zip(*(scorer.loo_scores(classes) for scorer in scorers), strict=True)
+    return torch.stack(scores, dim=-1), torch.stack(similarities, dim=-1)
+
+
+def _loo_scores_blockwise(scorers: Sequence[CoarseScorer], labels: Tensor) -> LooScores:
+    """The same from blocks of classes, one after the other."""
+    count, classes, spaces = len(labels), len(scorers[0].statistics.means), len(scorers)
+    sample = torch.linspace(0, classes - 1, SAMPLED_CLASSES).round().long()
+    nearest = torch.empty(count, 0, spaces, dtype=torch.double)  # scores of the most probable classes so far
+    numbers = torch.empty(count, 0, dtype=torch.int64)  # and which classes they are
+    true_class, total = torch.empty(count, spaces).double(), torch.zeros(count, spaces).double()
+    max_similarity = torch.full((count, spaces), -torch.inf, dtype=torch.double)
     others = []
     for first in range(0, classes, _BLOCK):
         block = slice(first, min(first + _BLOCK, classes))
-        evidence, similarities = (torch.stack(part, dim=-1) for part in _seen(views, block))
-        images, columns = places(labels, block)
-        own[images] = evidence[images, columns]
-        total += evidence.sum(dim=1)
-        similar = torch.maximum(similar, similarities.amax(dim=1))
-        others.append(evidence[:, spread[(spread >= first) & (spread < block.stop)] - first])
-        near, numbers = _likeliest(near, numbers, evidence, first)
-    spots = torch.searchsorted(spread, numbers).clamp(max=SPREAD - 1)
-    spots = spots.where(spread[spots] == numbers, SPREAD)  # its end for what is not in the spread
-    taken = torch.zeros(count, SPREAD + 1, dtype=torch.bool).scatter_(1, spots, True)[:, :-1]
-    many = ((classes - NEAR) / (~taken).sum(dim=1, keepdim=True).double()).log().expand_as(taken)
-    offsets = torch.cat([many.new_zeros(count, NEAR), many.masked_fill(taken, -torch.inf)], dim=1)
-    return LeftOut(torch.cat([near, *others], dim=1), offsets, own, total / classes, similar)
+        scores, similarities = _loo_scores(scorers, block)
+        images, columns = rows_in_class_range(labels, block)
+        true_class[images] = scores[images, columns]
+        total += scores.sum(dim=1)
+        max_similarity = torch.maximum(max_similarity, similarities.amax(dim=1))
+        others.append(scores[:, sample[(sample >= first) & (sample < block.stop)] - first])
+        nearest, numbers = _most_probable(nearest, numbers, scores, first)
+    places = torch.searchsorted(sample, numbers).clamp(max=SAMPLED_CLASSES - 1)
+    places = places.where(sample[places] == numbers, SAMPLED_CLASSES)  # the end: not in the sample
+    taken = torch.zeros(count, SAMPLED_CLASSES + 1, dtype=torch.bool).scatter_(1, places, True)[:, :-1]
+    log_count = ((classes - NEAREST_CLASSES) / (~taken).sum(dim=1, keepdim=True).double()).log()
+    sampled = log_count.expand_as(taken).masked_fill(taken, -torch.inf)
+    log_count = torch.cat([log_count.new_zeros(count, NEAREST_CLASSES), sampled], dim=1)
+    scores = torch.cat([nearest, *others], dim=1)
+    return LooScores(scores, log_count, true_class, total / classes, max_similarity)
 
 
-def _likeliest(near: Tensor, numbers: Tensor, evidence: Tensor, first: int) -> tuple[Tensor, Tensor]:
-    """Of those so far and a block [m, c, k] of classes from `first` on."""
-    here = torch.arange(first, first + evidence.shape[1]).expand(len(evidence), -1)
-    near, numbers = torch.cat([near, evidence], dim=1), torch.cat([numbers, here], dim=1)
-    best = near.sum(dim=2).topk(min(NEAR, near.shape[1]), dim=1).indices
-    return near.gather(1, best[:, :, None].expand(-1, -1, near.shape[2])), numbers.gather(1, best)
+def _most_probable(nearest: Tensor, numbers: Tensor, scores: Tensor, first: int) -> tuple[Tensor, Tensor]:
+    """Of the classes so far and a block [m, c, k] of classes from `first` on."""
+    here = torch.arange(first, first + scores.shape[1]).expand(len(scores), -1)
+    nearest, numbers = torch.cat([nearest, scores], dim=1), torch.cat([numbers, here], dim=1)
+    best = nearest.sum(dim=2).topk(min(NEAREST_CLASSES, nearest.shape[1]), dim=1).indices
+    return nearest.gather(1, best[:, :, None].expand(-1, -1, nearest.shape[2])), numbers.gather(1, best)

@@ -1,4 +1,4 @@
-"""The points of all classes in one space, and what is summed over them: what evidence is computed from."""
+"""Statistics of all classes in one feature space: what the default classifier computes scores from."""
 
 from __future__ import annotations
 
@@ -11,96 +11,109 @@ from torch import Tensor
 from protosteer.evidence.prototype_summary import ClassSummary
 from protosteer.evidence.summary_table import SummaryTable
 
-LEFT_OUT_LEAST, LEFT_OUT_MOST = 200, 2_000  # images to find weights from; between the two, ...
-LEFT_OUT_LIMIT = 4_000_000  # ... so many that images times classes are below
-COVARIANCE = 262_144  # points that the covariance within classes is taken from; more add nothing but time
-# Points or classes in double precision at once: so few that their memory is used again instead of being asked for
-# anew, which had taken most of the time.
+# Images scored by leave-one-out: as many as keep images times classes below LOO_SCORES, within these bounds.
+MIN_LOO_IMAGES, MAX_LOO_IMAGES = 200, 2_000
+LOO_SCORES = 4_000_000
+COVARIANCE_PROTOTYPES = 262_144  # for the covariance within classes; more add nothing but time
+# Prototypes or classes in double precision at once: so few that their memory is reused instead of allocated anew,
+# which had taken most of the time.
 BLOCK = 2_048
 
 
 @dataclass(frozen=True)
-class Space:
-    """The sketches of C classes in one space as matrices, in double precision but for the points.
+class ClassStatistics:
+    """The summaries of C classes as matrices, in double precision but for the prototypes.
 
-    A class may have several, of different tasks.
+    A class may have several summaries, of different tasks.
     """
 
-    bulk: SummaryTable  # the points [P, D] among it
-    counts: Tensor  # [P]: images behind each
-    owners: Tensor  # [P]: classes as numbers
-    parts: Tensor  # [P]: sketches as numbers
-    left_out: Tensor  # [m]: rows of images as they are, of classes that have others; some, or those asked for
+    table: SummaryTable  # P prototypes [P, D]
+    counts: Tensor  # [P]: images behind each prototype
+    owners: Tensor  # [P]: the class of each
+    summaries: Tensor  # [P]: the summary of each
+    loo_rows: Tensor  # [m]: prototypes that are images as they are, of classes that have others
     sizes: Tensor  # [C]: images of each class
     means: Tensor  # [C, D]
-    scatter: Tensor  # [D, D]: of images about their class means, ...
-    freedom: float  # ... and of how many, less one per class
+    scatter: Tensor  # [D, D]: of images about their class means
+    dof: float  # degrees of freedom of the scatter: images less one per class
 
     @classmethod
     def of(
         cls,
-        sketches: Sequence[ClassSummary] | SummaryTable,
+        summaries: Sequence[ClassSummary] | SummaryTable,
         labels: Tensor | None = None,
-        left_out: Tensor | None = None,
-    ) -> Space:
-        """labels: [R], the class of each sketch as a number; without, each is of a class of its own."""
-        bulk = sketches if isinstance(sketches, SummaryTable) else SummaryTable.of(sketches)
-        labels = torch.arange(len(bulk.lengths)) if labels is None else labels
-        counts, parts = bulk.counts.double(), bulk.owners
-        owners, classes, dim = labels[parts], int(labels.max()) + 1, bulk.deviations.shape[1]
+        loo_rows: Tensor | None = None,
+    ) -> ClassStatistics:
+        """Compute the statistics of R summaries.
+
+        Args:
+            summaries: The summaries.
+            labels: int64 [R], the class of each summary; without, each is a class of its own.
+            loo_rows: int64 [m], the prototypes to score by leave-one-out; without, evenly spaced ones.
+        """
+        table = summaries if isinstance(summaries, SummaryTable) else SummaryTable.of(summaries)
+        labels = torch.arange(len(table.lengths)) if labels is None else labels
+        counts, owner_summaries = table.counts.double(), table.owners
+        owners, classes, dim = labels[owner_summaries], int(labels.max()) + 1, table.deviations.shape[1]
         sizes = torch.zeros(classes, dtype=torch.double).index_add_(0, owners, counts)
         means = torch.zeros(classes, dim, dtype=torch.double)
-        for some in blocks(len(owners)):
-            means.index_add_(0, owners[some], bulk.decoded(some) * counts[some, None])
+        for block in blocks(len(owners)):
+            means.index_add_(0, owners[block], table.decoded(block) * counts[block, None])
         means /= sizes[:, None]
-        spread = _spread_classes(classes, len(owners))
-        images = torch.zeros(len(labels), dtype=torch.double).index_add_(0, parts, counts)  # of each sketch
+        sampled = _covariance_classes(classes, len(owners))
+        images = torch.zeros(len(labels), dtype=torch.double).index_add_(0, owner_summaries, counts)  # [R]
         squares = torch.zeros(dim, dtype=torch.double)
-        for some in blocks(len(labels)):
-            squares += (images * spread[labels])[some] @ bulk.deviations[some].double().square()
+        for block in blocks(len(labels)):
+            squares += (images * sampled[labels])[block] @ table.deviations[block].double().square()
         scatter = torch.diag(squares)
-        for rows in spread[owners].nonzero()[:, 0].split(BLOCK):
-            apart = (bulk.decoded(rows) - means[owners[rows]]) * counts[rows, None].sqrt()
-            scatter += apart.T @ apart
-        freedom = float(((sizes - 1) * spread).sum())
-        place = torch.arange(len(owners)) - (bulk.lengths.cumsum(0) - bulk.lengths)[parts]
-        single = (place < bulk.num_exact[parts]) & (sizes[owners] > 1)
-        left_out = _some(single.nonzero()[:, 0], classes) if left_out is None else left_out
-        return cls(bulk, counts, owners, parts, left_out, sizes, means, scatter, freedom)
+        for rows in sampled[owners].nonzero()[:, 0].split(BLOCK):
+            residuals = (table.decoded(rows) - means[owners[rows]]) * counts[rows, None].sqrt()
+            scatter += residuals.T @ residuals
+        dof = float(((sizes - 1) * sampled).sum())
+        if loo_rows is None:
+            within = torch.arange(len(owners)) - (table.lengths.cumsum(0) - table.lengths)[owner_summaries]
+            exact = (within < table.num_exact[owner_summaries]) & (sizes[owners] > 1)
+            loo_rows = _evenly_spaced(exact.nonzero()[:, 0], max_loo_images(classes))
+        return cls(table, counts, owners, owner_summaries, loo_rows, sizes, means, scatter, dof)
 
     @property
     def points(self) -> Tensor:
-        """float32 [P, D]"""
-        return self.bulk.decoded()
+        """float32 [P, D]: the prototypes."""
+        return self.table.decoded()
 
     @property
-    def classes(self) -> slice:
-        """All of them."""
+    def all_classes(self) -> slice:
+        """The range of all classes."""
         return slice(0, len(self.means))
+
+    @property
+    def loo_labels(self) -> Tensor:
+        """[m]: the true classes of the images that are scored by leave-one-out."""
+        return self.owners[self.loo_rows]
 
 
 def blocks(count: int) -> Iterator[slice]:
-    """Of rows that are worked on at once."""
+    """Yield ranges of at most `BLOCK` of `count` rows."""
     return (slice(first, min(first + BLOCK, count)) for first in range(0, count, BLOCK))
 
 
-def _spread_classes(classes: int, points: int) -> Tensor:
-    """bool [C]: the classes whose points make the covariance: all, or evenly spread ones that have enough."""
-    chosen = torch.arange(0, classes, max(1.0, points / COVARIANCE), dtype=torch.double).long()
-    return torch.zeros(classes, dtype=torch.bool).index_fill_(0, chosen, True)
+def rows_in_class_range(labels: Tensor, classes: slice) -> tuple[Tensor, Tensor]:
+    """Find the images, of labels [m], whose class lies in a range: their rows, and their classes' places in it."""
+    inside = (labels >= classes.start) & (labels < classes.stop)
+    return inside.nonzero()[:, 0], labels[inside] - classes.start
 
 
-def places(owners: Tensor, classes: slice) -> tuple[Tensor, Tensor]:
-    """Which of the images whose classes are `owners` [m] are of these classes, and where among them theirs is."""
-    inside = (owners >= classes.start) & (owners < classes.stop)
-    return inside.nonzero()[:, 0], owners[inside] - classes.start
+def max_loo_images(classes: int) -> int:
+    """Return how many images are scored by leave-one-out at once."""
+    return max(MIN_LOO_IMAGES, min(MAX_LOO_IMAGES, LOO_SCORES // classes))
 
 
-def _some(rows: Tensor, classes: int) -> Tensor:
-    """Rows [m] as they are, or as many as time and memory allow, spread evenly."""
-    return rows[torch.linspace(0, len(rows) - 1, min(len(rows), most_left_out(classes))).round().long()]
+def _covariance_classes(classes: int, prototypes: int) -> Tensor:
+    """bool [C]: the classes that make the covariance: all, or evenly spaced ones with prototypes enough."""
+    chosen = torch.arange(0, classes, max(1.0, prototypes / COVARIANCE_PROTOTYPES), dtype=torch.double)
+    return torch.zeros(classes, dtype=torch.bool).index_fill_(0, chosen.long(), True)
 
 
-def most_left_out(classes: int) -> int:
-    """Images that are left out at once."""
-    return max(LEFT_OUT_LEAST, min(LEFT_OUT_MOST, LEFT_OUT_LIMIT // classes))
+def _evenly_spaced(rows: Tensor, count: int) -> Tensor:
+    """At most `count` of the rows [n]."""
+    return rows[torch.linspace(0, len(rows) - 1, min(len(rows), count)).round().long()]

@@ -1,112 +1,149 @@
-"""Prediction by evidence: coarse over all classes, fine inside the tasks that it leaves open.
+"""The default classifier: calibrated scores in one or two feature spaces, then under a few tasks' prompts.
 
-1. An image is embedded in the best view of all classes, without a prompt or under the prompt for all classes,
-   whichever tells images apart better that were left out. Coarse evidence makes a posterior of it. Whoever is
-   sure then is done, after a single pass.
-2. The others are seen in the second view, if that is worth its pass, ...
-3. ... and those still open under the prompts of the tasks that the posterior leaves open. How similar the
-   image is to a class's value centroids, each under its own task's prompt, is fine evidence for the class.
+1. Embed an image in the better feature space of all classes: without a prompt, or under the shared prompt. Scores
+   there give a posterior. A confident image is done after this single pass.
+2. Embed the others in the second feature space, if it is worth its pass.
+3. Embed those still uncertain under the prompts of the tasks that the posterior leaves open. The similarity to a
+   class's value prototypes, each under its own task's prompt, is added to its score.
 
-Weights of the views come from the images that can be left out of the records, so that probabilities mean what
-they say; nothing is held out for that.
+Weights of the feature spaces come from leave-one-out scores of stored images, so that probabilities are calibrated
+and no image is held out.
 """
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protosteer.evidence.calibration import LeftOut
+from protosteer.evidence.calibration import LooScores
 from protosteer.evidence.matches import ClassifierMatches
-from protosteer.evidence.scorer import Coarse
-from protosteer.evidence.summary_table import SummaryTable
+from protosteer.evidence.scorer import CoarseScorer
 from protosteer.model.index import Index
 from protosteer.model.memory import Memory
 from protosteer.paper.prompts import Embed
 from protosteer.search.candidates import CandidateOptions, CandidateSearch, ScoredClasses
-from protosteer.settings import Settings
 
-CANDIDATES = CandidateOptions()
-SURE = 0.8  # the probability of a class from which on no further pass is made
-OPEN = 0.1  # the probability of a task from which on its prompt is tried
-MOST = 2  # passes after the first: in the second view, and under the prompts of the likeliest tasks
-WORTH = 0.2  # the share of all weight from which on a second view is worth a pass
-ENOUGH = 50  # images that the prompt for all classes was not trained with, to be judged by them alone
-FINE = 0.5  # the weight of fine evidence, as a share of the weight of coarse evidence
-
-
-@dataclass(frozen=True)
-class View:
-    """One space that all classes are known in."""
-
-    prompt: int | None  # its number in the index
-    coarse: Coarse
-    weight: float  # together with the other views
-    alone: float  # by itself
-    familiar: Tensor  # [m]: greatest similarities of images that were left out
+CONFIDENT = 0.8  # probability of a class from which on no further pass is made
+MIN_TASK_PROB = 0.1  # probability of a task from which on its prompt is tried
+MAX_EXTRA_PASSES = (
+    2  # after the first: in the second feature space, and under prompts of the most probable tasks
+)
+MIN_SPACE_WEIGHT = 0.2  # share of all weight from which on a second feature space is worth a pass
+MIN_UNBIASED = 50  # images that the shared prompt was not trained with, to calibrate by them alone
+TASK_PROMPT_WEIGHT = 0.5  # of similarities under tasks' prompts, as a share of the feature spaces' weight
 
 
 @dataclass(frozen=True)
-class Checked:
-    """How sure steps 1 and 2 are of m images, each as if it had not been learned, and whether they are right."""
+class FeatureSpace:
+    """One way to embed images that all classes are stored in."""
 
-    confidence: Tensor  # [m]: the probability of the likeliest class
-    right: Tensor  # bool [m]
+    prompt: int | None  # its number in the index; None: no prompt
+    scorer: CoarseScorer
+    weight: float  # together with the other feature spaces
+    solo_weight: float  # by itself
+    loo_max_similarity: Tensor  # [n]: greatest similarities of leave-one-out images
 
 
-class Fusion:
-    """What prediction by evidence needs of all records, computed once.
+@dataclass(frozen=True)
+class LooPredictions:
+    """How confident steps 1 and 2 are of m stored images by leave-one-out, and whether they are correct."""
 
-    Inside, classes stand in the order of their names, so that no bit depends on the order in which tasks were
-    learned or merged.
+    confidence: Tensor  # [m]: probability of the top-1 class
+    correct: Tensor  # bool [m]
+
+
+class EvidenceClassifier:
+    """Classifies by the summaries of all records of a memory.
+
+    Inside, classes are sorted by name, so that no bit depends on the order in which tasks were learned or merged.
     """
 
-    def __init__(self, memory: Memory, index: Index):
+    def __init__(
+        self,
+        memory: Memory,
+        index: Index,
+        options: CandidateOptions | None = None,
+        min_space_weight: float = MIN_SPACE_WEIGHT,
+        min_unbiased: int = MIN_UNBIASED,
+    ):
+        """Compute all that prediction needs.
+
+        Args:
+            memory: Records whose classes all have summaries.
+            index: The index of this memory.
+            options: How candidates are found among very many classes.
+            min_space_weight: See `MIN_SPACE_WEIGHT`.
+            min_unbiased: See `MIN_UNBIASED`.
+        """
         self.index = index
         self.order = torch.tensor(sorted(range(len(index.classes)), key=index.classes.__getitem__))
-        self.places = self.order.argsort()  # where the classes of the memory stand inside
+        self.sorted_position = self.order.argsort()  # [C]: where the classes of the index are inside
         self.class_tasks = index.class_tasks[self.order]
-        self.prompted_tasks = _prompted_tasks(index, self.places)
-        self.views, self.checked = _views(memory, index, self.places)
-        self.most = MOST - len(self.views[1:])  # own prompts that are tried
-        self.domain = _trained_domain(memory)  # bool [T]
-        # Value centroids stand task by task: where each begins.
-        self.starts = torch.searchsorted(index.value_tasks, torch.arange(len(index.tasks) + 1)).tolist()
+        self.options = options or CandidateOptions()
+        self._prompted_tasks = _prompted_tasks(index, self.sorted_position)
+        self._shared_prompt_task = _shared_prompt_task(memory)  # bool [T]
+        self.spaces, self.loo_predictions = self._calibrate(memory, min_space_weight, min_unbiased)
+        self.max_task_prompts = MAX_EXTRA_PASSES - len(self.spaces[1:])
+        # Value prototypes are stored task by task: where each begins.
+        self._starts = torch.searchsorted(index.value_tasks, torch.arange(len(index.tasks) + 1)).tolist()
+
+    @cached_property
+    def candidate_search(self) -> CandidateSearch | None:
+        """Search among the whitened class means; None where classes are so few that all are scored."""
+        if len(self.order) < self.options.min_classes:
+            return None
+        scorer = self.spaces[0].scorer
+        return CandidateSearch(scorer.whitened.units(scorer.statistics.means), self.options)
 
     def match(
-        self, embed: Embed, count: int, fine: bool = True, shortlist: CandidateSearch | None = None
+        self, embed: Embed, count: int, exhaustive: bool = True, task_prompts: bool = True
     ) -> ClassifierMatches:
-        """Steps 1 to 3 for `count` images that `embed` knows by their rows; without `fine`, steps 1 and 2.
+        """Classify `count` images that `embed` knows by their rows.
 
-        Scores are logits. shortlist: of the first view, where not all classes are to be scored.
+        Args:
+            embed: Embeds rows [m] under prompts of the index, by number [m], or under none.
+            count: B, the number of images.
+            exhaustive: Score all classes also where they are very many; else only candidates.
+            task_prompts: Do step 3.
+
+        Returns:
+            Matches whose scores are logits, [B, C] or [B, n] of candidates.
         """
-        first = self.views[0]
-        seen = {first.prompt: embed(torch.arange(count), _number(first.prompt, count))}
-        scored = ScoredClasses()
-        if shortlist:
-            scored = shortlist.find(first.coarse.whitened.units(_unit(seen[first.prompt])))
-        coarse, similarities = scored.scores(first.coarse, seen[first.prompt])
-        logits, passes = first.alone * coarse, torch.ones(count, dtype=torch.int64)
-        for view in self.views[1:]:
-            rows = _unsure(scored.posterior(logits))
-            seen[view.prompt] = torch.full_like(seen[first.prompt], torch.nan)
+        first = self.spaces[0]
+        shown = embed(torch.arange(count), _number(first.prompt, count))
+        scored = ScoredClasses() if exhaustive else self._candidates(shown)
+        scores, similarities = scored.scores(first.scorer, shown)
+        logits, passes = first.solo_weight * scores, torch.ones(count, dtype=torch.int64)
+        under_shared = shown if first.prompt is not None else None
+        for space in self.spaces[1:]:
+            rows = _uncertain(scored.posterior(logits))
+            second = torch.full_like(shown, torch.nan)
             if len(rows):
-                seen[view.prompt][rows] = embed(rows, _number(view.prompt, len(rows)))
-                other, _ = scored.rows(rows).scores(view.coarse, seen[view.prompt][rows])
-                logits[rows] = first.weight * coarse[rows] + view.weight * other
+                second[rows] = embed(rows, _number(space.prompt, len(rows)))
+                other, _ = scored.rows(rows).scores(space.scorer, second[rows])
+                logits[rows] = first.weight * scores[rows] + space.weight * other
                 passes[rows] += 1
-        tried = self._open(scored.posterior(logits), scored.class_ids) & fine
+            under_shared = under_shared if space.prompt is None else second
+        tried = self._open_tasks(scored.posterior(logits), scored.class_ids) & task_prompts
         images, tasks = tried.nonzero().T
         if len(images):
-            embeddings, own = self._embedded(embed, seen.get(len(self.index.tasks)), images, tasks)
-            similar = self._fine(embeddings, images, tasks, scored.class_ids, logits.shape)
-            logits += FINE * sum(view.weight for view in self.views) * similar
-            passes += torch.bincount(own, minlength=count)
-        return self._matches(scored, logits, similarities, tried, seen[first.prompt], passes)
+            embeddings, embedded = self._embed_prompted(embed, under_shared, images, tasks)
+            similar = self._task_similarities(embeddings, images, tasks, scored.class_ids, logits.shape)
+            logits += TASK_PROMPT_WEIGHT * sum(space.weight for space in self.spaces) * similar
+            passes += torch.bincount(embedded, minlength=count)
+        return self._matches(scored, logits, similarities, tried, shown, passes)
+
+    def _candidates(self, embeddings: Tensor) -> ScoredClasses:
+        search = self.candidate_search
+        if search is None:
+            return ScoredClasses()
+        units = F.normalize(embeddings.double(), dim=1)
+        return search.find(self.spaces[0].scorer.whitened.units(units))
 
     def _matches(
         self,
@@ -114,102 +151,141 @@ class Fusion:
         logits: Tensor,
         similarities: Tensor,
         tried: Tensor,
-        seen: Tensor,
+        embeddings: Tensor,
         passes: Tensor,
     ) -> ClassifierMatches:
-        """As the memory has its classes."""
+        """Matches in the order of the index."""
         rest, logits = scored.log_rest(logits), scored.without_sample(logits)
         best = logits.argmax(dim=1, keepdim=True)
         if scored.class_ids is None or rest is None:
-            scores, shown = self._in_order(logits), self._in_order(similarities)
-            return ClassifierMatches(scores, tried, self.class_tasks[best[:, 0]], seen, passes, shown)
+            logits, similarities = self._in_index_order(logits), self._in_index_order(similarities)
+            winners = self.class_tasks[best[:, 0]]
+            return ClassifierMatches(logits, tried, winners, embeddings, passes, similarities)
         winners = self.class_tasks[scored.class_ids.gather(1, best)[:, 0]]
-        scores, shown = logits.float(), scored.without_sample(similarities).float()
-        class_ids = self.order[scored.class_ids]
-        return ClassifierMatches(scores, tried, winners, seen, passes, shown, class_ids, rest.float())
+        logits, similarities = logits.float(), scored.without_sample(similarities).float()
+        return ClassifierMatches(
+            logits,
+            tried,
+            winners,
+            embeddings,
+            passes,
+            similarities,
+            class_ids=self.order[scored.class_ids],
+            log_other_mass=rest.float(),
+        )
 
-    def _in_order(self, columns: Tensor) -> Tensor:
-        """[B, C]: as the memory has its classes."""
-        turned = torch.empty_like(columns, dtype=torch.float32)
-        turned[:, self.order] = columns.float()
-        return turned
+    def _in_index_order(self, columns: Tensor) -> Tensor:
+        """float32 [B, C]."""
+        ordered = torch.empty_like(columns, dtype=torch.float32)
+        ordered[:, self.order] = columns.float()
+        return ordered
 
-    def _open(self, posterior: Tensor, columns: Tensor | None) -> Tensor:
-        """bool [B, T]: the tasks whose own prompts are worth trying. A class speaks for each of its tasks."""
+    def _open_tasks(self, posterior: Tensor, class_ids: Tensor | None) -> Tensor:
+        """bool [B, T]: the tasks whose prompts are worth trying. A class counts for each of its tasks."""
         count, tasks = len(posterior), len(self.index.tasks)
-        shares = posterior.new_zeros(count, tasks + 1)  # the last stands for none
-        for own in self.prompted_tasks:
-            shares.scatter_add_(1, own.expand(count, -1) if columns is None else own[columns], posterior)
+        shares = posterior.new_zeros(count, tasks + 1)  # the last stands for no task
+        for own in self._prompted_tasks:
+            shares.scatter_add_(1, own.expand(count, -1) if class_ids is None else own[class_ids], posterior)
         shares = shares[:, :tasks]
-        unsure = torch.zeros_like(shares, dtype=torch.bool)
-        unsure[_unsure(posterior)] = True
-        worth = shares * (unsure & (shares >= OPEN))
-        leading = worth.topk(min(self.most, tasks), dim=1).indices
-        return torch.zeros_like(unsure).scatter_(1, leading, True) & (worth > 0)
+        uncertain = torch.zeros_like(shares, dtype=torch.bool)
+        uncertain[_uncertain(posterior)] = True
+        worth = shares * (uncertain & (shares >= MIN_TASK_PROB))
+        leading = worth.topk(min(self.max_task_prompts, tasks), dim=1).indices
+        return torch.zeros_like(uncertain).scatter_(1, leading, True) & (worth > 0)
 
-    def _embedded(
-        self, embed: Embed, domain: Tensor | None, images: Tensor, tasks: Tensor
+    def _embed_prompted(
+        self, embed: Embed, under_shared: Tensor | None, images: Tensor, tasks: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Images [m] under the prompts of tasks [m], as unit vectors [m, D]; and the images that took a pass.
+        """Embed images [m] under the prompts of tasks [m]: unit vectors [m, D], and the images that took a pass.
 
-        domain: images [B, D] under the prompt for all classes; the task that it comes from needs no other pass.
+        under_shared: images [B, D] under the shared prompt; the task that it comes from needs no other pass.
         """
-        known = self.domain[tasks] if domain is not None else torch.zeros_like(tasks, dtype=torch.bool)
+        known = torch.zeros_like(tasks, dtype=torch.bool)
+        if under_shared is not None:
+            known = self._shared_prompt_task[tasks]
         embeddings = torch.empty(len(images), self.index.values.shape[1])
         embeddings[~known] = embed(images[~known], tasks[~known])
-        if domain is not None:
-            embeddings[known] = domain[images[known]]
+        if under_shared is not None:
+            embeddings[known] = under_shared[images[known]]
         return F.normalize(embeddings, dim=1), images[~known]
 
-    def _fine(
-        self, units: Tensor, images: Tensor, tasks: Tensor, columns: Tensor | None, shape: torch.Size
+    def _task_similarities(
+        self, units: Tensor, images: Tensor, tasks: Tensor, class_ids: Tensor | None, shape: torch.Size
     ) -> Tensor:
-        """[B, C], or of candidates and sample: greatest cosine to a class's value centroids under a task's prompt.
+        """[B, C], or of candidates and sample: greatest cosine to a class's value prototypes under a task's prompt.
 
-        What was not tried is neither helped nor hurt against the best of what was.
+        A class that was not tried gets the best of those that were: it is neither helped nor hurt.
         """
         index = self.index
-        fine = torch.full(shape, -torch.inf, dtype=torch.double)
+        similar = torch.full(shape, -torch.inf, dtype=torch.double)
         for t in tasks.unique().tolist():
-            own, some = slice(self.starts[t], self.starts[t + 1]), tasks == t
+            own, here = slice(self._starts[t], self._starts[t + 1]), tasks == t
             classes, owners = index.value_classes[own].unique(return_inverse=True)
-            similarity = units[some] @ index.values[own].T
-            best = torch.full((len(similarity), len(classes)), -torch.inf)
-            best.scatter_reduce_(1, owners.expand(len(similarity), -1), similarity, "amax")
-            rows = images[some]
-            if columns is None:
-                here = (rows[:, None], self.places[classes])
-                fine[here] = torch.maximum(fine[here], best.double())
+            cosines = units[here] @ index.values[own].T
+            best = torch.full((len(cosines), len(classes)), -torch.inf)
+            best.scatter_reduce_(1, owners.expand(len(cosines), -1), cosines, "amax")
+            rows = images[here]
+            if class_ids is None:
+                cells = (rows[:, None], self.sorted_position[classes])
+                similar[cells] = torch.maximum(similar[cells], best.double())
                 continue
-            numbers, width = self.order[columns[rows]], columns.shape[1]  # [m, n]
+            numbers, width = self.order[class_ids[rows]], class_ids.shape[1]  # [m, n]
             place = torch.searchsorted(classes, numbers).clamp(max=len(classes) - 1)
             mine = best.gather(1, place).double().masked_fill(classes[place] != numbers, -torch.inf)
-            fine[rows, :width] = torch.maximum(fine[rows, :width], mine)
-        usual = fine.amax(dim=1, keepdim=True).nan_to_num(neginf=0.0)
-        return torch.where(fine.isinf(), usual, fine)
+            similar[rows, :width] = torch.maximum(similar[rows, :width], mine)
+        highest = similar.amax(dim=1, keepdim=True).nan_to_num(neginf=0.0)
+        return torch.where(similar.isinf(), highest, similar)
 
-    def shortlist(self) -> CandidateSearch | None:
-        """None where classes are so few that all are scored."""
-        if len(self.order) < CANDIDATES.min_classes:
-            return None
-        coarse = self.views[0].coarse
-        return CandidateSearch(coarse.whitened.units(coarse.space.means), CANDIDATES)
+    def _calibrate(
+        self, memory: Memory, min_space_weight: float, min_unbiased: int
+    ) -> tuple[list[FeatureSpace], LooPredictions]:
+        """The feature spaces worth a pass, the one with the greatest weight first; and leave-one-out predictions.
+
+        Summaries of one class are ordered by the names of their tasks.
+        """
+        index, labels = self.index, self.sorted_position[self.index.record_classes]
+        by_name = torch.tensor(sorted(range(len(memory)), key=memory.task_names.__getitem__)).argsort()
+        order = (labels * len(memory) + by_name[index.record_tasks]).argsort()
+        scorers: dict[int | None, CoarseScorer] = {}
+        for prompt, part in ((None, "plain"), (len(memory), "domain")):
+            if part == "plain" or memory.shared_prompt is not None:
+                table = memory.table.summaries(part)
+                assert table is not None
+                scorers[prompt] = CoarseScorer(table.take(order), labels[order])
+        statistics = scorers[None].statistics  # the same images are left out in every space
+        loo = LooScores.of(list(scorers.values()))
+        columns = {prompt: column for column, prompt in enumerate(scorers)}
+        tasks = index.record_tasks[order][statistics.summaries[statistics.loo_rows]]
+        # Images that were learned because they had been misclassified are harder than images are.
+        not_correction = torch.tensor([task.corrected_from is None for task in memory.tasks])[tasks]
+        if not not_correction.any():
+            not_correction = torch.ones_like(not_correction)
+        # Images that the shared prompt was trained with are easier under it than others.
+        unbiased = not_correction & ~self._shared_prompt_task[tasks]
+        unbiased = unbiased if int(unbiased.sum()) >= min_unbiased else not_correction
+
+        @functools.cache  # the weight of one space by itself is asked for three times
+        def weights(*prompts: int | None) -> list[float]:
+            return loo.weights([columns[p] for p in prompts], unbiased)
+
+        together = dict(zip(scorers, weights(*scorers), strict=True))
+        worth = [p for p in scorers if together[p] >= min_space_weight * sum(together.values())]
+        worth.sort(key=lambda p: -together[p])
+        together = dict(zip(worth, weights(*worth), strict=True))
+
+        def space(prompt: int | None) -> FeatureSpace:
+            images = not_correction if prompt is None else unbiased
+            similarity = loo.max_similarity[:, columns[prompt]][images]
+            return FeatureSpace(prompt, scorers[prompt], together[prompt], weights(prompt)[0], similarity)
+
+        spaces = [space(prompt) for prompt in worth]
+        return spaces, _loo_predictions(spaces, loo, [columns[p] for p in worth], unbiased)
 
 
-def fusion_of(memory: Memory, settings: Settings, index: Index | None = None) -> Fusion | None:
-    """None where the paper's rule is the one: by the settings, or because a class has no sketch."""
-    if settings.rule == "paper" or not memory.evidence:
-        return None
-    return Fusion(memory, index or Index.build(memory))
-
-
-def _prompted_tasks(index: Index, places: Tensor) -> list[Tensor]:
-    """Tasks of each class that have a prompt: [C] the first of each, [C] the second ...; T where there is none.
-
-    places: where the classes of the index stand.
-    """
+def _prompted_tasks(index: Index, sorted_position: Tensor) -> list[Tensor]:
+    """Tasks with a prompt of each class: [C] the first of each, [C] the second, and so on; T where there is none."""
     records = index.prompted[index.record_tasks].nonzero()[:, 0]
-    classes, tasks = places[index.record_classes[records]], index.record_tasks[records]
+    classes, tasks = sorted_position[index.record_classes[records]], index.record_tasks[records]
     order = classes.argsort(stable=True)
     classes, tasks = classes[order], tasks[order]
     which = torch.arange(len(classes)) - torch.searchsorted(classes, classes)
@@ -221,92 +297,38 @@ def _prompted_tasks(index: Index, places: Tensor) -> list[Tensor]:
     return found
 
 
-def _views(memory: Memory, index: Index, places: Tensor) -> tuple[list[View], Checked]:
-    """The views of all classes, the one that weighs most first; those not worth a pass are left out. And what they
-    say of images that were left out.
+def _loo_predictions(
+    spaces: list[FeatureSpace], loo: LooScores, columns: list[int], images: Tensor
+) -> LooPredictions:
+    """Steps 1 and 2 on leave-one-out images, bool [m]; columns: places of the feature spaces in `loo`."""
+    scores, true_class = (x[images][..., columns] for x in (loo.scores, loo.true_class))
+    log_count = loo.log_count[images]
 
-    places: where the classes of the index stand. Records of one class stand by the names of their tasks.
-    """
-    labels = places[index.record_classes]
-    names = torch.tensor(sorted(range(len(memory)), key=memory.task_names.__getitem__)).argsort()
-    order = (labels * len(memory) + names[index.record_tasks]).argsort()
-    prompts: dict[int | None, str] = {None: "plain"}
-    if memory.shared_prompt is not None:
-        prompts[len(memory)] = "domain"
-    coarse = {
-        prompt: Coarse(_known(memory, part).take(order), labels[order]) for prompt, part in prompts.items()
-    }
-    space = coarse[None].space
-    rows = space.left_out  # the same images in every view
-    left_out = LeftOut.of(list(coarse.values()))
-    columns = {prompt: column for column, prompt in enumerate(coarse)}
-    tasks = index.record_tasks[order][space.parts[rows]]
-    # Images that were learned because they had been taken for something else are harder than images are.
-    usual = torch.tensor([task.corrected_from is None for task in memory.tasks])[tasks]
-    usual = usual if usual.any() else torch.ones_like(usual)
-    # To images that the prompt for all classes was trained with, it does more justice than to others.
-    fair = usual & ~_trained_domain(memory)[tasks]
-    fair = fair if int(fair.sum()) >= ENOUGH else usual
-
-    @functools.cache  # of one view alone the weights are asked for three times
-    def weights(*prompts: int | None) -> list[float]:
-        return left_out.weights([columns[p] for p in prompts], fair)
-
-    both = dict(zip(coarse, weights(*coarse), strict=True))
-    worth = [p for p in coarse if both[p] >= WORTH * sum(both.values())]
-    kept = sorted(worth, key=lambda p: -both[p])
-    together = dict(zip(kept, weights(*kept), strict=True))
-
-    def familiar(prompt: int | None) -> Tensor:
-        similarity = left_out.similar[:, columns[prompt]]
-        return similarity[usual if prompt is None else fair]
-
-    views = [View(p, coarse[p], together[p], weights(p)[0], familiar(p)) for p in kept]
-    return views, _checked(views, left_out, [columns[p] for p in kept], fair)
-
-
-def _checked(views: list[View], left_out: LeftOut, kinds: list[int], images: Tensor) -> Checked:
-    """kinds: places of the views in what is left out; images: bool [m], which of it count."""
-    evidence, own = (x[images][..., kinds] for x in (left_out.evidence, left_out.own))
-    many = left_out.many[images]
-
-    def answers(weights: list[float]) -> tuple[Tensor, Tensor]:
-        numbers = torch.tensor(weights, dtype=torch.double)
-        logits, mine = evidence @ numbers, own @ numbers
+    def predict(weights: list[float]) -> tuple[Tensor, Tensor]:
+        weight = torch.tensor(weights, dtype=torch.double)
+        logits, own = scores @ weight, true_class @ weight
         best = logits.amax(dim=1)
-        return (best - (logits + many).logsumexp(dim=1)).exp(), mine >= best - 1e-9  # but for rounding
+        return (best - (logits + log_count).logsumexp(dim=1)).exp(), own >= best - 1e-9  # but for rounding
 
-    confidence, right = answers([views[0].alone, *(0.0 for _ in views[1:])])
-    if len(views) > 1:
-        sure = confidence >= SURE
-        then, later = answers([view.weight for view in views])
-        confidence, right = confidence.where(sure, then), right.where(sure, later)
-    return Checked(confidence, right)
-
-
-def _trained_domain(memory: Memory) -> Tensor:
-    """bool [T]: the task, if it is there, whose own prompt is the one for all classes."""
-    domain = memory.shared_prompt
-    same = [
-        domain is not None and t.prompt is not None and torch.equal(t.prompt, domain) for t in memory.tasks
-    ]
-    return torch.tensor(same)
+    confidence, correct = predict([spaces[0].solo_weight, *(0.0 for _ in spaces[1:])])
+    if len(spaces) > 1:
+        confident = confidence >= CONFIDENT
+        later = predict([space.weight for space in spaces])
+        confidence, correct = confidence.where(confident, later[0]), correct.where(confident, later[1])
+    return LooPredictions(confidence, correct)
 
 
-def _known(memory: Memory, part: str) -> SummaryTable:
-    summaries = memory.table.summaries(part)
-    assert summaries is not None
-    return summaries
-
-
-def _unit(embeddings: Tensor) -> Tensor:
-    return F.normalize(embeddings.double(), dim=1)
+def _shared_prompt_task(memory: Memory) -> Tensor:
+    """bool [T]: the task, if it is there, whose own prompt is the shared one."""
+    shared = memory.shared_prompt
+    prompts = [task.prompt for task in memory.tasks]
+    return torch.tensor([shared is not None and p is not None and torch.equal(p, shared) for p in prompts])
 
 
 def _number(prompt: int | None, count: int) -> Tensor | None:
     return None if prompt is None else torch.full((count,), prompt)
 
 
-def _unsure(posterior: Tensor) -> Tensor:
-    """Rows [m] whose likeliest class is not likely enough."""
-    return (posterior.amax(dim=1) < SURE).nonzero()[:, 0]
+def _uncertain(posterior: Tensor) -> Tensor:
+    """Rows [m] whose top-1 class is not probable enough."""
+    return (posterior.amax(dim=1) < CONFIDENT).nonzero()[:, 0]

@@ -24,9 +24,6 @@ from torch import Tensor
 import protosteer
 from protosteer.backbones import Backbone
 from protosteer.errors import LearnerError, ProtosteerError
-from protosteer.evidence import classifier
-from protosteer.evidence.classifier import Fusion
-from protosteer.evidence.scorer import RIDGE_FLOOR, RIDGE_SHARE
 from protosteer.learner import Learner
 from protosteer.paper.vit import shared_layers
 from protosteer.util.files import write_atomically, writing
@@ -92,7 +89,7 @@ def export_onnx(
         on_message(f"embedding.onnx computes what {name} does (greatest difference {difference:.0e})")
     program = resources.files("protosteer").joinpath("assets", "onnx_predict.py")
     known, version = len(learner.classes), protosteer.__version__
-    contained = _CONTENTS[_rule(learner)]
+    contained = _CONTENTS[learner.reader.rule]
     readme = _README.format(classes=known, version=version, net=learner.backbone, **contained)
     prototypes = io.BytesIO()
     np.savez(prototypes, allow_pickle=False, **arrays)
@@ -108,18 +105,13 @@ def export_onnx(
     return [folder / name for name in contents]
 
 
-def _rule(learner: Learner) -> str:
-    return "evidence" if learner.fusion else "paper"
-
-
 def _arrays(learner: Learner) -> dict[str, np.ndarray]:
     """All that `predict.py` matches with; row 0 of the prompts is no prompt, equal prompts are one row."""
-    index, fused = learner.index, learner.fusion
+    index = learner.reader.index
     rows, distinct = _prompt_rows(learner)
     prompts, enters = slots(distinct, learner.backbone.depth, learner.backbone.dim)
-    own = {"keys": index.prototypes.keys.numpy(), "key_tasks": index.prototypes.key_tasks.numpy()}
     return {
-        **(_evidence(fused) if fused else own),
+        **learner.reader.export().arrays,
         "values": index.values.numpy(),
         "value_records": index.value_records.numpy(),
         "record_classes": index.record_classes.numpy(),
@@ -135,7 +127,7 @@ def _prompt_rows(learner: Learner) -> tuple[list[int], list[Tensor]]:
     places: dict[tuple[torch.Size, bytes], int] = {}
     rows: list[int] = []
     distinct: list[Tensor] = []
-    for prompt in learner.index.prompts:
+    for prompt in learner.reader.index.prompts:
         if prompt is None:
             rows.append(0)
             continue
@@ -144,24 +136,6 @@ def _prompt_rows(learner: Learner) -> tuple[list[int], list[Tensor]]:
         if row > len(distinct):
             distinct.append(prompt)
     return rows, distinct
-
-
-def _evidence(fused: Fusion) -> dict[str, np.ndarray]:
-    """What evidence is made of, view by view, in double precision as it is computed."""
-    arrays: dict[str, np.ndarray] = {}
-    for number, view in enumerate(fused.views):
-        coarse, places = view.coarse, fused.places
-        parts = {
-            "centre": coarse.whitened.centre,
-            "precision": coarse.whitened.precision,
-            "whitened": coarse.whitened.directions[places],
-            "lengths": coarse.whitened.lengths[places],
-            "means": coarse.directions[places],
-        }
-        if coarse.ridge:
-            parts |= {"points": coarse.ridge.points, "weights": coarse.ridge.weights[:, places]}
-        arrays |= {f"view{number}_{name}": tensor.numpy() for name, tensor in parts.items()}
-    return arrays
 
 
 def slots(prompts: list[Tensor], depth: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
@@ -180,41 +154,21 @@ def slots(prompts: list[Tensor], depth: int, dim: int) -> tuple[np.ndarray, np.n
 
 def _about(learner: Learner) -> dict[str, Any]:
     backbone, able = learner.backbone, ood.calibrated(learner)
+    rows, _ = _prompt_rows(learner)
+    header = learner.reader.export().header
+    for view in header.get("views", []):
+        view["prompt"] = 0 if view["prompt"] is None else rows[view["prompt"]]
     return {
-        "format": FORMATS[_rule(learner)],
+        "format": FORMATS[learner.reader.rule],
         "protosteer": protosteer.__version__,
         "backbone": {"name": backbone.name, "fingerprint": backbone.fingerprint},
         "preprocessing": {**backbone.preprocessing.to_dict(), "canvas": backbone.preprocessing.canvas},
-        "rule": _rule(learner),
-        **(
-            _views(learner, learner.fusion) if learner.fusion else {"neighbours": learner.settings.neighbours}
-        ),
-        "temperature": learner.temperature,
+        "rule": learner.reader.rule,
+        **header,
         "thresholds": {str(f): ood.threshold(learner, f) for f in FRACTIONS if able},
         "own_thresholds": ood.own_thresholds(learner),
         "tasks": learner.tasks,
         "labels": learner.classes,
-    }
-
-
-def _views(learner: Learner, fused: Fusion) -> dict[str, Any]:
-    rows, _ = _prompt_rows(learner)
-    views = [
-        {
-            "prompt": 0 if view.prompt is None else rows[view.prompt],
-            "weight": view.weight,
-            "alone": view.alone,
-        }
-        for view in fused.views
-    ]
-    return {
-        "views": views,
-        "sure": classifier.SURE,
-        "open": classifier.OPEN,
-        "most": fused.most,
-        "fine": classifier.FINE,
-        "ridge_share": RIDGE_SHARE,
-        "ridge_floor": RIDGE_FLOOR,
     }
 
 

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from protosteer.backbones import Backbone
 from protosteer.backbones.prompting import Prompt
 from protosteer.errors import LearnerError, ModelFileError, SettingsError
-from protosteer.methods.diagnosis import of_classes
+from protosteer.rules.base import percent
 from protosteer.settings import Values, setting
 from protosteer.streams.base import TrainingTask
 from protosteer.util.tensor_file import pack_tensors, unpack_tensors
@@ -181,7 +182,13 @@ class Method(ABC):
         Returns:
             Metrics by name, in percent of the images unless their name says otherwise.
         """
-        return of_classes(self.predict(images), truth, own)
+        predicted = self.predict(images)
+        wrong, inside = predicted != truth, torch.isin(predicted, own)
+        return {
+            "accuracy": percent(~wrong),
+            "same_task": percent(wrong & inside),  # predicted as another class of their task
+            "other_task": percent(wrong & ~inside),
+        }
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return everything learned, except `tasks`, as tensors by name."""

@@ -11,7 +11,6 @@ from torch import Tensor
 from protosteer.backbones import Backbone
 from protosteer.learner import Learner
 from protosteer.methods.base import Answer, Images, Method, Source, TrainingTask, register_method
-from protosteer.methods.diagnosis import of_evidence, of_paper
 from protosteer.model import file as model_file
 from protosteer.model.memory import Memory
 from protosteer.paper.prompts import Embed
@@ -59,23 +58,20 @@ class CPP(Method):
 
     def answer(self, images: Images) -> Answer:
         self.require_knowledge()
-        matches = self.learner.match(self.embedder(images), len(images))
-        probabilities = (matches.scores / self.learner.temperature).softmax(dim=1)
+        reader = self.learner.reader
+        matches = reader.match(self.embedder(images), len(images))
+        probabilities = (matches.scores / reader.temperature).softmax(dim=1)
         confidence, classes = probabilities.amax(dim=1), matches.scores.argmax(dim=1)
-        # Evidence weighs all tasks: prompts that it tries are no retrieval.
-        candidates = None if self.learner.fusion else matches.candidates
+        candidates = matches.candidates if reader.retrieves_tasks else None
         return Answer(classes, candidates, matches.passes - 1, confidence)
 
     def diagnose(self, images: Images, truth: Tensor, task: int, own: Tensor) -> dict[str, float]:
-        learner, embed = self.learner, self.embedder(images)
-        if learner.fusion:
-            return of_evidence(learner.fusion, embed, truth, own)
-        record, neighbours = learner.memory.tasks[task], learner.settings.neighbours
-        return of_paper(learner.index, record, task, embed, truth, own, neighbours)
+        """Analyse errors as the learner's rule does: `Reader.diagnose`."""
+        return self.learner.reader.diagnose(self.embedder(images), truth, task, own)
 
     def embedder(self, images: Images) -> Embed:
         """`images.embed` as inference calls it, by the numbers of the index's prompts."""
-        names, prompts = [*self.learner.tasks, "for all classes"], self.learner.index.prompts
+        names, prompts = [*self.learner.tasks, "for all classes"], self.learner.reader.index.prompts
 
         def embed(rows: Tensor, numbers: Tensor | None) -> Tensor:
             if numbers is None:

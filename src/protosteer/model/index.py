@@ -68,6 +68,13 @@ class Index:
         return first.scatter_reduce_(0, self.record_classes, self.record_tasks, "amin")
 
     @cached_property
+    def class_task_mask(self) -> Tensor:
+        """bool [C, T]: which tasks have a record of each class."""
+        mask = torch.zeros(len(self.classes), len(self.tasks), dtype=torch.bool)
+        mask[self.record_classes, self.record_tasks] = True
+        return mask
+
+    @cached_property
     def values(self) -> Tensor:
         """[V, D]: value prototypes as unit vectors."""
         return F.normalize(self.table.values.means, dim=1)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +33,9 @@ class PrototypeIndex:
     num_classes: int
 
 
+M = TypeVar("M", bound="Matches")
+
+
 @dataclass(frozen=True)
 class Matches:
     """What inference finds for B images."""
@@ -43,7 +47,7 @@ class Matches:
     passes: Tensor  # int64 [B]: forward passes per image
 
     @staticmethod
-    def join(parts: Sequence[Matches]) -> Matches:
+    def join(parts: Sequence[M]) -> M:
         """Concatenate the matches of several batches."""
         names = [name for name, column in vars(parts[0]).items() if column is not None]
         return type(parts[0])(**{n: torch.cat([getattr(part, n) for part in parts]) for n in names})

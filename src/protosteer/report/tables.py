@@ -83,7 +83,7 @@ USUAL = (
     "last_accuracy", "avg_accuracy", "last_forgetting", "calibration_error", "passes_per_image", "bytes_per_class",
 )  # fmt: skip
 
-# The diagnosis by the names of `methods.diagnosis`; which of them there are depends on the method.
+# The diagnosis by the names of `Method.diagnose`; which of them there are depends on the method.
 DIAGNOSIS = {
     "accuracy": Figure("Right", "%"),
     "same_task": Figure("Other class of the task", "%"),

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.errors import LearnerError
-from protosteer.evidence.classifier import Fusion
 from protosteer.model.memory import Memory
+from protosteer.rules import Reader
 
 EDGE = 1.15  # where a picture is drawn that lies farther out than any class
 NOTHING = 1e-6  # differences of unit vectors that are rounding, since records are in single precision
@@ -32,13 +32,13 @@ class Projection:
     axes: Tensor  # [2, D], each already divided by the scale; 0 where there is no such axis
 
     @classmethod
-    def fit(cls, memory: Memory, fusion: Fusion | None = None) -> Projection:
-        """fusion: as a `Learner` has it."""
+    def fit(cls, memory: Memory, reader: Reader) -> Projection:
+        """Fit the map of a memory's classes, whose directions its reader has."""
         if not len(memory):
             raise LearnerError(
                 "a model without classes has no map; learn a class first", code="nothing-learned"
             )
-        directions = fusion.views[0].coarse.directions[fusion.places] if fusion else _directions(memory)
+        directions = reader.class_directions()
         origin = directions.mean(dim=0)
         axes = _axes(directions - origin, origin)
         extent = float(((directions - origin) @ axes.T).abs().max())
@@ -53,15 +53,6 @@ class Projection:
         """Where pictures lie, from their embeddings [B, D]; nothing is drawn beyond the edge."""
         directions = F.normalize(embeddings.detach().cpu().double(), dim=1)
         return _clip((directions - self.origin) @ self.axes.T, EDGE)
-
-
-def _directions(memory: Memory) -> Tensor:
-    """[C, D] of length 1: an image of a class's own mean embedding is then drawn where the class is."""
-    groups = memory.table.values
-    owners = memory.record_classes.repeat_interleave(memory.table.lengths("values"))
-    centroids, weights = F.normalize(groups.means.double(), dim=1), groups.counts.double()
-    sums = centroids.new_zeros(len(memory.classes), centroids.shape[1])
-    return F.normalize(sums.index_add_(0, owners, centroids * weights[:, None]), dim=1)
 
 
 def _axes(centred: Tensor, origin: Tensor) -> Tensor:

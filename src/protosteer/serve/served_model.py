@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from protosteer.evaluation.metrics import calibration_error, reliability
-from protosteer.evidence.classifier import Fusion
 from protosteer.learner import Learner
 from protosteer.model.thumbnails import Thumb
 from protosteer.model.thumbnails import read as read_thumbnails
+from protosteer.rules import Reader
 from protosteer.serve.projection import Projection
 from protosteer.workflows.model_summary import describe
 from protosteer.workflows.ood import Rejection, calibrated
@@ -28,10 +28,10 @@ class Snapshot:
         self.memory = learner.memory
         self.path = path
         # What is computed of the records is computed here, by whoever makes the change, not by the next prediction.
-        self.projection = Projection.fit(self.memory, learner.fusion)
+        self.projection = Projection.fit(self.memory, learner.reader)
         self.calibrated = calibrated(learner)
         self.rejection = lru_cache(maxsize=64)(partial(Rejection, learner))
-        self.reliability = _reliability(learner.fusion)
+        self.reliability = _reliability(learner.reader)
         self.thumbnails = _by_class(read_thumbnails(path, self.memory)) if thumbnails else {}
         self._owners = self.memory.owners
 
@@ -87,7 +87,7 @@ class Snapshot:
     @cached_property
     def description(self) -> dict[str, Any]:
         """As `protosteer inspect` describes the model; where files lie here is nobody else's business."""
-        description = describe(dataclasses.replace(self.learner.model, path=self.path), self.learner.fusion)
+        description = describe(dataclasses.replace(self.learner.model, path=self.path), self.learner.reader)
         description["file"]["path"] = self.path.name
         description["backbone"]["weights"] = None
         return description
@@ -101,13 +101,14 @@ def _by_class(thumbs: Iterable[Thumb]) -> dict[str, list[bytes]]:
     return found
 
 
-def _reliability(fusion: Fusion | None) -> dict[str, Any] | None:
+def _reliability(reader: Reader) -> dict[str, Any] | None:
     """How often answers of some probability are right; None where no image can be left out to tell."""
-    if fusion is None or not len(fusion.checked.right):
+    loo = reader.loo_predictions()
+    if loo is None or not len(loo.correct):
         return None
-    bins = reliability(fusion.checked.confidence, fusion.checked.right)
+    bins = reliability(loo.confidence, loo.correct)
     return {
-        "images": len(fusion.checked.right),
+        "images": len(loo.correct),
         "calibration_error": calibration_error(bins),
         "bins": bins,
     }

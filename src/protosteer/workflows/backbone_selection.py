@@ -32,7 +32,7 @@ from protosteer.data.sources import read_labelled
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError, WeightsError
 from protosteer.evidence.prototype_summary import MAX_PROTOTYPES, summarise_class
-from protosteer.evidence.scorer import Coarse
+from protosteer.evidence.scorer import CoarseScorer
 from protosteer.paper.task import task_seed
 from protosteer.runtime.progress import OnStage, Stage
 from protosteer.util.system import memory_size
@@ -177,10 +177,10 @@ def left_out_right(embeddings: Tensor, labels: Sequence[str]) -> tuple[int, int]
     """Of embeddings [n, D], how many are predicted right without themselves, and of how many that is known."""
     names = sorted(set(labels))
     owners = torch.tensor([names.index(label) for label in labels])
-    coarse = Coarse([summarise_class(embeddings[owners == i]) for i in range(len(names))])
-    evidence, _ = coarse.left_out()  # [m, C]
-    true = coarse.space.owners[coarse.space.left_out]
-    return int((evidence.argmax(dim=1) == true).sum()), len(true)
+    scorer = CoarseScorer([summarise_class(embeddings[owners == i]) for i in range(len(names))])
+    scores, _ = scorer.loo_scores()  # [m, C]
+    true = scorer.statistics.loo_labels
+    return int((scores.argmax(dim=1) == true).sum()), len(true)
 
 
 def _parted(data: Any) -> tuple[Any, list[str]]:

@@ -60,7 +60,7 @@ def calibrated(
 
     What the paper's rule takes its threshold from; evidence takes it from images that it leaves out.
     """
-    alone = Learner(learner.backbone, learner.settings.replace(rule="paper"))
+    alone = Learner(learner.backbone, learner.settings.replace(rule=learner.reader.rule))
     alone.memory = Memory([record])
     _, similarities = _answers(alone, record.name, "calibrating", unseen, on_stage)
     own = {name: torch.tensor([label == name for label in labels]) for name in record.class_names}

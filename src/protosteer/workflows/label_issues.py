@@ -1,13 +1,13 @@
 """Labels in doubt: images of class folders that look like another class once they are left out.
 
 Every image is taken as a point of its class, so that what the evidence would be without it is a closed form
-(`evidence.Coarse.left_out`), whether a model has learned it or not. Classes that the model knows and the folder
+(`calibration.loo_probabilities`), whether a model has learned it or not. Classes that the model knows and the folder
 does not have may be the right ones, too. No prompt is used: one that was trained with a wrong label believes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,9 +17,7 @@ from torch import Tensor
 from protosteer.data.class_folders import Files
 from protosteer.data.images import ForgivingFiles
 from protosteer.errors import DataError
-from protosteer.evidence import class_statistics as spaces
-from protosteer.evidence.calibration import LeftOut
-from protosteer.evidence.scorer import Coarse
+from protosteer.evidence.calibration import loo_probabilities
 from protosteer.evidence.summary_table import SummaryTable
 from protosteer.learner import Learner
 from protosteer.model.class_table import ClassTable
@@ -98,26 +96,10 @@ def doubted(embeddings: Tensor, labels: Sequence[str], rivals: ClassTable | None
         [*range(len(classes)), *(number[name] for name in (rivals.names if rivals else ()))]
     )
     found = list[Doubt]()
-    for points, shares in _left_out(bulk, numbers, owners[order]):
+    several = (owners.bincount()[owners[order]] > 1).nonzero()[:, 0]
+    for points, shares in loo_probabilities(bulk, numbers, several):
         likeliest, mine = shares.max(dim=1), shares.gather(1, owners[order[points]][:, None])[:, 0]
         columns = (order[points], likeliest.indices, likeliest.values, mine)
         rows = zip(*(column.tolist() for column in columns), strict=True)
         found += [Doubt(row, names[best], p, q) for row, best, p, q in rows if names[best] != labels[row]]
     return sorted(found, key=lambda doubt: (doubt.own, doubt.row))
-
-
-def _left_out(bulk: SummaryTable, numbers: Tensor, owners: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Some of the first points, of classes `owners`, at a time, and probabilities of all classes without them.
-
-    numbers: the classes of all sketches.
-    """
-    others = (owners.bincount()[owners] > 1).nonzero()[:, 0]
-    turns = -(-len(others) // spaces.most_left_out(int(numbers.max()) + 1))
-    weight: float | None = None
-    for turn in range(turns):
-        points = others[turn::turns]  # of all classes, so that the first turn can tell the weight
-        scores, similarities = Coarse(bulk, numbers, points).left_out()
-        if weight is None:
-            known = LeftOut.among_all(scores[..., None], similarities[..., None], owners[points])
-            (weight,) = known.weights([0])
-        yield points, (weight * scores).softmax(dim=1)

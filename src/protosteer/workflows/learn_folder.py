@@ -358,7 +358,7 @@ class TaskSlot:
             whole = dataclasses.replace(record, metadata=metadata)
             whole = with_file_digests(whole, self.found.files, self.found.digests)
             after = self.learner_with(whole)
-            if unseen and after.fusion is None:
+            if unseen and after.reader.needs_heldout:
                 whole = calibrated(whole, after, unseen, held.labels, on_stage)
                 after = self.learner_with(whole)
             check = Check.make(after, self.name, unseen, held.labels, on_stage) if unseen else None

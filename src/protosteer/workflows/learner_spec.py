@@ -18,13 +18,13 @@ class LearnerSpec:
     """A learner without the backbone's weights, which every process loads by name."""
 
     model: Model
-    domain: Tensor | None
+    shared_prompt: Tensor | None
     device: str  # as for `choose_device`
 
     @classmethod
     def of(cls, learner: Learner, device: str) -> LearnerSpec:
         """Describe a learner that is to run on a device."""
-        return cls(learner.model, learner.domain, device)
+        return cls(learner.model, learner.shared_prompt, device)
 
     def learner(self) -> Learner:
         """Load the backbone and return the learner.
@@ -33,7 +33,7 @@ class LearnerSpec:
             ProtosteerError: The weights are missing, or are others.
         """
         backbone = self.model.backbone_for(self.model.load_backbone(device=choose_device(self.device)))
-        learner = Learner(backbone, self.model.settings, self.domain)
+        learner = Learner(backbone, self.model.settings, self.shared_prompt)
         learner.memory = self.model.memory
         return learner
 

@@ -13,12 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protosteer.evidence.classifier import Fusion
 from protosteer.model.file import Model
 from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord
+from protosteer.rules import Reader
 from protosteer.settings import Settings
-from protosteer.workflows.ood import familiar
 
 _CELLS = 2**23  # similarities between centroids that are in memory at once
 PAIRED = (
@@ -34,10 +33,10 @@ class Pair(NamedTuple):
     similarity: float
 
 
-def describe(model: Model, fusion: Fusion | None) -> dict[str, Any]:
+def describe(model: Model, reader: Reader) -> dict[str, Any]:
     """All that `protosteer inspect` shows, as plain data. A figure that the model does not know is None.
 
-    fusion: of its records, as a `Learner` has it.
+    reader: of its records, `reader_of(model.memory, model.settings)`.
     """
     memory = model.memory
     tasks = [_task(task) for task in memory.tasks]
@@ -49,28 +48,27 @@ def describe(model: Model, fusion: Fusion | None) -> dict[str, Any]:
         for name, value in settings.items()
         if value != defaults[name]
     ]
-    known = len(familiar(memory, fusion))
+    known = len(reader.known_similarities())
     held_out = sum(record["held_out"] for task in tasks for record in task["classes"])
     return {
         "file": {"path": str(model.path), "bytes": file_bytes},
         "backbone": {name: model.backbone.get(name) for name in names},
         "settings": {"all": settings, "changed": changed},
         "totals": _totals(tasks, file_bytes),
-        "rule": "evidence" if fusion else "paper",
-        "evidence": _evidence(memory, fusion) if fusion else None,
+        **reader.describe(),
         "rejection": {"calibrated": known > 0, "images": known, "held_out": held_out},
-        "notes": notes(memory, fusion),
+        "notes": notes(memory, reader),
         "tasks": tasks,
         "confusable": _confusable(memory),
     }
 
 
-def notes(memory: Memory, fusion: Fusion | None) -> list[str]:
-    """What a model could do better than it does, and how; a sentence each. fusion: as a `Learner` has it."""
-    better = "learn its folders again into a new model for calibrated probabilities and higher accuracy"
-    rule = [] if fusion or not len(memory) else [f"this model predicts by the paper's rule; {better}"]
+def notes(memory: Memory, reader: Reader) -> list[str]:
+    """Return sentences on what a model could do better than it does, and how."""
     unfinished = [task.name for task in memory.tasks if task.metadata.unfinished]
-    return rule + [f"task '{n}' has no prompt yet; the same learn command trains it" for n in unfinished]
+    return reader.advice() + [
+        f"task '{n}' has no prompt yet; the same learn command trains it" for n in unfinished
+    ]
 
 
 def _confusable(memory: Memory) -> list[dict[str, Any]] | None:
@@ -78,16 +76,6 @@ def _confusable(memory: Memory) -> list[dict[str, Any]] | None:
     if len(memory.classes) > PAIRED:
         return None
     return [pair._asdict() for pair in closest(memory)]
-
-
-def _evidence(memory: Memory, fusion: Fusion) -> dict[str, Any]:
-    """The prompt for all classes, and how much each view of all classes weighs, the weightiest first."""
-    domain = memory.shared_prompt
-    return {
-        "domain_prompt": None if domain is None else _prompt(domain),
-        "views": [{"prompt": view.prompt is not None, "weight": view.weight} for view in fusion.views],
-        "left_out": len(fusion.views[0].familiar),
-    }
 
 
 def _task(task: TaskRecord) -> dict[str, Any]:

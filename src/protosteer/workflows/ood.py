@@ -17,25 +17,14 @@ How similar known images are is told by images that were not learned:
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from protosteer.errors import LearnerError, SettingsError
-from protosteer.evidence.classifier import Fusion
 from protosteer.learner import Learner
-from protosteer.model.memory import Memory
-
-
-def familiar(memory: Memory, fusion: Fusion | None) -> Tensor:
-    """[n]: greatest similarities of known images that were not learned. fusion: as a `Learner` has it."""
-    if fusion:
-        return fusion.views[0].familiar
-    table = memory.table
-    return table.heldout_similarities[(~_few(memory)).repeat_interleave(table.lengths("held_out"))]
 
 
 def calibrated(learner: Learner) -> bool:
     """Whether the model knows how similar images are that it has not learned."""
-    return len(familiar(learner.memory, learner.fusion)) > 0
+    return len(learner.reader.known_similarities()) > 0
 
 
 def threshold(learner: Learner, fraction: float) -> float:
@@ -53,7 +42,7 @@ def threshold(learner: Learner, fraction: float) -> float:
         )
     if not fraction:
         return -torch.inf
-    ordered = familiar(learner.memory, learner.fusion).sort().values
+    ordered = learner.reader.known_similarities().sort().values
     # Of n such similarities and a new one, each is the k-th smallest with the same chance, 1 / (n + 1): below
     # the k-th, the new one is with k / (n + 1).
     rank = int(fraction * (len(ordered) + 1) + 1e-9)
@@ -71,18 +60,8 @@ def check_fraction(fraction: float) -> None:
 
 
 def own_thresholds(learner: Learner) -> dict[str, float]:
-    """Classes of a handful of images, and the similarity below which images taken for them may be unknown.
-
-    By the paper's rule alone; as evidence they are classes like any other.
-    """
-    if learner.fusion:
-        return {}
-    least: dict[str, float] = {}
-    table = learner.memory.table.take(_few(learner.memory).nonzero()[:, 0])
-    parts = table.heldout_similarities.split(table.lengths("held_out").tolist())
-    for name, similarities in zip(table.names, parts, strict=True):  # a class may have been extended twice
-        least[name] = min(least.get(name, torch.inf), float(similarities.min()))
-    return least
+    """Return few-shot classes under CPP inference, and the similarity below which their images may be unknown."""
+    return learner.reader.class_thresholds()
 
 
 class Rejection:
@@ -95,15 +74,3 @@ class Rejection:
     def unknown(self, label: str, greatest: float) -> bool:
         """Of an image that was taken for this class; greatest: its similarity to the class most like it."""
         return greatest < min(self.threshold, self._own.get(label, self.threshold))
-
-
-def _few(memory: Memory) -> Tensor:
-    """bool [R]: records that had no images to hold out; none of them if no other class has a threshold to offer."""
-    known = memory.table.lengths("held_out") > 0
-    few = (
-        known
-        & torch.tensor([not task.metadata.held_out for task in memory.tasks], dtype=torch.bool)[
-            memory.record_tasks
-        ]
-    )
-    return few if int(few.sum()) < int(known.sum()) else torch.zeros_like(few)

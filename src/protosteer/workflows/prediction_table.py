@@ -18,15 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-import torch.nn.functional as F
-
 from protosteer.backbones import Backbone
 from protosteer.data.hf_arrow import pyarrow
 from protosteer.data.image_files import image_bytes, in_threads
 from protosteer.data.image_lists import SUFFIXES
 from protosteer.data.images import ForgivingFiles
 from protosteer.errors import DataError
-from protosteer.evidence.classifier import SURE
+from protosteer.evidence.classifier import CONFIDENT
 from protosteer.learner import Learner
 from protosteer.prediction import Prediction
 from protosteer.util.files import growing, real
@@ -94,8 +92,8 @@ def prediction_rows(
         explain: Add which prompts were tried, what won and what came second.
     """
     greatest = prediction.similarities.amax(dim=1).tolist()
-    reasons = _evidence if learner.fusion else _centroids
-    for i, (path, ranking) in enumerate(zip(paths, prediction.ranked(max(top, 2)), strict=True)):
+    explanations = learner.reader.explain(prediction) if explain else [{}] * len(prediction)
+    for i, (path, ranking) in enumerate(zip(paths, prediction.ranked(top), strict=True)):
         label, probability, similarity = ranking[0]
         yield PredictionRow(
             path,
@@ -106,41 +104,9 @@ def prediction_rows(
             unknown=rejection is not None and rejection.unknown(label, greatest[i]),
             task=prediction.tasks[i],
             passes=int(prediction.passes[i]),
-            top=[{"label": name, "probability": p, "similarity": s} for name, p, s in ranking[:top]],
-            explanation=reasons(prediction, learner, i, [name for name, *_ in ranking[:2]])
-            if explain
-            else {},
+            top=[{"label": name, "probability": p, "similarity": s} for name, p, s in ranking],
+            explanation=explanations[i],
         )
-
-
-def _evidence(prediction: Prediction, learner: Learner, i: int, ranking: list[str]) -> dict[str, Any]:
-    """The tasks whose own prompts were tried, and the class that came second."""
-    name = ranking[1] if len(ranking) > 1 else None
-    second = None if name is None else prediction.column(i, name)
-    return {
-        "candidates": prediction.candidates[i],
-        "runner_up": name,
-        "runner_up_probability": None if second is None else float(prediction.probabilities[i, second]),
-        "runner_up_similarity": None if second is None else float(prediction.similarities[i, second]),
-    }
-
-
-def _centroids(prediction: Prediction, learner: Learner, i: int, ranking: list[str]) -> dict[str, Any]:
-    """The tasks that were retrieved, which centroid of the class won, and the class that came second."""
-    scores, index = prediction.scores[i], learner.index
-    winner, *others = (prediction.classes.index(name) for name in ranking)
-    own = (index.value_classes == winner).nonzero()[:, 0]
-    similarity = F.normalize(prediction.embeddings[i], dim=0) @ index.values[own].T
-    second = others[0] if others else None
-    return {
-        "candidates": prediction.candidates[i],
-        "centroid": int(similarity.argmax()) + 1,
-        "centroids": len(own),
-        "centroid_similarity": float(similarity.max()),
-        "runner_up": None if second is None else prediction.classes[second],
-        "runner_up_similarity": None if second is None else float(scores[second]),
-        "margin": None if second is None else float(scores[winner] - scores[second]),
-    }
 
 
 class Kind(Protocol):
@@ -221,32 +187,32 @@ def _checksum(name: str) -> str | None:
         return None
 
 
-def as_text(row: Row, evidence: bool) -> str:
+def as_text(row: Row, calibrated: bool) -> str:
     """Return a line for people, and a second one if the row has an explanation.
 
     Args:
         row: A prediction.
-        evidence: Show probabilities. Under CPP inference they are nearly flat, so similarities are shown.
+        calibrated: Show probabilities. Else they are nearly flat, and similarities are shown.
     """
 
     def score(one: Row) -> str:
-        return _percent(one["probability"]) if evidence else f"{one['similarity']:.3f}"
+        return _percent(one["probability"]) if calibrated else f"{one['similarity']:.3f}"
 
     others = ", ".join(f"{other['label']} {score(other)}" for other in row["top"][1:])
     prefix = ""
     if row["unknown"]:
         similar = f"unknown, similarity {row['similarity']:.3f}; if known, "
-        prefix = similar if evidence else "unknown, nearest to "
+        prefix = similar if calibrated else "unknown, nearest to "
     text = f"{row['path']}: {prefix}{row['label']} {score(row)}"
     text = printable(f"{text}  ({others})" if others else text)
     if "candidates" not in row:
         return text
-    why = _passes(row) if evidence else _winner(row)
+    why = _passes(row) if calibrated else _winner(row)
     if row["runner_up"] is None:
         why += "; no other class is known"
     else:
         similar = f"{row['runner_up_similarity']:.3f}"
-        share = f"{_percent(row['runner_up_probability'])}, similarity {similar}" if evidence else similar
+        share = f"{_percent(row['runner_up_probability'])}, similarity {similar}" if calibrated else similar
         why += f"; runner-up: {row['runner_up']}, {share}"
     return f"{text}\n    {printable(why)}"
 
@@ -258,7 +224,7 @@ def _passes(row: Row) -> str:
         why = f"{passes}, prompts tried: {', '.join(tried)}"
     elif row["passes"] > 1:
         why = f"{passes}, with and without the shared prompt"
-    elif row["probability"] >= SURE:
+    elif row["probability"] >= CONFIDENT:
         why = "confident after one forward pass, no task's prompt was needed"
     else:
         why = "one forward pass, no further prompt to try"

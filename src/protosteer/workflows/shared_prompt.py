@@ -22,6 +22,7 @@ from protosteer.model.file import ADAPTED, Model, backbone_header
 from protosteer.model.memory import Memory
 from protosteer.model.schema import check_adapted_header
 from protosteer.model.validation import check_prompt
+from protosteer.rules import RULES
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.progress import OnStage
 from protosteer.settings import Settings
@@ -56,20 +57,20 @@ class Adapted:
         return Model(self.path, self.backbone, self.settings, Memory())
 
     def prompt_for(self, backbone: Backbone) -> Tensor:
-        """The prompt, for `Learner(backbone, domain=...)`; another backbone is refused."""
+        """The prompt, for `Learner(backbone, shared_prompt=...)`; another backbone is refused."""
         self.model.backbone_for(backbone)
         return self.prompt
 
     def check_used(self, learner: Learner) -> None:
         """Refuse a learner whose next task would not be seen under this prompt."""
         self.prompt_for(learner.backbone)
-        if learner.settings.rule == "paper":
+        if not RULES[learner.settings.rule].uses_shared_prompt:
             raise SettingsError(
-                f"{self.path} is a prompt for all classes, which rule = 'paper' does not know; choose another "
-                "preset, or leave it out",
+                f"{self.path} is a shared prompt, which rule = '{learner.settings.rule}' does not use; choose "
+                "another preset, or leave it out",
                 code="rule-without-shared-prompt",
             )
-        if learner.domain is None or not torch.equal(learner.domain, self.prompt):
+        if learner.shared_prompt is None or not torch.equal(learner.shared_prompt, self.prompt):
             raise LearnerError(
                 f"the model has classes already that were learned without {self.path}; begin a new model with it, "
                 "or leave it out",

@@ -1,0 +1,115 @@
+"""Whitened cosine: the cosine between an embedding and a class mean, whitened by the covariance within classes.
+
+Both are centred on the mean of all class means. The covariance is shrunk as far as its own noise says (Chen et al.
+2010, oracle approximating shrinkage). What a score would be without a stored image is known in closed form.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protosteer.evidence.class_statistics import ClassStatistics, blocks, rows_in_class_range
+
+
+class WhitenedCosine:
+    """Whitened cosine to the class means."""
+
+    def __init__(self, statistics: ClassStatistics):
+        self.statistics = statistics
+        dof, means = statistics.dof, statistics.means
+        covariance = statistics.scatter / max(dof, 1.0)
+        self.shrinkage = oas(covariance, dof)
+        scale = covariance.trace() / len(covariance)
+        shrunk = (1 - self.shrinkage) * covariance + self.shrinkage * scale * torch.eye(len(covariance))
+        flat = float(scale) <= 1e-12  # one image per class, or copies of one: there is nothing to whiten with
+        self.precision = torch.eye(len(shrunk)).double() if flat else _inverse(shrunk)  # [D, D]
+        # What one image adds to the shrunk covariance is this much of the square of its residual.
+        self.share = 0.0 if flat else (1 - self.shrinkage) / max(dof, 1.0)
+        # A single class is centred on the origin.
+        self.centre = means.mean(dim=0) if len(means) > 1 else torch.zeros_like(means[0])
+        self.squared_lengths = self._squared_lengths()  # [C]
+
+    def _squared_lengths(self) -> Tensor:
+        means = self.statistics.means
+        centred = (means[block] - self.centre for block in blocks(len(means)))
+        return torch.cat([_dot(block @ self.precision, block) for block in centred])
+
+    @property
+    def directions(self) -> Tensor:
+        """[C, D]: whose dot products with centred embeddings are those of whitened vectors."""
+        return (self.statistics.means - self.centre) @ self.precision
+
+    def scores(self, embeddings: Tensor, classes: Tensor | None = None) -> Tensor:
+        """Score unit vectors [B, D] against all classes [B, C], or against `classes`, [n] or [B, n]."""
+        centred = embeddings - self.centre
+        whitened = centred @ self.precision
+        across = dot_means(whitened, self.statistics.means, classes) - (whitened @ self.centre)[:, None]
+        lengths = self.squared_lengths if classes is None else self.squared_lengths[classes]
+        return _cosine(across, _dot(whitened, centred)[:, None], lengths)
+
+    def units(self, vectors: Tensor) -> Tensor:
+        """float32 [N, D]: unit vectors whose dot products are the whitened cosines of vectors [N, D]."""
+        root = torch.linalg.cholesky(self.precision)
+        units = torch.empty(vectors.shape)
+        for block in blocks(len(vectors)):
+            units[block] = F.normalize((vectors[block] - self.centre) @ root, dim=1)
+        return units
+
+    def loo_scores(self, classes: slice | None = None) -> Tensor:
+        """Score the leave-one-out images [m, C], each as if it had not been learned; or a range of classes.
+
+        Its class mean is that of the others, and the precision is updated for one residual less (Sherman and
+        Morrison); shrinkage and centre stay.
+        """
+        statistics = self.statistics
+        rows, owners, classes = statistics.loo_rows, statistics.loo_labels, classes or statistics.all_classes
+        points = statistics.table.decoded(rows).double()
+        sizes, own_means = statistics.sizes[owners], statistics.means[owners]
+        centred, residual = points - self.centre, points - own_means
+        white_residual, white_point = residual @ self.precision, centred @ self.precision
+        weight = self.share * sizes / (sizes - 1)
+        gain = weight / (1 - weight * _dot(white_residual, residual)).clamp(min=1e-9)
+        residual_point = _dot(white_residual, centred)
+        means = statistics.means[classes] - self.centre
+        residual_means, across = white_residual @ means.T, white_point @ means.T
+        lengths = self.squared_lengths[classes].repeat(len(points), 1)
+        without = own_means - residual / (sizes - 1)[:, None] - self.centre
+        own = rows_in_class_range(owners, classes)
+        residual_means[own] = _dot(white_residual, without)[own[0]]
+        across[own] = _dot(white_point, without)[own[0]]
+        lengths[own] = _dot(without @ self.precision, without)[own[0]]
+        across += (gain * residual_point)[:, None] * residual_means
+        lengths += gain[:, None] * residual_means.square_()
+        return _cosine(across, (_dot(white_point, centred) + gain * residual_point**2)[:, None], lengths)
+
+
+def oas(covariance: Tensor, dof: float) -> float:
+    """Return the share of a scaled identity: oracle approximating shrinkage of a covariance [D, D]."""
+    dim = len(covariance)
+    trace, squares = float(covariance.trace()), float(covariance.square().sum())
+    excess = squares - trace**2 / dim
+    if dof < 1 or excess <= 0:
+        return 1.0
+    return min(1.0, (squares + trace**2) / ((dof + 1) * excess))
+
+
+def dot_means(vectors: Tensor, means: Tensor, classes: Tensor | None) -> Tensor:
+    """Dot products of vectors [B, D] and the means [C, D] of all classes, of `classes` [n], or of each one's [B, n]."""
+    if classes is None or classes.ndim == 1:
+        return vectors @ (means if classes is None else means[classes]).T
+    return (means[classes] @ vectors[:, :, None])[:, :, 0]
+
+
+def _inverse(positive: Tensor) -> Tensor:
+    return torch.cholesky_inverse(torch.linalg.cholesky(positive))
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(dim=1)
+
+
+def _cosine(across: Tensor, own: Tensor, lengths: Tensor) -> Tensor:
+    """Zero where one of the two has no length."""
+    return across / (own * lengths).clamp(min=1e-24).sqrt()

@@ -1,0 +1,110 @@
+"""The seam between what a model stores and what is made of it: a `Rule` builds a `Reader` for a memory.
+
+Nothing outside this package asks which rule a model has. To add a rule, write one module and enter it in `RULES`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from protosteer.evidence.classifier import LooPredictions
+from protosteer.evidence.matches import ClassifierMatches
+from protosteer.model.index import Index
+from protosteer.model.memory import Memory
+from protosteer.paper.prompts import Embed
+from protosteer.prediction import Prediction
+from protosteer.settings import Settings
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What a program without torch needs to predict by a rule."""
+
+    arrays: dict[str, np.ndarray]
+    header: dict[str, Any]  # plain data; a prompt is its number in the index, or None
+
+
+class Reader(Protocol):
+    """Predicts from one memory of C classes and T tasks. Immutable: a changed memory gets a new reader."""
+
+    rule: str
+    """The rule's name."""
+    index: Index
+    """Names and prompts of the memory."""
+    temperature: float
+    """Divides scores to make logits."""
+    calibrated_probabilities: bool
+    """Whether probabilities are calibrated; else they are nearly flat, and similarities tell more."""
+    retrieves_tasks: bool
+    """Whether `Matches.candidates` are tasks retrieved for an image, rather than prompts tried to decide."""
+    needs_heldout: bool
+    """Whether rejection needs similarities of images that were held out when a class was learned."""
+
+    def match(self, embed: Embed, count: int, exhaustive: bool = True) -> ClassifierMatches:
+        """Classify `count` images.
+
+        Args:
+            embed: Embeds images by rows [m], each under a prompt of the index, by number [m], or none: [m, D].
+            count: B, the number of images; rows are 0 to B - 1.
+            exhaustive: Score all classes. Else, where they are very many, only the candidates of each image.
+
+        Returns:
+            Scores [B, C], or [B, n] of candidates, and how they came about.
+        """
+
+    def known_similarities(self) -> Tensor:
+        """[n]: greatest similarity to a class of known images, none of which was learned."""
+
+    def class_thresholds(self) -> dict[str, float]:
+        """Return the similarity below which images of a class may be unknown, for classes with one of their own."""
+
+    def class_directions(self) -> Tensor:
+        """[C, D]: one unit vector per class, in the space of `Matches.embeddings`."""
+
+    def explain(self, prediction: Prediction) -> list[dict[str, Any]]:
+        """Return for each image what led to its label: plain data for `predict --explain`."""
+
+    def diagnose(self, embed: Embed, truth: Tensor, task: int, own: Tensor) -> dict[str, float]:
+        """Analyse the errors on test images of one task.
+
+        Args:
+            embed: As for `match`.
+            truth: int64 [B], the true classes.
+            task: The number of the images' task.
+            own: int64 [k], all classes of that task.
+
+        Returns:
+            Percentages of the images; "accuracy" and the kinds of errors after it add up to 100.
+        """
+
+    def loo_predictions(self) -> LooPredictions | None:
+        """Return leave-one-out predictions of stored images; None if the rule has none."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what `inspect` reports about the rule: "rule", and "evidence" with its feature spaces or None."""
+
+    def advice(self) -> list[str]:
+        """Return sentences on what the user could do for better predictions."""
+
+    def export(self) -> Exported:
+        """Return what a program without torch needs to predict by this rule."""
+
+
+class Rule(Protocol):
+    """How classes are stored and predicted; a value of the setting `rule`."""
+
+    name: str
+    uses_shared_prompt: bool
+    """Whether classes are also stored under a prompt that all classes share."""
+
+    def reader(self, memory: Memory, settings: Settings) -> Reader:
+        """Build what predicts from a memory."""
+
+
+def percent(mask: Tensor) -> float:
+    """Return the share of a mask [B] that is true, in percent."""
+    return 100.0 * int(mask.sum()) / len(mask)
