@@ -330,7 +330,7 @@ def test_every_route_is_on_the_service_page_with_an_example(service):
 def test_answers_on_the_service_page_have_fields_that_exist(service, learner, tmp_path):
     schemas = service.openapi()["components"]["schemas"].values()
     known = {name for schema in schemas for name in schema["properties"]}
-    known |= set(keys(describe(read(tmp_path / "shop.protosteer"), learner.fusion)))
+    known |= set(keys(describe(read(tmp_path / "shop.protosteer"), learner.reader)))
     shown = {name for block in blocks(SERVICE, "json") for name in re.findall(r'"(\w+)":', block.code)}
     assert {"predictions", "unknown", "guarantee", "seconds_left", "totals"} <= shown
     assert shown <= known

@@ -172,7 +172,7 @@ def test_the_papers_rule_knows_no_prompt_for_all_classes(tmp_path):
     learner = Learner(tiny_backbone(), Settings.preset("best", epochs=1, batch_size=8, neck_hidden=16))
     learner.learn(easy_task(["ant", "bee"]))
     learner.settings = learner.settings.with_preset("paper").replace(epochs=1)
-    assert learner.domain is None is not learner.memory.shared_prompt
+    assert learner.shared_prompt is None is not learner.memory.shared_prompt
     learner.learn(easy_task(["cat", "dog"]))
     learner.add_class("eel", easy_task(["eel"], per_class=3)[0])
     learner.save(tmp_path / "m.protosteer")
@@ -306,7 +306,7 @@ def test_late_prompts_share_a_trunk_and_predict_the_same():
     for classes in (["ant", "bee"], ["cat", "dog"]):
         learner.learn(easy_task(classes), name=classes[0])
     assert [tuple(task.prompt.shape) for task in learner.memory.tasks] == [(2, 1, 24)] * 2
-    assert learner.index.shared_layers(4) == 2
+    assert learner.reader.index.shared_layers(4) == 2
     pixels = easy_task(["ant", "dog"], seed=50)[0]
     shared = learner.predict(pixels)
 
@@ -326,7 +326,7 @@ def test_tasks_whose_prompts_begin_in_different_layers_live_together():
     early.learn(easy_task(["ant", "bee"]), name="early")
     late.learn(easy_task(["cat", "dog"]), name="late")
     both = merge(early, late)
-    assert both.index.shared_layers(4) == 1
+    assert both.reader.index.shared_layers(4) == 1
     assert both.predict(easy_task(["ant", "dog"], seed=50)[0]).labels.count("ant") > 4
     both.learn(easy_task(["eel"]), name="after")  # the last prompt has another shape: it starts at zero
     assert tuple(both.memory.tasks[-1].prompt.shape) == (3, 1, 24)
@@ -355,12 +355,12 @@ def deep_backbone() -> Backbone:
 def test_the_index_is_kept_until_what_is_remembered_changes():
     learner = Learner(tiny_backbone(), QUICK.replace(prompts=False))
     learner.learn(easy_task(["ant", "bee"]))
-    first = learner.index
+    first = learner.reader.index
     learner.predict(easy_task(["ant"])[0])
-    assert learner.index is first
+    assert learner.reader.index is first
     learner.learn(easy_task(["cat"]))
-    assert learner.index is not first and learner.index.classes == ["ant", "bee", "cat"]
+    assert learner.reader.index is not first and learner.reader.index.classes == ["ant", "bee", "cat"]
     learner.forget("ant")
-    assert learner.index.classes == ["bee", "cat"]
+    assert learner.reader.index.classes == ["bee", "cat"]
     learner.memory = Memory(learner.memory.tasks[:1])
-    assert learner.index.classes == ["bee"]
+    assert learner.reader.index.classes == ["bee"]

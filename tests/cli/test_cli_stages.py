@@ -262,4 +262,4 @@ def test_a_new_model_is_of_the_best_preset_and_an_old_one_keeps_its_own(spring, 
     assert "no prompt was trained" in capsys.readouterr().err
     assert learn(paper, more, "--preset", "instant") == 0
     assert "another rule" in capsys.readouterr().err
-    assert Learner.load(paper).fusion is None
+    assert Learner.load(paper).reader.rule == "paper"

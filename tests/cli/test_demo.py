@@ -106,7 +106,7 @@ def test_files(outcome: Outcome) -> None:
 
 def test_the_model_file_is_the_full_method(outcome: Outcome) -> None:
     learner = Learner.load(outcome.files[0], tiny_backbone())
-    assert learner.settings == QUICK.replace(rule="evidence") and learner.fusion is not None
+    assert learner.settings == QUICK.replace(rule="evidence") and learner.reader.rule == "evidence"
     assert all(task.prompt is not None for task in learner.memory.tasks)
     log = io.StringIO()
     tell_files(outcome, Console(file=log, width=200))

@@ -8,7 +8,7 @@ from protocol_toys import QUICK, blurred, stream
 
 from conftest import tiny_backbone
 from protosteer.evaluation.protocol import run_stream
-from protosteer.evidence.classifier import SURE
+from protosteer.evidence.classifier import CONFIDENT
 from protosteer.methods.cpp import CPP
 from protosteer.methods.ncm import NCM
 from protosteer.methods.protosteer import Protosteer
@@ -66,15 +66,13 @@ def test_errors_by_evidence_agree_with_a_twin_that_looks_at_one_image_after_the_
     method = Protosteer(tiny_backbone(), QUICK.replace(rule="evidence"))
     run = run_stream(method, tasks)
     assert run.diagnosis is not None
-    fusion = method.learner.fusion
-    assert fusion is not None
     for task, row in zip(tasks, run.diagnosis["tasks"], strict=True):
         names = ("accuracy", "task_not_tried", "coarse_wrong", "fine_wrong")
         found = dict.fromkeys((*names, "coarse_accuracy", "true_task_accuracy", "confidence", "passes"), 0.0)
         for i, label in enumerate(task.test_labels):
             said = method.learner.predict(task.test.pixels([i]))
             coarse = coarse_logits(method, task.test.pixels([i]))
-            guess, sure = method.classes[coarse.index(max(coarse))], max(softmax(coarse)) >= SURE
+            guess, sure = method.classes[coarse.index(max(coarse))], max(softmax(coarse)) >= CONFIDENT
             kind = "fine_wrong"
             if said.labels[0] == label:
                 kind = "accuracy"
@@ -98,17 +96,16 @@ def test_errors_by_evidence_agree_with_a_twin_that_looks_at_one_image_after_the_
 
 def coarse_logits(method: Protosteer, pixels: torch.Tensor) -> list[float]:
     """Of one image: the first view, and the second with it where that leaves the image unsure."""
-    fusion = method.learner.fusion
-    assert fusion is not None
-    first, logits = fusion.views[0], None
-    for view in fusion.views:
-        prompt = None if view.prompt is None else fusion.index.prompts[view.prompt]
-        scores = view.coarse.scores(method.backbone.embed_pixels(pixels, prompt))[0][0]
+    read = method.learner.reader.classifier
+    first, logits = read.spaces[0], None
+    for space in read.spaces:
+        prompt = None if space.prompt is None else read.index.prompts[space.prompt]
+        scores = space.scorer.scores(method.backbone.embed_pixels(pixels, prompt))[0][0]
         if logits is None:
-            logits, before = first.alone * scores, scores
-        elif max(softmax(logits.tolist())) < SURE:
-            logits = first.weight * before + view.weight * scores
-    return logits[fusion.order.argsort()].tolist()
+            logits, before = first.solo_weight * scores, scores
+        elif max(softmax(logits.tolist())) < CONFIDENT:
+            logits = first.weight * before + space.weight * scores
+    return logits[read.sorted_position].tolist()
 
 
 def softmax(logits: list[float]) -> list[float]:

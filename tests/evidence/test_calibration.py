@@ -8,15 +8,15 @@ import torch.nn.functional as F
 
 from protosteer.evidence import calibration
 from protosteer.evidence import class_statistics as spaces
-from protosteer.evidence.calibration import LeftOut
+from protosteer.evidence.calibration import LooScores
 from protosteer.evidence.prototype_summary import quantize_int8
-from protosteer.evidence.scorer import Coarse
+from protosteer.evidence.scorer import CoarseScorer
 from protosteer.evidence.summary_table import SummaryTable
 
 
 def weights(kinds, labels):
     stacked = torch.stack(kinds, dim=-1)
-    return LeftOut.among_all(stacked, stacked, labels).weights(range(len(kinds)))
+    return LooScores.among_all(stacked, stacked, labels).weights(range(len(kinds)))
 
 
 def test_weights_are_the_likeliest():
@@ -45,7 +45,9 @@ def test_weights_stay_finite_where_everything_is_right():
 
 def test_without_images_to_leave_out_weights_are_the_usual_ones():
     nothing = torch.empty(0, 3).double()
-    assert sum(weights([nothing, nothing], torch.empty(0, dtype=torch.int64))) == calibration.UNCALIBRATED
+    assert (
+        sum(weights([nothing, nothing], torch.empty(0, dtype=torch.int64))) == calibration.UNCALIBRATED_WEIGHT
+    )
 
 
 def views(classes=600, points=3, dim=16):
@@ -56,7 +58,7 @@ def views(classes=600, points=3, dim=16):
     blurred = images.flip(2) + 0.4 * torch.randn(classes, points, dim, generator=draw)
     ones, lengths = torch.ones(classes * points, dtype=torch.int64), torch.full((classes,), points)
     return [
-        Coarse(
+        CoarseScorer(
             SummaryTable(
                 quantize_int8(F.normalize(x.flatten(0, 1), dim=1)), ones, torch.zeros(classes, dim), lengths
             )
@@ -66,25 +68,37 @@ def views(classes=600, points=3, dim=16):
 
 
 def test_classes_swept_in_blocks_are_those_that_all_at_once_show(monkeypatch):
-    monkeypatch.setattr(spaces, "LEFT_OUT_LIMIT", 60_000)  # so that 200 images are left out
+    monkeypatch.setattr(spaces, "LOO_SCORES", 60_000)  # so that 200 images are left out
     seen = views()
-    exact = LeftOut.of(seen)
-    for name, value in {"WEIGHED": 300, "NEAR": 50, "SPREAD": 250, "_BLOCK": 64}.items():
+    exact = LooScores.of(seen)
+    for name, value in {
+        "MAX_CLASSES": 300,
+        "NEAREST_CLASSES": 50,
+        "SAMPLED_CLASSES": 250,
+        "_BLOCK": 64,
+    }.items():
         monkeypatch.setattr(calibration, name, value)
-    swept = LeftOut.of(seen)
-    assert len(exact.own) == 200 and swept.evidence.shape == (200, 300, 2)
-    for part in ("own", "usual", "similar"):
+    swept = LooScores.of(seen)
+    assert len(exact.true_class) == 200 and swept.scores.shape == (200, 300, 2)
+    for part in ("true_class", "mean", "max_similarity"):
         assert torch.allclose(getattr(swept, part), getattr(exact, part), atol=1e-12)
-    best = exact.evidence.sum(dim=2).topk(50, dim=1).indices[:, :, None].expand(-1, -1, 2)
-    assert torch.allclose(swept.evidence[:, :50], exact.evidence.gather(1, best), atol=1e-12)
-    assert torch.allclose(swept.many.exp().sum(dim=1), torch.tensor(600.0).double())  # for every class once
+    best = exact.scores.sum(dim=2).topk(50, dim=1).indices[:, :, None].expand(-1, -1, 2)
+    assert torch.allclose(swept.scores[:, :50], exact.scores.gather(1, best), atol=1e-12)
+    assert torch.allclose(
+        swept.log_count.exp().sum(dim=1), torch.tensor(600.0).double()
+    )  # for every class once
     for some in ([0], [1], [0, 1]):
         assert swept.weights(some) == pytest.approx(exact.weights(some), rel=0.03)
 
 
 def test_a_sweep_that_keeps_every_class_is_exact(monkeypatch):
     seen = views()
-    exact = LeftOut.of(seen).weights([0, 1])
-    for name, value in {"WEIGHED": 300, "NEAR": 50, "SPREAD": 600, "_BLOCK": 64}.items():
+    exact = LooScores.of(seen).weights([0, 1])
+    for name, value in {
+        "MAX_CLASSES": 300,
+        "NEAREST_CLASSES": 50,
+        "SAMPLED_CLASSES": 600,
+        "_BLOCK": 64,
+    }.items():
         monkeypatch.setattr(calibration, name, value)
-    assert LeftOut.of(seen).weights([0, 1]) == pytest.approx(exact, rel=1e-6)
+    assert LooScores.of(seen).weights([0, 1]) == pytest.approx(exact, rel=1e-6)

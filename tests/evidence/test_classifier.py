@@ -10,8 +10,7 @@ import torch
 from numpy_twin import Twin, as_tasks
 
 from conftest import easy_task, tiny_backbone
-from protosteer.evidence import classifier
-from protosteer.evidence.classifier import Fusion
+from protosteer.evidence.classifier import EvidenceClassifier
 from protosteer.evidence.prototype_summary import summarise_class
 from protosteer.learner import Learner, merge
 from protosteer.model.class_table import ClassTable
@@ -84,11 +83,10 @@ class World:
 @pytest.mark.parametrize("domain", [True, False])
 @pytest.mark.parametrize("worth", [0.0, 0.49])
 @pytest.mark.parametrize("again", [(), ("a", "d")])
-def test_all_images_together_are_decided_as_one_by_one(domain, worth, again, monkeypatch):
-    monkeypatch.setattr(classifier, "WORTH", worth)
+def test_all_images_together_are_decided_as_one_by_one(domain, worth, again):
     world = World(domain=domain, again=again)
-    read = Fusion(world.memory, Index.build(world.memory))
-    assert len(read.views) == (2 if domain and not worth else 1)
+    read = EvidenceClassifier(world.memory, Index.build(world.memory), min_space_weight=worth)
+    assert len(read.spaces) == (2 if domain and not worth else 1)
     matches = read.match(world.embed, IMAGES)
     answers = Twin(*as_tasks(world.memory), worth=worth).predict(world.embed_all)
     np.testing.assert_allclose(matches.scores.numpy(), answers.scores, atol=1e-4)
@@ -99,7 +97,7 @@ def test_all_images_together_are_decided_as_one_by_one(domain, worth, again, mon
 
 def test_whoever_is_sure_takes_one_pass():
     world = World(noise=0.05)
-    read = Fusion(world.memory, Index.build(world.memory))
+    read = EvidenceClassifier(world.memory, Index.build(world.memory))
     matches = read.match(world.embed, IMAGES)
     assert (matches.passes == 1).all()
     assert not matches.candidates.any()
@@ -111,7 +109,7 @@ def test_probabilities_mean_what_they_say():
     sure, right = [], []
     for seed in range(8):
         world = World(seed)
-        matches = Fusion(world.memory, Index.build(world.memory)).match(world.embed, IMAGES)
+        matches = EvidenceClassifier(world.memory, Index.build(world.memory)).match(world.embed, IMAGES)
         probability, label = matches.scores.softmax(dim=1).max(dim=1)
         sure.append(probability)
         right.append((label == world.labels).float())
@@ -122,16 +120,15 @@ def test_probabilities_mean_what_they_say():
 
 
 @pytest.mark.parametrize("domain", [False, True])
-def test_left_out_images_are_answered_as_images_are(domain, monkeypatch):
-    monkeypatch.setattr(classifier, "WORTH", 0.0)
-    monkeypatch.setattr(classifier, "ENOUGH", IMAGES)  # more than there are, so that all are taken
+def test_left_out_images_are_answered_as_images_are(domain):
     world = World(domain=domain, noise=0.7)
-    read = Fusion(world.memory, Index.build(world.memory))
+    limits = {"min_space_weight": 0.0, "min_unbiased": IMAGES}  # more images than there are: all are taken
+    read = EvidenceClassifier(world.memory, Index.build(world.memory), **limits)
     twin = Twin(*as_tasks(world.memory), worth=0.0, enough=IMAGES)
     confidence, right = twin.checked()
     assert len(twin.order) == 1 + domain
-    assert read.checked.confidence.tolist() == pytest.approx(confidence, abs=1e-4)
-    assert read.checked.right.tolist() == right and 0.5 < sum(right) / len(right) < 1
+    assert read.loo_predictions.confidence.tolist() == pytest.approx(confidence, abs=1e-4)
+    assert read.loo_predictions.correct.tolist() == right and 0.5 < sum(right) / len(right) < 1
 
 
 def taught(*tasks: list[str], settings: Settings = QUICK) -> Learner:
@@ -201,7 +198,7 @@ def test_forgetting_an_independent_task_leaves_no_trace():
 def test_models_with_different_prompts_for_all_merge_without_one():
     merged = merge(taught(SPRING), taught(SUMMER))
     assert merged.memory.shared_prompt is None
-    assert [view.prompt for view in merged.fusion.views] == [None]
+    assert [view.prompt for view in merged.reader.classifier.spaces] == [None]
     assert len(merged.predict(images(SPRING))) == 12
 
 
@@ -215,11 +212,11 @@ def test_a_file_holds_every_bit(tmp_path):
 
 def test_a_class_that_cannot_be_read_as_evidence_makes_all_be_read_as_the_paper_does():
     learner = taught(SPRING)
-    assert learner.fusion is not None
+    assert learner.reader.rule == "evidence"
     (task,) = learner.memory.tasks
     bare = ClassTable.of(dataclasses.replace(c, plain=None, shared=None) for c in task.classes)
     learner.memory = Memory([dataclasses.replace(task, classes=bare, shared_prompt=None)])
-    assert learner.fusion is None
+    assert learner.reader.rule == "paper"
     prediction = learner.predict(images(SPRING))
     assert torch.equal(prediction.scores, prediction.similarities)
 

@@ -7,8 +7,8 @@ from sklearn.covariance import OAS
 
 from protosteer.evidence import class_statistics as spaces
 from protosteer.evidence import kernel_ridge as ridging
-from protosteer.evidence.class_statistics import Space
-from protosteer.evidence.kernel_ridge import Landmarks, Ridge, arc_cosine
+from protosteer.evidence.class_statistics import ClassStatistics
+from protosteer.evidence.kernel_ridge import KernelRidge, NystromRidge, arc_cosine
 from protosteer.evidence.prototype_summary import (
     EXACT_PROTOTYPES,
     MAX_PROTOTYPES,
@@ -17,8 +17,9 @@ from protosteer.evidence.prototype_summary import (
     summarise_class,
     unpack_prototypes,
 )
-from protosteer.evidence.scorer import Coarse, Whitened, oas
+from protosteer.evidence.scorer import CoarseScorer
 from protosteer.evidence.summary_table import SummaryTable
+from protosteer.evidence.whitened import WhitenedCosine, oas
 
 DIM = 6
 
@@ -122,7 +123,7 @@ def brute_whitened(classes, query):
 def test_whitened_cosine_is_the_cosine_of_whitened_vectors():
     classes = [s.points.double() for s in sketches(clouds())]
     unit = F.normalize(queries().double(), dim=1)
-    ours = Whitened(Space.of(sketches(clouds()))).scores(unit)
+    ours = WhitenedCosine(ClassStatistics.of(sketches(clouds()))).scores(unit)
     assert torch.allclose(ours, brute_whitened(classes, unit), atol=1e-10)
 
 
@@ -130,51 +131,51 @@ def test_whitening_needs_no_more_than_the_points_of_a_large_class():
     """Points with counts and deviations hold the class means exactly and the spread nearly."""
     classes = clouds([200, 150, 300])
     unit = F.normalize(queries().double(), dim=1)
-    ours = Whitened(Space.of(sketches(classes))).scores(unit)
+    ours = WhitenedCosine(ClassStatistics.of(sketches(classes))).scores(unit)
     assert torch.allclose(ours, brute_whitened([c.double() for c in classes], unit), atol=0.08)
 
 
 def test_left_out_whitened_scores_are_those_of_a_model_without_the_image():
     """Centre and shrinkage stay, which is what the closed form says."""
     drawn = sketches(clouds())
-    whitened = Whitened(Space.of(drawn))
-    rows = whitened.space.left_out
-    ours = whitened.left_out()
+    whitened = WhitenedCosine(ClassStatistics.of(drawn))
+    rows = whitened.statistics.loo_rows
+    ours = whitened.loo_scores()
     share = whitened.shrinkage
-    scale = whitened.space.scatter.trace() / float((whitened.space.sizes - 1).sum()) / DIM
+    scale = whitened.statistics.scatter.trace() / float((whitened.statistics.sizes - 1).sum()) / DIM
     for i, row in enumerate(rows.tolist()):
         owner, place = (
-            int(whitened.space.owners[row]),
-            row - int((whitened.space.owners < whitened.space.owners[row]).sum()),
+            int(whitened.statistics.owners[row]),
+            row - int((whitened.statistics.owners < whitened.statistics.owners[row]).sum()),
         )
         keep = torch.arange(len(drawn[owner].points)) != place
         without = list(drawn)
         without[owner] = ClassSummary(
             drawn[owner].points[keep], drawn[owner].counts[keep], drawn[owner].deviations
         )
-        space = Space.of(without)
-        freedom = float((whitened.space.sizes - 1).sum())
+        space = ClassStatistics.of(without)
+        freedom = float((whitened.statistics.sizes - 1).sum())
         precision = torch.linalg.inv(
             (1 - share) * space.scatter / freedom + share * scale * torch.eye(DIM).double()
         )
-        query, means = whitened.space.points[row] - whitened.centre, space.means - whitened.centre
+        query, means = whitened.statistics.points[row] - whitened.centre, space.means - whitened.centre
         lengths = (query @ precision @ query) * ((means @ precision) * means).sum(dim=1)
         assert torch.allclose(ours[i], (means @ precision @ query) / lengths.sqrt(), atol=1e-9)
 
 
 def test_one_image_per_class_leaves_nothing_to_whiten_with():
     drawn = sketches(clouds([1, 1, 1]))
-    coarse = Coarse(drawn)
-    means = coarse.space.means
-    scores = coarse.whitened.scores(coarse.space.points)
+    coarse = CoarseScorer(drawn)
+    means = coarse.statistics.means
+    scores = coarse.whitened.scores(coarse.statistics.points)
     assert torch.allclose(scores.diagonal(), torch.ones(3).double())
-    assert not len(coarse.space.left_out)
+    assert not len(coarse.statistics.loo_rows)
     centred = F.normalize(means - means.mean(dim=0), dim=1)
     assert torch.allclose(scores, centred @ centred.T)
 
 
 def test_a_class_alone_is_seen_from_the_origin():
-    scores, similarities = Coarse(sketches(clouds([8]))).scores(queries())
+    scores, similarities = CoarseScorer(sketches(clouds([8]))).scores(queries())
     assert scores.isfinite().all()
     assert similarities.isfinite().all()
     assert similarities.std() > 0.1  # tells what is like the class from what is not
@@ -198,14 +199,14 @@ def test_ridge_over_points_with_counts_is_ridge_over_their_copies():
         *drawn[1:],
     ]
     unit = F.normalize(queries().double(), dim=1)
-    ours, theirs = (Ridge(Space.of(s)).scores(unit) for s in (weighted, copies))
+    ours, theirs = (KernelRidge(ClassStatistics.of(s)).scores(unit) for s in (weighted, copies))
     assert torch.allclose(ours, theirs, atol=1e-8)
 
 
 def test_left_out_ridge_scores_are_those_of_a_ridge_without_the_point():
-    space = Space.of(sketches(clouds()))
-    ridge, rows, targets = Ridge(space), space.left_out, F.one_hot(space.owners).double()
-    ours = ridge.left_out()
+    space = ClassStatistics.of(sketches(clouds()))
+    ridge, rows, targets = KernelRidge(space), space.loo_rows, F.one_hot(space.owners).double()
+    ours = ridge.loo_scores
     assert len(rows) == len(ridge.points)
     for row in rows.tolist():
         keep = rows != row
@@ -219,9 +220,9 @@ def test_left_out_ridge_scores_are_those_of_a_ridge_without_the_point():
 
 def test_left_out_similarity_is_that_to_the_mean_of_the_others():
     drawn = sketches(clouds())
-    coarse = Coarse(drawn)
-    _, similarities = coarse.left_out()
-    whitened = coarse.whitened.left_out()
+    coarse = CoarseScorer(drawn)
+    _, similarities = coarse.loo_scores()
+    whitened = coarse.whitened.loo_scores()
     points = drawn[1].points.double()
     others = points[1:].mean(dim=0)
     plain = 2 * similarities[7, 1] - whitened[7, 1]  # image 0 of class 1
@@ -231,23 +232,23 @@ def test_left_out_similarity_is_that_to_the_mean_of_the_others():
 def test_order_of_classes_changes_nothing_but_columns():
     drawn = sketches(clouds())
     turned = [drawn[i] for i in (2, 0, 1)]
-    ours, theirs = Coarse(drawn).scores(queries())[0], Coarse(turned).scores(queries())[0]
+    ours, theirs = CoarseScorer(drawn).scores(queries())[0], CoarseScorer(turned).scores(queries())[0]
     assert torch.allclose(ours[:, [2, 0, 1]], theirs, atol=1e-9)
 
 
 def test_landmarks_that_are_all_points_make_the_exact_ridge():
-    space = Space.of(sketches(clouds([60, 5, 9])))
-    exact, ours = Ridge(space), Landmarks(space)
+    space = ClassStatistics.of(sketches(clouds([60, 5, 9])))
+    exact, ours = KernelRidge(space), NystromRidge(space)
     unit = F.normalize(queries().double(), dim=1)
     assert torch.allclose(ours.scores(unit), exact.scores(unit), atol=1e-4)
-    assert torch.allclose(ours.left_out(), exact.left_out(), atol=1e-4)
+    assert torch.allclose(ours.loo_scores, exact.loo_scores, atol=1e-4)
 
 
 def test_landmarks_span_a_ridge_over_all_points(monkeypatch):
     """Against the normal equations in the span of the landmarks, with and without each image."""
     monkeypatch.setattr(ridging, "LANDMARKS", 7)
-    space = Space.of(sketches(clouds()))
-    ours, points = Landmarks(space), F.normalize(space.points.double(), dim=1)
+    space = ClassStatistics.of(sketches(clouds()))
+    ours, points = NystromRidge(space), F.normalize(space.points.double(), dim=1)
     assert len(ours.points) == 7
     unit = F.normalize(queries().double(), dim=1)
     across, targets = arc_cosine(points, ours.points), F.one_hot(space.owners).double()
@@ -258,33 +259,33 @@ def test_landmarks_span_a_ridge_over_all_points(monkeypatch):
 
     every = torch.arange(len(points))
     assert torch.allclose(ours.scores(unit), arc_cosine(unit, ours.points) @ solved(every), atol=1e-4)
-    without = torch.stack([across[row] @ solved(every[every != row]) for row in space.left_out])
-    assert torch.allclose(ours.left_out(), without, atol=1e-4)
+    without = torch.stack([across[row] @ solved(every[every != row]) for row in space.loo_rows])
+    assert torch.allclose(ours.loo_scores, without, atol=1e-4)
 
 
 def test_how_many_points_there_are_decides_on_the_ridge(monkeypatch):
-    space = Space.of(sketches(clouds()))
-    assert type(Ridge.of(space)) is Ridge
-    monkeypatch.setattr(ridging, "RIDGE_LIMIT", len(space.points) - 1)
-    assert type(Ridge.of(space)) is Landmarks
-    monkeypatch.setattr(ridging, "LANDMARKS_PER_CLASS", ridging.LANDMARKS // 2)
-    assert Ridge.of(space) is None
+    space = ClassStatistics.of(sketches(clouds()))
+    assert type(KernelRidge.of(space)) is KernelRidge
+    monkeypatch.setattr(ridging, "MAX_PROTOTYPES", len(space.points) - 1)
+    assert type(KernelRidge.of(space)) is NystromRidge
+    monkeypatch.setattr(ridging, "MIN_LANDMARKS_PER_CLASS", ridging.LANDMARKS // 2)
+    assert KernelRidge.of(space) is None
 
 
 def test_images_to_leave_out_are_spread_evenly_where_there_are_too_many(monkeypatch):
     drawn = sketches(clouds([30, 30, 30]))
-    monkeypatch.setattr(spaces, "LEFT_OUT_MOST", 9)
-    monkeypatch.setattr(spaces, "LEFT_OUT_LEAST", 1)
-    space = Space.of(drawn)
-    assert space.owners[space.left_out].bincount().tolist() == [3, 3, 3]
-    monkeypatch.setattr(spaces, "LEFT_OUT_LIMIT", 18)
-    assert len(Space.of(drawn).left_out) == 6
+    monkeypatch.setattr(spaces, "MAX_LOO_IMAGES", 9)
+    monkeypatch.setattr(spaces, "MIN_LOO_IMAGES", 1)
+    space = ClassStatistics.of(drawn)
+    assert space.owners[space.loo_rows].bincount().tolist() == [3, 3, 3]
+    monkeypatch.setattr(spaces, "LOO_SCORES", 18)
+    assert len(ClassStatistics.of(drawn).loo_rows) == 6
 
 
 def test_without_room_for_the_ridge_whitening_stands_alone(monkeypatch):
-    monkeypatch.setattr(ridging, "RIDGE_LIMIT", 5)
+    monkeypatch.setattr(ridging, "MAX_PROTOTYPES", 5)
     monkeypatch.setattr(ridging, "LANDMARKS", 5)
-    coarse = Coarse(sketches(clouds()))
+    coarse = CoarseScorer(sketches(clouds()))
     unit = F.normalize(queries().double(), dim=1)
     assert coarse.ridge is None
     assert torch.equal(coarse.scores(queries())[0], coarse.whitened.scores(unit))

@@ -25,13 +25,13 @@ from expect import expect_error
 from protosteer.backbones import Backbone
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import LearnerError, ProtosteerError, WeightsError
-from protosteer.evidence import classifier
 from protosteer.evidence import kernel_ridge as ridging
 from protosteer.export import onnx as export
 from protosteer.export.onnx import export_onnx
 from protosteer.learner import Learner
 from protosteer.model.class_table import ClassTable
 from protosteer.model.memory import Memory
+from protosteer.rules import RULES, EvidenceRule
 from protosteer.settings import Settings
 from protosteer.workflows.ood import Rejection, threshold
 
@@ -147,7 +147,7 @@ def test_arrays_are_plain_and_copies_of_a_prompt_are_stored_once(mixed: Mixed) -
     assert arrays["task_prompts"].tolist()[:4] == [1, 2, 3, 0] and len(arrays["task_prompts"]) == 5
     assert arrays["enters"].sum(axis=2).tolist() == [[0, 0, 0], [1, 1, 1], [0, 3, 3], [2, 0, 0]]
     assert np.allclose(np.linalg.norm(arrays["keys"], axis=1), 1)
-    assert arrays["record_tasks"].tolist() == learner.index.record_tasks.tolist()
+    assert arrays["record_tasks"].tolist() == learner.reader.index.record_tasks.tolist()
 
 
 def test_weights_are_in_the_network_file_and_once(mixed: Mixed) -> None:
@@ -167,14 +167,14 @@ def test_weights_are_in_the_network_file_and_once(mixed: Mixed) -> None:
 def by_evidence(tmp_path_factory: pytest.TempPathFactory) -> Mixed:
     """A prompt for all classes, tasks with prompts of their own, one with none, a class of a handful."""
     root, patch = tmp_path_factory.mktemp("evidence"), pytest.MonkeyPatch()
-    patch.setattr(classifier, "WORTH", 0.0)  # so that both views are there
+    patch.setitem(RULES, "evidence", EvidenceRule(min_space_weight=0.0))  # so that both views are there
     learner = Learner(Backbone.load("nano"), QUICK.replace(rule="evidence", independent=False))
     for t, digits in enumerate([[4, 5], [0, 1], [2, 3]]):  # names of classes do not come in their order
         learner.learn(digit_files(root / f"task {t}", digits, 0, 20 + 10 * t), name=f"task {t}")
     learner.add_class("digit 6", pictures(digit_files(root / "few", [6], 0, 6)))
     learner.add_class("digit 7", pictures(digit_files(root / "one", [7], 0, 1)))
     export_onnx(learner, root / "exported")
-    assert len(learner.fusion.views) == 2
+    assert len(learner.reader.classifier.spaces) == 2
     patch.undo()
     return learner, root / "exported", pictures(digit_files(root / "test", list(range(10)), 100, 20))
 
@@ -205,7 +205,7 @@ def test_by_evidence_another_process_predicts_the_same(by_evidence: Mixed) -> No
 def test_by_evidence_too_many_points_leave_the_ridge_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ridging, "RIDGE_LIMIT", 3)
+    monkeypatch.setattr(ridging, "MAX_PROTOTYPES", 3)
     monkeypatch.setattr(ridging, "LANDMARKS", 3)
     learner = Learner(tiny_backbone(), Settings.preset("instant"))
     learner.learn(easy_task(["ant", "bee"]))

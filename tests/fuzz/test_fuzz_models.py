@@ -118,7 +118,7 @@ def check(data: bytes) -> None:
         model = model_file.unpack(data, Path("it"))
         again = model_file.unpack(model.pack(), Path("it"))
         learner = Learner.of_model(model, tiny_backbone())
-        model_summary.describe(model, learner.fusion)
+        model_summary.describe(model, learner.reader)
         answer = learner.predict(easy_task(["cat", "gnu"], per_class=2)[0])
     except ProtosteerError as error:
         assert "\n" not in str(error) and len(str(error)) < 1000

@@ -20,6 +20,7 @@ from protosteer.model.class_table import ClassTable
 from protosteer.model.memory import Memory
 from protosteer.model.records import ClassRecord, TaskMetadata, TaskRecord
 from protosteer.paper.prototypes import Centroids
+from protosteer.rules import reader_of
 from protosteer.settings import Settings
 from protosteer.workflows import known_files, model_summary, ood
 
@@ -161,7 +162,7 @@ def test_nothing_that_works_on_all_classes_makes_records(thousands, monkeypatch,
     merged = model_file.merge([other, read], task_renames={"task-3": "renamed"})
     assert len(merged.memory.table) == 20_000 and merged.memory.task_names[3] == "renamed"
     monkeypatch.setattr(model_summary, "PAIRED", 0)
-    assert model_summary.describe(read, None)["totals"]["classes"] == 20_000
+    assert model_summary.describe(read, reader_of(read.memory, read.settings))["totals"]["classes"] == 20_000
     assert ood.threshold(learner, 0.1) == 0.5 and len(ood.own_thresholds(learner)) == 10_000
     assert sum(len(list(task.tensors())) for task in thousands.tasks) > 0
     thousands.remove(thousands.tasks[4], ["class-4-999"])

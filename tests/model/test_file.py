@@ -174,7 +174,9 @@ def test_held_out_similarities_and_few_shot_tasks_come_back(varied, tmp_path):
         True,
         False,
     ]
-    assert Index.build(again).prompt_owners.tolist() == varied.index.prompt_owners.tolist() != [0, 1, 2]
+    assert (
+        Index.build(again).prompt_owners.tolist() == varied.reader.index.prompt_owners.tolist() != [0, 1, 2]
+    )
     images = easy_task(["cat", "gnu"], seed=9)[0]
     loaded = Learner.load(path, backbone=tiny_backbone())
     assert torch.equal(loaded.predict(images).embeddings, varied.predict(images).embeddings)

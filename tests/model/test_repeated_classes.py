@@ -10,15 +10,15 @@ import torch
 from conftest import easy_task, tiny_backbone
 from many_toys import many, near
 from photo_toys import file_bytes
-from protosteer.evidence import classifier
-from protosteer.evidence.class_statistics import Space
+from protosteer.evidence.class_statistics import ClassStatistics
 from protosteer.evidence.prototype_summary import ClassSummary, summarise_class
-from protosteer.evidence.scorer import Coarse
+from protosteer.evidence.scorer import CoarseScorer
 from protosteer.evidence.summary_table import SummaryTable
 from protosteer.learner import Learner, merge
 from protosteer.model.class_table import ClassTable
 from protosteer.model.memory import Memory
 from protosteer.paper import trainer
+from protosteer.rules import RULES, EvidenceRule
 from protosteer.search.candidates import CandidateOptions
 from protosteer.settings import Settings
 
@@ -74,16 +74,16 @@ def test_several_sketches_of_a_class_have_the_moments_of_its_images():
     clouds = [torch.randn(n, DIM, generator=draw) + k for k, n in enumerate([60, 9, 50, 7])]
     labels = torch.tensor([0, 1, 0, 2])
     sketches = [summarise_class(cloud) for cloud in clouds]
-    space = Space.of(sketches, labels)
+    space = ClassStatistics.of(sketches, labels)
     units = [torch.nn.functional.normalize(cloud.double(), dim=1) for cloud in clouds]
     images = [torch.cat([units[0], units[2]]), units[1], units[3]]
-    assert space.sizes.tolist() == [110, 9, 7] and space.freedom == 110 + 9 + 7 - 3
+    assert space.sizes.tolist() == [110, 9, 7] and space.dof == 110 + 9 + 7 - 3
     means = torch.stack([part.mean(dim=0) for part in images])
     torch.testing.assert_close(space.means, means, atol=3e-3, rtol=0)
     scatter = sum((part - mean).T @ (part - mean) for part, mean in zip(images, means, strict=True))
     torch.testing.assert_close(space.scatter.diagonal(), scatter.diagonal(), rtol=0.02, atol=0.05)
     # Ten images as they are of each large sketch, and all of the small ones.
-    assert space.owners[space.left_out].bincount().tolist() == [20, 9, 7]
+    assert space.owners[space.loo_rows].bincount().tolist() == [20, 9, 7]
 
 
 def test_what_is_left_out_of_one_sketch_leaves_the_others_of_its_class():
@@ -91,15 +91,15 @@ def test_what_is_left_out_of_one_sketch_leaves_the_others_of_its_class():
     draw = torch.Generator().manual_seed(1)
     sketches = [summarise_class(torch.randn(5, DIM, generator=draw)) for _ in range(3)]
     labels = torch.tensor([0, 1, 0])
-    coarse = Coarse(sketches, labels)
-    _, similarity = coarse.left_out()
-    points, means = coarse.space.points.double(), coarse.space.means
-    for i, row in enumerate(coarse.space.left_out.tolist()):
-        owner = int(coarse.space.owners[row])
-        others = (coarse.space.owners == owner).nonzero()[:, 0]
+    coarse = CoarseScorer(sketches, labels)
+    _, similarity = coarse.loo_scores()
+    points, means = coarse.statistics.points.double(), coarse.statistics.means
+    for i, row in enumerate(coarse.statistics.loo_rows.tolist()):
+        owner = int(coarse.statistics.owners[row])
+        others = (coarse.statistics.owners == owner).nonzero()[:, 0]
         mean = points[others[others != row]].mean(dim=0)
         plain = torch.cosine_similarity(points[row], mean, dim=0)
-        whitened = coarse.whitened.left_out()[i, owner]
+        whitened = coarse.whitened.loo_scores()[i, owner]
         torch.testing.assert_close(similarity[i, owner], (plain + whitened) / 2)
         assert not torch.allclose(mean, means[owner])
 
@@ -110,7 +110,7 @@ def test_candidates_among_very_many_classes_are_scored_as_among_all(monkeypatch)
     both = dataclasses.replace(last, classes=ClassTable.concatenate([last.classes, first.classes[:5]]))
     learner.memory.replace(last, both)
     assert len(learner.classes) == 200 and len(learner.memory.records) == 205
-    monkeypatch.setattr(classifier, "CANDIDATES", CandidateOptions(min_classes=100))
+    monkeypatch.setitem(RULES, "evidence", EvidenceRule(CandidateOptions(min_classes=100)))
     images = near(learner)
 
     def embed(rows, tasks):
@@ -210,6 +210,6 @@ def test_deviations_of_a_part_count_for_its_own_images():
     points = torch.eye(2)[:1]
     wide = ClassSummary(points, torch.tensor([30]), torch.tensor([0.2, 0.0]))
     narrow = ClassSummary(points, torch.tensor([10]), torch.tensor([0.0, 0.1]))
-    space = Space.of([wide, narrow], torch.tensor([0, 0]))
+    space = ClassStatistics.of([wide, narrow], torch.tensor([0, 0]))
     expected = torch.diag(torch.tensor([30 * 0.2**2, 10 * 0.1**2]).double())
     torch.testing.assert_close(space.scatter, expected, atol=1e-6, rtol=0)

@@ -10,12 +10,12 @@ import torch
 from conftest import easy_task
 from many_toys import many, near
 from protosteer.evidence import class_statistics as spaces
-from protosteer.evidence import classifier
 from protosteer.evidence.matches import ClassifierMatches
-from protosteer.evidence.scorer import Coarse
+from protosteer.evidence.scorer import CoarseScorer
 from protosteer.evidence.summary_table import SummaryTable
 from protosteer.learner import Learner
 from protosteer.prediction import Prediction
+from protosteer.rules import RULES, EvidenceReader, EvidenceRule
 from protosteer.search.candidates import CandidateOptions
 from protosteer.search.ivf import IVFOptions, IVFSearch
 from protosteer.workflows.prediction_table import prediction_rows
@@ -34,12 +34,12 @@ def matched(learner: Learner, seen: torch.Tensor) -> tuple[ClassifierMatches, Cl
     def embed(rows: torch.Tensor, tasks: torch.Tensor | None) -> torch.Tensor:
         return seen[rows] if tasks is None else seen[rows] + 0.1 + 0.05 * (tasks[:, None] % 3)
 
-    assert learner.fusion and learner.shortlist
-    return learner.match(embed, len(seen)), learner.match(embed, len(seen), every=False)
+    reader = learner.reader
+    return reader.match(embed, len(seen)), reader.match(embed, len(seen), exhaustive=False)
 
 
 def test_candidates_are_scored_as_among_all_classes(monkeypatch):
-    monkeypatch.setattr(classifier, "CANDIDATES", EXACT)
+    monkeypatch.setitem(RULES, "evidence", EvidenceRule(EXACT))
     learner = many()
     everything, some = matched(learner, near(learner))
     assert some.class_ids is not None and some.class_ids.shape == (IMAGES, EXACT.candidates)
@@ -51,7 +51,7 @@ def test_candidates_are_scored_as_among_all_classes(monkeypatch):
     assert torch.allclose(some.similarities, everything.similarities.gather(1, some.class_ids), atol=1e-5)
     assert torch.equal(some.passes, everything.passes) and torch.equal(some.winners, everything.winners)
     # The sample holds every class, so that the rest is known exactly.
-    dense, sparse = (Prediction.build(learner.index, m, 1.0) for m in (everything, some))
+    dense, sparse = (Prediction.build(learner.reader.index, m, 1.0) for m in (everything, some))
     chosen = dense.probabilities.gather(1, some.class_ids)
     assert untouched.any() and torch.allclose(sparse.probabilities[untouched], chosen[untouched], atol=1e-5)
     assert dense.labels == sparse.labels and dense.tasks == sparse.tasks
@@ -61,13 +61,14 @@ def test_candidates_are_scored_as_among_all_classes(monkeypatch):
     assert all(sparse.column(i, row[0]) == int(sparse.scores[i].argmax()) for i, row in enumerate(ranked))
 
 
-def test_a_sample_of_the_classes_stands_for_the_rest(monkeypatch):
-    monkeypatch.setattr(classifier, "CANDIDATES", dataclasses.replace(EXACT, sample=80))
+def test_a_sample_of_the_classes_stands_for_the_rest():
     learner = many()
     seen = near(learner, spread=3.0)
-    assert learner.fusion
-    everything = learner.fusion.match(lambda rows, _: seen[rows], len(seen), fine=False)
-    some = learner.fusion.match(lambda rows, _: seen[rows], len(seen), False, learner.shortlist)
+    read = EvidenceReader(learner.memory, dataclasses.replace(EXACT, sample=80)).classifier
+    everything, some = (
+        read.match(lambda rows, _: seen[rows], len(seen), exhaustive, task_prompts=False)
+        for exhaustive in (True, False)
+    )
     others = everything.scores.scatter(1, some.class_ids, -torch.inf).logsumexp(dim=1)
     assert float((some.log_other_mass - others).abs().max()) < 0.5
     assert float((some.log_other_mass - others).mean().abs()) < 0.1
@@ -75,9 +76,9 @@ def test_a_sample_of_the_classes_stands_for_the_rest(monkeypatch):
 
 def test_lists_find_nearly_always_what_looking_everywhere_finds(monkeypatch):
     pytest.importorskip("faiss", reason="faiss is not installed")
-    monkeypatch.setattr(classifier, "CANDIDATES", LISTS)
+    monkeypatch.setitem(RULES, "evidence", EvidenceRule(LISTS))
     learner = many()
-    assert isinstance(learner.shortlist.search, IVFSearch)
+    assert isinstance(learner.reader.classifier.candidate_search.search, IVFSearch)
     everything, some = matched(learner, near(learner))
     best = everything.scores.argmax(dim=1, keepdim=True)
     found = (some.class_ids == best).any(dim=1)
@@ -86,9 +87,9 @@ def test_lists_find_nearly_always_what_looking_everywhere_finds(monkeypatch):
     assert torch.equal(mine[found], best[found])
 
 
-def test_few_classes_have_no_shortlist():
+def test_few_classes_are_all_scored():
     learner = many(2, 3)
-    assert learner.shortlist is None
+    assert matched(learner, near(learner, images=6))[1].class_ids is None
 
 
 def test_the_covariance_of_some_classes_is_nearly_that_of_all(monkeypatch):
@@ -102,17 +103,17 @@ def test_the_covariance_of_some_classes_is_nearly_that_of_all(monkeypatch):
     bulk = SummaryTable(
         points.flatten(0, 1), torch.ones(10_000, dtype=torch.int64), torch.zeros(2000, 8), lengths
     )
-    monkeypatch.setattr(spaces, "COVARIANCE", 5_000)
-    coarse = Coarse(bulk)
-    assert coarse.space.freedom == 4 * 1000
+    monkeypatch.setattr(spaces, "COVARIANCE_PROTOTYPES", 5_000)
+    coarse = CoarseScorer(bulk)
+    assert coarse.statistics.dof == 4 * 1000
     expected = torch.diag(scales.double() ** 2)
-    found = coarse.space.scatter / coarse.space.freedom
+    found = coarse.statistics.scatter / coarse.statistics.dof
     assert float((found - expected).abs().max()) < 0.25
 
 
 @pytest.mark.parametrize("rule", ["evidence", "paper"])
 def test_an_explanation_names_the_second_best_of_very_many_classes(rule, monkeypatch):
-    monkeypatch.setattr(classifier, "CANDIDATES", EXACT)
+    monkeypatch.setitem(RULES, "evidence", EvidenceRule(EXACT))
     learner = many()
     learner.settings = learner.settings.replace(rule=rule)
     prediction = learner.predict(easy_task(["ant", "bee", "cat"])[0])

@@ -11,12 +11,12 @@ pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 
 from conftest import easy_task, tiny_backbone
 from protosteer.errors import LearnerError
-from protosteer.evidence import classifier
 from protosteer.learner import Learner
 from protosteer.model.class_table import ClassTable
 from protosteer.model.memory import Memory
 from protosteer.model.records import ClassRecord, TaskRecord
 from protosteer.paper.prototypes import Centroids
+from protosteer.rules import RULES, EvidenceRule, reader_of
 from protosteer.serve.projection import EDGE, Projection
 from protosteer.settings import Settings
 
@@ -31,6 +31,10 @@ def memory(*records: ClassRecord) -> Memory:
     return Memory([TaskRecord(f"task of {r.name}", ClassTable.of([r]), None) for r in records])
 
 
+def fitted(memory: Memory) -> Projection:
+    return Projection.fit(memory, reader_of(memory, Settings()))
+
+
 def spots(projection: Projection) -> dict[str, tuple[float, float]]:
     return {name: (x, y) for name, _, x, y in projection.classes}
 
@@ -40,7 +44,7 @@ def test_three_classes_lie_as_their_directions_do():
     angle = 0.5
     a, b = [math.cos(1.0), math.sin(1.0), 0.0], [math.cos(1.0), -math.sin(1.0), 0.0]
     c = [math.cos(1.0) * math.cos(angle), 0.0, math.sin(angle)]
-    found = spots(Projection.fit(memory(record("A", a), record("B", b), record("C", c))))
+    found = spots(fitted(memory(record("A", a), record("B", b), record("C", c))))
     assert found["A"] == pytest.approx((1.0, found["B"][1])) and found["B"][0] == pytest.approx(-1.0)
     assert found["C"][0] == pytest.approx(0.0, abs=1e-6)
     # one scale for both axes: distances keep their proportions
@@ -53,27 +57,27 @@ def test_three_classes_lie_as_their_directions_do():
 
 def test_lengths_of_centroids_do_not_count_but_their_images_do():
     rows = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.2], [0.0, 0.0, 1.0]]
-    once = Projection.fit(memory(*(record(name, row) for name, row in zip("ABC", rows, strict=True))))
+    once = fitted(memory(*(record(name, row) for name, row in zip("ABC", rows, strict=True))))
     longer = [[size * x for x in row] for size, row in zip((9.0, 0.1, 5.0), rows, strict=True)]
-    scaled = Projection.fit(memory(*(record(name, row) for name, row in zip("ABC", longer, strict=True))))
+    scaled = fitted(memory(*(record(name, row) for name, row in zip("ABC", longer, strict=True))))
     for name, spot in spots(once).items():
         assert spots(scaled)[name] == pytest.approx(spot, abs=1e-6)
     many = record("A", [3.0, 0, 0], [0, 0, 1.0], counts=[99, 1])
     few = record("A", [3.0, 0, 0], [0, 0, 1.0], counts=[1, 1])
     others = record("B", [0, 1.0, 0]), record("C", [0, 0, 1.0])
-    near, far = spots(Projection.fit(memory(few, *others))), spots(Projection.fit(memory(many, *others)))
+    near, far = spots(fitted(memory(few, *others))), spots(fitted(memory(many, *others)))
     assert math.dist(near["A"], near["C"]) < math.dist(far["A"], far["C"])
 
 
 def test_one_class_is_in_the_middle_and_unlike_pictures_move_off():
-    projection = Projection.fit(memory(record("A", [0.0, 2.0])))
+    projection = fitted(memory(record("A", [0.0, 2.0])))
     assert projection.classes == [("A", "task of A", 0.0, 0.0)]
     (same, across, opposite) = projection.place(torch.tensor([[0.0, 7.0], [1.0, 0.0], [0.0, -1.0]]))
     assert same == (0.0, 0.0) and across == pytest.approx((-1.0, 0.0)) and opposite == (-EDGE, 0.0)
 
 
 def test_two_classes_face_each_other_and_the_second_axis_is_likeness_to_both():
-    projection = Projection.fit(memory(record("A", [1.0, 0, 0]), record("B", [0, 1.0, 0])))
+    projection = fitted(memory(record("A", [1.0, 0, 0]), record("B", [0, 1.0, 0])))
     assert spots(projection) == {
         "A": pytest.approx((1.0, 0.0), abs=1e-9),
         "B": pytest.approx((-1.0, 0.0), abs=1e-9),
@@ -84,10 +88,10 @@ def test_two_classes_face_each_other_and_the_second_axis_is_likeness_to_both():
 
 
 def test_opposite_classes_have_no_second_axis_and_equal_ones_none():
-    projection = Projection.fit(memory(record("A", [1.0, 0.0]), record("B", [-1.0, 0.0])))
+    projection = fitted(memory(record("A", [1.0, 0.0]), record("B", [-1.0, 0.0])))
     assert spots(projection) == {"A": (1.0, 0.0), "B": (-1.0, 0.0)}
     assert projection.place(torch.tensor([[0.0, 1.0]])) == [(0.0, 0.0)]
-    projection = Projection.fit(memory(*(record(name, [1.0, 2.0, 3.0]) for name in "ABC")))
+    projection = fitted(memory(*(record(name, [1.0, 2.0, 3.0]) for name in "ABC")))
     assert list(spots(projection).values()) == [pytest.approx((0.0, 0.0), abs=1e-6)] * 3
 
 
@@ -98,7 +102,7 @@ def test_a_class_mean_is_placed_on_its_own_dot_and_names_keep_their_tasks():
         TaskRecord("first", ClassTable.of(records[:7]), None),
         TaskRecord("second", ClassTable.of(records[7:]), None),
     ]
-    projection = Projection.fit(Memory(tasks))
+    projection = fitted(Memory(tasks))
     assert [(name, task) for name, task, _, _ in projection.classes] == [
         (f"class {i}", "first" if i < 7 else "second") for i in range(12)
     ]
@@ -116,8 +120,8 @@ def test_axes_do_not_depend_on_the_order_of_classes_or_on_which_side_was_factore
     numbers[:, 1] *= 2
     wide = torch.cat([numbers, torch.zeros(30, 40)], dim=1)  # same points, more dimensions than classes
     records = [record(str(i), row) for i, row in enumerate(numbers.tolist())]
-    straight, backwards = Projection.fit(memory(*records)), Projection.fit(memory(*records[::-1]))
-    padded = Projection.fit(memory(*(record(str(i), row) for i, row in enumerate(wide.tolist()))))
+    straight, backwards = fitted(memory(*records)), fitted(memory(*records[::-1]))
+    padded = fitted(memory(*(record(str(i), row) for i, row in enumerate(wide.tolist()))))
     for name, spot in spots(straight).items():
         assert spots(backwards)[name] == pytest.approx(spot, abs=1e-6)
         assert spots(padded)[name] == pytest.approx(spot, abs=1e-6)
@@ -125,14 +129,14 @@ def test_axes_do_not_depend_on_the_order_of_classes_or_on_which_side_was_factore
 
 @pytest.mark.parametrize("first", ["plain", "domain"])
 def test_by_evidence_pictures_lie_where_their_classes_do_in_the_first_view(first, monkeypatch):
-    monkeypatch.setattr(classifier, "WORTH", 0.0)  # so that both views are there
+    monkeypatch.setitem(RULES, "evidence", EvidenceRule(min_space_weight=0.0))  # so that both views are there
     learner = Learner(tiny_backbone(), Settings.preset("best", epochs=1, neck_hidden=16, augmentation="none"))
     for names in (["cat", "dog"], ["ant", "bee"]):  # not in the order of their names
         learner.learn(easy_task(names))
-    learner.fusion.views.sort(key=lambda view: (view.prompt is None) == (first == "domain"))
-    view = learner.fusion.views[0]
-    assert (view.prompt is None) == (first == "plain") and len(learner.fusion.views) == 2
-    projection = Projection.fit(learner.memory, learner.fusion)
+    learner.reader.classifier.spaces.sort(key=lambda view: (view.prompt is None) == (first == "domain"))
+    view = learner.reader.classifier.spaces[0]
+    assert (view.prompt is None) == (first == "plain") and len(learner.reader.classifier.spaces) == 2
+    projection = Projection.fit(learner.memory, learner.reader)
     sketches = [record.plain if first == "plain" else record.shared for record in learner.memory.records]
     means = torch.stack([(sketch.points * sketch.counts[:, None]).sum(dim=0) for sketch in sketches])
     for spot, (_, _, x, y) in zip(projection.place(means), projection.classes, strict=True):
@@ -146,4 +150,4 @@ def test_by_evidence_pictures_lie_where_their_classes_do_in_the_first_view(first
 
 def test_an_empty_model_has_no_map():
     with expect_error("nothing-learned", LearnerError):
-        Projection.fit(Memory())
+        fitted(Memory())

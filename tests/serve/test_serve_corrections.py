@@ -232,10 +232,10 @@ def test_the_schema_tells_of_corrections(client):
 
 def test_reliability_is_of_images_that_were_left_out(client, tmp_path):
     told = client.get("/model").json()["reliability"]
-    checked = client.app.state.service.store.current.learner.fusion.checked
-    assert told["images"] == sum(b["images"] for b in told["bins"]) == len(checked.right) > 0
+    checked = client.app.state.service.store.current.learner.reader.loo_predictions()
+    assert told["images"] == sum(b["images"] for b in told["bins"]) == len(checked.correct) > 0
     right = sum(b["images"] * b["accuracy"] / 100 for b in told["bins"] if b["images"])
-    assert right == pytest.approx(int(checked.right.sum())) and told["calibration_error"] >= 0
+    assert right == pytest.approx(int(checked.correct.sum())) and told["calibration_error"] >= 0
     with TestClient(service(tmp_path, taught())) as by_the_papers_rule:
         assert by_the_papers_rule.get("/model").json()["reliability"] is None
 

@@ -11,7 +11,7 @@ pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 from fastapi.testclient import TestClient
 
 from many_toys import many
-from protosteer.evidence import classifier
+from protosteer.rules import RULES, EvidenceRule
 from protosteer.search.candidates import CandidateOptions
 from protosteer.workflows import model_summary
 from serve_toys import BEARER, form, pictures, service
@@ -19,7 +19,7 @@ from serve_toys import BEARER, form, pictures, service
 
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(classifier, "CANDIDATES", CandidateOptions(min_classes=100))
+    monkeypatch.setitem(RULES, "evidence", EvidenceRule(CandidateOptions(min_classes=100)))
     monkeypatch.setattr(model_summary, "PAIRED", 100)
     with TestClient(service(tmp_path, many())) as found:
         yield found
@@ -28,10 +28,10 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_candidates_are_answered_as_all_classes_would_be(client):
     answered = client.post("/predict?top=100", files=form(pictures("ant"))).json()["predictions"]
     learner = many()
-    assert learner.shortlist
     pixels = pictures("ant")
     tokens = learner.backbone.embed_pixels(pixels)
-    expected = learner.fusion.match(lambda rows, _: tokens[rows], len(pixels), fine=False).scores
+    read = learner.reader.classifier
+    expected = read.match(lambda rows, _: tokens[rows], len(pixels), task_prompts=False).scores
     first = [learner.classes[i] for i in expected.argmax(dim=1).tolist()]
     sure = [row["passes"] == 1 for row in answered]  # no prompt had a say
     assert any(sure) and all(

@@ -283,7 +283,7 @@ def test_by_evidence_an_added_class_shares_the_prompt_for_all_classes_before_and
     assert torch.equal(record.shared_prompt, first.shared_prompt) and torch.equal(
         memory.shared_prompt, first.prompt
     )
-    assert len(learner.fusion.views[0].familiar) == 40  # the new class has its say
+    assert len(learner.reader.known_similarities()) == 40  # the new class has its say
     assert [p["label"] for p in served] == learner.predict(pictures("fox")).labels
     expected = taught(QUICK.replace(rule="evidence")).learn((pictures("fox", 8), ["fox"] * 8), name="fox")
     assert torch.equal(record.classes[0].plain.points, expected.classes[0].plain.points)

@@ -430,9 +430,9 @@ def test_the_second_likeliest_is_one_click_and_a_new_class_can_be_typed(visit, e
 def test_how_far_a_probability_can_be_trusted_is_told(visit, evident, folder):
     address, learner, _ = evident
     page = visit(address)
-    checked = learner.fusion.checked
+    checked = learner.reader.loo_predictions()
     expect(page.locator("#reliability-words")).to_contain_text(
-        f"{len(checked.right)} taught pictures, each asked as if it had not been taught: {int(checked.right.sum())} of"
+        f"{len(checked.correct)} taught pictures, each asked as if it had not been taught: {int(checked.correct.sum())} of"
     )
     filled = ((checked.confidence * 15).long().clamp(max=14)).unique().tolist()
     expect(page.locator(".diagram circle")).to_have_count(len(filled))
@@ -440,7 +440,7 @@ def test_how_far_a_probability_can_be_trusted_is_told(visit, evident, folder):
     sure = (checked.confidence * 15).long().clamp(max=14) == 14
     assert float(learner.predict(new(folder, "zero")).probabilities.max()) > 14 / 15
     expect(page.locator(".card")).to_contain_text(
-        f"An answer this sure: right for {int(checked.right[sure].sum())} of {int(sure.sum())} taught pictures"
+        f"An answer this sure: right for {int(checked.correct[sure].sum())} of {int(sure.sum())} taught pictures"
     )
 
 

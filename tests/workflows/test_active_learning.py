@@ -13,11 +13,11 @@ from expect import expect_error
 from photo_toys import photos, taught
 from protosteer.data.class_folders import read_folder
 from protosteer.errors import DataError, SettingsError
-from protosteer.evidence import class_statistics as spaces
-from protosteer.evidence.calibration import LeftOut
+from protosteer.evidence import calibration
+from protosteer.evidence.calibration import LooScores
 from protosteer.evidence.kernel_ridge import RIDGE, arc_cosine
 from protosteer.evidence.prototype_summary import ClassSummary
-from protosteer.evidence.scorer import Coarse
+from protosteer.evidence.scorer import CoarseScorer
 from protosteer.learner import Learner
 from protosteer.model.class_table import ClassTable
 from protosteer.model.records import ClassRecord
@@ -195,12 +195,12 @@ def test_labels_are_doubted_by_a_model_without_the_image(
         parts = [ClassSummary(units[o], torch.ones(len(o), dtype=torch.int64), torch.zeros(10)) for o in own]
         return [*parts, rival]
 
-    whole = Coarse(sketches(), left_out=torch.arange(24))
-    scores, _ = whole.left_out()
-    (weight,) = LeftOut.of([whole]).weights([0])
-    monkeypatch.setattr(spaces, "most_left_out", lambda classes: at_once)
+    whole = CoarseScorer(sketches(), loo_rows=torch.arange(24))
+    scores, _ = whole.loo_scores()
+    (weight,) = LooScores.of([whole]).weights([0])
+    monkeypatch.setattr(calibration, "max_loo_images", lambda classes: at_once)
     if at_once < 24:
-        monkeypatch.setattr(LeftOut, "weights", lambda self, views: [weight])
+        monkeypatch.setattr(LooScores, "weights", lambda self, views: [weight])
     values = Centroids(rival.points, torch.zeros_like(rival.points), rival.counts)
     rivals = ClassTable.of([ClassRecord("c3", rival.points, values, plain=rival)])
     found = {d.row: d for d in doubted(embeddings, labels, rivals)}
@@ -212,12 +212,12 @@ def test_labels_are_doubted_by_a_model_without_the_image(
         assert doubt.label == f"c{int(probabilities[row].argmax())}"
         assert doubt.probability == pytest.approx(float(probabilities[row].max()))
         assert doubt.own == pytest.approx(float(probabilities[row, own[row]]))
-        ridge = Coarse(sketches(row)).ridge
+        ridge = CoarseScorer(sketches(row)).ridge
         assert ridge is not None
         without = ridge.scores(units[row : row + 1].double())[0]
         place = order.index(row)
         assert whole.ridge is not None
-        assert torch.allclose(whole.ridge.left_out()[place], without, atol=1e-6)
+        assert torch.allclose(whole.ridge.loo_scores[place], without, atol=1e-6)
 
 
 def test_the_least_likely_label_comes_first_and_single_images_are_not_doubted() -> None:

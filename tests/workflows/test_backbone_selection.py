@@ -19,7 +19,7 @@ from protosteer.backbones.build_vit import multiply_adds
 from protosteer.backbones.registry import BASE, KNOWN, SMALL
 from protosteer.errors import DataError
 from protosteer.evidence.prototype_summary import summarise_class
-from protosteer.evidence.scorer import Coarse
+from protosteer.evidence.scorer import CoarseScorer
 from protosteer.util.files import cache_dir
 from protosteer.workflows import backbone_selection
 from protosteer.workflows.backbone_selection import (
@@ -129,7 +129,9 @@ def test_left_out_accuracy_equals_learning_without_each_image() -> None:
     for row, label in enumerate(labels):
         others = [i for i in range(len(labels)) if i != row]
         groups = [embeddings[[i for i in others if labels[i] == name]] for name in CLASSES]
-        scores, _ = Coarse([summarise_class(group) for group in groups]).scores(embeddings[row : row + 1])
+        scores, _ = CoarseScorer([summarise_class(group) for group in groups]).scores(
+            embeddings[row : row + 1]
+        )
         right += CLASSES[int(scores.argmax())] == label
     found, of = left_out_right(embeddings, labels)
     assert of == 60 and 30 < right < 58 and abs(found - right) <= 1

@@ -62,7 +62,7 @@ def test_the_prompt_is_a_copy_of_the_nearest_tasks(before):
         for record in before.memory.tasks:
             keys = torch.cat([c.keys for c in record.classes])
             own.append(F.cosine_similarity(queries[:, None], keys[None], dim=2).amax(dim=1).mean())
-        assert nearest_task(before.index.prototypes, queries) == int(torch.stack(own).argmax()) == task
+        assert nearest_task(before.reader.index.prototypes, queries) == int(torch.stack(own).argmax()) == task
         record = before.copy().add_class("new", images)
         assert torch.equal(record.prompt, before.memory.tasks[task].prompt)
         values = before.backbone.embed_pixels(images, record.prompt)
@@ -84,7 +84,7 @@ def test_a_copied_prompt_brings_no_second_forward_pass(before, monkeypatch):
     assert passes == 3 * len(images)  # none, spring's, summer's
     for name in ("wasp", "fly", "gnat"):
         everything.add_class(name, few("bee"))
-    assert everything.index.prompt_owners.tolist() == [0, 1, 0, 0, 0]
+    assert everything.reader.index.prompt_owners.tolist() == [0, 1, 0, 0, 0]
     assert forward_passes(monkeypatch, everything, images) == passes
     assert all(len(tried) == 5 for tried in everything.predict(images).candidates)
 

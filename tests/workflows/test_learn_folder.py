@@ -418,12 +418,12 @@ def test_evidence_needs_no_calibrating_pass_unless_it_is_not_read(spring, summer
     learner = taught(spring, settings=EVIDENCE)
     record = learn_folder(learner, scan_folder(summer, learner.memory), on_stage=stages.append).record
     assert "calibrating" not in {stage.doing for stage in stages}
-    assert all(c.heldout_similarities is None for c in record.classes) and learner.fusion is not None
+    assert all(c.heldout_similarities is None for c in record.classes) and not learner.reader.needs_heldout
     mixed = taught(spring)  # by the paper's rule, which then reads all
     mixed.settings = EVIDENCE
     found = scan_folder(summer, mixed.memory)
     record = learn_folder(mixed, found).record
-    assert mixed.fusion is None
+    assert mixed.reader.needs_heldout
     assert_similarities_as_by_hand(mixed, record, split(found.files, 0.1, 0)[1])
 
 

@@ -6,6 +6,7 @@ import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from protosteer.model.file import Model, read
 from protosteer.model.memory import Memory
 from protosteer.model.records import ClassRecord, TaskMetadata, TaskRecord
 from protosteer.paper.prototypes import Centroids
+from protosteer.rules import reader_of
 from protosteer.settings import Settings
 from protosteer.workflows import model_summary
 
@@ -119,8 +121,12 @@ def two_tasks() -> list[TaskRecord]:
     ]
 
 
+def described(one: Model) -> dict[str, Any]:
+    return model_summary.describe(one, reader_of(one.memory, one.settings))
+
+
 def test_every_figure_of_a_model(tmp_path: Path) -> None:
-    told = model_summary.describe(model(tmp_path, two_tasks(), epochs=3, independent=True), None)
+    told = described(model(tmp_path, two_tasks(), epochs=3, independent=True))
     assert told["file"] == {"path": str(tmp_path / "m.protosteer"), "bytes": 1000}
     assert told["backbone"] == {k: v for k, v in BACKBONE.items() if k != "heads"}
     assert told["settings"]["all"] == Settings.preset("paper", epochs=3, independent=True).to_dict()
@@ -162,7 +168,7 @@ def test_what_is_not_known_is_none(tmp_path: Path) -> None:
     bare = TaskRecord("t", ClassTable.of([some_class("a", torch.randn(2, 24))]), None)
     read = model(tmp_path, [*two_tasks(), bare])
     del read.backbone["dim"]  # as in an older file
-    told = model_summary.describe(read, None)
+    told = described(read)
     assert told["backbone"]["dim"] is None
     assert told["tasks"][2]["prompt"] is None and not told["tasks"][2]["trained"]
     assert told["tasks"][2]["learned"] is None and told["tasks"][2]["accuracy"] is None
@@ -170,13 +176,11 @@ def test_what_is_not_known_is_none(tmp_path: Path) -> None:
     assert told["totals"]["last_learned"] == "2026-12-01"
     read.memory.remove(read.memory.tasks[0], ["dog"])
     assert told["tasks"][0]["image_bytes"] == 50_000
-    assert model_summary.describe(read, None)["tasks"][0]["image_bytes"] is None
+    assert described(read)["tasks"][0]["image_bytes"] is None
 
 
 def test_a_model_that_was_not_written_and_one_without_tasks(tmp_path: Path) -> None:
-    told = model_summary.describe(
-        Model(tmp_path / "none", dict(BACKBONE), Settings.preset("paper"), Memory()), None
-    )
+    told = described(Model(tmp_path / "none", dict(BACKBONE), Settings.preset("paper"), Memory()))
     assert told["file"]["bytes"] is None and told["totals"]["bytes_per_class"] is None
     assert told["confusable"] == [] and not told["rejection"]["calibrated"]
 
@@ -186,12 +190,14 @@ def test_by_evidence_the_views_and_what_calibrates_them_are_told(tmp_path: Path)
     learner.learn(easy_task(["ant", "bee"], per_class=60), name="spring")
     learner.add_class("cat", easy_task(["cat"], per_class=3)[0])
     learner.save(tmp_path / "m.protosteer")
-    told = model_summary.describe(read(tmp_path / "m.protosteer"), learner.fusion)
+    told = model_summary.describe(read(tmp_path / "m.protosteer"), learner.reader)
     domain = learner.memory.shared_prompt
     assert told["rule"] == "evidence" and told["notes"] == []
     assert told["evidence"] == {
         "domain_prompt": {"layers": domain.shape[0], "length": 1, "bytes": domain.nbytes},
-        "views": [{"prompt": v.prompt is not None, "weight": v.weight} for v in learner.fusion.views],
+        "views": [
+            {"prompt": v.prompt is not None, "weight": v.weight} for v in learner.reader.classifier.spaces
+        ],
         "left_out": 10 + 10 + 3,
     }
     assert told["rejection"] == {"calibrated": True, "images": 23, "held_out": 0}
@@ -206,7 +212,8 @@ def test_by_evidence_the_views_and_what_calibrates_them_are_told(tmp_path: Path)
 def test_notes_say_what_a_model_could_do_better(tmp_path: Path) -> None:
     first, second = two_tasks()
     late = replace(second, metadata=replace(second.metadata, unfinished=True))
-    rule, unfinished = model_summary.notes(Memory([first, late]), None)
+    memory = Memory([first, late])
+    rule, unfinished = model_summary.notes(memory, reader_of(memory, Settings()))
     assert "paper's rule" in rule and "new model" in rule
     assert unfinished == "task 'owl' has no prompt yet; the same learn command trains it"
-    assert model_summary.notes(Memory(), None) == []
+    assert model_summary.notes(Memory(), reader_of(Memory(), Settings())) == []

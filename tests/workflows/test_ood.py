@@ -117,7 +117,7 @@ def instant():
 
 
 def test_by_evidence_every_image_left_out_has_a_say_and_nothing_is_held_out(instant):
-    ordered = instant.fusion.views[0].familiar.sort().values
+    ordered = instant.reader.known_similarities().sort().values
     assert calibrated(instant) and len(ordered) == 80 and own_thresholds(instant) == {}
     assert threshold(instant, 0.1) == float(ordered[int(0.1 * 81) - 1])
 
@@ -133,9 +133,9 @@ def test_by_evidence_about_that_share_of_new_known_images_is_rejected_and_most_o
 def test_by_evidence_a_class_of_a_handful_takes_part_and_one_of_a_single_image_does_not(instant):
     few = instant.copy()
     few.add_class("yak", easy_task(["yak"], per_class=5, seed=3)[0])
-    assert len(few.fusion.views[0].familiar) == 85 and own_thresholds(few) == {}
+    assert len(few.reader.known_similarities()) == 85 and own_thresholds(few) == {}
     few.add_class("gnu", easy_task(["gnu"], per_class=1, seed=3)[0])
-    assert len(few.fusion.views[0].familiar) == 85
+    assert len(few.reader.known_similarities()) == 85
 
 
 def test_by_evidence_classes_of_one_image_each_cannot_tell():

@@ -195,7 +195,7 @@ def test_cpp_inference_explains_which_centroid_won():
     learner = Learner(tiny_backbone(), Settings.preset("paper", prompts=False, centroids=2))
     learner.learn(easy_task(["ant", "bee"]), name="spring")
     prediction, (row, _) = predicted(learner)
-    index, why = learner.index, row.explanation
+    index, why = learner.reader.index, row.explanation
     own = index.values[index.value_classes == learner.classes.index("bee")]
     similarities = torch.nn.functional.normalize(prediction.embeddings[:1], dim=1) @ own.T
     assert why["centroid"] == int(similarities.argmax()) + 1 and why["centroids"] == len(own)

@@ -32,9 +32,14 @@ class EvidenceReader:
     retrieves_tasks = False
     needs_heldout = False
 
-    def __init__(self, memory: Memory, options: CandidateOptions | None = None):
+    def __init__(
+        self,
+        memory: Memory,
+        options: CandidateOptions | None = None,
+        min_space_weight: float = classifier.MIN_SPACE_WEIGHT,
+    ):
         self.index = Index.build(memory)
-        self.classifier = EvidenceClassifier(memory, self.index, options)
+        self.classifier = EvidenceClassifier(memory, self.index, options, min_space_weight)
         self._shared_prompt = memory.shared_prompt
 
     def match(self, embed: Embed, count: int, exhaustive: bool = True) -> ClassifierMatches:
@@ -149,9 +154,12 @@ class EvidenceRule:
     """
 
     candidates: CandidateOptions = field(default_factory=CandidateOptions)
+    min_space_weight: float = classifier.MIN_SPACE_WEIGHT
     name = "evidence"
     uses_shared_prompt = True
 
     def reader(self, memory: Memory, settings: Settings) -> Reader:
         """See `Rule.reader`."""
-        return EvidenceReader(memory, self.candidates) if memory.evidence else PaperReader(memory, settings)
+        if not memory.evidence:
+            return PaperReader(memory, settings)
+        return EvidenceReader(memory, self.candidates, self.min_space_weight)
