@@ -456,7 +456,9 @@ def test_an_unfinished_first_task_keeps_the_prompt_for_all_classes_that_it_was_g
     learn_folder(whole, scan_folder(summer), holdout=0.25)
     again = Learner.load(path, tiny_backbone())
     learn_folder(again, scan_folder(summer, again.memory), holdout=0.25)
-    assert torch.equal(again.domain, domain) and file_bytes(again, tmp_path) == file_bytes(whole, tmp_path)
+    assert torch.equal(again.shared_prompt, domain) and file_bytes(again, tmp_path) == file_bytes(
+        whole, tmp_path
+    )
 
 
 def test_the_bookmark_of_an_unfinished_task_is_found_again(tmp_path, before, summer):

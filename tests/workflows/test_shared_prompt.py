@@ -166,7 +166,7 @@ def test_independent_models_of_one_adapted_backbone_merge_exactly(adapted, tmp_p
     outcomes = []
     for order in itertools.permutations(TASKS):
         merged, whole = merge(*(learned(adapted, name) for name in order)), learned(adapted, *order)
-        assert torch.equal(merged.domain, adapted.prompt)
+        assert torch.equal(merged.shared_prompt, adapted.prompt)
         assert file_bytes(merged, tmp_path) == file_bytes(whole, tmp_path)
         prediction = merged.predict(images)
         columns = torch.tensor([prediction.classes.index(name) for name in sorted(prediction.classes)])
