@@ -120,7 +120,7 @@ def test_reloading_to_other_scores_is_noticed(tmp_path: Path, monkeypatch: pytes
 
     def other(path: Path, backbone: object = None) -> Learner:
         learner = load(path, tiny_backbone())
-        learner.memory.tasks[0].classes[0].plain.points.mul_(-1)
+        learner.memory.tasks[0].classes.columns["plain.steps"].mul_(-1)
         return learner
 
     monkeypatch.setattr(demo.Learner, "load", other)
