@@ -217,9 +217,7 @@ def test_the_table_of_settings_lists_all_with_their_true_defaults():
 
 def test_learner_prediction_and_errors_are_listed_whole():
     page = API.read_text(encoding="utf-8")
-    members = [
-        n for n, m in inspect.getmembers(Learner) if not n.startswith("_") and n not in ("of_model", "index")
-    ]
+    members = [n for n, m in inspect.getmembers(Learner) if not n.startswith("_") and n != "of_model"]
     learner = page.partition("\n## Learner\n")[2].partition("\n## ")[0]
     for name in members:
         assert re.search(rf"`(Learner\.)?{name}[`(]", learner), name
