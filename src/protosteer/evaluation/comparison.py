@@ -55,11 +55,7 @@ def gather(given: Sequence[str]) -> Rows:
 
 
 def bins_of(rows: Rows) -> dict[str, list[Bins]]:
-    """Return the calibration bins of every seed, for the rows that have them.
-
-    Raises:
-        RunError: No row has them (code "no-confidence").
-    """
+    """Return the calibration bins of every seed, for the rows that have them; an error if none has."""
     found = {label: [seed.get("reliability") for seed in seeds] for label, seeds in rows.items()}
     known = {label: [bins for bins in seeds if bins] for label, seeds in found.items() if all(seeds)}
     if not known:

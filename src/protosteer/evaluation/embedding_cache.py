@@ -118,12 +118,7 @@ class EmbeddingCache:
 
 
 class CacheRows:
-    """Some rows of a cache as test images.
-
-    Args:
-        cache: The cache.
-        rows: The rows.
-    """
+    """Some rows of a cache as test images."""
 
     def __init__(self, cache: EmbeddingCache, rows: Tensor):
         self.cache = cache

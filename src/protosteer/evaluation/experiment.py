@@ -101,13 +101,7 @@ class Experiment:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Experiment:
-        """Create an experiment from one flat table.
-
-        Args:
-            values: Fields of an experiment, options of the stream and settings of the method, by name.
-
-        Returns:
-            The experiment.
+        """Create an experiment from one flat table of fields, stream options and settings of the method.
 
         Raises:
             SettingsError: A name is unknown or a value impossible.
@@ -193,11 +187,7 @@ def overridden(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
 
 
 def parse_seeds(given: Any) -> tuple[int, ...]:
-    """Parse `0,1,2`, a number, or a list of numbers.
-
-    Raises:
-        SettingsError: They are not different numbers from 0 on (code "bad-seeds").
-    """
+    """Parse `0,1,2`, a number, or a list of numbers."""
     words = given.split(",") if isinstance(given, str) else given
     listed = list(words) if isinstance(words, (list, tuple)) else [words]
     seeds = [int(w) if isinstance(w, str) and w.strip().isdecimal() else w for w in listed]
@@ -209,11 +199,7 @@ def parse_seeds(given: Any) -> tuple[int, ...]:
 
 
 def check_choice(resume: bool, overwrite: bool) -> None:
-    """Raise if a run is to be both resumed and overwritten.
-
-    Raises:
-        SettingsError: It is (code "resume-and-overwrite").
-    """
+    """Raise if a run is to be both resumed and overwritten."""
     if resume and overwrite:
         raise SettingsError(
             "resume=True continues the run in the folder, overwrite=True removes it; choose one",
@@ -223,12 +209,9 @@ def check_choice(resume: bool, overwrite: bool) -> None:
 
 @dataclass(frozen=True)
 class ExperimentContext:
-    """Backbone and stream of an experiment; experiments that differ only in their method may share it.
+    """Backbone, stream, and what was reported when it was opened.
 
-    Attributes:
-        backbone: The backbone.
-        stream: The stream.
-        messages: What was reported when the stream was opened.
+    Experiments that differ only in their method may share it.
     """
 
     backbone: Backbone
@@ -244,15 +227,7 @@ class ExperimentContext:
 def open_context(
     experiment: Experiment, on_message: Callable[[str], None] = lambda line: None
 ) -> ExperimentContext:
-    """Load an experiment's backbone and stream.
-
-    Args:
-        experiment: The experiment.
-        on_message: Called with lines for the user.
-
-    Returns:
-        The context.
-    """
+    """Load an experiment's backbone and stream; `on_message` gets lines for the user."""
     messages: list[str] = []
 
     def report(line: str) -> None:

@@ -82,14 +82,7 @@ def _rehearsal(method: type[Method], settings: Values) -> str:
 def first_task_parameters(method: type[Method], backbone: Backbone) -> int | None:
     """Count the parameters that a method trains for a first task of ten classes.
 
-    The count depends on shapes only, so one epoch on noise suffices.
-
-    Args:
-        method: The method.
-        backbone: The backbone.
-
-    Returns:
-        The count; None if the method cannot learn such a task.
+    The count depends on shapes only, so one epoch on noise suffices. None: the method cannot learn such a task.
     """
     settings = default_settings(method)
     epochs = {name: min(value, 1) for name, value in settings.to_dict().items() if name.endswith("epochs")}

@@ -34,12 +34,7 @@ def image_accuracy(matrix: Matrix, i: int, test_images: Sequence[int]) -> float:
 def anytime_accuracy(accuracies: Sequence[float], train_images: Sequence[int]) -> float:
     """Compute A_AUC of Koh et al. (ICLR 2022): the area under accuracy over training images.
 
-    Args:
-        accuracies: After each task, on all classes learned by then.
-        train_images: The number of training images of each task; all 0 if unknown.
-
-    Returns:
-        The mean accuracy, weighted by training images.
+    Each accuracy is over the classes learned by then; train_images are those of each task, all 0 if unknown.
     """
     weights = train_images if any(train_images) else [1] * len(train_images)
     return sum(a * n for a, n in zip(accuracies, weights, strict=True)) / sum(weights)
@@ -79,14 +74,9 @@ def summary(matrix: Matrix, test_images: Sequence[int] | None = None) -> dict[st
 
 
 def reliability(confidence: Tensor, right: Tensor) -> list[dict[str, Any]]:
-    """Group B images by confidence into bins of equal width.
+    """Group images by confidence [B] into bins of equal width, given whether each is right, bool [B].
 
-    Args:
-        confidence: [B].
-        right: Whether each prediction is right, bool [B].
-
-    Returns:
-        For each bin, the number of images, and their mean confidence and accuracy in percent; None without images.
+    A bin has the number of images, and their mean confidence and accuracy in percent; None without images.
     """
     bins = (
         (confidence.double() * BINS).long().clamp(0, BINS - 1)

@@ -27,13 +27,7 @@ MANIFEST, METRICS, LOG, LOCK = "manifest.json", "metrics.json", "log.txt", ".pro
 
 
 class SeedFolder:
-    """The part of a run folder that belongs to one seed; `protocol.run_stream` resumes from it.
-
-    Args:
-        path: The folder.
-        suffix: The suffix of model files.
-        checkpoint_seconds: The least time between two checkpoints of a training.
-    """
+    """The part of a run folder that belongs to one seed; `protocol.run_stream` resumes from it."""
 
     def __init__(self, path: Path, suffix: str, checkpoint_seconds: float = SECONDS):
         self.path = path
@@ -99,11 +93,7 @@ class SeedFolder:
 
 
 class RunFolder:
-    """The folder of one experiment: a configuration and its seeds.
-
-    Args:
-        path: The folder.
-    """
+    """The folder of one experiment: a configuration and its seeds."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -232,11 +222,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder against other processes; the lock of a process that dies is released.
-
-        Raises:
-            RunError: Another process has the lock (code "run-in-use").
-        """
+        """Lock the folder against other processes; the lock of a process that dies is released."""
         self._require_ours()
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / LOCK).open("a") as file:
@@ -287,13 +273,7 @@ class RunFolder:
 
 
 def read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Read a run folder.
-
-    Args:
-        path: The folder.
-
-    Returns:
-        The configuration, and the metrics of every finished seed.
+    """Read the configuration, and the metrics of every finished seed, of a run folder.
 
     Raises:
         RunError: It is no run folder (code "not-a-run"), or has no finished seed (code "no-finished-seed").
@@ -317,11 +297,7 @@ def read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file of a run folder.
-
-    Raises:
-        RunError: It cannot be read (code "unreadable-run").
-    """
+    """Read a JSON file of a run folder."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

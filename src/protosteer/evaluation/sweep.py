@@ -8,12 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 from protosteer.errors import ProtosteerError, SettingsError
-from protosteer.evaluation.experiment import (
-    Experiment,
-    check_choice,
-    open_context,
-    run_experiment,
-)
+from protosteer.evaluation.experiment import Experiment, check_choice, open_context, run_experiment
 from protosteer.evaluation.run_folder import RunFolder
 from protosteer.methods import METHODS, find_method
 from protosteer.settings import unknown_setting
@@ -42,19 +37,10 @@ def names_several(method: Any) -> bool:
 
 
 def experiments_of(values: Mapping[str, Any]) -> list[Experiment]:
-    """Create one experiment for each method that `values["method"]` names.
+    """Create one experiment for each method that `values["method"]` names; see `Experiment.from_values`.
 
     A setting or a preset goes to the methods that have it; it is an error if none has. For blurry streams, `all` means
     the methods that can learn them. `out` is a folder for their run folders.
-
-    Args:
-        values: Names and values, as `Experiment.from_values` takes them.
-
-    Returns:
-        The experiments.
-
-    Raises:
-        SettingsError: A method, setting or preset is unknown, or a value is impossible.
     """
     able = [
         name
@@ -128,17 +114,8 @@ def run_several(
 ) -> Outcome:
     """Run experiments that differ only in their method. One that fails does not stop the others.
 
-    All folders are checked before the first is written to, so that none is rejected hours later.
-
-    Args:
-        experiments: The experiments.
-        resume: Continue the runs in the folders.
-        overwrite: Remove the runs in the folders.
-        on_message: Called with lines for the user.
-        **options: Further arguments of `run_experiment`.
-
-    Returns:
-        The results.
+    All folders are checked before the first is written to, so that none is rejected hours later. `options` are further
+    arguments of `run_experiment`.
     """
     check_choice(resume, overwrite)
     context = open_context(experiments[0], on_message)

@@ -31,17 +31,7 @@ for _module in iter_modules(__path__):
 
 
 def find_method(name: str) -> type[Method]:
-    """Return the method registered under this name.
-
-    Args:
-        name: The name.
-
-    Returns:
-        The class.
-
-    Raises:
-        SettingsError: There is none (code "unknown-method").
-    """
+    """Return the method of this name; raises SettingsError (code "unknown-method") if there is none."""
     if name not in METHODS:
         raise SettingsError(
             f"no method is called '{name}'; {suggestion(name, METHODS)}", code="unknown-method", name=name

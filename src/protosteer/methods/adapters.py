@@ -11,12 +11,7 @@ from protosteer.backbones import Backbone
 
 
 class Adapter(nn.Module):
-    """relu(x A + a) B + b with a narrow hidden layer; its output starts at zero.
-
-    Args:
-        dim: The dimension of tokens.
-        width: The width of the hidden layer.
-    """
+    """relu(x A + a) B + b over tokens of dimension `dim`, with a hidden `width`; its output starts at zero."""
 
     def __init__(self, dim: int, width: int):
         super().__init__()
@@ -31,13 +26,7 @@ class Adapter(nn.Module):
 
 
 class AdaptedMlp(nn.Module):
-    """A layer's MLP plus an adapter of the same input.
-
-    Args:
-        mlp: The MLP.
-        adapter: The adapter.
-        scale: The weight of the adapter's output.
-    """
+    """A layer's MLP plus `scale` times an adapter of the same input."""
 
     def __init__(self, mlp: nn.Module, adapter: nn.Module, scale: float):
         super().__init__()
@@ -59,16 +48,8 @@ def new_adapters(backbone: Backbone, width: int) -> nn.ModuleList:
 def with_adapters(backbone: Backbone, adapters: nn.ModuleList, scale: float, trainable: bool) -> Backbone:
     """Return the backbone with an adapter in every layer, as a new backbone.
 
-    Both share all other weights, so many adapted backbones take little memory.
-
-    Args:
-        backbone: The backbone.
-        adapters: One adapter per layer.
-        scale: The weight of their output.
-        trainable: Whether the adapters, and nothing else, can be trained.
-
-    Returns:
-        The adapted backbone.
+    Both share all other weights, so many adapted backbones take little memory. Only the adapters can be trained, and only
+    if it is `trainable`.
     """
     shared = {id(parameter): parameter for parameter in backbone.vit.parameters()}
     vit = copy.deepcopy(backbone.vit, shared)

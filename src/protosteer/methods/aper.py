@@ -26,10 +26,7 @@ class APER(Method):
     """Adapts a prompt to the first task; then a nearest class mean on plain and prompted features."""
 
     source = Source(
-        "Zhou et al.",
-        "Revisiting class-incremental learning with pre-trained models",
-        "IJCV",
-        2024,
+        "Zhou et al.", "Revisiting class-incremental learning with pre-trained models", "IJCV", 2024
     )
     trains = "a prompt, on the first task"
     settings_class = PromptTraining

@@ -156,14 +156,7 @@ class Method(ABC):
         """Learn a task; with `task.checkpoint`, resume where an earlier call was interrupted."""
 
     def predict(self, images: Images) -> Tensor:
-        """Predict among all classes learned so far.
-
-        Args:
-            images: B test images.
-
-        Returns:
-            Class numbers, int64 [B].
-        """
+        """Return class numbers, int64 [B], of B test images, among all classes learned so far."""
         return self.answer(images).classes
 
     @abstractmethod
@@ -197,11 +190,8 @@ class Method(ABC):
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what `state_dict` returned; `tasks` is restored already.
 
-        Args:
-            tensors: Tensors by name.
-
         Raises:
-            ModelFileError: They are not this version's (code "other-state").
+            ModelFileError: The tensors are not this version's (code "other-state").
         """
         parts: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
@@ -244,14 +234,7 @@ class Method(ABC):
         return pack_tensors(header, self.state_dict())
 
     def restore(self, state: bytes) -> None:
-        """Restore what `state` returned.
-
-        Args:
-            state: The bytes.
-
-        Raises:
-            ModelFileError: The bytes are damaged, or of another version.
-        """
+        """Restore what `state` returned; raises ModelFileError if it is damaged or of another version."""
         header, tensors = unpack_tensors(state, "the saved state")
         self.tasks = header["tasks"]
         self.load_state_dict(tensors)
@@ -286,11 +269,7 @@ class Method(ABC):
 
     @classmethod
     def require_repeated_classes(cls) -> None:
-        """Raise unless tasks may bring more images of known classes.
-
-        Raises:
-            SettingsError: The method cannot learn them (code "no-repeated-classes").
-        """
+        """Raise SettingsError (code "no-repeated-classes") unless known classes may come again."""
         if not cls.supports_repeated_classes:
             raise SettingsError(
                 f"method {cls.name} cannot learn more images of a known class, which blurry task boundaries need; "
@@ -300,11 +279,7 @@ class Method(ABC):
             )
 
     def require_knowledge(self) -> None:
-        """Raise unless something was learned.
-
-        Raises:
-            LearnerError: Nothing was (code "nothing-learned").
-        """
+        """Raise LearnerError (code "nothing-learned") unless something was learned."""
         if not self.classes:
             raise LearnerError(
                 f"method {self.name} has learned nothing yet; call learn() first", code="nothing-learned"

@@ -103,17 +103,7 @@ class BiC(Rehearsal):
         self.teacher = None
 
     def fit_correction(self, images: ImageSet, labels: Tensor, rows: Tensor, new: int) -> Tensor:
-        """Fit alpha and beta on these rows, equally many of each class.
-
-        Args:
-            images: Buffer and task.
-            labels: Their class numbers.
-            rows: The held-out rows.
-            new: The number of new classes.
-
-        Returns:
-            alpha and beta, [2].
-        """
+        """Fit alpha and beta, [2], on these held-out rows of buffer and task, equally many of each class."""
         each = int(labels[rows].bincount(minlength=len(self.classes)).min())
         rows = rows[balanced(labels[rows], each * len(self.classes))]
         if not len(rows):  # the buffer is too small to hold out something of every class
@@ -150,15 +140,9 @@ def bias(logits: Tensor, labels: Tensor, new: int) -> Tensor:
 
 
 def draw_held_out(labels: Tensor, share: float, quota: int) -> Tensor:
-    """Draw the images to hold out: of each class a share of its quota, at least one and at most half.
+    """Draw the images of labels [n] to hold out, bool [n], by torch's generator.
 
-    Args:
-        labels: Class numbers [n].
-        share: The share.
-        quota: The number of images of each class that the buffer will hold.
-
-    Returns:
-        bool [n], drawn by torch's generator.
+    Of each class a share of the `quota` that the buffer will hold; at least one image, at most half of the class.
     """
     held = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique():
@@ -169,16 +153,9 @@ def draw_held_out(labels: Tensor, share: float, quota: int) -> Tensor:
 
 
 def rows_to_keep(labels: Tensor, held: Tensor, share: float, size: int) -> Tensor:
-    """Choose the rows that the buffer keeps, balanced among held-out images and balanced among the others.
+    """Choose the rows that a buffer of `size` keeps, balanced among held-out images and among the others.
 
-    Args:
-        labels: Class numbers of buffer and task, [n].
-        held: Which images are held out, bool [n].
-        share: The share of the buffer for held-out images; they get at least one place per class.
-        size: The size of the buffer.
-
-    Returns:
-        Rows; the images to train on are drawn by torch's generator.
+    Of labels [n] and held [n]. Held-out images get a share of the buffer, or one place per class; others are drawn.
     """
     room = min(max(int(share * size), len(labels.unique())), size // 2)
     aside, others = held.nonzero()[:, 0], (~held).nonzero()[:, 0]

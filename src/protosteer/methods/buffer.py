@@ -45,11 +45,7 @@ class Buffer:
     def offer(self, images: ImageSet, labels: Tensor, rows: Tensor, **notes: Tensor) -> None:
         """Keep the given rows, in their order, of the buffer followed by new images.
 
-        Args:
-            images: The new images.
-            labels: Their class numbers.
-            rows: The rows to keep.
-            **notes: Notes of the new images; the images in the buffer must have the same.
+        notes are those of the new images; the images in the buffer must have the same.
         """
         old, new = rows[rows < len(self)], rows[rows >= len(self)] - len(self)
         order = torch.argsort(
@@ -74,13 +70,7 @@ class Buffer:
         return both, torch.cat([self.labels, labels])
 
     def offer_balanced(self, images: ImageSet, labels: Tensor, size: int) -> None:
-        """Keep equally many images of each class; new ones are drawn by torch's generator.
-
-        Args:
-            images: The new images.
-            labels: Their class numbers.
-            size: How many images to keep.
-        """
+        """Keep `size` images, equally many of each class; new ones are drawn by torch's generator."""
         order = torch.randperm(len(labels))
         drawn = labels[order]
         self.offer(Chosen(images, order.tolist()), drawn, balanced(torch.cat([self.labels, drawn]), size))
@@ -122,15 +112,7 @@ def reservoir(size: int, count: int, offered: int, new: int) -> Tensor:
 
 
 def balanced(labels: Tensor, size: int) -> Tensor:
-    """Choose equally many rows of each class, or one less; of a class, those that come first.
-
-    Args:
-        labels: Class numbers of the images in the buffer, followed by those of the new images, [n].
-        size: How many rows to choose.
-
-    Returns:
-        The rows in ascending order.
-    """
+    """Choose `size` rows of labels [n], equally many of each class or one less; of a class, those that come first."""
     rank = torch.zeros_like(labels)  # of each image within its class
     for label in labels.unique():
         own = labels == label

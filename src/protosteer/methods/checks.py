@@ -86,15 +86,7 @@ Check = Callable[[Maker], None]
 
 
 def check_method(method: type[Method], **settings: Any) -> None:
-    """Run all checks that apply to a method.
-
-    Args:
-        method: The class.
-        **settings: Settings that differ from its `test_settings`.
-
-    Raises:
-        AssertionError: A check fails.
-    """
+    """Run all checks that apply to a method, with settings that differ from its `test_settings`."""
     make = Maker(method, settings)
     for check in checks_for(method):
         check(make)

@@ -114,34 +114,14 @@ class Co2L(Rehearsal):
 
 
 def asymmetric(z: Tensor, labels: Tensor, anchors: Tensor, temperature: float) -> Tensor:
-    """Compute SupCon with some images as anchors; 0 if there are none.
-
-    Args:
-        z: Normalised projections [N, P].
-        labels: Class numbers [N].
-        anchors: Which images are anchors, bool [N].
-        temperature: tau.
-
-    Returns:
-        The loss.
-    """
+    """Compute SupCon of z [N, P] and labels [N] with some images as anchors, bool [N]; 0 if there are none."""
     others = ~torch.eye(len(z), dtype=torch.bool, device=z.device)[anchors]
     same = labels[anchors, None] == labels[None, :]
     return contrastive(z[anchors] @ z.T, same & others, others, temperature)
 
 
 def relations(z: Tensor, before: Tensor, present: float, past: float) -> Tensor:
-    """Compute the cross-entropy of each image's similarities to all others, now against before.
-
-    Args:
-        z: Normalised projections [N, P].
-        before: Those of the network before the task, [N, P].
-        present: The temperature kappa.
-        past: The temperature kappa*.
-
-    Returns:
-        The loss.
-    """
+    """Compute the cross-entropy of each image's similarities to all others, of z [N, P] against those before."""
     count = len(z)
     others = ~torch.eye(count, dtype=torch.bool, device=z.device)
     now, then = ((rows @ rows.T)[others].view(count, count - 1) for rows in (z, before))
@@ -149,16 +129,7 @@ def relations(z: Tensor, before: Tensor, present: float, past: float) -> Tensor:
 
 
 def linear(embeddings: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Fit a logistic regression in which every class has the same weight.
-
-    Args:
-        embeddings: [n, D].
-        labels: Class numbers [n].
-        classes: The number K of classes.
-
-    Returns:
-        Weight [K, D] and bias [K].
-    """
+    """Fit a logistic regression with equally weighted classes; returns weight [K, D] and bias [K]."""
     counts = labels.bincount(minlength=classes).clamp(min=1)
     weight = torch.zeros(classes, embeddings.shape[1], requires_grad=True)
     bias = torch.zeros(classes, requires_grad=True)

@@ -11,12 +11,7 @@ from protosteer.methods.training_utils import Head
 
 
 class Teacher:
-    """A frozen copy of a network: its backbone, and its head over the classes so far.
-
-    Args:
-        backbone: The backbone to copy.
-        head: The head to copy.
-    """
+    """A frozen copy of a network: its backbone, and its head over the classes so far."""
 
     def __init__(self, backbone: Backbone, head: Head):
         self.backbone = backbone.frozen_copy()
@@ -29,17 +24,9 @@ class Teacher:
 
 
 def distillation(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """Compute the cross-entropy of softmax(logits / T) against softmax(teacher / T), mean over images.
+    """Compute the cross-entropy of softmax(logits / T) against softmax(teacher / T), mean over images; both [B, K].
 
     Hinton et al. (2015) multiply it by T^2 to preserve the size of gradients; each method here follows its own paper.
-
-    Args:
-        logits: Of the student, [B, K].
-        teacher: Of the teacher, [B, K].
-        temperature: T.
-
-    Returns:
-        The loss.
     """
     targets = (teacher / temperature).softmax(dim=1)
     return -(targets * (logits / temperature).log_softmax(dim=1)).sum(dim=1).mean()

@@ -147,15 +147,7 @@ class EASE(Method):
 
 
 def synthesise(prototypes: Tensor, counts: Sequence[int]) -> Tensor:
-    """Fill in the prototypes of classes whose images a space has not seen.
-
-    Args:
-        prototypes: [T, K, D].
-        counts: The number of classes of each task.
-
-    Returns:
-        The prototypes, complete.
-    """
+    """Fill in prototypes [T, K, D] of classes that a space has not seen; `counts` has the classes of each task."""
     prototypes, first = prototypes.clone(), [sum(counts[:t]) for t in range(len(counts))]
     for t, count in enumerate(counts):
         own = slice(first[t], first[t] + count)
@@ -166,17 +158,7 @@ def synthesise(prototypes: Tensor, counts: Sequence[int]) -> Tensor:
 
 
 def scores(features: Tensor, prototypes: Tensor, counts: Sequence[int], alpha: float) -> Tensor:
-    """Score images in all spaces [T, B, D] against classes in all spaces [T, K, D].
-
-    Args:
-        features: [T, B, D].
-        prototypes: [T, K, D].
-        counts: The number of classes of each task.
-        alpha: The weight of all other spaces.
-
-    Returns:
-        Scores [B, K].
-    """
+    """Score images in all spaces [T, B, D] against classes in all spaces [T, K, D]; returns [B, K]."""
     cosine = F.normalize(features, dim=2) @ F.normalize(prototypes, dim=2).mT  # [T, B, K]
     task_of = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     own = F.one_hot(task_of, len(counts)).T  # [T, K]

@@ -50,12 +50,7 @@ class ESNSettings(PromptTraining):
 
 
 class Classifier(nn.Module):
-    """A token, the layer in which it attends to an image's tokens, and a head.
-
-    Args:
-        backbone: The backbone whose tokens it reads.
-        classes: The number K of classes.
-    """
+    """A token, the layer in which it attends to the backbone's tokens, and a head."""
 
     def __init__(self, backbone: Backbone, classes: int):
         super().__init__()

@@ -155,14 +155,7 @@ class Rehearsal(Network):
         self.buffer = Buffer()
 
     def replay(self, count: int) -> tuple[Tensor, Tensor]:
-        """Draw images from the buffer and augment them.
-
-        Args:
-            count: How many, at most.
-
-        Returns:
-            Normalised images [b, 3, H, W], and their rows in the buffer [b].
-        """
+        """Draw at most `count` images from the buffer and augment them; returns [b, 3, H, W] and their rows [b]."""
         from protosteer.data.augment import Augmentation
 
         rows = self.buffer.draw(count)

@@ -76,14 +76,10 @@ class GDumb(Rehearsal):
 
 
 def cutmix(images: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Cover a box of each image by that of its partner in the batch; the box is the same for all.
+    """Cover a box of each image [B, 3, H, W] by that of its partner in the batch; the box is the same for all.
 
-    Args:
-        images: [B, 3, H, W].
-
-    Returns:
-        The mixed images, the rows of the partners [B], and the box's share of the area. The share is uniform in 0..1
-        before the box is cut off at the edge. All by torch's generator.
+    Returns the images, the rows of the partners [B], and the box's share of the area, which is uniform in 0..1 before the
+    box is cut off at the edge. All by torch's generator.
     """
     height, width = images.shape[2:]
     side = float(torch.rand(())) ** 0.5

@@ -60,11 +60,7 @@ class ICaRL(Rehearsal):
         self.teacher: Teacher | None = None  # the network before the current task; None in the first
 
     def begin_task(self, task: TrainingTask, labels: Tensor) -> None:
-        """Check the size of the buffer and copy the teacher.
-
-        Raises:
-            SettingsError: The buffer cannot hold an exemplar of each class (code "buffer-too-small").
-        """
+        """Check that the buffer can hold an exemplar of each class, and copy the teacher."""
         classes, size = int(labels.max()) + 1, self.settings.buffer_size
         if size < classes:
             raise SettingsError(
@@ -116,17 +112,10 @@ class ICaRL(Rehearsal):
 
 
 def herding(features: Tensor, count: int) -> Tensor:
-    """Choose rows whose mean stays nearest to the mean of all.
+    """Choose at most `count` rows of unit-length features [n, D] whose mean stays nearest to the mean of all.
 
     After k choices with the sum s, the next one minimises |mean - (s + f) / (k + 1)|. For all f of the same length, that
     is the f with the largest product with (k + 1) mean - s.
-
-    Args:
-        features: Unit-length features [n, D].
-        count: How many rows to choose, at most.
-
-    Returns:
-        The rows in the order in which they are chosen.
     """
     features = features.double()
     target = mean = features.mean(dim=0)

@@ -34,13 +34,7 @@ class PromptTraining(TrainingSettings):
 
 
 class CosineHead(nn.Module):
-    """Cosine similarities to one row per class, times a trained scale that starts at 1.
-
-    Args:
-        dim: The dimension D of embeddings.
-        classes: The number K of classes.
-        device: Where the parameters are.
-    """
+    """Cosine similarities to one row per class, times a trained scale that starts at 1."""
 
     def __init__(self, dim: int, classes: int, device: torch.device):
         super().__init__()
@@ -98,18 +92,7 @@ def tune_prompt(
 
 
 def tune_deep_prompt(task: TrainingTask, backbone: Backbone, settings: PromptTraining) -> Tensor:
-    """Train a deep prompt [depth, L, D] on one task, from zero, under a head that is discarded.
-
-    The caller's random state stays as it is.
-
-    Args:
-        task: The task.
-        backbone: The frozen backbone.
-        settings: How to train.
-
-    Returns:
-        The prompt.
-    """
+    """Train a deep prompt [depth, L, D] on one task, from zero, under a head that is discarded."""
     classes = number_labels(task, [])[0]
     with torch.random.fork_rng():
         torch.manual_seed(task_seed(settings.seed, classes))

@@ -76,16 +76,7 @@ class Prompted(Method):
         return self.prompt(queries), queries.new_zeros(())
 
     def features(self, source: Backbone | Images, images: Tensor, prompt: Prompt) -> Tensor:
-        """Compute what the head reads, [B, D].
-
-        Args:
-            source: The backbone, or test images.
-            images: Normalised images for the backbone, or row numbers of test images.
-            prompt: The prompts.
-
-        Returns:
-            Features [B, D].
-        """
+        """Compute what the head reads, [B, D]: of normalised images by the backbone, or of row numbers by test images."""
         return source.embed(images, prompt)
 
     def candidates(self, queries: Tensor) -> Tensor | None:

@@ -18,12 +18,7 @@ GROUPS = (["ant", "bee"], ["cat", "dog", "eel"], ["fox"])
 
 
 class PlainImages:
-    """Test images without a cache: every embedding is computed anew.
-
-    Args:
-        method: The method whose backbone embeds them.
-        images: The images.
-    """
+    """Test images without a cache: every embedding is computed anew by the method's backbone."""
 
     def __init__(self, method: Method, images: ImageSet):
         self.method = method

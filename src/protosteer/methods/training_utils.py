@@ -107,12 +107,7 @@ def update_means(means: Tensor, counts: Tensor, embeddings: Tensor, labels: Tens
 
 
 class Head(nn.Module):
-    """A linear layer over embeddings that grows with new classes; existing rows stay as they are.
-
-    Args:
-        dim: The dimension D of embeddings.
-        device: Where the parameters are.
-    """
+    """A linear layer over embeddings that grows with new classes; existing rows stay as they are."""
 
     def __init__(self, dim: int, device: torch.device):
         super().__init__()
@@ -145,15 +140,7 @@ class Head(nn.Module):
 
 
 def answer_by(logits: Tensor, **more: Tensor) -> Answer:
-    """Predict the class of the largest logit, with its softmax as confidence.
-
-    Args:
-        logits: [B, K].
-        **more: Other fields of `Answer`.
-
-    Returns:
-        The answer.
-    """
+    """Predict the class of the largest of logits [B, K], with its softmax as confidence."""
     best = logits.detach().cpu().softmax(dim=1).max(dim=1)
     return Answer(best.indices, confidence=best.values, **more)
 
@@ -187,14 +174,7 @@ class TrainingJob:
 
 
 def fit(job: TrainingJob) -> None:
-    """Train parameters on augmented images; an interrupted training resumes bit-identically.
-
-    Args:
-        job: What to train.
-
-    Raises:
-        LearnerError: There are several processes (code "single-process-method").
-    """
+    """Train parameters on augmented images; an interrupted training resumes bit-identically."""
     from protosteer.data.augment import Augmentation, augmented
 
     if process_group().size > 1:
@@ -226,13 +206,7 @@ def fit(job: TrainingJob) -> None:
 
 
 def minimise(loss: Callable[[], Tensor], parameters: Sequence[Tensor], steps: int = 100) -> None:
-    """Minimise a convex loss of few parameters in place, by L-BFGS, so that nothing is random.
-
-    Args:
-        loss: Computes the loss.
-        parameters: What to change.
-        steps: The largest number of iterations.
-    """
+    """Minimise a convex loss of few parameters in place, by L-BFGS, so that nothing is random."""
     optimiser = torch.optim.LBFGS(parameters, max_iter=steps, line_search_fn="strong_wolfe")
 
     def closure() -> float:

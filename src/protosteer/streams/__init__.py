@@ -21,11 +21,7 @@ __all__ = [
 
 
 def find_benchmark(name: str) -> Benchmark:
-    """Return the benchmark of this name, or of `folder:PATH`.
-
-    Raises:
-        DataError: There is none of this name (code "unknown-stream").
-    """
+    """Return the benchmark of this name, or of `folder:PATH`; an error if there is none."""
     if name.startswith(folder.PREFIX):
         return folder.benchmark(name)
     if name not in BENCHMARKS:

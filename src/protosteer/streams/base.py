@@ -80,15 +80,7 @@ class Task:
 
 
 class RevocableImages(Chosen):
-    """A view of images that stops being readable once it is revoked.
-
-    Args:
-        images: The images.
-        task: The name of their task, for the error message.
-
-    Attributes:
-        revoked: True once the task is over.
-    """
+    """Images of a task that cannot be read any more once they are `revoked`."""
 
     def __init__(self, images: ImageSet, task: str):
         super().__init__(images, range(len(images)))
@@ -96,17 +88,7 @@ class RevocableImages(Chosen):
         self.revoked = False
 
     def pixels(self, rows: Sequence[int]) -> Tensor:
-        """Return the images of these rows, uint8 [len(rows), 3, h, w].
-
-        Args:
-            rows: Row numbers.
-
-        Returns:
-            The pixels.
-
-        Raises:
-            DataError: The task is over (code "task-is-over").
-        """
+        """Return the images of these rows; an error (code "task-is-over") once they are revoked."""
         if self.revoked:
             raise DataError(
                 f"task {self.task!r} is over and its images cannot be read; a method that needs them keeps a buffer",
@@ -141,16 +123,7 @@ class TrainingTask:
 def training_view(
     task: Task | TrainingTask, on_stage: OnStage | None = None, checkpoint: CheckpointFile | None = None
 ) -> Iterator[TrainingTask]:
-    """Open a task for learning; when the block ends, its images cannot be read any more.
-
-    Args:
-        task: The task.
-        on_stage: Called with progress.
-        checkpoint: Where training is saved and resumed from.
-
-    Yields:
-        The task as a method sees it.
-    """
+    """Open a task for learning, as a method sees it; when the block ends, its images cannot be read any more."""
     images = RevocableImages(task.train, task.name)
     classes = task.learned if isinstance(task, Task) else list(task.classes)
     try:
@@ -244,16 +217,9 @@ def build(benchmark: Benchmark, dataset: Dataset, options: StreamOptions | None 
 
 
 def drawn_mask(count: int, share: float) -> np.ndarray:
-    """Draw a share of rows with a fixed seed: at least one, but never all.
+    """Draw a share of `count` rows with a fixed seed, bool [count]: at least one, but never all.
 
     Each class is drawn separately with the same seed, so a class's images do not depend on other classes.
-
-    Args:
-        count: The number of rows.
-        share: The share to draw.
-
-    Returns:
-        bool [count], True for the rows drawn.
     """
     mask = np.zeros(count, dtype=bool)
     size = max(0, min(max(1, round(count * share)), count - 1))

@@ -25,11 +25,7 @@ TEST_SHARE = 0.2
 
 
 def benchmark(name: str) -> Benchmark:
-    """Return the benchmark of `folder:PATH`.
-
-    Raises:
-        DataError: There is no path (code "no-folder").
-    """
+    """Return the benchmark of `folder:PATH`."""
     if name == PREFIX:
         raise DataError(
             "folder: needs a path; write folder:PATH, with one sub-folder per class in PATH", code="no-folder"
