@@ -44,10 +44,3 @@ def test_decisions_are_scikit_learns_under_the_cosine():
     answer = method.answer(EmbeddingCache(method, ArrayImages(pixels)))
     assert [method.classes[k] for k in answer.classes] == expected.tolist()
     assert answer.prompts.tolist() == [1] * len(pixels)
-
-
-def test_the_prompt_is_kept_once_and_counted():
-    method = MAKE.after()
-    assert method.bytes_per_task() == [4 * 2 * 2 * 24 + 2 * 200, 3 * 200, 200]
-    assert method.trained_parameters() == 2 * 2 * 24 + 2 * 24 + 1
-    assert MAKE().trained_parameters() == 0 and MAKE().bytes_per_task() == []

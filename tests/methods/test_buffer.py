@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from protosteer.data.images import ArrayImages
-from protosteer.methods.buffer import Buffer, balanced, reservoir
+from protosteer.methods.buffer import Buffer, balanced
 
 
 def grey(*values: int) -> ArrayImages:
@@ -51,21 +51,6 @@ def test_room_is_shared_out_among_classes_and_old_images_stay():
     buffer.offer_balanced(grey(*range(10, 20)), torch.full((10,), 2), size=6)
     assert buffer.labels.bincount().tolist() == [2, 2, 2] and buffer.offered == 20
     assert {value for value in shown(buffer) if value < 10} < first
-
-
-def test_a_reservoir_keeps_every_image_with_the_same_probability():
-    """Offered in three parts, 30 images for 6 places: each is kept in a fifth of 3,000 trials."""
-    torch.manual_seed(0)
-    counts = torch.zeros(30)
-    for _ in range(3000):
-        kept, offered = torch.empty(0, dtype=torch.long), 0
-        for part in torch.arange(30).split([4, 16, 10]):
-            rows = reservoir(6, len(kept), offered, len(part))
-            kept, offered = torch.cat([kept, part])[rows], offered + len(part)
-        assert len(kept) == len(kept.unique()) == 6
-        counts[kept] += 1
-    deviation = (3000 * 0.2 * 0.8) ** 0.5
-    assert (counts - 600).abs().max() < 4.5 * deviation, counts
 
 
 def test_balanced_classes_differ_by_one_at_most_and_keep_their_first():

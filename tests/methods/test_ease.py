@@ -126,11 +126,3 @@ def test_each_space_is_computed_once_per_image():
     for _ in range(2):
         answer = method.answer(images)
     assert images.forward_passes == 3 * len(images) and answer.prompts.tolist() == [2] * len(images)
-
-
-def test_what_is_kept_is_counted():
-    method = MAKE.after()
-    each = 2 * (2 * 24 * 4 + 24 + 4)  # per layer: down and up, with their biases
-    assert method.bytes_per_task() == [4 * (each + 24 * n) for n in (2, 2 * 3 + 2, 3 * 1 + 5)]
-    assert sum(method.bytes_per_task()) == sum(t.nbytes for t in method.state_dict().values())
-    assert method.trained_parameters() == 3 * each + 6 * 24 + 3

@@ -75,10 +75,3 @@ def test_a_feature_that_never_changes_does_not_harm_the_probe():
     truth = torch.arange(6).repeat_interleave(5)
     assert method.weight.isfinite().all()
     assert torch.equal(method.predict(make.images(method, NAMES)), truth)
-
-
-def test_what_is_kept_is_counted():
-    _, method = taught("knn")
-    each = 4 * method.backbone.dim + 8
-    assert method.bytes_per_task() == [8 * len(group) * each for group in GROUPS]
-    assert torch.equal(method.labels, torch.arange(6).repeat_interleave(8))
