@@ -1,4 +1,4 @@
-"""Why a run has the accuracy that it has: the end figure hides the cause."""
+"""Error analysis of a run: which kinds of errors its accuracy consists of."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from protosteer.streams.base import Task
 
 
 def diagnose(method: Method, tests: Sequence[tuple[Task, Images]]) -> dict[str, Any]:
-    """What the method says of every task learned, given its test images, and the mean over tasks."""
+    """Analyse the errors on the test images of every task learned; returns metrics per task, and their mean."""
     number = {name: k for k, name in enumerate(method.classes)}
     tasks = []
     for j, (task, images) in enumerate(tests):

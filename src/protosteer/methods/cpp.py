@@ -1,4 +1,7 @@
-"""Contrastive Prototypical Prompt as evaluation sees it: a `Learner` and no more."""
+"""Contrastive Prototypical Prompt (Li et al., WACV 2024): a `Learner` with the paper's settings.
+
+The method itself is in `protosteer/paper/`.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +49,12 @@ class CPP(Method):
 
     @property
     def classes(self) -> list[str]:
+        """The names of all classes learned so far."""
         return self.learner.classes
 
     @property
     def memory(self) -> Memory:
+        """The records of all tasks."""
         return self.learner.memory
 
     def learn(self, task: TrainingTask) -> None:
@@ -57,6 +62,7 @@ class CPP(Method):
         self.learner.learn((task.train, task.train_labels), task.name, task.on_stage, task.checkpoint)
 
     def answer(self, images: Images) -> Answer:
+        """Predict as `Learner.predict` does."""
         self.require_knowledge()
         reader = self.learner.reader
         matches = reader.match(self.embedder(images), len(images))
@@ -70,30 +76,34 @@ class CPP(Method):
         return self.learner.reader.diagnose(self.embedder(images), truth, task, own)
 
     def embedder(self, images: Images) -> Embed:
-        """`images.embed` as inference calls it, by the numbers of the index's prompts."""
+        """Wrap `images.embed` as inference calls it, with the numbers of the index's prompts."""
         names, prompts = [*self.learner.tasks, "for all classes"], self.learner.reader.index.prompts
 
         def embed(rows: Tensor, numbers: Tensor | None) -> Tensor:
             if numbers is None:
                 return images.embed(rows)
             embeddings = torch.empty(len(rows), self.backbone.dim)
-            for number in numbers.unique().tolist():  # what was computed before is known by task
-                some = numbers == number
-                embeddings[some] = images.embed(rows[some], prompts[number], names[number])
+            for number in numbers.unique().tolist():  # cached by task
+                own = numbers == number
+                embeddings[own] = images.embed(rows[own], prompts[number], names[number])
             return embeddings
 
         return embed
 
     def state(self) -> bytes:
+        """Return the contents of a model file."""
         return self.learner.model.pack()
 
     def restore(self, state: bytes) -> None:
+        """Restore what `state` returned."""
         model = model_file.unpack(state, Path("the saved state"))
         model.backbone_for(self.backbone)
         self.learner.memory = model.memory
 
     def bytes_per_task(self) -> list[int]:
+        """Return the bytes of each task's record."""
         return [task.bytes for task in self.memory.tasks]
 
     def trained_parameters(self) -> int:
+        """Return the size of prompts and discarded necks."""
         return sum(task.metadata.trained_parameters or 0 for task in self.memory.tasks)
