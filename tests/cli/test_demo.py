@@ -14,10 +14,10 @@ from PIL import Image
 from rich.console import Console
 
 from conftest import easy_task, tiny_backbone
+from expect import expect_error
 from protosteer.cli import demo
 from protosteer.cli.demo import DEMO, VARIANTS, Outcome, run_demo, sentence, show, tell_files
 from protosteer.data.images import ArrayImages
-from protosteer.errors import ProtosteerError
 from protosteer.learner import Learner
 from protosteer.report import plots
 from protosteer.streams import Stream, Task, split_digits
@@ -120,7 +120,7 @@ def test_reloading_to_other_scores_is_noticed(tmp_path: Path, monkeypatch: pytes
 
     def other(path: Path, backbone: object = None) -> Learner:
         learner = load(path, tiny_backbone())
-        learner.memory.tasks[0].classes.columns["plain.steps"].mul_(-1)
+        learner.forget("ant")
         return learner
 
     monkeypatch.setattr(demo.Learner, "load", other)
@@ -166,7 +166,7 @@ def test_a_full_disk_is_the_users_to_mend(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(demo, "write_atomically", full)
-    with pytest.raises(ProtosteerError, match="No space left on device; choose another place with --out"):
+    with expect_error("cannot-write"):
         small_demo(tmp_path)
 
 
