@@ -35,7 +35,7 @@ from protosteer.prediction import Prediction
 from protosteer.settings import Settings
 from protosteer.tasks import learn_task
 from protosteer.util.files import write_atomically
-from protosteer.workflows.active_learning import Seen, repeats, thumbnails
+from protosteer.workflows.active_learning import Pool, near_duplicates, thumbnails
 from protosteer.workflows.label_issues import doubted
 from suggestion_report import plot, table
 from unknowns import read
@@ -79,8 +79,8 @@ Choose = Callable[[Learner, Tensor], Tensor]
 
 def suggested(count: int) -> Choose:
     def choose(learner: Learner, embeddings: Tensor) -> Tensor:
-        seen = Seen.of([predicted(learner, embeddings)])
-        return torch.tensor(seen.worth(range(len(embeddings)), count))
+        pool = Pool.of([predicted(learner, embeddings)])
+        return torch.tensor(pool.informative_rows(range(len(embeddings)), count))
 
     return choose
 
@@ -89,7 +89,9 @@ def most_in_doubt(count: int) -> Choose:
     """For comparison: doubt alone, however much alike the images are."""
 
     def choose(learner: Learner, embeddings: Tensor) -> Tensor:
-        return Seen.of([predicted(learner, embeddings)]).doubt.argsort(descending=True, stable=True)[:count]
+        return Pool.of([predicted(learner, embeddings)]).uncertainty.argsort(descending=True, stable=True)[
+            :count
+        ]
 
     return choose
 
@@ -213,11 +215,11 @@ def copies(given: argparse.Namespace, backbone: Backbone) -> dict[str, Any]:
         return torch.cat([thumbnails(canvas(image)[None]) for image in changed])
 
     own = small(images)
-    taken = repeats(own)
+    taken = near_duplicates(own)
     found = {}
     for name, change in COPIES.items():
         both = torch.stack([own, small([change(image) for image in images])], dim=1)
-        found[name] = 100 * fmean(len(repeats(pair)) for pair in both)
+        found[name] = 100 * fmean(len(near_duplicates(pair)) for pair in both)
     return {"pictures": len(images), "taken_for_copies": len(taken), "found": found}
 
 

@@ -25,7 +25,13 @@ from protosteer.paper.prototypes import Centroids
 from protosteer.prediction import Prediction
 from protosteer.settings import Settings
 from protosteer.workflows import active_learning
-from protosteer.workflows.active_learning import Seen, most_telling, repeats, suggest, thumbnails
+from protosteer.workflows.active_learning import (
+    Pool,
+    near_duplicates,
+    select_informative,
+    suggest,
+    thumbnails,
+)
 from protosteer.workflows.label_issues import doubted, mislabelled
 
 INSTANT = Settings.preset("instant")
@@ -51,29 +57,29 @@ def test_each_choice_leaves_the_least_variance_of_images_in_doubt() -> None:
     for _ in range(8):
         left = {i: variance_left(embeddings, doubt, [*chosen, i]) for i in range(30) if i not in chosen}
         chosen.append(min(left, key=left.__getitem__))
-    assert most_telling(embeddings, doubt, 8).tolist() == chosen
+    assert select_informative(embeddings, doubt, 8).tolist() == chosen
 
 
 def test_one_of_each_kind_is_chosen_and_first_of_the_kind_in_doubt() -> None:
     kinds = F.normalize(drawn(3, 64), dim=1).repeat_interleave(torch.tensor([8, 8, 2]), 0)
     embeddings = kinds + 0.02 * drawn(18, 64, seed=1)
     doubt = torch.tensor([0.1] * 8 + [0.9] * 8 + [0.9] * 2)
-    first = most_telling(embeddings, doubt, 3).tolist()
+    first = select_informative(embeddings, doubt, 3).tolist()
     assert [(i >= 8) + (i >= 16) for i in first] == [1, 2, 0]
 
 
 def test_no_image_is_chosen_twice_and_no_more_than_there_are() -> None:
     same = torch.ones(5, 4)
-    assert sorted(most_telling(same, torch.zeros(5), 9).tolist()) == [0, 1, 2, 3, 4]
-    assert most_telling(torch.empty(0, 4), torch.empty(0), 3).tolist() == []
+    assert sorted(select_informative(same, torch.zeros(5), 9).tolist()) == [0, 1, 2, 3, 4]
+    assert select_informative(torch.empty(0, 4), torch.empty(0), 3).tolist() == []
 
 
 def test_of_very_many_images_those_most_in_doubt_are_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
     embeddings, doubt = drawn(40, 6), torch.rand(40, generator=torch.Generator().manual_seed(2))
-    monkeypatch.setattr(active_learning, "WEIGHED", 10)
+    monkeypatch.setattr(active_learning, "MAX_CANDIDATES", 10)
     rows = doubt.topk(10).indices.sort().values
     assert torch.equal(
-        most_telling(embeddings, doubt, 4), rows[most_telling(embeddings[rows], doubt[rows], 4)]
+        select_informative(embeddings, doubt, 4), rows[select_informative(embeddings[rows], doubt[rows], 4)]
     )
 
 
@@ -83,11 +89,11 @@ def test_doubt_is_how_near_the_two_likeliest_classes_are() -> None:
         numbers = (probabilities, probabilities, probabilities, zeros)
         return Prediction(several, several, *numbers, several, [], probabilities, zeros.long())
 
-    seen = Seen.of([prediction(torch.tensor([[0.5, 0.5, 0.0]])), prediction(torch.tensor([[0.1, 0.2, 0.7]]))])
-    assert seen.doubt.tolist() == pytest.approx([1.0, 0.5])
+    seen = Pool.of([prediction(torch.tensor([[0.5, 0.5, 0.0]])), prediction(torch.tensor([[0.1, 0.2, 0.7]]))])
+    assert seen.uncertainty.tolist() == pytest.approx([1.0, 0.5])
     assert seen.probabilities.tolist() == pytest.approx([0.5, 0.7])
-    alone = Seen.of([prediction(torch.tensor([[1.0]]))])  # a model of one class
-    assert alone.doubt.tolist() == [0.0]
+    alone = Pool.of([prediction(torch.tensor([[1.0]]))])  # a model of one class
+    assert alone.uncertainty.tolist() == [0.0]
 
 
 def brute_repeats(pictures: torch.Tensor) -> dict[int, int]:
@@ -107,7 +113,7 @@ def test_copies_are_those_of_two_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     pictures += torch.linspace(0, 8, 36)[:, None] * drawn(36, 256, seed=1)
     pictures[[5, 20, 30]] = 17.0  # blank ones, the same
     pictures[33] = 18.0  # blank, and another
-    found = repeats(pictures)
+    found = near_duplicates(pictures)
     assert found == brute_repeats(pictures)
     assert 0 < len(found) < 24 and found[20] == found[30] == 5 and 33 not in found
 
@@ -115,7 +121,7 @@ def test_copies_are_those_of_two_loops(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_copy_of_a_copy_stands_for_itself() -> None:
     shift = torch.full((256,), 4.0)
     first = 128 + 40 * drawn(256)
-    assert repeats(torch.stack([first, first + shift, first + 2 * shift])) == {1: 0}
+    assert near_duplicates(torch.stack([first, first + shift, first + 2 * shift])) == {1: 0}
 
 
 def test_a_picture_saved_as_jpeg_is_a_copy_and_another_one_is_not() -> None:
@@ -126,7 +132,7 @@ def test_a_picture_saved_as_jpeg_is_a_copy_and_another_one_is_not() -> None:
     Image.fromarray(pixels[1].permute(1, 2, 0).numpy()).resize((96, 96)).save(file, "JPEG", quality=60)
     small = Image.open(file).convert("RGB").resize((64, 64))
     copy = torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8).view(64, 64, 3).permute(2, 0, 1)
-    assert repeats(thumbnails(torch.cat([pixels, copy[None]]))) == {3: 1}
+    assert near_duplicates(thumbnails(torch.cat([pixels, copy[None]]))) == {3: 1}
 
 
 @pytest.fixture(scope="module")

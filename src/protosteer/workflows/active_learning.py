@@ -1,14 +1,14 @@
-"""What to label next: of many images without labels, those that would teach a model most.
+"""Active learning: of many images without labels, suggest those whose labels help a model most.
 
-- An image is in doubt as far as its two likeliest classes are near each other. Whoever knows the class of one image
-  knows something about images like it: how much, the kernel of the evidence says (`evidence.arc_cosine`), read as
-  a covariance. So images are chosen one after the other, each time the one whose label leaves least variance over
-  all images, weighed by their doubt (transductive experimental design, Yu, Bi and Tresp 2006, with weights). What
-  is alone in its oddity teaches little, and so does the second of a kind.
-- Images unlike everything known (`rejection`) are told: they may be of new classes, or of nothing. They are not kept
-  from being chosen: on photographs that cost accuracy.
-- The same picture saved again is told by its pixels, not by its embedding: to some networks a copy with the marks
-  of JPEG on it is further away than other pictures are.
+- An image is uncertain as far as its two most probable classes are near each other. The label of one image tells
+  something about similar images; how much, the kernel of the default classifier says (`arc_cosine`), taken as a
+  covariance. Images are chosen one after the other, each time the one whose label leaves least variance over all
+  images, weighted by their uncertainty (transductive experimental design, Yu, Bi and Tresp 2006, with weights).
+  So an isolated outlier helps little, and so does the second image of a kind.
+- Out-of-distribution images (`ood`) are listed: they may be of new classes, or of nothing. They may be chosen as
+  well: excluding them cost accuracy on photographs.
+- Near-duplicates are found by pixels, not by embeddings: to some networks a JPEG copy is further away than other
+  images are.
 """
 
 from __future__ import annotations
@@ -33,41 +33,53 @@ from protosteer.workflows.ood import Rejection, calibrated, check_fraction
 from protosteer.workflows.prediction_table import Row
 
 COUNT = 50
-REJECT = 0.05  # the share of known images that may be called unlike everything
-WEIGHED = (
-    4096  # images that are weighed against one another, those most in doubt; the work grows as their square
-)
-SURE = 1e-6  # the least doubt, so that among images that are all sure the most typical ones are chosen
-# Copies of a picture, made smaller or larger or saved as JPEG, differ by less than this, other pictures by more:
-# docs/suggest.md has the figures.
+REJECT = 0.05  # the share of known images that may be called out-of-distribution
+MAX_CANDIDATES = 4096  # the most uncertain images are compared; the work grows as their number squared
+MIN_UNCERTAINTY = 1e-6  # among images that are all certain, the most typical ones are chosen
+# Copies of an image, resized or saved as JPEG, differ by less than this, other images by more: docs/suggest.md.
 THUMBNAIL = 16  # pixels a side
-SAME = 5.0  # grey levels of 255, root mean square
-SAME_SHARE = 0.2  # of a picture's own contrast: two that are nearly blank are not the same one
+MAX_DISTANCE = 5.0  # grey levels of 255, root mean square
+MAX_CONTRAST_SHARE = 0.2  # of an image's own contrast: two nearly blank images are not the same
 _BLOCK = 512  # thumbnails that are compared with all others at once
-_ROUNDING = 1e-6  # of squared distances, so that a blank picture is a copy of itself
+_ROUNDING = 1e-6  # of squared distances, so that a blank image is a copy of itself
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """An image to look at, and why."""
+    """An image to look at.
+
+    Attributes:
+        path: The file.
+        why: "label", "unknown", "duplicate" or "mislabelled".
+        guess: The top-1 class.
+        probability: Its probability.
+        other: The image that it is a copy of, or its given label.
+    """
 
     path: Path
-    why: str  # "label", "unknown", "duplicate" or "mislabelled"
-    guess: str  # the likeliest class, ...
-    probability: float  # ... and how likely it is
-    other: str | None = None  # the picture that it is a copy of, or the class that it was filed under
+    why: str
+    guess: str
+    probability: float
+    other: str | None = None
 
 
 @dataclass(frozen=True)
 class Suggestions:
-    """What was found among `images` that could be read; a table for `photos.tables`."""
+    """Suggestions among images; a table for `prediction_table.write_table`.
+
+    Attributes:
+        images: How many images could be read.
+        found: How many there are for each reason.
+        chosen: At most as many of them as were asked for.
+        errors: What is wrong with unreadable files.
+    """
 
     kind: ClassVar[str] = "suggestions"
     width: ClassVar[int] = 0
     images: int
-    found: dict[str, int]  # how many there are for each reason, ...
-    chosen: list[Suggestion]  # ... and at most as many of them as were asked for
-    errors: dict[Path, str]  # of files that could not be read
+    found: dict[str, int]
+    chosen: list[Suggestion]
+    errors: dict[Path, str]
 
     def rows(self) -> Iterator[Row]:
         """Yield a table row per suggestion, then one per unreadable file."""
@@ -78,17 +90,17 @@ class Suggestions:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a model says of N images, as much as is needed here."""
+class Pool:
+    """The predictions of N images without labels, as far as active learning needs them."""
 
     labels: list[str]
-    probabilities: Tensor  # [N]: of the likeliest class
-    doubt: Tensor  # [N]: from 0 to 1, two classes equally likely
-    similarities: Tensor  # [N]: to the class most like it
+    probabilities: Tensor  # [N]: of the top-1 class
+    uncertainty: Tensor  # [N]: from 0 to 1, two classes equally probable
+    similarities: Tensor  # [N]: to the most similar class
     embeddings: Tensor  # [N, D]
 
     @classmethod
-    def of(cls, parts: Sequence[Prediction]) -> Seen:
+    def of(cls, parts: Sequence[Prediction]) -> Pool:
         """Collect parts of a prediction."""
         best = [F.pad(part.probabilities, (0, 1)).topk(2, dim=1).values for part in parts]
         first, second = torch.cat(best).double().unbind(dim=1)
@@ -98,13 +110,13 @@ class Seen:
             labels, first, 1 - (first - second), similarities, torch.cat([p.embeddings for p in parts])
         )
 
-    def worth(self, rows: Sequence[int], count: int) -> list[int]:
-        """Those of these rows whose labels would teach most, the most telling first."""
+    def informative_rows(self, rows: Sequence[int], count: int) -> list[int]:
+        """Return those of these rows whose labels help most, the most informative first."""
         chosen = torch.as_tensor(rows, dtype=torch.long)
-        return chosen[most_telling(self.embeddings[chosen], self.doubt[chosen], count)].tolist()
+        return chosen[select_informative(self.embeddings[chosen], self.uncertainty[chosen], count)].tolist()
 
-    def strange(self, learner: Learner, fraction: float) -> list[int]:
-        """Rows that are unlike everything known, the strangest first; none where the model cannot tell."""
+    def ood_rows(self, learner: Learner, fraction: float) -> list[int]:
+        """Return out-of-distribution rows, the least similar first; none if the model is not calibrated."""
         if not fraction or not calibrated(learner):
             return []
         rejection = Rejection(learner, fraction)
@@ -119,9 +131,23 @@ def suggest(
     reject: float = REJECT,
     on_stage: OnStage | None = None,
 ) -> Suggestions:
-    """Of image files without labels: which to label next, which are unlike everything, which are copies.
+    """Suggest which image files to label next, which are out-of-distribution, and which are near-duplicates.
 
-    An image may be suggested for two reasons. Of copies the first may be chosen, the others are not.
+    An image may be suggested for two reasons. Of near-duplicates only the first may be chosen for labelling.
+
+    Args:
+        learner: The model.
+        paths: Image files without labels.
+        count: At most this many images for each reason.
+        reject: Share of known images that may be called out-of-distribution.
+        on_stage: Is given the progress.
+
+    Returns:
+        The suggestions.
+
+    Raises:
+        SettingsError: The count or share cannot be used.
+        DataError: No file can be read.
     """
     check_count(count)
     check_fraction(reject)
@@ -134,29 +160,38 @@ def suggest(
         if on_stage:
             on_stage(Stage("", "predicting", done, len(images)))
     read = readable_rows(images)
-    seen = Seen.of(parts)
-    copies = {read[i]: read[of] for i, of in repeats(images.thumbnails[read]).items()}
-    left = [i for i in read if i not in copies]
-    strange = [i for i in seen.strange(learner, reject) if i not in copies and i not in images.errors]
-    rows = {"label": seen.worth(left, count), "unknown": strange, "duplicate": list(copies)}
+    pool = Pool.of(parts)
+    copies = {read[i]: read[of] for i, of in near_duplicates(images.thumbnails[read]).items()}
+    originals = [i for i in read if i not in copies]
+    unknown = [i for i in pool.ood_rows(learner, reject) if i not in copies and i not in images.errors]
+    rows = {
+        "label": pool.informative_rows(originals, count),
+        "unknown": unknown,
+        "duplicate": list(copies),
+    }
 
-    def told(i: int, why: str) -> Suggestion:
+    def suggestion(i: int, why: str) -> Suggestion:
         other = str(images.paths[copies[i]]) if i in copies else None
-        return Suggestion(images.paths[i], why, seen.labels[i], float(seen.probabilities[i]), other)
+        return Suggestion(images.paths[i], why, pool.labels[i], float(pool.probabilities[i]), other)
 
-    chosen = [told(i, why) for why, some in rows.items() for i in some[:count]]
+    chosen = [suggestion(i, why) for why, found in rows.items() for i in found[:count]]
     return Suggestions(len(read), {w: len(r) for w, r in rows.items()}, chosen, errors_of(images))
 
 
-def most_telling(embeddings: Tensor, doubt: Tensor, count: int) -> Tensor:
-    """Rows of the `count` images, of embeddings [N, D] and doubt [N], that tell most about all, in their order.
+def select_informative(embeddings: Tensor, uncertainty: Tensor, count: int) -> Tensor:
+    """Return the rows [count] of the images whose labels tell most about all, in the order they are chosen.
 
-    The variance of image j, once the label of image i is known, is less by K_ij² / (K_ii + noise); the noise is
-    that of the evidence's ridge.
+    Once the label of image i is known, the variance of image j falls by K_ij² / (K_ii + noise); the noise is that
+    of the default classifier's kernel ridge.
+
+    Args:
+        embeddings: [N, D].
+        uncertainty: [N], from 0 to 1.
+        count: How many rows.
     """
-    rows = doubt.argsort(descending=True, stable=True)[:WEIGHED].sort().values
+    rows = uncertainty.argsort(descending=True, stable=True)[:MAX_CANDIDATES].sort().values
     units = F.normalize(embeddings[rows].double(), dim=1)
-    weights = doubt[rows].double().clamp(min=SURE)
+    weights = uncertainty[rows].double().clamp(min=MIN_UNCERTAINTY)
     covariance = arc_cosine(units, units)  # [n, n]
     chosen: list[int] = []
     for _ in range(min(count, len(rows))):
@@ -169,17 +204,17 @@ def most_telling(embeddings: Tensor, doubt: Tensor, count: int) -> Tensor:
     return rows[chosen]
 
 
-def repeats(thumbnails: Tensor) -> dict[int, int]:
-    """Rows of pictures [N, pixels] that are copies of an earlier one which is none, and that one."""
+def near_duplicates(thumbnails: Tensor) -> dict[int, int]:
+    """Map rows of thumbnails [N, pixels] that copy an earlier original to the row of that original."""
     points = thumbnails.double()
     squares = points.square().sum(dim=1)
     contrast = points.std(dim=1, correction=0)
-    limits = (SAME_SHARE * contrast).clamp(max=SAME).square() * points.shape[1] + _ROUNDING
+    limits = (MAX_CONTRAST_SHARE * contrast).clamp(max=MAX_DISTANCE).square() * points.shape[1] + _ROUNDING
     found: dict[int, int] = {}
     for start in range(0, len(points), _BLOCK):
-        some, before = slice(start, start + _BLOCK), slice(start + _BLOCK)
-        apart = squares[some, None] + squares[before] - 2 * points[some] @ points[before].T
-        near = apart <= torch.minimum(limits[some, None], limits[before])
+        block, before = slice(start, start + _BLOCK), slice(start + _BLOCK)
+        distances = squares[block, None] + squares[before] - 2 * points[block] @ points[before].T
+        near = distances <= torch.minimum(limits[block, None], limits[before])
         for row, other in near.tril(diagonal=start - 1).nonzero().tolist():
             if other not in found:
                 found.setdefault(start + row, other)
@@ -208,7 +243,7 @@ def errors_of(images: ForgivingFiles) -> dict[Path, str]:
 
 
 class _Thumbnailed(ForgivingFiles):
-    """Files that leave a small grey picture behind when they are read."""
+    """Files that leave a thumbnail behind when they are read."""
 
     def __init__(self, paths: Sequence[str | Path], preprocessing: Preprocessing):
         super().__init__(paths, preprocessing)
@@ -221,6 +256,6 @@ class _Thumbnailed(ForgivingFiles):
 
 
 def thumbnails(pixels: Tensor) -> Tensor:
-    """[N, THUMBNAIL²]: grey levels of uint8 [N, 3, h, w]."""
+    """Return grey levels [N, THUMBNAIL²] of pixels uint8 [N, 3, h, w]."""
     small = F.interpolate(pixels.float().mean(dim=1, keepdim=True), (THUMBNAIL, THUMBNAIL), mode="area")
     return small.flatten(1)
