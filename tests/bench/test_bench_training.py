@@ -14,8 +14,8 @@ from protosteer.bench.harness import pictures
 from protosteer.bench.training import Step, by_pillow, naive, ours
 from protosteer.data.augment import Augmentation
 from protosteer.data.transforms import Preprocessing
-from protosteer.paper import trainer as product
 from protosteer.settings import Settings
+from protosteer.util import training_state
 from vit_toys import small
 
 pytestmark = pytest.mark.slow
@@ -46,7 +46,7 @@ def test_our_step_is_that_of_training(monkeypatch: pytest.MonkeyPatch, from_laye
         torch.set_rng_state(state)
         return [torch.arange(count)]
 
-    monkeypatch.setattr(product, "batches", in_order)
+    monkeypatch.setattr(training_state, "epoch_batches", in_order)
     settings = Settings.preset("paper", prompt_start="random", epochs=1, batch_size=20, neck_hidden=32)
     settings = settings.replace(prompt_from_layer=from_layer)
     trained = train(backbone, pixels, step.labels, settings, anchors=step.prototypes, seed=1)
