@@ -289,6 +289,8 @@ def warn_of_files(found: FolderScan) -> None:
 
 def _say_unfinished(learner: Learner, slot: TaskSlot) -> None:
     """Say whether an unfinished task is resumed, and which conditions of the model matter to it."""
+    from protosteer.rules import RULES
+
     others = [task for task in learner.memory.tasks if task is not slot.unfinished]
     if slot.unfinished:
         say(f"task {slot.name} is unfinished; resuming it")
@@ -297,8 +299,8 @@ def _say_unfinished(learner: Learner, slot: TaskSlot) -> None:
             f"task {task.name} is unfinished: tasks learned before its prompt is trained do not profit from it; "
             "to resume it, repeat the command that began it"
         )
-    evidence = learner.settings.rule == "evidence"
-    if any(bool(((task.classes.lengths("plain") > 0) != evidence).any()) for task in others):
+    rule = RULES[learner.settings.rule]
+    if not all(rule.stored(task.classes) for task in others):
         say(
             "warning: older tasks were learned by another rule, so the model predicts by CPP inference; learn all "
             "of them again in a new model, or keep to their rule"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from protosteer.model.memory import Memory
-from protosteer.rules.base import Exported, Reader, Rule
+from protosteer.rules.base import Embeddings, Exported, Reader, Rule
 from protosteer.rules.evidence import EvidenceReader, EvidenceRule
 from protosteer.rules.paper import PaperReader, PaperRule
 from protosteer.settings import Settings
 
 __all__ = [
     "RULES",
+    "Embeddings",
     "EvidenceReader",
     "EvidenceRule",
     "Exported",

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from protosteer.evidence.classifier import LooPredictions
 from protosteer.evidence.matches import ClassifierMatches
+from protosteer.model.class_table import ClassTable
 from protosteer.model.index import Index
 from protosteer.model.memory import Memory
+from protosteer.model.records import ClassRecord
 from protosteer.paper.prompts import Embed
 from protosteer.prediction import Prediction
 from protosteer.settings import Settings
@@ -94,12 +96,50 @@ class Reader(Protocol):
         """Return what a program without torch needs to predict by this rule."""
 
 
+@dataclass(frozen=True)
+class Embeddings:
+    """The same n images in each feature space, [n, D] each."""
+
+    plain: Tensor  # without a prompt
+    values: Tensor  # under their task's prompt; without one, the plain ones
+    shared: Tensor | None = None  # under the shared prompt
+
+    def of_class(self, rows: Tensor) -> Embeddings:
+        """Select the images of a mask [n]."""
+        shared = None if self.shared is None else self.shared[rows]
+        return Embeddings(self.plain[rows], self.values[rows], shared)
+
+
 class Rule(Protocol):
     """How classes are stored and predicted; a value of the setting `rule`."""
 
-    name: str
     uses_shared_prompt: bool
     """Whether classes are also stored under a prompt that all classes share."""
+    trains_known_classes: bool
+    """Whether more images of known classes get a prompt of their own."""
+    copies_nearest_prompt: bool
+    """Whether a few-shot class gets a copy of the prompt of the task with the nearest keys."""
+
+    def summarise(
+        self, name: str, embeddings: Embeddings, settings: Settings, seed: int, prompted: bool
+    ) -> ClassRecord:
+        """Make what is stored of a class.
+
+        Args:
+            name: Of the class.
+            embeddings: Its images.
+            settings: How to cluster them.
+            seed: The same seed gives the same record.
+            prompted: Whether its task has a prompt.
+        """
+
+    def summarise_few_shot(
+        self, name: str, embeddings: Embeddings, settings: Settings, seed: int
+    ) -> ClassRecord:
+        """Make what is stored of a class of a few images, none of which is held out."""
+
+    def stored(self, classes: ClassTable) -> bool:
+        """Return whether all these classes were stored by this rule."""
 
     def reader(self, memory: Memory, settings: Settings) -> Reader:
         """Build what predicts from a memory."""

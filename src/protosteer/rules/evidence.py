@@ -12,12 +12,17 @@ from torch import Tensor
 from protosteer.evidence import classifier
 from protosteer.evidence.classifier import EvidenceClassifier, LooPredictions
 from protosteer.evidence.matches import ClassifierMatches
+from protosteer.evidence.prototype_summary import round_to_half, summarise_class
 from protosteer.evidence.scorer import RIDGE_FLOOR, RIDGE_SHARE
+from protosteer.model.class_table import ClassTable
 from protosteer.model.index import Index
 from protosteer.model.memory import Memory
+from protosteer.model.records import ClassRecord
 from protosteer.paper.prompts import Embed
+from protosteer.paper.prototypes import Centroids
+from protosteer.paper.task import class_prototypes
 from protosteer.prediction import Prediction
-from protosteer.rules.base import Exported, Reader, percent
+from protosteer.rules.base import Embeddings, Exported, Reader, percent
 from protosteer.rules.paper import PaperReader
 from protosteer.search.candidates import CandidateOptions
 from protosteer.settings import Settings
@@ -155,8 +160,29 @@ class EvidenceRule:
 
     candidates: CandidateOptions = field(default_factory=CandidateOptions)
     min_space_weight: float = classifier.MIN_SPACE_WEIGHT
-    name = "evidence"
     uses_shared_prompt = True
+    trains_known_classes = False
+    copies_nearest_prompt = False
+
+    def summarise(
+        self, name: str, embeddings: Embeddings, settings: Settings, seed: int, prompted: bool
+    ) -> ClassRecord:
+        """See `Rule.summarise`: a summary per feature space; without a prompt, one value prototype."""
+        values = class_prototypes(embeddings.values, settings.centroids if prompted else 1, settings, seed)
+        plain = summarise_class(embeddings.plain, seed)
+        shared = None if embeddings.shared is None else summarise_class(embeddings.shared, seed)
+        values = Centroids(round_to_half(values.means), round_to_half(values.deviations), values.counts)
+        return ClassRecord(name, plain.points, values, plain=plain, shared=shared)
+
+    def summarise_few_shot(
+        self, name: str, embeddings: Embeddings, settings: Settings, seed: int
+    ) -> ClassRecord:
+        """See `Rule.summarise_few_shot`."""
+        return self.summarise(name, embeddings, settings, seed, prompted=False)
+
+    def stored(self, classes: ClassTable) -> bool:
+        """See `Rule.stored`."""
+        return classes.summarised
 
     def reader(self, memory: Memory, settings: Settings) -> Reader:
         """See `Rule.reader`."""

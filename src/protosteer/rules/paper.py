@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from functools import cached_property
 from typing import Any
@@ -11,14 +12,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.evidence.matches import ClassifierMatches
+from protosteer.model.class_table import ClassTable
 from protosteer.model.index import Index
 from protosteer.model.memory import Memory
+from protosteer.model.records import ClassRecord
 from protosteer.paper import inference
 from protosteer.paper.prompts import Embed
+from protosteer.paper.task import class_prototypes
 from protosteer.prediction import Prediction
-from protosteer.rules.base import Exported, percent
+from protosteer.rules.base import Embeddings, Exported, percent
 from protosteer.settings import Settings
 
+# A few-shot class gets one prototype per so many images: fewer make none that is better than their mean.
+_IMAGES_PER_PROTOTYPE = 5
 _MAX_COSINES = 2**27  # of images and value prototypes in memory at once
 
 
@@ -156,12 +162,40 @@ class PaperReader:
 class PaperRule:
     """Stores key and value prototypes per class; predicts by CPP inference."""
 
-    name = "paper"
     uses_shared_prompt = False
+    trains_known_classes = True
+    copies_nearest_prompt = True
+
+    def summarise(
+        self, name: str, embeddings: Embeddings, settings: Settings, seed: int, prompted: bool
+    ) -> ClassRecord:
+        """See `Rule.summarise`: as many key and value prototypes as the settings say."""
+        return _prototypes(name, embeddings, settings.centroids, settings, seed)
+
+    def summarise_few_shot(
+        self, name: str, embeddings: Embeddings, settings: Settings, seed: int
+    ) -> ClassRecord:
+        """See `Rule.summarise_few_shot`. Similarities to the mean of the others stand for held-out ones."""
+        values = embeddings.values
+        count = min(settings.centroids, max(1, len(values) // _IMAGES_PER_PROTOTYPE))
+        record = _prototypes(name, embeddings, count, settings, seed)
+        if len(values) < 2:
+            return record
+        similarities = F.cosine_similarity(values, values.sum(dim=0) - values, dim=1)
+        return dataclasses.replace(record, heldout_similarities=similarities)
+
+    def stored(self, classes: ClassTable) -> bool:
+        """See `Rule.stored`."""
+        return not bool((classes.lengths("plain") > 0).any())
 
     def reader(self, memory: Memory, settings: Settings) -> PaperReader:
         """See `Rule.reader`."""
         return PaperReader(memory, settings)
+
+
+def _prototypes(name: str, embeddings: Embeddings, count: int, settings: Settings, seed: int) -> ClassRecord:
+    keys, values = (class_prototypes(e, count, settings, seed) for e in (embeddings.plain, embeddings.values))
+    return ClassRecord(name, keys.means, values)
 
 
 def _nearest(embeddings: Tensor, groups: list[Tensor]) -> Tensor:
