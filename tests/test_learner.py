@@ -10,6 +10,7 @@ from PIL import Image
 
 import protosteer
 from conftest import easy_task, tiny_backbone
+from expect import expect_error
 from protosteer.backbones import Backbone
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError, LearnerError, ProtosteerWarning, SettingsError
@@ -46,9 +47,9 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 def test_predict_before_learn_is_refused():
-    with pytest.raises(LearnerError, match="nothing has been learned yet"):
+    with expect_error("nothing-learned", LearnerError):
         Learner(tiny_backbone()).predict(easy_task(["ant"])[0])
-    with pytest.raises(LearnerError, match="nothing has been learned yet"):
+    with expect_error("nothing-learned", LearnerError):
         Learner(tiny_backbone()).save("never.protosteer")
 
 
@@ -256,7 +257,7 @@ def test_what_cannot_be_merged_is_refused():
         merge(a, taught(SUMMER, settings=QUICK.replace(neighbours=1)))
     with pytest.raises(LearnerError, match="different backbones"):
         merge(a, Learner(tiny_backbone(seed=1), QUICK))
-    with pytest.raises(LearnerError, match="at least one"):
+    with expect_error("nothing-to-merge", LearnerError):
         merge()
 
 
@@ -364,3 +365,24 @@ def test_the_index_is_kept_until_what_is_remembered_changes():
     assert learner.reader.index.classes == ["bee", "cat"]
     learner.memory = Memory(learner.memory.tasks[:1])
     assert learner.reader.index.classes == ["bee"]
+
+
+def test_the_old_name_of_the_shared_prompt_warns():
+    prompt = torch.zeros(tiny_backbone().prompt_shape(1))
+    with pytest.deprecated_call():
+        learner = Learner(tiny_backbone(), domain=prompt)
+    with pytest.deprecated_call():
+        assert torch.equal(learner.domain, prompt)
+    assert torch.equal(Learner(tiny_backbone(), shared_prompt=prompt).shared_prompt, prompt)
+    assert Learner(tiny_backbone(), QUICK, prompt).shared_prompt is None  # CPP inference has none
+
+
+def test_a_reader_is_built_once_per_memory_and_settings():
+    learner = taught(SPRING)
+    reader = learner.reader
+    assert learner.reader is reader is learner.copy().reader
+    learner.settings = learner.settings.replace(neighbours=1)
+    assert learner.reader is not reader
+    other = learner.copy()
+    other.forget("ant")
+    assert other.reader is not learner.reader and learner.reader.index.classes == SPRING

@@ -9,7 +9,7 @@ import torch
 
 from conftest import easy_task, tiny_backbone
 from protosteer import Learner, Prediction, Settings
-from protosteer.paper.inference import Matches
+from protosteer.evidence.matches import ClassifierMatches
 
 SETTINGS = Settings.preset("paper", prompts=False, centroids=2)
 CLASSES = ["ant", "bee", "cat", "dog"]
@@ -34,15 +34,17 @@ def test_probabilities_and_energy(learner: Learner) -> None:
 
 @pytest.mark.parametrize("top", [1, 3, 99])
 def test_the_label_ranks_first_also_where_all_are_as_similar(learner: Learner, top: int) -> None:
-    matches = Matches(
-        scores=torch.rand(5, 4, generator=torch.Generator().manual_seed(0)),
+    scores = torch.rand(5, 4, generator=torch.Generator().manual_seed(0))
+    matches = ClassifierMatches(
+        scores=scores,
         candidates=torch.ones(5, 2, dtype=torch.bool),
         winners=torch.zeros(5, dtype=torch.long),
         embeddings=torch.zeros(5, 24),
         passes=torch.ones(5, dtype=torch.long),
+        similarities=scores,
     )
-    tied = dataclasses.replace(matches, scores=torch.ones(5, 4))
-    for one in (Prediction.build(learner.index, found, 0.6) for found in (matches, tied)):
+    tied = dataclasses.replace(matches, scores=torch.ones(5, 4), similarities=torch.ones(5, 4))
+    for one in (Prediction.build(learner.reader.index, found, 0.6) for found in (matches, tied)):
         for row, ranking in enumerate(one.ranked(top)):
             names, probabilities, similarities = zip(*ranking, strict=True)
             columns = [one.classes.index(name) for name in names]

@@ -15,6 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from conftest import easy_task, tiny_backbone
+from expect import expect_error
 from photo_toys import photos
 from protosteer.backbones import Backbone
 from protosteer.data.class_folders import read_folder
@@ -145,9 +146,9 @@ def test_a_backbone_may_be_named():
 
 def test_what_cannot_work_is_told_in_a_line(digits):
     X, y = digits
-    with pytest.raises(SettingsError, match="preset='best': feature vectors have no prompts"):
+    with expect_error("preset-needs-backbone", SettingsError, preset="best"):
         ProtosteerClassifier(preset="best").fit(X, y)
-    with pytest.raises(SettingsError, match="preset 'quick' is unknown"):
+    with expect_error("unknown-preset", SettingsError, name="quick"):
         ProtosteerClassifier(preset="quick").fit(X, y)
-    with pytest.raises(DataError, match=r"X has shape \[1797, 64\]; with a backbone give images"):
+    with expect_error("not-images", DataError):
         ProtosteerClassifier(tiny_backbone()).fit(X, y)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import datetime
 import itertools
-import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,15 +12,15 @@ import torch
 from torch import Tensor
 
 from protosteer.backbones import Backbone
+from protosteer.corrections import correct
 from protosteer.data.decode_cache import cache_decoded
-from protosteer.data.image_files import image_bytes, image_exists
 from protosteer.data.images import ImageSet, as_images, as_labelled
 from protosteer.data.prefetch import prefetched
-from protosteer.errors import DataError, LearnerError, ModelFileError
+from protosteer.errors import DataError, LearnerError
 from protosteer.evidence.matches import ClassifierMatches
 from protosteer.model import file as model_file
 from protosteer.model.memory import Memory
-from protosteer.model.records import TaskRecord, correction_name
+from protosteer.model.records import TaskRecord
 from protosteer.model.unlearning import Forgotten, forget, undo
 from protosteer.paper.prompts import Embed, prompted_forward
 from protosteer.prediction import Prediction
@@ -34,12 +31,10 @@ from protosteer.runtime.progress import OnStage
 from protosteer.runtime.task_images import TaskImages
 from protosteer.settings import Settings
 from protosteer.tasks import learn_class, learn_task, trains_prompt
-from protosteer.util.files import digest
 from protosteer.util.text import check_name
 
 # Images whose pixels and embeddings are in memory at once while predicting.
 _CHUNK = 128
-_WEIGHTS = (1, 2, 4, 8, 16, 32, 64)  # images that a correction may count as
 
 
 class Learner:
@@ -110,12 +105,17 @@ class Learner:
         checkpoint: CheckpointFile | None = None,
         on_usable: Callable[[TaskRecord], None] | None = None,
     ) -> TaskRecord:
-        """Learn the classes of a folder of class folders, of (images, labels), or of a torch Dataset.
+        """Learn one task. Nothing changes until it is learned completely; known classes grow by its images.
 
-        Classes that are known already grow by these images.
-        Nothing changes until the task is learned completely: an error or Ctrl-C leaves the learner as it was.
-        With a `checkpoint` the same call goes on where an earlier one was interrupted, and ends in the same
-        bits. on_usable: is given the record as it is before its prompt is trained, which can be used already.
+        Args:
+            data: A folder of class folders, (images, labels), or a torch Dataset of such pairs.
+            name: Of the task; "task-N" by default.
+            on_stage: Is told of progress.
+            checkpoint: With one, the same call resumes an interrupted training, bit-identically.
+            on_usable: Is given the record as it is before its prompt is trained.
+
+        Returns:
+            The task's record, which is in `memory` now.
         """
         name = name or self._next_name()
         images, labels = as_labelled(data, self.backbone.preprocessing)
@@ -131,76 +131,43 @@ class Learner:
         callbacks = training_callbacks(name, self._run_key(classes, len(labels)), on_stage, checkpoint)
         task_images = TaskImages(cache_decoded(images), self.backbone, self.settings, name, on_stage)
         record = learn_task(
-            name,
-            classes,
-            task_images,
-            numbers,
-            task_images.encoder,
-            self.memory,
-            self.settings,
-            callbacks,
-            self.shared_prompt,
-            on_usable,
-        )
+            name, classes, task_images, numbers, task_images.encoder, self.memory, self.settings, callbacks,
+            self.shared_prompt, on_usable,
+        )  # fmt: skip
         self.memory.add(record)
         return record
 
     def trains_prompt(self, classes: Sequence[str]) -> bool:
-        """Whether a task of these classes would get a prompt."""
+        """Return whether a task of these classes would get a prompt."""
         return trains_prompt(self.settings, classes, self.memory, self.shared_prompt)
 
     def add_class(self, name: str, images: Any) -> TaskRecord:
-        """Learn one class, or more of it, from a handful of images, at once: see `tasks.learn_class`."""
-        record = self._few_shot(name, as_images(images, self.backbone.preprocessing))
-        self.memory.add(record)
+        """Learn one class, or more of it, from a few images, without training, as a task of its own."""
+        images = as_images(images, self.backbone.preprocessing)
+        task_images = TaskImages(images, self.backbone, self.settings, name)
+        self.memory.add(record := learn_class(name, task_images, self.memory, self.settings))
         return record
 
     def correct(self, image: Any, name: str, content: bytes | None = None) -> TaskRecord:
-        """Learn one image as what it is, after a wrong answer; closed-form, at once, and `undo` takes it back.
+        """Learn one misclassified image, without training; `undo` reverts it.
 
-        It counts as one image, or as no more than it must for the answer to change. A correction of the same image from before is replaced. content: of its file, which tells it from others,
-        if the image is not given as a path.
+        It counts as no more images than the label needs to change. An earlier correction of the same image is
+        replaced.
+
+        Args:
+            image: A path, a PIL image or a tensor of pixels.
+            name: Its true class.
+            content: The bytes of its file, which identify it, if `image` is no path.
+
+        Returns:
+            The correction's record, which is in `memory` now.
         """
         self._require_knowledge()
-        images = as_images(image, self.backbone.preprocessing)
-        if len(images) != 1:
-            raise DataError(
-                f"{len(images)} images cannot be one correction; correct them one by one",
-                code="not-one-image",
-            )
-        file = Path(image) if isinstance(image, (str, os.PathLike)) and image_exists(Path(image)) else None
-        number = digest(content or (image_bytes(file) if file else images.pixels([0]).numpy().tobytes()))
-        task = correction_name(number)
-        before = [old for old in self.memory.tasks if old.name != task]
-        learner = self.copy()
-        learner.memory = Memory(before)
-        record = learner._few_shot(name, images)
-        record = dataclasses.replace(
-            record,
-            name=task,
-            classes=record.classes.with_rows("seen", [torch.tensor([number])]),
-            metadata=dataclasses.replace(record.metadata, file=file.name if file else None),
-            corrected_from=self.predict(images).labels[0],
-        )
-        for weight in _WEIGHTS:
-            weighted = dataclasses.replace(record, classes=record.classes.with_image_weight(weight))
-            learner.memory = Memory([*before, weighted])
-            if learner.predict(images).labels == [name]:
-                break
-        self.memory = learner.memory
-        return self.memory.tasks[-1]
+        return correct(self, image, name, content)
 
     def undo(self, task: str | None = None) -> TaskRecord:
-        """Take the last correction back, or the one of that name: as if it had never been made."""
+        """Revert the last correction, or the one of that name, as if it had never been made."""
         return undo(self.memory, task)
-
-    def _few_shot(self, name: str, images: ImageSet) -> TaskRecord:
-        check_name(name, "the class")
-        record = learn_class(
-            name, TaskImages(images, self.backbone, self.settings, name), self.memory, self.settings
-        )
-        about = dataclasses.replace(record.metadata, learned=datetime.date.today().isoformat())
-        return dataclasses.replace(record, metadata=about)
 
     def predict(self, images: Any) -> Prediction:
         """Predict paths, a folder, PIL images, or a tensor of pixels."""
@@ -223,10 +190,8 @@ class Learner:
     def _matches(self, images: ImageSet, chunk: int) -> Iterator[ClassifierMatches]:
         self._require_knowledge()
         backbone, reader = self.backbone, self.reader
-        batch, layers = (
-            backbone.batch_size(self.settings.embed_batch_size),
-            reader.index.shared_layers(backbone.depth),
-        )
+        batch = backbone.batch_size(self.settings.embed_batch_size)
+        layers = reader.index.shared_layers(backbone.depth)
         chunks = torch.arange(len(images)).split(chunk)
         for pixels in prefetched(images, chunks, ahead=1, device=backbone.device):
             tokens = backbone.trunk_pixels(pixels, layers, batch)
@@ -234,16 +199,7 @@ class Learner:
             yield reader.match(embed, len(pixels), exhaustive=False)
 
     def _prediction(self, matches: ClassifierMatches) -> Prediction:
-        """Name what was found; raise if any number is NaN or infinite."""
-        found = Prediction.build(self.reader.index, matches, self.reader.temperature)
-        for numbers in (found.scores, found.similarities, found.probabilities, found.energy):
-            if not numbers.isfinite().all():
-                raise ModelFileError(
-                    "similarities to what was learned are not finite numbers; the model or the backbone's weights "
-                    "are damaged: use another copy",
-                    code="not-finite",
-                )
-        return found
+        return Prediction.build(self.reader.index, matches, self.reader.temperature)
 
     def forget(self, name: str | None = None, *, task: str | None = None) -> Forgotten:
         """Remove a class, or a whole task with `task=`. The result says what that guarantees."""
@@ -267,13 +223,13 @@ class Learner:
 
     @classmethod
     def of_model(cls, model: model_file.Model, backbone: Backbone | None = None) -> Learner:
-        """A learner that knows what a model file says."""
+        """Create a learner that knows what a model file holds."""
         learner = cls(model.backbone_for(backbone), model.settings)
         learner.memory = model.memory
         return learner
 
     def copy(self) -> Learner:
-        """A learner that can change without this one: records are shared, the list of them is not."""
+        """Return a learner that can change without this one; records are shared, their list is not."""
         other = Learner(self.backbone, self.settings, self._shared_prompt)
         other.memory, other._reader = Memory(self.memory.tasks), self._reader
         return other
@@ -297,10 +253,14 @@ def merge(
     renames: Mapping[str, str] | None = None,
     task_renames: Mapping[str, str] | None = None,
 ) -> Learner:
-    """One learner with the tasks of all, in the order given. Same backbone; no task name twice; a class that
-    several know is known from the images of all.
+    """Make one learner of several with the same backbone: all their tasks, in the order given.
 
-    Renames, old name to new, apply to every learner but the first.
+    A class that several have is known from the images of all.
+
+    Args:
+        *learners: Learners whose tasks have different names.
+        renames: New names of classes by old names; they apply to every learner but the first.
+        task_renames: The same for tasks.
     """
     if not learners:
         raise LearnerError("merge needs at least one learner", code="nothing-to-merge")

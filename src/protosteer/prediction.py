@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from protosteer.errors import ModelFileError
 from protosteer.evidence.matches import ClassifierMatches
 from protosteer.model.index import Index
 
@@ -58,19 +59,34 @@ class Prediction:
 
     @classmethod
     def build(cls, index: Index, matches: ClassifierMatches, temperature: float) -> Prediction:
-        """Name what was found by the names of an index; scores / temperature are logits."""
+        """Name what was found by the names of an index; scores / temperature are logits.
+
+        Raises:
+            ModelFileError: A number is NaN or infinite (code "not-finite").
+        """
         scores, rest, columns = matches.scores, matches.log_other_mass, matches.class_ids
         best = scores.argmax(dim=1)
         if columns is not None:
             best = columns.gather(1, best[:, None])[:, 0]
         logits = (scores if rest is None else torch.cat([scores, rest[:, None]], 1)) / temperature
+        probabilities, energy = (
+            logits.softmax(dim=1)[:, : scores.shape[1]],
+            -temperature * logits.logsumexp(dim=1),
+        )
+        for numbers in (scores, matches.similarities, probabilities, energy):
+            if not numbers.isfinite().all():
+                raise ModelFileError(
+                    "similarities to what was learned are not finite numbers; the model or the backbone's weights "
+                    "are damaged: use another copy",
+                    code="not-finite",
+                )
         return cls(
             classes=list(index.classes),
             labels=[index.classes[i] for i in best.tolist()],
             scores=scores,
             similarities=matches.similarities,
-            probabilities=logits.softmax(dim=1)[:, : scores.shape[1]],
-            energy=-temperature * logits.logsumexp(dim=1),
+            probabilities=probabilities,
+            energy=energy,
             tasks=[index.tasks[i] for i in index.class_tasks[best].tolist()],
             candidates=[[index.tasks[t] for t in row.nonzero()[:, 0].tolist()] for row in matches.candidates],
             embeddings=matches.embeddings,

@@ -22,7 +22,6 @@ from protosteer.prediction import Prediction
 from protosteer.rules import Reader, reader_of
 from protosteer.settings import Settings
 from protosteer.tasks import learn_class
-from protosteer.util.text import check_name
 
 _CHUNK = 1024  # vectors that are compared with all classes at once
 
@@ -89,7 +88,9 @@ class ProtosteerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             return Learner(self.backbone, settings)
         if settings.prompts:
             raise SettingsError(
-                f"preset={self.preset!r}: feature vectors have no prompts; use preset='instant', or give a backbone"
+                f"preset={self.preset!r}: feature vectors have no prompts; use preset='instant', or give a backbone",
+                code="preset-needs-backbone",
+                preset=self.preset,
             )
         return VectorLearner(settings)
 
@@ -121,7 +122,6 @@ class VectorLearner:
         vectors, names = _units(data[0]), np.asarray(data[1])
         memory = Memory(self.memory.tasks)
         for name in map(str, np.unique(names)):
-            check_name(name, "class")
             memory.add(learn_class(name, _Embedded(vectors[names == name]), memory, self.settings))
         self.memory, self.reader = memory, reader_of(memory, self.settings)
 
@@ -166,6 +166,7 @@ def _images(X: Any) -> Any:
     if array.ndim < 3:
         raise DataError(
             f"X has shape {list(array.shape)}; with a backbone give images [n, H, W, 3] or paths, without one "
-            "feature vectors [n, d]"
+            "feature vectors [n, d]",
+            code="not-images",
         )
     return array

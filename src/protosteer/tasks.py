@@ -7,6 +7,7 @@ shared prompt, a record that is usable before its prompt is trained, few-shot cl
 from __future__ import annotations
 
 import dataclasses
+import datetime
 from collections.abc import Callable, Sequence
 
 import torch
@@ -25,6 +26,7 @@ from protosteer.paper.task import Embedder, TrainingImages, task_seed
 from protosteer.paper.trainer import Trained
 from protosteer.rules import RULES, Embeddings
 from protosteer.settings import Settings
+from protosteer.util.text import check_name
 from protosteer.util.training_state import Callback
 
 
@@ -114,6 +116,7 @@ def learn_class(name: str, images: Embedder, memory: Memory, settings: Settings)
 
     For CPP inference it gets a copy of the prompt of the task whose keys are nearest. The default rule needs none.
     """
+    check_name(name, "the class")
     rule = RULES[settings.rule]
     shared_prompt = memory.shared_prompt if rule.uses_shared_prompt else None
     plain = images.embed(None)
@@ -132,7 +135,7 @@ def learn_class(name: str, images: Embedder, memory: Memory, settings: Settings)
         ClassTable.of([record]),
         prompt,
         independent,
-        TaskMetadata(settings.to_dict(), len(values)),
+        TaskMetadata(settings.to_dict(), len(values), learned=datetime.date.today().isoformat()),
         few_shot=True,
         shared_prompt=shared_prompt,
     )
