@@ -15,6 +15,7 @@ import json
 import os
 import re
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -25,7 +26,9 @@ from itertools import count
 from pathlib import Path
 from statistics import median
 
-from protosteer.bench.service import forms, image_files, serving
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+
+from bench_service import forms, image_files, serving
 
 MOST_MEGABYTES = 1500
 _FORM = {"Content-Type": "multipart/form-data; boundary=protosteer-bench"}

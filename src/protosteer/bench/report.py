@@ -1,13 +1,15 @@
-"""All measurements in one run: by name, as JSON, as text for terminals and pipes."""
+"""Measure all subjects in one run; report as JSON, or as text for terminals and pipes."""
 
 from __future__ import annotations
 
+import argparse
 import importlib
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from protosteer.bench.harness import Ratio
@@ -15,38 +17,54 @@ from protosteer.errors import SettingsError
 from protosteer.evaluation.manifest import circumstances
 from protosteer.report.tables import plain_table
 
-SUBJECTS = (
-    "prediction",
-    "training",
-    "decoding",
-    "matrix",
-    "scaling",
-    "service",
-)  # modules, imported when measured
+SUBJECTS = ("prediction", "training", "scaling")  # modules, imported when measured
 
 
 def run_all(
     names: Sequence[str] | None, repeats: int, on_message: Callable[[str], None] = lambda _: None
 ) -> list[Ratio]:
-    """Measure the subjects of these names, None: all; always in the order of SUBJECTS."""
+    """Measure subjects, always in the order of SUBJECTS.
+
+    Args:
+        names: Of subjects; None measures all.
+        repeats: How often both sides of a ratio run.
+        on_message: Is told which subject is being measured.
+
+    Raises:
+        SettingsError: A subject is unknown, or there are no repeats.
+    """
     unknown = [name for name in names or () if name not in SUBJECTS]
     if unknown:
-        raise SettingsError(f"nothing to measure is called {unknown[0]!r}; choose from {', '.join(SUBJECTS)}")
+        raise SettingsError(
+            f"nothing to measure is called {unknown[0]!r}; choose from {', '.join(SUBJECTS)}",
+            code="unknown-subject",
+            name=unknown[0],
+        )
     if repeats < 1:
-        raise SettingsError(f"repeats = {repeats}: must be at least 1")
+        raise SettingsError(f"repeats = {repeats}: must be at least 1", code="too-few-repeats")
     ratios: list[Ratio] = []
     for name in SUBJECTS:
-        if names and name not in names:
-            continue
-        on_message(f"measuring {name} ...")
-        try:
+        if not names or name in names:
+            on_message(f"measuring {name} ...")
             ratios += importlib.import_module(f"protosteer.bench.{name}").run(repeats)
-        except ImportError as error:  # the service is an extra
-            on_message(f"{name} is left out: {error}")
     return ratios
 
 
+def measure_script(run: Callable[[int], list[Ratio]]) -> None:
+    """Run a script of benchmarks/: measure one subject, and print the table or JSON."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    ratios = run(given.repeats)
+    if given.json:
+        print(json.dumps(as_json(ratios), indent=1))
+    else:
+        Console().print(*table(ratios), sep="\n")
+
+
 def as_json(ratios: Sequence[Ratio]) -> dict[str, Any]:
+    """Return ratios, notes, and the machine and versions they were measured with."""
     return {
         "ratios": {r.name: {"value": r.value, "target": r.target, "spread": r.spread} for r in ratios},
         "notes": {r.name: r.notes for r in ratios},
@@ -55,7 +73,7 @@ def as_json(ratios: Sequence[Ratio]) -> dict[str, Any]:
 
 
 def table(ratios: Sequence[Ratio]) -> list[RenderableType]:
-    """The ratios; below them what each one compares, with absolute figures as information."""
+    """Return a table of ratios, and below it what each one compares, with absolute figures."""
     overview = plain_table("Reference time / our time: larger is better")
     overview.add_column("what", style="bold", no_wrap=True)
     for heading in ("reference / ours", "target", "spread", "met"):

@@ -237,7 +237,7 @@ def bench(
         list[str] | None,
         Argument(
             metavar="SUBJECT",
-            help="Of prediction, training, decoding, matrix, scaling, service.",
+            help="Of prediction, training, scaling.",
             show_default=False,
         ),
     ] = None,

@@ -1,4 +1,7 @@
-"""Learning a task from photographs: files decoded again in every epoch, against once and kept."""
+"""Measure learning a task from photographs: files decoded again in every epoch, against decoded once and cached.
+
+python benchmarks/bench_decoding.py
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from PIL import Image
 
 from protosteer.backbones import Backbone
 from protosteer.bench.harness import Ratio, interleaved, pictures, vit_tiny
+from protosteer.bench.report import measure_script
 from protosteer.data.decode_cache import cache_decoded
 from protosteer.data.images import FileImages, ImageSet
 from protosteer.model.memory import Memory
@@ -50,3 +54,7 @@ def measure(name: str, backbone: Backbone, paths: list[Path], repeats: int) -> R
     times = interleaved(sides, repeats)
     about = f"{backbone.name}: learning {len(paths)} photographs of {SIZE[0]} x {SIZE[1]}, {SETTINGS.epochs} epochs"
     return Ratio(name, f"{about}; decoded in each / once", times["again"], times["kept"], TARGET)
+
+
+if __name__ == "__main__":
+    measure_script(run)

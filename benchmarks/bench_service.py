@@ -1,8 +1,10 @@
-"""The HTTP service under load, against `Learner.predict` on the same image files.
+"""Measure the HTTP service under load, against `Learner.predict` on the same image files.
 
-The service is a process of its own: `python -m protosteer.bench.service CASE` prints its address and serves.
-Clients are threads of this process; each keeps its connection, and waits for an answer before it sends the
-next request. They use the same cores, and what they take is part of the service's time.
+    python benchmarks/bench_service.py --repeats 3
+
+The service runs in a process of its own: `python benchmarks/bench_service.py --serve CASE` prints its address and
+serves. Clients are threads of this process; each keeps its connection, and waits for an answer before it sends
+the next request. Clients and service share the cores, and the clients' time is part of the service's time.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from PIL import Image
 
 from protosteer.backbones import Backbone
 from protosteer.bench.harness import Ratio, Side, interleaved, learner_for, pictures, vit_tiny
+from protosteer.bench.report import measure_script
 from protosteer.errors import ProtosteerError
 from protosteer.serve.app import create_app
 from protosteer.serve.app import run as serve_until_stopped
@@ -88,14 +91,19 @@ def drive(address: str, forms: Sequence[bytes], clients: int) -> list[float]:
         body = answer.read()
         if answer.status != 200:
             told = body[:200].decode("utf-8", "replace")
-            raise ProtosteerError(f"a request to the service failed: {answer.status} {answer.reason}, {told}")
+            raise ProtosteerError(
+                f"a request to the service failed: {answer.status} {answer.reason}, {told}",
+                code="request-failed",
+            )
         return time.perf_counter() - began
 
     try:
         with ThreadPoolExecutor(clients, initializer=connect) as pool:
             return list(pool.map(post, forms))
     except (OSError, HTTPException) as error:
-        raise ProtosteerError(f"the service cannot be reached, or hung up: {error}") from error
+        raise ProtosteerError(
+            f"the service cannot be reached, or hung up: {error}", code="service-unreachable"
+        ) from error
 
 
 def forms(files: Sequence[Path], size: int) -> list[bytes]:
@@ -120,19 +128,28 @@ def image_files(which: str, folder: Path) -> list[Path]:
 @contextmanager
 def serving(which: str) -> Iterator[str]:
     """The address of a service in a process of its own, with as many threads as this one has."""
-    command = [sys.executable, "-m", "protosteer.bench.service", which]
+    command = [sys.executable, __file__, "--serve", which]
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
             address = urlsplit((process.stdout.readline() if process.stdout else "").strip()).netloc
             if not address:
-                raise ProtosteerError(f"the service did not start; run {' '.join(command[1:])} to see why")
+                raise ProtosteerError(
+                    f"the service did not start; run {' '.join(command[1:])} to see why", code="no-service"
+                )
             yield address
         finally:
             process.terminate()
 
 
-if __name__ == "__main__":
-    # The service as `protosteer serve` runs it, of a random model whose file is never written.
-    app = create_app(learner_for(CASES[sys.argv[1]][0]()), "bench.protosteer")
+def serve(which: str) -> None:
+    """Run the service as `protosteer serve` does, of a random model whose file is never written."""
+    app = create_app(learner_for(CASES[which][0]()), "bench.protosteer")
     serve_until_stopped(app, port=0, on_ready=lambda address: print(address, flush=True))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--serve"]:
+        serve(sys.argv[2])
+    else:
+        measure_script(run)

@@ -1,4 +1,6 @@
-"""The full accuracy matrix of a stream: our protocol, which keeps embeddings, against one that starts afresh.
+"""Measure the accuracy matrix of a benchmark: our protocol, which caches embeddings, against one without a cache.
+
+    python benchmarks/bench_matrix.py
 
 The naive protocol predicts all test images of all tasks so far after every task, coarse pass and candidates
 again, by the same quick `Learner.predict`. Both judge the same records, so nothing is trained here.
@@ -11,6 +13,7 @@ from operator import eq
 
 from protosteer.backbones import Backbone
 from protosteer.bench.harness import Ratio, interleaved, memory_of, pictures, vit_tiny
+from protosteer.bench.report import measure_script
 from protosteer.data.images import ArrayImages
 from protosteer.evaluation.protocol import Run, run_stream
 from protosteer.learner import Learner
@@ -78,3 +81,7 @@ def subjects(backbone: Backbone, tasks: int, classes: int, images: int) -> tuple
         labels = [record.class_names[i % classes] for i in range(images)]
         stream.append(Task(record.name, record.class_names, ArrayImages(test.array[:0]), [], test, labels))
     return memory, Stream("random", stream)
+
+
+if __name__ == "__main__":
+    measure_script(run)
