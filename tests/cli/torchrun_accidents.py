@@ -16,7 +16,7 @@ from typing import Any
 from protosteer.cli import main
 from protosteer.data.images import FileImages
 from protosteer.errors import DataError
-from protosteer.runtime.checkpoint import CheckpointCallback
+from protosteer.runtime.callbacks import CheckpointCallback
 from protosteer.util.distributed import process_group
 
 RANK = os.environ["RANK"]
@@ -24,7 +24,7 @@ RANK = os.environ["RANK"]
 
 def killed(self: CheckpointCallback, training: Any) -> None:
     if RANK == "0":
-        self.keep(training)
+        self.save(training)
     if training.step == 4:
         process_group().broadcast_object(lambda: None)
         if sys.argv[0].endswith(RANK):

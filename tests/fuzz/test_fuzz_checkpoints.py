@@ -16,7 +16,8 @@ from test_fuzz_models import change_header, change_tensors
 from torch import nn
 
 from protosteer.errors import ProtosteerError, ProtosteerWarning
-from protosteer.runtime.checkpoint import CheckpointCallback, CheckpointFile
+from protosteer.runtime.callbacks import CheckpointCallback
+from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.util.tensor_file import pack_tensors, unpack_tensors
 from protosteer.util.training_state import Epoch, TrainingState
 
@@ -39,7 +40,7 @@ def toy() -> TrainingState:
 def seeds() -> Sequence[bytes]:
     with tempfile.TemporaryDirectory() as folder:
         resume = CheckpointCallback(CheckpointFile(Path(folder) / "b", seconds=0), WHICH)
-        resume.keep(toy())
+        resume.save(toy())
         resume.checkpoint.release()
         return [resume.checkpoint.path.read_bytes(), b""]
 

@@ -16,7 +16,7 @@ from protosteer.paper import losses
 from protosteer.paper.prompts import initial_prompt
 from protosteer.paper.prototypes import Anchors
 from protosteer.paper.trainer import Head, learning_rate, update, weight_decay
-from protosteer.runtime.progress import TrainingProgress
+from protosteer.runtime.callbacks import ProgressCallback
 from protosteer.settings import Settings
 from protosteer.util.training_state import epoch_batches
 from vit_toys import small
@@ -209,7 +209,7 @@ def test_every_alternative_trains(change, shape):
 
 def test_progress_counts_every_step_to_the_end():
     stages = []
-    train(tiny_backbone(), *task(), QUICK, callbacks=[TrainingProgress("spring", stages.append)])
+    train(tiny_backbone(), *task(), QUICK, callbacks=[ProgressCallback("spring", stages.append)])
     seen = [stage.training for stage in stages]
     assert [p.step for p in seen] == list(range(1, 9)) and seen[-1].steps == 8
     assert seen[-1].seconds_left == 0 and seen[0].accuracy is None and seen[-1].accuracy is not None

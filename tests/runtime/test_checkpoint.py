@@ -1,4 +1,4 @@
-"""Training that goes on from any of its steps ends in the same bits."""
+"""A training that is resumed from any of its steps ends bit-identical to one that was not interrupted."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from conftest import StepCallback, easy_task, tiny_backbone, train
+from expect import expect_error
 from protosteer.errors import ProtosteerWarning, TrainingError
 from protosteer.learner import Learner
 from protosteer.paper.prototypes import Anchors
 from protosteer.paper.trainer import Trained
-from protosteer.runtime.checkpoint import CheckpointCallback, CheckpointFile
-from protosteer.runtime.progress import TrainingProgress
+from protosteer.runtime.callbacks import CheckpointCallback, ProgressCallback
+from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.settings import Settings
 from protosteer.util.training_state import TrainingState
 
@@ -51,7 +52,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 
 @pytest.mark.parametrize("step", [1, 3, 5, STEPS])  # within, and at the end of, an epoch of three
-def test_training_goes_on_from_any_step(tmp_path, whole, step):
+def test_training_resumes_from_any_step(tmp_path, whole, step):
     path = tmp_path / "training.safetensors"
     with pytest.raises(Killed):
         resumed(path, stop_after=step)
@@ -70,20 +71,20 @@ def test_several_interruptions(tmp_path, whole):
     assert spent == sorted(spent) and spent[1] > 0  # seconds of all processes together
 
 
-def test_it_does_go_on_and_does_not_begin_anew(tmp_path):
+def test_a_resumed_training_makes_only_the_steps_that_are_left(tmp_path):
     path, stages = tmp_path / "training.safetensors", []
     with pytest.raises(Killed):
         resumed(path, stop_after=6)
     pixels, _ = easy_task(["ant", "bee"])
     callbacks = [
         CheckpointCallback(CheckpointFile(path), {"seed": 3}),
-        TrainingProgress("task", stages.append),
+        ProgressCallback("task", stages.append),
     ]
     train(tiny_backbone(), pixels, torch.tensor([0] * 8 + [1] * 8), SETTINGS, seed=3, callbacks=callbacks)
     assert [stage.training.step for stage in stages] == [7, 8, 9]
 
 
-def test_a_bookmark_of_another_training_is_left_alone(tmp_path):
+def test_the_checkpoint_of_another_training_is_ignored(tmp_path):
     path = tmp_path / "training.safetensors"
     with pytest.raises(Killed):
         resumed(path, stop_after=4)
@@ -104,7 +105,7 @@ def test_it_is_written_when_due_and_removed_when_asked(tmp_path):
     assert not checkpoint.path.exists()
 
 
-def test_a_learner_goes_on_with_a_task(tmp_path: Path):
+def test_a_learner_resumes_a_task(tmp_path: Path):
     images, labels = easy_task(["ant", "bee"])
     whole = Learner(tiny_backbone(), SETTINGS)
     whole.learn((images, labels), name="first")
@@ -127,24 +128,24 @@ def test_a_learner_goes_on_with_a_task(tmp_path: Path):
 
 
 @pytest.mark.parametrize("keep", [0, 7, 100, -1])
-def test_a_damaged_bookmark_is_left_out_with_a_line_and_training_starts_over(tmp_path, whole, keep):
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(tmp_path, whole, keep):
     path = tmp_path / "training.safetensors"
     with pytest.raises(Killed):
         resumed(path, stop_after=4)
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.warns(ProtosteerWarning, match="is damaged and is left out; the training .* starts over"):
+    with pytest.warns(ProtosteerWarning, match="is damaged"):
         again = resumed(path)
     assert torch.equal(again.prompt, whole.prompt) and again.epochs == whole.epochs
 
 
-def test_a_bookmark_that_someone_made_up_is_refused_in_one_line(tmp_path):
+def test_a_forged_checkpoint_is_rejected(tmp_path):
     path = tmp_path / "training.safetensors"
     with pytest.raises(Killed):
         resumed(path, stop_after=4)
-    kept = CheckpointFile(path).load()
-    assert kept is not None
-    tensors, about = kept
+    saved = CheckpointFile(path).load()
+    assert saved is not None
+    tensors, about = saved
     for changed in ({**tensors, "rng": torch.ones(3)}, {"rng": tensors["rng"]}):
         CheckpointFile(path).save(changed, about)
-        with pytest.raises(TrainingError, match="does not hold what this training needs"):
+        with expect_error("bad-checkpoint", TrainingError, path=path):
             resumed(path)
