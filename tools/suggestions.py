@@ -45,7 +45,7 @@ BATCH = 50  # images embedded between two words about it
 
 
 class Embedded:
-    """Images whose embeddings are known; a `TrainingImages` of `method.task` and an `Embed` of `method.inference`."""
+    """Images whose embeddings are known; a `TrainingImages` of `paper.task` and an `Embed` of `paper.prompts`."""
 
     def __init__(self, embeddings: Tensor):
         self.embeddings = embeddings

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -33,9 +33,6 @@ class PrototypeIndex:
     num_classes: int
 
 
-M = TypeVar("M", bound="Matches")
-
-
 @dataclass(frozen=True)
 class Matches:
     """What inference finds for B images."""
@@ -46,11 +43,11 @@ class Matches:
     embeddings: Tensor  # [B, D]: the image under that prompt
     passes: Tensor  # int64 [B]: forward passes per image
 
-    @staticmethod
-    def join(parts: Sequence[M]) -> M:
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
         """Concatenate the matches of several batches."""
         names = [name for name, column in vars(parts[0]).items() if column is not None]
-        return type(parts[0])(**{n: torch.cat([getattr(part, n) for part in parts]) for n in names})
+        return cls(**{n: torch.cat([getattr(part, n) for part in parts]) for n in names})
 
 
 def match(index: PrototypeIndex, embed: Embed, count: int, neighbours: int) -> Matches:
