@@ -28,9 +28,9 @@ TRAINED = {
 
 
 def run(
-    out: Path, resume: bool = False, said: list[str] | None = None, make: Any = None, **values: Any
+    out: Path, resume: bool = False, messages: list[str] | None = None, make: Any = None, **values: Any
 ) -> Any:
-    callbacks = [] if said is None else said
+    callbacks = [] if messages is None else messages
     experiment = Experiment.from_values({**VALUES, **values, "out": out})
     return run_experiment(experiment, resume, on_message=callbacks.append, make_reporter=make)
 
@@ -66,13 +66,13 @@ def test_an_interrupted_run_ends_in_the_same_bits(tmp_path, method):
 
 
 def test_the_share_out_is_said_and_in_the_manifest(tmp_path):
-    said: list[str] = []
-    figures = run(tmp_path / "r", said=said, disjoint=0.5, class_order="seed:1")
+    messages: list[str] = []
+    figures = run(tmp_path / "r", messages=messages, disjoint=0.5, class_order="seed:1")
     stream = json.loads((tmp_path / "r" / "manifest.json").read_text())["configuration"]["stream"]
     assert stream["options"]["blurry"] == 0.3 and stream["options"]["disjoint"] == 0.5
     visitors = [sum(task["visiting"].values()) for task in stream["tasks"]]
     assert sum(visitors) == 5 * 3  # of half the classes, three images each
-    (line,) = said
+    (line,) = messages
     assert (
         line.startswith(f"training images of other tasks' classes: {visitors[0]} of ") and "in task-3" in line
     )

@@ -19,7 +19,6 @@ from protosteer.evaluation.experiment import Experiment, run_experiment
 from protosteer.evaluation.metrics import over_seeds, summary
 from protosteer.evaluation.run_folder import RunFolder, read_run
 from protosteer.learner import Learner
-from protosteer.settings import read_toml
 
 pytestmark = pytest.mark.slow
 
@@ -30,9 +29,9 @@ TRAINED = {**CHEAP, "method": "cpp", "epochs": 1, "batch_size": 20, "neck_hidden
 
 
 def run(
-    out: Path, resume: bool = False, overwrite: bool = False, said: list[str] | None = None, **values: Any
+    out: Path, resume: bool = False, overwrite: bool = False, messages: list[str] | None = None, **values: Any
 ) -> Any:
-    callbacks = [] if said is None else said
+    callbacks = [] if messages is None else messages
     experiment = Experiment.from_values({**CHEAP, **values, "out": out})
     return run_experiment(experiment, resume, overwrite, on_message=callbacks.append)
 
@@ -119,10 +118,10 @@ def test_another_configuration_is_refused_with_the_differences(tmp_path):
 def test_overwrite_removes_the_run_and_nothing_else(tmp_path):
     run(tmp_path / "r", seeds="0,1")
     (tmp_path / "r" / "notes.txt").write_text("mine")
-    said: list[str] = []
-    run(tmp_path / "r", overwrite=True, centroids=2, said=said)
+    messages: list[str] = []
+    run(tmp_path / "r", overwrite=True, centroids=2, messages=messages)
     assert not (tmp_path / "r/seed-1").exists() and (tmp_path / "r/notes.txt").read_text() == "mine"
-    assert len(said) == 1 and str(tmp_path / "r") in said[0]
+    assert len(messages) == 1 and str(tmp_path / "r") in messages[0]
     with expect_error("resume-and-overwrite", SettingsError):
         run(tmp_path / "r", resume=True, overwrite=True, centroids=2)
     assert (tmp_path / "r/seed-0/metrics.json").is_file()
@@ -134,9 +133,9 @@ def test_other_circumstances_are_told(tmp_path):
     known = json.loads(path.read_text())
     known["sessions"][-1]["circumstances"]["threads"] = 99
     path.write_text(json.dumps(known))
-    said: list[str] = []
-    run(tmp_path / "r", resume=True, seeds="1", said=said)
-    assert len(said) == 1 and "threads: 99 -> " in said[0] and "last bits" in said[0]
+    messages: list[str] = []
+    run(tmp_path / "r", resume=True, seeds="1", messages=messages)
+    assert len(messages) == 1 and "threads: 99 -> " in messages[0] and "last bits" in messages[0]
 
 
 def test_a_folder_with_other_things_is_left_alone(tmp_path):
@@ -153,9 +152,9 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path):
 
 
 def test_seeds_are_added_by_resuming_and_those_of_the_folder_are_the_default(tmp_path):
-    said: list[str] = []
-    run(tmp_path / "r", resume=True, seeds="2", said=said)
-    assert len(said) == 1 and str(tmp_path / "r") in said[0]
+    messages: list[str] = []
+    run(tmp_path / "r", resume=True, seeds="2", messages=messages)
+    assert len(messages) == 1 and str(tmp_path / "r") in messages[0]
     first = (tmp_path / "r/seed-2/metrics.json").read_bytes()
     for seeds in ("1", None):
         figures = run(tmp_path / "r", resume=True, **({"seeds": seeds} if seeds else {}))
@@ -268,12 +267,6 @@ def test_mistakes_are_named(values, code):
     assert caught.value.details.get("name", "") in ("", *values, *values.values())
 
 
-def test_a_config_file_has_no_tables(tmp_path):
-    (tmp_path / "x.toml").write_text("[settings]\nepochs = 2\n")
-    with expect_error("invalid-toml", SettingsError):
-        read_toml(tmp_path / "x.toml")
-
-
 def test_an_unknown_stream_or_device_is_named(tmp_path):
     with expect_error("unknown-stream", DataError, name="split-digit"):
         run(tmp_path / "r", stream="split-digit")
@@ -309,9 +302,9 @@ def test_a_run_of_an_older_version_is_compared_and_goes_on_without_figures_that_
             for new in ("rule", "prompt_tasks", "passes_per_image", "calibration_error", "reliability"):
                 table.pop(new, None)
         file.write_text(json.dumps(written))
-    said: list[str] = []
-    figures = run(tmp_path / "r", resume=True, seeds="0,1", said=said, **TRAINED)
-    assert said == [] and [seed["seed"] for seed in figures["seeds"]] == [0, 1]
+    messages: list[str] = []
+    figures = run(tmp_path / "r", resume=True, seeds="0,1", messages=messages, **TRAINED)
+    assert messages == [] and [seed["seed"] for seed in figures["seeds"]] == [0, 1]
     assert "calibration_error" not in figures["mean"] and figures["seeds"][1]["calibration_error"] > 0
     rows = gather([str(tmp_path / "r")])
     assert [len(seeds) for seeds in rows.values()] == [2]

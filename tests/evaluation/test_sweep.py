@@ -99,10 +99,10 @@ def test_each_ends_in_the_bits_that_it_ends_in_alone(tmp_path: Path) -> None:
 
 
 def test_one_that_fails_does_not_stop_the_others(tmp_path: Path, broken: None) -> None:
-    said: list[str] = []
-    outcome = run_several(several("ncm,broken,ranpac", features=20, out=tmp_path), on_message=said.append)
+    messages: list[str] = []
+    outcome = run_several(several("ncm,broken,ranpac", features=20, out=tmp_path), on_message=messages.append)
     assert list(outcome.figures) == ["ncm", "ranpac"] and list(outcome.failed) == ["broken"]
-    assert len(said) == 4 and str(outcome.failed["broken"]) in said[2]
+    assert len(messages) == 4 and str(outcome.failed["broken"]) in messages[2]
 
 
 def test_all_folders_are_looked_at_before_the_first_is_written_to(tmp_path: Path) -> None:

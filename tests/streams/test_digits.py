@@ -7,12 +7,11 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
-from stream_toys import PREPROCESSING
 
 from expect import expect_error
 from protosteer.data.images import ImageSet
 from protosteer.errors import DataError
-from protosteer.streams import StreamOptions, open_stream, split_digits
+from protosteer.streams import split_digits
 
 
 def pixels_of(images: ImageSet) -> torch.Tensor:
@@ -42,9 +41,3 @@ def test_tasks_that_do_not_divide_ten():
     assert [len(t.classes) for t in split_digits(3)] == [4, 3, 3]
     with expect_error("too-few-classes", DataError):
         split_digits(11)
-
-
-def test_it_is_the_registered_stream():
-    stream = open_stream("split-digits", StreamOptions(), PREPROCESSING)
-    for a, b in zip(stream, split_digits(), strict=True):
-        assert torch.equal(pixels_of(a.train), pixels_of(b.train)) and a.test_labels == b.test_labels

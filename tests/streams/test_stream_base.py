@@ -9,13 +9,10 @@ import pytest
 import torch
 from stream_toys import TEST, TOY, by_class, marks, toy
 
-from conftest import easy_task, tiny_backbone
 from expect import expect_error
 from protosteer.data.images import ArrayImages, Chosen
 from protosteer.data.labelled import Dataset, Labelled
 from protosteer.errors import DataError
-from protosteer.learner import Learner
-from protosteer.settings import Settings
 from protosteer.streams.base import Stream, StreamOptions, Task, build, drawn_mask, training_view
 
 ANIMALS = ["ant", "bee", "cat", "dog", "eel", "fox", "gnu"]
@@ -204,25 +201,6 @@ def test_about_tells_where_the_tasks_come_from():
         for t in stream
     ]
     assert sum(row["train_images"] for row in about["tasks"]) == sum(COUNTS)
-
-
-def test_a_permuted_stream_is_learned():
-    pixels, labels = easy_task(ANIMALS, per_class=12)
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    numbers = torch.tensor([ANIMALS.index(label) for label in labels])[order]
-    images = ArrayImages(pixels[order])
-    train, test = (Labelled(Chosen(images, range(k, len(images), 2)), numbers[k::2]) for k in (0, 1))
-    dataset = Dataset("easy", ANIMALS, train, test)
-    stream = made(dataset, class_order="seed:1993", base=3, increment=2)
-    settings = Settings.preset(
-        "paper", epochs=2, batch_size=8, neck_hidden=16, augmentation="crop", centroids=2
-    )
-    learner = Learner(tiny_backbone(), settings)
-    for t in stream:
-        learner.learn((t.train, t.train_labels), name=t.name)
-    assert sorted(learner.classes) == ANIMALS and learner.tasks == ["task-1", "task-2", "task-3"]
-    for t in stream:
-        assert learner.predict(t.test).labels == t.test_labels
 
 
 def test_images_of_a_task_that_is_over_cannot_be_read():
