@@ -2,7 +2,7 @@
 
     python killed_run.py OUT KILLS
 
-A child kills itself before the n-th file operation, with n drawn at random, so nothing depends on time. A run that
+A child kills itself before or after the n-th file operation, with n drawn at random, so nothing depends on time. A run that
 ends before there were enough kills is followed by another: OUT/killed/0, OUT/killed/1 and so on. The run that was
 never killed is OUT/whole. Prints how many children were killed, and in how many different states of the folder.
 
@@ -30,8 +30,12 @@ VALUES = {
 OPERATIONS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
 
 
-def child(out: Path, limit: int) -> int:
-    """Fork a child that resumes the run and dies before its file operation number `limit`; returns its status."""
+def die(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def child(out: Path, limit: int, after: bool = False) -> int:
+    """Fork a child that resumes the run and dies before, or right after, its file operation number `limit`."""
     pid = os.fork()
     if pid == 0:
         count = 0
@@ -41,7 +45,7 @@ def child(out: Path, limit: int) -> int:
             if event in OPERATIONS and str(arguments[0]).startswith(str(out)):
                 count += 1
                 if count == limit:
-                    os.kill(os.getpid(), signal.SIGKILL)
+                    sys.setprofile(die) if after else die()
 
         sys.addaudithook(on_event)
         run_experiment(Experiment.from_values({**VALUES, "out": out}), resume=True, checkpoint_seconds=0)
@@ -67,7 +71,7 @@ def main() -> None:
     draw, killed, runs, states = random.Random(0), 0, 0, set()
     while killed < kills:
         folder = out / "killed" / str(runs)
-        while child(folder, draw.randint(1, operations // 8) if killed < kills else 0):
+        while child(folder, draw.randint(1, operations // 8) if killed < kills else 0, draw.random() < 0.5):
             killed += 1
             states.add(state(folder))
         runs += 1
