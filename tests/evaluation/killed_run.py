@@ -1,16 +1,17 @@
-"""Run one experiment whole, and then in children that are killed, until KILLS have been; not a test itself.
+"""Run one experiment whole, and then in children that are killed at every kind of file operation; not a test itself.
 
-    python killed_run.py OUT KILLS
+    python killed_run.py OUT
 
-A child kills itself before or after the n-th file operation, with n drawn at random, so nothing depends on time. A run that
-ends before there were enough kills is followed by another: OUT/killed/0, OUT/killed/1 and so on. The run that was
-never killed is OUT/whole. Prints how many children were killed, and in how many different states of the folder.
+A child kills itself before or right after an operation on a file of a chosen kind, so nothing depends on time. A run
+that ends is followed by another: OUT/killed/0, OUT/killed/1 and so on. The run that was never killed is OUT/whole.
+Prints how many children were killed, and in how many different states of the folder.
 
 Children are forked from a process that has torch loaded already.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -28,30 +29,41 @@ VALUES = {
     "batch_size": 12, "neck_hidden": 64, "augmentation": "no-flip", "centroids": 2, "seeds": [0, 1], "device": "cpu",
 }  # fmt: skip
 OPERATIONS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
+FILES = (
+    "training-",
+    "task-",
+    "seconds-",
+    "embeddings-",
+    "rows.json",
+    "metrics.json",
+    "matrix.csv",
+    "manifest.json",
+)
 
 
 def die(*_: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def child(out: Path, limit: int, after: bool = False) -> int:
-    """Fork a child that resumes the run and dies before, or right after, its file operation number `limit`."""
+def child(out: Path, file: str, number: int, after: bool) -> bool:
+    """Fork a child that resumes the run and dies at an operation on such a file; returns whether it died."""
     pid = os.fork()
     if pid == 0:
         count = 0
 
         def on_event(event: str, arguments: tuple[Any, ...]) -> None:
             nonlocal count
-            if event in OPERATIONS and str(arguments[0]).startswith(str(out)):
+            if event in OPERATIONS and file in Path(str(arguments[0])).name and str(out) in str(arguments[0]):
                 count += 1
-                if count == limit:
+                if count == number:
                     sys.setprofile(die) if after else die()
 
         sys.addaudithook(on_event)
         run_experiment(Experiment.from_values({**VALUES, "out": out}), resume=True, checkpoint_seconds=0)
-        out.with_suffix(".count").write_text(str(count))
         os._exit(0)
-    return os.waitpid(pid, 0)[1]
+    status = os.waitpid(pid, 0)[1]
+    assert status in (0, signal.SIGKILL), f"a child failed with status {status}"
+    return status != 0
 
 
 def state(out: Path) -> str:
@@ -61,20 +73,23 @@ def state(out: Path) -> str:
 
 
 def main() -> None:
-    out, kills = Path(sys.argv[1]), int(sys.argv[2])
+    out = Path(sys.argv[1])
     torch.set_num_threads(1)
     torch.optim.AdamW([torch.zeros(1)])  # imports torch's compiler, which every child would do otherwise
     wanted = Experiment.from_values(VALUES)
     open_stream(wanted.stream, wanted.options, wanted.load_backbone().preprocessing)
-    assert child(out / "whole", 0) == 0
-    operations = int((out / "whole.count").read_text())
-    draw, killed, runs, states = random.Random(0), 0, 0, set()
-    while killed < kills:
+    assert not child(out / "whole", "none", 0, False)
+    ways = list(itertools.product(FILES, (1, 2), (False, True)))
+    random.Random(0).shuffle(ways)
+    killed, runs, states = 0, 0, set()
+    for way in ways:
         folder = out / "killed" / str(runs)
-        while child(folder, draw.randint(1, operations // 8) if killed < kills else 0, draw.random() < 0.5):
+        if child(folder, *way):
             killed += 1
             states.add(state(folder))
-        runs += 1
+        else:
+            runs += 1
+    child(out / "killed" / str(runs), "none", 0, False)
     print(killed, len(states))
 
 
