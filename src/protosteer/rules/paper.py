@@ -25,7 +25,6 @@ from protosteer.settings import Settings
 
 # A few-shot class gets one prototype per so many images: fewer make none that is better than their mean.
 _IMAGES_PER_PROTOTYPE = 5
-_MAX_COSINES = 2**27  # of images and value prototypes in memory at once
 
 
 class PaperReader:
@@ -35,6 +34,7 @@ class PaperReader:
     calibrated_probabilities = False
     retrieves_tasks = True
     needs_heldout = True
+    max_cosines = 2**27  # of images and value prototypes in memory at once
 
     def __init__(self, memory: Memory, settings: Settings):
         self.memory = Memory(memory.tasks)  # a list of its own, which does not change
@@ -44,14 +44,14 @@ class PaperReader:
     def match(self, embed: Embed, count: int, exhaustive: bool = True) -> ClassifierMatches:
         """See `Reader.match`. All classes are always scored; images in parts where prototypes are very many."""
         prototypes, parts = self.index.prototypes, []
-        size = max(1, _MAX_COSINES // len(prototypes.values))
+        size = max(1, self.max_cosines // len(prototypes.values))
         for rows in torch.arange(count).split(size):
 
             def embed_part(part: Tensor, prompts: Tensor | None, rows: Tensor = rows) -> Tensor:
                 return embed(rows[part], prompts)
 
             parts.append(inference.match(prototypes, embed_part, len(rows), self.neighbours))
-        found = inference.Matches.join(parts)
+        found = parts[0] if len(parts) == 1 else inference.Matches.join(parts)
         return ClassifierMatches(**vars(found), similarities=found.scores)
 
     def known_similarities(self) -> Tensor:
