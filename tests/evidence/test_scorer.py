@@ -13,7 +13,6 @@ from protosteer.evidence.prototype_summary import (
     EXACT_PROTOTYPES,
     MAX_PROTOTYPES,
     ClassSummary,
-    pack_prototypes,
     summarise_class,
     unpack_prototypes,
 )
@@ -77,13 +76,6 @@ def test_a_sketch_fits_into_eight_bits_and_depends_on_its_seed_alone():
     again = summarise_class(embeddings, seed=1)
     assert torch.equal(drawn.points, again.points)
     assert not torch.equal(drawn.points, summarise_class(embeddings, seed=2).points)
-
-
-def test_points_that_eight_bits_do_not_hold_are_packed_as_they_are():
-    points = torch.tensor([[0.3, 0.1234567, 1.0], [0.0, 0.0, 0.0]])
-    for exact in (points, summarise_class(torch.eye(3)[:2] * 1e-30).points):
-        packed = pack_prototypes(exact)
-        assert torch.equal(unpack_prototypes(packed["points"], packed.get("steps")), exact)
 
 
 def test_single_points_are_the_same_images_in_every_space():

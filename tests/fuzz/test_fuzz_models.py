@@ -15,6 +15,7 @@ from targets import mutate as mutate_bytes
 from torch import Tensor
 
 from conftest import easy_task, tiny_backbone
+from golden_toys import FOLDER, golden_backbone, queries
 from photo_toys import EVIDENCE, QUICK
 from protosteer.errors import ProtosteerError
 from protosteer.learner import Learner
@@ -43,6 +44,17 @@ NUMBERS = [0.0, -0.0, 1.0, -1.0, 127.0, 65504.0, 1e-40, 1e30, -1e30, math.nan, m
 KINDS = [torch.float16, torch.float32, torch.float64, torch.int8, torch.int64, torch.bool, torch.bfloat16]
 
 
+OLD = (
+    "paper-few-shot",
+    "evidence-corrected",
+    "evidence-unfinished-float16",
+    "many-evidence",
+)  # formats 1, 2, 2, 3
+
+
+golden = functools.cache(golden_backbone)
+
+
 @functools.cache
 def seeds() -> Sequence[bytes]:
     found = []
@@ -52,7 +64,7 @@ def seeds() -> Sequence[bytes]:
         learner.learn(easy_task(["eel"], per_class=4), name="second")
         learner.add_class("fox", easy_task(["fox"], per_class=2)[0])
         found.append(learner.model.pack())
-    return found
+    return [*found, *((FOLDER / f"{name}.protosteer").read_bytes() for name in OLD)]
 
 
 def mutate(data: bytes, random: Random) -> bytes:
@@ -117,9 +129,11 @@ def check(data: bytes) -> None:
     try:
         model = model_file.unpack(data, Path("it"))
         again = model_file.unpack(model.pack(), Path("it"))
-        learner = Learner.of_model(model, tiny_backbone())
+        old = golden()
+        known = model.backbone["fingerprint"] == old.fingerprint
+        learner = Learner.of_model(model, old if known else tiny_backbone())
         model_summary.describe(model, learner.reader)
-        answer = learner.predict(easy_task(["cat", "gnu"], per_class=2)[0])
+        answer = learner.predict(queries() if known else easy_task(["cat", "gnu"], per_class=2)[0])
     except ProtosteerError as error:
         assert "\n" not in str(error) and len(str(error)) < 1000
         return

@@ -8,77 +8,25 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_tables import assert_same, lists_of_records
 
 from conftest import tiny_backbone
 from many_toys import many
 from protosteer.data.class_folders import Files
-from protosteer.evidence.prototype_summary import ClassSummary, quantize_int8
+from protosteer.evidence.prototype_summary import pack_prototypes, quantize_int8, unpack_prototypes
 from protosteer.evidence.summary_table import SummaryTable
 from protosteer.learner import Learner
 from protosteer.model import file as model_file
 from protosteer.model.class_table import ClassTable
 from protosteer.model.memory import Memory
-from protosteer.model.records import ClassRecord, TaskMetadata, TaskRecord
-from protosteer.paper.prototypes import Centroids
+from protosteer.model.records import TaskMetadata, TaskRecord
 from protosteer.rules import reader_of
 from protosteer.settings import Settings
 from protosteer.workflows import known_files, model_summary, ood
 
-DIM = 6
-
-
-def a_record(name: str, seed: int, summarised: bool, shared: bool, coded: bool, extras: int) -> ClassRecord:
-    draw = torch.Generator().manual_seed(seed)
-    values, points = 1 + seed % 3, 1 + seed % 4
-
-    def rows(count: int) -> torch.Tensor:
-        return torch.randn(count, DIM, generator=draw) / 8
-
-    def summary() -> ClassSummary:
-        prototypes = quantize_int8(rows(points)) if coded else rows(points)
-        return ClassSummary(
-            prototypes, torch.ones(points, dtype=torch.int64) * (1 + seed % 2), rows(1)[0].abs()
-        )
-
-    centroids = Centroids(rows(values), rows(values).abs(), torch.arange(1, values + 1))
-    plain = summary() if summarised else None
-    return ClassRecord(
-        name,
-        rows(2) if plain is None else plain.points,
-        centroids,
-        torch.rand(extras, generator=draw) if extras else None,
-        plain,
-        summary() if summarised and shared else None,
-        torch.arange(seed, seed + extras) if extras else None,
-    )
-
-
-records = st.lists(
-    st.builds(a_record, st.just("c"), st.integers(0, 99), *[st.booleans()] * 3, st.integers(0, 2)),
-    min_size=1,
-    max_size=6,
-).map(lambda some: [dataclasses.replace(one, name=f"class {i}") for i, one in enumerate(some)])
-
-
-def leaves(record: ClassRecord) -> dict[str, object]:
-    """All that a record says, by name."""
-    found: dict[str, object] = {"name": record.name, "keys": record.keys}
-    for field in ("values", "plain", "shared"):
-        part = getattr(record, field)
-        found |= {f"{field}.{name}": tensor for name, tensor in vars(part).items()} if part else {field: None}
-    return found | {"held_out": record.heldout_similarities, "seen": record.file_digests}
-
-
-def assert_same(one: ClassRecord, other: ClassRecord) -> None:
-    mine, theirs = leaves(one), leaves(other)
-    assert mine.keys() == theirs.keys()
-    for name, value in mine.items():
-        both = isinstance(value, torch.Tensor) and isinstance(theirs[name], torch.Tensor)
-        assert torch.equal(value, theirs[name]) if both else value == theirs[name], name
-
 
 @settings(deadline=None, max_examples=60, derandomize=True)
-@given(records, st.data())
+@given(lists_of_records(), st.data())
 def test_rows_ranges_selections_and_joins_are_the_records(records, data):
     table = ClassTable.of(records)
     for i, record in enumerate(records):
@@ -98,7 +46,7 @@ def test_rows_ranges_selections_and_joins_are_the_records(records, data):
 
 
 @settings(deadline=None, max_examples=60, derandomize=True)
-@given(records)
+@given(lists_of_records())
 def test_columns_are_those_of_all_records_and_survive_packing(records):
     table = ClassTable.of(records)
     assert torch.equal(table.keys, torch.cat([r.keys for r in records]))
@@ -167,3 +115,16 @@ def test_nothing_that_works_on_all_classes_makes_records(thousands, monkeypatch,
     assert sum(len(list(task.tensors())) for task in thousands.tasks) > 0
     thousands.remove(thousands.tasks[4], ["class-4-999"])
     assert len(thousands.table) == 19_999 and not made
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(st.lists(st.lists(st.floats(-1, 1, width=32), min_size=3, max_size=3), min_size=1, max_size=4))
+def test_eight_bits_hold_quantized_prototypes_exactly_and_others_stay_as_they_are(rows):
+    points = torch.tensor(rows)
+    for given_points, coded in ((quantize_int8(points), True), (points, False)):
+        packed = pack_prototypes(given_points)
+        assert torch.equal(unpack_prototypes(packed["points"], packed.get("steps")), given_points)
+        assert not coded or packed["points"].dtype == torch.int8
+    assert torch.equal(quantize_int8(quantize_int8(points)), quantize_int8(points))
+    step = points.abs().amax(dim=1, keepdim=True) / 127
+    assert bool(((quantize_int8(points) - points).abs() <= 0.51 * step + 1e-5).all())

@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 
 from conftest import easy_task, tiny_backbone
+from expect import expect_error
 from photo_toys import QUICK, file_bytes, photos
 from protosteer.errors import DataError, LearnerError
 from protosteer.learner import Learner, merge
@@ -76,10 +77,10 @@ def test_corrections_are_taken_back_in_any_order():
     images = easy_task(["ant"], 3, seed=9)[0]
     made = [learner.correct(image[None], "bee") for image in images]
     assert learner.undo(made[1].name) is made[1] and learner.undo() is made[2] and learner.undo() is made[0]
-    with pytest.raises(LearnerError, match="nothing has been corrected"):
+    with expect_error("nothing-corrected", LearnerError):
         learner.undo()
     learner.correct(images[:1], "bee")
-    with pytest.raises(LearnerError, match=r"no correction is named 'spring'; there are: correction-"):
+    with expect_error("unknown-correction", LearnerError, name="spring"):
         undo(learner.memory, "spring")
     assert learner.tasks == ["spring", made[0].name]
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from conftest import easy_task, tiny_backbone
+from expect import expect_error
 from photo_toys import ALONE, QUICK, file_bytes, photos, taught
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import LearnerError
@@ -57,7 +58,7 @@ def test_one_part_alone_stays_as_it_is():
 
 def test_names_that_clash_are_refused_and_can_be_given_anew():
     a, b = plain(t=["ant", "bee"]), plain(t=["bee", "cat"])
-    with pytest.raises(LearnerError, match="two tasks are named 't'; .*task_renames="):
+    with expect_error("task-exists", LearnerError, name="t"):
         merge(a, b)
     assert merge(a, b, task_renames={"t": "u"}).classes == ["ant", "bee", "cat"]
     merged = merge(a, b, renames={"bee": "bumblebee"}, task_renames={"t": "u"})
@@ -75,35 +76,34 @@ def test_renames_apply_to_all_but_the_first_and_at_once():
 
 
 @pytest.mark.parametrize(
-    ("renames", "task_renames", "words"),
+    ("renames", "task_renames", "code", "name"),
     [
-        ({"yak": "gnu"}, None, "no class named 'yak'"),
-        ({"ant": "gnu"}, None, "no class named 'ant'"),  # only the first has it
-        (None, {"t": "s"}, "no task named 't'"),
-        (None, {"u": "t"}, "'t'"),
+        ({"yak": "gnu"}, None, "unknown-class", "yak"),
+        ({"ant": "gnu"}, None, "unknown-class", "ant"),  # only the first has it
+        (None, {"t": "s"}, "unknown-task", "t"),
+        (None, {"u": "t"}, "task-exists", "t"),
     ],
 )
-def test_renames_that_lead_nowhere_are_refused(renames, task_renames, words):
-    with pytest.raises(LearnerError, match=words) as caught:
+def test_renames_that_lead_nowhere_are_rejected(renames, task_renames, code, name):
+    with expect_error(code, LearnerError, name=name):
         merge(plain(t=["ant"]), plain(u=["cat"]), renames=renames, task_renames=task_renames)
-    assert "\n" not in str(caught.value)
 
 
 def test_two_classes_of_a_task_cannot_get_one_name():
-    with pytest.raises(LearnerError, match="two classes of task 'u' would be named 'gnu'"):
+    with expect_error("class-exists", LearnerError, task="u", name="gnu"):
         merge(plain(t=["ant"]), plain(u=["cat", "dog"]), renames={"cat": "gnu", "dog": "gnu"})
 
 
 def test_other_backbones_preprocessings_and_ways_to_predict_are_refused():
     a = plain(t=["ant"])
     other = Learner(tiny_backbone(seed=1), BASELINE)
-    with pytest.raises(LearnerError, match="different backbones: tiny .* and tiny"):
+    with expect_error("other-backbone", LearnerError):
         merge(a, other)
     other = Learner(tiny_backbone(), BASELINE)
     other.backbone.preprocessing = Preprocessing(16, (0.4, 0.4, 0.4), (0.5, 0.5, 0.5))
-    with pytest.raises(LearnerError, match="preprocessing is .*0.5.* and .*0.4"):
+    with expect_error("other-preprocessing", LearnerError):
         merge(a, other)
-    with pytest.raises(LearnerError, match="temperature is 0.6 and 0.5"):
+    with expect_error("other-settings", LearnerError, name="temperature"):
         merge(a, Learner(tiny_backbone(), BASELINE.replace(temperature=0.5)))
 
 

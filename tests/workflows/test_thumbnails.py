@@ -115,7 +115,7 @@ def test_pictures_that_are_none_are_refused(taught, jpeg):
     path, learner, _ = taught
     seen = int(learner.memory.records[0].file_digests[0])
     thumbnails.write(path, [Thumb("ant", seen, jpeg)])
-    with pytest.warns(ProtosteerWarning, match="its pictures"):
+    with pytest.warns(ProtosteerWarning, match="thumbs is not used"):
         assert thumbnails.read(path, learner.memory) == []
 
 

@@ -96,6 +96,7 @@ class ClassTable(Sequence[ClassRecord]):
         return cls(tuple(itertools.chain.from_iterable(table.names for table in tables)), columns, starts)
 
     def __len__(self) -> int:
+        """Return the number of classes."""
         return len(self.names)
 
     @overload
@@ -217,7 +218,7 @@ class ClassTable(Sequence[ClassRecord]):
         return sizes
 
     def _summaries(self, part: str) -> SummaryTable:
-        """Those of the classes that have one."""
+        """Return the summaries of the classes that have one."""
         points, counts, deviations = (self.columns[f"{part}.{x}"] for x in ("points", "counts", "deviations"))
         lengths = self.lengths(part)
         return SummaryTable(
@@ -244,7 +245,7 @@ class ClassTable(Sequence[ClassRecord]):
         return self.of_columns(self.names[first:last], columns, starts)
 
     def _record(self) -> ClassRecord:
-        """The only class."""
+        """Return the only class."""
         plain, shared = (self._summary(part) for part in SUMMARIES)
         keys = self.columns["keys"] if plain is None else plain.points
         held_out, seen = self.columns.get("held_out"), self.columns.get("seen")

@@ -1,6 +1,6 @@
-"""The `.protosteer` file: a sealed file (util/tensor_file.py) whose header describes backbone, settings and tasks.
+"""The `.protosteer` file: checksummed tensors (util/tensor_file.py) under a header of backbone, settings and tasks.
 
-Writing goes to a temporary name that is synced and then renamed.
+docs/api.md describes the format. A file is written under a temporary name, synced and then renamed.
 """
 
 from __future__ import annotations
@@ -41,14 +41,19 @@ from protosteer.util.tensor_file import pack_tensors, unpack_tensors
 from protosteer.util.text import check_name
 
 FORMAT = 4  # see `legacy` for earlier ones, which are still read
-ADAPTED = (
-    "adapted"  # what a header has instead of "format" where the file is no model: workflows/shared_prompt.py
-)
+ADAPTED = "adapted"  # stands for "format" in the header of a shared prompt: workflows/shared_prompt.py
 
 
 @dataclass(frozen=True)
 class Model:
-    """Contents of a model file; the backbone's weights are not among them."""
+    """Contents of a model file, without the backbone's weights.
+
+    Attributes:
+        path: Where it was read; what messages call it.
+        backbone: What the file says of the backbone: see `backbone_header`.
+        settings: How it learns and predicts.
+        memory: What it has learned.
+    """
 
     path: Path
     backbone: dict[str, Any]
@@ -56,7 +61,11 @@ class Model:
     memory: Memory
 
     def backbone_for(self, given: Backbone | None) -> Backbone:
-        """The backbone that the model was learned with: `given`, or else loaded by its name."""
+        """Return the backbone that the model was learned with: `given`, or else loaded by its name.
+
+        Raises:
+            ModelFileError: It cannot be loaded, or is another one.
+        """
         about = self.backbone
         if given is None:
             try:
@@ -69,10 +78,10 @@ class Model:
                     path=self.path,
                     name=about["name"],
                 ) from error
-        self._refuse_other(given)
+        self._check_backbone(given)
         return given
 
-    def _refuse_other(self, given: Backbone) -> None:
+    def _check_backbone(self, given: Backbone) -> None:
         about = self.backbone
         if given.fingerprint != about["fingerprint"]:
             raise ModelFileError(
@@ -99,9 +108,10 @@ class Model:
             ) from error
 
     def write(self, path: str | Path) -> None:
-        """Write the model so that `path` holds either the old file or the whole new one, never a part.
+        """Write the model, so that `path` holds either the old file or the whole new one.
 
-        A link stays one: it is the file behind it that changes, so that nothing forgotten is left there.
+        A link stays a link: the file behind it changes. To change a file that others may change too, use
+        `transaction`.
         """
         place = real(Path(path))
         write_atomically(place, self.pack())
@@ -114,7 +124,7 @@ class Model:
                 index.unlink()
 
     def pack(self) -> bytes:
-        """The contents of a model file; equal models give equal bytes."""
+        """Return the contents of a model file; equal models give equal bytes."""
         table, prompts = self.memory.table, list[Tensor]()
         tasks = [_task_header(task, prompts) for task in self.memory.tasks]
         tensors = {f"classes.{name}": column for name, column in table.packed().items()}
@@ -134,9 +144,14 @@ class Model:
     def load_backbone(
         self, name: str | None = None, weights: Path | None = None, device: str | torch.device = "cpu"
     ) -> Backbone:
-        """The model's backbone with its preprocessing, from where its weights were unless told otherwise.
+        """Load the model's backbone with its preprocessing.
 
-        Weights that are not the model's are refused before anything is made of them in the size that it names.
+        Other weights are rejected before anything is built in the sizes that the file names.
+
+        Args:
+            name: A name to load it by; None for the model's own.
+            weights: Where the weights are; None for where they were.
+            device: Where to put it.
         """
         about = self.backbone
         hint = about.get("weights") if name is None or full_name(name) == about["name"] else None
@@ -184,21 +199,21 @@ def _expendable(side: Path) -> Iterator[None]:
 
 
 def _task_header(task: TaskRecord, shared_prompts: list[Tensor]) -> dict[str, Any]:
-    """What a header has of a task. shared_prompts: those so far; a new one is added."""
+    """Return what a header says of a task. shared_prompts: those so far; a new one is added."""
     return {
         "name": task.name,
         "classes": task.class_names,
         "prompt": task.prompt is not None,
         "independent": task.independent,
         **({"few_shot": True} if task.few_shot else {}),
-        **({} if task.shared_prompt is None else {"domain": _place(shared_prompts, task.shared_prompt)}),
+        **({} if task.shared_prompt is None else {"domain": _number(shared_prompts, task.shared_prompt)}),
         **({} if task.corrected_from is None else {"corrected": task.corrected_from}),
         "about": task.metadata.to_dict(),
     }
 
 
-def _place(prompts: list[Tensor], prompt: Tensor) -> int:
-    """Where an equal one stands in the list; at its end, if there is none."""
+def _number(prompts: list[Tensor], prompt: Tensor) -> int:
+    """Return the position of an equal prompt in the list; if there is none, append it."""
     for i, other in enumerate(prompts):
         if torch.equal(other, prompt):
             return i
@@ -207,20 +222,24 @@ def _place(prompts: list[Tensor], prompt: Tensor) -> int:
 
 
 def backbone_header(backbone: Backbone) -> dict[str, Any]:
-    """All that a model file says of its backbone."""
+    """Return all that a model file says of its backbone."""
     return {**backbone.describe(), "weights": _hint(backbone)}
 
 
 def merge(
     models: Sequence[Model], renames: Renames | None = None, task_renames: Renames | None = None
 ) -> Model:
-    """One model with the tasks of all, in the order given; no backbone is needed. See `method.merging`."""
+    """Return one model with the tasks of all, in the order given; see `merging.concatenate`.
+
+    Raises:
+        LearnerError: The models have other backbones, preprocessing or prediction settings, or names clash.
+    """
     if not models:
         raise ModelFileError("merge needs at least one model", code="nothing-to-merge")
     first = models[0]
     for kind, new in [("class", renames), ("task", task_renames)]:
         for old, name in (new or {}).items():
-            check_name(name, f"what {kind} '{old}' is to be called,")
+            check_name(name, f"the new name of {kind} '{old}'")
     for other in models[1:]:
         _check_alike(first, other)
     memory = concatenate([model.memory for model in models], renames, task_renames)
@@ -231,28 +250,32 @@ def _check_alike(first: Model, other: Model) -> None:
     mine, theirs = first.backbone, other.backbone
     if mine["fingerprint"] != theirs["fingerprint"]:
         raise LearnerError(
-            f"learners have different backbones: {mine['name']} ({mine['fingerprint'][:12]}) "
+            f"models have different backbones: {mine['name']} ({mine['fingerprint'][:12]}) "
             f"and {theirs['name']} ({theirs['fingerprint'][:12]}); only equal ones can be merged",
             code="other-backbone",
         )
     if mine["preprocessing"] != theirs["preprocessing"]:
         raise LearnerError(
-            f"learners see images differently: preprocessing is {mine['preprocessing']} and "
-            f"{theirs['preprocessing']}; teach one of them again with that of the other",
+            f"models have different preprocessing: {mine['preprocessing']} and "
+            f"{theirs['preprocessing']}; learn one of them again with the other's",
             code="other-preprocessing",
         )
     for setting in ("rule", "neighbours", "temperature"):
         here, there = getattr(first.settings, setting), getattr(other.settings, setting)
         if here != there:
             raise LearnerError(
-                f"learners predict differently: {setting} is {here} and {there}; make them equal",
+                f"models predict differently: {setting} is {here} and {there}; make them equal",
                 code="other-settings",
                 name=setting,
             )
 
 
 def read(path: str | Path) -> Model:
-    """Read and check a model file."""
+    """Read and check a model file of any format.
+
+    Raises:
+        ModelFileError: There is no such file, it is damaged, of a later format, or not a valid model.
+    """
     path = Path(path)
     try:
         data = read_regular(path)
@@ -268,7 +291,7 @@ def read(path: str | Path) -> Model:
 
 
 def unpack(data: bytes, path: Path) -> Model:
-    """Check the contents of a model file; `path` is what messages call it."""
+    """Check and return the contents of a model file; `path` is what messages call it."""
     header, tensors = unpack_tensors(data, str(path))
     if ADAPTED in header:
         raise ModelFileError(
@@ -324,7 +347,7 @@ def _tasks(header: dict[str, Any], tensors: dict[str, Tensor]) -> Iterator[TaskR
 
 
 def _hint(backbone: Backbone) -> str | None:
-    """Where to look for the weights again; a short name finds its own."""
+    """Return where to look for the weights again; None if the backbone's name finds them."""
     if backbone.source is None or find_weights(backbone.name) == backbone.source:
         return None
     return str(backbone.source.resolve())

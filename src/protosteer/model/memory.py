@@ -1,4 +1,4 @@
-"""What has been learned: one record per task, and the list operations on records."""
+"""What has been learned: one record per task, and list operations on records."""
 
 from __future__ import annotations
 
@@ -16,66 +16,68 @@ from protosteer.util.text import listed
 
 
 class Memory:
-    """An ordered list of task records whose names are unique. A class may have records in several tasks."""
+    """An ordered list of task records with unique names. A class may have records in several tasks."""
 
     def __init__(self, tasks: Iterable[TaskRecord] = ()):
+        """Hold these tasks; a `LearnerError` names one that is there twice."""
         self.tasks: tuple[TaskRecord, ...] = tuple(tasks)
         self._joined: tuple[tuple[TaskRecord, ...], ClassTable] | None = None
         if len({*self.task_names}) < len(self.task_names):
             given, self.tasks = self.tasks, ()
             for task in given:
-                self.add(task)  # says which of them is there already
+                self.add(task)  # names the one that is there already
 
     def __len__(self) -> int:
+        """Return the number of tasks."""
         return len(self.tasks)
 
     @property
     def classes(self) -> list[str]:
-        """In the order in which they were learned first."""
-        return list(dict.fromkeys(name for task in self.tasks for name in task.class_names))
+        """Names of all classes, in the order in which they were learned first."""
+        return list(dict.fromkeys(name for task in self.tasks for name in task.classes.names))
 
     @property
     def table(self) -> ClassTable:
-        """Return the classes of all tasks, one after the other; a class of several tasks has several rows."""
+        """The classes of all tasks, one after the other; a class of several tasks has several rows."""
         if self._joined is None or self._joined[0] is not self.tasks:
             self._joined = self.tasks, ClassTable.concatenate([task.classes for task in self.tasks])
         return self._joined[1]
 
     @property
     def records(self) -> list[ClassRecord]:
-        """Of all tasks, one after the other."""
-        return [record for task in self.tasks for record in task.classes]
+        """The same as single records; for many classes, use `table`."""
+        return list(self.table)
 
     @property
     def record_classes(self) -> Tensor:
-        """[R]: the class of each record, as its place in `classes`."""
+        """[R]: the class of each row of `table`, as its position in `classes`."""
         numbers = {name: number for number, name in enumerate(self.classes)}
         return torch.tensor([numbers[name] for task in self.tasks for name in task.classes.names])
 
     @property
     def record_tasks(self) -> Tensor:
-        """[R]: the task of each record, as its place."""
-        return torch.arange(len(self)).repeat_interleave(
-            torch.tensor([len(t.classes) for t in self.tasks], dtype=torch.int64)
-        )
+        """[R]: the task of each row of `table`, as its position in `tasks`."""
+        lengths = torch.tensor([len(task.classes) for task in self.tasks], dtype=torch.int64)
+        return torch.arange(len(self)).repeat_interleave(lengths)
 
     @property
     def task_names(self) -> list[str]:
+        """Names of all tasks, in order."""
         return [task.name for task in self.tasks]
 
     @property
     def corrections(self) -> list[TaskRecord]:
-        """In the order in which they were made."""
+        """Tasks that are corrections, the oldest first."""
         return [task for task in self.tasks if task.corrected_from is not None]
 
     @property
     def evidence(self) -> bool:
-        """Whether every class can be read as evidence; where one cannot, all are read as the paper reads."""
+        """Whether the default classifier can read every class; if not, CPP inference reads all of them."""
         return bool(self.tasks) and all(task.classes.summarised for task in self.tasks)
 
     @property
     def shared_prompt(self) -> Tensor | None:
-        """Return the shared prompt [S, L, D] if all tasks have the same one."""
+        """The shared prompt [S, L, D] if all tasks have the same one."""
         first = self.tasks[0].shared_prompt if self.tasks else None
         if first is None:
             return None
@@ -86,45 +88,59 @@ class Memory:
 
     @property
     def owners(self) -> dict[str, list[str]]:
-        """The names of the tasks that each class was learned in, the first of them first."""
+        """The tasks that each class was learned in, the first one first."""
         found: dict[str, list[str]] = {}
         for task in self.tasks:
-            for name in task.class_names:
+            for name in task.classes.names:
                 found.setdefault(name, []).append(task.name)
         return found
 
     def check_new(self, task_name: str) -> None:
-        """Refuse a task that exists already, before anything is spent on it."""
+        """Raise an error if a task of that name exists, before anything is spent on it."""
         if task_name in self.task_names:
             raise LearnerError(
-                f"a task named '{task_name}' exists already; give another name or forget it first"
+                f"a task named '{task_name}' exists already; choose another name or forget it first",
+                code="task-exists",
+                name=task_name,
             )
 
     def free_name(self, wish: str, taken: Sequence[str] = ()) -> str:
-        """A name for a task that no task has: the wish itself, or with a number. taken: other names not to give."""
+        """Return a name that no task has: the wish itself, or with a number. taken: other names to avoid."""
         name, number = wish, 2
         while name in self.task_names or name in taken:
             name, number = f"{wish}-{number}", number + 1
         return name
 
     def add(self, task: TaskRecord) -> None:
+        """Append a task, whose name must be new."""
         self.check_new(task.name)
         self.tasks = (*self.tasks, task)
 
     def task(self, name: str) -> TaskRecord:
+        """Return the task of that name."""
         if name not in self.task_names:
-            raise LearnerError(f"no task named '{name}'; there are: {listed(self.task_names)}")
+            raise LearnerError(
+                f"no task named '{name}'; there are: {listed(self.task_names)}",
+                code="unknown-task",
+                name=name,
+                known=self.task_names,
+            )
         return self.tasks[self.task_names.index(name)]
 
     def tasks_of(self, name: str) -> list[TaskRecord]:
-        """Those that have a record of a class."""
-        owners = [task for task in self.tasks if name in task.class_names]
+        """Return the tasks that have a record of a class."""
+        owners = [task for task in self.tasks if name in task.classes.names]
         if not owners:
-            raise LearnerError(f"no class named '{name}'; there are: {listed(self.classes)}")
+            raise LearnerError(
+                f"no class named '{name}'; there are: {listed(self.classes)}",
+                code="unknown-class",
+                name=name,
+                known=self.classes,
+            )
         return owners
 
     def remove(self, task: TaskRecord, classes: Iterable[str] | None = None) -> None:
-        """Remove a task, or its records of some classes alone; a task that has no others goes with them."""
+        """Remove a task, or only some of its classes; without any class left, the task goes too."""
         gone = set(task.class_names if classes is None else classes)
         if gone >= {*task.class_names}:
             self.tasks = tuple(other for other in self.tasks if other is not task)

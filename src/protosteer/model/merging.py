@@ -1,4 +1,4 @@
-"""Merging is concatenation of records: what several models know, in one list."""
+"""Merging is concatenation of records: the tasks of several models in one list."""
 
 from __future__ import annotations
 
@@ -16,18 +16,24 @@ Renames = Mapping[str, str]  # old name to new
 def concatenate(
     memories: Sequence[Memory], renames: Renames | None = None, task_renames: Renames | None = None
 ) -> Memory:
-    """The tasks of all, in the order given; no task name twice. A class that several know has records of all.
+    """Return the tasks of all memories, in the order given. A class of several memories has records of all.
 
-    Renames are for names that clash, or that are the same by chance: they apply to every memory but the first.
+    A correction of the same image is taken once.
+
+    Args:
+        memories: At least one.
+        renames: Class names that clash, or are the same by chance; for every memory but the first.
+        task_renames: Task names likewise.
+
+    Raises:
+        LearnerError: A name is there twice, or a rename does not apply.
     """
     renames, task_renames = renames or {}, task_renames or {}
     _check_renames(memories[1:], renames, task_renames)
     merged = Memory(memories[0].tasks)
-    for memory in memories[1:]:
-        for task in memory.tasks:
-            new = _renamed(task, renames, task_renames)
-            if new.corrected_from is not None and new.name in merged.task_names:
-                continue  # the same image, in two models
+    for task in (task for memory in memories[1:] for task in memory.tasks):
+        new = _renamed(task, renames, task_renames)
+        if new.corrected_from is None or new.name not in merged.task_names:
             _check_new(merged, new)
             merged.add(new)
     return merged
@@ -42,13 +48,15 @@ def _renamed(task: TaskRecord, renames: Renames, task_renames: Renames) -> TaskR
 def _check_new(merged: Memory, task: TaskRecord) -> None:
     if task.name in merged.task_names:
         raise LearnerError(
-            f"two tasks are named '{task.name}'; give the later one another name with task_renames="
+            f"two tasks are named '{task.name}'; give the later one another name with task_renames=",
+            code="task-exists",
+            name=task.name,
         )
     for name, times in Counter(task.class_names).items():
         if times > 1:
             raise LearnerError(
                 f"two classes of task '{task.name}' would be named '{name}'; rename one of them",
-                code="duplicate-class",
+                code="class-exists",
                 task=task.name,
                 name=name,
             )
@@ -62,5 +70,7 @@ def _check_renames(later: Sequence[Memory], renames: Renames, task_renames: Rena
         for old in asked:
             if old not in known:
                 raise LearnerError(
-                    f"no {kind} named '{old}' in what is merged into the first; nothing to rename"
+                    f"no {kind} named '{old}' in what is merged into the first; nothing to rename",
+                    code=f"unknown-{kind}",
+                    name=old,
                 )

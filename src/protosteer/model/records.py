@@ -1,4 +1,4 @@
-"""What is kept of a class in one task, and of a task, as data. No record refers to another task's numbers."""
+"""What is stored of a class in one task, and of a task. No record refers to another task's numbers."""
 
 from __future__ import annotations
 
@@ -18,29 +18,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class ClassRecord:
-    """A class in one task: key centroids (no prompt) and value centroids (its task's prompt), raw, not
-    normalised.
+    """One class in one task: a row of a `ClassTable`.
 
-    A class that is read as evidence (`evidence.py`) has sketches too; the points of the plain one are its
-    keys.
+    Attributes:
+        name: Name of the class.
+        keys: Key prototypes [c, D] without a prompt, not normalised; with a summary, those of `plain`.
+        values: Value prototypes under the task's prompt, not normalised.
+        heldout_similarities: [h], of images that were not learned; see workflows/ood.py.
+        plain: Summary without a prompt, for the default classifier.
+        shared: Summary under the shared prompt, for the default classifier.
+        file_digests: int64 [s], of the files that were learned or held out.
     """
 
     name: str
-    keys: Tensor  # [c, D]
+    keys: Tensor
     values: Centroids
-    heldout_similarities: Tensor | None = None  # [h]: of images that were not learned; see workflows/ood.py
-    plain: ClassSummary | None = None  # no prompt
-    shared: ClassSummary | None = None  # under the shared prompt
-    file_digests: Tensor | None = None  # int64 [s]: of files that were learned or held out
+    heldout_similarities: Tensor | None = None
+    plain: ClassSummary | None = None
+    shared: ClassSummary | None = None
+    file_digests: Tensor | None = None
 
     @property
     def images(self) -> int:
+        """How many images it was learned from."""
         return int(self.values.counts.sum())
 
 
 @dataclass(frozen=True)
 class TaskMetadata:
-    """Where a task's record comes from. No prediction depends on it; what is not known is None."""
+    """Provenance of a task; no prediction depends on it. Unknown values are None."""
 
     settings: Mapping[str, Any] | None = None
     images: int | None = None  # that were learned
@@ -56,7 +62,7 @@ class TaskMetadata:
     unfinished: bool | None = None  # can be used, but its prompt was still to be trained
 
     def to_dict(self) -> dict[str, Any]:
-        """For files: plain data, without what is not known."""
+        """Return plain data for a file, without unknown values."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
     @classmethod
@@ -69,7 +75,7 @@ class TaskMetadata:
 
 @dataclass(frozen=True, eq=False)
 class TaskRecord:
-    """Everything kept of one task. `prompt` is None for the training-free baseline."""
+    """Everything stored of one task. `prompt` is None if nothing was trained."""
 
     name: str
     classes: ClassTable
@@ -104,5 +110,5 @@ class TaskRecord:
 
 
 def correction_name(digest: int) -> str:
-    """Of the task that is a correction of an image, by what tells the image from others."""
+    """Return the name of the task that corrects the image with this digest."""
     return f"correction-{digest % 2**64:016x}"

@@ -67,7 +67,7 @@ def _require(condition: bool, value: Any, where: str) -> None:
 
 
 def _name(value: Any, where: str, most: int = NAME_LENGTH) -> None:
-    check(value, most, where)
+    _require(type(value) is str and len(value) <= most, value, where)
     check_name(value, where, most)
 
 
@@ -76,7 +76,9 @@ def _task_name(value: Any, where: str) -> None:
 
 
 def _classes(value: Any, where: str) -> None:
-    check(value, [_name, 1, _MAX_ITEMS], where)
+    _require(type(value) is list and 1 <= len(value) <= _MAX_ITEMS, value, where)
+    for name in value:
+        _name(name, where)
     if len(set(value)) < len(value):
         raise TypeError(f"{where} has a name twice")
 

@@ -1,8 +1,8 @@
-"""`MODEL.thumbs`: small pictures of some of the images that a model was taught, where the user chose to keep them.
+"""`MODEL.thumbs`: thumbnails of some of the images that a model was learned from, if the user keeps them.
 
-A sealed file beside the model and no part of it: no answer depends on it, and it can be deleted at any time. Each
-picture is known by its class and by the digest of the file that it was made of. It may stay as long as the model
-has that digest in that class: what is forgotten or taken back loses its picture with the same change.
+A checksummed file beside the model: no prediction depends on it, and you may delete it at any time. Each thumbnail has
+its class and the digest of the file it was made of. It stays as long as the model has that digest in that class: a
+class that is forgotten, or a correction that is undone, loses its thumbnails with the same change.
 """
 
 from __future__ import annotations
@@ -22,24 +22,26 @@ from protosteer.util.files import read_regular, real, write_atomically
 from protosteer.util.tensor_file import pack_tensors, unpack_tensors
 
 FORMAT = 1
-_MOST_BYTES = 2**15  # of one picture
-_BEGIN = b"\xff\xd8\xff"  # of every JPEG file
+_MAX_BYTES = 2**15  # of one thumbnail
+_JPEG_START = b"\xff\xd8\xff"
 
 
 class Thumb(NamedTuple):
+    """One thumbnail."""
+
     name: str  # of its class
     digest: int  # of the file that it was made of
     jpeg: bytes
 
 
 def beside(model: str | Path) -> Path:
-    """Where the thumbnails of a model file are."""
+    """Return where the thumbnails of a model file are."""
     path = real(Path(model))
     return path.with_name(path.name + ".thumbs")
 
 
 def write(model: str | Path, thumbs: Iterable[Thumb]) -> None:
-    """Those of the file that was there are gone, unless they are among these."""
+    """Replace the thumbnails of a model by these."""
     kept = sorted({(thumb.name, thumb.digest): thumb for thumb in thumbs}.values())
     names = sorted({thumb.name for thumb in kept})
     number = {name: i for i, name in enumerate(names)}
@@ -50,18 +52,16 @@ def write(model: str | Path, thumbs: Iterable[Thumb]) -> None:
         "jpegs": torch.frombuffer(bytearray(b"".join(thumb.jpeg for thumb in kept)), dtype=torch.uint8),
     }
     place, file = beside(model), real(Path(model))
-    if (
-        file.is_file() and not place.exists()
-    ):  # a file that is replaced keeps who may read it: whoever may the model
+    if file.is_file() and not place.exists():  # whoever may read the model may read them
         place.touch(mode=stat.S_IMODE(file.stat().st_mode))
     write_atomically(place, pack_tensors({"thumbs": FORMAT, "classes": names}, tensors))
 
 
 def read(model: str | Path, memory: Memory) -> list[Thumb]:
-    """Of what is remembered; a file that cannot be used is told in a line, and as good as none."""
+    """Return the thumbnails of images that the model still knows; of an unusable file none, with a warning."""
     path = beside(model)
     try:
-        return _remembered(_checked(read_regular(path), path), memory)
+        return _known(_checked(read_regular(path), path), memory)
     except FileNotFoundError:
         return []
     except (OSError, ModelFileError, KeyError, TypeError, ValueError) as error:
@@ -71,16 +71,16 @@ def read(model: str | Path, memory: Memory) -> list[Thumb]:
 
 
 def follow(model: str | Path, memory: Memory) -> None:
-    """After a model was written: what it has forgotten has no thumbnail any more.
+    """Remove the thumbnails of images that a model no longer knows, after it was written.
 
-    A file that cannot be read is removed, since nobody knows what is in it.
+    A file that cannot be parsed is removed, since it may hold anything.
     """
     path = beside(model)
     if not path.is_file():
         return
     try:
         thumbs = _checked(read_regular(path), path)
-        kept = _remembered(thumbs, memory)
+        kept = _known(thumbs, memory)
     except (ModelFileError, KeyError, TypeError, ValueError):
         kept = thumbs = []
     if not kept:
@@ -89,7 +89,7 @@ def follow(model: str | Path, memory: Memory) -> None:
         write(model, kept)
 
 
-def _remembered(thumbs: Iterable[Thumb], memory: Memory) -> list[Thumb]:
+def _known(thumbs: Iterable[Thumb], memory: Memory) -> list[Thumb]:
     thumbs = list(thumbs)
     known = set(memory.table.find_digests(thumb.digest for thumb in thumbs))
     return [thumb for thumb in thumbs if (thumb.digest, thumb.name) in known]
@@ -99,19 +99,19 @@ def _checked(data: bytes, path: Path) -> list[Thumb]:
     header, tensors = unpack_tensors(data, path.name)
     names = header.get("classes")
     if header.get("thumbs") != FORMAT or not isinstance(names, list):
-        raise TypeError("it has no thumbnails, or is of another version")
+        raise TypeError("it has no thumbnails, or another version")
     if not all(isinstance(name, str) for name in names):
         raise TypeError("its classes have no names")
     kinds = {"classes": torch.int32, "digests": torch.int64, "sizes": torch.int32, "jpegs": torch.uint8}
     if any(tensors[name].dtype != kind or tensors[name].ndim != 1 for name, kind in kinds.items()):
-        raise TypeError("its numbers are of another kind")
+        raise TypeError("its columns have other types")
     classes, digests, sizes = (tensors[name].tolist() for name in ("classes", "digests", "sizes"))
     if any(not 0 <= number < len(names) for number in classes):
-        raise TypeError("its pictures are of no class")
-    if any(not 0 < size <= _MOST_BYTES for size in sizes) or sum(sizes) != len(tensors["jpegs"]):
-        raise TypeError("its pictures have other sizes than it says")
+        raise TypeError("a thumbnail has no class")
+    if any(not 0 < size <= _MAX_BYTES for size in sizes) or sum(sizes) != len(tensors["jpegs"]):
+        raise TypeError("thumbnails have other sizes than it says")
     stream = io.BytesIO(tensors["jpegs"].numpy().tobytes())
     jpegs = [stream.read(size) for size in sizes]
-    if not all(jpeg.startswith(_BEGIN) for jpeg in jpegs):
-        raise TypeError("its pictures are no JPEG files")
+    if not all(jpeg.startswith(_JPEG_START) for jpeg in jpegs):
+        raise TypeError("a thumbnail is not a JPEG file")
     return [Thumb(names[n], digest, jpeg) for n, digest, jpeg in zip(classes, digests, jpegs, strict=True)]

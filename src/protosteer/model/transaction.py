@@ -28,6 +28,7 @@ class Transaction:
     """
 
     def __init__(self, path: Path):
+        """Remember which version of the file is there. Use `transaction` instead."""
         self.path = path
         self.identity = Identity.of(path)
         self._read: Model | None = None

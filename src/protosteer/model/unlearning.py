@@ -1,4 +1,4 @@
-"""Forgetting is removal of records; what it guarantees depends on what was trained with them."""
+"""Forgetting removes records; what that guarantees depends on the prompts that were trained with them."""
 
 from __future__ import annotations
 
@@ -13,25 +13,48 @@ from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord
 from protosteer.util.text import listed
 
-# The influence of the task that gave its prompt to all; one from elsewhere is no task's influence.
-FOR_ALL = "the prompt for all classes was trained with its images"
+# Influence of the task whose prompt became the shared one; a prompt from `adapt` is no task's influence.
+SHARED = "the shared prompt was trained with its images"
 
 
 @dataclass(frozen=True)
 class Forgotten:
-    """What was removed, and what the removal is worth."""
+    """What was removed, and what that guarantees.
+
+    Attributes:
+        classes: Names of the classes.
+        tasks: The tasks that they were removed from.
+        bytes: How much a file kept of them.
+        exact: Whether the model is as if they had never been learned.
+        guarantee: A sentence for the user.
+    """
 
     classes: list[str]
-    tasks: list[str]  # that they were removed from
+    tasks: list[str]
     bytes: int
     exact: bool
     guarantee: str
 
 
 def forget(memory: Memory, name: str | None = None, *, task: str | None = None) -> Forgotten:
-    """Remove a class, or a whole task with `task=`. The result says what that guarantees."""
+    """Remove a class from all its tasks, or a whole task.
+
+    Args:
+        memory: Is changed.
+        name: A class.
+        task: A task, instead.
+
+    Returns:
+        What was removed, and what that guarantees.
+
+    Raises:
+        LearnerError: There is no such class or task.
+    """
     if (name is None) == (task is None):
-        raise LearnerError("say what to forget: a class, forget('cat'), or a task, forget(task='spring')")
+        raise LearnerError(
+            "say what to forget: a class, forget('cat'), or a task, forget(task='spring')",
+            code="nothing-to-forget",
+        )
     if task is not None:
         owner = memory.task(task)
         return _remove(memory, [owner], owner.class_names)
@@ -51,15 +74,14 @@ def _remove(memory: Memory, owners: Sequence[TaskRecord], classes: list[str]) ->
 
 
 def forget_all(memory: Memory, names: Sequence[str]) -> list[Forgotten]:
-    """Remove several classes, or none if one of them does not exist. Whole tasks go as tasks, the latest
-    first.
+    """Remove several classes, or none of them if one does not exist.
 
-    So each sentence tells of what remains when all are gone.
+    Whole tasks are removed as tasks, the latest first, so that each guarantee is about what remains in the end.
     """
     after = Memory(memory.tasks)
     wanted = set(names)
     for name in names:
-        memory.tasks_of(name)  # says that it does not exist
+        memory.tasks_of(name)  # raises if there is none
     outcome = []
     for task in reversed(memory.tasks):
         here = [name for name in task.class_names if name in wanted]
@@ -92,12 +114,24 @@ def lost_influence(record: TaskRecord, before: Sequence[TaskRecord], memory: Mem
 
 
 def undo(memory: Memory, task: str | None = None) -> TaskRecord:
-    """Take the last correction back, or the one of that name: as if it had never been made."""
+    """Remove the last correction, or the one of that name, as if it had never been made.
+
+    Args:
+        memory: Is changed.
+        task: Name of the correction's task; None for the last one.
+
+    Returns:
+        The task that was removed.
+    """
     made = {record.name: record for record in memory.corrections}
     if not made:
-        raise LearnerError("nothing has been corrected; there is nothing to take back")
+        raise LearnerError("nothing has been corrected; there is nothing to undo", code="nothing-corrected")
     if task is not None and task not in made:
-        raise LearnerError(f"no correction is named '{task}'; there are: {listed(list(made))}")
+        raise LearnerError(
+            f"no correction is named '{task}'; there are: {listed(list(made))}",
+            code="unknown-correction",
+            name=task,
+        )
     record = made[task] if task is not None else memory.corrections[-1]
     memory.remove(record)
     return record
@@ -106,9 +140,9 @@ def undo(memory: Memory, task: str | None = None) -> TaskRecord:
 def _influence(
     owner: TaskRecord, owners: Sequence[TaskRecord], classes: list[str], tasks: Sequence[TaskRecord]
 ) -> list[str]:
-    """Prompts that were trained with images removed from a task, or with what was made of them, in words.
+    """Name the remaining prompts that were trained with images removed from a task, or with their prototypes.
 
-    owners: all tasks that something is removed from.
+    owners: all tasks that something is removed from. classes: what is removed. tasks: all tasks before that.
     """
     remains = []
     stay = [task for task in tasks if task not in owners or not {*task.class_names} <= {*classes}]
@@ -117,7 +151,7 @@ def _influence(
     later = [task for task in tasks[place + 1 :] if task in stay]
     if owner.prompt is not None and not owner.few_shot:
         if any(_serves(owner.prompt, t) for t in (*earlier, *later, *([owner] if stays else []))):
-            remains.append(FOR_ALL)
+            remains.append(SHARED)
         elif stays:
             remains.append(f"the prompt of task '{owner.name}' was trained with its images")
         copies = [t.name for t in (*earlier, *later) if t.few_shot and _same_prompt(t, owner)]
@@ -137,14 +171,14 @@ def _same_prompt(a: TaskRecord, b: TaskRecord) -> bool:
 
 
 def _serves(prompt: Tensor, task: TaskRecord) -> bool:
-    """Whether it is the prompt for all classes that the task's images were seen under."""
+    """Whether a prompt is the task's shared prompt."""
     return task.shared_prompt is not None and torch.equal(task.shared_prompt, prompt)
 
 
 def _guarantee(remains: list[str]) -> str:
     if not remains:
         return "exact: no prompt that remains was trained with it, as if it had never been learned"
-    again = "what remains again, in a new model" if FOR_ALL in remains else "those tasks again without it"
+    again = "what remains again, in a new model" if SHARED in remains else "those tasks again without it"
     return (
         "its prototypes are gone and it can no longer be predicted, but influence remains: "
         + " and ".join(remains)
