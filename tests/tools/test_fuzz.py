@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import multiprocessing
 import os
 import signal
 import time
@@ -18,49 +20,41 @@ import fuzz
 pytestmark = pytest.mark.slow
 
 
-def refuse(data: bytes) -> None:
+def reject(data: bytes) -> None:
     raise TypeError("no")
 
 
-def crash(data: bytes) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def hang(data: bytes) -> None:
-    time.sleep(60)
-
-
-def dawdle(data: bytes) -> None:
-    time.sleep(0.3)
-
-
-def fine(data: bytes) -> None:
-    pass
-
-
 @pytest.mark.parametrize(
-    ("check", "told"),
+    ("check", "limits", "message"),
     [
-        (refuse, "TypeError no"),
-        (crash, "ended with -9"),
-        (hang, "hangs"),
-        (dawdle, "it took"),
-        (fine, "taken"),
+        (reject, {}, "TypeError no"),
+        (lambda data: os.kill(os.getpid(), signal.SIGKILL), {}, "ended with -9"),
+        (lambda data: time.sleep(60), {"HUNG": 3.0}, "hangs"),
+        (lambda data: time.sleep(0.3), {"SLOW": 0.2}, "it took"),
+        (lambda data: None, {"LARGE": 0}, "taken"),
     ],
+    ids=["raises", "crashes", "hangs", "slow", "large"],
 )
 def test_failures_are_kept(
-    check: Callable[[bytes], None], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
-    monkeypatch.setattr(fuzz, "TESTS", tmp_path)
-    monkeypatch.setattr(fuzz, "SLOW", 0.2)
-    monkeypatch.setattr(fuzz, "HUNG", 0.5)
-    monkeypatch.setattr(fuzz, "LARGE", 0 if check is fine else 10**12)
-    target = SimpleNamespace(seeds=lambda: [b"seed"], check=check, mutate=lambda data, random: data + b"!")
+    check: Callable[[bytes], None], limits: dict[str, float], message: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capfd: Any,
+) -> None:  # fmt: skip
     shared = fuzz.Shared(tmp_path / "current", *(fuzz.Context.Value(kind, 0) for kind in "QdQ"))
-    fuzz.watch("odd", target, 1, time.time() + 0.4, shared)
-    (kept,) = (tmp_path / "fuzz" / "failures" / "odd").iterdir()
-    assert kept.read_bytes() == b"seed!" and shared.failed.value >= 1
-    assert told in capfd.readouterr().out
+    parent = os.getpid()
+
+    def clock() -> float:
+        """The time of day until the first failure is written; then the end of all times, so that no test waits."""
+        idle = os.getpid() != parent or not multiprocessing.active_children()
+        return math.inf if shared.failed.value and idle else time.time()
+
+    limits = {"SLOW": 60.0, "HUNG": 600.0, "LARGE": 10**12} | limits
+    for name, value in {**limits, "TESTS": tmp_path, "time": SimpleNamespace(time=clock)}.items():
+        monkeypatch.setattr(fuzz, name, value)
+    target = SimpleNamespace(seeds=lambda: [b"seed"], check=check, mutate=lambda data, random: data + b"!")
+    fuzz.watch("odd", target, 1, time.time() + 3600, shared)
+    (failure,) = (tmp_path / "fuzz" / "failures" / "odd").iterdir()
+    assert failure.read_bytes() == b"seed!" and shared.failed.value >= 1
+    assert message in capfd.readouterr().out
 
 
 def test_all_targets_are_found_and_differ_from_their_seeds() -> None:
