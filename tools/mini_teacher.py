@@ -86,6 +86,8 @@ def teach(teacher: Backbone, folder: Path, view: int, batches: int | None = None
     lessons = Lessons(folder, view)
     arrays = lessons.write(len(photos), teacher.dim)
     began, start = time.monotonic(), lessons.count
+    if start == len(photos):  # an empty range would still be split into one empty batch
+        return
     todo = torch.arange(start, len(photos)).split(BATCH)[:batches]
     for number, rows in enumerate(todo, 1):
         low, high = int(rows[0]), int(rows[-1]) + 1
