@@ -16,7 +16,7 @@ from protosteer.cli import main
 from protosteer.learner import Learner
 from protosteer.model import file as model_file
 from protosteer.model.file import Model
-from protosteer.serve.limits import Refused
+from protosteer.serve.limits import RequestError
 from protosteer.serve.model_store import Store
 from protosteer.workflows.task_writer import TaskWriter
 
@@ -92,7 +92,7 @@ def test_a_service_and_a_command_that_write_together_lose_nothing(model, folders
     told = together(lambda: store.add("gnu", pixels, 0), put(model, folders["summer"]))
     memory = model_file.read(model).memory
     assert {"ant", "bee", "cat", "dog"} <= set(memory.classes)
-    if isinstance(told[0], Refused):  # it came second, and has said so
+    if isinstance(told[0], RequestError):  # it came second, and has said so
         assert "changed on disk" in str(told[0]) and "gnu" not in memory.classes
     else:
         assert "gnu" in memory.classes

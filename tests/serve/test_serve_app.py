@@ -419,7 +419,7 @@ def test_bad_setups_are_refused(tmp_path, learner):
     for options, code in (
         ({"allow_teach": True}, "token-required"),
         ({"allow_teach": True, "token": ""}, "token-required"),
-        ({"reject": 1.0}, "bad-setting"),
+        ({"reject": 1.0}, "bad-reject"),
     ):
         with expect_error(code, SettingsError):
             create_app(learner, tmp_path / "m.protosteer", **options)

@@ -13,7 +13,7 @@ from expect import expect_error
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 
 from protosteer.serve.batching import Batcher
-from protosteer.serve.limits import Refused
+from protosteer.serve.limits import RequestError
 
 
 class Model:
@@ -82,7 +82,7 @@ def test_room_is_taken_when_reserved_and_given_back():
     with queue.reserve(3):
         queue.check_room(1)
         with (
-            expect_error("error", Refused) as refused,
+            expect_error("http-503", RequestError) as refused,
             queue.reserve(2),
         ):
             pass
@@ -95,7 +95,7 @@ def test_room_is_taken_when_reserved_and_given_back():
 
 
 def test_a_lone_request_does_not_wait_and_one_in_company_does(monkeypatch):
-    monkeypatch.setattr("protosteer.serve.batching._PATIENCE", 5.0)
+    monkeypatch.setattr("protosteer.serve.batching._MAX_WAIT", 5.0)
     model = Model(held=False)
     queue = Batcher(model, 100, 8)
     began = time.monotonic()
@@ -119,7 +119,7 @@ def test_stopping_answers_what_is_reserved_as_long_as_there_is_time(within):
     second = submitted(queue, 1)
     with queue.reserve(1):
         queue.stop(within)
-        with expect_error("error", Refused), queue.reserve(1):
+        with expect_error("http-503", RequestError), queue.reserve(1):
             pass
         model.go_on.set()
         assert first.result(10) == [0]
@@ -130,5 +130,5 @@ def test_stopping_answers_what_is_reserved_as_long_as_there_is_time(within):
         if within:
             assert future.result(10) == [number]
         else:
-            with expect_error("error", Refused):
+            with expect_error("http-503", RequestError):
                 future.result(10)

@@ -325,5 +325,5 @@ def test_whose_connections_count_together(one, other, same):
 
 def test_places_leave_files_for_the_rest(monkeypatch):
     monkeypatch.setattr(connections, "most_open_files", lambda: 100)
-    assert connections._places(Limits()) == 50
-    assert connections._places(Limits(connections=20)) == 20
+    assert connections._slots(Limits()) == 50
+    assert connections._slots(Limits(connections=20)) == 20

@@ -447,7 +447,7 @@ def test_images_are_gone_when_the_training_has_ended(client, monkeypatch):
 
 
 def test_old_jobs_are_forgotten_and_unknown_ones_refused(client, monkeypatch):
-    monkeypatch.setattr("protosteer.serve.training_jobs._REMEMBERED", 1)
+    monkeypatch.setattr("protosteer.serve.training_jobs._MAX_ENDED", 1)
     jobs = []
     for name in ("fox", "gnu", "hen"):
         jobs.append(post_class(client, name, "?train=true").json()["job"])

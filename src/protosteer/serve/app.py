@@ -1,4 +1,4 @@
-"""The application: its models, errors and pages, and the server that runs it."""
+"""Build the application from models, routes, error handlers and pages, and run its server."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ import protosteer
 from protosteer.errors import DataError, LearnerError, ProtosteerError
 from protosteer.learner import Learner
 from protosteer.serve.connections import Connection
-from protosteer.serve.limits import Limits, Refused
+from protosteer.serve.limits import Limits, RequestError
 from protosteer.serve.metrics import Metrics
-from protosteer.serve.middleware import Named, Observed, page_policy
-from protosteer.serve.registry import Models, check_names
+from protosteer.serve.middleware import HostCheck, Observer, page_policy
+from protosteer.serve.registry import ModelRegistry, check_names
 from protosteer.serve.routes import add_routes
 from protosteer.serve.service import Service
 from protosteer.util.system import keep_freed_memory
 from protosteer.util.text import printable
 
-_NOBODY = 499  # what a log calls a request whose client has gone
-_STOP_SECONDS = 15  # after which uvicorn cuts connections
+_CLIENT_GONE = 499  # nginx's status for a request whose client has disconnected
+_STOP_SECONDS = 15  # after which uvicorn closes connections
 
 
 def create_app(
@@ -48,24 +48,29 @@ def create_app(
     limits: Limits | None = None,
     host_names: Iterable[str] = (),
 ) -> FastAPI:
-    """The service for a model that was loaded from `path`, to which changes are written.
+    """Build the service for a model that was loaded from `path`; changes are written to that file.
 
-    name: what the model is called where there are several; the name of its file, if not given.
-    others: more models by name, each with its file; limits hold for each, the token for all.
-    reject: the share of known images that may count as unknown, where a request names no other.
-    thumbnails: show those that were kept when the model was taught, to whoever asks.
-    host_names: what browsers may call the service, beside localhost and any address.
+    Args:
+        learner: The model.
+        path: Its file.
+        name: Its name in addresses; the file's name without suffix by default.
+        others: More models by name, each with its file. Limits hold for each model, the token for all.
+        allow_teach: Let clients add, correct and forget classes; needs a token.
+        token: What such a client must send.
+        reject: Share of known images that may count as unknown, unless a request names another.
+        thumbnails: Show the model's thumbnails to every client.
+        limits: Bounds of requests, connections and queues.
+        host_names: Names that browsers may use for the service, besides localhost and any IP address.
+
+    Raises:
+        SettingsError: A model's name is bad or taken, or teaching is allowed without a token.
     """
-    places = [(Path(path).stem if name is None else name, learner, Path(path))]
-    places += [(other, its, Path(file)) for other, (its, file) in (others or {}).items()]
-    check_names([(called, file) for called, _, file in places])
-    metrics = Metrics(called for called, *_ in places)
-    models = Models(
-        [
-            Service(*place, allow_teach, token, reject, limits or Limits(), metrics, thumbnails)
-            for place in places
-        ]
-    )
+    sources = [(Path(path).stem if name is None else name, learner, Path(path))]
+    sources += [(other, model, Path(file)) for other, (model, file) in (others or {}).items()]
+    check_names([(model_name, file) for model_name, _, file in sources])
+    metrics = Metrics(model_name for model_name, *_ in sources)
+    options = (allow_teach, token, reject, limits or Limits(), metrics, thumbnails)
+    models = ModelRegistry([Service(*source, *options) for source in sources])
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -80,12 +85,12 @@ def create_app(
         summary="Recognise images, and teach new classes.",
         docs_url=None,
         redoc_url=None,
-        redirect_slashes=False,  # a redirection would name whatever host the request does
+        redirect_slashes=False,  # a redirect would repeat whatever host the request names
         lifespan=lifespan,
     )
     app.state.models, app.state.service = models, models.first
-    app.add_middleware(Named, names=host_names)
-    app.add_middleware(Observed, metrics=metrics)  # outside, so that refusals are counted
+    app.add_middleware(HostCheck, names=host_names)
+    app.add_middleware(Observer, metrics=metrics)  # outside, so that it counts rejected requests too
     _add_error_handlers(app)
     add_routes(app, models)
     _add_pages(app)
@@ -100,26 +105,39 @@ def run(
     access_log: bool = False,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve until Ctrl-C or a signal to end. on_ready: is given the address; port 0 takes a free one."""
-    callback = _listen(host, port)
+    """Serve until Ctrl-C or SIGTERM.
+
+    Args:
+        app: What `create_app` returned.
+        host: Address to listen on.
+        port: Port to listen on; 0 takes a free one.
+        access_log: Log every request.
+        on_ready: Called with the service's address once it listens.
+
+    Raises:
+        ProtosteerError: With code `cannot-listen`.
+    """
+    listener = _listen(host, port)
     keep_freed_memory()
-    # A warning for every odd request would be a way to fill the disk.
+    # A client could fill the disk with warnings about malformed requests.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
     if access_log:
         logging.getLogger("protosteer.serve").setLevel(logging.INFO)
         logging.basicConfig(format="%(asctime)s %(message)s")
     if on_ready:
         shown = f"[{host}]" if ":" in host else host
-        on_ready(f"http://{shown}:{callback.getsockname()[1]}/")
+        on_ready(f"http://{shown}:{listener.getsockname()[1]}/")
     try:
-        Server(app).run(sockets=[callback])
+        Server(app).run(sockets=[listener])
     except KeyboardInterrupt:  # uvicorn raises the signal again when all has ended well
         pass
     finally:
-        callback.close()
+        listener.close()
 
 
 class Server(uvicorn.Server):
+    """Run the application on uvicorn with the limits of `Connection`."""
+
     def __init__(self, app: FastAPI):
         config = uvicorn.Config(
             app,
@@ -127,7 +145,7 @@ class Server(uvicorn.Server):
             lifespan="on",
             ws="none",
             proxy_headers=False,
-            log_level="error",  # as above
+            log_level="error",
             access_log=False,
             server_header=False,
             timeout_keep_alive=app.state.service.limits.idle_seconds,
@@ -136,16 +154,15 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """The services stop before uvicorn begins to wait for open requests."""
+        """Stop the services before uvicorn waits for open requests."""
         self.config.app.state.models.stop()  # type: ignore[union-attr]
         await super().shutdown(sockets)
 
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        callback = socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
-        )
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ProtosteerError(
@@ -154,17 +171,17 @@ def _listen(host: str, port: int) -> socket.socket:
             host=host,
             port=port,
         ) from error
-    # Small answers go out at once; connections take the option over from here.
-    callback.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return callback
+    # Small answers go out at once; connections inherit the option.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def _add_error_handlers(app: FastAPI) -> None:
-    """Every error is {"detail": one line}."""
+    """Answer every error with {"detail": one line}."""
 
     @app.exception_handler(ProtosteerError)
     async def ours(request: Request, error: ProtosteerError) -> Response:
-        if isinstance(error, Refused):
+        if isinstance(error, RequestError):
             return JSONResponse({"detail": str(error)}, error.status, error.headers)
         status = 422 if isinstance(error, DataError) else 409 if isinstance(error, LearnerError) else 500
         return JSONResponse({"detail": str(error)}, status)
@@ -183,7 +200,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: ClientDisconnect) -> Response:
-        return Response(status_code=_NOBODY)
+        return Response(status_code=_CLIENT_GONE)
 
 
 def _add_pages(app: FastAPI) -> None:
@@ -193,7 +210,7 @@ def _add_pages(app: FastAPI) -> None:
         return b"<script>%s</script>" % (folder / script[1].decode()).read_bytes()
 
     def add(route: str, name: str) -> None:
-        """Scripts go out inside their page, so that its policy can allow them by what is in them."""
+        """Inline the scripts of a page, so that its policy can allow them by their hashes."""
         content = re.sub(rb'<script src="(\w+\.js)"></script>', inside, (folder / name).read_bytes())
         kind, _ = mimetypes.guess_type(name)
         headers = {"Content-Security-Policy": page_policy(content)} if kind == "text/html" else {}

@@ -1,8 +1,8 @@
-"""Images of many requests go through the model together: one pass over many is cheaper than many over one.
+"""Batch the images of many requests: one forward pass over many images is cheaper than many over one.
 
-There is one bounded queue and one thread that empties it. A request first reserves room for its images, so
-that a full queue is noticed before anything is decoded. It then hands over all its images at once and gets
-one future. Cancelling the future takes the images out again if the model has not begun with them.
+One thread empties one bounded queue. A request first reserves room for its images, so that a full queue is
+noticed before anything is decoded. It then submits all its images at once and gets one future. Cancelling the
+future removes the images, unless the model has started on them.
 """
 
 from __future__ import annotations
@@ -21,20 +21,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protosteer.serve.limits import Refused, stopping
+from protosteer.serve.limits import RequestError, stopping_error
 
-# Seconds that a small batch waits for images that are being decoded at this moment.
-_PATIENCE = 0.003
-# A batch that is so full is not worth a wait.
-_FULL_ENOUGH = 0.25
-_LONGEST_RETRY = 60
+_MAX_WAIT = 0.003  # seconds that a small batch waits for images that are being decoded
+_MIN_FILL = 0.25  # share of a batch from which it does not wait
+_MAX_RETRY_AFTER = 60  # seconds
 
-Row = dict[str, Any]  # what is said of one image
+Row = dict[str, Any]  # the prediction for one image
 
 
 @dataclass(eq=False)
 class Ticket:
-    """The images of one request, and where their rows will be found."""
+    """Images [3, h, w] of one request, and the future of their rows."""
 
     canvases: Sequence[Tensor]
     top: int
@@ -42,7 +40,13 @@ class Ticket:
 
 
 class Batcher:
-    """`predict(pixels [n, 3, h, w], top)` gives n rows."""
+    """Collect images of many requests into batches.
+
+    Args:
+        predict: Maps pixels [n, 3, h, w] and `top` to n rows.
+        capacity: Images that may wait.
+        batch: Images per call of `predict`.
+    """
 
     def __init__(self, predict: Callable[[Tensor, int], list[Row]], capacity: int, batch: int):
         self._predict = predict
@@ -51,42 +55,43 @@ class Batcher:
         self._changed = threading.Condition()
         self._tickets: deque[Ticket] = deque()
         self.length = 0  # images in the queue
-        self._coming = 0  # images with a reservation that are not yet in the queue
+        self._reserved = 0  # images with a reservation that are not in the queue yet
         self._seconds_per_image = 0.0
         self._thread: threading.Thread | None = None
-        self._deadline = math.inf  # when to give up; finite from `stop` on
+        self._deadline = math.inf  # finite once `stop` was called
 
     @property
     def _stopping(self) -> bool:
         return self._deadline < math.inf
 
     def check_room(self, count: int = 1) -> None:
+        """Raise `RequestError` 503 if `count` more images do not fit."""
         if self._stopping:
-            raise stopping()
-        waiting = self.length + self._coming
+            raise stopping_error()
+        waiting = self.length + self._reserved
         if waiting + count > self._capacity:
             seconds = math.ceil(waiting * self._seconds_per_image)
-            raise Refused(
+            raise RequestError(
                 503,
                 f"{waiting} images are waiting and {self._capacity} may; try again later",
-                retry_after=min(max(1, seconds), _LONGEST_RETRY),
+                retry_after=min(max(1, seconds), _MAX_RETRY_AFTER),
             )
 
     @contextmanager
     def reserve(self, count: int) -> Iterator[None]:
-        """Room in the queue for images to come; at the end of the `with` block they are in it, or bad."""
+        """Reserve room for images that are submitted, or turn out bad, before the `with` block ends."""
         with self._changed:
             self.check_room(count)
-            self._coming += count
+            self._reserved += count
         try:
             yield
         finally:
             with self._changed:
-                self._coming -= count
+                self._reserved -= count
                 self._changed.notify()
 
     def submit(self, canvases: Sequence[Tensor], top: int) -> Future[list[Row]]:
-        """Enter images that have a reservation."""
+        """Enqueue images [3, h, w] that have a reservation; return the future of their rows."""
         ticket = Ticket(canvases, top)
         with self._changed:
             self._tickets.append(ticket)
@@ -98,12 +103,13 @@ class Batcher:
         return ticket.answer
 
     def stop(self, within: float) -> None:
-        """Take nothing more, answer what is reserved for so many seconds, then refuse it. Returns at once."""
+        """Accept nothing more; answer what is reserved for `within` seconds, then reject it. Return at once."""
         with self._changed:
             self._deadline = min(self._deadline, time.monotonic() + within)
             self._changed.notify()
 
     def join(self, timeout: float) -> None:
+        """Wait for the thread to end."""
         if self._thread is not None:
             self._thread.join(timeout)
 
@@ -112,14 +118,14 @@ class Batcher:
             pass
 
     def _step(self) -> bool:
-        """One batch, if there is more to come; nothing refers to its images when this returns."""
+        """Process one batch; return False at the end. Nothing refers to its images afterwards."""
         with self._changed:
-            self._changed.wait_for(lambda: self._tickets or (self._stopping and not self._coming))
+            self._changed.wait_for(lambda: self._tickets or (self._stopping and not self._reserved))
             if not self._tickets:
                 return False
-            if self._coming and self.length < _FULL_ENOUGH * self._batch:
-                self._changed.wait_for(lambda: not self._coming or self.length >= self._batch, _PATIENCE)
-            tickets = self._take()
+            if self._reserved and self.length < _MIN_FILL * self._batch:
+                self._changed.wait_for(lambda: not self._reserved or self.length >= self._batch, _MAX_WAIT)
+            tickets = self._next_batch()
         if tickets:
             began = time.monotonic()
             self._answer(tickets)
@@ -127,29 +133,29 @@ class Batcher:
             self._seconds_per_image = 0.8 * self._seconds_per_image + 0.2 * latest
         return True
 
-    def _take(self) -> list[Ticket]:
-        """Whole tickets, up to a batch of images; none if all were cancelled."""
-        taken: list[Ticket] = []
+    def _next_batch(self) -> list[Ticket]:
+        """Remove whole tickets, up to a batch of images; empty if all were cancelled."""
+        batch: list[Ticket] = []
         images = 0
-        while self._tickets and (not taken or images + len(self._tickets[0].canvases) <= self._batch):
+        while self._tickets and (not batch or images + len(self._tickets[0].canvases) <= self._batch):
             ticket = self._tickets.popleft()
             self.length -= len(ticket.canvases)
             if ticket.answer.set_running_or_notify_cancel():
-                taken.append(ticket)
+                batch.append(ticket)
                 images += len(ticket.canvases)
-        return taken
+        return batch
 
     def _answer(self, tickets: Sequence[Ticket]) -> None:
         try:
             if time.monotonic() >= self._deadline:
-                raise stopping()
+                raise stopping_error()
             pixels = torch.stack([canvas for ticket in tickets for canvas in ticket.canvases])
             rows = iter(self._predict(pixels, max(ticket.top for ticket in tickets)))
         except Exception as error:
             if len(tickets) == 1:
                 tickets[0].answer.set_exception(error)
             else:
-                for ticket in tickets:  # it must not fail requests that have no part in it
+                for ticket in tickets:  # one request's images must not fail the others
                     self._answer([ticket])
         else:
             for ticket in tickets:

@@ -1,8 +1,8 @@
-"""Connections: how many there may be, how long each may take to ask or to read, how long its headers may be.
+"""Limit the number of connections, the time to send headers or read an answer, and the length of headers.
 
-A connection waits until the headers of a request are there; then the request is the app's, which has limits of
-its own; after the answer the connection waits again. One that waits does nothing for anybody: it has a time
-limit that no drip of bytes prolongs, and where all places are taken it gives its own to whoever comes next.
+A connection is idle until the headers of a request are complete; then the application's limits apply; after the
+answer it is idle again. An idle connection has a deadline that single bytes do not extend, and is closed if a new
+connection needs its slot.
 """
 
 from __future__ import annotations
@@ -17,121 +17,131 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from protosteer.serve.limits import Limits, Refused
+from protosteer.serve.limits import Limits, RequestError
 from protosteer.util.system import most_open_files
 
-_LINGER = 1.0  # seconds for a refused client to read why; what it still sends is not looked at
+_LINGER = 1.0  # seconds for a rejected client to read the reason; what it still sends is ignored
 
 
 class Connection(HttpToolsProtocol):
+    """Apply `Limits` to one connection: count its bytes, its time and its neighbours."""
+
     def __init__(self, config: Any, server_state: Any, app_state: dict[str, Any], _loop: Any = None) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._limits: Limits = config.app.state.service.limits
-        self._unfinished = 0  # bytes since the parser last told of headers or of a piece of a body
-        self._refusal: Refused | None = None
+        self._unparsed = 0  # bytes since the parser last reported headers or a piece of a body
+        self._rejection: RequestError | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self._since = time.monotonic()  # when it last began to wait
+        self._idle_since = time.monotonic()
         self.origin: str | None = None
 
     @property
     def waiting(self) -> bool:
+        """Return True if no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Admit the connection, or answer 503 and close it."""
         super().connection_made(transport)
         self.origin = _origin(self.client[0]) if self.client else None
         self._wait(self._limits.head_seconds)
         others = [one for one in self.connections if isinstance(one, Connection) and one is not self]
         same = [one for one in others if one.origin == self.origin]
-        full = not _make_room(others, _places(self._limits))
+        full = not _make_room(others, _slots(self._limits))
         if full or (self.origin and not _make_room(same, self._limits.connections_per_address)):
-            self._tell(Refused(503, "too many connections are open; try again later", retry_after=1))
+            self._send_error(
+                RequestError(503, "too many connections are open; try again later", retry_after=1)
+            )
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel the deadline."""
         self._stop_waiting()
         super().connection_lost(exc)
 
-    # What arrives
-
     def data_received(self, data: bytes) -> None:
-        """In pieces, so that a header is never longer than what is left of its limit."""
+        """Parse in pieces, so that no header grows beyond its limit."""
         most = self._limits.head_bytes
-        while data and not self._refusal and not self.transport.is_closing():
-            room = most - self._unfinished
+        while data and not self._rejection and not self.transport.is_closing():
+            room = most - self._unparsed
             piece, data = data[:room], data[room:]
-            self._unfinished += len(piece)
+            self._unparsed += len(piece)
             super().data_received(piece)
-            if self._unfinished >= most and not self._refusal:
-                self._refuse(Refused(431, f"the headers are longer than {most:,} bytes; send fewer"))
+            if self._unparsed >= most and not self._rejection:
+                self._reject(RequestError(431, f"the headers are longer than {most:,} bytes; send fewer"))
 
     def on_url(self, url: bytes) -> None:
+        """Reject an address that is too long."""
         super().on_url(url)
         if len(self.url) > self._limits.line_bytes:
-            self._refusal = Refused(
+            self._rejection = RequestError(
                 414, f"the address is longer than {self._limits.line_bytes:,} bytes; shorten it"
             )
-            raise self._refusal
+            raise self._rejection
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Reject a header that is too long."""
         if len(name) + len(value) > self._limits.line_bytes:
-            self._refusal = Refused(
+            self._rejection = RequestError(
                 431, f"a header is longer than {self._limits.line_bytes:,} bytes; shorten it"
             )
-            raise self._refusal
+            raise self._rejection
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._unfinished = 0
+        """End the wait for headers."""
+        self._unparsed = 0
         super().on_headers_complete()
-        if not self.flow.write_paused:  # who reads no answer gains no time by asking more
+        if not self.flow.write_paused:  # a client that reads no answer gains no time by asking more
             self._stop_waiting()
 
     def on_body(self, body: bytes) -> None:
-        self._unfinished = 0
+        """Count a piece of the body as progress."""
+        self._unparsed = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._unfinished = 0
+        """Count the end of a request as progress."""
+        self._unparsed = 0
         super().on_message_complete()
 
-    # What is answered
-
     def on_response_complete(self) -> None:
+        """Wait for the next request."""
         super().on_response_complete()
-        if self.waiting:  # else the next request is here already
+        if self.waiting:  # else the next request has arrived already
             self._wait(self.timeout_keep_alive + self._limits.head_seconds)
 
     def pause_writing(self) -> None:
-        """The client does not read."""
+        """Set a deadline: the client does not read its answer."""
         super().pause_writing()
         self._set_deadline(self._limits.answer_seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
+        """Lift the deadline: the client reads again."""
         super().resume_writing()
         if not self.waiting:
             self._stop_waiting()
 
     def send_400_response(self, msg: str) -> None:
-        """What the parser does not take: by our own limits, or because it is not HTTP."""
-        self._refuse(self._refusal or Refused(400, "the request is not valid HTTP/1.1; send one that is"))
-
-    # Time
+        """Reject what the parser does not accept: beyond our limits, or not HTTP."""
+        self._reject(
+            self._rejection or RequestError(400, "the request is not valid HTTP/1.1; send one that is")
+        )
 
     def timeout_keep_alive_handler(self) -> None:
-        """Nothing more is taken; an answer that is still on its way may arrive."""
+        """Accept nothing more; let an answer that is being sent arrive."""
         self.transport.close()
         self._set_deadline(self._limits.answer_seconds, self.transport.abort)
 
     def _wait(self, seconds: float) -> None:
-        self._since = time.monotonic()
+        self._idle_since = time.monotonic()
         self._set_deadline(seconds, self._too_late)
 
     def _too_late(self) -> None:
-        if self._unfinished:
+        if self._unparsed:
             seconds = self._limits.head_seconds
-            self._refuse(
-                Refused(408, f"the headers took longer than {seconds:g} s to arrive; send them at once")
+            self._reject(
+                RequestError(408, f"the headers took longer than {seconds:g} s to arrive; send them at once")
             )
         else:
             self.timeout_keep_alive_handler()
@@ -140,59 +150,57 @@ class Connection(HttpToolsProtocol):
         if self._deadline:
             self._deadline.cancel()
 
-    def _set_deadline(self, seconds: float, then: Any) -> None:
+    def _set_deadline(self, seconds: float, action: Any) -> None:
         self._stop_waiting()
-        self._deadline = self.loop.call_later(seconds, then)
+        self._deadline = self.loop.call_later(seconds, action)
 
-    # Refusals
-
-    def _refuse(self, refusal: Refused) -> None:
-        self._refusal = refusal
-        if self.cycle and not self.cycle.response_complete:  # the app is not to answer as well
+    def _reject(self, rejection: RequestError) -> None:
+        self._rejection = rejection
+        if self.cycle and not self.cycle.response_complete:  # the application must not answer too
             self.cycle.disconnected = True
             self.cycle.message_event.set()
             if self.cycle.response_started:
                 self.transport.abort()
                 return
         self._unset_keepalive_if_required()
-        self._tell(refusal)
-        # Hanging up on a client that is still sending would take the answer away from it.
+        self._send_error(rejection)
+        # A client that is still sending would lose the answer if the connection was closed now.
         self.transport.write_eof()
         self._set_deadline(_LINGER, self.transport.abort)
 
-    def _tell(self, refusal: Refused) -> None:
-        body = json.dumps({"detail": str(refusal)}).encode()
+    def _send_error(self, rejection: RequestError) -> None:
+        body = json.dumps({"detail": str(rejection)}).encode()
         headers = {
             "Content-Type": "application/json",
             "Content-Length": str(len(body)),
             "Connection": "close",
-            **refusal.headers,
+            **rejection.headers,
         }
-        lines = [f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}"]
+        lines = [f"HTTP/1.1 {rejection.status} {HTTPStatus(rejection.status).phrase}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
 
 
-def _make_room(others: Sequence[Connection], most: float) -> bool:
-    """Whether there is a place for one more; if need be, that of the one that has waited longest."""
-    if len(others) < most:
+def _make_room(others: Sequence[Connection], slots: float) -> bool:
+    """Return True if there is a slot for one more connection; if needed, close the one idle for longest."""
+    if len(others) < slots:
         return True
     waiting = [one for one in others if one.waiting]
     if not waiting:
         return False
-    min(waiting, key=lambda one: one._since).transport.abort()
+    min(waiting, key=lambda one: one._idle_since).transport.abort()
     return True
 
 
-def _places(limits: Limits) -> float:
-    """Half of the files that the process may open, at most: uploads and models need some too."""
+def _slots(limits: Limits) -> float:
+    """Return the number of connections: at most half of the files that the process may open."""
     return min(limits.connections, most_open_files() // 2)
 
 
 def _origin(address: str) -> str | None:
-    """Who counts as one client: an address, or the network that is one customer's in IPv6.
+    """Return what identifies a client: its address, or its /64 network in IPv6.
 
-    On this machine it is nobody in particular: a proxy brings the clients of all the world.
+    None for this machine, where a proxy forwards the requests of many clients.
     """
     parsed = ipaddress.ip_address(address.partition("%")[0])
     if parsed.is_loopback:

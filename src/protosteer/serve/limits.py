@@ -1,4 +1,4 @@
-"""How much a service takes on: every buffer, queue and upload has a limit; a request beyond it is refused."""
+"""Limits of every buffer, queue and upload of the service, and the error that rejects a request."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from protosteer.util.text import printable
 
 @dataclass(frozen=True)
 class Limits:
+    """Bound what one request, all connections and all requests together may take."""
+
     # One request
-    line_bytes: int = 8 * 2**10  # of its address, and of each header
-    head_bytes: int = 32 * 2**10  # of all that is not its body
+    line_bytes: int = 8 * 2**10  # of the address, and of each header
+    head_bytes: int = 32 * 2**10  # of everything before the body
     head_seconds: float = 10.0
     images: int = 64
     file_bytes: int = 20 * 2**20
     request_bytes: int = 64 * 2**20
-    pixels: int = 50_000_000  # of one image, before it is resized
-    request_pixels: int = 250_000_000  # of all images of one request: twenty of a telephone's
+    pixels: int = 50_000_000  # of one image, before resizing
+    request_pixels: int = 250_000_000  # of all images of one request: twenty phone photos
     upload_seconds: float = 60.0
-    answer_seconds: float = 60.0  # until a client has read what it is sent
+    answer_seconds: float = 60.0  # until a client has read its answer
 
     # All connections
     connections: int = 512
@@ -29,10 +31,10 @@ class Limits:
     idle_seconds: float = 15.0  # between two requests
 
     # All requests together
-    uploads: int = 256  # requests that are sending their images
-    queue: int = 1024  # images that wait for the model
-    batch: int = 64  # images that the model is given at once
-    jobs: int = 4  # trainings that wait or run
+    uploads: int = 256  # requests whose images are arriving
+    queue: int = 1024  # images waiting for the model
+    batch: int = 64  # images per forward pass
+    jobs: int = 4  # training jobs waiting or running
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -51,16 +53,23 @@ class Limits:
             )
 
 
-class Refused(ProtosteerError):
-    """A request that is not carried out: its HTTP status, and one line that says why and what to do."""
+class RequestError(ProtosteerError):
+    """Reject a request.
+
+    Args:
+        status: HTTP status.
+        detail: One line: what is wrong and what to do.
+        retry_after: Seconds after which a client may try again.
+    """
 
     def __init__(self, status: int, detail: str, retry_after: int | None = None):
-        super().__init__(printable(detail))  # names that others chose stand in it
+        super().__init__(printable(detail), code=f"http-{status}")  # detail may quote a client's text
         self.status = status
         self.headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
         if status == 401:
             self.headers["WWW-Authenticate"] = "Bearer"
 
 
-def stopping() -> Refused:
-    return Refused(503, "the service is stopping; try again later", retry_after=5)
+def stopping_error() -> RequestError:
+    """Return the error for requests that arrive while the service stops."""
+    return RequestError(503, "the service is stopping; try again later", retry_after=5)

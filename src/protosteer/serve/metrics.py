@@ -20,7 +20,7 @@ _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Metrics:
-    """What the service has done since it started.
+    """Count what the service has done since it started.
 
     Routes are templates and models are served ones, so that the number of series is bounded.
     """

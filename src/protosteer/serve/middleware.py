@@ -1,4 +1,4 @@
-"""Around every request: whom it names, how it is counted, timed, maybe logged; headers that keep browsers safe."""
+"""Check the host of every request, count and log it, and add security headers to every answer."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from protosteer.serve.limits import Refused
+from protosteer.serve.limits import RequestError
 from protosteer.serve.metrics import Metrics
 
 logger = logging.getLogger("protosteer.serve")
 
 _METHODS = frozenset(["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
-# For answers that bring no policy of their own: a browser that is shown one as a page does nothing with it.
+# For answers without a policy of their own: a browser that shows one as a page runs nothing.
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -35,13 +35,12 @@ _HEADERS = {
 
 
 def page_policy(page: bytes) -> str:
-    """What a page of ours may do: run the script and apply the style that stand in it, and ask its own service."""
+    """Return a content security policy that allows a page its own inline scripts and styles, and its own service."""
 
     def sources(tag: bytes) -> str:
-        found = re.findall(rb"<%s>(.*?)</%s>" % (tag, tag), page, re.DOTALL)
-        return " ".join(
-            f"'sha256-{base64.b64encode(hashlib.sha256(own).digest()).decode()}'" for own in found
-        )
+        contents = re.findall(rb"<%s>(.*?)</%s>" % (tag, tag), page, re.DOTALL)
+        hashes = (base64.b64encode(hashlib.sha256(content).digest()).decode() for content in contents)
+        return " ".join(f"'sha256-{value}'" for value in hashes)
 
     return (
         f"default-src 'none'; script-src {sources(b'script')}; style-src 'self' {sources(b'style')}; "
@@ -50,11 +49,11 @@ def page_policy(page: bytes) -> str:
     )
 
 
-class Named:
-    """Takes requests that name this service, and paths that are text.
+class HostCheck:
+    """Reject requests for another host, and paths that are not UTF-8.
 
-    A site whose name begins to point at this machine (DNS rebinding) has its own name in the header Host.
-    Addresses cannot be turned in this way, so that all of them are taken.
+    A site that lets its name point at this machine (DNS rebinding) sends its own name in the header Host.
+    IP addresses cannot be rebound, so all of them are accepted.
     """
 
     def __init__(self, app: ASGIApp, names: Iterable[str]):
@@ -62,25 +61,26 @@ class Named:
         self.names = {"localhost", *(name.lower().rstrip(".") for name in names)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a valid request on."""
         if scope["type"] == "http":
             try:
                 self._check_host(scope)
                 _check_path(scope)
-            except Refused as refused:
-                answer = JSONResponse({"detail": str(refused)}, refused.status, refused.headers)
+            except RequestError as error:
+                answer = JSONResponse({"detail": str(error)}, error.status, error.headers)
                 await answer(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
     def _check_host(self, scope: Scope) -> None:
-        given = Headers(scope=scope).getlist("host")
-        if not given and scope["http_version"] == "1.0":
+        hosts = Headers(scope=scope).getlist("host")
+        if not hosts and scope["http_version"] == "1.0":
             return
-        if len(given) != 1:
-            raise Refused(400, f"the request has {len(given)} headers 'Host'; send one")
-        name = re.sub(r":\d*$", "", given[0].lower()).rstrip(".")
+        if len(hosts) != 1:
+            raise RequestError(400, f"the request has {len(hosts)} headers 'Host'; send one")
+        name = re.sub(r":\d*$", "", hosts[0].lower()).rstrip(".")
         if name not in self.names and not _is_address(name):
-            raise Refused(
+            raise RequestError(
                 421,
                 f"this service does not know itself as '{name}'; ask for it by its address, "
                 f"or start it with host_names=['{name}']",
@@ -97,26 +97,31 @@ def _is_address(name: str) -> bool:
 
 
 def _check_path(scope: Scope) -> None:
-    """Else two names that are not text would become the same one."""
+    """Reject a path that is not UTF-8: two such names could decode to the same text."""
     try:
         unquote_to_bytes(scope.get("raw_path", b"")).decode()
     except UnicodeDecodeError:
-        raise Refused(400, "the address is not UTF-8; encode names as UTF-8, then with % signs") from None
+        raise RequestError(
+            400, "the address is not UTF-8; encode names as UTF-8, then with % signs"
+        ) from None
 
 
-class Observed:
+class Observer:
+    """Count, time and log requests; turn unexpected exceptions into answers; add security headers."""
+
     def __init__(self, app: ASGIApp, metrics: Metrics):
         self.app = app
         self.metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, and record how it was answered."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         began = time.perf_counter()
         status = 0
 
-        async def told(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -126,20 +131,20 @@ class Observed:
             await send(message)
 
         try:
-            await self.app(scope, receive, told)
+            await self.app(scope, receive, send_with_headers)
         except Exception as error:
             logger.exception("%s %s failed", scope["method"], quote(scope["path"]))
             if status:
                 raise
             detail = f"the service failed ({type(error).__name__}); its log says more"
-            await JSONResponse({"detail": detail}, 500)(scope, receive, told)
+            await JSONResponse({"detail": detail}, 500)(scope, receive, send_with_headers)
         finally:
-            self._note(scope, status, time.perf_counter() - began)
+            self._record(scope, status, time.perf_counter() - began)
 
-    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+    def _record(self, scope: Scope, status: int, seconds: float) -> None:
         method = scope["method"] if scope["method"] in _METHODS else "other"
         route = getattr(scope.get("route"), "path_format", "none")
-        model = scope.get("state", {}).get("model", "")  # known to the route alone
+        model = scope.get("state", {}).get("model", "")  # set by the route
         self.metrics.request(model, method, route, status, seconds)
         if logger.isEnabledFor(logging.INFO):
             logger.info("%s %s %d %.1f ms", method, quote(scope["path"]), status, 1000 * seconds)

@@ -19,7 +19,7 @@ from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord
 from protosteer.model.transaction import transaction
 from protosteer.model.unlearning import Forgotten, forget, undo
-from protosteer.serve.limits import Refused
+from protosteer.serve.limits import RequestError
 from protosteer.serve.schemas import Corrected
 from protosteer.serve.served_model import Snapshot
 from protosteer.util.files import Identity, real
@@ -29,7 +29,7 @@ LAST = "last"  # stands for the name of the last correction
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Outdated(Exception):
+class OutdatedError(Exception):
     """What a training began with is not what is there now."""
 
 
@@ -55,7 +55,7 @@ class Store:
             why = "has no prompts"
         elif settings.prompt_tasks == "first":
             why = "has one prompt for all classes"
-        raise Refused(422, f"this model {why}, so that there is nothing to train; leave out train")
+        raise RequestError(422, f"this model {why}, so that there is nothing to train; leave out train")
 
     def add(self, name: str, pixels: Tensor, image_bytes: int) -> TaskRecord:
         """A new class, or more of one, from a few images [n, 3, h, w]."""
@@ -86,7 +86,7 @@ class Store:
             try:
                 record = undo(memory, None if id == LAST else id)
             except LearnerError as error:
-                raise Refused(404, str(error)) from error
+                raise RequestError(404, str(error)) from error
             _check_rest(memory, record.class_names[0])
             self._change(memory)
             return record
@@ -95,7 +95,7 @@ class Store:
         with self._lock:
             memory = Memory(self.current.memory.tasks)
             if name not in memory.classes:
-                raise Refused(404, f"no class is named '{name}'; GET /classes lists them")
+                raise RequestError(404, f"no class is named '{name}'; GET /classes lists them")
             forgotten = forget(memory, name)
             _check_rest(memory, name)
             self._change(memory)
@@ -113,12 +113,12 @@ class Store:
         """The records that stand before this one, which must still be there."""
         tasks = self.current.memory.tasks
         if record not in tasks:
-            raise Refused(404, f"class '{record.class_names[0]}' was deleted meanwhile")
+            raise RequestError(404, f"class '{record.class_names[0]}' was deleted meanwhile")
         return tasks[: tasks.index(record)]
 
     def check_before(self, record: TaskRecord, before: tuple[TaskRecord, ...]) -> None:
         if self.before(record) != before:
-            raise Outdated
+            raise OutdatedError
 
     def _change(self, memory: Memory) -> None:
         learner = self.current.learner.copy()
@@ -127,14 +127,14 @@ class Store:
         try:
             with transaction(self.path) as change:
                 if change.identity != self._identity:
-                    raise Refused(
+                    raise RequestError(
                         409, f"the model file {self.path.name} changed on disk; restart the service"
                     )
                 change.put(learner.model)
             self._identity = change.identity
         except OSError as error:
             status = 507 if error.errno in _NO_SPACE else 500
-            raise Refused(
+            raise RequestError(
                 status, f"{self.path.name} cannot be written ({error.strerror or error}); nothing was changed"
             ) from error
         self.current = following
@@ -142,7 +142,7 @@ class Store:
 
 def _check_rest(memory: Memory, gone: str) -> None:
     if not len(memory):
-        raise Refused(409, f"'{gone}' is the only class, and a model needs one; add another first")
+        raise RequestError(409, f"'{gone}' is the only class, and a model needs one; add another first")
 
 
 def _check_same(memory: Memory, path: Path) -> None:

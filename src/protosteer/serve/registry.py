@@ -1,4 +1,4 @@
-"""Several models in one process, each with a service of its own, by name."""
+"""Serve several models by name in one process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from protosteer.errors import DataError, SettingsError
-from protosteer.serve.limits import Refused
+from protosteer.serve.limits import RequestError
 from protosteer.serve.service import Service
 from protosteer.util.files import real
 from protosteer.util.text import check_name, listed
@@ -15,43 +15,50 @@ from protosteer.util.text import check_name, listed
 _NAME_LENGTH = 100
 
 
-class Models:
-    """Services by the names of their models. The first answers where a request names none."""
+class ModelRegistry:
+    """Map model names to services; the first answers requests that name no model."""
 
     def __init__(self, services: Sequence[Service]):
         self.services = {service.name: service for service in services}
         self.first = services[0]
 
     def find(self, name: str) -> Service:
+        """Return the service of a model; raise `RequestError` 404 if there is none."""
         if name not in self.services:
-            raise Refused(
+            raise RequestError(
                 404, f"no model is named '{name}'; there are: {listed(list(self.services), most=50)}"
             )
         return self.services[name]
 
     def start(self) -> None:
+        """Start all services."""
         for service in self.services.values():
             service.start()
 
     def stop(self) -> None:
-        """All at once, none after another. Returns at once; may be called more than once."""
+        """Tell all services to stop. Return at once; may be called more than once."""
         for service in self.services.values():
             service.stop()
 
     async def join(self) -> None:
+        """Wait until all services have stopped."""
         await asyncio.gather(*(service.join() for service in self.services.values()))
 
 
-def check_names(places: Sequence[tuple[str, Path]]) -> None:
-    """Names and files of models that are to be served together: each once, each name fit for an address."""
+def check_names(sources: Sequence[tuple[str, Path]]) -> None:
+    """Check names and files of models: each unique, each name usable in an address.
+
+    Raises:
+        SettingsError: With code `bad-name` or `name-taken`.
+    """
     names: dict[str, Path] = {}
     files: dict[Path, str] = {}
-    for name, path in places:
+    for name, path in sources:
         try:
             check_name(name, "the model", _NAME_LENGTH)
         except DataError as error:
             raise SettingsError(str(error), code="bad-name") from error
-        if "/" in name or not name.strip("."):  # browsers and proxies resolve such a part of an address
+        if "/" in name or not name.strip("."):  # browsers and proxies resolve such path segments
             raise SettingsError(
                 f"a model cannot be named '{name}': slashes, or dots alone; choose another name",
                 code="bad-name",

@@ -1,4 +1,4 @@
-"""The routes, each of them twice: of the first model, and below /models/{model} of the one that is named."""
+"""Define the routes, each twice: for the first model, and below /models/{model} for a named one."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 
 from protosteer.serve import schemas
-from protosteer.serve.limits import Refused
+from protosteer.serve.limits import RequestError
 from protosteer.serve.model_store import LAST
-from protosteer.serve.registry import Models
+from protosteer.serve.registry import ModelRegistry
 from protosteer.serve.service import Service
 from protosteer.workflows.model_summary import correction
 
@@ -30,26 +30,28 @@ CorrectionId = Annotated[str, Path(description=f"One of those that GET /correcti
 Name = Annotated[str, Path(description="One of those that GET /models lists.")]
 
 
-def add_routes(app: FastAPI, models: Models) -> None:
-    def asked_for(request: Request, service: Service) -> Service:
-        request.state.model = service.name  # for whoever counts
+def add_routes(app: FastAPI, models: ModelRegistry) -> None:
+    """Add every route of the service to the application."""
+
+    def select(request: Request, service: Service) -> Service:
+        request.state.model = service.name  # for the metrics
         return service
 
-    async def first(request: Request) -> Service:
-        return asked_for(request, models.first)
+    async def first_model(request: Request) -> Service:
+        return select(request, models.first)
 
-    async def named(request: Request, model: Name) -> Service:
-        return asked_for(request, models.find(model))
+    async def named_model(request: Request, model: Name) -> Service:
+        return select(request, models.find(model))
 
-    _include(app, "", Depends(first), models.first.reject)
-    _include(app, "/models/{model}", Depends(named), models.first.reject, schemas.errors(404, 422))
+    _include(app, "", Depends(first_model), models.first.reject)
+    _include(app, "/models/{model}", Depends(named_model), models.first.reject, schemas.errors(404, 422))
     _add_overviews(app, models)
 
 
 def _include(
     app: FastAPI, prefix: str, chosen: Any, reject: float, errors: schemas.Errors | None = None
 ) -> None:
-    """chosen: depends on the request, and gives the service that it is for."""
+    """Add the routes of one model below `prefix`; `chosen` is the dependency that finds its service."""
     router = APIRouter(prefix=prefix, responses=errors)
     _add_predict(router, chosen, reject)  # first, since routes are tried in this order
     _add_reports(router, chosen)
@@ -58,7 +60,7 @@ def _include(
     app.include_router(router)
 
 
-def _add_predict(router: APIRouter, chosen: Any, usual: float) -> None:
+def _add_predict(router: APIRouter, chosen: Any, default_reject: float) -> None:
     @router.post(
         "/predict",
         response_model=schemas.Predictions,
@@ -66,11 +68,11 @@ def _add_predict(router: APIRouter, chosen: Any, usual: float) -> None:
         responses=schemas.errors(408, 413, 422, 503),
     )
     async def predict(
-        request: Request, top: Top = 5, reject: Reject = usual, service: Service = chosen
+        request: Request, top: Top = 5, reject: Reject = default_reject, service: Service = chosen
     ) -> Any:
         """What is on each image: send one or several."""
         rows = await service.predict(request, top, reject)
-        # As it is: checking every answer against its model would take longer than all the rest here.
+        # Not validated against the schema: that would take longer than everything else here.
         body = json.dumps({"predictions": rows}, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         return Response(body.encode("utf-8", "replace"), media_type="application/json")
 
@@ -88,7 +90,7 @@ def _add_reports(router: APIRouter, chosen: Any) -> None:
         """Small pictures of images that a class was taught, where they were kept and are to be shown."""
         jpegs = service.store.current.thumbnails.get(name)
         if jpegs is None:
-            raise Refused(
+            raise RequestError(
                 404, f"of class '{name}' there are no thumbnails here; GET /classes says of which there are"
             )
         return schemas.Thumbnails(class_=name, jpegs=[base64.b64encode(jpeg).decode() for jpeg in jpegs])
@@ -111,8 +113,8 @@ def _add_reports(router: APIRouter, chosen: Any) -> None:
     def map_of_classes(service: Service = chosen) -> Any:
         """Where the classes lie in two dimensions, coordinates in [-1, 1]."""
         current = service.store.current
-        places = [{"name": n, "task": t, "x": x, "y": y} for n, t, x, y in current.projection.classes]
-        return {"classes": places, "tasks": current.memory.task_names}
+        points = [{"name": n, "task": t, "x": x, "y": y} for n, t, x, y in current.projection.classes]
+        return {"classes": points, "tasks": current.memory.task_names}
 
 
 def _add_teaching(router: APIRouter, chosen: Any) -> None:
@@ -189,13 +191,13 @@ def _authorised(chosen: Any) -> Any:
     return Depends(authorised)
 
 
-def _add_overviews(app: FastAPI, models: Models) -> None:
-    """What is said of all models together."""
+def _add_overviews(app: FastAPI, models: ModelRegistry) -> None:
+    """Add the routes about the whole service."""
 
     @app.get("/models", response_model=schemas.Models)
     def all_models() -> Any:
         """The models that are served; the first is the one of the routes that name none."""
-        return {"models": [_listed(service) for service in models.services.values()]}
+        return {"models": [_entry(service) for service in models.services.values()]}
 
     @app.get("/healthz", response_model=schemas.Health)
     async def health() -> Any:
@@ -211,7 +213,7 @@ def _add_overviews(app: FastAPI, models: Models) -> None:
     metrics = models.first.metrics
     for gauge, (meaning, value) in gauges.items():
         served = models.services.items()
-        metrics.gauge(gauge, meaning, {name: functools.partial(value, one) for name, one in served})
+        metrics.gauge(gauge, meaning, {name: functools.partial(value, service) for name, service in served})
 
     @app.get("/metrics", response_class=PlainTextResponse)
     def prometheus() -> Any:
@@ -219,7 +221,7 @@ def _add_overviews(app: FastAPI, models: Models) -> None:
         return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
-def _listed(service: Service) -> schemas.Listed:
+def _entry(service: Service) -> schemas.Listed:
     current = service.store.current
     return schemas.Listed(
         name=service.name,

@@ -1,4 +1,4 @@
-"""The shapes of the answers, as /openapi.json describes them."""
+"""Schemas of the answers, as /openapi.json describes them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,20 @@ from protosteer.serve.uploads import FIELD
 
 
 class Error(BaseModel):
+    """An error."""
+
     detail: str = Field(description="One line: what was wrong, where, what to do.")
 
 
 class Health(BaseModel):
+    """The service runs."""
+
     status: Literal["ok"] = "ok"
 
 
 class Candidate(BaseModel):
+    """One of the most probable classes."""
+
     label: str
     task: str
     probability: float
@@ -25,6 +31,8 @@ class Candidate(BaseModel):
 
 
 class Prediction(BaseModel):
+    """The prediction for one image."""
+
     name: str = Field(description="The file's name, as it was sent.")
     label: str
     probability: float = Field(description="Calibrated, unless the model's rule is the paper's.")
@@ -39,10 +47,14 @@ class Prediction(BaseModel):
 
 
 class Predictions(BaseModel):
+    """One prediction per image, in the order sent."""
+
     predictions: list[Prediction]
 
 
 class Class(BaseModel):
+    """A class of the model."""
+
     name: str
     task: str = Field(description="The task that it was first learned in.")
     tasks: list[str] = Field(description="All tasks that it was learned in.")
@@ -52,28 +64,36 @@ class Class(BaseModel):
 
 
 class Thumbnails(BaseModel):
+    """Thumbnails of a class."""
+
     class_: str = Field(serialization_alias="class")
     jpegs: list[str] = Field(description="Base64.")
 
 
 class Classes(BaseModel):
+    """All classes."""
+
     classes: list[Class]
 
 
 class Bin(BaseModel):
+    """Answers of similar probability."""
+
     images: int
     confidence: float | None = Field(description="Mean probability of the answers, in percent.")
     accuracy: float | None = Field(description="How many of them are right, in percent.")
 
 
 class Reliability(BaseModel):
+    """How often answers of a given probability are right."""
+
     images: int = Field(description="Learned ones, each asked as if it had not been learned.")
     calibration_error: float = Field(description="Mean distance of probability and accuracy, in percent.")
     bins: list[Bin] = Field(description="By the probability of the answer, from 0 to 1 in equal steps.")
 
 
 class Model(BaseModel):
-    """What `protosteer inspect --json` prints, and how the service is set up."""
+    """A model as `protosteer inspect --json` describes it, and the service's settings."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -86,6 +106,8 @@ class Model(BaseModel):
 
 
 class Listed(BaseModel):
+    """A served model."""
+
     name: str
     file: str
     backbone: str
@@ -94,10 +116,14 @@ class Listed(BaseModel):
 
 
 class Models(BaseModel):
+    """All served models."""
+
     models: list[Listed] = Field(description="The first is the one of the routes that name none.")
 
 
 class Place(BaseModel):
+    """A class on the map."""
+
     name: str
     task: str
     x: float
@@ -105,12 +131,16 @@ class Place(BaseModel):
 
 
 class Map(BaseModel):
+    """The class map."""
+
     method: Literal["pca"] = "pca"
     classes: list[Place]
     tasks: list[str]
 
 
 class LearnResult(BaseModel):
+    """What was learned."""
+
     class_: str = Field(serialization_alias="class")
     task: str
     images: int
@@ -118,6 +148,8 @@ class LearnResult(BaseModel):
 
 
 class JobStatus(BaseModel):
+    """The progress of a training job."""
+
     id: str
     class_: str = Field(serialization_alias="class")
     state: Literal["waiting", "training", "done", "failed"]
@@ -128,10 +160,13 @@ class JobStatus(BaseModel):
 
     @property
     def ended(self) -> bool:
+        """Return True if the job is over."""
         return self.state in ("done", "failed")
 
 
 class Forgotten(BaseModel):
+    """What was forgotten."""
+
     classes: list[str]
     tasks: list[str]
     bytes: int
@@ -140,6 +175,8 @@ class Forgotten(BaseModel):
 
 
 class Correction(BaseModel):
+    """A correction."""
+
     correction: str = Field(description="What it can be taken back by.")
     date: str | None
     image: str | None = Field(description="The name of its file.")
@@ -148,16 +185,22 @@ class Correction(BaseModel):
 
 
 class Corrected(Correction):
+    """A correction that was just made, and what the model answers now."""
+
     new_class: bool = Field(description="Whether the class was not known before.")
     answer: str = Field(description="What the image is taken for now.")
     probability: float = Field(description="Of this answer.")
 
 
 class Corrections(BaseModel):
+    """All corrections."""
+
     corrections: list[Correction] = Field(description="The last one at the end.")
 
 
 class TakenBack(BaseModel):
+    """A correction that was undone."""
+
     taken_back: Correction
 
 
@@ -175,7 +218,7 @@ IMAGES: dict[str, Any] = {
         },
     }
 }
-"""The body of the routes that take images; `uploads` reads it, so that the framework does not know it."""
+"""OpenAPI description of a body with images, which `uploads` reads without the framework."""
 
 _MEANINGS = {
     401: "No token, or a wrong one",
@@ -194,4 +237,5 @@ Errors = dict[int | str, dict[str, Any]]
 
 
 def errors(*statuses: int) -> Errors:
+    """Return OpenAPI responses for HTTP statuses."""
     return {status: {"model": Error, "description": _MEANINGS[status]} for status in statuses}

@@ -1,4 +1,4 @@
-"""The parts that serve one model, and what a request for prediction or teaching does with them."""
+"""Serve one model: predict, learn and correct for requests, within limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from protosteer.errors import DataError, SettingsError
 from protosteer.learner import Learner
 from protosteer.serve.batching import Batcher, Row
-from protosteer.serve.limits import Limits, Refused
+from protosteer.serve.limits import Limits, RequestError
 from protosteer.serve.metrics import Metrics
 from protosteer.serve.model_store import Store
 from protosteer.serve.schemas import Corrected, LearnResult
@@ -23,11 +23,13 @@ from protosteer.util.files import STALE, remove_leftovers
 from protosteer.util.text import check_name
 from protosteer.workflows.ood import check_fraction
 
-_DRAIN_SECONDS = 3.0  # for what is in the queue when the service stops
-_JOIN_SECONDS = 5.0  # for a batch or a training step that is under way then
+_DRAIN_SECONDS = 3.0  # to answer what is in the queue when the service stops
+_JOIN_SECONDS = 5.0  # to finish a batch or a training step
 
 
 class Service:
+    """Connect uploads, the queue, the model store and training jobs of one model."""
+
     def __init__(
         self,
         name: str,
@@ -62,7 +64,7 @@ class Service:
         return rows
 
     async def predict(self, request: Request, top: int, reject: float) -> list[Row]:
-        """One row per image that was sent, in their order."""
+        """Predict the images of a request; return one row per image, in the order sent."""
         self.batcher.check_room()  # before anything is received
         async with self.uploads.received(request) as files:
             with self.batcher.reserve(len(files)):
@@ -82,6 +84,7 @@ class Service:
         ]
 
     async def learn(self, request: Request, name: str, train: bool) -> LearnResult:
+        """Learn a class from the images of a request; `train` also queues a training job."""
         _check_class(name)
         if train:
             self.store.check_trainable(name)
@@ -100,32 +103,35 @@ class Service:
         return LearnResult(class_=name, task=record.name, images=len(pixels), job=job)
 
     async def correct(self, request: Request, name: str) -> Corrected:
+        """Correct the model with the one image of a request."""
         _check_class(name)
         async with self.uploads.received(request) as files:
             if len(files) != 1:
-                raise Refused(422, f"{len(files)} images cannot be one correction; send them one by one")
+                raise RequestError(422, f"{len(files)} images cannot be one correction; send them one by one")
             (pixels,) = await self.uploads.decode(files)
             await files[0].seek(0)
             content, file = await files[0].read(), shown(files[0].filename or "")
         return await asyncio.to_thread(self.store.correct, name, pixels, content, file)
 
     def authorise(self, token: str | None) -> None:
+        """Raise `RequestError` unless teaching is allowed and the token is right."""
         if not self.teaching:
-            raise Refused(403, "teaching is not allowed here; start the service with allow_teach=True")
+            raise RequestError(403, "teaching is not allowed here; start the service with allow_teach=True")
         if token is None or not hmac.compare_digest(token.encode("latin-1"), self._token):
-            raise Refused(401, "no token, or a wrong one; send the header 'Authorization: Bearer TOKEN'")
+            raise RequestError(401, "no token, or a wrong one; send the header 'Authorization: Bearer TOKEN'")
 
     def start(self) -> None:
-        """What killed writers left beside the file may hold what has been forgotten since."""
-        if self.teaching:  # else nothing here is written
+        """Remove leftovers of killed writers, which may hold classes that were forgotten since."""
+        if self.teaching:  # else this process writes nothing
             remove_leftovers(self.store.path.parent, self.store.path.name, older_than=STALE)
 
     def stop(self) -> None:
-        """Take nothing more and end soon. Returns at once; may be called more than once."""
+        """Accept nothing more. Return at once; may be called more than once."""
         self.batcher.stop(_DRAIN_SECONDS)
         self.jobs.stop()
 
     async def join(self) -> None:
+        """Wait for running work, then release threads."""
         await asyncio.to_thread(self.batcher.join, _JOIN_SECONDS)
         await asyncio.to_thread(self.jobs.join, _JOIN_SECONDS)
         self.uploads.close()
@@ -135,12 +141,14 @@ def _check_class(name: str) -> None:
     try:
         check_name(name, "the class")
     except DataError as error:
-        raise Refused(422, str(error)) from error
+        raise RequestError(422, str(error)) from error
 
 
 async def _unless_gone(request: Request, answer: asyncio.Future[list[Row]]) -> list[Row]:
-    """The answer, or ClientDisconnect if there is nobody left to give it to."""
-    gone = asyncio.ensure_future(request.receive())  # all was received: the next message is the end
+    """Return the answer; raise ClientDisconnect if the client disconnects first."""
+    gone = asyncio.ensure_future(
+        request.receive()
+    )  # the body is complete: the next message is the disconnect
     either: set[asyncio.Future[Any]] = {answer, gone}
     try:
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
