@@ -69,8 +69,10 @@ def create_app(
     sources += [(other, model, Path(file)) for other, (model, file) in (others or {}).items()]
     check_names([(model_name, file) for model_name, _, file in sources])
     metrics = Metrics(model_name for model_name, *_ in sources)
-    options = (allow_teach, token, reject, limits or Limits(), metrics, thumbnails)
-    models = ModelRegistry([Service(*source, *options) for source in sources])
+    limits = limits or Limits()
+    models = ModelRegistry(
+        [Service(*source, allow_teach, token, reject, limits, metrics, thumbnails) for source in sources]
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
