@@ -49,7 +49,7 @@ def test_records_are_complete():
         for remote in (*info.files, *info.accepted):
             assert remote.urls and all(url.endswith(f"/{remote.name}") for url in remote.urls)
             unpacked = Path("data", name, remote.folder or "")
-            assert unpacked in info.places(Path("data")), "it would not be found where it is put"
+            assert unpacked in info.folders_below(Path("data")), "it would not be found where it is put"
         sums = [value for value in info.official.values() if value]
         assert all(len(value) == 32 and set(value) <= set("0123456789abcdef") for value in sums)
 

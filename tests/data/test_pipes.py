@@ -60,9 +60,9 @@ def test_formats_that_need_another_program_are_not_opened(tmp_path: Path) -> Non
 
 
 def test_a_packed_idx_file_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idx, "MOST_UNZIPPED", 999)
+    monkeypatch.setattr(idx, "MAX_UNZIPPED", 999)
     (tmp_path / "a.gz").write_bytes(gzip.compress(bytes(1000)))
     with expect_error("damaged-file", DataError):
         idx.content(tmp_path / "a.gz")
-    monkeypatch.setattr(idx, "MOST_UNZIPPED", 1000)
+    monkeypatch.setattr(idx, "MAX_UNZIPPED", 1000)
     assert len(idx.content(tmp_path / "a.gz")) == 1000

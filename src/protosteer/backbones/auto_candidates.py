@@ -1,4 +1,4 @@
-"""Backbones that may be tried on a user's images, told before they are loaded."""
+"""List the backbones that can be tried on a user's images."""
 
 from __future__ import annotations
 
@@ -10,31 +10,35 @@ from protosteer.backbones.hub import config_beside, find_weights, names_on_disk
 from protosteer.backbones.registry import KNOWN, NANO, NOT_STATED, BackboneInfo, known_weights, preprocessing
 from protosteer.errors import WeightsError
 
-TOO_SMALL = NANO  # for photographs; who has digits or letters may name it
+TOO_SMALL = NANO  # for photographs; for digits or letters, pass its name
 
 
 def candidates_on_disk() -> tuple[list[BackboneInfo], dict[str, str]]:
-    """All backbones on this disk but nano; and of files that cannot be used as one, their names and why."""
-    found: list[BackboneInfo] = []
-    refused: dict[str, str] = {}
+    """List all backbones on this disk but nano.
+
+    Returns:
+        The backbones, and the names of unusable files with the reason.
+    """
+    usable: list[BackboneInfo] = []
+    unusable: dict[str, str] = {}
     for name in names_on_disk():
         if name == TOO_SMALL:
             continue
         try:
             known = known_weights(name)
-            found.append(replace(known, path=find_weights(name)) if known else _described(name))
+            usable.append(replace(known, path=find_weights(name)) if known else _described(name))
         except WeightsError as error:
-            refused[name] = str(error)
-    return found, refused
+            unusable[name] = str(error)
+    return usable, unusable
 
 
 def worth_fetching() -> list[BackboneInfo]:
-    """The short list of those that are not on this disk."""
+    """List small backbones that are worth a download and not on this disk."""
     return [known for known in KNOWN if known.worth_fetching and find_weights(known.name) is None]
 
 
 def _described(name: str) -> BackboneInfo:
-    """What a file without a short name says of itself; complains of one that `Backbone.load` would refuse."""
+    """Describe a file without a short name; raise `WeightsError` if `Backbone.load` would."""
     path = find_weights(name)
     assert path is not None
     checkpoint = read_checkpoint(path, config_beside(path))

@@ -1,4 +1,4 @@
-"""A ViT with the preprocessing of its weights, and the embeddings it computes."""
+"""A frozen ViT with the preprocessing of its weights; it computes embeddings."""
 
 from __future__ import annotations
 
@@ -25,17 +25,20 @@ from protosteer.errors import DataError, SettingsError, WeightsError
 from protosteer.paper.vit import ViT
 from protosteer.util.distributed import ProcessGroup
 
-# Bytes of a layer's widest result, for which a batch is best on a CPU. Above 32 MiB, from where on glibc
-# takes fresh memory from the system for every result, embedding was a quarter slower; much smaller batches
-# have too little to do.
-_CPU_WIDEST = 10 * 2**20
-# A prompt of more would take gigabytes, image by image.
-MOST_PROMPT_TOKENS = 4096
+# Bytes of a layer's widest activation at which a batch is fastest on a CPU. Above 32 MiB, where glibc requests new
+# memory for every activation, embedding was a quarter slower; much smaller batches have too little to do.
+_CPU_ACTIVATION = 10 * 2**20
+MAX_PROMPT_TOKENS = 4096  # more would take gigabytes per image
 PRECISIONS = ("auto", "fp32", "bf16")
 
 
 class Backbone:
-    """A frozen ViT with the preprocessing of its weights; only a `trainable_copy` ever changes."""
+    """A frozen ViT with the preprocessing of its weights; only a `trainable_copy` ever changes.
+
+    Example:
+        >>> backbone = Backbone.load("mini")
+        >>> embedding = backbone.embed(backbone.transform(image)[None])  # [1, D]
+    """
 
     def __init__(
         self,
@@ -75,11 +78,22 @@ class Backbone:
         precision: str = "auto",
         fingerprint: str | None = None,
     ) -> Backbone:
-        """`name`: a short one (`list_backbones`), or a model on timm's hub; beside `weights=FILE`, any name.
+        """Load a backbone; weights that are not on this disk are downloaded.
 
-        `image_size`: without it, that of the file; of a short name, 224.
-        `fingerprint`: that they must have; others are refused before anything is made of them.
-        `precision`: fp32, bf16, or auto: bf16 on a CUDA device that has it, fp32 elsewhere.
+        Args:
+            name: A short name (`list_backbones`) or a model on timm's hub; with `weights=`, any name.
+            weights: A weights file.
+            image_size: In pixels; the file's by default, 224 for a short name.
+            mean: Of each channel, if neither the file nor the name implies it.
+            std: Of each channel, likewise.
+            crop: Share of the resized image that the centre crop keeps, likewise.
+            heads: Number of attention heads, likewise.
+            device: Where to compute.
+            precision: "fp32", "bf16", or "auto": bf16 on a CUDA device that supports it, else fp32.
+            fingerprint: The sha256 that the weights must have.
+
+        Raises:
+            WeightsError: The weights are unknown, missing, damaged or of another architecture.
         """
         if name == AUTO:
             raise WeightsError(
@@ -88,27 +102,27 @@ class Backbone:
                 name=name,
             )
         full, known = full_name(name), known_weights(name)
-        known = None if known and known.shipped else known  # what is ours says all of itself
+        known = None if known and known.shipped else known  # shipped files hold all metadata
         path = Path(weights) if weights is not None else find_weights(full) or fetch_weights(full)
         checkpoint = read_checkpoint(path, config_beside(path))
         size = known.config.image_size if known and image_size is None else image_size
-        vit, found = load_vit(checkpoint, heads, size, fingerprint)
+        vit, actual = load_vit(checkpoint, heads, size, fingerprint)
         if known:
             known.check(vit.config, path)
-        asked = {"mean": mean, "std": std, "crop": crop}
-        told = checkpoint.about | {key: value for key, value in asked.items() if value is not None}
-        how = preprocessing(full, path, vit.config.image_size, told)
-        return cls(full, vit, how, found, path, precision).to(device)
+        arguments = {"mean": mean, "std": std, "crop": crop}
+        given = checkpoint.about | {key: value for key, value in arguments.items() if value is not None}
+        transform = preprocessing(full, path, vit.config.image_size, given)
+        return cls(full, vit, transform, actual, path, precision).to(device)
 
     def trainable_copy(self) -> Backbone:
-        """An independent backbone whose ViT can be trained as a whole."""
+        """Return an independent backbone whose ViT can be trained."""
         copied = copy.copy(self)
         copied.vit = copy.deepcopy(self.vit).requires_grad_()
         copied.source, copied.trainable = None, True
         return copied
 
     def frozen_copy(self) -> Backbone:
-        """An independent backbone that stays as this one is now."""
+        """Return an independent, frozen backbone with the present weights."""
         copied = self.trainable_copy()
         copied.vit.requires_grad_(False)
         copied._fingerprint, copied.trainable = self.fingerprint, False
@@ -116,37 +130,48 @@ class Backbone:
 
     @property
     def fingerprint(self) -> str:
-        """sha256 of the weights; those of a trainable copy as they are now."""
+        """Return the sha256 of the weights; for a trainable copy, of its present ones."""
         if not self.trainable:
             return self._fingerprint
         return weights_fingerprint(self.vit.state_dict(), self.vit.config)
 
     @property
     def parameters(self) -> int:
-        """How many numbers the ViT has."""
+        """Return the number of parameters."""
         return sum(p.numel() for p in self.vit.parameters())
 
     @property
     def device(self) -> torch.device:
+        """Return the device of the weights."""
         return self.vit.cls_token.device
 
     def batch_size(self, most: int) -> int:
-        """How many images to embed at once: at most so many, on a CPU no more than is good for its memory."""
+        """Return how many images to embed at once: at most `most`, on a CPU fewer if activations are large."""
         if self.device.type != "cpu":
             return most
         config = self.vit.config
         widest = 4 * (1 + config.registers + config.patches) * max(config.mlp_dim, 3 * config.dim)
-        return max(1, min(most, _CPU_WIDEST // widest))
+        return max(1, min(most, _CPU_ACTIVATION // widest))
 
     def to(self, device: str | torch.device) -> Backbone:
+        """Move the weights, and return this backbone."""
         self.vit.to(device)
         return self
 
     def prompt_shape(self, length: int, deep: bool = True, from_layer: int = 1) -> tuple[int, int, int]:
-        """[S, L, D] of a prompt with `length` tokens, deep ones in the layers from `from_layer` on."""
-        if not 1 <= length <= MOST_PROMPT_TOKENS:
+        """Return the shape [S, L, D] of a prompt.
+
+        Args:
+            length: Tokens per layer.
+            deep: Give every layer tokens of its own, else the first one alone.
+            from_layer: First layer with tokens, counted from 1.
+
+        Raises:
+            SettingsError: The ViT has no such layers, or the prompt is too long.
+        """
+        if not 1 <= length <= MAX_PROMPT_TOKENS:
             raise SettingsError(
-                f"prompt length is {length}; it must lie in 1 to {MOST_PROMPT_TOKENS}",
+                f"prompt length is {length}; it must lie in 1 to {MAX_PROMPT_TOKENS}",
                 code="bad-setting",
                 name="prompt_length",
             )
@@ -161,42 +186,48 @@ class Backbone:
 
     @property
     def precision(self) -> str:
-        """What the ViT computes in: "fp32", or "bf16", which rounds more; weights stay as they are."""
+        """Return the precision of computations, "fp32" or "bf16"; weights stay in fp32."""
         if self._precision != "auto":
             return self._precision
         return "bf16" if self.device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
 
     def embed(self, images: Tensor, prompt: Prompt | None = None) -> Tensor:
-        """Normalised images [B, 3, H, W] -> [B, D]; `prompt` [S, L, D] for all, or [B, S, L, D], one each;
-        or a `CustomPrompt`.
+        """Embed normalised images [B, 3, H, W] to [B, D].
 
-        A graph is kept only if the prompt wants its gradient, or the backbone is a trainable copy.
+        Gradients flow only if the prompt requires them, or the backbone is a trainable copy.
+
+        Args:
+            images: Normalised, see `transform`.
+            prompt: [S, L, D] for all images, [B, S, L, D] with one per image, or a `CustomPrompt`.
+
+        Raises:
+            DataError: The images are not floats.
         """
         return self.rest(self.trunk(images, 0), 0, prompt)
 
     def tokens(self, images: Tensor, prompt: Tensor | None = None) -> Tensor:
-        """As `embed`, but all tokens [B, N, D]; the L tokens of a prompt come out at 1 : 1 + L."""
+        """Embed images as `embed` does, but return all tokens [B, N, D]; a prompt's L tokens are at 1 : 1 + L."""
         with self._computing(prompt):
-            own = None if prompt is None else prompt.to(self.vit.cls_token)
-            return all_tokens(self.vit, self._moved(images), own).to(self.vit.cls_token.dtype)
+            moved = None if prompt is None else prompt.to(self.vit.cls_token)
+            return all_tokens(self.vit, self._moved(images), moved).to(self.vit.cls_token.dtype)
 
     def trunk(self, images: Tensor, layers: int) -> Tensor:
-        """Normalised images -> tokens [B, T, D] after the first `layers` layers, before any prompt."""
+        """Compute tokens [B, T, D] of normalised images after the first `layers` layers, before any prompt."""
         with self._computing():
             return self.vit.trunk(self._moved(images), layers)
 
     def rest(self, tokens: Tensor, layers: int, prompt: Prompt | None = None) -> Tensor:
-        """As `embed`, from what `trunk` gave for the same number of layers."""
-        with self._computing(prompt) as own:
+        """Finish `embed` from the tokens that `trunk` returned for the same number of layers."""
+        with self._computing(prompt) as moved_prompt:
             moved = tokens.to(self.vit.cls_token, non_blocking=True)
-            return run_rest(self.vit, moved, layers, own).to(self.vit.cls_token.dtype)
+            return run_rest(self.vit, moved, layers, moved_prompt).to(self.vit.cls_token.dtype)
 
     @contextmanager
     def _computing(self, prompt: Prompt | None = None) -> Iterator[Prompt | None]:
-        """In the backbone's precision, with a graph only where `embed` says so; gives the prompt, moved."""
-        wanted = self.trainable or (prompt is not None and prompt.requires_grad)
+        """Set precision and gradients as `embed` documents; yield the prompt on the right device."""
+        gradients = self.trainable or (prompt is not None and prompt.requires_grad)
         with (
-            torch.set_grad_enabled(wanted and torch.is_grad_enabled()),
+            torch.set_grad_enabled(gradients and torch.is_grad_enabled()),
             nullcontext() if self.precision == "fp32" else torch.autocast(self.device.type, torch.bfloat16),
         ):
             yield None if prompt is None else prompt.to(self.vit.cls_token)
@@ -209,15 +240,15 @@ class Backbone:
         return images.to(self.vit.cls_token, non_blocking=True)
 
     def embed_pixels(self, pixels: Tensor, prompt: Prompt | None = None, batch_size: int = 64) -> Tensor:
-        """As `embed_set`, for uint8 [N, 3, h, w]."""
+        """Embed uint8 [N, 3, h, w] as `embed_set` does."""
         return self.embed_set(ArrayImages(pixels.cpu()), prompt, batch_size)
 
     @torch.no_grad()
     def trunk_pixels(self, pixels: Tensor, layers: int, batch_size: int = 64) -> Tensor:
-        """As `trunk`, for uint8 [N, 3, h, w]; never with a graph."""
+        """Compute `trunk` for uint8 [N, 3, h, w], without gradients."""
         batches = pixels.split(self.batch_size(batch_size))
-        images = (self.preprocessing(some, self.device) for some in batches)
-        return torch.cat([self.trunk(some, layers) for some in images])
+        images = (self.preprocessing(batch, self.device) for batch in batches)
+        return torch.cat([self.trunk(batch, layers) for batch in images])
 
     @torch.no_grad()
     def embed_set(
@@ -229,9 +260,21 @@ class Backbone:
         rows: Sequence[int] | None = None,
         whole: bool = False,
     ) -> Tensor:
-        """All images of a set, or some `rows`, by the evaluation transform -> float32 [N, D] on the CPU.
+        """Embed images with the evaluation preprocessing, without gradients.
 
-        whole: all tokens of each image instead. Never with a graph. `on_batch` is told how many are done.
+        Args:
+            images: The images.
+            prompt: As in `embed`.
+            batch_size: Images per forward pass, at most.
+            on_batch: Called with the number of images done.
+            rows: Row numbers of the images; None for all.
+            whole: Return all tokens instead.
+
+        Returns:
+            float32 [N, D] on the CPU, or [N, T, D] if `whole`.
+
+        Raises:
+            DataError: There is neither one prompt nor one per image.
         """
         order = range(len(images)) if rows is None else rows
         if one_each(prompt) and len(prompt) != len(order):
@@ -242,21 +285,21 @@ class Backbone:
         group = ProcessGroup() if self.trainable else group_for(prompt)
         batch_size = min(self.batch_size(batch_size), max(1, -(-len(order) // group.size)))
         batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-        found, done = torch.empty(0, self.dim), 0
+        embeddings, done = torch.empty(0, self.dim), 0
         for part in embed_batches(self, images, prompt, batches, whole, group):
-            found = found if done else part.new_empty(len(order), *part.shape[1:])
-            found[done : done + len(part)] = part
+            embeddings = embeddings if done else part.new_empty(len(order), *part.shape[1:])
+            embeddings[done : done + len(part)] = part
             done += len(part)
             if on_batch:
                 on_batch(done)
-        return found
+        return embeddings
 
     def transform(self, image: Image.Image) -> Tensor:
-        """A PIL image -> normalised [3, H, W], by the evaluation preprocessing of the weights."""
+        """Turn a PIL image into normalised [3, H, W] with the evaluation preprocessing of the weights."""
         return self.preprocessing(self.preprocessing.to_canvas(image).unsqueeze(0))[0]
 
     def describe(self) -> dict[str, Any]:
-        """What a manifest should say of the backbone; plain data."""
+        """Describe the backbone as plain data for a manifest."""
         return {
             "name": self.name,
             "fingerprint": self.fingerprint,

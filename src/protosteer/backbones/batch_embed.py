@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def one_each(prompt: Prompt | None) -> TypeGuard[Prompt]:
-    """Whether every image has a prompt of its own."""
+    """Return True if every image has a prompt of its own."""
     return prompt is not None and prompt.ndim == 4
 
 
 def group_for(prompt: Prompt | None) -> ProcessGroup:
-    """All ranks, or this one alone if the images have prompts of their own."""
+    """Return all ranks, or this one alone if images have prompts of their own."""
     shared = prompt is None or (isinstance(prompt, Tensor) and prompt.ndim == 3)
     return process_group() if shared else ProcessGroup()
 
@@ -40,6 +40,10 @@ def embed_batches(
     """Embed batches of rows, one on each rank at a time; yield float32 [n, D] on the CPU, in order.
 
     Args:
+        backbone: The backbone.
+        images: The images.
+        prompt: One for all images, or one per image.
+        batches: Row numbers of each batch.
         whole: Yield all tokens [n, N, D] instead.
         group: The ranks that take part; every one of them gets all embeddings.
     """
@@ -47,10 +51,10 @@ def embed_batches(
     done = 0
     rounds = [batches[start : start + group.size] for start in range(0, len(batches), group.size)]
     # A rank without a batch in the last round embeds the round's first one; `gather` ignores that.
-    own = [some[group.rank if group.rank < len(some) else 0] for some in rounds]
-    for some, pixels in zip(rounds, prefetched(images, own, device=backbone.device), strict=True):
+    rows = [batch[group.rank if group.rank < len(batch) else 0] for batch in rounds]
+    for batch, pixels in zip(rounds, prefetched(images, rows, device=backbone.device), strict=True):
         prompts = prompt[done : done + len(pixels)] if one_each(prompt) else prompt
         part = compute(backbone.preprocessing(pixels, backbone.device), prompts).float()
-        counts = [len(batch) for batch in some]
-        yield group.gather(part, counts + [0] * (group.size - len(some))).cpu()
+        counts = [len(share) for share in batch]
+        yield group.gather(part, counts + [0] * (group.size - len(batch))).cpu()
         done += len(pixels)

@@ -1,8 +1,7 @@
-"""Tensors under timm's names -> the ViT they belong to, checked, and its fingerprint.
+"""Build a ViT from tensors under timm's names, check it, and compute its fingerprint.
 
-The architecture is read off the tensors' shapes; what they cannot tell (heads, image size) comes from the
-file's metadata, a config beside it, or an argument. Every tensor must have its place: a missing, unknown or
-misshapen one is refused by name.
+The architecture is derived from the tensors' shapes. What they do not show (heads, image size) comes from the
+file's metadata, a config beside it, or an argument. A missing, unknown or misshapen tensor is rejected by name.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import interpolate
 
-from protosteer.backbones.checkpoint_guards import MOST_BLOCKS, names
+from protosteer.backbones.checkpoint_guards import MAX_BLOCKS, names
 from protosteer.backbones.checkpoint_io import Checkpoint
 from protosteer.errors import FingerprintMismatchError, WeightsError
 from protosteer.paper.vit import ViT, ViTConfig
 
 _ANCHORS = ("cls_token", "pos_embed", "patch_embed.proj.weight", "blocks.0.attn.qkv.weight")
 _VIT_NAME = re.compile(r"(?:cls|reg)_token|pos_embed|(?:patch_embed\.proj|norm|fc_norm)\.\w+|blocks\.\d+\..+")
-_MOST_GRID = 64  # patches along a side that positions are interpolated for: attention takes the fourth power
-_WIDE_HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}  # so400m, huge, giant, gigantic: heads wider than 64
+_MAX_GRID = 64  # patches along a side: attention costs the fourth power
+_WIDE_HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}  # so400m, huge, giant, gigantic
 
 
 def load_vit(
@@ -36,18 +35,30 @@ def load_vit(
     image_size: int | None = None,
     expected: str | None = None,
 ) -> tuple[ViT, str]:
-    """The frozen ViT of a checkpoint for images of `image_size`, and its fingerprint, if that is as `expected`."""
+    """Build the frozen ViT of a checkpoint.
+
+    Args:
+        checkpoint: The tensors, and what their file says about itself.
+        heads: Number of attention heads, if the file does not have it.
+        image_size: In pixels; positions are interpolated for it.
+        expected: The fingerprint that the weights must have.
+
+    Returns:
+        The ViT and its fingerprint.
+
+    Raises:
+        WeightsError: The tensors are not those of a plain ViT, or the fingerprint is another.
+    """
     path, tensors, about = checkpoint.path, checkpoint.tensors, checkpoint.about
     heads = about.get("heads") if heads is None else heads
     image_size = about.get("image_size") if image_size is None else image_size
     config = derive_config(path, tensors, heads)
     _check_tensors(path, tensors, config)
     if about.get("pool") not in (None, config.pool):
-        raise WeightsError(
+        raise _misfit(
             f"{path}: its config says {about['pool']} pooling, but its norm layer means {config.pool}; "
             "give the weights that belong to the config",
-            code="other-architecture",
-            path=path,
+            path,
         )
     tensors, config = _fold_register_positions(tensors, config)
     config = _at_size(path, config, image_size)
@@ -66,16 +77,14 @@ def load_vit(
 
 
 def derive_config(path: Path, tensors: Mapping[str, Tensor], heads: int | None = None) -> ViTConfig:
-    """The architecture, at the image size that the position embeddings were made for."""
+    """Derive the architecture from shapes, at the image size of the position embeddings; see `load_vit`."""
     missing = [name for name in _ANCHORS if name not in tensors]
-    strange = [name for name in tensors if not _VIT_NAME.fullmatch(name)]
+    unexpected = [name for name in tensors if not _VIT_NAME.fullmatch(name)]
     kernel = tensors.get("patch_embed.proj.weight")
     if kernel is not None and (kernel.ndim != 4 or kernel.shape[1] != 3 or len(set(kernel.shape[2:])) > 1):
-        strange.append(f"patch_embed.proj.weight {list(kernel.shape)}, not [D, 3, p, p]")
-    if kernel is None or missing or strange:
-        raise WeightsError(
-            _refusal(path, missing=missing, unexpected=strange), code="other-architecture", path=path
-        )
+        unexpected.append(f"patch_embed.proj.weight {list(kernel.shape)}, not [D, 3, p, p]")
+    if kernel is None or missing or unexpected:
+        raise _not_a_vit(path, missing=missing, unexpected=unexpected)
     dim, patch = kernel.shape[0], kernel.shape[2]
     registers = _registers(path, tensors)
     grid, positions = _grid(path, tensors["pos_embed"], registers)
@@ -96,13 +105,13 @@ def derive_config(path: Path, tensors: Mapping[str, Tensor], heads: int | None =
 
 
 def fingerprint(tensors: Mapping[str, Tensor], config: ViTConfig) -> str:
-    """sha256 of what computes the embeddings.
+    """Hash everything that determines embeddings, with sha256.
 
-    Position embeddings count as they stand in the file, and the image size beside them: interpolated
-    ones may differ in the last bit between two machines, which must still agree on the fingerprint.
+    Position embeddings are hashed as they are in the file, together with the image size: interpolated ones may
+    differ in the last bit between two machines, which must agree on the fingerprint.
     """
-    told = {"heads": config.heads, "image_size": config.image_size}  # the tensors do not show these
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+    hidden = {"heads": config.heads, "image_size": config.image_size}  # not visible in the tensors
+    digest = hashlib.sha256(json.dumps(hidden, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {list(tensor.shape)} {tensor.dtype}".encode())
@@ -111,59 +120,50 @@ def fingerprint(tensors: Mapping[str, Tensor], config: ViTConfig) -> str:
 
 
 def _depth(path: Path, tensors: Mapping[str, Tensor]) -> int:
-    """Blocks, numbered without a gap: nothing is built of numbers that a name makes up."""
-    found = {name.split(".")[1] for name in tensors if name.startswith("blocks.")}
-    expected = {str(number) for number in range(min(len(found), MOST_BLOCKS))}
-    if found != expected:
-        raise WeightsError(
-            f"{path}: blocks must be numbered from 0 on without a gap, {MOST_BLOCKS} at most; "
-            f"of {len(found)} blocks, unexpected: {names(sorted(found - expected))}",
-            code="other-architecture",
-            path=path,
+    """Return the number of blocks, whose numbers must have no gap."""
+    numbers = {name.split(".")[1] for name in tensors if name.startswith("blocks.")}
+    expected = {str(number) for number in range(min(len(numbers), MAX_BLOCKS))}
+    if numbers != expected:
+        raise _misfit(
+            f"{path}: blocks must be numbered from 0 on without a gap, {MAX_BLOCKS} at most; "
+            f"of {len(numbers)} blocks, unexpected: {names(sorted(numbers - expected))}",
+            path,
         )
-    return len(found)
+    return len(numbers)
 
 
 def _registers(path: Path, tensors: Mapping[str, Tensor]) -> int:
     if "reg_token" not in tensors:
         return 0
     if (token := tensors["reg_token"]).ndim != 3:
-        raise WeightsError(
-            _refusal(path, wrong_shape=[f"reg_token {list(token.shape)}, not [1, R, D]"]),
-            code="other-architecture",
-            path=path,
-        )
+        raise _not_a_vit(path, wrong_shape=[f"reg_token {list(token.shape)}, not [1, R, D]"])
     return token.shape[1]
 
 
 def _grid(path: Path, pos_embed: Tensor, registers: int) -> tuple[int, int]:
-    """Patches along a side, and how many positions there are in all."""
+    """Return the number of patches along a side, and of all positions."""
     if pos_embed.ndim == 3:
         count = pos_embed.shape[1]
         for extra in (1, 0, 1 + registers):  # with the class token; patches alone; with registers too
             if count > extra and math.isqrt(count - extra) ** 2 == count - extra:
                 return math.isqrt(count - extra), count
-    raise WeightsError(
-        f"{path}: pos_embed {list(pos_embed.shape)} is not that of a square grid of patches",
-        code="other-architecture",
-        path=path,
-    )
+    raise _misfit(f"{path}: pos_embed {list(pos_embed.shape)} is not that of a square grid of patches", path)
 
 
 def _heads(path: Path, dim: int, heads: int | None) -> int:
     if heads is None and dim % 64 == 0:
         heads = _WIDE_HEADS.get(dim, dim // 64)
     if heads is None:
-        raise WeightsError(
-            f"{path}: nothing tells the number of attention heads of width {dim}; pass heads=",
-            code="unknown-heads",
-            path=path,
+        raise _misfit(
+            f"{path}: the number of attention heads of width {dim} is unknown; pass heads=",
+            path,
+            "unknown-heads",
         )
     if heads < 1 or dim % heads:
-        raise WeightsError(
+        raise _misfit(
             f"{path}: {heads} attention heads do not divide width {dim}; pass another heads=",
-            code="unknown-heads",
-            path=path,
+            path,
+            "unknown-heads",
         )
     return heads
 
@@ -171,19 +171,19 @@ def _heads(path: Path, dim: int, heads: int | None) -> int:
 def _at_size(path: Path, config: ViTConfig, image_size: int | None) -> ViTConfig:
     size = config.image_size if image_size is None else image_size
     if size < config.patch_size or size % config.patch_size:
-        raise WeightsError(
+        raise _misfit(
             f"{path}: image size {size} is not a multiple of the patch size {config.patch_size}; "
             f"pass image_size={max(1, round(size / config.patch_size)) * config.patch_size}",
-            code="bad-image-size",
-            path=path,
+            path,
+            "bad-image-size",
         )
     sized = replace(config, image_size=size)
-    if sized.grid > max(_MOST_GRID, config.grid):
-        raise WeightsError(
+    if sized.grid > max(_MAX_GRID, config.grid):
+        raise _misfit(
             f"{path}: images of {size} pixels make {sized.grid} x {sized.grid} patches, more than "
-            f"{_MOST_GRID} x {_MOST_GRID}; pass a smaller image_size=",
-            code="bad-image-size",
-            path=path,
+            f"{_MAX_GRID} x {_MAX_GRID}; pass a smaller image_size=",
+            path,
+            "bad-image-size",
         )
     return sized
 
@@ -191,7 +191,7 @@ def _at_size(path: Path, config: ViTConfig, image_size: int | None) -> ViTConfig
 def _fold_register_positions(
     tensors: dict[str, Tensor], config: ViTConfig
 ) -> tuple[dict[str, Tensor], ViTConfig]:
-    """Where registers have positions as well, all special tokens absorb theirs: the sums are the same."""
+    """Add the positions of class and register tokens to these tokens; the sums stay the same."""
     extra = tensors["pos_embed"].shape[1] - config.patches
     if extra <= 1:
         return tensors, config
@@ -205,10 +205,10 @@ def _fold_register_positions(
 
 
 def _check_tensors(path: Path, tensors: Mapping[str, Tensor], config: ViTConfig) -> None:
-    """Exactly the parameters of this ViT: none missing, none left over, right shapes, finite floats."""
+    """Check that the tensors are exactly this ViT's parameters: names, shapes, finite values."""
     with torch.device("meta"):
         wanted = {name: tensor.shape for name, tensor in ViT(config).state_dict().items()}
-    positions = tensors["pos_embed"].shape[1]  # _grid has accepted the count, registers' positions included
+    positions = tensors["pos_embed"].shape[1]  # a count that _grid accepted, registers' positions included
     wanted["pos_embed"] = torch.Size((1, positions, config.dim))
     missing = [name for name in wanted if name not in tensors]
     unexpected = [name for name in tensors if name not in wanted]
@@ -218,23 +218,21 @@ def _check_tensors(path: Path, tensors: Mapping[str, Tensor], config: ViTConfig)
         if name in tensors and tensors[name].shape != shape
     ]
     if missing or unexpected or misshapen:
-        raise WeightsError(
-            _refusal(path, missing=missing, unexpected=unexpected, wrong_shape=misshapen),
-            code="other-architecture",
-            path=path,
-        )
+        raise _not_a_vit(path, missing=missing, unexpected=unexpected, wrong_shape=misshapen)
     broken = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
     if broken:
-        raise WeightsError(
-            f"{path}: NaN or infinite values in {names(broken)}; the file is damaged",
-            code="damaged-weights",
-            path=path,
+        raise _misfit(
+            f"{path}: NaN or infinite values in {names(broken)}; fetch it again", path, "damaged-weights"
         )
 
 
-def _refusal(path: Path, **groups: list[str]) -> str:
-    told = [f"{kind.replace('_', ' ')}: {names(listed)}" for kind, listed in groups.items() if listed]
-    return f"{path} does not hold a plain ViT with a class token; " + "; ".join(told)
+def _not_a_vit(path: Path, **groups: list[str]) -> WeightsError:
+    faults = [f"{kind.replace('_', ' ')}: {names(listed)}" for kind, listed in groups.items() if listed]
+    return _misfit(f"{path} does not hold a plain ViT with a class token; " + "; ".join(faults), path)
+
+
+def _misfit(message: str, path: Path, code: str = "other-architecture") -> WeightsError:
+    return WeightsError(message, code=code, path=path)
 
 
 def resample_positions(pos_embed: Tensor, grid: int, has_class: bool) -> Tensor:
@@ -244,7 +242,7 @@ def resample_positions(pos_embed: Tensor, grid: int, has_class: bool) -> Tensor:
     if old == grid:
         return pos_embed
     square = patches.float().reshape(1, old, old, -1).permute(0, 3, 1, 2)
-    square = F.interpolate(square, size=(grid, grid), mode="bicubic", antialias=True)
+    square = interpolate(square, size=(grid, grid), mode="bicubic", antialias=True)
     patches = square.permute(0, 2, 3, 1).flatten(1, 2).to(pos_embed.dtype)
     return torch.cat([prefix, patches], dim=1)
 

@@ -1,7 +1,6 @@
-"""What a weights file of somebody else may ask for, checked before a library does what it says.
+"""Check untrusted weights files before a library acts on their content.
 
-Sizes are believed as far as the file has bytes for them, names as far as weights need them, and what a file
-says about itself as far as it has the right type.
+Sizes must fit the file's bytes, names must be those that weights need, and metadata must have the right types.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from protosteer.errors import WeightsError
 from protosteer.util.files import open_regular
 from protosteer.util.text import listed, printable
 
-# Numbers may be stored in an eighth of fp32, and archives are packed a little; a bomb is packed a thousandfold.
-_FACTOR, _SLACK = 16, 2**24
-MOST_BLOCKS = 1000
+# Numbers may be stored in an eighth of fp32, and archives are compressed a little; a bomb a thousandfold.
+_MAX_RATIO, _RATIO_SLACK = 16, 2**24
+MAX_BLOCKS = 1000
 
 _NAMES = re.compile(
     r"collections OrderedDict|argparse Namespace|torch\._utils _rebuild_(?:tensor|tensor_v2|parameter)"
@@ -36,28 +35,24 @@ Test = Callable[[Any], bool]
 
 
 def allowance(path: Path) -> int:
-    """Bytes that all of a file may come to in memory."""
-    return _FACTOR * path.stat().st_size + _SLACK
+    """Return how many bytes a file's content may take in memory."""
+    return _MAX_RATIO * path.stat().st_size + _RATIO_SLACK
 
 
 def check_zip(path: Path) -> None:
-    """No entry that is encrypted or packed in an unusual way, and no more in all than the file can hold."""
+    """Raise `WeightsError` if a zip file has unusual entries, or claims more bytes than it can hold."""
     with open_regular(path) as file, zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
     odd = [e.filename for e in entries if e.flag_bits & 1 or e.compress_type not in (0, zipfile.ZIP_DEFLATED)]
     if odd:
-        raise WeightsError(
-            f"{path}: encrypted, or packed in an unknown way: {names(odd)}; pack it anew",
-            code="damaged-weights",
-            path=path,
-        )
+        raise _damaged(path, f"encrypted, or packed in an unknown way: {names(odd)}; pack it again")
     _check_bytes(path, sum(entry.file_size for entry in entries))
 
 
 def check_pickle(path: Path) -> None:
-    """A PyTorch file names nothing but what plain weights are made of: torch would let it call more.
+    """Raise `ValueError` if a PyTorch file names anything that plain weights do not need.
 
-    What is left out are other kinds of tensors, and functions by which a few bytes become many.
+    torch also allows other kinds of tensors, and functions that turn a few bytes into many.
     """
     with open_regular(path) as file:
         if zipfile.is_zipfile(file):
@@ -77,14 +72,10 @@ def _check_names(path: Path, steps: Iterable[tuple[pickletools.OpcodeInfo, Any, 
 
 
 def check_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
-    """Plain floating-point numbers, as many as the file can hold: views may claim any number of them."""
-    strange = [name for name, value in tensors.items() if not _plain(value)]
-    if strange:
-        raise WeightsError(
-            f"{path}: not floating-point tensors: {names(strange)}; give plain weights",
-            code="damaged-weights",
-            path=path,
-        )
+    """Raise `WeightsError` unless tensors are plain floats, no more than the file can hold: views may claim more."""
+    unusual = [name for name, value in tensors.items() if not _plain(value)]
+    if unusual:
+        raise _damaged(path, f"not floating-point tensors: {names(unusual)}; give plain weights")
     _check_bytes(path, sum(tensor.numel() * 4 for tensor in tensors.values()))
 
 
@@ -96,16 +87,16 @@ def _plain(value: Any) -> bool:
 
 def _check_bytes(path: Path, wanted: int) -> None:
     if wanted > allowance(path):
-        raise WeightsError(
-            f"{path}: it claims {wanted:,} bytes of weights, far more than it holds; fetch it again",
-            code="damaged-weights",
-            path=path,
-        )
+        raise _damaged(path, f"it claims {wanted:,} bytes of weights, far more than it holds; fetch it again")
 
 
-def names(found: Iterable[str]) -> str:
-    """The first of many names that others chose, short enough for a line."""
-    return listed([printable(name[:100]) for name in found], 5)
+def _damaged(path: Path, fault: str) -> WeightsError:
+    return WeightsError(f"{path}: {fault}", code="damaged-weights", path=path)
+
+
+def names(untrusted: Iterable[str]) -> str:
+    """List the first of many untrusted names, short enough for one line."""
+    return listed([printable(name[:100]) for name in untrusted], 5)
 
 
 def _whole(value: Any) -> bool:
@@ -138,21 +129,21 @@ _ABOUT: Mapping[str, tuple[Test, str]] = {
 
 
 def checked_about(path: Path, about: Any) -> dict[str, Any]:
-    """What a file says about itself, of what is asked of it; each of its type."""
+    """Return the known entries of a file's metadata; raise `WeightsError` if one has a wrong type."""
     if not isinstance(about, dict):
         raise WeightsError(
-            f"{path}: what it says about itself is not a JSON object; mend or remove it",
+            f"{path}: its metadata is not a JSON object; repair or remove it",
             code="bad-weights-config",
             path=path,
         )
-    told = {key: about[key] for key in _ABOUT if about.get(key) is not None}
-    for key, value in told.items():
-        fits, wanted = _ABOUT[key]
-        if not fits(value):
+    known = {key: about[key] for key in _ABOUT if about.get(key) is not None}
+    for key, value in known.items():
+        valid, wanted = _ABOUT[key]
+        if not valid(value):
             raise WeightsError(
                 f"{path}: it says {key} = {printable(str(value)[:80])}; that must be {wanted}",
                 code="bad-weights-config",
                 path=path,
                 name=key,
             )
-    return told
+    return known

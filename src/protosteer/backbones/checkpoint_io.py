@@ -1,7 +1,7 @@
-"""Weight files of others -> tensors under timm's names, and what the files say about themselves.
+"""Read weights files to tensors under timm's names, and the metadata of the files.
 
-Three containers are read: safetensors, PyTorch's `.pth` (unpickled with nothing but tensors and plain
-data allowed) and Google's `.npz`. None of them can run code.
+Three formats are read: safetensors, PyTorch's `.pth` (unpickled with tensors and plain data only) and Google's
+`.npz`. None of them can run code.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ METADATA_KEY = "protosteer"  # JSON in the header of our own safetensors files
 
 _CONTAINERS = ("model", "state_dict", "teacher")
 _WRAPPERS = re.compile(r"^(?:module\.|backbone\.)+")
-# Parts that embeddings do not need: classifiers, projection heads, the token of masked-image training.
+# Parts that embeddings do not need: classifiers, projection heads, the mask token of pre-training.
 _DROPPED = re.compile(r"^(?:head|head_dist|dino_head|ibot_head|pre_logits)[./]|^mask_token$")
 _RENAMED = {"register_tokens": "reg_token"}
 
-Content = tuple[dict[str, Any], dict[str, Any]]  # tensors as they stand in a file, what it says about itself
+Content = tuple[dict[str, Any], dict[str, Any]]  # tensors under the file's names, and its metadata
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Tensors under timm's names, and what the file says about itself.
+    """Tensors under timm's names, and the file's metadata.
 
     `about` may hold heads, image_size, mean, std, crop, interpolation, pool, name and licence.
     """
@@ -52,7 +52,15 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path, config: Path | None = None) -> Checkpoint:
-    """Read a weights file; `config`, in the form of the hub's config.json, tells what the file does not."""
+    """Read a weights file.
+
+    Args:
+        path: A .safetensors, .pth, .pt or .npz file.
+        config: A config.json as on the hub, for metadata that the file lacks.
+
+    Raises:
+        WeightsError: The file is missing, damaged or of an unknown format.
+    """
     if not path.is_file():
         raise WeightsError(f"no weights file at {path}; check the path", code="missing-file", path=path)
     reader = _READERS.get(path.suffix.lower())
@@ -63,28 +71,28 @@ def read_checkpoint(path: Path, config: Path | None = None) -> Checkpoint:
             path=path,
         )
     try:
-        tensors, told = reader(path)
+        tensors, metadata = reader(path)
     except WeightsError:
         raise
-    except Exception as error:  # of safetensors, torch and numpy each has its own
+    except Exception as error:  # safetensors, torch and numpy raise different ones
         raise WeightsError(
             f"{path}: damaged, or it holds more than weights, which could run code when read; fetch it again, or "
             f"save its state dict as safetensors ({_brief(error)})",
             code="damaged-weights",
             path=path,
         ) from error
-    about = checked_about(path, told)
+    about = checked_about(path, metadata)
     if config is not None and config.is_file():
         about = checked_about(config, _read_config(config)) | about
     return Checkpoint(path, _canonical(path, tensors), about)
 
 
 def _canonical(path: Path, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
-    """timm's names, fp32, heads left out. Copies: the weights must not change when the file does."""
+    """Return fp32 copies under timm's names, without heads; copies do not change with a mapped file."""
     named = {_WRAPPERS.sub("", name): value for name, value in tensors.items()}
-    kept = {_RENAMED.get(name, name): value for name, value in named.items() if not _DROPPED.match(name)}
-    check_tensors(path, kept)
-    return {name: value.detach().to(torch.float32, copy=True).contiguous() for name, value in kept.items()}
+    used = {_RENAMED.get(name, name): value for name, value in named.items() if not _DROPPED.match(name)}
+    check_tensors(path, used)
+    return {name: value.detach().to(torch.float32, copy=True).contiguous() for name, value in used.items()}
 
 
 def _read_safetensors(path: Path) -> Content:
@@ -94,7 +102,7 @@ def _read_safetensors(path: Path) -> Content:
 
 
 def _read_torch(path: Path) -> Content:
-    """Some authors saved their command-line arguments beside the weights: a Namespace is plain data."""
+    """Read a PyTorch file; a Namespace is allowed, because some authors saved their arguments with the weights."""
     check_pickle(path)
     with torch.serialization.safe_globals([argparse.Namespace]):
         content = torch.load(path, map_location="cpu", weights_only=True)
@@ -118,7 +126,7 @@ def _read_npz(path: Path) -> Content:
 
 
 def _array(data: bytes) -> np.ndarray:
-    """One array of an `.npz`; numpy would take memory for any shape before it looks for the numbers."""
+    """Read one array of an `.npz`; check its size first, because numpy allocates memory for any shape."""
     file = io.BytesIO(data)
     form = np.lib.format
     headers = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}
@@ -132,7 +140,7 @@ _READERS = {".safetensors": _read_safetensors, ".pth": _read_torch, ".pt": _read
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """The hub's config.json for a timm model; of any other config, nothing."""
+    """Read the hub's config.json of a timm model; another kind of config gives an empty dict."""
     try:
         content = json.loads(read_regular(path))
         trained = content.get("pretrained_cfg", content)
@@ -148,7 +156,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         }
     except (OSError, ValueError, AttributeError, TypeError, LookupError, RecursionError) as error:
         raise WeightsError(
-            f"{path}: not a model's config ({_brief(error)}); mend or remove it",
+            f"{path}: not a model's config ({_brief(error)}); repair or remove it",
             code="bad-weights-config",
             path=path,
         ) from error
@@ -156,5 +164,5 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _brief(error: Exception) -> str:
-    """The first sentence: torch's explanations are many lines long."""
+    """Return the first sentence of an error: torch's explanations are many lines long."""
     return printable(re.split(r"\n|\. ", str(error).strip(), maxsplit=1)[0][:120]) or type(error).__name__

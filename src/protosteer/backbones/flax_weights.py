@@ -1,4 +1,4 @@
-"""Google's names and layout of a ViT's arrays -> timm's."""
+"""Convert Google's names and layout of a ViT's arrays to timm's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protosteer.backbones.checkpoint_guards import MOST_BLOCKS
+from protosteer.backbones.checkpoint_guards import MAX_BLOCKS
 
 _MODULES = {
     "cls": "cls_token",
@@ -30,9 +30,11 @@ _BLOCK = re.compile(r"Transformer/encoderblock_(\d+)/(.+)")
 
 
 def from_flax(arrays: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Flax modules under timm's names; a name that has none stays as it is, to be refused later."""
+    """Rename Flax arrays to timm's names; return tensors and metadata. Unknown names stay, and are rejected later."""
     root = next((name for name in arrays if name.endswith("embedding/kernel")), "embedding/kernel")
-    prefix = root.removesuffix("embedding/kernel")  # "opt/target/", "params/": an optimiser may stand beside
+    prefix = root.removesuffix(
+        "embedding/kernel"
+    )  # "opt/target/", "params/": the file may hold an optimiser too
     inside = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
     query = next((a for n, a in inside.items() if n.endswith("/query/kernel") and a.ndim >= 3), None)
     about = {} if query is None else {"heads": query.shape[-2]}  # [(depth,) D, heads, D / heads]
@@ -44,10 +46,10 @@ def from_flax(arrays: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Any]
 
 
 def _unstacked(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Some files keep all blocks in one array with a leading depth axis."""
+    """Split arrays that hold all blocks along a leading depth axis."""
     stack = "Transformer/encoderblock/"
-    if any(name.startswith(stack) and len(array) > MOST_BLOCKS for name, array in arrays.items()):
-        raise ValueError(f"more than {MOST_BLOCKS} blocks")
+    if any(name.startswith(stack) and len(array) > MAX_BLOCKS for name, array in arrays.items()):
+        raise ValueError(f"more than {MAX_BLOCKS} blocks")
     return {
         name.replace(stack, f"Transformer/encoderblock_{i}/"): part
         for name, array in arrays.items()
@@ -67,7 +69,7 @@ def _timm_name(name: str) -> str:
 
 
 def _timm_layout(name: str, array: Tensor) -> Tensor:
-    """Flax keeps inputs before outputs, and heads as an axis of their own."""
+    """Transpose to outputs before inputs, and merge the axis of heads."""
     if name == "patch_embed.proj.weight" and array.ndim == 4:
         return array.permute(3, 2, 0, 1)  # [p, p, 3, D] -> [D, 3, p, p]
     if name.endswith("attn.proj.weight") and array.ndim == 3:
@@ -78,7 +80,7 @@ def _timm_layout(name: str, array: Tensor) -> Tensor:
 
 
 def _join_qkv(tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """timm stacks the three projections; an incomplete triple stays apart, to be refused by name."""
+    """Stack query, key and value as timm does; an incomplete triple stays, and is rejected by name later."""
     joined = dict(tensors)
     for name in tensors:
         parts = [name.replace("attn.q.", f"attn.{part}.") for part in "qkv"]

@@ -1,4 +1,4 @@
-"""What `Backbone` accepts as a prompt, and a ViT's outputs at every token."""
+"""Kinds of prompts that `Backbone` accepts, and a ViT's outputs at every token."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ class CustomPrompt(Protocol):
     """A prompt that runs the ViT by itself; `methods.prefix_vit.Prefix` is one."""
 
     @property
-    def requires_grad(self) -> bool: ...
+    def requires_grad(self) -> bool:
+        """Return True if gradients are needed."""
+
     @property
     def ndim(self) -> int:
-        """4 if every image has its own, 3 if all share one."""
+        """Return 4 if every image has a prompt of its own, 3 if all share one."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, rows: Any) -> CustomPrompt: ...
-    def to(self, like: Tensor) -> CustomPrompt: ...
+    def to(self, like: Tensor) -> CustomPrompt:
+        """Move to the device and type of a tensor."""
+
     def rest(self, vit: ViT, x: Tensor, done: int) -> Tensor:
         """Embed [B, D] from the tokens x [B, N, D] after `done` layers."""
 

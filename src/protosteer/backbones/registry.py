@@ -1,4 +1,4 @@
-"""Names of backbones: short ones and their checkpoints, the preprocessing that usual names stand for."""
+"""Short names of backbones, their checkpoints, and the preprocessing that usual names imply."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from protosteer.data.transforms import Preprocessing
 from protosteer.errors import WeightsError
 from protosteer.paper.vit import ViT, ViTConfig
 
-MINI, NANO = "mini", "nano"  # always there: for photographs; for digits, letters and tests
-AUTO = "auto"  # whichever suits the images best
+MINI, NANO = "mini", "nano"  # shipped: for photographs; for digits, letters and tests
+AUTO = "auto"  # the best one for the user's images
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 NOT_STATED = "not stated"  # the licence of a file that says nothing about it
@@ -26,37 +26,41 @@ SMALL = replace(BASE, dim=384, heads=6, mlp_dim=1536)
 
 @dataclass(frozen=True)
 class BackboneInfo:
-    """One checkpoint at one image size, before it is loaded: one line of `protosteer backbones`."""
+    """Describe a checkpoint at one image size before it is loaded: one line of `protosteer backbones`."""
 
     alias: str
     name: str
     licence: str
     config: ViTConfig
     shipped: bool = False  # as NAME.safetensors among the package's assets
-    worth_fetching: bool = False  # small enough to be fetched for a try on a user's images
-    expect: str = ""  # how well it does, for whoever has nothing else
+    worth_fetching: bool = False  # small enough to download for a trial on a user's images
+    expect: str = ""  # its accuracy, for users who have no other
     url: str | None = None  # None: timm's hub has it
-    md5: str = ""  # the digits that its authors publish
-    path: Path | None = None  # where the weights were found on this disk
+    md5: str = ""  # the first digits, which its authors publish
+    path: Path | None = None  # of the weights on this disk
 
     @property
     def on_disk(self) -> bool:
+        """Return True if the weights are on this disk."""
         return self.path is not None
 
     @property
     def pool(self) -> str:
+        """Return how tokens are pooled: "token" or "mean"."""
         return self.config.pool
 
     @property
     def parameters(self) -> int:
+        """Return the number of parameters."""
         return _parameters(self.config)
 
     @property
     def preprocessing(self) -> Preprocessing:
+        """Return the preprocessing of the weights."""
         return preprocessing(self.name, self.path, self.config.image_size, {})
 
     def check(self, config: ViTConfig, path: Path) -> None:
-        """A short name means one checkpoint; a file of another architecture must not pass under it."""
+        """Raise `WeightsError` if a file loaded under this short name has another architecture."""
         own = self.config
         if own.pool == "mean" and config.pool == "token":
             raise WeightsError(
@@ -82,7 +86,7 @@ def _parameters(config: ViTConfig) -> int:
         return sum(p.numel() for p in ViT(config).parameters())
 
 
-# Another checkpoint needs one more entry here; one that is shipped also its file among the assets.
+# A new checkpoint needs one entry here; a shipped one also its file among the assets.
 KNOWN = (
     BackboneInfo(
         MINI,
@@ -125,22 +129,27 @@ KNOWN = (
 
 
 def known_weights(name: str) -> BackboneInfo | None:
+    """Return the checkpoint of a short name or a full one, if it is known."""
     plain = name.removeprefix("timm/")
     return next((known for known in KNOWN if plain in (known.alias, known.name)), None)
 
 
 def full_name(name: str) -> str:
-    """What a backbone is called once it is loaded: short names and the prefix timm/ are resolved."""
+    """Resolve a short name and the prefix timm/ to the name of a loaded backbone."""
     known = known_weights(name)
     return known.name if known else name.removeprefix("timm/")
 
 
-def preprocessing(name: str, path: Path | None, image_size: int, told: Mapping[str, Any]) -> Preprocessing:
-    """As `told`; where that is silent, as the family of weights is known for from its usual name."""
-    known = _family(name, path) | {key: value for key, value in told.items() if value is not None}
+def preprocessing(name: str, path: Path | None, image_size: int, given: Mapping[str, Any]) -> Preprocessing:
+    """Return the preprocessing of weights: as `given`, else as the family of their name has it.
+
+    Raises:
+        WeightsError: With code `unknown-preprocessing`.
+    """
+    known = _family(name, path) | {key: value for key, value in given.items() if value is not None}
     if "mean" not in known or "std" not in known:
         raise WeightsError(
-            f"nothing tells how {name!r} normalises its pixels; pass mean= and std=",
+            f"how {name!r} normalises pixels is unknown; pass mean= and std=",
             code="unknown-preprocessing",
             name=name,
         )
@@ -159,7 +168,7 @@ def _family(name: str, path: Path | None) -> dict[str, Any]:
     if has("dinov2"):
         return IMAGENET | {"crop": 1.0}
     if "mae" in words or has("deit", "dino"):
-        # MAE's authors evaluate on 256 -> 224; timm's 0.9 stands for all other files.
+        # MAE's authors evaluate on 256 -> 224; timm's 0.9 holds for all other files.
         return IMAGENET | {"crop": 0.875 if words[0] == "mae" else 0.9}
     if (words[0] == "vit" and has("augreg", "orig")) or (path is not None and path.suffix.lower() == ".npz"):
         return HALF | {"crop": 0.9}

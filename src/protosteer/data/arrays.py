@@ -1,4 +1,4 @@
-"""Arrays in any of the usual layouts and number formats -> uint8 [N, 3, h, w]."""
+"""Convert arrays of any usual layout and number format to uint8 [N, 3, h, w]."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ ACCEPTED = "a path, a list of paths, PIL images, an array [N, 3, H, W] or a torc
 
 
 def batched(array: Any, name: str) -> Tensor:
-    """An array in one of the usual layouts -> [N, 3, h, w]; one that could mean two things is refused."""
+    """Bring an array of any usual layout to [N, 3, h, w].
+
+    Args:
+        array: Tensor or NumPy array of one image or several, grey or colour.
+        name: What error messages call it.
+
+    Raises:
+        DataError: The layout is unknown or ambiguous.
+    """
     if not isinstance(array, (Tensor, np.ndarray)):
         raise DataError(f"{name} is a {type(array).__name__}; give {ACCEPTED}", code="unsupported-data")
     shape = list(array.shape)
@@ -43,7 +51,7 @@ def batched(array: Any, name: str) -> Tensor:
 
 
 def _native(array: np.ndarray, name: str) -> np.ndarray:
-    """A copy-free view where possible; torch takes neither negative strides nor foreign byte order."""
+    """Return an array that torch accepts: no negative strides, native byte order; copy only if needed."""
     if array.dtype.kind not in "uif":
         raise DataError(f"{name} has dtype {array.dtype}; give uint8, or floats in [0, 1]", code="bad-dtype")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
@@ -52,6 +60,11 @@ def _native(array: np.ndarray, name: str) -> np.ndarray:
 
 
 def to_uint8(x: Tensor, name: str) -> Tensor:
+    """Convert pixel values, integers in 0..255 or floats in 0..1, to uint8 of the same shape.
+
+    Raises:
+        DataError: The values are out of range or of another type; `name` is what the message calls them.
+    """
     if x.dtype in (torch.bool, torch.complex64, torch.complex128):
         raise DataError(f"{name} has dtype {x.dtype}; give uint8, or floats in [0, 1]", code="bad-dtype")
     if x.dtype == torch.uint8 or not x.numel():

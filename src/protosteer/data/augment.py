@@ -1,20 +1,21 @@
-"""Training augmentation: the list of the paper's appendix, in its order, drawn anew for every image.
+"""Training augmentation of the paper's appendix, in its order, drawn for every image separately.
 
-Four choices that the list leaves open:
+Four choices that the paper leaves open:
 
 - The crop is resized as Pillow does it: uint8, antialiased, horizontally first; see transforms.py.
 - Colour jitter has torchvision's meaning, in which the paper's figures are stated: brightness multiplies,
   contrast mixes with the mean grey, saturation with the grey image, hue turns the HSV circle, and every
   image goes through them in its own random order. kornia's ColorJitter draws one order per batch, and its
   hue step alone took longer than everything here together, hence the formulas below.
-- The blur radius is a standard deviation in pixels of a 224-pixel image. It shrinks along with smaller
-  images: two pixels would wipe out an image of 32.
-- Solarization turns the values from 128 of 255 on upside down, Pillow's threshold.
+- The blur radius is a standard deviation in pixels of a 224-pixel image. It scales with the image size: two
+  pixels would wipe out an image of 32.
+- Solarization inverts values from 128 of 255 on, Pillow's threshold.
 
-All random choices of a batch are drawn first, on the CPU, so that one seed means one augmentation on every
-device. They are carried out in one of two ways, which differ by rounding alone: all images at once, on a GPU
-and for small images, because every single operation has its price; one by one on the CPU, because there an
-image of 224 pixels stays in the processor's cache and a batch of them does not (docs/augmentation.md).
+All random choices of a batch are drawn first, on the CPU, so that a seed means the same augmentation on every
+device. They are applied in one of two ways, which differ by rounding only: to the whole batch, on a GPU and for
+small images, because each operation has a fixed cost; image by image on the CPU, because a 224-pixel image stays
+in the processor's cache and a batch does not (docs/augmentation.md). The two stay separate functions: factors are
+Python floats in one and float32 tensors in the other, and published results depend on the bits of both.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ CROP_SCALE = (0.8, 1.0)
 CROP_RATIO = (3 / 4, 4 / 3)
 FLIP = 0.5
 JITTER = 0.8
-JITTER_RANGE = (0.4, 0.4, 0.2, 0.1)  # up and down from NEUTRAL
+JITTER_RANGE = (0.4, 0.4, 0.2, 0.1)  # around NEUTRAL
 NEUTRAL = (1.0, 1.0, 1.0, 0.0)  # brightness, contrast, saturation: factors; hue: turns
 GREY = 0.2
 BLUR = 0.1
@@ -48,14 +49,14 @@ BLUR_RADIUS = (0.1, 2.0)
 BLUR_IMAGE_SIZE = 224
 SOLARIZE = 0.2
 
-SMALL = 64  # up to this size a batch is quicker than single images, on the CPU too
+MAX_BATCHED_SIZE = 64  # pixels up to which a whole batch is faster than single images on the CPU too
 
 
 @dataclass
 class Choices:
-    """What is to happen to each image of a batch, in the paper's order; all on the CPU."""
+    """Random choices for each image of a batch, in the paper's order; all on the CPU."""
 
-    boxes: Tensor  # int64 [B, 4]: left, top, right, bottom; the last two lie just outside
+    boxes: Tensor  # int64 [B, 4]: left, top, right, bottom; the last two are exclusive
     mirrored: Tensor  # bool [B]
     jittered: Tensor  # bool [B]
     factors: Tensor  # float [B, 4], one for each of JITTER_STEPS
@@ -66,16 +67,21 @@ class Choices:
     solarized: Tensor  # bool [B]
 
     def of(self, rows: slice) -> Choices:
-        """Those of some images of the batch."""
+        """Select the choices of some images of the batch."""
         return Choices(**{name: choice[rows] for name, choice in vars(self).items()})
 
 
 class Augmentation:
-    """Pixels -> normalised training images; torch's global CPU generator gives all randomness.
+    """Turn pixels into normalised training images; all randomness comes from torch's global CPU generator.
 
-    kind: "paper"; "no-flip", for images that a mirror turns into something else, such as digits; "crop",
-    the random crop alone; "none", the evaluation preprocessing.
-    batched: all images at once (True), one by one (False), or as suits their size and device (None).
+    Args:
+        preprocessing: Of the weights.
+        kind: "paper"; "no-flip", for images that must not be mirrored, such as digits; "crop", the random crop
+            alone; "none", the evaluation preprocessing.
+        batched: Apply to the whole batch (True), image by image (False), or by size and device (None).
+
+    Raises:
+        SettingsError: The kind is unknown.
     """
 
     def __init__(self, preprocessing: Preprocessing, kind: str = "paper", batched: bool | None = None):
@@ -92,17 +98,17 @@ class Augmentation:
         self.boxes = RandomResizedCrop((size, size), scale=CROP_SCALE, ratio=CROP_RATIO)
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """uint8 [B, 3, h, w] -> float32 [B, 3, s, s], on the same device."""
+        """Augment uint8 [B, 3, h, w] to float32 [B, 3, s, s] on the same device."""
         return self.apply(pixels, self.draw(pixels.shape))
 
     def draw(self, shape: Sequence[int]) -> Choices:
-        """Random choices for pixels of the given shape [B, 3, h, w]; steps of other kinds draw nothing.
+        """Draw random choices for pixels of the given shape [B, 3, h, w]; only steps of this kind are drawn.
 
-        The order of the draws is part of what a seed means: keep it.
+        The order of the draws is part of what a seed means, so it must not change.
         """
         count, size = shape[0], self.preprocessing.image_size
-        with torch.device("cpu"):  # whatever the default device is
-            choices = _nothing(shape)
+        with torch.device("cpu"):
+            choices = _no_change(shape)
             if self.kind != "none":
                 corners = self.boxes.forward_parameters(torch.Size(shape))["src"].long()  # ends included
                 choices.boxes = torch.cat([corners[:, 0], corners[:, 2] + 1], dim=1)
@@ -121,12 +127,12 @@ class Augmentation:
 
     @torch.no_grad()
     def apply(self, pixels: Tensor, choices: Choices) -> Tensor:
-        """uint8 [B, 3, h, w] -> float32 [B, 3, s, s], without any randomness of its own."""
+        """Apply choices to uint8 [B, 3, h, w]; return float32 [B, 3, s, s]. Nothing random happens here."""
         if self.kind == "none":
             return self.preprocessing(pixels)
         size, batched = self.preprocessing.image_size, self.batched
         if batched is None:
-            batched = size <= SMALL or pixels.device.type != "cpu"
+            batched = size <= MAX_BATCHED_SIZE or pixels.device.type != "cpu"
         images = (_batched if batched else _one_by_one)(pixels, choices, size)
         return self.preprocessing.normalise(images)
 
@@ -151,7 +157,7 @@ def augmented(
         yield augment.apply(pixels.to(device, non_blocking=True), choices.of(share))
 
 
-def _nothing(shape: Sequence[int]) -> Choices:
+def _no_change(shape: Sequence[int]) -> Choices:
     count, _, height, width = shape
     boxes = torch.tensor([0, 0, width, height]).expand(count, 4)
     factors, orders = torch.tensor(NEUTRAL).expand(count, 4), torch.arange(4).expand(count, 4)
@@ -163,10 +169,8 @@ def _happens(probability: float, count: int) -> Tensor:
     return torch.rand(count) < probability
 
 
-# The two ways to carry out the choices: uint8 [B, 3, h, w] -> floats in 0..1, [B, 3, s, s]
-
-
 def _one_by_one(pixels: Tensor, choices: Choices, size: int) -> Tensor:
+    """Turn uint8 [B, 3, h, w] into floats [B, 3, s, s] in 0..1, image by image."""
     crops = [
         resize(image[None, :, top:bottom, left:right], (size, size), "bicubic")
         for image, (left, top, right, bottom) in zip(pixels, choices.boxes.tolist(), strict=True)
@@ -190,7 +194,7 @@ def _one_by_one(pixels: Tensor, choices: Choices, size: int) -> Tensor:
 
 
 def _batched(pixels: Tensor, choices: Choices, size: int) -> Tensor:
-    """As `_one_by_one`, each operation for all images that it concerns at once."""
+    """Do what `_one_by_one` does, each operation at once for all images that it concerns."""
     images = crop_and_resize(pixels, choices.boxes.to(pixels.device), size)
 
     def change(concerned: Tensor, operation: Callable[..., None], *values: Any) -> None:
@@ -215,15 +219,15 @@ def _batched(pixels: Tensor, choices: Choices, size: int) -> Tensor:
     return images
 
 
-# The steps, in the paper's order. Each changes floats in 0..1 in place: one image [3, h, w] with its factor,
-# or a batch [b, 3, h, w] with factors [b, 1, 1, 1].
+# The steps in the paper's order. Each changes floats in 0..1 in place: one image [3, h, w] with a factor, or a
+# batch [b, 3, h, w] with factors [b, 1, 1, 1].
 
 
 def crop_and_resize(pixels: Tensor, boxes: Tensor, size: int) -> Tensor:
-    """A box [left, top, right, bottom] of its own for every image, as `resize` does it up to its rounding.
+    """Resize one box [left, top, right, bottom] per image as `resize` does, up to rounding.
 
-    kornia's crop differs from Pillow's in three ways: another cubic, no antialiasing, and at the edge it sees
-    pixels outside the box. A matrix product for each direction has none of these faults.
+    kornia's crop differs from Pillow's in three ways: another cubic kernel, no antialiasing, and pixels outside
+    the box leak in at its edge. One matrix product per direction has none of these faults.
     """
     left, top, right, bottom = boxes.float().unbind(1)
     columns = _bicubic_weights(left, right, pixels.shape[3], size)
@@ -233,12 +237,12 @@ def crop_and_resize(pixels: Tensor, boxes: Tensor, size: int) -> Tensor:
 
 
 def _bicubic_weights(start: Tensor, end: Tensor, length: int, size: int) -> Tensor:
-    """[B, size, length]: share of each input pixel in each output pixel, in Pillow's antialiased bicubic."""
-    places = torch.arange(max(length, size), device=start.device) + 0.5
+    """Compute the weight [B, size, length] of each input pixel in each output pixel, as Pillow's bicubic has it."""
+    positions = torch.arange(max(length, size), device=start.device) + 0.5
     start, end = start[:, None], end[:, None]
     step = (end - start) / size
-    centres = start + step * places[:size]  # [B, size]
-    inputs = places[:length]
+    centres = start + step * positions[:size]  # [B, size]
+    inputs = positions[:length]
     x = ((inputs - centres[..., None]) / step.clamp(min=1)[..., None]).abs_()
     near, far = (1.5 * x - 2.5) * x * x + 1, ((2.5 - 0.5 * x) * x - 4) * x + 2
     weights = torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
@@ -247,19 +251,23 @@ def _bicubic_weights(start: Tensor, end: Tensor, length: int, size: int) -> Tens
 
 
 def mirror_(image: Tensor) -> None:
+    """Flip horizontally."""
     image.copy_(image.flip(-1))
 
 
 def brightness_(image: Tensor, factor: float | Tensor) -> None:
+    """Multiply by the factor."""
     image.mul_(factor).clamp_(0, 1)
 
 
 def contrast_(image: Tensor, factor: float | Tensor) -> None:
+    """Mix with the mean grey of the image."""
     mean = rgb_to_grayscale(image).mean((-3, -2, -1), keepdim=True)
     image.mul_(factor).add_(mean * (1 - factor)).clamp_(0, 1)
 
 
 def saturation_(image: Tensor, factor: float | Tensor) -> None:
+    """Mix with the grey image."""
     grey = rgb_to_grayscale(image)
     image.mul_(factor)
     if isinstance(factor, Tensor):
@@ -270,16 +278,16 @@ def saturation_(image: Tensor, factor: float | Tensor) -> None:
 
 
 def hue_(image: Tensor, turns: float | Tensor) -> None:
-    """Turns the HSV hue without going through HSV.
+    """Shift the HSV hue by `turns` without converting to HSV.
 
-    Value and chroma stay, so each channel stays between the pixel's own minimum and maximum: with the hue
-    h in 0..6 (red 0, green 2, blue 4), red stands at the share |h - 3| - 1 of the way up, green at
-    2 - |h - 2|, blue at 2 - |h - 4|, each cut to 0..1.
+    Value and chroma stay, so each channel stays between the pixel's minimum and maximum. With the hue h in 0..6
+    (red 0, green 2, blue 4), red is at the share |h - 3| - 1 of that range, green at 2 - |h - 2|, blue at
+    2 - |h - 4|, each clipped to 0..1.
     """
     red, green, blue = image.split(1, dim=-3)
     low, high = image.amin(-3, keepdim=True), image.amax(-3, keepdim=True)
     chroma = high - low
-    divisor = chroma.clamp(min=torch.finfo(image.dtype).tiny)  # grey pixels: 0 / tiny, any hue will do
+    divisor = chroma.clamp(min=torch.finfo(image.dtype).tiny)  # grey pixels: 0 / tiny, any hue is right
     from_green = (blue - red).add_(chroma, alpha=2)
     from_blue = (red - green).add_(chroma, alpha=4)
     hue = torch.where(red == high, green - blue, torch.where(green == high, from_green, from_blue))
@@ -292,21 +300,24 @@ JITTER_STEPS: tuple[Callable[..., None], ...] = (brightness_, contrast_, saturat
 
 
 def grey_(image: Tensor) -> None:
+    """Replace colours by grey."""
     image.copy_(rgb_to_grayscale(image).expand_as(image))
 
 
 def blur_(images: Tensor, radius: float | Tensor, reach: int) -> None:
-    """[b, 3, h, w]; the kernel ends `reach` pixels away, the edge is continued outwards as in Pillow."""
-    sigma = torch.as_tensor(radius).view(-1, 1).expand(-1, 2)  # kornia looks at it, so it stays on the CPU
+    """Blur [b, 3, h, w]; the kernel reaches `reach` pixels, and edges are replicated as in Pillow."""
+    sigma = (
+        torch.as_tensor(radius).view(-1, 1).expand(-1, 2)
+    )  # kornia reads its values, so it stays on the CPU
     size = (2 * reach + 1, 2 * reach + 1)
     images.copy_(gaussian_blur2d(images, size, sigma, border_type="replicate"))
 
 
 def _reaches(radii: Tensor) -> Tensor:
-    """Three deviations, in whole pixels."""
+    """Return three standard deviations, rounded up to whole pixels."""
     return (3 * radii.double()).ceil().long()
 
 
 def solarize_(image: Tensor) -> None:
-    """Turns the brighter half of the values upside down: from 128 of 255 on, as in Pillow."""
+    """Invert values from 128 of 255 on, as Pillow does."""
     image.copy_(torch.where(image < 0.5, image, 1 - image))

@@ -1,4 +1,4 @@
-"""Labelled image files: class folders, list files, splits, and which files can be read at all."""
+"""Read labelled image files from class folders and list files, split them, and find unreadable ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from protosteer.data.decode_budget import DECODING, decoded_bytes
 from protosteer.data.image_files import images_below, in_threads, is_image, opened, text_lines
 from protosteer.errors import DataError
 
-SPLIT_SEED = 0  # part of a data set's definition where nobody has published a split
+SPLIT_SEED = 0  # defines the split of data sets without a published one
 
 
 @dataclass(frozen=True)
@@ -28,24 +28,37 @@ class Files:
         return len(self.paths)
 
     def rows(self, numbers: Iterable[int]) -> Files:
+        """Select files by row number, in the order given."""
         chosen = [int(number) for number in numbers]
         return Files([self.paths[i] for i in chosen], [self.labels[i] for i in chosen])
 
     def numbers(self, classes: Sequence[str]) -> Tensor:
-        """The place of each label in `classes`."""
-        places = {name: place for place, name in enumerate(classes)}
-        strange = next((i for i, label in enumerate(self.labels) if label not in places), None)
-        if strange is not None:
-            raise DataError(
-                f"{self.paths[strange]} is of class {self.labels[strange]!r}, which is not known",
-                code="unknown-class",
-                name=self.labels[strange],
-            )
-        return torch.tensor([places[label] for label in self.labels], dtype=torch.long)
+        """Return the index of each label in `classes`, int64 [N].
+
+        Raises:
+            DataError: With code `unknown-class`.
+        """
+        index = {name: i for i, name in enumerate(classes)}
+        for path, label in zip(self.paths, self.labels, strict=True):
+            if label not in index:
+                raise DataError(
+                    f"{path} is of unknown class {label!r}; add the class, or remove the file",
+                    code="unknown-class",
+                    name=label,
+                )
+        return torch.tensor([index[label] for label in self.labels], dtype=torch.long)
 
 
 def read_folder(folder: Path, wanted: Sequence[str] | None = None) -> Files:
-    """Every image below a folder of class folders, class by class; `wanted` chooses some, in that order."""
+    """List every image below a folder of class folders, class by class.
+
+    Args:
+        folder: Has one sub-folder per class.
+        wanted: Classes to read, in that order; None for all, in alphabetical order.
+
+    Raises:
+        DataError: The folder, a wanted class or the images of a class are missing.
+    """
     if not folder.is_dir():
         problem = "is a file" if folder.exists() else "does not exist"
         raise DataError(
@@ -79,28 +92,31 @@ def read_folder(folder: Path, wanted: Sequence[str] | None = None) -> Files:
         classes = [folder / name for name in wanted]
     files = Files([], [])
     for entry in classes:
-        found = images_below(entry)
-        if not found:
+        paths = images_below(entry)
+        if not paths:
             raise DataError(
                 f"class folder {entry} holds no image files; add images or remove the folder",
                 code="empty-class-folder",
                 path=entry,
             )
-        files.paths.extend(found)
-        files.labels.extend([entry.name] * len(found))
+        files.paths.extend(paths)
+        files.labels.extend([entry.name] * len(paths))
     return files
 
 
 def read_lists(*paths: Path) -> tuple[list[str], list[Files]]:
-    """Class names, and the images of several list files; see `read_list` and `name_classes`."""
+    """Read class names and the images of several list files; see `read_list` and `name_classes`."""
     return name_classes(*(read_list(path) for path in paths))
 
 
 def read_list(path: Path) -> Files:
-    """A list file: in each line the path of an image and a label, which is a name or a number.
+    """Read a list file: each line has the path of an image and a label, which is a name or a number.
 
-    Paths are relative to the list's own folder, or to the one above it if the first image lies there. Blank
-    lines and lines that begin with # mean nothing.
+    Paths are relative to the list's own folder, or to its parent if the first image is there. Blank lines and
+    lines that begin with # are skipped.
+
+    Raises:
+        DataError: A line is malformed, or an image is missing.
     """
     files = Files([], [])
     base = path.parent
@@ -129,10 +145,10 @@ def read_list(path: Path) -> Files:
 
 
 def name_classes(*lists: Files) -> tuple[list[str], list[Files]]:
-    """Class names in natural order, and the lists with these names as labels.
+    """Return class names in natural order, and the lists with these names as labels.
 
-    Labels that are all numbers keep their order, and each is called after the folder that its images lie in
-    where that is one folder per class, as in ImageNet; other labels are in alphabetical order.
+    If all labels are numbers, they keep their order and take the names of their folders if there is one folder
+    per class, as in ImageNet. Other labels are sorted alphabetically.
     """
     labels = {label for files in lists for label in files.labels}
     if not all(label.isdecimal() for label in labels):
@@ -141,8 +157,11 @@ def name_classes(*lists: Files) -> tuple[list[str], list[Files]]:
     for files in lists:
         for path, label in zip(files.paths, files.labels, strict=True):
             folders[label].add(path.parent.name)
-    alone = all(len(names) == 1 for names in folders.values())
-    names = {label: next(iter(found)) if alone else str(int(label)) for label, found in folders.items()}
+    one_folder_each = all(len(names) == 1 for names in folders.values())
+    names = {
+        label: next(iter(parents)) if one_folder_each else str(int(label))
+        for label, parents in folders.items()
+    }
     if len(set(names.values())) < len({int(label) for label in labels}):
         names = {label: str(int(label)) for label in labels}
     classes = list(dict.fromkeys(names[label] for label in sorted(labels, key=int)))
@@ -152,7 +171,11 @@ def name_classes(*lists: Files) -> tuple[list[str], list[Files]]:
 def stratified_split(
     labels: Sequence[str], test_share: float, seed: int = SPLIT_SEED
 ) -> tuple[list[int], list[int]]:
-    """Row numbers for training and for testing, each ascending, every class shared out alike."""
+    """Split row numbers into training and test rows, each ascending, with the same share of every class.
+
+    Raises:
+        DataError: With code `cannot-split`, if a class has too few images.
+    """
     from sklearn.model_selection import train_test_split
 
     rows = np.arange(len(labels))
@@ -167,11 +190,16 @@ def stratified_split(
 
 
 def readable(files: Files, on_file: Callable[[int], None] = lambda done: None) -> tuple[Files, Files]:
-    """The files that decode, and those that do not. on_file: is given how many are done."""
+    """Decode all files; return those that decode and those that do not.
+
+    Args:
+        files: The files.
+        on_file: Called with the number of files done.
+    """
     good: list[int] = []
     bad: list[int] = []
-    for row, fine in enumerate(in_threads(_decodes, files.paths)):
-        (good if fine else bad).append(row)
+    for row, decodes in enumerate(in_threads(_decodes, files.paths)):
+        (good if decodes else bad).append(row)
         on_file(row + 1)
     return files.rows(good), files.rows(bad)
 

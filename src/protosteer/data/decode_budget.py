@@ -1,8 +1,8 @@
-"""How much memory decoding may take: of one image, and of all images that the process decodes at once.
+"""Limit the memory that decoding takes, for one image and for all images decoded at once.
 
-A file of 95 kB can be a picture of 7000 x 7000 pixels. What it will take is told by its header, and waits until
-there is room for it. JPEG files are decoded in full even where a canvas is much smaller: Pillow's `draft` would
-take less, but gives other pixels, and what models have learned depends on them.
+A file of 95 kB can hold 7000 x 7000 pixels. The header tells the memory it needs, and decoding waits until that
+much is free. JPEG files are decoded at full size: Pillow's `draft` needs less memory but gives other pixels, on
+which saved models depend.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from PIL.ImageFile import ImageFile
 
 from protosteer.errors import DataError
 
-MOST_DECODED = 2**30  # bytes
-# Formats whose decoders need no other program: of some, Pillow would start one.
-_FORMATS = (
+MAX_DECODED = 2**30  # bytes
+# Formats whose decoders start no other program.
+_FORMATS = [
     "JPEG",
     "PNG",
     "WEBP",
@@ -33,17 +33,17 @@ _FORMATS = (
     "ICO",
     "PCX",
     "HEIF",
-)
+]
 
-# Bytes per pixel: in Pillow's memory, by mode; what a decoder needs besides, by format.
+# Bytes per pixel: of an image in Pillow, by mode; of a decoder's buffers, by format.
 _IN_MEMORY = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}
 _DECODER = {"WEBP": 12, "AVIF": 12, "JPEG2000": 16, "GIF": 8}
 _COLOUR = 4  # RGB takes as much as RGBA
-_PROGRESSIVE = 6  # coefficients of all of a JPEG image at once
+_PROGRESSIVE = 6  # a progressive JPEG's coefficients
 
 
 class Budget:
-    """Bytes that several threads share."""
+    """Share a number of bytes among threads."""
 
     def __init__(self, most: int):
         self.most = most
@@ -52,7 +52,11 @@ class Budget:
 
     @contextmanager
     def taken(self, amount: int) -> Iterator[None]:
-        """Waits until so much is left. More than there ever is, is refused."""
+        """Wait until `amount` bytes are free, and hold them during the block.
+
+        Raises:
+            DataError: With code `image-too-large`, if the whole budget is smaller.
+        """
         if amount > self.most:
             raise DataError(
                 f"an image takes {amount:,} bytes, more than {self.most:,}; make it smaller",
@@ -69,23 +73,23 @@ class Budget:
                 self._changed.notify_all()
 
 
-DECODING = Budget(MOST_DECODED)
+DECODING = Budget(MAX_DECODED)
 
 
 @functools.cache
 def formats() -> list[str]:
-    """Those that files are looked through for, and that this build of Pillow has."""
+    """Return the accepted formats that this build of Pillow can read."""
     Image.init()
     return [name for name in _FORMATS if name in Image.OPEN]
 
 
 def decoded_bytes(image: Image.Image) -> int:
-    """What an image takes while it becomes a canvas, estimated before it is decoded."""
-    own = _IN_MEMORY.get(image.mode, _COLOUR)
+    """Estimate from the header how many bytes an image takes while it becomes a canvas."""
+    stored = _IN_MEMORY.get(image.mode, _COLOUR)
     each = {"L": 0, "RGB": 0, "F": 2}.get(image.mode, 2 if image.mode.startswith("I") else _COLOUR)
-    if isinstance(image, ImageFile):  # else its pixels are somebody's already
-        each += own + _DECODER.get(image.format or "", 0)
+    if isinstance(image, ImageFile):  # else its pixels are in memory already
+        each += stored + _DECODER.get(image.format or "", 0)
         each += _PROGRESSIVE if image.info.get("progressive") else 0
-    if "exif" in image.info:  # it may have to be turned
-        each += own
+    if "exif" in image.info:  # it may have to be rotated
+        each += stored
     return each * image.width * image.height

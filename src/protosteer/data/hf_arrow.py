@@ -1,9 +1,9 @@
-"""Image sets of Hugging Face's `datasets`, as its `save_to_disk` leaves them: Arrow files, and JSON that lists them.
+"""Read image sets that Hugging Face's `datasets` saved with `save_to_disk`: Arrow files, and JSON that lists them.
 
-Such an image has a path like any other: that of the Arrow file, and in it the row, as if the file was a folder:
-pets/data-00000-of-00002.arrow/17. So it is named, hashed, shared out and learned as a file is.
+An image has a path like any other: its Arrow file and, as if that was a folder, its row, such as
+pets/data-00000-of-00002.arrow/17. So every function that takes image files takes such images too.
 
-pyarrow is enough to read them; `datasets` itself would bring a dozen packages along.
+pyarrow suffices; `datasets` would install a dozen packages.
 """
 
 from __future__ import annotations
@@ -22,10 +22,15 @@ from protosteer.util.text import listed, one_line
 
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 _SUFFIX = ".arrow"
-_OPEN = 64  # Arrow files of a set that stay mapped into memory
+_MAX_MAPPED = 64  # Arrow files that stay mapped into memory
 
 
 def pyarrow() -> Any:
+    """Import pyarrow with its file systems and Parquet.
+
+    Raises:
+        SettingsError: With code `missing-extra`.
+    """
     try:
         import pyarrow
         import pyarrow.fs
@@ -40,12 +45,17 @@ def pyarrow() -> Any:
 
 
 def is_set(folder: Path) -> bool:
+    """Return True if a folder holds a saved image set, or several splits of one."""
     return all((folder / name).is_file() for name in (STATE, INFO)) or (folder / SPLITS).is_file()
 
 
 def read_set(folder: Path) -> list[tuple[Path, Any]]:
-    """The images in their order, each with the name of its label, or else what stands in its place."""
-    found: list[tuple[Path, Any]] = []
+    """List a set's images in order, each with the name of its label, or its raw value if it has no name.
+
+    Raises:
+        DataError: The set is damaged, empty, or has several splits.
+    """
+    rows: list[tuple[Path, Any]] = []
     for arrow in _arrow_files(folder):
         try:
             table, features = _opened(arrow)
@@ -53,24 +63,24 @@ def read_set(folder: Path) -> list[tuple[Path, Any]]:
             labels = _labels(table, features)
         except ProtosteerError:
             raise
-        except Exception as error:  # of a damaged file pyarrow makes nearly anything
+        except Exception as error:  # damaged files make pyarrow raise nearly anything
             raise DataError(
                 f"{arrow} cannot be read as part of an image set ({one_line(str(error))}); save the set again",
                 code="bad-image-set",
                 path=arrow,
             ) from error
-        found += zip(images, labels, strict=True)
-    if not found:
+        rows += zip(images, labels, strict=True)
+    if not rows:
         raise DataError(f"{folder} holds no images", code="no-images", path=folder)
-    return found
+    return rows
 
 
 def _arrow_files(folder: Path) -> list[Path]:
     if (folder / SPLITS).is_file():
         splits = [entry.name for entry in sorted(folder.iterdir()) if (entry / STATE).is_file()]
-        one = f", such as {folder / max(splits, key='train'.__eq__)}" if splits else ""
+        example = f", such as {folder / max(splits, key='train'.__eq__)}" if splits else ""
         raise DataError(
-            f"{folder} has several splits ({listed(splits)}); give one of them{one}",
+            f"{folder} has several splits ({listed(splits)}); give one of them{example}",
             code="several-splits",
             path=folder,
             splits=splits,
@@ -94,34 +104,34 @@ def _arrow_files(folder: Path) -> list[Path]:
 
 
 def _opened(arrow: Path) -> tuple[Any, dict[str, Any]]:
-    """An Arrow file as a table whose pages are read when they are looked at, and what its columns mean."""
-    with open_regular(arrow) as file:  # refuses what is no file
+    """Map an Arrow file into memory; return its table and the features of its columns."""
+    with open_regular(arrow) as file:  # rejects what is not a regular file
         status = os.fstat(file.fileno())
     return _mapped(str(arrow), status.st_size, status.st_mtime_ns)
 
 
-@functools.lru_cache(_OPEN)
+@functools.lru_cache(_MAX_MAPPED)
 def _mapped(arrow: str, size: int, time: int) -> tuple[Any, dict[str, Any]]:
-    """size, time: so that a file that was changed is opened again."""
+    """Map a file; `size` and `time` make sure that a changed file is mapped again."""
     pa = pyarrow()
     with pa.memory_map(arrow) as file, pa.ipc.open_stream(file) as stream:
         table = stream.read_all()
-    table.validate(full=True)  # or a damaged file would make pyarrow read what is not there
-    about = json.loads((table.schema.metadata or {})[b"huggingface"])
-    return table, dict(about["info"]["features"])
+    table.validate(full=True)  # else pyarrow would read beyond the end of a damaged file
+    metadata = json.loads((table.schema.metadata or {})[b"huggingface"])
+    return table, dict(metadata["info"]["features"])
 
 
 def _image_column(features: dict[str, Any]) -> str:
-    found = [name for name, feature in features.items() if _kind(feature) == "Image"]
-    if len(found) > 1 and "image" in found:
+    columns = [name for name, feature in features.items() if _kind(feature) == "Image"]
+    if len(columns) > 1 and "image" in columns:
         return "image"
-    if len(found) != 1:
+    if len(columns) != 1:
         raise DataError(
-            f"the image set has {len(found)} columns of images, among {listed(list(features))}; save it with one, "
+            f"the image set has {len(columns)} columns of images, among {listed(list(features))}; save it with one, "
             "named image",
             code="image-column",
         )
-    return found[0]
+    return columns[0]
 
 
 def _kind(feature: Any) -> str | None:
@@ -129,57 +139,54 @@ def _kind(feature: Any) -> str | None:
 
 
 def _image_paths(arrow: Path, table: Any, column: str) -> Iterator[Path]:
-    """An image lies in the Arrow file, or is a file that is named there."""
+    """Yield each row's path: of the row if it holds the image, else of the file that it names."""
     row = 0
     for chunk in table.column(column).chunks:
         parts = dict(zip((field.name for field in chunk.type), chunk.flatten(), strict=True))
-        outside = parts["path"].to_pylist()
-        for inside, name in zip(parts["bytes"].is_valid().to_pylist(), outside, strict=True):
-            if not inside and not name:
+        names = parts["path"].to_pylist()
+        for embedded, name in zip(parts["bytes"].is_valid().to_pylist(), names, strict=True):
+            if not embedded and not name:
                 raise DataError(
                     f"{arrow / str(row)} has no image; leave such rows out with Dataset.filter",
                     code="row-without-image",
                     path=arrow / str(row),
                 )
-            yield arrow / str(row) if inside else arrow.parent / name
+            yield arrow / str(row) if embedded else arrow.parent / name
             row += 1
 
 
 def _labels(table: Any, features: dict[str, Any]) -> list[Any]:
-    """None where there is no label."""
+    """Return each row's label; None where there is none."""
     names = [name for name, feature in features.items() if _kind(feature) == "ClassLabel"]
     column = next((name for name in ("label", "labels", *names) if name in features), None)
     if column is None:
         return [None] * len(table)
     values = table.column(column).to_pylist()
-    called: Sequence[str] | None = features[column].get("names") if column in names else None
-    if called is None:
+    classes: Sequence[str] | None = features[column].get("names") if column in names else None
+    if classes is None:
         return list(values)
-    return [called[v] if isinstance(v, int) and 0 <= v < len(called) else None for v in values]
-
-
-# Images in Arrow files
+    return [classes[v] if isinstance(v, int) and 0 <= v < len(classes) else None for v in values]
 
 
 def is_row(path: Path) -> bool:
-    """Whether a path is meant as a row of an Arrow file."""
+    """Return True if a path denotes a row of an Arrow file."""
     return path.parent.suffix == _SUFFIX and path.name.isdecimal()
 
 
 def row_bytes(path: Path) -> bytes:
-    """The file that a row holds as it was put there; an `OSError` where there is none."""
+    """Return the image file that a row holds; raise `OSError` if there is none."""
     return _of_row(path, lambda cell: cell.as_py())
 
 
 def row_version(path: Path) -> tuple[int, int]:
-    """Its size, and the time when its Arrow file was written, in nanoseconds."""
+    """Return the size of a row's image, and the modification time of its Arrow file in nanoseconds."""
     return _of_row(path, lambda cell: len(cell.as_buffer())), path.parent.stat().st_mtime_ns
 
 
-def _of_row(path: Path, what: Callable[[Any], Any]) -> Any:
+def _of_row(path: Path, read: Callable[[Any], Any]) -> Any:
     try:
         table, features = _opened(path.parent)
-        return what(table.column(_image_column(features))[int(path.name)]["bytes"])
+        return read(table.column(_image_column(features))[int(path.name)]["bytes"])
     except OSError:
         raise
     except Exception as error:

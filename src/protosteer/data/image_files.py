@@ -1,4 +1,4 @@
-"""Files: which images there are, opening them, lists of names, what all hold as one checksum."""
+"""Find, open, read and hash image files."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ Result = TypeVar("Result")
 
 
 def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """Results in the order of the items. Pillow and hashlib let go of Python's lock while they work."""
+    """Apply `work` to items in threads; yield results in order. Pillow and hashlib release the GIL."""
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         yield from pool.map(work, items)
 
 
 @contextmanager
 def opened(path: Path, content: bytes | None = None) -> Iterator[Image.Image]:
-    """The image of a file, or of its content if that was read already.
+    """Open an image file, or its content if that was read already.
 
-    Whatever goes wrong inside the `with` block is said of that file, in one line.
+    Raises:
+        DataError: Whatever goes wrong inside the `with` block, with the file's name, in one line.
     """
     try:
         with (
@@ -71,12 +72,12 @@ def _open(path: Path) -> BinaryIO:
 
 
 def image_bytes(path: Path) -> bytes:
-    """A file as it is, decoded by nobody; an `OSError` where there is none."""
+    """Read an image file's bytes without decoding them; raise `OSError` if there is none."""
     return row_bytes(path) if is_row(path) else read_regular(path)
 
 
 def image_version(path: Path) -> tuple[int, int]:
-    """Size in bytes and time in nanoseconds: another when the file has changed; an `OSError` where there is none."""
+    """Return size in bytes and modification time in nanoseconds; raise `OSError` if there is no file."""
     if is_row(path):
         return row_version(path)
     status = path.stat()
@@ -84,27 +85,32 @@ def image_version(path: Path) -> tuple[int, int]:
 
 
 def image_exists(path: Path) -> bool:
+    """Return True if there is such a file, or such an Arrow file for a row of it."""
     return os.path.isfile(path.parent if is_row(path) else path)
 
 
 def image_files(path: Path) -> list[Path]:
-    """The file itself, or every image below a folder."""
+    """Return the file itself, or every image below a folder.
+
+    Raises:
+        DataError: With code `missing-file` or `no-images`.
+    """
     if image_exists(path):
         return [path]
     if not path.is_dir():
         raise DataError(f"{path} does not exist; check the path", code="missing-file", path=path)
-    found = images_below(path)
-    if not found:
+    paths = images_below(path)
+    if not paths:
         raise DataError(
             f"{path} holds no image files; these suffixes are read: {' '.join(sorted(SUFFIXES))}",
             code="no-images",
             path=path,
         )
-    return found
+    return paths
 
 
 def images_below(folder: Path) -> list[Path]:
-    """Image files in the folder and its sub-folders, nothing hidden, in an order that is always the same."""
+    """List image files in a folder and its sub-folders, sorted, without hidden ones."""
     return sorted(
         path
         for path in folder.rglob("*")
@@ -113,11 +119,16 @@ def images_below(folder: Path) -> list[Path]:
 
 
 def is_image(path: Path) -> bool:
+    """Return True if `path` is a visible file with an image suffix."""
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
 
 
 def text_lines(path: Path) -> list[tuple[int, str]]:
-    """The lines of a text file and their numbers; blank ones and those that begin with # do not count."""
+    """Read numbered lines of a text file, without blank ones and those that begin with #.
+
+    Raises:
+        DataError: With code `not-utf8`.
+    """
     try:
         lines = read_regular(path).decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -129,7 +140,11 @@ def text_lines(path: Path) -> list[tuple[int, str]]:
 
 
 def tree_checksum(paths: Iterable[Path], base: Path) -> str:
-    """sha256 over relative names and contents, in sorted order: notices files added, lost or changed."""
+    """Hash relative names and contents of files, in sorted order, with sha256.
+
+    Raises:
+        DataError: With code `missing-file`.
+    """
 
     def line(path: Path) -> str:
         name = os.path.relpath(path, base).replace(os.sep, "/")

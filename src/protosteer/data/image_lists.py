@@ -1,4 +1,4 @@
-"""Lists of images: CSV, Parquet or lines of JSON with a column path, and to learn from, a column label."""
+"""Read lists of images: CSV, Parquet or JSON lines with a column `path`, and to learn from, a column `label`."""
 
 from __future__ import annotations
 
@@ -17,36 +17,44 @@ from protosteer.util.files import read_regular
 from protosteer.util.text import listed, one_line
 
 SUFFIXES = (".parquet", ".csv", ".jsonl")
-_MOST_NAMED = 3
+_MAX_NAMED = 3  # rows that a message names
 
-# Where a row stands, for people, and its cells in the columns that were asked for.
+# Position of a row for messages, and its cells in the requested columns.
 Rows = Iterator[tuple[str, list[Any]]]
 
 
 def is_list(path: Path) -> bool:
-    """Whether a file is no image but a list of them."""
+    """Return True if a file is a list of images."""
     return path.suffix.lower() in SUFFIXES and path.is_file()
 
 
 def read_paths(path: Path) -> list[Path]:
-    """The images of a list. That they exist is not asked: whoever reads them will tell."""
-    return _located(path, [_name(path, place, name) for place, (name,) in _rows(path, ["path"])])
+    """Return the paths of a list's images, which need not exist.
+
+    Raises:
+        DataError: The list is empty, damaged, or lacks a column or a path.
+    """
+    return _located(path, [_name(path, position, name) for position, (name,) in _rows(path, ["path"])])
 
 
 def read_table(path: Path) -> Files:
-    """The images of a list and their labels, in the order in which a folder of class folders would have them."""
-    places, names, labels = [], [], []
-    for place, (name, label) in _rows(path, ["path", "label"]):
-        places.append(place)
-        names.append(_name(path, place, name))
-        labels.append(_label(path, place, label))
+    """Read images and labels of a list, sorted as a folder of class folders would be.
+
+    Raises:
+        DataError: As `read_paths`; also if a label is bad, an image is missing or listed twice.
+    """
+    positions, names, labels = [], [], []
+    for position, (name, label) in _rows(path, ["path", "label"]):
+        positions.append(position)
+        names.append(_name(path, position, name))
+        labels.append(_label(path, position, label))
     files = Files(_located(path, names), labels)
-    _refuse_twice(path, places, files)
-    pairs = zip(places, files.paths, strict=True)
-    missing = [f"{place}: {file}" for place, file in pairs if not image_exists(file)]
+    _reject_repeated(path, positions, files)
+    pairs = zip(positions, files.paths, strict=True)
+    missing = [f"{position}: {file}" for position, file in pairs if not image_exists(file)]
     if missing:
         raise DataError(
-            f"{path} names files that are not there ({listed(missing, _MOST_NAMED)}); paths are relative to the "
+            f"{path} names files that are not there ({listed(missing, _MAX_NAMED)}); paths are relative to the "
             "folder of the list, or else to the one you are in",
             code="missing-file",
             path=path,
@@ -55,7 +63,7 @@ def read_table(path: Path) -> Files:
 
 
 def _located(path: Path, names: Sequence[str]) -> list[Path]:
-    """Relative names belong to the folder of the list, or, if none of its files is there, to the current one."""
+    """Resolve names relative to the list's folder or, if no file is there, to the current one."""
     if not names:
         raise DataError(f"{path} lists no images", code="no-images", path=path)
     folders = (path.parent, Path())
@@ -63,42 +71,42 @@ def _located(path: Path, names: Sequence[str]) -> list[Path]:
     return [base / name for name in names]
 
 
-def _refuse_twice(path: Path, places: Sequence[str], files: Files) -> None:
+def _reject_repeated(path: Path, positions: Sequence[str], files: Files) -> None:
     first: dict[Path, int] = {}
-    twice = [i for i, file in enumerate(files.paths) if first.setdefault(file, i) != i]
-    if twice:
-        again = [f"{places[first[files.paths[i]]]} and {places[i]}: {files.paths[i]}" for i in twice]
+    repeated = [i for i, file in enumerate(files.paths) if first.setdefault(file, i) != i]
+    if repeated:
+        rows = [f"{positions[first[files.paths[i]]]} and {positions[i]}: {files.paths[i]}" for i in repeated]
         raise DataError(
-            f"{path} has images more than once ({listed(again, _MOST_NAMED)}); leave one row of each",
+            f"{path} has images more than once ({listed(rows, _MAX_NAMED)}); leave one row of each",
             code="repeated-image",
             path=path,
         )
 
 
-def _name(path: Path, place: str, cell: Any) -> str:
+def _name(path: Path, position: str, cell: Any) -> str:
     if isinstance(cell, str) and cell.strip() and "\0" not in cell:
         return cell
     raise DataError(
-        f"{path}, {place}: column path has no file's name; fill it in, or remove the row",
+        f"{path}, {position}: column path has no file's name; fill it in, or remove the row",
         code="bad-list",
         path=path,
     )
 
 
 def label_of(cell: Any) -> str | None:
-    """Words and whole numbers; anything else is more likely a mistake than a class."""
+    """Return a cell as a label: words and whole numbers; None for anything else, which is likely a mistake."""
     if isinstance(cell, str) and cell.strip():
         return cell
     return str(cell) if isinstance(cell, int) and not isinstance(cell, bool) else None
 
 
-def _label(path: Path, place: str, cell: Any) -> str:
+def _label(path: Path, position: str, cell: Any) -> str:
     label = label_of(cell)
     if label is not None:
         return label
-    told = "is not there" if cell is None or cell == "" else f"is {cell!r}"
+    fault = "is missing" if cell is None or cell == "" else f"is {cell!r}"
     raise DataError(
-        f"{path}, {place}: the label {told}; give a word or a whole number, or remove the row",
+        f"{path}, {position}: the label {fault}; give a word or a whole number, or remove the row",
         code="bad-label",
         path=path,
     )
@@ -110,18 +118,18 @@ def _rows(path: Path, columns: Sequence[str]) -> Rows:
         yield from read(path, columns)
     except ProtosteerError:
         raise
-    except Exception as error:  # of a damaged file pyarrow makes nearly anything
+    except Exception as error:  # damaged files make pyarrow raise nearly anything
         raise DataError(
             f"{path} cannot be read as a list of images ({one_line(str(error))})", code="bad-list", path=path
         ) from error
 
 
-def _require(path: Path, there: Sequence[str], columns: Sequence[str]) -> None:
-    missing = next((name for name in columns if name not in there), None)
+def _require(path: Path, present: Sequence[str], columns: Sequence[str]) -> None:
+    missing = next((name for name in columns if name not in present), None)
     if missing is not None:
         raise DataError(
             f"{path} is not a list of images{' and labels' * (len(columns) > 1)}: it has no column {missing}; there "
-            f"are: {listed(list(there))}",
+            f"are: {listed(list(present))}",
             code="missing-column",
             name=missing,
         )

@@ -1,7 +1,7 @@
-"""Whatever the user has - files, PIL images, arrays, a torch Dataset - seen as one indexable set of pixels.
+"""Present files, PIL images, arrays and torch Datasets as one indexable set of pixels.
 
-Files, PIL images and Dataset items are decoded when asked for and cut to the preprocessing's canvas, so
-that memory does not grow with the collection and every image has one size. Arrays stay as they are.
+Files, PIL images and Dataset items are decoded on demand and cropped to the preprocessing's canvas, so that
+memory does not grow with the collection and every image has one size. Arrays stay as they are.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class ImageSet(ABC):
 
     @abstractmethod
     def pixels(self, rows: Sequence[int]) -> Tensor:
-        """uint8 [len(rows), 3, h, w]."""
+        """Return uint8 [B, 3, h, w] for row numbers [B]."""
 
     def name(self, row: int) -> str:
-        """What to call the image when speaking to the user."""
+        """Return the image's name for messages."""
         return f"image {row}"
 
 
 class Chosen(ImageSet):
-    """Some rows of another set, in the order given; nothing is copied."""
+    """Rows of another set, in the order given; nothing is copied."""
 
     def __init__(self, images: ImageSet, rows: Sequence[int]):
         self.images = images
@@ -52,37 +52,42 @@ class Chosen(ImageSet):
         return len(self.rows)
 
     def pixels(self, rows: Sequence[int]) -> Tensor:
+        """Return uint8 [B, 3, h, w] for row numbers [B]."""
         return self.images.pixels([self.rows[int(row)] for row in rows])
 
     def name(self, row: int) -> str:
+        """Return the image's name for messages."""
         return self.images.name(self.rows[row])
 
 
 class Joined(ImageSet):
-    """Several sets one after the other; their images must have one size."""
+    """Several sets one after the other, with images of one size."""
 
     def __init__(self, parts: Sequence[ImageSet]):
         self.parts = list(parts)
-        self.places = [(part, row) for part in range(len(self.parts)) for row in range(len(self.parts[part]))]
+        self.index = [(part, row) for part in range(len(self.parts)) for row in range(len(self.parts[part]))]
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.index)
 
     def pixels(self, rows: Sequence[int]) -> Tensor:
-        places = [self.places[int(row)] for row in rows]
-        found: dict[int, Tensor] = {}
-        for part in sorted({part for part, _ in places}):
-            here = [i for i, (owner, _) in enumerate(places) if owner == part]
-            found |= dict(zip(here, self.parts[part].pixels([places[i][1] for i in here]), strict=True))
-        return torch.stack([found[i] for i in range(len(places))])
+        """Return uint8 [B, 3, h, w] for row numbers [B], with one call of each part."""
+        wanted = [self.index[int(row)] for row in rows]
+        pixels: dict[int, Tensor] = {}
+        for part in sorted({part for part, _ in wanted}):
+            positions = [i for i, (owner, _) in enumerate(wanted) if owner == part]
+            part_rows = [wanted[i][1] for i in positions]
+            pixels |= dict(zip(positions, self.parts[part].pixels(part_rows), strict=True))
+        return torch.stack([pixels[i] for i in range(len(wanted))])
 
     def name(self, row: int) -> str:
-        part, own = self.places[row]
-        return self.parts[part].name(own)
+        """Return the image's name for messages."""
+        part, part_row = self.index[row]
+        return self.parts[part].name(part_row)
 
 
 class ArrayImages(ImageSet):
-    """uint8 [N, 3, h, w], in memory."""
+    """Images uint8 [N, 3, h, w] in memory."""
 
     def __init__(self, array: Tensor):
         if array.dtype != torch.uint8 or array.ndim != 4 or array.shape[1] != 3:
@@ -96,11 +101,12 @@ class ArrayImages(ImageSet):
         return len(self.array)
 
     def pixels(self, rows: Sequence[int]) -> Tensor:
+        """Return uint8 [B, 3, h, w] for row numbers [B]."""
         return self.array[torch.as_tensor(rows, dtype=torch.long)]
 
 
 class LazyImages(ImageSet):
-    """`count` images that `load` gives one by one, each a path, a PIL image or an array."""
+    """`count` images that `load` returns by row number, each as a path, a PIL image or an array."""
 
     def __init__(self, count: int, load: Callable[[int], Any], preprocessing: Preprocessing):
         self.count = count
@@ -111,6 +117,7 @@ class LazyImages(ImageSet):
         return self.count
 
     def pixels(self, rows: Sequence[int]) -> Tensor:
+        """Decode row numbers [B] to uint8 [B, 3, h, w]."""
         return torch.stack([self._decode(int(row)) for row in rows])
 
     def _decode(self, row: int) -> Tensor:
@@ -136,14 +143,16 @@ class FileImages(LazyImages):
         super().__init__(len(self.paths), self.paths.__getitem__, preprocessing)
 
     def pixels(self, rows: Sequence[int]) -> Tensor:
+        """Decode row numbers [B] to uint8 [B, 3, h, w] in threads."""
         return torch.stack(list(in_threads(self._decode, [int(row) for row in rows])))
 
     def name(self, row: int) -> str:
+        """Return the file's path."""
         return str(self.paths[row])
 
 
 class ForgivingFiles(FileImages):
-    """Image files of which some may be unreadable: those are black, and `errors` says what is wrong."""
+    """Image files, of which unreadable ones become black; `errors` has the reasons by row number."""
 
     def __init__(self, paths: Iterable[str | os.PathLike[str]], preprocessing: Preprocessing):
         super().__init__(paths, preprocessing)
@@ -159,7 +168,15 @@ class ForgivingFiles(FileImages):
 
 
 def as_images(data: Any, preprocessing: Preprocessing) -> ImageSet:
-    """Images without labels; a single image becomes a set of one."""
+    """Read images without labels.
+
+    Args:
+        data: A path, a list of paths, PIL images or arrays, one image, an array [N, 3, H, W], or a torch Dataset.
+        preprocessing: Defines the canvas to which images are cropped.
+
+    Raises:
+        DataError: There are no images, or `data` is of another type.
+    """
     images = _as_images(data, preprocessing)
     if not len(images):
         raise DataError(
@@ -169,8 +186,16 @@ def as_images(data: Any, preprocessing: Preprocessing) -> ImageSet:
 
 
 def as_labelled(data: Any, preprocessing: Preprocessing) -> tuple[ImageSet, list[str]]:
-    """A folder of class folders, a list or a saved image set, a pair (images, labels), or a torch Dataset of
-    (image, label)."""
+    """Read images and their labels.
+
+    Args:
+        data: A folder of class folders, a list file, a saved image set, a pair (images, labels), or a torch
+            Dataset of (image, label).
+        preprocessing: Defines the canvas to which images are cropped.
+
+    Raises:
+        DataError: `data` is of another type, or the numbers of images and labels differ.
+    """
     if isinstance(data, (str, os.PathLike)):
         files = read_labelled(Path(data))
         return FileImages(files.paths, preprocessing), files.labels
@@ -224,9 +249,6 @@ def _from_list(items: Sequence[Any], preprocessing: Preprocessing) -> ImageSet:
     return LazyImages(len(items), items.__getitem__, preprocessing)
 
 
-# Labels and Datasets
-
-
 def _labels(values: Any) -> list[str]:
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise DataError(
@@ -237,7 +259,7 @@ def _labels(values: Any) -> list[str]:
 
 
 def _label(value: Any, row: int) -> str:
-    """Whole numbers of any library and strings; anything else is more likely a mistake than a class."""
+    """Return an integer or a string as a label; anything else is likely a mistake and raises."""
     if isinstance(value, (Tensor, np.ndarray)) and value.ndim == 0:
         value = value.item()
     if isinstance(value, str) and value:
@@ -261,10 +283,10 @@ def _image_of(item: Any) -> Any:
 
 
 def _dataset_labels(dataset: Any) -> list[str]:
-    """Labels without decoding the images where the dataset lists them in `targets`."""
+    """Return a Dataset's labels, without decoding images if it lists them in `targets`."""
     if isinstance(dataset, Subset):
-        everything = _dataset_labels(dataset.dataset)
-        return [everything[int(row)] for row in dataset.indices]
+        labels = _dataset_labels(dataset.dataset)
+        return [labels[int(row)] for row in dataset.indices]
     targets = getattr(dataset, "targets", None)
     if targets is None or getattr(dataset, "target_transform", None) is not None:
         return [_item_label(dataset[row], row) for row in range(len(dataset))]

@@ -1,4 +1,4 @@
-"""A labelled collection of images as streams use it: classes in their natural order, and two splits."""
+"""Labelled data sets with classes in natural order, a training split and a test split."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from protosteer.errors import DataError
 
 @dataclass(frozen=True)
 class Labelled:
-    """Images in file order, each with the number of its class."""
+    """Images in file order, and their class numbers."""
 
     images: ImageSet
     labels: Tensor  # int64 [N]
@@ -29,7 +29,7 @@ class Labelled:
 
 @dataclass(frozen=True)
 class Dataset:
-    """`classes[k]` is the name of the class whose label is k; names are unique."""
+    """A data set; `classes[k]` is the unique name of the class with label k."""
 
     name: str
     classes: list[str]
@@ -39,9 +39,9 @@ class Dataset:
 
     def __post_init__(self) -> None:
         if len(set(self.classes)) != len(self.classes):
-            twice = sorted({name for name in self.classes if self.classes.count(name) > 1})
+            repeated = sorted({name for name in self.classes if self.classes.count(name) > 1})
             raise DataError(
-                f"{self.name}: class names {twice} occur more than once; they must differ",
+                f"{self.name}: class names {repeated} occur more than once; they must differ",
                 code="duplicate-class",
             )
         for split, part in (("training", self.train), ("test", self.test)):
@@ -55,7 +55,7 @@ class Dataset:
 
 
 def join(name: str, parts: Mapping[str, Dataset]) -> Dataset:
-    """One dataset of several, in the order given; a class is called `part/class`."""
+    """Join data sets into one, in the order given; a class is named `part/class`."""
     classes = [f"{key}/{label}" for key, part in parts.items() for label in part.classes]
     starts = torch.tensor([0, *(len(part.classes) for part in parts.values())]).cumsum(0).tolist()
 

@@ -1,8 +1,8 @@
-"""Batches of pixels, the next ones being decoded while the caller works on the last one.
+"""Decode the next batches while the caller works on the current one.
 
-Only image files are read ahead. Arrays are at hand anyway, and what a user's own Dataset does when it is
-asked for an item is unknown: if it draws random numbers, in another thread, the same seed would no longer
-give the same run. One thread suffices here, because FileImages spreads each batch over several.
+Only image files are read ahead. Arrays are in memory anyway. A user's own Dataset may draw random numbers; in
+another thread the same seed would no longer give the same run. One thread suffices, because `FileImages` spreads
+each batch over several.
 """
 
 from __future__ import annotations
@@ -25,12 +25,20 @@ Rows = Sequence[int] | Tensor
 def prefetched(
     images: ImageSet, batches: Sequence[Rows], ahead: int = 2, device: torch.device | None = None
 ) -> Generator[Tensor, None, None]:
-    """Yields `images.pixels(rows)` for each of the batches, in their order.
+    """Yield `images.pixels(rows)`, uint8 [B, 3, h, w], for each batch, in order.
 
-    At most `ahead` batches are being decoded or lie ready. An error comes up at the batch that it belongs to.
-    Closing the generator drops what is not begun and waits for the batch in work. The pixels stay on the CPU,
-    in pinned memory if `device` is a CUDA device, so that the caller's `to(device, non_blocking=True)` does
-    not wait.
+    An error is raised at the batch that it belongs to. Closing the generator drops batches that have not started
+    and waits for the one in progress.
+
+    Args:
+        images: The images.
+        batches: Row numbers of each batch.
+        ahead: Batches that may be decoded or ready at once.
+        device: Where the caller moves the pixels; for a CUDA device they lie in pinned memory, so that
+            `to(device, non_blocking=True)` does not wait.
+
+    Raises:
+        SettingsError: `ahead` is below 1.
     """
     if ahead < 1:
         raise SettingsError(

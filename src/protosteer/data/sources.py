@@ -1,4 +1,4 @@
-"""Where images come from: a folder, a list, or an image set that `datasets` has saved; all become paths."""
+"""Read images from a folder, a list, or an image set saved by `datasets`; all become paths."""
 
 from __future__ import annotations
 
@@ -13,14 +13,22 @@ from protosteer.errors import DataError
 
 
 def image_paths(source: Path) -> list[Path]:
-    """The images of a list or a saved set, the file itself, or every image below a folder."""
+    """Return the images of a list or saved set, the file itself, or every image below a folder."""
     if is_list(source):
         return read_paths(source)
     return [path for path, _ in read_set(source)] if is_set(source) else image_files(source)
 
 
 def read_labelled(source: Path, wanted: Sequence[str] | None = None) -> Files:
-    """Images and labels of a folder of class folders, a list or a saved set; `wanted` chooses some classes."""
+    """Read images and labels of a folder of class folders, a list or a saved set.
+
+    Args:
+        source: The folder or list.
+        wanted: Classes to read; None for all.
+
+    Raises:
+        DataError: The source is damaged, or a wanted class is missing.
+    """
     if not (is_list(source) or is_set(source)):
         return read_folder(source, wanted)
     files = read_table(source) if is_list(source) else _set_files(source)
@@ -34,7 +42,7 @@ def read_labelled(source: Path, wanted: Sequence[str] | None = None) -> Files:
 
 
 def _set_files(folder: Path) -> Files:
-    """Class by class, as a folder would have them."""
+    """Read a saved set, sorted by class as a folder would be."""
     files = Files([], [])
     for path, cell in read_set(folder):
         label = label_of(cell)

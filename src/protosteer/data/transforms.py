@@ -1,11 +1,11 @@
 """Evaluation preprocessing: from pixels of any size, or a PIL image of any mode, to what the weights expect.
 
-Resizing is done on uint8, never on floats: Pillow rounds and clips to 8 bits between its horizontal and
-its vertical pass, and so does torch on uint8 tensors. On floats the overshoot of the bicubic kernel
-survives the first pass, and sharp edges come out more than ten grey levels away from Pillow's. What is
-left is one level at times, and two in about one value of a million when 32 pixels become 224, because
-torch keeps fewer bits of the kernel's weights. (From Pillow 13 on the vertical pass comes first where the
-height shrinks much more than the width: only a random crop can ask for that, and there we do not follow.)
+Resizing is done on uint8, never on floats. Pillow rounds and clips to 8 bits between its horizontal and its
+vertical pass, and so does torch on uint8 tensors. On floats the overshoot of the bicubic kernel survives the
+first pass, and sharp edges differ from Pillow's by more than ten grey levels. What remains is one level at times,
+and two in about one value of a million when 32 pixels become 224: torch keeps fewer bits of the kernel's weights.
+(From Pillow 13 on the vertical pass comes first where the height shrinks much more than the width. Only a random
+crop needs that, and there we do not follow.)
 """
 
 from __future__ import annotations
@@ -16,21 +16,29 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from protosteer.data.decode_budget import DECODING, decoded_bytes
 from protosteer.errors import DataError
 
 INTERPOLATIONS = ("bicubic", "bilinear")
-MOST_CANVAS = 4096  # pixels along a side: 50 MB per image
+MAX_CANVAS = 4096  # pixels along a side: 50 MB per image
 _STRIP = 2**20  # pixels
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What weights were trained to see. `crop`: share of the resized image that the centre crop keeps."""
+    """The preprocessing that weights were trained with.
+
+    Attributes:
+        image_size: Side of the square that the weights expect, in pixels.
+        mean: Of each channel, subtracted from values in 0..1.
+        std: Of each channel, by which the difference is divided.
+        crop: Share of the resized image that the centre crop keeps.
+        interpolation: Of resizing.
+    """
 
     image_size: int
     mean: tuple[float, float, float]
@@ -48,59 +56,44 @@ class Preprocessing:
                     name=name,
                 )
             object.__setattr__(self, name, values)
-        if min(self.std) <= 0:
-            raise DataError(
-                f"preprocessing std is {self.std}; every value must be greater than 0",
-                code="bad-preprocessing",
-                name="std",
-            )
-        if self.image_size < 1:
-            raise DataError(
-                f"preprocessing image_size is {self.image_size}; it must be at least 1",
-                code="bad-preprocessing",
-                name="image_size",
-            )
-        if not 0 < self.crop <= 1:
-            raise DataError(
-                f"preprocessing crop is {self.crop}; it must lie in (0, 1]",
-                code="bad-preprocessing",
-                name="crop",
-            )
-        if self.image_size > MOST_CANVAS * self.crop:
-            raise DataError(
-                f"preprocessing image_size {self.image_size} and crop {self.crop} need images of more than "
-                f"{MOST_CANVAS} pixels a side; give a smaller size or a larger crop",
-                code="bad-preprocessing",
-                name="image_size",
-            )
-        if self.interpolation not in INTERPOLATIONS:
-            choices = " or ".join(INTERPOLATIONS)
-            raise DataError(
-                f"preprocessing interpolation is {self.interpolation!r}; choose {choices}",
-                code="bad-preprocessing",
-                name="interpolation",
-            )
+        for name, valid, wanted in (
+            ("std", min(self.std) > 0, "greater than 0"),
+            ("image_size", self.image_size >= 1, "at least 1"),
+            ("crop", 0 < self.crop <= 1, "in (0, 1]"),
+            (
+                "image_size",
+                self.image_size <= MAX_CANVAS * self.crop,
+                f"at most {MAX_CANVAS} divided by crop",
+            ),
+            ("interpolation", self.interpolation in INTERPOLATIONS, " or ".join(INTERPOLATIONS)),
+        ):
+            if not valid:
+                raise DataError(
+                    f"preprocessing {name} is {getattr(self, name)!r}; it must be {wanted}",
+                    code="bad-preprocessing",
+                    name=name,
+                )
 
     @property
     def canvas(self) -> int:
-        """Length that the shorter side is resized to before the centre crop."""
+        """Return the length to which the shorter side is resized before the centre crop."""
         return round(self.image_size / self.crop)
 
     def __call__(self, pixels: Tensor, device: torch.device | None = None) -> Tensor:
-        """uint8 [B, 3, h, w] -> normalised float32 [B, 3, s, s], on the pixels' device or another one."""
+        """Turn uint8 [B, 3, h, w] into normalised float32 [B, 3, s, s], on the pixels' device or `device`."""
         height, width = _scaled(pixels.shape[2], pixels.shape[3], self.canvas)
         cropped = centre_crop(resize(pixels, (height, width), self.interpolation), self.image_size)
-        # As bytes it is a quarter of what has to be moved after normalising.
+        # Bytes are a quarter of what would have to be moved after normalising.
         moved = cropped if device is None else cropped.to(device, non_blocking=True)
         return self.normalise(moved.float().div_(255))
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Float images [B, 3, h, w] in 0..1 -> the scale of the weights."""
+        """Normalise float images [B, 3, h, w] in 0..1 with the mean and deviation of the weights."""
         mean, std = (images.new_tensor(values).view(3, 1, 1) for values in (self.mean, self.std))
         return (images - mean).div_(std)
 
     def to_canvas(self, image: Image.Image) -> Tensor:
-        """A PIL image of any mode and size -> uint8 [3, canvas, canvas]."""
+        """Turn a PIL image of any mode and size into uint8 [3, canvas, canvas]."""
         with DECODING.taken(decoded_bytes(image)):
             plain = _middle(_eight_bit(image))
             height, width = _scaled(plain.height, plain.width, self.canvas)
@@ -109,35 +102,38 @@ class Preprocessing:
         return centre_crop(pixels, self.canvas).contiguous()
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain data for JSON."""
         return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
+        """Build it from what `to_dict` returned; raise `DataError` for bad values."""
         return cls(**values)
 
 
 def resize(pixels: Tensor, size: tuple[int, int], interpolation: str) -> Tensor:
-    """uint8 [B, 3, h, w] -> uint8 [B, 3, *size], as Pillow does; torch resizes uint8 on the CPU only."""
+    """Resize uint8 [B, 3, h, w] to [B, 3, *size] as Pillow does; torch resizes uint8 on the CPU only."""
     if tuple(pixels.shape[2:]) == size:
         return pixels
-    resized = F.interpolate(pixels.cpu().contiguous(), size=size, mode=interpolation, antialias=True)
+    resized = interpolate(pixels.cpu().contiguous(), size=size, mode=interpolation, antialias=True)
     return resized.to(pixels.device)
 
 
 def centre_crop(pixels: Tensor, size: int) -> Tensor:
+    """Crop [..., h, w] to the central [..., size, size]."""
     top, left = (pixels.shape[-2] - size) // 2, (pixels.shape[-1] - size) // 2
     return pixels[..., top : top + size, left : left + size]
 
 
 def _scaled(height: int, width: int, shorter: int) -> tuple[int, int]:
-    """The size with the same proportions, up to rounding down, whose shorter side is `shorter`."""
+    """Return the size with the same proportions, rounded down, whose shorter side is `shorter`."""
     if height <= width:
         return shorter, shorter * width // height
     return shorter * height // width, shorter
 
 
 def _middle(image: Image.Image) -> Image.Image:
-    """At most 16 times as long as wide: the ends are cropped anyway, and resizing them can take gigabytes."""
+    """Crop to at most 16 times as long as wide: the ends are lost anyway, and resizing them can take gigabytes."""
     longest = 16 * min(image.size)
     if max(image.size) <= longest:
         return image
@@ -147,12 +143,12 @@ def _middle(image: Image.Image) -> Image.Image:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Upright RGB: orientation tag obeyed, transparency laid over white, 16 bits scaled to 8, not clipped."""
+    """Convert to upright RGB: apply the orientation tag, put transparency on white, scale 16 bits to 8."""
     return _eight_bit(image).convert("RGB")
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:
-    """As `to_rgb`, but what has no colours stays grey, and what is right already is not copied."""
+    """Convert as `to_rgb` does, but keep grey images grey, and copy only if needed."""
     image.load()
     if image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9):
         image = ImageOps.exif_transpose(image)
@@ -172,11 +168,8 @@ def _eight_bit(image: Image.Image) -> Image.Image:
         ) from error
 
 
-# Strip by strip: what is computed on the way is several times as large as an image.
-
-
 def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
-    """All rows, some at a time, each time with the number of the first."""
+    """Yield an image in strips, each with the number of its first row: intermediate results can be large."""
     rows = max(1, _STRIP // image.width)
     for top in range(0, image.height, rows):
         yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
@@ -191,7 +184,7 @@ def _over_white(image: Image.Image) -> Image.Image:
 
 
 def _from_integers(image: Image.Image) -> Image.Image:
-    """Mode I;16 has 16 bits; mode I, 32 bits wide, holds 16-bit values too, unless none exceeds 255."""
+    """Convert integers to 8 bits: mode I;16 has 16 bits, and so has mode I unless no value exceeds 255."""
     wide = image.mode != "I" or any(np.asarray(strip).max() > 255 for _, strip in _strips(image))
     grey = Image.new("L", image.size)
     for top, strip in _strips(image):
@@ -202,7 +195,7 @@ def _from_integers(image: Image.Image) -> Image.Image:
 
 
 def _from_floats(image: Image.Image) -> Image.Image:
-    """Mode F has no agreed range: 0..1 if no value is greater than 1, else 0..255."""
+    """Convert floats to 8 bits: their range is 0..1 if no value exceeds 1, else 0..255."""
     scale = 255 if all(_finite(strip).max() <= 1 for _, strip in _strips(image)) else 1
     grey = Image.new("L", image.size)
     for top, strip in _strips(image):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import reprlib
 from typing import Any
 
-from protosteer.data.transforms import MOST_CANVAS, Preprocessing
+from protosteer.data.transforms import MAX_CANVAS, Preprocessing
 from protosteer.util.text import NAME_LENGTH, check_name
 
 MAX_DEPTH = 2**10  # layers
@@ -95,10 +95,10 @@ _COUNT, _FINITE = (0, MAX_COUNT), (-float(MAX_COUNT), float(MAX_COUNT))
 _BACKBONE = {
     "name": _name,
     "fingerprint": 128,
-    "image_size": (1, MOST_CANVAS),
+    "image_size": (1, MAX_CANVAS),
     "heads": (1, 2**10),
     "preprocessing": {
-        "image_size": (1, MOST_CANVAS),
+        "image_size": (1, MAX_CANVAS),
         "mean": [(-1e3, 1e3), 3, 3],
         "std": [(1e-6, 1e3), 3, 3],
         "crop": (0.0, 1.0),

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from protosteer.backbones.backbone import MOST_PROMPT_TOKENS
+from protosteer.backbones.backbone import MAX_PROMPT_TOKENS
 from protosteer.model.class_table import GROUPS, SUMMARIES
 from protosteer.model.memory import Memory
 from protosteer.model.schema import MAX_COUNT, MAX_DEPTH
@@ -97,7 +97,7 @@ def check_prompt(prompt: Tensor, dim: int | None, depth: int | None, what: str) 
     """Check a prompt [S, L, D]."""
     _check_floats(prompt, 3, dim, what, kinds=(torch.float32,))
     layers, tokens, _ = prompt.shape
-    if layers > (depth or MAX_DEPTH) or tokens > MOST_PROMPT_TOKENS:
+    if layers > (depth or MAX_DEPTH) or tokens > MAX_PROMPT_TOKENS:
         raise TypeError(f"{what} has {layers} layers of {tokens} tokens, the backbone {depth} layers")
 
 

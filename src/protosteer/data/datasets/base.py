@@ -1,4 +1,4 @@
-"""What a data set's file is made of: its record, its row as a benchmark, and what several share."""
+"""Types that describe data sets and benchmarks, and helpers that several data sets share."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ NUMERALS = tuple("0123456789")
 
 @dataclass(frozen=True)
 class Reading:
-    """How the images of folders are to be read; arrays need none of it.
+    """Options of reading image folders; arrays need none of them.
 
-    skip_unreadable: leave images out that cannot be decoded, and name them; otherwise one stops the reading.
+    Attributes:
+        preprocessing: Of the images.
+        skip_unreadable: Skip images that cannot be decoded, and report them; otherwise the first one raises.
+        say: Is called with each report.
     """
 
     preprocessing: Preprocessing
@@ -32,16 +35,17 @@ class Reading:
     say: Say = to_stderr
 
 
-# Classes, training and test images, and a checksum where they were files of their own.
+# Classes, training and test images, and a checksum if the images are separate files.
 Contents = tuple[list[str], Labelled, Labelled, Mapping[str, str]]
 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What is known of a data set before any of its files is read.
+    """Describe a data set before any of its files is read.
 
-    find: the files that make it up in a folder, a folder standing for all images in it, or None.
-    read: what these files hold, checking form but not checksums.
+    Attributes:
+        find: Returns the data set's files in a folder, or None. A folder stands for all images in it.
+        read: Reads these files, and checks their form but not their checksums.
     """
 
     name: str
@@ -52,60 +56,61 @@ class DatasetInfo:
     find: Callable[[Path], Sequence[Path] | None]
     read: Callable[[Sequence[Path], Reading], Contents]
     files: tuple[Remote, ...] = ()
-    accepted: tuple[Remote, ...] = ()  # archives that do as well, if they have been put there
+    accepted: tuple[Remote, ...] = ()  # other archives that a user may have put there
     folders: tuple[str, ...] = ()  # official names, beside those in archives
     md5: Mapping[str, str] = field(default_factory=dict)  # official, beside those of `files`, by file name
-    own_folder: bool = False  # its files are called like those of others, so the folder's name must tell
-    shipped_with: str = ""  # a package that brings it along
+    own_folder: bool = False  # other data sets use the same file names, so the folder's name decides
+    shipped_with: str = ""  # a package that contains it
     shipped_in: str = ""
-    by_hand: str = ""  # what to put where, for a data set that nobody may pass on
+    by_hand: str = ""  # what a user must put where, if it may not be redistributed
     note: str = ""
 
     @property
     def size(self) -> int | None:
-        """Bytes to download, where it is known."""
+        """Return the bytes to download, if known."""
         sizes = [file.size or 0 for file in self.files]
         return sum(sizes) if sizes and all(sizes) else None
 
     @property
     def official(self) -> dict[str, str | None]:
-        """Checksums by file name."""
+        """Return official checksums by file name."""
         return {**{file.name: file.md5 for file in self.files}, **self.md5}
 
-    def places(self, root: Path) -> list[Path]:
-        """Folders where it may lie, the likeliest first."""
+    def folders_below(self, root: Path) -> list[Path]:
+        """List the folders in which it may be, the most likely first."""
         if self.shipped_with:
             package = find_spec(self.shipped_with)
             return [Path(package.origin).parent / self.shipped_in] if package and package.origin else []
         archives = (*self.files, *self.accepted)
         folders = [*(archive.folder for archive in archives if archive.folder), *self.folders]
         own = root / self.name
-        places = [own, *(place / folder for place in (own, root) for folder in folders)]
+        paths = [own, *(parent / folder for parent in (own, root) for folder in folders)]
         if not self.own_folder or root.name in {self.name, *(folder.split("/")[0] for folder in folders)}:
-            places += [root, *(root / folder.partition("/")[2] for folder in folders if "/" in folder)]
-        return places
+            paths += [root, *(root / folder.partition("/")[2] for folder in folders if "/" in folder)]
+        return paths
 
     def locate(self, root: Path) -> Path | None:
-        """The folder that holds all its files, if there is one."""
-        return next((place for place in self.places(root) if self.find(place) is not None), None)
+        """Return the folder that holds all its files, if there is one."""
+        return next((path for path in self.folders_below(root) if self.find(path) is not None), None)
 
     def load(self, folder: Path, reading: Reading) -> Dataset:
-        found = self.find(folder)
-        if found is None:
+        """Read the data set from a folder that `locate` returned; raise `DataError` if files are missing."""
+        files = self.find(folder)
+        if files is None:
             raise DataError(
-                f"{folder} does not hold all files any more; look what became of them",
-                code="incomplete-folder",
-                path=folder,
+                f"{folder} has lost some files; put them back", code="incomplete-folder", path=folder
             )
-        return Dataset(self.name, *self.read(found, reading))
+        return Dataset(self.name, *self.read(files, reading))
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Classes to be learned task by task, with the number of tasks and the crop that the literature uses.
+    """Describe a benchmark: classes learned task by task, as the literature does it.
 
-    crop: share of the resized image that the centre crop keeps, a part of the benchmark's definition; None
-    leaves it to the weights. datasets: what it is made of, by name; several are joined in this order.
+    Attributes:
+        tasks: Number of tasks.
+        crop: Share of the resized image that the centre crop keeps; None leaves it to the weights.
+        datasets: Names of its data sets, joined in this order.
     """
 
     name: str
@@ -116,7 +121,7 @@ class Benchmark:
 
 
 def all_of(folder: Path, *names: str) -> list[Path] | None:
-    """The files of these names, or None where one of them is absent."""
+    """Return the files of these names in a folder, or None if one is missing."""
     paths = [folder / name for name in names]
     return paths if all(path.is_file() for path in paths) else None
 
@@ -127,23 +132,25 @@ Pair = tuple[Tensor, Tensor]  # pixels [N, 3, h, w] and labels [N]
 def arrays(
     classes: Sequence[str], train: Pair, test: Pair, *, checksums: Mapping[str, str] | None = None
 ) -> Contents:
+    """Return the contents of a data set whose images are in memory."""
     first, second = (Labelled(ArrayImages(pixels), labels) for pixels, labels in (train, test))
     return list(classes), first, second, checksums or {}
 
 
 def lazy(classes: list[str], train: Files, test: Files, folder: Path, reading: Reading) -> Contents:
-    """Image files, decoded when asked for."""
+    """Return the contents of a data set whose image files are decoded on demand."""
     checksum = tree_checksum([*train.paths, *test.paths], folder)
     first, second = (labelled(readable_only(files, reading), classes, reading) for files in (train, test))
     return classes, first, second, {"images": checksum}
 
 
 def labelled(files: Files, classes: Sequence[str], reading: Reading) -> Labelled:
+    """Return image files with the numbers of their classes."""
     return Labelled(FileImages(files.paths, reading.preprocessing), files.numbers(classes))
 
 
 def readable_only(files: Files, reading: Reading) -> Files:
-    """Those that can be decoded, if the others are to be skipped; else all."""
+    """Return all files, or those that can be decoded if the others are to be skipped."""
     if not reading.skip_unreadable:
         return files
     good, bad = readable(files)
@@ -153,10 +160,15 @@ def readable_only(files: Files, reading: Reading) -> Files:
 
 
 def split_grey(grey: Tensor, labels: Tensor, test_share: float) -> tuple[Pair, Pair]:
-    """Training and test images of [N, 1 or 3 equal channels, h, w]; the three channels share their memory."""
+    """Split grey images [N, 1 or 3, h, w] into training and test images whose three channels share memory."""
     names = [str(label) for label in labels.tolist()]
     train, test = (
         (grey[:, :1][rows].expand(-1, 3, -1, -1), labels[rows])
         for rows in stratified_split(names, test_share)
     )
     return train, test
+
+
+def damaged_file(path: Path, fault: str) -> DataError:
+    """Return the error for a file of a data set that cannot be read."""
+    return DataError(f"{path} {fault}; fetch it again", code="damaged-file", path=path)

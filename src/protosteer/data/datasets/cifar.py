@@ -1,11 +1,10 @@
-"""CIFAR-10 and CIFAR-100 in both official formats, read without executing anything that a pickle may ask for.
+"""Read CIFAR-10 and CIFAR-100 in both official formats, without executing what a pickle asks for.
 
-The Python format is pickled; the binary format is plain records of label bytes and 3072 pixel bytes. Both
-hold the images in the same order. Whichever lies in the folder is read, the Python files where both do.
+The Python format is pickled; the binary format is plain records of label bytes and 3072 pixel bytes. Both hold
+the images in the same order. If a folder has both, the Python files are read.
 
-Data sets that are opened by name have had their checksums compared by then (`obtaining.verify`), so that other
-bytes under an official name are refused unread. `read_cifar` itself reads whatever has the form, such as a part
-that somebody cut out, and is safe whatever the bytes are.
+`prepare.verify` compares checksums before a data set is opened by name. `read_cifar` itself also reads files of
+the same form with other content, and is safe whatever the bytes are.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ class _Format:
     archive: str
     splits: dict[str, tuple[str, ...]]
     names: str
-    heading: int = 0  # label bytes of a record, the last of which counts; none: pickles
+    heading: int = 0  # label bytes of a record, the last of which counts; 0 for pickles
 
     def files(self) -> list[str]:
         return [*self.splits["train"], *self.splits["test"], self.names]
 
     @contextmanager
     def checked(self, path: Path) -> Iterator[None]:
-        """Says of the file, in one line, what goes wrong inside the `with` block."""
+        """Turn any exception of the block into a `DataError` about the file."""
         try:
             yield
         except FileNotFoundError as error:
@@ -80,20 +79,29 @@ _KEYS = {10: ("labels", "label_names"), 100: ("fine_labels", "fine_label_names")
 
 
 def cifar_files(folder: Path, classes: int) -> list[Path] | None:
-    """All files of CIFAR-10 or CIFAR-100 in the format that is present in full, or None."""
-    found = (all_of(folder, *layout.files()) for layout in _FORMATS[classes])
-    return next((files for files in found if files), None)
+    """Return all files of CIFAR-10 or CIFAR-100 in a format that is complete, or None."""
+    layouts = (all_of(folder, *layout.files()) for layout in _FORMATS[classes])
+    return next((files for files in layouts if files), None)
 
 
 def read_cifar100(folder: str | Path, split: str) -> tuple[Tensor, Tensor, list[str]]:
-    """As `read_cifar`, of the unpacked `cifar-100-python` or `cifar-100-binary`, with the fine labels."""
+    """Read the unpacked `cifar-100-python` or `cifar-100-binary` as `read_cifar` does, with the fine labels."""
     return read_cifar(Path(folder), split, 100)
 
 
 def read_cifar(folder: Path, split: str, classes: int) -> tuple[Tensor, Tensor, list[str]]:
-    """Pixels uint8 [N, 3, 32, 32] in file order, batches by their numbers, labels [N] and class names.
+    """Read one split.
 
-    split: "train" or "test".
+    Args:
+        folder: Of the unpacked archive.
+        split: "train" or "test".
+        classes: 10 or 100.
+
+    Returns:
+        Pixels uint8 [N, 3, 32, 32] in file order, labels int64 [N], and class names.
+
+    Raises:
+        DataError: A file is missing or damaged.
     """
     formats = _FORMATS[classes]
     layout = next((one for one in formats if (folder / one.splits[split][0]).is_file()), formats[0])
@@ -121,7 +129,7 @@ def _images(path: Path, layout: _Format, labels_key: str) -> tuple[np.ndarray, n
         else:
             table = _unpickled(path)
             pixels, labels = table["data"], table[labels_key]
-        # Before numpy sees them: of lists within lists it would make arrays far larger than the file.
+        # Checked before numpy converts them: nested lists could become arrays far larger than the file.
         if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8:
             raise ValueError("data is no array of bytes")
         if not isinstance(labels, np.ndarray) and not all(type(label) is int for label in labels):
@@ -144,7 +152,7 @@ PAGES = ("https://www.cs.toronto.edu/~kriz", "https://cave.cs.toronto.edu/kriz")
 
 
 def _info(classes: int, archives: Sequence[tuple[int, str, str]], md5: dict[str, str]) -> DatasetInfo:
-    """archives: size, md5 and folder of each format's."""
+    """Describe CIFAR-10 or CIFAR-100; `archives` has size, md5 and folder of each format."""
     python, binary = (
         Remote(layout.archive, size, PAGES, checksum, folder)
         for layout, (size, checksum, folder) in zip(_FORMATS[classes], archives, strict=True)

@@ -1,4 +1,4 @@
-"""CUB-200-2011: 200 kinds of birds, with four tables that say which image is what."""
+"""CUB-200-2011: 200 species of birds, with four tables of labels, names and the split."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _find(folder: Path) -> Sequence[Path] | None:
 
 
 def _read(found: Sequence[Path], reading: Reading) -> Contents:
-    """The official split: 5,994 birds to train, 5,794 to test."""
+    """Read the official split: 5,994 training and 5,794 test images."""
     *tables, folder = found
     parts = {"1": Files([], []), "0": Files([], [])}
     try:

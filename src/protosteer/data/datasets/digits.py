@@ -1,4 +1,4 @@
-"""scikit-learn's 8 x 8 handwritten digits, which need no download."""
+"""The 8 x 8 handwritten digits of scikit-learn, which need no download."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from protosteer.data.datasets.base import (
 
 
 def _read(found: Sequence[Path], reading: Reading) -> Contents:
-    """1,797 images of 8 x 8 pixels, half to train and half to test; ink runs from 0 to 16 in the source."""
+    """Read 1,797 images of 8 x 8 pixels, half of them for testing; the source has values from 0 to 16."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()

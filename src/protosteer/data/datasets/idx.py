@@ -1,4 +1,4 @@
-"""The idx format of MNIST and its relatives: a magic number, the sizes, then the bytes; plain or gzipped."""
+"""Read the idx format of MNIST: a magic number, the sizes, then the bytes; plain or gzipped."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import pad
 
+from protosteer.data.datasets.base import damaged_file
 from protosteer.errors import DataError
 from protosteer.util.files import read_regular
 
-MOST_UNZIPPED = 2**29  # bytes; notMNIST, the largest, has 415 million
+MAX_UNZIPPED = 2**29  # bytes; notMNIST, the largest, has 415 million
 PARTS = ("images-idx3-ubyte", "labels-idx1-ubyte")
 
 
 def idx_files(folder: Path, prefixes: tuple[str, ...] = ("train", "t10k")) -> list[Path] | None:
-    """Images and labels of each prefix, plain or gzipped, or None where one of them is absent."""
-    found = []
+    """Return the files of images and labels of each prefix, plain or gzipped, or None if one is missing."""
+    paths: list[Path] = []
     for name in (f"{prefix}-{part}" for prefix in prefixes for part in PARTS):
-        found += [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()][:1]
-    return found if len(found) == len(prefixes) * len(PARTS) else None
+        paths += [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()][:1]
+    return paths if len(paths) == len(prefixes) * len(PARTS) else None
 
 
 def content(path: Path) -> bytes:
-    """What the file holds, unzipped where it is gzipped."""
+    """Read a file, and unzip it if it is gzipped; raise `DataError` if it is damaged."""
     try:
         data = read_regular(path)
     except OSError as error:
@@ -42,44 +43,30 @@ def content(path: Path) -> bytes:
         return data
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as unzipped:
-            unpacked = unzipped.read(MOST_UNZIPPED + 1)
+            unpacked = unzipped.read(MAX_UNZIPPED + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(
-            f"{path} is damaged or cut short ({error}); fetch it again", code="damaged-file", path=path
-        ) from error
-    if len(unpacked) > MOST_UNZIPPED:
-        raise DataError(
-            f"{path} holds more than {MOST_UNZIPPED:,} bytes, which no such data set has; fetch it again",
-            code="damaged-file",
-            path=path,
-        )
+        raise damaged_file(path, f"is damaged or cut short ({error})") from error
+    if len(unpacked) > MAX_UNZIPPED:
+        raise damaged_file(path, f"holds more than {MAX_UNZIPPED:,} bytes, which no such data set has")
     return unpacked
 
 
 def read_idx(path: Path, dimensions: int) -> Tensor:
-    """uint8 with the sizes that the file states; it must have so many dimensions."""
+    """Read a file of `dimensions` sizes to uint8 of that shape; raise `DataError` if it is damaged."""
     data = content(path)
     magic, start = bytes([0, 0, 8, dimensions]), 4 + 4 * dimensions  # 8: unsigned bytes
     if data[:4] != magic or len(data) < start:
-        raise DataError(
-            f"{path} begins with {data[:4].hex() or 'nothing'}, not {magic.hex()} and {dimensions} sizes: "
-            "it is no idx file of bytes, or cut short; fetch it again",
-            code="damaged-file",
-            path=path,
-        )
+        start_bytes = data[:4].hex() or "nothing"
+        raise damaged_file(path, f"begins with {start_bytes}, not {magic.hex()} and {dimensions} sizes")
     shape = struct.unpack(f">{dimensions}I", data[4:start])
     if len(data) - start != math.prod(shape):
-        raise DataError(
-            f"{path} holds {len(data) - start} bytes for sizes {list(shape)}, not {math.prod(shape)}; "
-            "it is damaged or cut short, fetch it again",
-            code="damaged-file",
-            path=path,
-        )
+        size = len(data) - start
+        raise damaged_file(path, f"holds {size} bytes for sizes {list(shape)}, not {math.prod(shape)}")
     return torch.from_numpy(np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape).copy())
 
 
 def read_images(images: Path, labels: Path) -> tuple[Tensor, Tensor]:
-    """Pixels uint8 [N, 3, h + 4, w + 4], see `as_small_images`, and labels [N]."""
+    """Read pixels uint8 [N, 3, h + 4, w + 4], see `as_small_images`, and labels [N]."""
     pixels, numbers = read_idx(images, 3), read_idx(labels, 1)
     if len(pixels) != len(numbers):
         raise DataError(
@@ -91,13 +78,10 @@ def read_images(images: Path, labels: Path) -> tuple[Tensor, Tensor]:
 
 
 def read_halves(found: Sequence[Path]) -> list[tuple[Tensor, Tensor]]:
-    """Pixels and labels of each prefix, from what `idx_files` found."""
+    """Read pixels and labels of each prefix from the files that `idx_files` returned."""
     return [read_images(*pair) for pair in zip(found[::2], found[1::2], strict=True)]
 
 
 def as_small_images(grey: Tensor) -> Tensor:
-    """[N, 28, 28] -> [N, 3, 32, 32]: a black edge of 2 makes them as large as CIFAR's images.
-
-    The three channels are one and the same memory.
-    """
-    return F.pad(grey, (2, 2, 2, 2)).unsqueeze(1).expand(-1, 3, -1, -1)
+    """Pad [N, 28, 28] with black to [N, 3, 32, 32], the size of CIFAR's images; the channels share memory."""
+    return pad(grey, (2, 2, 2, 2)).unsqueeze(1).expand(-1, 3, -1, -1)

@@ -20,12 +20,12 @@ def _find(folder: Path) -> Sequence[Path] | None:
 
 
 def _is_wnid(entry: Path) -> bool:
-    """A folder called as WordNet numbers its nouns: n01443537."""
+    """Return True for a folder named by a WordNet id, such as n01443537."""
     return entry.name[:1] == "n" and entry.name[1:].isdecimal() and len(entry.name) == 9 and entry.is_dir()
 
 
 def _read(found: Sequence[Path], reading: Reading) -> Contents:
-    """Split by train.txt and test.txt if both are there, else 80 to 20 in every class by a fixed seed."""
+    """Read the split of train.txt and test.txt, or split every class 80 to 20 with a fixed seed."""
     folder, *lists = found
     if lists:
         classes, (train, test) = read_lists(*lists)

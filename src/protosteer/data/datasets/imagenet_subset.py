@@ -1,4 +1,4 @@
-"""ImageNet-Subset: 100 classes of ImageNet, which nobody may pass on; a list says which."""
+"""ImageNet-Subset: 100 classes of ImageNet named by a list; ImageNet may not be redistributed."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from protosteer.data.images import FileImages
 from protosteer.data.transforms import Preprocessing
 
 LETTERS = tuple("ABCDEFGHIJ")
-# Empty files in the official archives, which everybody leaves out.
+# Empty files in the official archives, which all published runs skip.
 BROKEN = (
     "RGVtb2NyYXRpY2FCb2xkT2xkc3R5bGUgQm9sZC50dGY=.png",
     "Q3Jvc3NvdmVyIEJvbGRPYmxpcXVlLnR0Zg==.png",
@@ -34,7 +34,7 @@ def _find(folder: Path) -> Sequence[Path] | None:
 
 
 def _read(found: Sequence[Path], reading: Reading) -> Contents:
-    """Read at once: the letters are as small as MNIST's digits, and are to be seen like them."""
+    """Read all images into memory, padded like MNIST's digits."""
     checksums = {}
     if found[0].is_file():
         parts = read_halves(found)
@@ -54,9 +54,9 @@ def _letters(folder: Path, reading: Reading) -> Files:
 
 
 def _grey(files: Files) -> Tensor:
-    """uint8 [N, 28, 28]."""
-    as_they_are = Preprocessing(28, (0.0,) * 3, (1.0,) * 3)
-    return FileImages(files.paths, as_they_are).pixels(range(len(files)))[:, 0]
+    """Read files to uint8 [N, 28, 28]."""
+    unchanged = Preprocessing(28, (0.0,) * 3, (1.0,) * 3)
+    return FileImages(files.paths, unchanged).pixels(range(len(files)))[:, 0]
 
 
 NOTMNIST = DatasetInfo(

@@ -1,7 +1,7 @@
-"""Every data set and every benchmark made of them, found and opened by name.
+"""Find and open every data set and benchmark by name.
 
-A data set is looked for in DATA/NAME, in DATA/<its official folder> and in DATA itself. What has an official
-checksum must match it; the checksums of everything that was read go into `Dataset.checksums`.
+A data set is looked for in DATA/NAME, in DATA/<its official folder> and in DATA itself. Files with an official
+checksum must match it. `Dataset.checksums` has the checksums of everything that was read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from protosteer.data.datasets import (
     sklearn_photos,
     svhn,
 )
-from protosteer.data.datasets.base import Benchmark, DatasetInfo, Reading
+from protosteer.data.datasets.base import Benchmark, DatasetInfo, Reading, damaged_file
 from protosteer.data.datasets.prepare import get_dataset
 from protosteer.data.labelled import Dataset, join
 from protosteer.errors import DataError
@@ -37,7 +37,7 @@ DATASETS: dict[str, DatasetInfo] = {
     )
 }  # fmt: skip
 
-# In the order of the paper's authors. All come as 32 x 32 pixels, so that a task may mix them.
+# In the order of the paper's authors. All have 32 x 32 pixels, so that a task may mix them.
 FIVE = Benchmark(
     "five-datasets", "5-datasets", tasks=5, crop=1.0,
     datasets=("cifar10", "notmnist", "mnist", "svhn", "fashion-mnist"),
@@ -54,12 +54,14 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 @dataclass(frozen=True)
 class DatasetStatus:
+    """A data set, and the folder of its files if they are on this disk."""
+
     info: DatasetInfo
-    path: Path | None  # where its files are, if they are
+    path: Path | None
 
 
 def data_root(data_dir: Path | None = None) -> Path:
-    """The folder for data: the one given, else PROTOSTEER_DATA, else protosteer's cache."""
+    """Return the folder for data: the one given, else PROTOSTEER_DATA, else protosteer's cache."""
     if data_dir is not None:
         return Path(data_dir).expanduser()
     named = os.environ.get("PROTOSTEER_DATA")
@@ -67,6 +69,7 @@ def data_root(data_dir: Path | None = None) -> Path:
 
 
 def find_dataset(name: str) -> DatasetInfo:
+    """Return the description of a data set; raise `DataError` with code `unknown-dataset`."""
     if name in DATASETS:
         return DATASETS[name]
     near = suggestion(name.lower().replace("_", "-"), DATASETS)
@@ -74,34 +77,39 @@ def find_dataset(name: str) -> DatasetInfo:
 
 
 def list_datasets(data_dir: Path | None = None) -> list[DatasetStatus]:
-    """Every data set with the place where it was found; checksums are not looked at."""
+    """List every data set with the folder where it was found; checksums are not verified."""
     root = data_root(data_dir)
     return [DatasetStatus(info, info.locate(root)) for info in DATASETS.values()]
 
 
 def open_dataset(name: str, data_dir: Path | None, reading: Reading) -> Dataset:
-    """Find, download where it is absent, verify and read a data set."""
+    """Find a data set, download it if missing, verify and read it.
+
+    Args:
+        name: Of the data set.
+        data_dir: See `data_root`.
+        reading: How to read image files.
+
+    Raises:
+        DataError: It is unknown, missing or damaged.
+    """
     info = find_dataset(name)
     folder, checksums = get_dataset(info, data_root(data_dir), reading.say)
     dataset = info.load(folder, reading)
     if len(dataset.classes) != info.classes:
-        raise DataError(
-            f"{folder} holds {len(dataset.classes)} classes; {info.title} has {info.classes}, unpack it again",
-            code="damaged-file",
-            path=folder,
-        )
+        raise damaged_file(folder, f"holds {len(dataset.classes)} classes, but {info.title} {info.classes}")
     return replace(dataset, checksums={**dataset.checksums, **checksums})
 
 
 def open_benchmark(benchmark: Benchmark, data_dir: Path | None, reading: Reading) -> Dataset:
-    """The images of a benchmark. All that is absent is reported together, not one set per attempt."""
-    found: dict[str, Dataset] = {}
-    absent: list[DataError] = []
+    """Open a benchmark's data sets, joined into one; report all missing ones in one `DataError`."""
+    parts: dict[str, Dataset] = {}
+    errors: list[DataError] = []
     for name in benchmark.datasets:
         try:
-            found[name] = open_dataset(name, data_dir, reading)
+            parts[name] = open_dataset(name, data_dir, reading)
         except DataError as error:
-            absent.append(error)
-    if absent:
-        raise DataError("; and ".join(map(str, absent)), code="missing-dataset") from absent[0]
-    return join(benchmark.name, found) if len(found) > 1 else next(iter(found.values()))
+            errors.append(error)
+    if errors:
+        raise DataError("; and ".join(map(str, errors)), code="missing-dataset") from errors[0]
+    return join(benchmark.name, parts) if len(parts) > 1 else next(iter(parts.values()))

@@ -1,9 +1,9 @@
-"""Plain data and arrays out of a pickle, without unpickling: nothing is called, looked up or imported.
+"""Read plain data and arrays from a pickle without unpickling: nothing is called, looked up or imported.
 
-Python's own unpickler calls what a file names, and numpy's part of it can be talked into taking a file's bytes
-for pointers. Here the instructions that lists, dictionaries, strings, numbers and arrays are written with are
-carried out by hand, and any other is refused. Numbers of an array are copied from the file, never more than it
-has, and the few names that a pickled array mentions are compared as words.
+Python's own unpickler calls what a file names, and numpy's part of it can be made to take a file's bytes for
+pointers. This reader executes only the opcodes of lists, dictionaries, strings, numbers and arrays, and rejects
+all others. It copies the numbers of an array from the file, never more than the file has, and compares the few
+names that a pickled array mentions as strings.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 _MAKERS = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct")
-_DTYPE, _ENCODE = "numpy.dtype", "_codecs.encode"  # the second is how Python 3 writes bytes for Python 2
+_DTYPE, _ENCODE = "numpy.dtype", "_codecs.encode"  # Python 3 writes bytes for Python 2 with the latter
 _FROM_BUFFER = "numpy._core.numeric._frombuffer"
 _NAMES = frozenset((*_MAKERS, _DTYPE, _ENCODE, _FROM_BUFFER, "numpy.ndarray"))
 _DTYPES = {"u1": np.dtype("u1"), "i4": np.dtype("<i4"), "i8": np.dtype("<i8")}
@@ -31,15 +31,15 @@ _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 class _Named(str):
-    """A name that the file mentions; a string of the file's own is never one."""
+    """A global name in the file; a string in the file never becomes one."""
 
 
 class _Unfilled:
-    """An array before its numbers come."""
+    """An array whose state has not been read."""
 
 
 def read_pickled(file: BinaryIO) -> Any:
-    """What the pickle holds; a `ValueError` where it is damaged, or holds anything else."""
+    """Read a pickle of plain data and arrays; raise `ValueError` if it is damaged or holds anything else."""
     try:
         return _Reader().read(file)
     except (IndexError, KeyError, TypeError, AttributeError) as error:
@@ -72,30 +72,30 @@ class _Reader:
         elif name == "MARK":
             self.marks.append(len(stack))
         elif name in _TUPLES:
-            stack.append(tuple(self._taken(len(stack) - _TUPLES[name])))
+            stack.append(tuple(self._popped(len(stack) - _TUPLES[name])))
         elif name == "TUPLE":
-            stack.append(tuple(self._taken(self.marks.pop())))
+            stack.append(tuple(self._popped(self.marks.pop())))
         elif name in ("APPEND", "APPENDS"):
-            items = self._taken(len(stack) - 1 if name == "APPEND" else self.marks.pop())
+            items = self._popped(len(stack) - 1 if name == "APPEND" else self.marks.pop())
             _of(stack[-1], list).extend(items)
         elif name in ("SETITEM", "SETITEMS"):
-            items = self._taken(len(stack) - 2 if name == "SETITEM" else self.marks.pop())
+            items = self._popped(len(stack) - 2 if name == "SETITEM" else self.marks.pop())
             for key, value in zip(items[::2], items[1::2], strict=True):
                 _of(stack[-1], dict)[_of(key, str)] = value
         elif name == "GLOBAL":
             stack.append(_named(*argument.split(" ", 1)))
         elif name == "STACK_GLOBAL":
-            stack.append(_named(*self._taken(len(stack) - 2)))
+            stack.append(_named(*self._popped(len(stack) - 2)))
         elif name in ("REDUCE", "BUILD"):
-            first, second = self._taken(len(stack) - 2)
+            first, second = self._popped(len(stack) - 2)
             stack.append(_called(first, second) if name == "REDUCE" else _filled(first, second))
         elif name not in ("PROTO", "FRAME", "STOP"):
             raise ValueError(f"it has the instruction {name}, which plain data and arrays do not need")
 
-    def _taken(self, start: int) -> list[Any]:
-        """What lies on the stack from `start` on."""
+    def _popped(self, start: int) -> list[Any]:
+        """Pop everything from `start` on."""
         if not 0 <= start <= len(self.stack):
-            raise IndexError("more is taken than there is")
+            raise IndexError("the stack is too short")
         items = self.stack[start:]
         del self.stack[start:]
         return items
@@ -117,7 +117,7 @@ def _named(module: str, name: str) -> _Named:
 
 
 def _called(name: Any, arguments: Any) -> Any:
-    """What the call of a named function would have come to."""
+    """Return the result that the call of a named function would have."""
     _of(name, _Named)
     _of(arguments, tuple)
     if name in _MAKERS:
@@ -133,7 +133,7 @@ def _called(name: Any, arguments: Any) -> Any:
 
 
 def _filled(value: Any, state: Any) -> Any:
-    """An array with its numbers, or a dtype, whose state tells the order of bytes and nothing else."""
+    """Return an array with its numbers, or a dtype, whose state must be little-endian."""
     if isinstance(value, _Unfilled):
         _, shape, dtype, by_columns, data = _of(state, tuple)
         return _array(data, dtype, shape, "F" if by_columns else "C")

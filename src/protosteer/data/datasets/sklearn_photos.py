@@ -1,7 +1,7 @@
-"""Details of the two photographs that scikit-learn brings along: what is this a detail of?
+"""Crops of the two photographs that scikit-learn contains.
 
-A class is a field of a photograph; its images are squares from anywhere in the field, of several sizes, some
-darker and some brighter. Nothing is downloaded.
+A class is a region of a photograph; its images are squares from anywhere in the region, of several sizes and
+brightnesses. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 from protosteer.data.datasets.base import Benchmark, Contents, DatasetInfo, Pair, Reading, all_of, arrays
 from protosteer.data.transforms import resize
 
-# Photograph, left, top, right and bottom of each field.
+# Photograph, left, top, right and bottom of each region.
 FIELDS = {
     "roof": ("china.jpg", 90, 25, 325, 160),
     "gallery": ("china.jpg", 80, 155, 330, 245),
@@ -29,9 +29,9 @@ FIELDS = {
     "heart": ("flower.jpg", 230, 140, 400, 300),
     "leaf": ("flower.jpg", 0, 60, 150, 330),
 }
-TRAIN, TEST = 20, 40  # details per field
-SIDE = 64  # pixels of a detail
-SMALLEST, LARGEST = 0.4, 0.8  # side of the square, by the shorter side of its field
+TRAIN, TEST = 20, 40  # crops per region
+SIDE = 64  # pixels of a crop
+SMALLEST, LARGEST = 0.4, 0.8  # side of the square, relative to the shorter side of its region
 BRIGHTNESS = 0.3
 
 
@@ -40,29 +40,27 @@ def _read(found: Sequence[Path], reading: Reading) -> Contents:
     fields = [
         photographs[name][:, top:bottom, left:right] for name, left, top, right, bottom in FIELDS.values()
     ]
-    details = torch.stack(
-        [_details(field, gen) for field in fields]
-    )  # [classes, TRAIN + TEST, 3, SIDE, SIDE]
+    details = torch.stack([_details(field, gen) for field in fields])  # [C, TRAIN + TEST, 3, SIDE, SIDE]
     return arrays(list(FIELDS), _labelled(details[:, :TRAIN]), _labelled(details[:, TRAIN:]))
 
 
 def _pixels(path: Path) -> Tensor:
-    """uint8 [3, h, w]."""
+    """Read a photograph to uint8 [3, h, w]."""
     with Image.open(path) as image:
         return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
 
 
 def _details(field: Tensor, gen: Generator) -> Tensor:
-    """uint8 [TRAIN + TEST, 3, SIDE, SIDE] out of a field [3, h, w]."""
+    """Draw crops uint8 [TRAIN + TEST, 3, SIDE, SIDE] from a region [3, h, w]."""
     height, width = field.shape[1:]
-    made = []
+    crops = []
     for share, down, across, light in torch.rand(TRAIN + TEST, 4, generator=gen).tolist():
         side = round(min(height, width) * (SMALLEST + (LARGEST - SMALLEST) * share))
         top, left = round((height - side) * down), round((width - side) * across)
         square = resize(field[None, :, top : top + side, left : left + side], (SIDE, SIDE), "bicubic")
         lit = square.float() * (1 + BRIGHTNESS * (2 * light - 1))
-        made.append(lit.round().clamp(0, 255).byte())
-    return torch.cat(made)
+        crops.append(lit.round().clamp(0, 255).byte())
+    return torch.cat(crops)
 
 
 def _labelled(images: Tensor) -> Pair:

@@ -8,16 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protosteer.data.datasets.base import NUMERALS, DatasetInfo, all_of, arrays
+from protosteer.data.datasets.base import NUMERALS, DatasetInfo, all_of, arrays, damaged_file
 from protosteer.data.downloads import Remote
-from protosteer.errors import DataError
 from protosteer.util.files import open_regular
 
 PAGES = ("http://ufldl.stanford.edu/housenumbers",)
 
 
 def read_svhn(path: Path) -> tuple[Tensor, Tensor]:
-    """Pixels uint8 [N, 3, 32, 32] in file order and digits [N]; in the file the digit 0 is called 10."""
+    """Read pixels uint8 [N, 3, 32, 32] in file order and digits [N]; the file has 10 for the digit 0."""
     from scipy.io import loadmat
 
     try:
@@ -26,9 +25,7 @@ def read_svhn(path: Path) -> tuple[Tensor, Tensor]:
         pixels = np.asarray(table["X"], dtype=np.uint8).reshape(32, 32, 3, -1).transpose(3, 2, 0, 1)
         digits = np.asarray(table["y"], dtype=np.int64).reshape(-1) % 10
     except Exception as error:  # a damaged file makes scipy raise nearly anything
-        raise DataError(
-            f"{path} is not an SVHN file ({error}); fetch it again", code="damaged-file", path=path
-        ) from error
+        raise damaged_file(path, f"is not an SVHN file ({error})") from error
     return torch.from_numpy(np.ascontiguousarray(pixels)), torch.from_numpy(digits)
 
 
