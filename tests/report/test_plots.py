@@ -113,7 +113,7 @@ def test_twenty_tasks_have_numbers_and_fifty_have_none(monkeypatch: pytest.Monke
 
 def test_axes_name_tasks_without_crowding() -> None:
     assert list(plots._task_numbers(20)) == list(range(1, 21))
-    assert len(plots._task_numbers(100)) <= plots.MOST_TICKS
+    assert len(plots._task_numbers(100)) <= plots.MAX_TICKS
     assert list(plots._task_numbers(1)) == [1]
 
 
@@ -134,7 +134,7 @@ def test_tsne_picture_is_the_same_every_time_and_has_every_class() -> None:
 
 
 def test_twelve_classes_look_different() -> None:
-    assert len({plots._look(i) for i in range(12)}) == 12
+    assert len({plots._class_style(i) for i in range(12)}) == 12
 
 
 def groups(count: int, seed: int = 0) -> np.ndarray:
@@ -204,7 +204,7 @@ def test_the_colours_of_a_map_run_from_the_least_to_the_greatest_similarity() ->
 
 def test_the_diagonal_is_not_coloured() -> None:
     pixels = picture(plots.class_similarity(["a", "b"], groups(2)))
-    assert colour_count(pixels, plots.SAME) > 0.1 * pixels.shape[0] * pixels.shape[1]
+    assert colour_count(pixels, plots.DIAGONAL_COLOUR) > 0.1 * pixels.shape[0] * pixels.shape[1]
 
 
 def test_few_classes_have_numbers_and_many_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +216,7 @@ def test_few_classes_have_numbers_and_many_have_none(monkeypatch: pytest.MonkeyP
     plots.class_similarity(["a", "b", "c"], matrix)
     assert sorted(written) == ["0.00", "0.00", "0.25", "0.25", "0.50", "0.50"]
     written.clear()
-    plots.class_similarity([str(i) for i in range(plots.NUMBERED + 1)], groups(plots.NUMBERED + 1))
+    plots.class_similarity([str(i) for i in range(plots.MAX_NUMBERED + 1)], groups(plots.MAX_NUMBERED + 1))
     assert not written
 
 

@@ -152,9 +152,9 @@ def test_a_line_per_class_and_its_task_beside_the_first() -> None:
 
 
 def test_long_lists_end_early_unless_all_is_asked_for() -> None:
-    tasks = [one_task(f"task {i}", [f"name-{i}"]) for i in range(model_summary.MOST_ROWS + 1)]
+    tasks = [one_task(f"task {i}", [f"name-{i}"]) for i in range(model_summary.MAX_ROWS + 1)]
     short, whole = printed(described(tasks)), printed(described(tasks), all_classes=True)
-    last = model_summary.MOST_ROWS
+    last = model_summary.MAX_ROWS
     assert f"name-{last - 1}" in short and f"name-{last}" not in short
     assert "… and 1 more class\n" in short and "… and 1 more task\n" in short
     assert f"name-{last}" in whole and "more class" not in whole

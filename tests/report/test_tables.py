@@ -50,7 +50,7 @@ def figures(tasks: int, **changes: Any) -> dict[str, Any]:
 def test_a_table_has_a_line_per_run() -> None:
     row = {"last_accuracy": 95.254, "avg_accuracy": 97.0, "last_forgetting": -0.5, "passes_per_image": 1.5,
            "calibration_error": None, "bytes_per_class": 13096.0}  # fmt: skip
-    found = words(tables.figures_table({"baseline": row, "[red]cpp": row}))
+    found = words(tables.metrics_table({"baseline": row, "[red]cpp": row}))
     assert ["baseline", "95.25", "%", "97.00", "%", "-0.50", "–", "1.50", "13,096"] in found
     assert any(line[:1] == ["[red]cpp"] for line in found)
 
@@ -159,8 +159,8 @@ def test_a_report_leaves_out_what_the_method_has_not() -> None:
 
 
 def test_numbers_know_their_deviation() -> None:
-    assert tables.Figure("x").number(1.234, 0.056) == "1.23 ±0.06"
-    assert tables.Figure("x").number(1.234, 0.0) == "1.23 ±0.00"
-    assert tables.Figure("x", decimals=0).number(1234.0, 0.0) == "1,234"
-    assert tables.Figure("x", "s", decimals=1).number(1234.5, 12.3) == "1,234 ±12"
-    assert tables.Figure("x").number(None, 1.0) == tables.Figure("x").number(float("nan"), 1.0) == "–"
+    assert tables.Metric("x").number(1.234, 0.056) == "1.23 ±0.06"
+    assert tables.Metric("x").number(1.234, 0.0) == "1.23 ±0.00"
+    assert tables.Metric("x", decimals=0).number(1234.0, 0.0) == "1,234"
+    assert tables.Metric("x", "s", decimals=1).number(1234.5, 12.3) == "1,234 ±12"
+    assert tables.Metric("x").number(None, 1.0) == tables.Metric("x").number(float("nan"), 1.0) == "–"

@@ -183,7 +183,7 @@ def show(outcome: Outcome, console: Console) -> None:
     """Figures for people: the table, what was forgotten and where, and the result in one sentence."""
     variants = outcome.figures["variants"]
     title = f"{outcome.figures['stream']}, seed {outcome.figures['seed']}"
-    console.print(tables.figures_table(variants, title))
+    console.print(tables.metrics_table(variants, title))
     for name in SHOWN:
         for part in tables.matrix_tables(variants[name]["matrix"], f"{name}: accuracy in percent"):
             console.print(part)

@@ -1,4 +1,4 @@
-"""What `protosteer suggest` found, for a person."""
+"""Format the result of `protosteer suggest`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from protosteer.report.tables import numbers, plain_table
 from protosteer.util.text import counted, printable
 from protosteer.workflows.active_learning import Suggestion, Suggestions
 
-# How many there are for each reason is said above the table, why it is in its rows.
-_TOLD = {
+_REASONS = {
     "label": "worth labelling",
     "unknown": "unlike everything known",
     "mislabelled": "likelier of another class than their own",
@@ -19,32 +18,33 @@ _TOLD = {
 
 
 def overview(found: Suggestions) -> list[RenderableType]:
-    """How many there are for each reason, and a table."""
+    """Show the number of suggestions for each reason, and a table."""
     heads = [f"{counted(found.images, 'image')}: ", ", ".join(_head(found, why) for why in found.found)]
     return [Text("".join(heads)), *([_table(found)] if found.chosen else [])]
 
 
 def _head(found: Suggestions, why: str) -> str:
-    """All of them, and how many of these are shown where that is fewer."""
-    shown = sum(one.why == why for one in found.chosen)
-    few = "" if shown == found.found[why] else f" ({shown:,} shown)"
+    """Return the number of suggestions for a reason, and how many are shown if that is fewer."""
+    shown = sum(suggestion.why == why for suggestion in found.chosen)
+    suffix = "" if shown == found.found[why] else f" ({shown:,} shown)"
     number = found.found[why]
-    head = counted(number, "near-duplicate") if why == "duplicate" else f"{number:,} {_TOLD[why]}"
-    return f"{head}{few}"
+    head = counted(number, "near-duplicate") if why == "duplicate" else f"{number:,} {_REASONS[why]}"
+    return f"{head}{suffix}"
 
 
 def _table(found: Suggestions) -> Table:
     table = plain_table(None, "File", "Why", *numbers(["Probability"]), "Nearest class")
-    for one in found.chosen:
-        cells = (str(one.path), _why(one), f"{100 * one.probability:.1f} %", one.guess)
+    for suggestion in found.chosen:
+        probability = f"{100 * suggestion.probability:.1f} %"
+        cells = (str(suggestion.path), _why(suggestion), probability, suggestion.guess)
         table.add_row(*(Text(printable(cell)) for cell in cells))
     return table
 
 
-def _why(one: Suggestion) -> str:
+def _why(suggestion: Suggestion) -> str:
     return {
         "label": "would teach most",
         "unknown": "unlike everything known",
-        "duplicate": f"copy of {one.other}",
-        "mislabelled": f"filed under {one.other}",
-    }[one.why]
+        "duplicate": f"copy of {suggestion.other}",
+        "mislabelled": f"filed under {suggestion.other}",
+    }[suggestion.why]

@@ -1,4 +1,4 @@
-"""How backbones did on a user's images, and which was chosen."""
+"""Format the trials of backbones on a user's images."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from protosteer.workflows.backbone_selection import Choice
 
 
 def choice_table(choice: Choice) -> Table:
-    """One row per backbone that was tried, the smallest first."""
-    figures = numbers(["Right, left out", "Parameters", "Multiplications", "Images/s"])
-    table = plain_table(None, "Backbone", *figures, "Licence", "")
+    """Show one row per backbone that was tried, the smallest first."""
+    columns = numbers(["Right, left out", "Parameters", "Multiplications", "Images/s"])
+    table = plain_table(None, "Backbone", *columns, "Licence", "")
     for trial in choice.trials:
         info = trial.info
         table.add_row(
@@ -34,6 +34,7 @@ def choice_table(choice: Choice) -> Table:
 
 
 def as_json(choice: Choice) -> dict[str, Any]:
+    """Return the choice and its trials as plain data."""
     return {
         "chosen": choice.info.name,
         "why": choice.why,

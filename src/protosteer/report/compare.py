@@ -1,6 +1,6 @@
-"""Runs side by side: mean and spread over seeds, for terminals, Markdown and spreadsheets.
+"""Compare runs by mean and standard deviation over seeds, for terminals, Markdown and spreadsheets.
 
-Every function takes rows: a label and the figures of each of its seeds, as `run --json` names them.
+Every function takes rows: a label and the metrics of each of its seeds, as `run --json` names them.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Any
 
 from rich.table import Table
 
-from protosteer.report.tables import DIAGNOSIS, FIGURES, Figure, Row, had, spread_over_seeds, spread_table
+from protosteer.report.tables import DIAGNOSIS, METRICS, Metric, Row, present, spread_over_seeds, spread_table
 from protosteer.util.text import without_control
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 
-# Columns of the tables, headed in lines about as wide as the figures below.
+# Columns of the tables, with headings about as wide as their cells.
 QUALITY = {
-    "last_accuracy": Figure("Last acc.\nmean over\ntasks"),
-    "avg_accuracy": Figure("Avg acc.\nmean over\ntasks"),
-    "last_image_accuracy": Figure("Last acc.\nmean over\nimages"),
-    "avg_image_accuracy": Figure("Avg acc.\nmean over\nimages"),
-    "last_forgetting": Figure("Forget-\nting"),
+    "last_accuracy": Metric("Last acc.\nmean over\ntasks"),
+    "avg_accuracy": Metric("Avg acc.\nmean over\ntasks"),
+    "last_image_accuracy": Metric("Last acc.\nmean over\nimages"),
+    "avg_image_accuracy": Metric("Avg acc.\nmean over\nimages"),
+    "last_forgetting": Metric("Forget-\nting"),
 }
 BLURRY = ("blurred_images", "anytime_accuracy", "last_image_accuracy")
 DECIDING = ("calibration_error", "passes_per_image", "retrieval_accuracy")
 COSTS = ("bytes_per_class", "trained_parameters", "train_seconds", "eval_seconds")
-# The diagnosis, beside the other figures: how the images of a task ended, and why. A method has one kind.
-CAUSES = {f"diagnosis_{name}": figure for name, figure in DIAGNOSIS.items()}
+# The diagnosis next to the other metrics; each method has one kind.
+CAUSES = {f"diagnosis_{name}": metric for name, metric in DIAGNOSIS.items()}
 ENDED = "Test images after the last task, means over tasks"
 KINDS = (
     (ENDED, ("accuracy", "not_retrieved", "wrong_prompt_won", "wrong_class")),
@@ -49,55 +49,57 @@ KINDS = (
 
 
 def comparison_tables(rows: Rows) -> list[Table]:
-    """Narrow enough for a terminal: how good, at what cost, and why, for each kind of diagnosis."""
+    """Make tables that fit a terminal: quality, cost, and each kind of diagnosis."""
     flat = list(_flat(rows).items())
     counts = {len(seeds) for _, seeds in flat}
-    alike = f"{min(counts)} seeds" if len(counts) == 1 else "seeds"  # no column where all have as many
-    spread = ", 1 seed" if counts == {1} else f", mean ± std over {alike}"
+    over = f"{min(counts)} seeds" if len(counts) == 1 else "seeds"
+    spread = ", 1 seed" if counts == {1} else f", mean ± std over {over}"
     return [
         spread_table(
             f"Accuracy (%) and forgetting (points){spread}", QUALITY, flat, count_seeds=len(counts) > 1
         ),
         *_blurry(flat),
-        spread_table("Decisions after the last task", _narrow(FIGURES, DECIDING), flat),
-        spread_table("Cost", _narrow(FIGURES, COSTS), flat),
+        spread_table("Decisions after the last task", _narrow(METRICS, DECIDING), flat),
+        spread_table("Cost", _narrow(METRICS, COSTS), flat),
         *(table for title, names in KINDS for table in _causes(title, names, flat)),
     ]
 
 
 def _blurry(rows: Sequence[Row]) -> list[Table]:
-    """What is reported where classes come in several tasks; nothing if no row has such."""
-    figures = _narrow(FIGURES, BLURRY)
-    return [spread_table("Blurry task boundaries", figures, rows)] if BLURRY[0] in had(figures, rows) else []
+    """Show metrics of blurry task boundaries, if a row has them."""
+    metrics = _narrow(METRICS, BLURRY)
+    return (
+        [spread_table("Blurry task boundaries", metrics, rows)] if BLURRY[0] in present(metrics, rows) else []
+    )
 
 
 def _causes(title: str, names: Sequence[str], rows: Sequence[Row]) -> list[Table]:
-    """One kind of diagnosis of the rows that have it; nothing if none has."""
-    figures = _narrow(CAUSES, [f"diagnosis_{name}" for name in names])
-    telling = f"diagnosis_{names[1]}"  # the first may be of any kind, a spread may be unknown
-    those = [row for row in rows if telling in had(figures, [row])]
-    return [spread_table(title, figures, those)] if those else []
+    """Show one kind of diagnosis for the rows that have it."""
+    metrics = _narrow(CAUSES, [f"diagnosis_{name}" for name in names])
+    key = f"diagnosis_{names[1]}"  # the first is common to all kinds, and a spread may be unknown
+    matching = [row for row in rows if key in present(metrics, [row])]
+    return [spread_table(title, metrics, matching)] if matching else []
 
 
-def _narrow(figures: Mapping[str, Figure], names: Sequence[str]) -> dict[str, Figure]:
-    return {name: replace(figures[name], heading=fill(figures[name].title, 12)) for name in names}
+def _narrow(metrics: Mapping[str, Metric], names: Sequence[str]) -> dict[str, Metric]:
+    return {name: replace(metrics[name], heading=fill(metrics[name].title, 12)) for name in names}
 
 
 def comparison_markdown(rows: Rows) -> str:
-    """Two GitHub tables of the same figures."""
+    """Make two GitHub tables of the same metrics."""
     flat = _flat(rows)
-    blurry = had({name: FIGURES[name] for name in BLURRY[:2]}, flat.items())
-    figures = {name: FIGURES[name] for name in (*QUALITY, *blurry, *DECIDING, *COSTS)}
-    return f"{_markdown(flat, figures)}\n{_markdown(flat, had(CAUSES, flat.items()))}"
+    blurry = present({name: METRICS[name] for name in BLURRY[:2]}, flat.items())
+    metrics = {name: METRICS[name] for name in (*QUALITY, *blurry, *DECIDING, *COSTS)}
+    return f"{_markdown(flat, metrics)}\n{_markdown(flat, present(CAUSES, flat.items()))}"
 
 
 def comparison_csv(rows: Rows) -> str:
-    """Plain numbers, every figure there is with its mean and deviation; empty where there is none."""
+    """Make a CSV table of mean and deviation of every metric; cells without a value are empty."""
     spreads = {name: spread_over_seeds(seeds) for name, seeds in _flat(rows).items()}
-    found = {name for mean, _ in spreads.values() for name in mean}
-    known = [name for name in FIGURES if name in found]
-    causes = [name for name in CAUSES if name in found]
-    columns = [*known, *sorted(found.difference(known, causes)), *causes]
+    names = {name for mean, _ in spreads.values() for name in mean}
+    known = [name for name in METRICS if name in names]
+    causes = [name for name in CAUSES if name in names]
+    columns = [*known, *sorted(names.difference(known, causes)), *causes]
 
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -113,17 +115,17 @@ def _flat(rows: Rows) -> Rows:
 
 
 def _with_diagnosis(seed: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures of a seed with its diagnosis among them."""
+    """Return the metrics of a seed with its diagnosis among them."""
     diagnosis = (seed.get("diagnosis") or {}).get("mean", {})
     return {**seed, **{f"diagnosis_{name}": value for name, value in diagnosis.items()}}
 
 
-def _markdown(rows: Rows, figures: Mapping[str, Figure]) -> str:
-    titles = (figure.title for figure in figures.values())
-    lines = [["run", "seeds", *titles], ["---", *["---:"] * (1 + len(figures))]]
+def _markdown(rows: Rows, metrics: Mapping[str, Metric]) -> str:
+    titles = (metric.title for metric in metrics.values())
+    lines = [["run", "seeds", *titles], ["---", *["---:"] * (1 + len(metrics))]]
     for label, seeds in rows.items():
         mean, std = spread_over_seeds(seeds)
-        cells = (figure.number(mean.get(name), std.get(name), " ± ") for name, figure in figures.items())
+        cells = (metric.number(mean.get(name), std.get(name), " ± ") for name, metric in metrics.items())
         lines.append(
             [without_control(label).replace("\\", "\\\\").replace("|", "\\|"), str(len(seeds)), *cells]
         )

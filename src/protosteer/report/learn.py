@@ -1,4 +1,4 @@
-"""What `protosteer learn` found in a folder, and how it did on the images that it held out."""
+"""Format what `protosteer learn` found in a folder, and its accuracy on held-out images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from protosteer.workflows.learn_folder import FolderScan, LearnResult
 
 
 def found_table(found: FolderScan, held: Mapping[str, int]) -> Table:
-    """One row per class. held: how many images of each class will be held out."""
+    """Show one row per class; `held` is the number of held-out images by class."""
     known = ["Known, from task"] if found.known else []
     table = plain_table(None, "Class", *numbers(["Images", "Held out"]), *known)
     for name, count in found.counts.items():
@@ -27,7 +27,7 @@ def found_table(found: FolderScan, held: Mapping[str, int]) -> Table:
 
 
 def check_report(check: Check, before_training: Check | None = None) -> list[RenderableType]:
-    """Accuracy on the held-out images, class by class, and what was confused."""
+    """Show the accuracy on held-out images by class, and the most frequent confusions."""
     held = counted(len(check.labels), "held-out image")
     table = plain_table(None, "Class", *numbers(["Held out", "Right", "Accuracy"]))
     for name, (shown, good) in check.per_class().items():
@@ -52,6 +52,7 @@ def why_no_prompt(record: TaskRecord, found: FolderScan) -> str:
 
 
 def as_json(found: FolderScan, taught: LearnResult | None) -> dict[str, Any]:
+    """Return the scan and, if something was learned, the task and its evaluation as plain data."""
     outcome: dict[str, Any] = {
         "found": {
             "folder": str(found.folder),

@@ -1,4 +1,4 @@
-"""Methods as tables: all of them side by side, or one in full."""
+"""Format methods: all as a table, or one in full."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from protosteer.report.tables import NOTHING, numbers, plain_table
 
 
 def methods_table(methods: Iterable[MethodInfo], parameters: Mapping[str, int | None]) -> Table:
-    """parameters: how many each trains, by its name."""
+    """Show all methods; `parameters` is the number that each trains, by name."""
     name, parameter_count = Column("Name", style="bold", no_wrap=True), numbers(["Parameters"], no_wrap=True)
     table = plain_table(None, name, "Paper", "Rehearsal", "Trains", *parameter_count)
     able = []
@@ -29,7 +29,7 @@ def methods_table(methods: Iterable[MethodInfo], parameters: Mapping[str, int | 
 
 
 def method_report(method: MethodInfo, parameters: int | None) -> list[RenderableType]:
-    """All about one method: where from, what it does in words, every setting with its default."""
+    """Show one method: its paper, description, and every setting with its default."""
     s = method.source
     facts = plain_table(None, Column(style="bold", no_wrap=True), "")
     facts.show_header = False
@@ -50,12 +50,12 @@ def _count(parameters: int | None) -> str:
 
 
 def _paragraphs(text: str) -> list[Text]:
-    """As wide as the terminal, but lines that were set apart, such as formulas and lists, are left alone."""
+    """Rewrap paragraphs to the terminal's width; leave formulas and lists alone."""
     parts = []
     for block in text.split("\n\n"):
         lines = block.splitlines()
-        apart = any(line.startswith((" ", "- ")) for line in lines)
-        parts.append(Text((block if apart else " ".join(lines)) + "\n"))
+        verbatim = any(line.startswith((" ", "- ")) for line in lines)
+        parts.append(Text((block if verbatim else " ".join(lines)) + "\n"))
     return parts
 
 

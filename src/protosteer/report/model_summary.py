@@ -1,4 +1,4 @@
-"""What `protosteer inspect` prints: a model's contents as `inspection.describe` tells them, for people."""
+"""Format a model's contents as `protosteer inspect` prints them, from `model_summary.describe`."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from rich.text import Text
 from protosteer.report.tables import NOTHING, numbers, plain_table
 from protosteer.util.text import counted, printable
 
-MOST_ROWS = 60  # that are listed unless all are asked for
-NAME_WIDTH = 28  # of a class or a task; longer ones go on in the next line
+MAX_ROWS = 60  # unless all are requested
+NAME_WIDTH = 28  # characters of a class or a task; longer ones wrap
 BAR_WIDTH = 20
 
-Told = Mapping[str, Any]
+Description = Mapping[str, Any]
 
 
-def overview(description: Told, all_classes: bool = False) -> list[RenderableType]:
-    """All about one model; of many classes or tasks only the first are listed unless all are asked for."""
+def overview(description: Description, all_classes: bool = False) -> list[RenderableType]:
+    """Show one model; of many classes or tasks only the first, unless all are requested."""
     tasks = [task for task in description["tasks"] if task["corrected"] is None]
     rows = [(i, task["name"], record) for task in tasks for i, record in enumerate(task["classes"])]
-    most = len(rows) if all_classes else MOST_ROWS
+    most = len(rows) if all_classes else MAX_ROWS
     parts: list[RenderableType] = [_header(description)]
     if tasks:
-        parts += [_tasks(tasks[:most]), *_left_out(len(tasks) - most, "more task")]
-        parts += [_classes(rows[:most]), *_left_out(len(rows) - most, "more class")]
+        parts += [_tasks(tasks[:most]), *_remainder(len(tasks) - most, "more task")]
+        parts += [_classes(rows[:most]), *_remainder(len(rows) - most, "more class")]
     if description["confusable"]:
-        parts.append(_most_alike(description["confusable"]))
+        parts.append(_most_similar(description["confusable"]))
     return parts
 
 
-def _left_out(number: int, things: str) -> list[RenderableType]:
+def _remainder(number: int, things: str) -> list[RenderableType]:
     return [Text(f" … and {counted(number, things)}\n")] if number > 0 else []
 
 
-def _header(description: Told) -> Table:
-    """What is true of the model as a whole, a line each."""
+def _header(description: Description) -> Table:
+    """Show facts about the whole model, one per line."""
     file, totals, tasks = description["file"], description["totals"], description["tasks"]
     changed, evidence = description["settings"]["changed"], description["evidence"]
     kept = counted(totals["points"], "point") if evidence else counted(totals["centroids"], "centroid")
@@ -67,7 +67,7 @@ def _header(description: Told) -> Table:
     return table
 
 
-def _evidence(evidence: Told) -> dict[str, str]:
+def _evidence(evidence: Description) -> dict[str, str]:
     """The prompt for all classes, and what probabilities are calibrated by."""
     prompt, views = evidence["domain_prompt"], evidence["views"]
     weight = sum(view["weight"] for view in views)
@@ -85,14 +85,14 @@ def _evidence(evidence: Told) -> dict[str, str]:
     }
 
 
-def _corrections(tasks: Sequence[Told]) -> dict[str, str]:
-    """One line for all, since there may be hundreds of them."""
+def _corrections(tasks: Sequence[Description]) -> dict[str, str]:
+    """Return one line for all corrections, of which there may be hundreds."""
     if not tasks:
         return {}
     return {"Corrected": f"{counted(len(tasks), 'image')}, the last on {tasks[-1]['learned']}, each a task"}
 
 
-def _unknown(rejection: Told, evidence: bool) -> str:
+def _unknown(rejection: Description, evidence: bool) -> str:
     if not rejection["calibrated"]:
         why = "no class has two images" if evidence else "no images were held out"
         return f"cannot be rejected, as {why}"
@@ -106,7 +106,7 @@ def _dates(first: str | None, last: str | None) -> str:
     return f"on {first}" if first == last else f"from {first} to {last}"
 
 
-def _sizes(totals: Told) -> str:
+def _sizes(totals: Description) -> str:
     if not totals["classes"]:
         return "nothing has been learned"
     per_class, per_task = (human_bytes(totals[name]) for name in ("bytes_per_class", "bytes_per_task"))
@@ -119,7 +119,7 @@ def _sizes(totals: Told) -> str:
     return f"{line}; the file is {compared} than the images ({human_bytes(totals['image_bytes'])})"
 
 
-def _backbone(backbone: Told) -> str:
+def _backbone(backbone: Description) -> str:
     facts = [f"{backbone['name']} ({backbone['fingerprint'][:12]})", f"{backbone['image_size']}-pixel images"]
     for name, thing in (("depth", "layer"), ("dim", "dimension")):
         facts += [] if backbone[name] is None else [counted(backbone[name], thing)]
@@ -130,7 +130,7 @@ def _value(value: object) -> str:
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
-def _tasks(tasks: Sequence[Told]) -> Table:
+def _tasks(tasks: Sequence[Description]) -> Table:
     figures = numbers(["Classes", "Images", "Size", "Prompt"], no_wrap=True)
     learned, how = Column("Learned", no_wrap=True), Column("How", no_wrap=True)
     table = plain_table("Tasks", *_names("Task"), learned, *figures, how)
@@ -148,7 +148,7 @@ def _tasks(tasks: Sequence[Told]) -> Table:
     return table
 
 
-def _how(task: Told) -> str:
+def _how(task: Description) -> str:
     if task["few_shot"]:
         return "few-shot"
     if task["unfinished"]:
@@ -158,8 +158,8 @@ def _how(task: Told) -> str:
     return "trained alone" if task["independent"] else "trained"
 
 
-def _classes(rows: Iterable[tuple[int, str, Told]]) -> Table:
-    """rows: number within the task, task, class. A task is named beside the first of its classes."""
+def _classes(rows: Iterable[tuple[int, str, Description]]) -> Table:
+    """Show classes; each row has the class's number in its task, the task's name and the class."""
     rows = list(rows)
     if any(record["points"] for *_, record in rows):
         figures = {"Images": "images", "Points": "points"}
@@ -174,8 +174,8 @@ def _classes(rows: Iterable[tuple[int, str, Told]]) -> Table:
     return table
 
 
-def _most_alike(pairs: Sequence[Told]) -> Table:
-    """The bar of a pair is as long as its cosine is great: none for 0, full for 1."""
+def _most_similar(pairs: Sequence[Description]) -> Table:
+    """Show pairs of similar classes; a bar has the length of the cosine, from 0 to 1."""
     title = "Most alike (greatest cosine between centroids)"
     cosine, bar = *numbers(["Cosine"], no_wrap=True), Column(no_wrap=True)
     table = plain_table(title, *_names("Class", "and class"), cosine, bar)
@@ -190,11 +190,11 @@ def _names(*headings: str) -> list[Column]:
 
 
 def _name(name: str) -> Text:
-    return Text(printable(name))  # a file from someone else may hold any text: never markup
+    return Text(printable(name))  # an untrusted file may hold any text: never parse it as markup
 
 
 def human_bytes(size: float) -> str:
-    """Three digits and a unit, each a thousand times the one before."""
+    """Format bytes with three digits and a decimal unit."""
     units = ["bytes", "kB", "MB", "GB"]
     while size >= 999.5 and len(units) > 1:
         size /= 1000

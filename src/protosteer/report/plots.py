@@ -1,4 +1,4 @@
-"""Plots as PNG bytes. Figures are drawn without pyplot, so that nothing global is left behind."""
+"""Draw plots as PNG bytes, without pyplot and its global state."""
 
 from __future__ import annotations
 
@@ -29,31 +29,35 @@ from protosteer.util.text import printable
 Floats = npt.NDArray[np.floating[Any]]
 
 DPI = 110
-# Okabe and Ito's colours, for lines; Tol's "muted" set, for many classes. Both hold for colour-blind readers.
+# Okabe and Ito's colours for lines, Tol's "muted" set for classes; both suit colour-blind readers.
 LINE_COLOURS = ("#000000", "#56B4E9", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#999999")
 LINE_MARKERS = ("s", "^", "D", "o", "v", "P", "X", "*")
-LINE_STYLES = ("-", "--", ":")  # colours and markers come round again with another line
+LINE_STYLES = ("-", "--", ":")  # repeated colours and markers get another line style
 LEGEND_WIDTH = 34
-ROWS_INSIDE = 4  # legends of more lines would hide some of them
+MAX_LEGEND_INSIDE = 4  # a longer legend would hide lines
 CLASS_COLOURS = (
     "#332288", "#DDCC77", "#117733", "#88CCEE", "#882255", "#44AA99", "#CC6677", "#999933", "#AA4499", "#777777",
 )  # fmt: skip
-CLASS_MARKERS = ("o", "^", "s", "v", "D", "P")  # the colours come round again with another marker
+CLASS_MARKERS = ("o", "^", "s", "v", "D", "P")  # repeated colours get another marker
 HEAT = "cividis"
-NUMBER_WIDTH = 3.4  # of "100.0" with a little room, in multiples of its size
-LEAST_SIZE = 4.5  # of letters, in points
-MOST_TICKS = 20
+NUMBER_WIDTH = 3.4  # of "100.0" with margins, in multiples of its font size
+MIN_FONT_SIZE = 4.5
+MAX_TICKS = 20
 PERPLEXITY = 30
 # Maps of class similarity.
-MAP_SIDE = 9.0  # inches, at most
-LINE_HEIGHT, LETTER_WIDTH = 1.25, 0.6  # in multiples of their size
-NUMBERED = 20  # classes up to which cells have numbers
+MAX_MAP_SIDE = 9.0  # inches
+LINE_HEIGHT, LETTER_WIDTH = 1.25, 0.6  # in multiples of the font size
+MAX_NUMBERED = 20  # classes up to which cells have numbers
 NAME_LETTERS = 31
-SAME = "#E4E4E4"  # a class and itself
+DIAGONAL_COLOUR = "#E4E4E4"
 
 
 def accuracy_matrices(matrices: Mapping[str, Matrix]) -> bytes:
-    """Heat maps side by side on one colour scale: rows are moments, columns are tasks, cells are percent."""
+    """Draw accuracy matrices side by side on one colour scale.
+
+    Args:
+        matrices: Accuracy in percent by name; row i is after task i, column j is task j.
+    """
     tasks = max(len(matrix) for matrix in matrices.values())
     lowest = min(value for matrix in matrices.values() for row in matrix for value in row)
     scale = Normalize(min(90.0, 10.0 * math.floor(lowest / 10.0)), 100.0)
@@ -78,36 +82,37 @@ def accuracy_matrices(matrices: Mapping[str, Matrix]) -> bytes:
 
 
 def _heat_map(axes: Axes, cells: Floats, scale: Normalize, decimals: int, size: float) -> Any:
-    """size: of the numbers in cells; they are left out where they would be too small."""
+    """Draw cells with numbers of this font size, or without numbers if that is too small."""
     for (i, j), cell in np.ndenumerate(cells):
-        if size >= LEAST_SIZE and not np.isnan(cell):
+        if size >= MIN_FONT_SIZE and not np.isnan(cell):
             text = f"{round(float(cell), decimals) + 0.0:.{decimals}f}"  # no "-0.00"
             axes.text(j, i, text, ha="center", va="center", color=_ink(float(cell), scale), fontsize=size)
     return axes.imshow(np.ma.masked_invalid(cells), cmap=HEAT, norm=scale)
 
 
 def _ink(value: float, scale: Normalize) -> str:
-    """The colour that can be read on a cell."""
+    """Return black or white, whichever is legible on a cell."""
     red, green, blue, _ = colormaps[HEAT](scale(value))
     return "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "white"
 
 
 def _task_numbers(tasks: int) -> range:
-    """Those that an axis has room for."""
-    return range(1, tasks + 1, math.ceil(tasks / MOST_TICKS))
+    """Return the task numbers for an axis: at most `MAX_TICKS`."""
+    return range(1, tasks + 1, math.ceil(tasks / MAX_TICKS))
 
 
 def accuracy_curves(matrices: Mapping[str, Matrix]) -> bytes:
-    """Mean accuracy over the tasks learned so far, after each task, one line per matrix."""
+    """Draw the mean accuracy over the tasks learned so far, after each task, one line per matrix."""
     return accuracy_bands({name: [matrix] for name, matrix in matrices.items()})
 
 
 def accuracy_bands(rows: Mapping[str, Sequence[Matrix]]) -> bytes:
-    """The same for rows of several seeds: their mean, in a band of one standard deviation to each side.
+    """Draw accuracy curves of several seeds: their mean, in a band of one standard deviation.
 
-    A row's seeds are compared as far as all of them have come.
+    Args:
+        rows: Matrices of each seed by name; only tasks that all seeds of a row have learned are drawn.
     """
-    outside = len(rows) > ROWS_INSIDE
+    outside = len(rows) > MAX_LEGEND_INSIDE
     figure = Figure(figsize=(10.4, 5.2) if outside else (7.2, 4.5), dpi=DPI, layout="constrained")
     axes = figure.subplots()
     for i, (name, matrices) in enumerate(rows.items()):
@@ -119,30 +124,35 @@ def accuracy_bands(rows: Mapping[str, Sequence[Matrix]]) -> bytes:
     axes.spines[["top", "right"]].set_visible(False)
     spread = any(len(matrices) > 1 for matrices in rows.values())
     title = "after the last task" + (",\n± one standard deviation over seeds" if spread else "")
-    owner, place = (figure, "outside right center") if outside else (axes, "best")
-    owner.legend(loc=place, frameon=False, title=title, alignment="left")
+    owner, location = (figure, "outside right center") if outside else (axes, "best")
+    owner.legend(loc=location, frameon=False, title=title, alignment="left")
     return png(figure)
 
 
 def _band(axes: Axes, i: int, name: str, matrices: Sequence[Matrix]) -> None:
-    """Line number i, and its band if there is more than one matrix."""
+    """Draw line number i, and its band if there is more than one matrix."""
     moments = range(min(map(len, matrices)))
     heights = np.array([[metrics.average_accuracy(matrix, k) for k in moments] for matrix in matrices])
     tasks, mean = np.arange(1, heights.shape[1] + 1), heights.mean(axis=0)
-    turn, k = divmod(i, len(LINE_COLOURS))
+    style = line_style(i)
     end = f"{mean[-1]:.1f} %"
     if len(matrices) > 1:
         std = heights.std(axis=0, ddof=1)
         end = f"{mean[-1]:.1f} ± {std[-1]:.1f} %"
-        axes.fill_between(tasks, mean - std, mean + std, color=LINE_COLOURS[k], alpha=0.2, linewidth=0)
-    axes.plot(
-        tasks, mean, label=legend_text(name, end), linewidth=2, markersize=6 if len(tasks) <= 10 else 5,
-        color=LINE_COLOURS[k], marker=LINE_MARKERS[k], linestyle=LINE_STYLES[turn % len(LINE_STYLES)],
-    )  # fmt: skip
+        axes.fill_between(tasks, mean - std, mean + std, color=style["color"], alpha=0.2, linewidth=0)
+    size = 6 if len(tasks) <= 10 else 5
+    axes.plot(tasks, mean, label=legend_text(name, end), linewidth=2, markersize=size, **style)
+
+
+def line_style(i: int) -> dict[str, Any]:
+    """Return colour, marker and line style of line number i."""
+    turn, k = divmod(i, len(LINE_COLOURS))
+    linestyle = LINE_STYLES[turn % len(LINE_STYLES)]
+    return {"color": LINE_COLOURS[k], "marker": LINE_MARKERS[k], "linestyle": linestyle}
 
 
 def legend_text(name: str, end: str) -> str:
-    """Dollars would be set as formulas, and labels that begin with an underscore left out."""
+    """Wrap a legend entry; escape dollars (formulas) and leading underscores (hidden entries)."""
     text = "\n".join(textwrap.wrap(f"{name}: {end}", LEGEND_WIDTH)).replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
 
@@ -154,7 +164,15 @@ def tsne_before_after(
     prototypes_before: Mapping[str, Floats],
     prototypes_after: Mapping[str, Floats],
 ) -> bytes:
-    """Two maps of the same images, [N, D] each, with every class's prototypes [c, D] among them."""
+    """Draw two t-SNE maps of the same images, each with the prototypes of every class.
+
+    Args:
+        before: Embeddings [N, D] without prompts.
+        after: Embeddings [N, D] under the prompt of each image's best match.
+        labels: Class of each image.
+        prototypes_before: Key prototypes [c, D] by class.
+        prototypes_after: Value prototypes [c, D] by class.
+    """
     classes = list(dict.fromkeys([*prototypes_before, *labels]))
     columns = math.ceil(len(classes) / 10)
     figure = Figure(figsize=(11.2 + 0.9 * columns, 5.6), dpi=DPI, layout="constrained")
@@ -163,8 +181,8 @@ def tsne_before_after(
     _scatter(right, after, labels, prototypes_after, classes)
     left.set_title("no prompt")
     right.set_title("CPP: under the prompt that made each image's best match")
-    looks = [_look(i) for i in range(len(classes))]
-    handles = [Line2D([], [], linestyle="", markersize=7, color=colour, marker=m) for colour, m in looks]
+    styles = [_class_style(i) for i in range(len(classes))]
+    handles = [Line2D([], [], linestyle="", markersize=7, color=colour, marker=m) for colour, m in styles]
     star = Line2D([], [], linestyle="", marker="*", markersize=11, color="white", markeredgecolor="black")
     figure.legend(
         [*handles, star], [*classes, "prototype"], loc="outside right center", frameon=False, ncols=columns,
@@ -181,41 +199,47 @@ def _scatter(
     flat = tsne_map(np.concatenate([points, *prototypes.values()]))
     images, stars = flat[: len(points)], flat[len(points) :]
     for i, name in enumerate(classes):
-        own = images[[label == name for label in labels]]
+        members = images[[label == name for label in labels]]
         marks = stars[[owner == name for owner in owners]]
-        colour, marker = _look(i)
-        axes.scatter(own[:, 0], own[:, 1], s=13, color=colour, marker=marker, linewidths=0, alpha=0.75)
+        colour, marker = _class_style(i)
+        axes.scatter(
+            members[:, 0], members[:, 1], s=13, color=colour, marker=marker, linewidths=0, alpha=0.75
+        )
         axes.scatter(
             marks[:, 0], marks[:, 1], s=130, color=colour, marker="*", edgecolors="black", linewidths=0.9, zorder=3
         )  # fmt: skip
-        if len(classes) <= len(CLASS_COLOURS) and len(
-            own
-        ):  # so that colour is not all that tells classes apart
-            x, y = np.median(own, axis=0).tolist()
+        if len(classes) <= len(CLASS_COLOURS) and len(members):  # classes must not differ by colour alone
+            x, y = np.median(members, axis=0).tolist()
             halo = [withStroke(linewidth=3, foreground="white")]
-            place: dict[str, Any] = {"ha": "center", "va": "center", "zorder": 4}
-            axes.text(x, y, name, fontsize=15, weight="bold", path_effects=halo, **place)
+            centred: dict[str, Any] = {"ha": "center", "va": "center", "zorder": 4}
+            axes.text(x, y, name, fontsize=15, weight="bold", path_effects=halo, **centred)
     axes.set(xticks=[], yticks=[])
 
 
 def tsne_map(points: Floats) -> Floats:
-    """[N, D] -> [N, 2]. Rows are normalised, so that distances rank as cosines do; the same at every call."""
+    """Project [N, D] to [N, 2], deterministically; rows are normalised, so that distances rank as cosines do."""
     unit = points / np.linalg.norm(points, axis=1, keepdims=True).clip(1e-12)
     perplexity = min(PERPLEXITY, (len(unit) - 1) / 3)
     flat: Floats = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(unit)
     return flat
 
 
-def _look(i: int) -> tuple[str, str]:
-    """Colour and marker of class number i."""
+def _class_style(i: int) -> tuple[str, str]:
+    """Return colour and marker of class number i."""
     turn, colour = divmod(i, len(CLASS_COLOURS))
     return CLASS_COLOURS[colour], CLASS_MARKERS[turn % len(CLASS_MARKERS)]
 
 
 def class_similarity(names: Sequence[str], matrix: npt.ArrayLike, most: int = 60) -> bytes:
-    """Heat map of how alike classes are, [C, C]; those that are alike stand together.
+    """Draw class similarities as a heat map in which similar classes are adjacent.
 
-    Of more than `most` classes those are shown that have the closest neighbours.
+    Args:
+        names: Of the C classes.
+        matrix: Similarities [C, C].
+        most: Of more classes, those with the most similar neighbours are shown.
+
+    Raises:
+        DataError: With code `nothing-learned`, if there are no classes.
     """
     if not names:
         raise DataError("there are no classes to draw; learn some first", code="nothing-learned")
@@ -225,21 +249,21 @@ def class_similarity(names: Sequence[str], matrix: npt.ArrayLike, most: int = 60
         title += f"\n{most:,} of {len(names):,} classes: those with the closest neighbours"
         nearest = np.array([np.delete(row, i).max() for i, row in enumerate(whole)])
         chosen = np.sort(np.argsort(-nearest, kind="stable")[:most])
-    order = chosen[_alike_together(whole[np.ix_(chosen, chosen)])]
+    order = chosen[_similar_adjacent(whole[np.ix_(chosen, chosen)])]
     cells = whole[np.ix_(order, order)].astype(float)
     np.fill_diagonal(cells, np.nan)
     return png(_similarity_figure([names[i] for i in order], cells, title))
 
 
 def _similarity_figure(names: Sequence[str], cells: Floats, title: str) -> Figure:
-    side = min(MAP_SIDE, max(2.6, 0.45 * len(names)))
+    side = min(MAX_MAP_SIDE, max(2.6, 0.45 * len(names)))
     size = min(10.0, 72.0 * side / len(names) / LINE_HEIGHT)
     labels = [short_name(name) for name in names]
-    room = LETTER_WIDTH * size / 72.0 * max(map(len, labels))
-    figure = Figure(figsize=(side + room + 1.6, side + room + 0.8), dpi=DPI, layout="compressed")
+    margin = LETTER_WIDTH * size / 72.0 * max(map(len, labels))
+    figure = Figure(figsize=(side + margin + 1.6, side + margin + 0.8), dpi=DPI, layout="compressed")
     axes = figure.subplots()
-    image = _heat_map(axes, cells, _similarity_scale(cells), 2, 9 if len(names) <= NUMBERED else 0)
-    axes.set_facecolor(SAME)
+    image = _heat_map(axes, cells, _similarity_scale(cells), 2, 9 if len(names) <= MAX_NUMBERED else 0)
+    axes.set_facecolor(DIAGONAL_COLOUR)
     axes.set_xticks(range(len(names)), labels, rotation=90, fontsize=size, parse_math=False)
     axes.set_yticks(range(len(names)), labels, fontsize=size, parse_math=False)
     axes.tick_params(length=0)
@@ -249,8 +273,8 @@ def _similarity_figure(names: Sequence[str], cells: Floats, title: str) -> Figur
     return figure
 
 
-def _alike_together(cells: Floats) -> list[int]:
-    """Classes in the order of the leaves of a tree that joins the most similar ones first."""
+def _similar_adjacent(cells: Floats) -> list[int]:
+    """Order classes by the leaves of a tree that joins the most similar ones first."""
     if len(cells) < 3:
         return list(range(len(cells)))
     distances = np.clip(1.0 - cells[np.triu_indices(len(cells), k=1)], 0.0, None)
@@ -260,25 +284,26 @@ def _alike_together(cells: Floats) -> list[int]:
 
 
 def _similarity_scale(cells: Floats) -> Normalize:
-    """From the least to the greatest similarity of two classes, in steps of 0.05, so that structure shows."""
-    apart = cells[~np.isnan(cells)]
-    low, high = apart.min(initial=1.0), apart.max(initial=-1.0)
-    if high - low < 0.05:  # hardly more than one value: nothing to tell apart
+    """Scale from the least to the greatest similarity of two classes, rounded to 0.05."""
+    values = cells[~np.isnan(cells)]
+    low, high = values.min(initial=1.0), values.max(initial=-1.0)
+    if high - low < 0.05:  # hardly more than one value: use the whole range
         low, high = min(0.0, low), 1.0
     return Normalize(math.floor(20 * low) / 20, math.ceil(20 * high) / 20)
 
 
 def short_name(name: str) -> str:
-    """A name in one line; both ends of a long one are kept, as either may tell it from others."""
+    """Shorten a name to one line, keeping both ends."""
     plain = printable(name)
     half = (NAME_LETTERS - 1) // 2
     return plain if len(plain) <= NAME_LETTERS else f"{plain[:half]}…{plain[-half:]}"
 
 
 def png(figure: Figure) -> bytes:
+    """Render a figure; equal figures give equal bytes."""
     FigureCanvasAgg(figure)
     file = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # boxes in the picture say so themselves
-        figure.savefig(file, format="png", metadata={"Software": None})  # same figures, same bytes
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the plot shows boxes instead
+        figure.savefig(file, format="png", metadata={"Software": None})
     return file.getvalue()

@@ -1,6 +1,6 @@
-"""Progress of learning and of runs through a stream: live bars on a terminal, a few plain lines elsewhere.
+"""Show the progress of learning and of benchmark runs: live bars on a terminal, a few plain lines elsewhere.
 
-Time left is told from time spent: of a stage by its share done, of runs by their tasks done.
+The time left is estimated from the time spent: of a stage by its share done, of runs by their tasks done.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _QUIET_SECONDS = 30.0  # between two plain lines about the same task
 
 
 class LearnProgress:
-    """Shows which stage of learning is under way, how far it is, and how long it still takes."""
+    """Show the stage of learning, its progress and the time left."""
 
     rows = 1  # the last one is the stage's
 
@@ -35,8 +35,8 @@ class LearnProgress:
         self.live = console.is_terminal and not console.is_dumb_terminal
         self.bars = _bars(console, self.live)
         self.ids = [self.bars.add_task("", total=1.0, note="", visible=False) for _ in range(self.rows)]
-        self.doing, self.callbacks = "", clock()
-        self.spoke = clock()
+        self.doing, self.last_report = "", clock()
+        self.last_line = clock()
 
     def __enter__(self) -> Self:
         self.bars.start()
@@ -46,29 +46,32 @@ class LearnProgress:
         self.bars.stop()
 
     def on_stage(self, stage: Stage) -> None:
+        """Update the bar, or print a line if the last one is old."""
         left = f"{duration(self._stage_left(stage))} left"
         share = stage.done / stage.total if stage.total else 1.0
         self._draw(-1, f"  {_stage_name(stage)}", share, f"{left}, {_numbers(stage)}")
-        if _worth_a_line(stage) and self.clock() - self.spoke >= _QUIET_SECONDS:
-            self._tell(f"{_stage_name(stage)}: {_numbers(stage)}, {left}")
+        if _worth_a_line(stage) and self.clock() - self.last_line >= _QUIET_SECONDS:
+            self._report(f"{_stage_name(stage)}: {_numbers(stage)}, {left}")
 
     def _stage_left(self, stage: Stage) -> float:
-        """Seconds, if the rest takes as long as what this process has done of it."""
+        """Estimate the seconds left from what this process has done of the stage."""
         if stage.doing != self.doing:
-            self.doing, self.began = stage.doing, self.callbacks
-            # Steps before the first that is reported were made by an interrupted training.
+            self.doing, self.began = stage.doing, self.last_report
+            # An interrupted training made the steps before the first reported one.
             self.skipped = stage.training.step - 1 if stage.training else 0
-        self.callbacks = self.clock()
-        return (self.callbacks - self.began) / max(1, stage.done - self.skipped) * (stage.total - stage.done)
+        self.last_report = self.clock()
+        return (
+            (self.last_report - self.began) / max(1, stage.done - self.skipped) * (stage.total - stage.done)
+        )
 
-    def _tell(self, line: str) -> None:
-        """A line for where there are no bars."""
-        self.spoke = self.clock()
+    def _report(self, line: str) -> None:
+        """Print a line if there are no bars."""
+        self.last_line = self.clock()
         if not self.live:
             self._print(f"  {line}")
 
     def _print(self, line: str, style: str | None = None) -> None:
-        """Class names in it may look like markup."""
+        """Print without parsing class names as markup."""
         self.console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def _draw(self, row: int, name: str, share: float = 0.0, note: str = "") -> None:
@@ -76,9 +79,14 @@ class LearnProgress:
 
 
 class RunProgress(LearnProgress):
-    """Shows several runs of a stream (seeds or variants, by name), one after the other.
+    """Show several runs of a benchmark (seeds or variants, by name), one after the other.
 
-    log: is given every plain line, whether the console shows bars or not.
+    Args:
+        console: Where to print.
+        stream: The benchmark.
+        runs: Names of the runs.
+        log: Called with every plain line, also if the console shows bars.
+        clock: Seconds.
     """
 
     rows = 3
@@ -93,26 +101,29 @@ class RunProgress(LearnProgress):
     ):
         super().__init__(console, clock)
         self.stream, self.runs, self.log = stream, list(runs), log
-        self.run = self.task = 0  # under way, counted from 0
-        self.seconds: list[float] = []  # of the tasks that were finished in this process
+        self.run = self.task = 0  # in progress, counted from 0
+        self.seconds: list[float] = []  # of the tasks that this process has finished
 
     def say(self, line: str, style: str | None = None) -> None:
-        """A line that stays, above the bars."""
-        self.spoke = self.clock()
+        """Print a line that stays, above the bars."""
+        self.last_line = self.clock()
         self._print(line, style)
         self.log(line)
 
     def begin(self, name: str, about: str, done_tasks: int = 0) -> None:
-        """A run starts; `about` says in a few words what is special about it.
+        """Start a run.
 
-        done_tasks: restored from an interrupted run. They took no time now, and tell nothing of it.
+        Args:
+            name: Of the run.
+            about: What is special about it, in a few words.
+            done_tasks: Tasks restored from an interrupted run; the estimate ignores them.
         """
         self.run = self.runs.index(name)
         self.say(f"{name}: {about}", style="bold")
         self._begin_task(done_tasks)
 
     def on_task(self, i: int, run: Run) -> None:
-        """Task i is learned and tested."""
+        """Report that task i was learned and tested."""
         self.seconds.append(self.clock() - self.task_began)
         task = self.stream[i]
         line = f"  task {i + 1} of {len(self.stream)}: learned {listed(task.classes)}"
@@ -126,11 +137,12 @@ class RunProgress(LearnProgress):
         self._begin_task(i + 1)
 
     def on_stage(self, stage: Stage) -> None:
+        """Update all bars."""
         super().on_stage(stage)
         self._draw_runs()
 
     def time_left(self) -> float | None:
-        """Seconds until all is done, if tasks take as long as those finished; None before the first is."""
+        """Estimate the seconds left from finished tasks; None before the first."""
         if not self.seconds:
             return None
         mean = sum(self.seconds) / len(self.seconds)
@@ -139,8 +151,8 @@ class RunProgress(LearnProgress):
 
     def _begin_task(self, number: int) -> None:
         self.task = number
-        self.doing, self.callbacks = "", self.clock()
-        self.task_began = self.callbacks
+        self.doing, self.last_report = "", self.clock()
+        self.task_began = self.last_report
         self._draw(-1, "")
         self._draw_runs()
 
@@ -151,22 +163,23 @@ class RunProgress(LearnProgress):
         self._draw(0, run, share, "" if left is None else f"{duration(left)} left")
         self._draw(1, f" task {min(self.task + 1, tasks)} of {tasks}", self.task / tasks)
 
-    def _tell(self, line: str) -> None:
+    def _report(self, line: str) -> None:
         left = self.time_left()
         line = f"task {self.task + 1} of {len(self.stream)}, {line}"
         line += "" if left is None else f"; {duration(left)} left in all"
-        super()._tell(line)
+        super()._report(line)
         self.log(f"  {line}")
 
 
 class SweepProgress(LearnProgress):
-    """Shows runs of a stream that go on elsewhere, several at once: one bar over all of their tasks."""
+    """Show runs of a benchmark in other processes: one bar over all of their tasks."""
 
     def __init__(self, console: Console, log: Callable[[str], None] = lambda line: None):
         super().__init__(console)
         self.log = log
 
     def say(self, line: str) -> None:
+        """Print a line that stays, above the bar."""
         self._print(line)
         self.log(line)
 
@@ -187,7 +200,7 @@ def _bars(console: Console, live: bool) -> Progress:
 
 
 def duration(seconds: float) -> str:
-    """As exact as a person wants to know it."""
+    """Format seconds as s, min or h, as precisely as a person needs it."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -208,6 +221,6 @@ def _numbers(stage: Stage) -> str:
 
 
 def _worth_a_line(stage: Stage) -> bool:
-    """Of training only the end of an epoch, so that its loss is a whole epoch's."""
+    """Return True at the end of an epoch, whose loss is complete, and in stages other than training."""
     training = stage.training
     return not training or training.step * training.epochs % training.steps == 0

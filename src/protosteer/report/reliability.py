@@ -1,4 +1,4 @@
-"""How far probabilities can be trusted, as a plot: accuracy against confidence."""
+"""Draw reliability diagrams: accuracy against confidence."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from protosteer.evaluation.metrics import BINS, Bins, calibration_error, pooled
-from protosteer.report.plots import DPI, LINE_COLOURS, LINE_MARKERS, LINE_STYLES, legend_text, png
+from protosteer.report.plots import DPI, legend_text, line_style, png
 
-FEW = 1.0  # percent of the images; fewer say little
+FEW = 1.0  # percent of the images, below which a bin is drawn faintly
 
 
 def reliability_plot(rows: Mapping[str, Sequence[Bins]]) -> bytes:
-    """One line per row, all its seeds together: each bin's accuracy at its mean confidence; below, how many of
-    the images each bin has.
+    """Draw each bin's accuracy at its mean confidence, one line per row; below, the share of images per bin.
 
-    rows: the bins of `metrics.reliability`, of each seed.
+    Args:
+        rows: Bins of `metrics.reliability` for each seed, by name; the seeds of a row are pooled.
     """
     figure = Figure(dpi=DPI, layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -40,22 +40,22 @@ def reliability_plot(rows: Mapping[str, Sequence[Bins]]) -> bytes:
 
 
 def _row(upper: Axes, lower: Axes, i: int, name: str, bins: Bins) -> None:
-    """Line number i."""
-    turn, k = divmod(i, len(LINE_COLOURS))
-    colour, style = LINE_COLOURS[k], LINE_STYLES[turn % len(LINE_STYLES)]
+    """Draw line number i."""
+    style = line_style(i)
+    marker, colour = style.pop("marker"), style["color"]
     shares = 100.0 * np.array([b["images"] for b in bins]) / sum(b["images"] for b in bins)
     confidence, accuracy = (
         np.array([np.nan if b[part] is None else b[part] for b in bins], dtype=float)
         for part in ("confidence", "accuracy")
     )
     filled = shares > 0
-    upper.plot(confidence[filled], accuracy[filled], color=colour, linestyle=style, linewidth=1, alpha=0.5)
-    for some, alpha, label in (
+    upper.plot(confidence[filled], accuracy[filled], linewidth=1, alpha=0.5, **style)
+    for bins_drawn, alpha, label in (
         (filled & (shares < FEW), 0.35, None),
         (shares >= FEW, 1.0, legend_text(name, f"{calibration_error(bins):.1f} %")),
     ):
         upper.scatter(
-            confidence[some], accuracy[some], color=colour, marker=LINE_MARKERS[k], alpha=alpha, s=40, label=label,
+            confidence[bins_drawn], accuracy[bins_drawn], color=colour, marker=marker, alpha=alpha, s=40, label=label,
             linewidths=0, zorder=3, clip_on=False,
         )  # fmt: skip
-    lower.stairs(shares, np.linspace(0, 100, BINS + 1), color=colour, linestyle=style, linewidth=2)
+    lower.stairs(shares, np.linspace(0, 100, BINS + 1), linewidth=2, **style)

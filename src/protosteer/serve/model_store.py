@@ -1,6 +1,6 @@
-"""The model that is served, and its file. A change is written before anybody sees it, or it does not happen.
+"""Change the served model and its file together: a change is written before any request sees it.
 
-Predictions take the current snapshot and never wait for a change; changes wait for each other.
+Predictions use the current snapshot and never wait for a change; changes wait for each other.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ from protosteer.serve.served_model import Snapshot
 from protosteer.util.files import Identity, real
 from protosteer.workflows.model_summary import correction
 
-LAST = "last"  # stands for the name of the last correction
+LAST = "last"  # id of the last correction
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class OutdatedError(Exception):
-    """What a training began with is not what is there now."""
+    """The records that a training started from have changed."""
 
 
 class Store:
+    """Hold the current snapshot of a model, and apply changes to it and its file."""
+
     def __init__(self, learner: Learner, path: Path, writable: bool, thumbnails: bool = False):
         self.path = real(path)
         self._identity = Identity.of(self.path)
@@ -44,7 +46,7 @@ class Store:
         self._lock = threading.Lock()
 
     def check_trainable(self, name: str) -> None:
-        """A prompt sets a class apart from those before it; without any there is nothing to train."""
+        """Raise `RequestError` 422 if a class would get no prompt of its own."""
         settings = self.current.learner.settings
         if self.current.trainable(name):
             return
@@ -58,29 +60,36 @@ class Store:
         raise RequestError(422, f"this model {why}, so that there is nothing to train; leave out train")
 
     def add(self, name: str, pixels: Tensor, image_bytes: int) -> TaskRecord:
-        """A new class, or more of one, from a few images [n, 3, h, w]."""
+        """Learn a class, or more images of a known one, from pixels [n, 3, h, w]; return its record."""
         with self._lock:
             record = self.current.learner.copy().add_class(name, pixels)
-            about = dataclasses.replace(record.metadata, image_bytes=image_bytes)
-            record = dataclasses.replace(record, metadata=about)
+            metadata = dataclasses.replace(record.metadata, image_bytes=image_bytes)
+            record = dataclasses.replace(record, metadata=metadata)
             self._change(Memory([*self.current.memory.tasks, record]))
             return record
 
     def correct(self, name: str, pixels: Tensor, content: bytes, file: str) -> Corrected:
-        """One image [3, h, w], told what it is. content, file: of the file it came in, and its name."""
+        """Correct the label of one image.
+
+        Args:
+            name: The right class, known or new.
+            pixels: The image [3, h, w].
+            content: The bytes of its file.
+            file: The name of its file.
+        """
         with self._lock:
             learner = self.current.learner.copy()
             new = name not in learner.classes
             record = learner.correct(pixels[None], name, content)
-            about = dataclasses.replace(record.metadata, image_bytes=len(content), file=file)
-            learner.memory.replace(record, told := dataclasses.replace(record, metadata=about))
+            metadata = dataclasses.replace(record.metadata, image_bytes=len(content), file=file)
+            learner.memory.replace(record, corrected := dataclasses.replace(record, metadata=metadata))
             self._change(learner.memory)
             ((answer, probability, _),) = self.current.learner.predict(pixels[None]).ranked(1)[0]
             now = {"new_class": new, "answer": answer, "probability": probability}
-            return Corrected.model_validate({**correction(told), **now})
+            return Corrected.model_validate({**correction(corrected), **now})
 
     def undo(self, id: str) -> TaskRecord:
-        """Take a correction back, by its name or as the last one."""
+        """Undo a correction by its id; `LAST` means the last one. Return its record."""
         with self._lock:
             memory = Memory(self.current.memory.tasks)
             try:
@@ -92,6 +101,7 @@ class Store:
             return record
 
     def forget(self, name: str) -> Forgotten:
+        """Forget a class, and return what that guarantees."""
         with self._lock:
             memory = Memory(self.current.memory.tasks)
             if name not in memory.classes:
@@ -102,7 +112,11 @@ class Store:
             return forgotten
 
     def replace(self, old: TaskRecord, new: TaskRecord, before: tuple[TaskRecord, ...]) -> None:
-        """In place, which tells what others a record's prompt was trained against: those before it."""
+        """Replace a record at its position: its prompt was trained against the records before it.
+
+        Raises:
+            OutdatedError: These records have changed.
+        """
         with self._lock:
             self.check_before(old, before)
             memory = Memory(self.current.memory.tasks)
@@ -110,20 +124,21 @@ class Store:
             self._change(memory)
 
     def before(self, record: TaskRecord) -> tuple[TaskRecord, ...]:
-        """The records that stand before this one, which must still be there."""
+        """Return the records before this one; raise `RequestError` 404 if it was deleted."""
         tasks = self.current.memory.tasks
         if record not in tasks:
             raise RequestError(404, f"class '{record.class_names[0]}' was deleted meanwhile")
         return tasks[: tasks.index(record)]
 
     def check_before(self, record: TaskRecord, before: tuple[TaskRecord, ...]) -> None:
+        """Raise `OutdatedError` if the records before this one are not `before`."""
         if self.before(record) != before:
             raise OutdatedError
 
     def _change(self, memory: Memory) -> None:
         learner = self.current.learner.copy()
         learner.memory = memory
-        following = Snapshot(learner, self.path, self._thumbnails)
+        snapshot = Snapshot(learner, self.path, self._thumbnails)
         try:
             with transaction(self.path) as change:
                 if change.identity != self._identity:
@@ -137,16 +152,16 @@ class Store:
             raise RequestError(
                 status, f"{self.path.name} cannot be written ({error.strerror or error}); nothing was changed"
             ) from error
-        self.current = following
+        self.current = snapshot
 
 
-def _check_rest(memory: Memory, gone: str) -> None:
+def _check_rest(memory: Memory, removed: str) -> None:
     if not len(memory):
-        raise RequestError(409, f"'{gone}' is the only class, and a model needs one; add another first")
+        raise RequestError(409, f"'{removed}' is the only class, and a model needs one; add another first")
 
 
 def _check_same(memory: Memory, path: Path) -> None:
-    """The file may have changed after it was loaded: reading weights takes a while."""
+    """Check that the file still holds the model: it may have changed while weights were read."""
     on_disk = model_file.read(path)
     if dataclasses.replace(on_disk, memory=memory).pack() != on_disk.pack():
         raise ModelFileError(

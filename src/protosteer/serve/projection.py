@@ -1,10 +1,8 @@
-"""The map of the page: classes and pictures in two dimensions, by a principal component analysis.
+"""The class map: classes and images in two dimensions, by principal component analysis.
 
-A class is the direction of the mean of its value centroids, each of length 1 and weighted by its images; where
-classes are read as evidence, of its points in the first view, which is the one that pictures are embedded in. The
-two axes along which these directions vary most span the map, both on one scale, which the farthest class
-fills to [-1, 1]. Which way an axis points is settled by its largest component, so that the same model always
-gives the same map.
+A class is a direction that its model's reader defines. The map is spanned by the two axes along which these
+directions vary most, both on one scale, on which the farthest class is at 1 or -1. The largest component of an axis
+settles its sign, so that the same model always gives the same map.
 """
 
 from __future__ import annotations
@@ -12,20 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from protosteer.errors import LearnerError
 from protosteer.model.memory import Memory
 from protosteer.rules import Reader
 
-EDGE = 1.15  # where a picture is drawn that lies farther out than any class
-NOTHING = 1e-6  # differences of unit vectors that are rounding, since records are in single precision
+EDGE = 1.15  # coordinate at which images beyond all classes are drawn
+ROUNDING = 1e-6  # differences of unit vectors that are rounding errors of single precision
 
 
 @dataclass(frozen=True)
 class Projection:
-    """Two axes, their origin and scale, and where the classes lie."""
+    """Two axes with origin and scale, and the coordinates of the classes."""
 
     classes: list[tuple[str, str, float, float]]  # name, task, x, y
     origin: Tensor  # [D], the mean of the classes' directions
@@ -42,7 +40,7 @@ class Projection:
         origin = directions.mean(dim=0)
         axes = _axes(directions - origin, origin)
         extent = float(((directions - origin) @ axes.T).abs().max())
-        axes = axes / extent if extent > NOTHING else axes
+        axes = axes / extent if extent > ROUNDING else axes
         spots = _clip((directions - origin) @ axes.T, 1.0)
         classes = [
             (name, tasks[0], *spot) for (name, tasks), spot in zip(memory.owners.items(), spots, strict=True)
@@ -50,38 +48,38 @@ class Projection:
         return cls(classes, origin, axes)
 
     def place(self, embeddings: Tensor) -> list[tuple[float, float]]:
-        """Where pictures lie, from their embeddings [B, D]; nothing is drawn beyond the edge."""
-        directions = F.normalize(embeddings.detach().cpu().double(), dim=1)
+        """Project embeddings [B, D] to coordinates, clipped at the edge."""
+        directions = normalize(embeddings.detach().cpu().double(), dim=1)
         return _clip((directions - self.origin) @ self.axes.T, EDGE)
 
 
 def _axes(centred: Tensor, origin: Tensor) -> Tensor:
-    """[2, D]: the principal axes of the rows [C, D].
+    """Compute the principal axes [2, D] of the rows [C, D].
 
-    Two classes vary along one axis and a single one along none. The origin's own direction then takes the
-    free place: along it a picture moves away as it becomes unlike all the classes together.
+    Two classes vary along one axis and a single one along none. The direction of the origin then fills the free
+    axis: along it an image moves away as it becomes unlike all classes.
     """
     axes = centred.new_zeros(2, centred.shape[1])
-    place = 0
+    count = 0
     for axis in [*_principal(centred), origin]:
         free = axis - axes.T @ (axes @ axis)
-        if place < 2 and float(free.norm()) > NOTHING:
-            axes[place] = F.normalize(free, dim=0)
-            place += 1
-    # of components that are equal up to rounding, the first
-    decisive = (axes.abs() >= (1 - NOTHING) * axes.abs().amax(dim=1, keepdim=True)).int().argmax(dim=1)
+        if count < 2 and float(free.norm()) > ROUNDING:
+            axes[count] = normalize(free, dim=0)
+            count += 1
+    # The sign is settled by the largest component; of equal ones, up to rounding, by the first.
+    decisive = (axes.abs() >= (1 - ROUNDING) * axes.abs().amax(dim=1, keepdim=True)).int().argmax(dim=1)
     return axes * torch.where(axes.gather(1, decisive[:, None]) < 0, -1.0, 1.0)
 
 
 def _principal(centred: Tensor) -> list[Tensor]:
-    """The two longest axes, or fewer, from whichever matrix of inner products is the smaller."""
+    """Return the two longest axes, or fewer, from the smaller of the two Gram matrices."""
     count, dim = centred.shape
     if count <= dim:
         _, lengths, axes = torch.linalg.svd(centred, full_matrices=False)
     else:
         squares, columns = torch.linalg.eigh(centred.T @ centred)
         lengths, axes = squares.clamp(min=0).sqrt().flip(0), columns.T.flip(0)
-    return [axis for axis, length in zip(axes[:2], lengths[:2], strict=True) if length > NOTHING]
+    return [axis for axis, length in zip(axes[:2], lengths[:2], strict=True) if length > ROUNDING]
 
 
 def _clip(spots: Tensor, edge: float) -> list[tuple[float, float]]:

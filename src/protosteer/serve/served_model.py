@@ -1,4 +1,4 @@
-"""What is served at one moment. It never changes: a change to the model is another snapshot."""
+"""An immutable snapshot of the served model: a change makes another snapshot."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ from protosteer.workflows.prediction_table import prediction_rows
 
 
 class Snapshot:
+    """A learner with everything that is computed once per change: the map, thresholds, reliability."""
+
     def __init__(self, learner: Learner, path: Path, thumbnails: bool = False):
         self.learner = learner
         self.memory = learner.memory
         self.path = path
-        # What is computed of the records is computed here, by whoever makes the change, not by the next prediction.
+        # Computed here, by the request that makes the change, not by the next prediction.
         self.projection = Projection.fit(self.memory, learner.reader)
         self.calibrated = calibrated(learner)
         self.rejection = lru_cache(maxsize=64)(partial(Rejection, learner))
@@ -36,8 +38,11 @@ class Snapshot:
         self._owners = self.memory.owners
 
     def predict(self, pixels: Tensor, top: int) -> list[dict[str, Any]]:
-        """One answer per image, but for its name and whether it is unknown, which its request decides from its
-        greatest similarity to any class."""
+        """Predict pixels [n, 3, h, w]; return n rows.
+
+        The request adds each image's name, and decides from "greatest", the similarity to the nearest class,
+        whether it is unknown.
+        """
         prediction = self.learner.predict(pixels)
         rows = prediction_rows(self.learner, prediction, [""] * len(prediction), top)
         more = zip(
@@ -59,34 +64,29 @@ class Snapshot:
         ]
 
     def trainable(self, name: str = "") -> bool:
-        """Whether a class that is added, or more of one that is there, would get a prompt of its own."""
+        """Return True if a class that is added, known or new, would get a prompt of its own."""
         return self.learner.trains_prompt([name])
 
     def classes(self) -> list[dict[str, Any]]:
-        found: dict[str, dict[str, Any]] = {
-            name: {
-                "name": name,
-                "task": tasks[0],
-                "tasks": tasks,
-                "images": 0,
-                "centroids": 0,
-                "thumbnails": 0,
-            }
+        """Describe every class, in the order in which they were learned."""
+        counters = {"images": 0, "centroids": 0, "thumbnails": 0}
+        classes: dict[str, dict[str, Any]] = {
+            name: {"name": name, "task": tasks[0], "tasks": tasks, **counters}
             for name, tasks in self._owners.items()
         }
         table = self.memory.table
         plain, values = table.lengths("plain"), table.lengths("values")
         counts = torch.where(plain > 0, plain, values).tolist()
         for name, images, prototypes in zip(table.names, table.images.tolist(), counts, strict=True):
-            found[name]["images"] += images
-            found[name]["centroids"] += prototypes
+            classes[name]["images"] += images
+            classes[name]["centroids"] += prototypes
         for name, thumbs in self.thumbnails.items():
-            found[name]["thumbnails"] = len(thumbs)
-        return list(found.values())
+            classes[name]["thumbnails"] = len(thumbs)
+        return list(classes.values())
 
     @cached_property
     def description(self) -> dict[str, Any]:
-        """As `protosteer inspect` describes the model; where files lie here is nobody else's business."""
+        """Describe the model as `protosteer inspect` does, without paths of this machine."""
         description = describe(dataclasses.replace(self.learner.model, path=self.path), self.learner.reader)
         description["file"]["path"] = self.path.name
         description["backbone"]["weights"] = None
@@ -94,21 +94,17 @@ class Snapshot:
 
 
 def _by_class(thumbs: Iterable[Thumb]) -> dict[str, list[bytes]]:
-    """JPEG files of each class that has some."""
-    found: dict[str, list[bytes]] = {}
+    """Group JPEG files by class."""
+    groups: dict[str, list[bytes]] = {}
     for thumb in thumbs:
-        found.setdefault(thumb.name, []).append(thumb.jpeg)
-    return found
+        groups.setdefault(thumb.name, []).append(thumb.jpeg)
+    return groups
 
 
 def _reliability(reader: Reader) -> dict[str, Any] | None:
-    """How often answers of some probability are right; None where no image can be left out to tell."""
+    """Compute reliability bins from leave-one-out predictions; None if there are none."""
     loo = reader.loo_predictions()
     if loo is None or not len(loo.correct):
         return None
     bins = reliability(loo.confidence, loo.correct)
-    return {
-        "images": len(loo.correct),
-        "calibration_error": calibration_error(bins),
-        "bins": bins,
-    }
+    return {"images": len(loo.correct), "calibration_error": calibration_error(bins), "bins": bins}
