@@ -23,6 +23,7 @@ from protosteer.settings import Settings
 QUICK = Settings.preset("paper", epochs=2, batch_size=8, neck_hidden=16, augmentation="crop", centroids=2)
 TOKEN = "open sesame"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
+PATIENCE = 120.0  # seconds: a busy machine makes tests slow, not wrong
 SPRING, SUMMER = ["ant", "bee"], ["cat", "dog"]
 
 
@@ -51,16 +52,16 @@ def service(folder: Path, learner: Learner | None = None, teach: bool = True, **
 @contextmanager
 def served(app: FastAPI) -> Iterator[tuple[int, Server]]:
     """Its port, and the server; both end with the block."""
-    callback = _listen("127.0.0.1", 0)
+    listener = _listen("127.0.0.1", 0)
     server = Server(app)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [callback]})
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        yield callback.getsockname()[1], server
+        yield listener.getsockname()[1], server
     finally:
         server.should_exit = True
-        thread.join(30)
-        callback.close()
+        thread.join(PATIENCE)
+        listener.close()
         assert not thread.is_alive()
 
 
@@ -81,8 +82,7 @@ def form(pixels: torch.Tensor, stem: str = "picture") -> list[tuple[str, tuple[s
 
 
 def until(condition: Callable[[], bool]) -> None:
-    for _ in range(4000):
-        if condition():
-            return
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never holds"
         time.sleep(0.005)
-    raise AssertionError("it does not come to pass")

@@ -59,7 +59,7 @@ def in_background(images: ImageSet) -> bool:
 
 
 def wait_until(condition) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 120
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.001)
     assert condition()

@@ -34,7 +34,7 @@ from protosteer.serve.limits import Limits
 from protosteer.serve.projection import Projection
 from protosteer.settings import Settings
 from protosteer.workflows.ood import threshold
-from serve_toys import BEARER, encoded, form, pictures, service, taught
+from serve_toys import BEARER, PATIENCE, encoded, form, pictures, service, taught
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_predictions_equal_those_of_the_learner(client, learner):
     best = expected.scores.amax(dim=1)
     torch.testing.assert_close(torch.tensor([p["similarity"] for p in served]), best)
     torch.testing.assert_close(torch.tensor([p["energy"] for p in served]), expected.energy)
-    places = Projection.fit(learner.memory).place(expected.embeddings)
+    places = Projection.fit(learner.memory, learner.reader).place(expected.embeddings)
     torch.testing.assert_close(torch.tensor([p["position"] for p in served]), torch.tensor(places))
     limit = threshold(learner, 0.2)
     assert [p["unknown"] for p in served] == (best < limit).tolist()
@@ -355,13 +355,13 @@ def test_names_that_cannot_be_shown_are_refused(client, name):
     assert len(client.get("/classes").json()["classes"]) == 5
 
 
-@pytest.mark.parametrize("field", ["similarities", "energy"])
+@pytest.mark.parametrize("field", ["similarities", "scores"])
 def test_what_is_not_finite_is_never_an_answer(tmp_path, monkeypatch, field):
     learner, build = taught(Settings.preset("instant")), Prediction.build
 
-    def spoilt(*given):
-        prediction = build(*given)
-        return dataclasses.replace(prediction, **{field: getattr(prediction, field) * math.nan})
+    def spoilt(index, matches, temperature):
+        damaged = dataclasses.replace(matches, **{field: getattr(matches, field) * math.nan})
+        return build(index, damaged, temperature)
 
     monkeypatch.setattr(Prediction, "build", spoilt)
     with TestClient(service(tmp_path, learner, teach=False)) as client:
@@ -379,7 +379,7 @@ def test_a_full_queue_refuses_before_anything_is_decoded(tmp_path, learner, monk
 
     def slow(pixels, top):
         entered.set()
-        assert go_on.wait(10)
+        assert go_on.wait(PATIENCE)
         return predict(pixels, top)
 
     monkeypatch.setattr(state.store.current, "predict", slow)
@@ -391,7 +391,7 @@ def test_a_full_queue_refuses_before_anything_is_decoded(tmp_path, learner, monk
             return client.post("/predict", files=form(pictures("ant", 2)))
 
         first = pool.submit(ask)
-        assert entered.wait(10)
+        assert entered.wait(PATIENCE)
         second = pool.submit(ask)
         while state.batcher.length < 2:
             assert not second.done()

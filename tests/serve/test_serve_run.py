@@ -24,7 +24,7 @@ from fastapi import FastAPI
 import protosteer
 from protosteer.errors import ProtosteerError
 from protosteer.serve.app import run
-from serve_toys import encoded, pictures, served, service, until
+from serve_toys import PATIENCE, encoded, pictures, served, service, until
 
 PICTURE = encoded(pictures("ant", 1)[0])
 
@@ -32,7 +32,7 @@ PICTURE = encoded(pictures("ant", 1)[0])
 def sent(port: int, picture: bytes = PICTURE) -> http.client.HTTPConnection:
     """A request for prediction, on its way."""
     head = b'--b\r\nContent-Disposition: form-data; name="images"; filename="a.png"\r\n\r\n'
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     headers = {"Content-Type": "multipart/form-data; boundary=b"}
     connection.request("POST", "/predict", head + picture + b"\r\n--b--\r\n", headers)
     return connection
@@ -55,7 +55,7 @@ class Slow:
 
     def __call__(self, pixels, top):
         self.entered.set()
-        assert self.go_on.wait(20)
+        assert self.go_on.wait(PATIENCE)
         self.images += len(pixels)
         return self.predict(pixels, top)
 
@@ -65,7 +65,7 @@ def test_a_client_that_goes_away_is_not_predicted_for(tmp_path, monkeypatch):
     slow, queue = Slow(app, monkeypatch), app.state.service.batcher
     with served(app) as (port, _):
         first = sent(port)
-        assert slow.entered.wait(20)
+        assert slow.entered.wait(PATIENCE)
         second = sent(port)
         until(lambda: queue.length == 1)
         second.close()
@@ -82,14 +82,14 @@ def test_a_client_that_sends_too_much_can_read_why_it_is_refused(tmp_path):
         assert answer(sent(port))[0] == 200
 
 
-@pytest.mark.parametrize(("seconds", "status"), [(3.0, 200), (0.01, 503)])
+@pytest.mark.parametrize(("seconds", "status"), [(PATIENCE, 200), (0.01, 503)])
 def test_requests_that_are_open_when_the_server_stops_are_answered(tmp_path, monkeypatch, seconds, status):
     monkeypatch.setattr("protosteer.serve.service._DRAIN_SECONDS", seconds)
     app = service(tmp_path, teach=False)
     slow, queue = Slow(app, monkeypatch), app.state.service.batcher
     with served(app) as (port, server):
         first = sent(port)
-        assert slow.entered.wait(20)
+        assert slow.entered.wait(PATIENCE)
         waiting = [sent(port) for _ in range(3)]
         until(lambda: queue.length == 3)
         server.should_exit = True
@@ -139,7 +139,7 @@ def test_ctrl_c_ends_the_process_soon_and_quietly(tmp_path):
         connection = sent(port)
         assert answer(connection)[0] == 200  # and stays open
         process.send_signal(signal.SIGINT)
-        out, log = process.communicate(timeout=20)
+        out, log = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
     assert process.returncode == 0 and out == "ended\n"

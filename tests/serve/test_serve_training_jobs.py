@@ -27,7 +27,7 @@ from protosteer.model.unlearning import forget
 from protosteer.serve.app import create_app
 from protosteer.serve.limits import Limits
 from protosteer.serve.training_jobs import Jobs
-from serve_toys import BEARER, QUICK, form, pictures, service, taught, until
+from serve_toys import BEARER, PATIENCE, QUICK, form, pictures, service, taught, until
 
 pytestmark = pytest.mark.slow
 
@@ -237,7 +237,7 @@ def held(monkeypatch):
         def at_stage(stage):
             if stage.training:
                 reached.set()
-                assert go_on.wait(20)
+                assert go_on.wait(PATIENCE)
             on_stage(stage)
 
         return learn(self, data, name, at_stage, **options)
@@ -294,7 +294,7 @@ def test_by_evidence_an_added_class_shares_the_prompt_for_all_classes_before_and
 def test_predictions_and_changes_go_on_during_a_training(client, held):
     reached, go_on = held
     job = post_class(client, query="?train=true").json()["job"]
-    assert reached.wait(20)
+    assert reached.wait(PATIENCE)
     status = client.get(f"/jobs/{job}").json()
     assert status["state"] == "training" and status["message"]
     assert client.post("/predict", files=form(pictures("fox", 1))).status_code == 200
@@ -310,7 +310,7 @@ def test_what_is_asked_meanwhile_does_not_change_what_is_trained(client, held):
     """All threads share torch's generator: one number drawn beside a training, and its prompt is another."""
     reached, go_on = held
     job = post_class(client, query="?train=true", count=8).json()["job"]
-    assert reached.wait(20)
+    assert reached.wait(PATIENCE)
     assert client.post("/predict", files=form(pictures("fox", 1))).status_code == 200
     assert post_class(client, "gnu").status_code == 201
     assert client.get("/map").status_code == client.get("/model").status_code == 200
@@ -327,7 +327,7 @@ def test_a_training_forgets_what_is_deleted_meanwhile(client, held):
     reached, go_on = held
     assert post_class(client, "gnu").status_code == 201
     job = post_class(client, query="?train=true", count=8).json()["job"]
-    assert reached.wait(20)
+    assert reached.wait(PATIENCE)
     assert client.delete("/classes/gnu", headers=BEARER).json()["exact"]
     go_on.set()
     assert ended(client, job)["state"] == "done"
@@ -338,7 +338,7 @@ def test_a_training_forgets_what_is_deleted_meanwhile(client, held):
 def test_a_class_that_is_deleted_ends_its_training(client, held):
     reached, go_on = held
     job = post_class(client, query="?train=true").json()["job"]
-    assert reached.wait(20)
+    assert reached.wait(PATIENCE)
     assert client.delete("/classes/fox", headers=BEARER).status_code == 200
     assert post_class(client).status_code == 201  # again, from other images: the old training is not about it
     file = client.app.state.service.store.path.read_bytes()
@@ -353,7 +353,7 @@ def test_trainings_wait_in_a_short_queue(tmp_path, held):
     reached, go_on = held
     with TestClient(service(tmp_path, limits=Limits(jobs=2))) as client:
         jobs = [post_class(client, name, "?train=true").json()["job"] for name in ("fox", "gnu")]
-        assert reached.wait(20)
+        assert reached.wait(PATIENCE)
         waiting = {"state": "waiting", "done": 0, "total": 0, "seconds_left": None, "message": ""}
         assert client.get(f"/jobs/{jobs[1]}").json() == {"id": jobs[1], "class": "gnu", **waiting}
         answer = post_class(client, "hen", "?train=true")
@@ -369,7 +369,7 @@ def test_stopping_the_service_ends_a_training(tmp_path, held):
     app = service(tmp_path)
     with TestClient(app) as client:
         job = post_class(client, query="?train=true").json()["job"]
-        assert reached.wait(20)
+        assert reached.wait(PATIENCE)
         app.state.service.stop()
         go_on.set()
         status = ended(client, job)
@@ -401,7 +401,7 @@ def test_a_class_that_is_left_alone_is_not_trained(tmp_path, held):
     learner.add_class("ant", pictures("ant"))
     with TestClient(service(tmp_path, learner)) as client:
         first = post_class(client, "fox", "?train=true").json()["job"]
-        assert reached.wait(20)
+        assert reached.wait(PATIENCE)
         second = post_class(client, "gnu", "?train=true").json()["job"]
         for name in ("ant", "fox"):
             assert client.delete(f"/classes/{name}", headers=BEARER).status_code == 200
@@ -413,7 +413,7 @@ def test_a_class_that_is_left_alone_is_not_trained(tmp_path, held):
 def test_a_training_that_cannot_be_written_leaves_the_class_as_it_was(client, held, monkeypatch):
     reached, go_on = held
     job = post_class(client, query="?train=true").json()["job"]
-    assert reached.wait(20)
+    assert reached.wait(PATIENCE)
 
     def refuse(*_):
         raise OSError(errno.ENOSPC, "the disk is full")

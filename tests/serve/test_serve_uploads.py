@@ -22,7 +22,7 @@ from conftest import tiny_backbone
 from protosteer.data.transforms import Preprocessing
 from protosteer.serve.limits import Limits, RequestError
 from protosteer.serve.uploads import Uploads
-from serve_toys import encoded, form, pictures, service
+from serve_toys import PATIENCE, encoded, form, pictures, service
 
 PREPROCESSING = tiny_backbone().preprocessing
 SMALL = Limits(
@@ -174,6 +174,6 @@ def test_slow_uploads_end_and_do_not_keep_others_out(client):
         time.sleep(0.001)
     answer = client.post("/predict", files=form(pictures("ant", 1)))
     assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
-    waiting.join(10)
+    waiting.join(PATIENCE)
     assert statuses == [408, 408]
     assert client.post("/predict", files=form(pictures("ant", 1))).status_code == 200

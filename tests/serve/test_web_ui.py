@@ -470,7 +470,7 @@ def test_training_in_the_background_is_followed_to_its_end(visit, address, folde
     page = visit(address)
     page.get_by_label("Also train a prompt").check()
     examples(page, "eight", TOKEN, draw_digits(folder / "eights", "eight", 5))
-    expect(page.locator(".jobs .good")).to_have_text("“eight” now has a prompt of its own.", timeout=60_000)
+    expect(page.locator(".jobs .good")).to_have_text("“eight” now has a prompt of its own.")
     delete(page, "eight")
     expect(page.get_by_role("dialog")).to_contain_text("“eight” is deleted")
 
