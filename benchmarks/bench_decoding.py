@@ -44,16 +44,16 @@ def photographs(folder: Path, backbone: Backbone) -> list[Path]:
 
 def measure(name: str, backbone: Backbone, paths: list[Path], repeats: int) -> Ratio:
     def learn(images: ImageSet) -> None:
-        seen, labels = TaskImages(images, backbone, SETTINGS, "task"), torch.arange(len(paths)) % 2
-        learn_task("task", ["a", "b"], seen, labels, backbone, Memory(), SETTINGS)
+        task_images, labels = TaskImages(images, backbone, SETTINGS, "task"), torch.arange(len(paths)) % 2
+        learn_task("task", ["a", "b"], task_images, labels, backbone, Memory(), SETTINGS)
 
     sides = {
         "again": lambda: learn(FileImages(paths, backbone.preprocessing)),
-        "kept": lambda: learn(cache_decoded(FileImages(paths, backbone.preprocessing))),
+        "cached": lambda: learn(cache_decoded(FileImages(paths, backbone.preprocessing))),
     }
     times = interleaved(sides, repeats)
     about = f"{backbone.name}: learning {len(paths)} photographs of {SIZE[0]} x {SIZE[1]}, {SETTINGS.epochs} epochs"
-    return Ratio(name, f"{about}; decoded in each / once", times["again"], times["kept"], TARGET)
+    return Ratio(name, f"{about}; decoded in each / once", times["again"], times["cached"], TARGET)
 
 
 if __name__ == "__main__":

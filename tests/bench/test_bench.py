@@ -40,7 +40,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     small_sizes = {
         training: {"vit_tiny": small, "BATCH": 4, "BATCH_NANO": 4},
         prediction: {"vit_tiny": small, "IMAGES": 4, "NANO_IMAGES": 4, "BATCHES": (2, 4)},
-        scaling: {"vit_tiny": small, "CLASSES": (50, 100), "JUDGED": 100},
+        scaling: {"vit_tiny": small, "CLASSES": (50, 100), "TARGET_CLASSES": 100},
     }
     for module, values in small_sizes.items():
         for name, value in values.items():
@@ -158,8 +158,8 @@ def test_overhead_is_a_whole_match_from_ready_embeddings() -> None:
 
 
 def test_the_scaling_ratio_is_the_backbones_part_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = {"backbone": [0.03 * 4], "rest": [0.01 * scaling.MOST_IMAGES]}
-    matches = SimpleNamespace(passes=torch.full((scaling.MOST_IMAGES,), 3))
+    seconds = {"backbone": [0.03 * 4], "rest": [0.01 * scaling.MAX_IMAGES]}
+    matches = SimpleNamespace(passes=torch.full((scaling.MAX_IMAGES,), 3))
     monkeypatch.setattr(scaling, "best_batch", lambda _: torch.zeros(4, 3, 16, 16))
     monkeypatch.setattr(scaling, "interleaved", lambda *_: seconds)
     monkeypatch.setattr(scaling, "overhead", lambda *_: matches)

@@ -1,6 +1,6 @@
-"""What all measurements share: ratios of times, and backbones, images and memories that nobody had to learn.
+"""What all measurements share: ratios of times, and random backbones, images and memories.
 
-Speed does not depend on what the weights are, so random ones stand for trained ones.
+Speed does not depend on the values of the weights, so random ones stand for trained ones.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from protosteer.paper.vit import ViT, ViTConfig
 from protosteer.settings import Settings
 
 CENTROIDS = 5  # of a class
-IMAGES = 20  # per class, where records are read as evidence
+IMAGES = 20  # of a class, for the default classifier
 
 Name = TypeVar("Name", bound=Hashable)
 Side = Callable[[], object]
@@ -35,7 +35,7 @@ Side = Callable[[], object]
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as long the reference takes as ours does."""
+    """Reference time / our time: larger is better."""
 
     name: str
     about: str  # what is measured against what, for a person
@@ -46,6 +46,7 @@ class Ratio:
 
     @property
     def value(self) -> float:
+        """Ratio of the medians."""
         return median(self.reference) / median(self.ours)
 
     @property
@@ -56,7 +57,7 @@ class Ratio:
 
 
 def interleaved(sides: Mapping[Name, Side], repeats: int) -> dict[Name, list[float]]:
-    """Seconds of each repeat of each side, after one that is not counted; all run before any runs again."""
+    """Run all sides in turn, `repeats` times and once before to warm up; return the seconds of each repeat."""
     times: dict[Name, list[float]] = {name: [] for name in sides}
     for repeat in range(repeats + 1):
         for name in sides if repeat % 2 else reversed(list(sides)):
@@ -69,7 +70,7 @@ def interleaved(sides: Mapping[Name, Side], repeats: int) -> dict[Name, list[flo
 def by_layer(
     name: str, about: str, images: int, sides: Mapping[int, Side], target: float, repeats: int
 ) -> list[Ratio]:
-    """Ours, side 1, against the reference, side 0; then prompts from layer k on, side k, against side 1."""
+    """Measure side 1, ours, against side 0, the reference; then side k, prompts from layer k on, against side 1."""
     times = interleaved(sides, repeats)
     ratios = [Ratio(name, about, times[0], times[1], target)]
     for k in list(sides)[2:]:
@@ -82,12 +83,12 @@ def by_layer(
 
 
 def quarters(backbone: Backbone) -> range:
-    """Layers that prompts begin in: the first one, and every further quarter of the depth."""
+    """Return the layers that prompts begin in: the first one, and every further quarter of the depth."""
     return range(1, backbone.depth, max(1, backbone.depth // 4))
 
 
 def vit_tiny() -> Backbone:
-    """A random ViT-Ti/16 at 224 px: the shape of DeiT-Tiny."""
+    """Return a random ViT-Ti/16 at 224 px: the shape of DeiT-Tiny."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         vit = ViT(ViTConfig(image_size=224, patch_size=16, dim=192, depth=12, heads=3, mlp_dim=768))
@@ -95,7 +96,7 @@ def vit_tiny() -> Backbone:
 
 
 def pictures(backbone: Backbone, count: int, seed: int = 0) -> Tensor:
-    """uint8 [count, 3, s, s]: 4 x 4 fields of random colours; plain noise looks much alike to a ViT."""
+    """Return uint8 [count, 3, s, s]: 4 x 4 fields of random colours; a ViT embeds plain noise all alike."""
     generator = torch.Generator().manual_seed(seed)
     fields = torch.randint(0, 256, (count, 3, 4, 4), generator=generator, dtype=torch.uint8)
     return F.interpolate(fields, size=backbone.image_size, mode="nearest")
@@ -104,10 +105,16 @@ def pictures(backbone: Backbone, count: int, seed: int = 0) -> Tensor:
 def memory_of(
     backbone: Backbone, tasks: int = 10, classes: int = 10, prompt_from_layer: int = 1, evidence: bool = False
 ) -> Memory:
-    """Random records whose centroids are spread as the backbone's embeddings are.
+    """Return random records whose prototypes are spread as the backbone's embeddings are.
 
-    So different images retrieve different tasks. The centroids do not depend on the prompts' layers.
-    evidence: the keys are sketches, of IMAGES images each.
+    So different images retrieve different tasks. The prototypes do not depend on the prompts' layers.
+
+    Args:
+        backbone: Gives mean and standard deviation of embeddings.
+        tasks: Number of tasks.
+        classes: Classes of each task.
+        prompt_from_layer: First layer of the prompts.
+        evidence: Give each class a summary of IMAGES images, for the default classifier.
     """
     embeddings = backbone.embed_pixels(pictures(backbone, 16, seed=1))
     generator = torch.Generator().manual_seed(0)
@@ -133,7 +140,7 @@ def memory_of(
 
 
 def learner_for(backbone: Backbone, prompt_from_layer: int = 1) -> Learner:
-    """A learner of ten tasks of ten classes; all such learners retrieve the same candidates."""
+    """Return a learner of ten tasks of ten classes; all such learners retrieve the same candidates."""
     learner = Learner(backbone, Settings.preset("paper"))
     learner.memory = memory_of(backbone, prompt_from_layer=prompt_from_layer)
     return learner

@@ -21,11 +21,13 @@ TARGET = 0.95
 
 
 def run(repeats: int) -> list[Ratio]:
+    """Measure a ViT-Ti and `nano`."""
     tiny = measure("predict", vit_tiny(), IMAGES, repeats)
     return tiny + measure("predict_nano", Backbone.load("nano"), NANO_IMAGES, repeats)
 
 
 def measure(name: str, backbone: Backbone, count: int, repeats: int) -> list[Ratio]:
+    """Measure prediction of `count` images by one backbone."""
     pixels = pictures(backbone, count)
     ours = {k: partial(learner_for(backbone, k).predict, pixels) for k in quarters(backbone)}
     passes = count + sum(len(tasks) for tasks in ours[1]().candidates)
@@ -35,14 +37,14 @@ def measure(name: str, backbone: Backbone, count: int, repeats: int) -> list[Rat
 
 
 def plain_passes(vit: ViT, batch: Tensor, passes: int) -> None:
-    """So many images through the ViT: the ready batch [B, 3, H, W] again and again."""
+    """Send `passes` images through the ViT: the ready batch [B, 3, H, W] again and again."""
     with torch.inference_mode():
         for done in range(0, passes, len(batch)):
             vit(batch[: passes - done])
 
 
 def best_batch(backbone: Backbone) -> Tensor:
-    """Ready images, as many as make plain passes quickest, by a short trial."""
+    """Return ready images [B, 3, H, W] with the B that makes plain passes fastest, by a short trial."""
     ready = backbone.preprocessing(pictures(backbone, max(BATCHES)))
     sides = {size: partial(plain_passes, backbone.vit, ready[:size], len(ready)) for size in BATCHES}
     times = interleaved(sides, 2)

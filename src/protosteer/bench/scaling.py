@@ -1,4 +1,4 @@
-"""What prediction costs beside the backbone, as classes and tasks grow.
+"""Measure what prediction costs beside the backbone, as classes and tasks grow.
 
 That is retrieval, class scores and the making of a `Prediction`: everything between ready embeddings and what
 the user gets. The backbone's part, one pass per image and one per candidate, does not grow with the classes.
@@ -23,33 +23,34 @@ from protosteer.prediction import Prediction
 from protosteer.settings import Settings
 
 CLASSES = (100, 1_000, 10_000, 100_000)
-JUDGED = 10_000  # the number of classes at which the target holds
-MOST_TASKS = 1_000  # tasks have ten classes until there are so many
-MOST_IMAGES, MOST_SCORES = 128, 6_400_000  # images handled at once, and their scores over all classes
+TARGET_CLASSES = 10_000  # the number of classes at which the target holds
+MAX_TASKS = 1_000  # tasks have ten classes until there are so many
+MAX_IMAGES, MAX_SCORES = 128, 6_400_000  # images handled at once, and their scores over all classes
 TARGET = 0.95
 
 
 def run(repeats: int) -> list[Ratio]:
+    """Measure CPP inference and the default classifier."""
     backbone = vit_tiny()
     batch = best_batch(backbone)
-    return [judged(backbone, batch, rule, repeats) for rule in ("paper", "evidence")]
+    return [measure_rule(backbone, batch, rule, repeats) for rule in ("paper", "evidence")]
 
 
-def judged(backbone: Backbone, batch: Tensor, rule: str, repeats: int) -> Ratio:
-    """The ratio at the number of classes that counts, with notes on all."""
+def measure_rule(backbone: Backbone, batch: Tensor, rule: str, repeats: int) -> Ratio:
+    """Return the ratio at TARGET_CLASSES, with notes on all numbers of classes."""
     ratios = {classes: measure(backbone, batch, classes, rule, repeats) for classes in CLASSES}
-    return replace(ratios[JUDGED], notes=[note for ratio in ratios.values() for note in ratio.notes])
+    return replace(ratios[TARGET_CLASSES], notes=[note for ratio in ratios.values() for note in ratio.notes])
 
 
 def measure(backbone: Backbone, batch: Tensor, classes: int, rule: str, repeats: int) -> Ratio:
-    """The backbone's share of a prediction's time."""
-    tasks = min(classes // 10, MOST_TASKS)
+    """Measure the backbone's share of a prediction's time."""
+    tasks = min(classes // 10, MAX_TASKS)
     learner = Learner(backbone, Settings.preset("paper", rule=rule))
     learner.memory = memory_of(backbone, tasks, classes // tasks, evidence=rule == "evidence")
     began = perf_counter()
     _ = learner.reader
     opening = perf_counter() - began
-    images = max(1, min(MOST_IMAGES, MOST_SCORES // classes))
+    images = max(1, min(MAX_IMAGES, MAX_SCORES // classes))
     embeddings = torch.randn(images, backbone.dim, generator=torch.Generator().manual_seed(1))
     sides: dict[str, Side] = {
         "backbone": partial(plain_passes, backbone.vit, batch, len(batch)),
@@ -70,5 +71,5 @@ def measure(backbone: Backbone, batch: Tensor, classes: int, rule: str, repeats:
 
 
 def overhead(learner: Learner, embeddings: Tensor) -> Prediction:
-    """All that `Learner.predict` does with images whose embeddings are ready, under any prompt."""
+    """Do all that `Learner.predict` does after the backbone: embeddings [B, D] are the same under any prompt."""
     return learner.predict_embedded(lambda rows, _: embeddings[rows], len(embeddings))

@@ -30,6 +30,7 @@ EARLIER = 450  # prototypes: nine tasks of ten classes with five centroids each 
 
 
 def run(repeats: int) -> list[Ratio]:
+    """Measure a ViT-Ti and `nano`."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         tiny = measure("training_step", vit_tiny(), BATCH, repeats)
@@ -37,6 +38,7 @@ def run(repeats: int) -> list[Ratio]:
 
 
 def measure(name: str, backbone: Backbone, size: int, repeats: int) -> list[Ratio]:
+    """Measure steps of `size` images with one backbone."""
     pixels = pictures(backbone, size)
     steps = {0: naive(backbone, pixels), **{k: ours(backbone, pixels, k) for k in quarters(backbone)}}
     about = f"training step, {backbone.name}, batch of {size}: naive / ours"
@@ -60,11 +62,13 @@ class Step:
         self.prototypes = Anchors(means, deviations, torch.arange(EARLIER))
 
     def __call__(self) -> None:
+        """Make the step."""
         loss = self.head.loss(self.embed(self.prompt), self.labels, self.prototypes)
         update(loss, [[self.prompt], list(self.head.parameters())], self.optimiser, self.clip)
 
 
 def ours(backbone: Backbone, pixels: Tensor, from_layer: int = 1) -> Step:
+    """Return our step: batched augmentation, prompts as key/value prefixes."""
     augment, layers = Augmentation(backbone.preprocessing), from_layer - 1
 
     def embed(prompt: Tensor) -> Tensor:
@@ -74,6 +78,7 @@ def ours(backbone: Backbone, pixels: Tensor, from_layer: int = 1) -> Step:
 
 
 def naive(backbone: Backbone, pixels: Tensor) -> Step:
+    """Return the reference: augmentation in Pillow, prompts as tokens."""
     augment = Augmentation(backbone.preprocessing)
 
     def embed(prompt: Tensor) -> Tensor:
@@ -83,8 +88,7 @@ def naive(backbone: Backbone, pixels: Tensor) -> Step:
 
 
 def concatenating(vit: ViT, images: Tensor, prompt: Tensor) -> Tensor:
-    """The usual forward pass: a deep prompt [S, L, D] put in as tokens before every layer and cut out after
-    it.
+    """Compute the usual forward pass: a deep prompt [S, L, D] enters as tokens before every layer and is cut out after.
 
     All tokens leave the last layer, though the class token may be the only one that is used.
     """

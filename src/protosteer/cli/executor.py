@@ -76,7 +76,7 @@ def put_table(
     shard: int,
     engine: Executor,
 ) -> None:
-    """The rows of all files in one file, or in a folder with a file per shard."""
+    """Write the rows of all files to one file, or to a folder with a file per shard."""
     from protosteer.util.files import writing
     from protosteer.util.text import counted
     from protosteer.workflows.prediction_table import is_table, write_table

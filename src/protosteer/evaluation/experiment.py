@@ -290,7 +290,7 @@ def run_experiment(
         reporter = make_reporter(stream, runs, folder.log) if make_reporter else Reporter()
         with reporter, _warnings_to(reporter.say):
             if engine and engine.is_remote:
-                _run_elsewhere(engine, experiment, seeds, len(stream), reporter, checkpoint_seconds)
+                _run_remotely(engine, experiment, seeds, len(stream), reporter, checkpoint_seconds)
             else:
                 run = _seed_runner(experiment, context, reporter, checkpoint_seconds)
                 for seed in seeds:
@@ -327,7 +327,7 @@ def _run_seed(seed: int, method: Method, stream: Stream, reporter: Any, store: S
     store.finish({"seed": seed, **run.to_dict()})
 
 
-def _run_elsewhere(
+def _run_remotely(
     engine: Executor,
     experiment: Experiment,
     seeds: Sequence[int],
@@ -347,11 +347,11 @@ def _run_elsewhere(
                 reporter.on_stage(Stage("", f"tasks of {len(seeds)} seeds", done, tasks * len(seeds)))
 
     jobs = [Job(f"seed {seed}", (seed,)) for seed in seeds if not folder.finished(seed)]
-    make = functools.partial(_seed_runner_elsewhere, experiment, checkpoint_seconds)
+    make = functools.partial(_remote_seed_runner, experiment, checkpoint_seconds)
     engine.run(make, jobs, lambda job, _: reporter.say(f"{job.name}: done"), on_wait)
 
 
-def _seed_runner_elsewhere(experiment: Experiment, checkpoint_seconds: float) -> Callable[[int], None]:
+def _remote_seed_runner(experiment: Experiment, checkpoint_seconds: float) -> Callable[[int], None]:
     run = _seed_runner(experiment, open_context(experiment), Reporter(), checkpoint_seconds)
 
     def work(seed: int) -> None:
