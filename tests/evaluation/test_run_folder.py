@@ -270,7 +270,7 @@ def test_mistakes_are_named(values, code):
 def test_an_unknown_stream_or_device_is_named(tmp_path):
     with expect_error("unknown-stream", DataError, name="split-digit"):
         run(tmp_path / "r", stream="split-digit")
-    with pytest.raises(SettingsError):
+    with expect_error("no-such-device", SettingsError):
         run(tmp_path / "r", device="gpu")
     assert not (tmp_path / "r").exists()
 

@@ -18,7 +18,7 @@ from protosteer.methods.testing import GROUPS, toy_backbone, toy_images
 NAMES = [name for group in GROUPS for name in group]
 
 
-def taught(name: str, **settings: Any) -> tuple[Maker, FeatureBank]:
+def learned(name: str, **settings: Any) -> tuple[Maker, FeatureBank]:
     make = Maker(find_method(name), settings)
     method = make.after()
     assert isinstance(method, FeatureBank)
@@ -37,7 +37,7 @@ def all_at_once(method: FeatureBank) -> tuple[np.ndarray, list[int], np.ndarray]
 
 @pytest.mark.parametrize(("neighbours", "temperature"), [(1, 0.07), (20, 0.07), (20, 0.5), (999, 0.01)])
 def test_knn_is_scikit_learns_with_dinos_weights(neighbours, temperature):
-    make, method = taught("knn", neighbours=neighbours, temperature=temperature)
+    make, method = learned("knn", neighbours=neighbours, temperature=temperature)
     train, labels, test = all_at_once(method)
     oracle = KNeighborsClassifier(
         n_neighbors=min(neighbours, len(train)),
@@ -52,7 +52,7 @@ def test_knn_is_scikit_learns_with_dinos_weights(neighbours, temperature):
 
 @pytest.mark.parametrize("penalty", [1e-2, 1.0])
 def test_the_probe_is_scikit_learns_logistic_regression(penalty):
-    make, method = taught("probe", penalty=penalty)
+    make, method = learned("probe", penalty=penalty)
     train, labels, test = all_at_once(method)
     mean, deviation = train.mean(axis=0), train.std(axis=0)
     oracle = LogisticRegression(C=1 / (penalty * len(train)), tol=1e-9, max_iter=10_000)

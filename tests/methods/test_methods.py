@@ -29,7 +29,7 @@ def maker(name: str, **changes: Any) -> Maker:
     return Maker(find_method(name), changes, EmbeddingCache)
 
 
-one_maker = cache(maker)  # what one check has taught another need not teach again
+one_maker = cache(maker)  # checks share what was learned
 
 
 def is_quick(name: str) -> bool:

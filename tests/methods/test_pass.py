@@ -78,18 +78,18 @@ def test_losses_are_those_of_loops():
         found, features = method.loss(images, labels)
     assert features.shape == (3, 24)
 
-    told, squares = [], 0.0
+    surprises, squares = [], 0.0
     for image, label in zip(images, labels.tolist(), strict=True):
         for turn in range(4):
             view = torch.rot90(image, turn, (1, 2))[None]
             now, then = method.backbone.embed(view), method.before.embed(view)
-            told.append(cross_entropy((method.head(now)[0] / 0.7).tolist(), 4 * label + turn))
+            surprises.append(cross_entropy((method.head(now)[0] / 0.7).tolist(), 4 * label + turn))
             squares += float((now - then).detach().square().sum())
     torch.manual_seed(1)
     moved, owners = method.draw(5)
     logits = (method.head(moved) / 0.7).tolist()
     old = [cross_entropy(row, 4 * owner) for row, owner in zip(logits, owners.tolist(), strict=True)]
-    expected = np.mean(told) + 3 * math.sqrt(squares) + 7 * np.mean(old)
+    expected = np.mean(surprises) + 3 * math.sqrt(squares) + 7 * np.mean(old)
     assert float(found) == pytest.approx(expected, rel=1e-4) and squares > 0
 
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 NAMES = [name for name, method in METHODS.items() if issubclass(method, Prompted)]
 
 
-def taught(name: str, tasks: int) -> Prompted:
+def learned(name: str, tasks: int) -> Prompted:
     method = Maker(METHODS[name]).after(tasks)
     assert isinstance(method, Prompted)
     return method
@@ -24,7 +24,7 @@ def taught(name: str, tasks: int) -> Prompted:
 @pytest.mark.parametrize("name", NAMES)
 def test_cross_entropy_is_over_the_new_classes(name):
     """By logarithms written out, with the scores of earlier classes as minus infinity."""
-    method = taught(name, 1)  # two classes; three are coming
+    method = learned(name, 1)  # two classes; three are coming
     scores = torch.randn(4, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
     labels = [2, 3, 4, 3]
     expected = 0.0
@@ -39,8 +39,8 @@ def test_cross_entropy_is_over_the_new_classes(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_head_keeps_its_rows_unless_a_task_has_one_class(name):
-    """A mask would leave a single class nothing to learn: it is told from all those before it."""
-    method = taught(name, 1)
+    """A mask would leave a single class nothing to learn: it is separated from all those before it."""
+    method = learned(name, 1)
     before = method.head.weight.detach().clone()
     learn_task(method, GROUPS[1])
     assert torch.equal(method.head.weight[:2], before)

@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 import torch
-from test_methods import one_maker  # what the checks have taught need not be taught again
+from test_methods import one_maker  # shares what the checks have learned
 
 from protosteer.methods import METHODS
 from protosteer.methods.testing import GROUPS, toy_images

@@ -18,8 +18,8 @@ NAMES = [name for group in GROUPS for name in group]
 PIXELS, LABELS = toy_images(NAMES)
 
 
-def taught(split: list[list[str]], keep: dict[str, int] | None = None, **settings: float) -> SLDA:
-    """LearnResult classes in this split; `keep` says of how many images, where not of all."""
+def learned(split: list[list[str]], keep: dict[str, int] | None = None, **settings: float) -> SLDA:
+    """Learn classes in this split; `keep` says of how many images, where not of all."""
     method = Maker(SLDA, settings)()
     for group in split:
         rows = [i for name in group for i in where(name)[: (keep or {}).get(name)]]
@@ -35,7 +35,7 @@ def where(name: str) -> list[int]:
 
 @pytest.mark.parametrize("split", [[NAMES], [*([name] for name in NAMES)], [NAMES[:1], NAMES[1:]]])
 def test_statistics_are_those_of_all_images_whatever_the_split(split):
-    method = taught(split, {"bee": 3, "eel": 1})  # classes of different sizes
+    method = learned(split, {"bee": 3, "eel": 1})  # classes of different sizes
     rows = [i for name in NAMES for i in where(name)[: {"bee": 3, "eel": 1}.get(name)]]
     embeddings = method.backbone.embed_pixels(PIXELS[rows]).double().numpy()
     labels = np.array([LABELS[i] for i in rows])
@@ -49,7 +49,7 @@ def test_statistics_are_those_of_all_images_whatever_the_split(split):
 @pytest.mark.parametrize("shrinkage", [1e-4, 0.03, 0.7])
 def test_predictions_are_scikit_learns(shrinkage):
     """Which shrinks towards t I with t = tr(S) / D: (1 - e) S + e I is a multiple of (1 - s) S + s t I."""
-    method = taught(GROUPS, shrinkage=shrinkage)
+    method = learned(GROUPS, shrinkage=shrinkage)
     test = toy_images(NAMES, per_class=40, seed=90)[0]
     noise = torch.randint(-60, 60, test.shape, generator=torch.Generator().manual_seed(0))
     test = (test + noise).clamp(0, 255).to(torch.uint8)  # so that some answers are in doubt
