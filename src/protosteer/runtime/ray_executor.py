@@ -30,7 +30,6 @@ _POLL_SECONDS = 1.0
 # Set before Ray is imported, unless the user has set them.
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_BACKEND_LOG_LEVEL": "error",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # else Ray prints messages about dead workers on standard output
     "RAY_task_oom_retries": str(RETRIES),  # else without end
