@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from arrow_toys import save_set
 from expect import expect_cli_error
 from photo_toys import photos
 from protosteer.cli import main
 from protosteer.data.class_folders import read_folder
 from protosteer.model.file import read
+from set_toys import save_set
 
 pytestmark = pytest.mark.slow
 

@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from arrow_toys import save_set
 from expect import expect_error
 from protosteer.data.hf_arrow import is_set
 from protosteer.data.image_files import image_bytes, image_exists, image_version
 from protosteer.data.images import FileImages
 from protosteer.data.sources import image_paths, read_labelled
 from protosteer.errors import DataError, SettingsError
-from set_toys import SMALL, save
+from set_toys import SMALL, save, save_set
 
 pytest.importorskip("pyarrow", reason="image sets in Arrow files need pyarrow")
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from arrow_toys import save_set
 from expect import expect_error
 from photo_toys import EVIDENCE, file_bytes, photos, taught
 from protosteer.data.class_folders import read_folder
 from protosteer.errors import LearnerError
 from protosteer.workflows.learn_folder import scan_folder
+from set_toys import save_set
 
 
 @pytest.fixture

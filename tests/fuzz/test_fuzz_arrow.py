@@ -8,11 +8,10 @@ from tempfile import TemporaryDirectory
 import pytest
 from targets import TARGETS, Target, try_out
 
-from arrow_toys import save_set
 from protosteer.data.images import ForgivingFiles
 from protosteer.data.sources import image_paths, read_labelled
 from protosteer.errors import ProtosteerError
-from set_toys import SMALL, save
+from set_toys import SMALL, save, save_set
 
 ARROW = "data-00000-of-00001.arrow"
 

@@ -151,8 +151,10 @@ def augmented(
     """
     group = group or ProcessGroup()
     shares = [group.share(len(rows)) for rows in batches]
-    own = [rows[share] for rows, share in zip(batches, shares, strict=True)]
-    for rows, share, pixels in zip(batches, shares, prefetched(images, own, device=device), strict=True):
+    rank_rows = [rows[share] for rows, share in zip(batches, shares, strict=True)]
+    for rows, share, pixels in zip(
+        batches, shares, prefetched(images, rank_rows, device=device), strict=True
+    ):
         choices = augment.draw((len(rows), *pixels.shape[1:]))
         yield augment.apply(pixels.to(device, non_blocking=True), choices.of(share))
 

@@ -89,11 +89,11 @@ def _download(url: str, remote: Remote, part: Path, say: Say) -> None:
     resumed = part.exists()
     while not _more(url, remote, part, say):
         say(f"the connection to {_host(url)} was cut; going on from {_size(part):,} bytes")
-    found = file_hash(part, "md5")
-    if found.startswith(remote.md5 or ""):
+    actual = file_hash(part, "md5")
+    if actual.startswith(remote.md5 or ""):
         return
     part.unlink()
-    fault = f"{_host(url)} gives a file with md5 {found}, not {remote.md5}"
+    fault = f"{_host(url)} gives a file with md5 {actual}, not {remote.md5}"
     if not resumed:
         raise _MirrorError(fault)
     say(f"{fault}; the rest of an earlier download may be the cause, starting again")

@@ -17,24 +17,24 @@ _REASONS = {
 }
 
 
-def overview(found: Suggestions) -> list[RenderableType]:
+def overview(result: Suggestions) -> list[RenderableType]:
     """Show the number of suggestions for each reason, and a table."""
-    heads = [f"{counted(found.images, 'image')}: ", ", ".join(_head(found, why) for why in found.found)]
-    return [Text("".join(heads)), *([_table(found)] if found.chosen else [])]
+    heads = [f"{counted(result.images, 'image')}: ", ", ".join(_head(result, why) for why in result.found)]
+    return [Text("".join(heads)), *([_table(result)] if result.chosen else [])]
 
 
-def _head(found: Suggestions, why: str) -> str:
+def _head(result: Suggestions, why: str) -> str:
     """Return the number of suggestions for a reason, and how many are shown if that is fewer."""
-    shown = sum(suggestion.why == why for suggestion in found.chosen)
-    suffix = "" if shown == found.found[why] else f" ({shown:,} shown)"
-    number = found.found[why]
+    shown = sum(suggestion.why == why for suggestion in result.chosen)
+    suffix = "" if shown == result.found[why] else f" ({shown:,} shown)"
+    number = result.found[why]
     head = counted(number, "near-duplicate") if why == "duplicate" else f"{number:,} {_REASONS[why]}"
     return f"{head}{suffix}"
 
 
-def _table(found: Suggestions) -> Table:
+def _table(result: Suggestions) -> Table:
     table = plain_table(None, "File", "Why", *numbers(["Probability"]), "Nearest class")
-    for suggestion in found.chosen:
+    for suggestion in result.chosen:
         probability = f"{100 * suggestion.probability:.1f} %"
         cells = (str(suggestion.path), _why(suggestion), probability, suggestion.guess)
         table.add_row(*(Text(printable(cell)) for cell in cells))

@@ -16,12 +16,12 @@ from protosteer.workflows.holdout_eval import Check
 from protosteer.workflows.learn_folder import FolderScan, LearnResult
 
 
-def found_table(found: FolderScan, held: Mapping[str, int]) -> Table:
+def found_table(scan: FolderScan, held: Mapping[str, int]) -> Table:
     """Show one row per class; `held` is the number of held-out images by class."""
-    known = ["Known, from task"] if found.known else []
+    known = ["Known, from task"] if scan.known else []
     table = plain_table(None, "Class", *numbers(["Images", "Held out"]), *known)
-    for name, count in found.counts.items():
-        task = Text(printable(", ".join(found.known.get(name, ["new"]))))
+    for name, count in scan.counts.items():
+        task = Text(printable(", ".join(scan.known.get(name, ["new"]))))
         table.add_row(Text(printable(name)), f"{count:,}", f"{held[name]:,}", *([task] if known else []))
     return table
 
@@ -40,9 +40,9 @@ def check_report(check: Check, before_training: Check | None = None) -> list[Ren
     return [Text(summary), table, *([Text(lines)] if confused else [])]
 
 
-def why_no_prompt(record: TaskRecord, found: FolderScan) -> str:
+def why_no_prompt(record: TaskRecord, scan: FolderScan) -> str:
     """Say why a task has no prompt although the settings train prompts."""
-    if found.known.keys() >= {*record.class_names}:
+    if scan.known.keys() >= {*record.class_names}:
         return "no prompt was trained: more images of known classes need none"
     if record.shared_prompt is not None:
         return "no prompt was trained: the shared prompt serves these classes too"
@@ -51,16 +51,16 @@ def why_no_prompt(record: TaskRecord, found: FolderScan) -> str:
     return "no prompt was trained: by these settings only the first task has one"
 
 
-def as_json(found: FolderScan, taught: LearnResult | None) -> dict[str, Any]:
+def as_json(scan: FolderScan, taught: LearnResult | None) -> dict[str, Any]:
     """Return the scan and, if something was learned, the task and its evaluation as plain data."""
     outcome: dict[str, Any] = {
         "found": {
-            "folder": str(found.folder),
-            "classes": found.counts,
-            "unreadable": [str(path) for path in found.unreadable.paths],
-            "known": found.known,
-            "again": [str(path) for path in found.already_learned],
-            "other": {str(path): name for path, name in found.learned_as_other_class.items()},
+            "folder": str(scan.folder),
+            "classes": scan.counts,
+            "unreadable": [str(path) for path in scan.unreadable.paths],
+            "known": scan.known,
+            "again": [str(path) for path in scan.already_learned],
+            "other": {str(path): name for path, name in scan.learned_as_other_class.items()},
         }
     }
     if taught:

@@ -42,11 +42,11 @@ def _header(description: Description) -> Table:
     """Show facts about the whole model, one per line."""
     file, totals, tasks = description["file"], description["totals"], description["tasks"]
     changed, evidence = description["settings"]["changed"], description["evidence"]
-    kept = counted(totals["points"], "point") if evidence else counted(totals["centroids"], "centroid")
+    stored = counted(totals["points"], "point") if evidence else counted(totals["centroids"], "centroid")
     lines = {
         "Model": ", ".join([file["path"], *([] if file["bytes"] is None else [human_bytes(file["bytes"])])]),
         "Knows": f"{counted(totals['classes'], 'class')} from {counted(totals['images'], 'image')}, in "
-        f"{counted(totals['tasks'], 'task')}, as {kept}",
+        f"{counted(totals['tasks'], 'task')}, as {stored}",
         "Learned": _dates(totals["first_learned"], totals["last_learned"]),
         **_corrections([task for task in tasks if task["corrected"] is not None]),
         "Independent": f"{sum(task['independent'] for task in tasks):,} of {counted(len(tasks), 'task')} "
@@ -56,7 +56,8 @@ def _header(description: Description) -> Table:
         **(_evidence(evidence) if evidence else {}),
         "Unknown images": _unknown(description["rejection"], bool(evidence)),
         "Backbone": _backbone(description["backbone"]),
-        "Settings": ", ".join(f"{one['name']} {_value(one['value'])}" for one in changed) or "defaults",
+        "Settings": ", ".join(f"{setting['name']} {_value(setting['value'])}" for setting in changed)
+        or "defaults",
     }
     table = Table.grid(Column(style="bold", no_wrap=True), Column(overflow="fold"), padding=(0, 2, 0, 0))
     for heading, line in lines.items():

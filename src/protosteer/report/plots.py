@@ -243,14 +243,14 @@ def class_similarity(names: Sequence[str], matrix: npt.ArrayLike, most: int = 60
     """
     if not names:
         raise DataError("there are no classes to draw; learn some first", code="nothing-learned")
-    whole, title = np.asarray(matrix), "How alike classes are"
+    similarities, title = np.asarray(matrix), "How alike classes are"
     chosen = np.arange(len(names))
     if len(names) > most:
         title += f"\n{most:,} of {len(names):,} classes: those with the closest neighbours"
-        nearest = np.array([np.delete(row, i).max() for i, row in enumerate(whole)])
+        nearest = np.array([np.delete(row, i).max() for i, row in enumerate(similarities)])
         chosen = np.sort(np.argsort(-nearest, kind="stable")[:most])
-    order = chosen[_similar_adjacent(whole[np.ix_(chosen, chosen)])]
-    cells = whole[np.ix_(order, order)].astype(float)
+    order = chosen[_similar_adjacent(similarities[np.ix_(chosen, chosen)])]
+    cells = similarities[np.ix_(order, order)].astype(float)
     np.fill_diagonal(cells, np.nan)
     return png(_similarity_figure([names[i] for i in order], cells, title))
 

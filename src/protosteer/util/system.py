@@ -1,4 +1,4 @@
-"""What is asked of the machine: its processor's name and memory, how many files it opens, to keep freed memory."""
+"""Query the machine: processor, memory, open files; and tune the memory allocator."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ _KEPT = 256 * 2**20
 
 
 def keep_freed_memory() -> bool:
-    """Keep it for the next batch, instead of asking the system for fresh, cleared pages again and again.
+    """Let glibc keep freed memory for the next batch, instead of requesting cleared pages for each one.
 
-    glibc gives the upper end of its memory back as soon as much of it is free, and large blocks at once. A
-    ViT that is run over batch after batch frees and takes the same memory all the time: docs/performance.md.
-    Returns whether the allocator could be told so; only glibc knows how.
+    glibc returns the top of its heap as soon as much of it is free, and large blocks at once. A ViT that runs
+    batch after batch frees and takes the same memory all the time: docs/performance.md.
+
+    Returns:
+        True if the allocator supports it; only glibc does.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -32,7 +34,7 @@ def keep_freed_memory() -> bool:
 
 
 def processor_name() -> str:
-    """As the processor calls itself, where the system tells it."""
+    """Return the processor's model name, or the machine type if the system does not report it."""
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
         for line in file:
             if line.startswith("model name"):
@@ -41,7 +43,7 @@ def processor_name() -> str:
 
 
 def most_open_files() -> float:
-    """How many files and connections this process may have open at once."""
+    """Return how many files and connections this process may have open at once."""
     with suppress(ImportError):  # Windows has no such limit to ask for
         import resource
 
@@ -51,7 +53,7 @@ def most_open_files() -> float:
 
 
 def memory_size() -> float:
-    """Bytes of memory that the machine has, where the system tells."""
+    """Return the machine's memory in bytes; infinity if the system does not report it."""
     with suppress(AttributeError, ValueError, OSError):
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     return math.inf

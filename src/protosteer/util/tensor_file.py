@@ -1,6 +1,6 @@
-"""Tensors and a JSON header in one safetensors file, with a checksum over both that finds altered files.
+"""Pack tensors and a JSON header into one safetensors file with a checksum over both.
 
-There is no pickle in it, so that a file from someone else cannot run anything.
+It contains no pickle, so that an untrusted file cannot run code.
 """
 
 from __future__ import annotations
@@ -25,18 +25,29 @@ _DIGITS = 20  # of a whole number: 64 bits and a sign
 
 
 def pack_tensors(header: dict[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
-    """The contents of a file; equal headers and tensors give equal bytes."""
-    own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    # Cloned, since safetensors refuses a tensor that is there twice; others may be too large for that.
-    times = Counter(tensor.untyped_storage().data_ptr() for tensor in own.values())
-    own = {n: t.clone() if times[t.untyped_storage().data_ptr()] > 1 else t for n, t in own.items()}
+    """Return the bytes of a file; equal headers and tensors give equal bytes."""
+    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    # Only shared tensors are cloned, which safetensors rejects; others may be too large to copy.
+    times = Counter(tensor.untyped_storage().data_ptr() for tensor in stored.values())
+    stored = {n: t.clone() if times[t.untyped_storage().data_ptr()] > 1 else t for n, t in stored.items()}
     # One metadata entry only: safetensors writes several in no fixed order.
-    sealed = json.dumps({"header": header, "sha256": _checksum(header, own)}, sort_keys=True)
-    return save(own, metadata={_KEY: sealed})
+    checksummed = json.dumps({"header": header, "sha256": _checksum(header, stored)}, sort_keys=True)
+    return save(stored, metadata={_KEY: checksummed})
 
 
 def unpack_tensors(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Header and tensors of what `pack_tensors` gave; `name` is what messages call the file."""
+    """Read what `pack_tensors` returned.
+
+    Args:
+        data: The bytes.
+        name: What error messages call the file.
+
+    Returns:
+        The header and the tensors.
+
+    Raises:
+        ModelFileError: The file is damaged, altered or no model.
+    """
     try:
         tensors = load(data)
         length = int.from_bytes(data[:8], "little")
@@ -54,9 +65,9 @@ def unpack_tensors(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, Te
             path=name,
         )
     try:
-        sealed = _parsed(metadata[_KEY])
-        header: dict[str, Any] = sealed["header"]
-        intact = isinstance(header, dict) and sealed["sha256"] == _checksum(header, tensors)
+        checksummed = _parsed(metadata[_KEY])
+        header: dict[str, Any] = checksummed["header"]
+        intact = isinstance(header, dict) and checksummed["sha256"] == _checksum(header, tensors)
     except (ValueError, KeyError, TypeError, RecursionError):
         intact = False
     if not intact:
@@ -69,7 +80,7 @@ def unpack_tensors(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, Te
 
 
 def _parsed(text: str | bytes) -> Any:
-    """JSON, in which every number is one that arithmetic can go on with."""
+    """Parse JSON whose numbers are all finite and of bounded length."""
     return json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
 
 

@@ -1,4 +1,4 @@
-"""Words for people: plurals, short lists, suggestions, and names that others have chosen."""
+"""Format text for messages: plurals, short lists, suggestions, and untrusted names."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ NAME_LENGTH = 200  # characters of a class's or task's name
 
 
 def counted(number: int, thing: str) -> str:
-    """Such as 1 image, 2 classes."""
+    """Format a number with its noun, such as 1 image, 2 classes."""
     if number == 1:
         return f"1 {thing}"
     return f"{number:,} {thing}{'es' if thing.endswith('s') else 's'}"
 
 
 def listed(names: Sequence[str], most: int = 10) -> str:
-    """The first names, and how many more there are; "none" of none."""
+    """List the first names, and how many more there are; "none" if there are none."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return (", ".join(names[:most]) + more) or "none"
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """What may have been meant by a word that is not known: the nearest that is, or else all of them."""
+    """Suggest the known word nearest to an unknown one, or list them all."""
     names = list(known)
     near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     return f"did you mean '{near[0]}'?" if near else f"there are: {listed(names, most=50)}"
 
 
 def printable(name: str) -> str:
-    """A name as others may have chosen it: nothing in it moves the cursor or begins a new line."""
+    """Replace characters of an untrusted name that move the cursor or begin a new line."""
     return "".join(c if c.isprintable() else "?" for c in name)
 
 
 def check_name(name: str, what: str, most: int = NAME_LENGTH) -> None:
-    """Refuse a name for a class or a task that does not fit into a line of text, here or elsewhere."""
+    """Raise `DataError` with code `bad-name` if a name of a class or task does not fit into a line of text."""
     if not name.strip():
         raise DataError(f"{what} has no name; give it one", code="bad-name")
     if len(name) > most:
@@ -53,7 +53,7 @@ def check_name(name: str, what: str, most: int = NAME_LENGTH) -> None:
 
 
 def one_line(text: str) -> str:
-    """A message without the line breaks that it may have brought along."""
+    """Join the lines of a message."""
     return " ".join(text.split())
 
 
@@ -62,5 +62,5 @@ _CONTROL = dict.fromkeys([*range(32), *range(127, 160), 0x2028, 0x2029], "?")
 
 
 def without_control(text: str) -> str:
-    """As `printable`, but letters that are no text are left, so that a file is still found by its name."""
+    """Replace control characters only, so that a file is still found by its name."""
     return text.translate(_CONTROL)

@@ -104,7 +104,7 @@ def read_cifar(folder: Path, split: str, classes: int) -> tuple[Tensor, Tensor, 
         DataError: A file is missing or damaged.
     """
     formats = _FORMATS[classes]
-    layout = next((one for one in formats if (folder / one.splits[split][0]).is_file()), formats[0])
+    layout = next((f for f in formats if (folder / f.splits[split][0]).is_file()), formats[0])
     labels_key, names_key = _KEYS[classes]
     parts = [_images(folder / name, layout, labels_key) for name in layout.splits[split]]
     pixels, labels = (torch.from_numpy(np.concatenate(arrays)) for arrays in zip(*parts, strict=True))
@@ -142,8 +142,8 @@ def _unpickled(path: Path) -> dict[str, Any]:
         return dict(read_pickled(file))
 
 
-def _read(found: Sequence[Path], classes: int) -> Contents:
-    folder = found[0].parent
+def _read(files: Sequence[Path], classes: int) -> Contents:
+    folder = files[0].parent
     pixels, labels, names = read_cifar(folder, "train", classes)
     return arrays(names, (pixels, labels), read_cifar(folder, "test", classes)[:2])
 
@@ -164,7 +164,7 @@ def _info(classes: int, archives: Sequence[tuple[int, str, str]], md5: dict[str,
         licence="none stated",
         source="https://www.cs.toronto.edu/~kriz/cifar.html",
         find=lambda folder: cifar_files(folder, classes),
-        read=lambda found, reading: _read(found, classes),
+        read=lambda files, reading: _read(files, classes),
         files=(python,),
         accepted=(binary,),
         md5=md5,

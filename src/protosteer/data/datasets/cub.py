@@ -19,9 +19,9 @@ def _find(folder: Path) -> Sequence[Path] | None:
     return [*tables, folder / "images"] if tables and (folder / "images").is_dir() else None
 
 
-def _read(found: Sequence[Path], reading: Reading) -> Contents:
+def _read(files: Sequence[Path], reading: Reading) -> Contents:
     """Read the official split: 5,994 training and 5,794 test images."""
-    *tables, folder = found
+    *tables, folder = files
     parts = {"1": Files([], []), "0": Files([], [])}
     try:
         images, labels, split, names = (

@@ -19,7 +19,7 @@ from protosteer.data.datasets.base import (
 )
 
 
-def _read(found: Sequence[Path], reading: Reading) -> Contents:
+def _read(files: Sequence[Path], reading: Reading) -> Contents:
     """Read 1,797 images of 8 x 8 pixels, half of them for testing; the source has values from 0 to 16."""
     from sklearn.datasets import load_digits
 

@@ -77,9 +77,9 @@ def read_images(images: Path, labels: Path) -> tuple[Tensor, Tensor]:
     return as_small_images(pixels), numbers.long()
 
 
-def read_halves(found: Sequence[Path]) -> list[tuple[Tensor, Tensor]]:
+def read_halves(files: Sequence[Path]) -> list[tuple[Tensor, Tensor]]:
     """Read pixels and labels of each prefix from the files that `idx_files` returned."""
-    return [read_images(*pair) for pair in zip(found[::2], found[1::2], strict=True)]
+    return [read_images(*pair) for pair in zip(files[::2], files[1::2], strict=True)]
 
 
 def as_small_images(grey: Tensor) -> Tensor:

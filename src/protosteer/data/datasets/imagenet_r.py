@@ -24,9 +24,9 @@ def _is_wnid(entry: Path) -> bool:
     return entry.name[:1] == "n" and entry.name[1:].isdecimal() and len(entry.name) == 9 and entry.is_dir()
 
 
-def _read(found: Sequence[Path], reading: Reading) -> Contents:
+def _read(paths: Sequence[Path], reading: Reading) -> Contents:
     """Read the split of train.txt and test.txt, or split every class 80 to 20 with a fixed seed."""
-    folder, *lists = found
+    folder, *lists = paths
     if lists:
         classes, (train, test) = read_lists(*lists)
     else:

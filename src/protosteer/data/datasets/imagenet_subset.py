@@ -19,13 +19,13 @@ def _find(folder: Path) -> Sequence[Path] | None:
     return [*wanted, *halves] if wanted and all(half.is_dir() for half in halves) else None
 
 
-def _read(found: Sequence[Path], reading: Reading) -> Contents:
-    if len(found) == 2:
-        classes, (train, test) = read_lists(*found)
+def _read(files: Sequence[Path], reading: Reading) -> Contents:
+    if len(files) == 2:
+        classes, (train, test) = read_lists(*files)
     else:
-        classes = [line.split()[0] for _, line in text_lines(found[0])]
-        train, test = (read_folder(half, classes) for half in found[1:])
-    return lazy(classes, train, test, found[0].parent, reading)
+        classes = [line.split()[0] for _, line in text_lines(files[0])]
+        train, test = (read_folder(half, classes) for half in files[1:])
+    return lazy(classes, train, test, files[0].parent, reading)
 
 
 IMAGENET_SUBSET = DatasetInfo(

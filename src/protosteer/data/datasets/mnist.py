@@ -26,7 +26,7 @@ MNIST = DatasetInfo(
     licence="CC BY-SA 3.0",
     source="http://yann.lecun.com/exdb/mnist/",
     find=idx_files,
-    read=lambda found, reading: arrays(NUMERALS, *read_halves(found)),
+    read=lambda files, reading: arrays(NUMERALS, *read_halves(files)),
     files=(
         Remote("train-images-idx3-ubyte.gz", 9_912_422, MNIST_PAGES, "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
         Remote("train-labels-idx1-ubyte.gz", 28_881, MNIST_PAGES, "d53e105ee54ea40749a09fcbcd1e9432"),
@@ -50,7 +50,7 @@ FASHION_MNIST = DatasetInfo(
     licence="MIT",
     source="https://github.com/zalandoresearch/fashion-mnist",
     find=idx_files,
-    read=lambda found, reading: arrays(CLOTHES, *read_halves(found)),
+    read=lambda files, reading: arrays(CLOTHES, *read_halves(files)),
     files=(
         Remote("train-images-idx3-ubyte.gz", 26_421_880, FASHION_PAGES, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
         Remote("train-labels-idx1-ubyte.gz", 29_515, FASHION_PAGES, "25c81989df183df01b3e8a0aad5dffbe"),

@@ -33,14 +33,14 @@ def _find(folder: Path) -> Sequence[Path] | None:
     return [folder] if all((folder / letter).is_dir() for letter in LETTERS) else None
 
 
-def _read(found: Sequence[Path], reading: Reading) -> Contents:
+def _read(paths: Sequence[Path], reading: Reading) -> Contents:
     """Read all images into memory, padded like MNIST's digits."""
     checksums = {}
-    if found[0].is_file():
-        parts = read_halves(found)
+    if paths[0].is_file():
+        parts = read_halves(paths)
     else:
-        halves = [_letters(folder, reading) for folder in found]
-        base = found[0].parent if len(found) == 2 else found[0]
+        halves = [_letters(folder, reading) for folder in paths]
+        base = paths[0].parent if len(paths) == 2 else paths[0]
         checksums["images"] = tree_checksum([path for files in halves for path in files.paths], base)
         parts = [(as_small_images(_grey(files)), files.numbers(LETTERS)) for files in halves]
     train, test = parts if len(parts) == 2 else split_grey(*parts[0], TEST_SHARE)

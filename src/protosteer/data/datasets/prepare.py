@@ -50,14 +50,14 @@ def _verified(path: Path, info: DatasetInfo) -> str:
     official = info.official.get(path.name)
     if official is None:
         return f"sha256:{file_hash(path, 'sha256')}"
-    found = file_hash(path, "md5")
-    if found == official:
-        return f"md5:{found}"
+    actual = file_hash(path, "md5")
+    if actual == official:
+        return f"md5:{actual}"
     plain = info.official.get(path.stem) if path.suffix == ".gz" else None
     if plain and hashlib.md5(content(path), usedforsecurity=False).hexdigest() == plain:
         return f"md5:{plain}"  # the official content, gzipped anew
     raise DataError(
-        f"{path} has md5 {found}, but the official file has {official}; "
+        f"{path} has md5 {actual}, but the official file has {official}; "
         f"remove it and run: protosteer datasets get {info.name}",
         code="checksum",
         path=path,
@@ -103,9 +103,9 @@ def _given(remote: Remote, target: Path, root: Path) -> Path | None:
     """Return the file if the user put it there; an official archive may also lie beside the folder."""
     folders = [target, root] if remote.folder else [target]
     path = next((folder / remote.name for folder in folders if (folder / remote.name).is_file()), None)
-    if path and remote.folder and remote.md5 and (found := file_hash(path, "md5")) != remote.md5:
+    if path and remote.folder and remote.md5 and (actual := file_hash(path, "md5")) != remote.md5:
         raise DataError(
-            f"{path} has md5 {found}, but the official file has {remote.md5}; remove it",
+            f"{path} has md5 {actual}, but the official file has {remote.md5}; remove it",
             code="checksum",
             path=path,
         )

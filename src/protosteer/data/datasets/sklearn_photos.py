@@ -35,8 +35,8 @@ SMALLEST, LARGEST = 0.4, 0.8  # side of the square, relative to the shorter side
 BRIGHTNESS = 0.3
 
 
-def _read(found: Sequence[Path], reading: Reading) -> Contents:
-    photographs, gen = {path.name: _pixels(path) for path in found}, Generator().manual_seed(0)
+def _read(files: Sequence[Path], reading: Reading) -> Contents:
+    photographs, gen = {path.name: _pixels(path) for path in files}, Generator().manual_seed(0)
     fields = [
         photographs[name][:, top:bottom, left:right] for name, left, top, right, bottom in FIELDS.values()
     ]

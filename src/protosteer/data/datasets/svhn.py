@@ -36,7 +36,7 @@ SVHN = DatasetInfo(
     licence="non-commercial",
     source="http://ufldl.stanford.edu/housenumbers/",
     find=lambda folder: all_of(folder, "train_32x32.mat", "test_32x32.mat"),
-    read=lambda found, reading: arrays(NUMERALS, *(read_svhn(path) for path in found)),
+    read=lambda files, reading: arrays(NUMERALS, *(read_svhn(path) for path in files)),
     files=(
         Remote("train_32x32.mat", 182_040_794, PAGES, "e26dedcc434d2e4c54c9b2d4a06d8373"),
         Remote("test_32x32.mat", 64_275_384, PAGES, "eb5a983be6a315427106f1b164d9cef3"),
