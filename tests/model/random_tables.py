@@ -71,8 +71,10 @@ def memories(draw: st.DrawFn, prefix: str = "task", least: int = 1) -> Memory:
                 ClassTable.of(records),
                 prompt,
                 draw(st.booleans()),
-                TaskMetadata(images=i),
-                shared_prompt=torch.full((1, 1, DIM), 0.5) if shared else None,
+                TaskMetadata({"epochs": i}, i, loss=0.5, held_out=i or None),
+                draw(st.booleans()),
+                torch.full((1, 1, DIM), 0.5) if shared else None,
+                draw(st.sampled_from([None, "class 0"])),
             )
         )
     return Memory(tasks)

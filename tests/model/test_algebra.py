@@ -47,11 +47,10 @@ def test_a_file_holds_all_of_a_memory(memory):
     assert read.pack() == packed(memory)
     assert read.memory.owners == memory.owners
     for mine, theirs in zip(memory.tasks, read.memory.tasks, strict=True):
-        assert (mine.name, mine.independent, mine.metadata) == (
-            theirs.name,
-            theirs.independent,
-            theirs.metadata,
-        )
+        for field in ("name", "independent", "metadata", "few_shot", "corrected_from"):
+            assert getattr(mine, field) == getattr(theirs, field)
+        for prompt, other in ((mine.prompt, theirs.prompt), (mine.shared_prompt, theirs.shared_prompt)):
+            assert prompt is other is None or torch.equal(prompt, other)
         for one, other in zip(mine.classes, theirs.classes, strict=True):
             assert_same(one, other)
 
@@ -66,6 +65,16 @@ def test_merging_is_associative_and_loses_nothing(a, b, c):
     assert merged.task_names == [*a.task_names, *b.task_names]
     assert set(merged.classes) == {*a.classes, *b.classes}
     assert int(merged.table.images.sum()) == int(a.table.images.sum() + b.table.images.sum())
+
+
+@exactly()
+@given(memories())
+def test_a_memory_is_merged_with_itself_under_other_names(memory):
+    renames = {name: f"other {name}" for name in memory.classes}
+    tasks = {name: f"other {name}" for name in memory.task_names}
+    twice = model_file.unpack(packed(concatenate([memory, memory], renames, tasks)), PLACE).memory
+    assert twice.classes == [*renames, *renames.values()]
+    assert twice.task_names == [*tasks, *tasks.values()] and len(twice.table) == 2 * len(memory.table)
 
 
 @exactly()

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import dataclasses
 import json
-import os
 import struct
 
 import pytest
@@ -12,12 +10,9 @@ from conftest import easy_task, tiny_backbone
 from expect import expect_error
 from protosteer.backbones import Backbone, find_weights
 from protosteer.data.transforms import Preprocessing
-from protosteer.errors import LearnerError, ModelFileError
+from protosteer.errors import ModelFileError
 from protosteer.learner import Learner
 from protosteer.model import file as model_file
-from protosteer.model.class_table import ClassTable
-from protosteer.model.index import Index
-from protosteer.model.memory import Memory
 from protosteer.settings import Settings
 from protosteer.util.tensor_file import pack_tensors, unpack_tensors
 
@@ -55,18 +50,6 @@ def test_a_file_with_a_retired_setting_is_read(learner, monkeypatch, tmp_path):
     monkeypatch.undo()
     assert b"cached_views" in path.read_bytes()
     assert Learner.load(path, backbone=tiny_backbone()).settings == learner.settings
-
-
-def test_saving_what_was_loaded_gives_the_same_file(saved, tmp_path):
-    Learner.load(saved, backbone=tiny_backbone()).save(tmp_path / "again.protosteer")
-    assert (tmp_path / "again.protosteer").read_bytes() == saved.read_bytes()
-
-
-def test_writing_a_model_removes_the_index_file_of_an_earlier_version(learner, saved):
-    index = saved.with_name("pets.protosteer.index")
-    index.write_bytes(b"digests of class names")
-    learner.save(saved)
-    assert not index.exists() and saved.exists()
 
 
 def test_learning_goes_on_after_reload_as_if_never_saved(learner, saved):
@@ -120,134 +103,12 @@ def test_a_newer_format_is_refused_with_the_version_that_wrote_it(saved):
         model_file.read(saved)
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_no_other(learner, saved, monkeypatch):
-    old = saved.read_bytes()
-
-    def fail(*_):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, "replace", fail)
-    learner.forget("cat")
-    with pytest.raises(OSError, match="disk full"):
-        learner.save(saved)
-    assert saved.read_bytes() == old
-    assert [path.name for path in saved.parent.iterdir()] == [saved.name]
-
-
 def test_header_is_readable_json_without_machine_paths_of_shipped_weights(saved):
     data = saved.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["protosteer"])["header"]
     assert header["backbone"]["name"] == "tiny" and header["backbone"]["weights"] is None
     assert [task["classes"] for task in header["tasks"]] == [["cat", "dog"], ["Fuß ☃", "eel"]]
-
-
-# Held-out similarities, few-shot tasks, files without a backbone
-
-
-@pytest.fixture
-def varied(learner) -> Learner:
-    """Two trained tasks, held-out similarities for some classes, a copy of a prompt, and a class without any."""
-    first = learner.memory.tasks[0]
-    held = dataclasses.replace(first.classes[0], heldout_similarities=torch.tensor([0.25, 0.5, -1.0]))
-    learner.memory.replace(
-        first, dataclasses.replace(first, classes=ClassTable.of([held, *first.classes[1:]]))
-    )
-    learner.add_class("gnu", easy_task(["gnu"], per_class=3)[0])
-    return learner
-
-
-def test_held_out_similarities_and_few_shot_tasks_come_back(varied, tmp_path):
-    path = tmp_path / "varied.protosteer"
-    varied.save(path)
-    again = model_file.read(path).memory
-    assert again.classes == varied.classes and [task.few_shot for task in again.tasks] == [False, False, True]
-    for old, new in zip(varied.memory.tasks, again.tasks, strict=True):
-        assert (old.name, old.independent, old.metadata) == (new.name, new.independent, new.metadata)
-        assert [name for name, _ in old.tensors()] == [name for name, _ in new.tensors()]
-        pairs = zip(old.tensors(), new.tensors(), strict=True)
-        assert all(torch.equal(a, b) and a.dtype == b.dtype for (_, a), (_, b) in pairs)
-    assert [c.heldout_similarities is None for task in again.tasks for c in task.classes] == [
-        False,
-        True,
-        True,
-        True,
-        False,
-    ]
-    assert (
-        Index.build(again).prompt_owners.tolist() == varied.reader.index.prompt_owners.tolist() != [0, 1, 2]
-    )
-    images = easy_task(["cat", "gnu"], seed=9)[0]
-    loaded = Learner.load(path, backbone=tiny_backbone())
-    assert torch.equal(loaded.predict(images).embeddings, varied.predict(images).embeddings)
-
-
-def test_a_model_is_written_without_a_backbone_in_the_same_bytes(varied, tmp_path):
-    path = tmp_path / "varied.protosteer"
-    varied.save(path)
-    model = model_file.read(path)
-    model.write(tmp_path / "sub" / "again.protosteer")
-    assert (tmp_path / "sub" / "again.protosteer").read_bytes() == path.read_bytes()
-    described = {key: value for key, value in model.backbone.items() if key != "weights"}
-    assert described == varied.backbone.describe() and model.backbone["dim"] == 24
-
-
-def test_a_model_that_knows_nothing_can_be_written_and_read(saved, tmp_path):
-    model = model_file.read(saved)
-    for task in model.memory.tasks:
-        model.memory.remove(task)
-    model.write(tmp_path / "empty.protosteer")
-    assert model_file.read(tmp_path / "empty.protosteer").memory.tasks == ()
-
-
-def test_a_write_that_fails_leaves_the_old_file(saved, monkeypatch):
-    old, model = saved.read_bytes(), model_file.read(saved)
-    model.memory.remove(model.memory.tasks_of("cat")[0], ["cat"])
-
-    def fail(*_):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OSError, match="disk full"):
-        model.write(saved)
-    assert saved.read_bytes() == old and [path.name for path in saved.parent.iterdir()] == [saved.name]
-
-
-def test_merged_files_are_those_of_merged_learners(learner, tmp_path):
-    paths = []
-    for i, task in enumerate(learner.memory.tasks):
-        part = learner.copy()
-        part.memory = Memory([task])
-        paths.append(tmp_path / f"{i}.protosteer")
-        part.save(paths[-1])
-    before = [path.read_bytes() for path in paths]
-    models = [model_file.read(path) for path in paths]
-    model_file.merge(models).write(tmp_path / "both.protosteer")
-    learner.save(tmp_path / "expected.protosteer")
-    assert (tmp_path / "both.protosteer").read_bytes() == (tmp_path / "expected.protosteer").read_bytes()
-    assert [path.read_bytes() for path in paths] == before and models[0].memory.classes == ["cat", "dog"]
-    twice = model_file.merge([models[0], models[0]], {"cat": "lynx", "dog": "wolf"}, {"first": "wild"})
-    assert twice.memory.classes == ["cat", "dog", "lynx", "wolf"] and twice.memory.task_names == [
-        "first",
-        "wild",
-    ]
-    twice.write(tmp_path / "twice.protosteer")  # though the tensors of both halves are the same ones
-    assert model_file.read(tmp_path / "twice.protosteer").memory.classes == twice.memory.classes
-
-
-def test_files_with_other_backbones_cannot_be_merged(learner, saved, tmp_path):
-    other = Learner(tiny_backbone(seed=1), QUICK)
-    other.learn(easy_task(["yak"]), name="other")
-    other.save(tmp_path / "other.protosteer")
-    with expect_error("other-backbone", LearnerError):
-        model_file.merge([model_file.read(saved), model_file.read(tmp_path / "other.protosteer")])
-    normalised = model_file.read(saved)
-    changed = {**normalised.backbone["preprocessing"], "crop": 0.875}
-    normalised = dataclasses.replace(
-        normalised, backbone={**normalised.backbone, "preprocessing": changed}, memory=Memory()
-    )
-    with expect_error("other-preprocessing", LearnerError):
-        model_file.merge([model_file.read(saved), normalised])
 
 
 # Where the backbone is found

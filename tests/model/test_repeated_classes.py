@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
 import torch
 
 from conftest import easy_task, tiny_backbone
@@ -121,17 +120,6 @@ def test_candidates_among_very_many_classes_are_scored_as_among_all(monkeypatch)
     assert torch.equal(some.candidates, every.candidates) and some.candidates[:, -1].any()
     assert some.class_ids is not None
     torch.testing.assert_close(some.scores, every.scores.gather(1, some.class_ids), rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("settings", [INSTANT, QUICK.replace(rule="evidence"), QUICK])
-def test_a_file_holds_every_record(settings, tmp_path):
-    learner = grown(*parts(), settings=settings)
-    learner.save(tmp_path / "grown.protosteer")
-    test = easy_task(CLASSES, 6, seed=4)[0]
-    expected = learner.predict(test).scores
-    read = Learner.load(tmp_path / "grown.protosteer", learner.backbone)
-    assert read.memory.owners == learner.memory.owners
-    assert torch.equal(read.predict(test).scores, expected)
 
 
 def test_forgetting_a_class_forgets_all_its_records(tmp_path):
