@@ -71,12 +71,10 @@ class Model:
             try:
                 given = self.load_backbone()
             except WeightsError as error:
-                raise ModelFileError(
-                    f"{self.path} needs backbone '{about['name']}', which cannot be loaded ({error}); "
-                    "load it yourself and pass it as backbone=",
-                    code="backbone-not-found",
-                    path=self.path,
-                    name=about["name"],
+                raise self._error(
+                    "backbone-not-found",
+                    f"needs backbone '{about['name']}', which cannot be loaded ({error}); load it yourself and pass "
+                    "it as backbone=",
                 ) from error
         self._check_backbone(given)
         return given
@@ -84,27 +82,22 @@ class Model:
     def _check_backbone(self, given: Backbone) -> None:
         about = self.backbone
         if given.fingerprint != about["fingerprint"]:
-            raise ModelFileError(
-                f"{self.path} was learned with backbone '{about['name']}' ({about['fingerprint'][:12]}), not with "
+            raise self._error(
+                "other-backbone",
+                f"was learned with backbone '{about['name']}' ({about['fingerprint'][:12]}), not with "
                 f"'{given.name}' ({given.fingerprint[:12]}); predictions would be meaningless",
-                code="other-backbone",
-                path=self.path,
-                name=about["name"],
             )
         if given.preprocessing.to_dict() != about["preprocessing"]:
-            raise ModelFileError(
-                f"{self.path} was learned with preprocessing {about['preprocessing']}, the backbone given has "
+            raise self._error(
+                "other-preprocessing",
+                f"was learned with preprocessing {about['preprocessing']}, the backbone given has "
                 f"{given.preprocessing.to_dict()}; load the backbone with the same mean, std and crop",
-                code="other-preprocessing",
-                path=self.path,
             )
         try:
             check_fits(self.memory, given.dim, given.depth)
         except TypeError as error:
-            raise ModelFileError(
-                f"{self.path} does not fit its backbone ({error}); use another copy",
-                code="other-backbone",
-                path=self.path,
+            raise self._error(
+                "other-backbone", f"does not fit its backbone ({error}); use another copy"
             ) from error
 
     def write(self, path: str | Path) -> None:
@@ -171,13 +164,14 @@ class Model:
                 fingerprint=about["fingerprint"],
             )
         except FingerprintMismatchError as error:
-            raise ModelFileError(
-                f"{self.path} was learned with backbone '{about['name']}' ({about['fingerprint'][:12]}), and "
-                f"{error}; predictions would be meaningless",
-                code="other-backbone",
-                path=self.path,
-                name=about["name"],
+            raise self._error(
+                "other-backbone",
+                f"was learned with backbone '{about['name']}' ({about['fingerprint'][:12]}), and {error}; predictions "
+                "would be meaningless",
             ) from error
+
+    def _error(self, code: str, words: str) -> ModelFileError:
+        return ModelFileError(f"{self.path} {words}", code=code, path=self.path, name=self.backbone["name"])
 
 
 @contextmanager

@@ -19,21 +19,13 @@ SHARED = "the shared prompt was trained with its images"
 
 @dataclass(frozen=True)
 class Forgotten:
-    """What was removed, and what that guarantees.
-
-    Attributes:
-        classes: Names of the classes.
-        tasks: The tasks that they were removed from.
-        bytes: How much a file kept of them.
-        exact: Whether the model is as if they had never been learned.
-        guarantee: A sentence for the user.
-    """
+    """What was removed, and what that guarantees."""
 
     classes: list[str]
-    tasks: list[str]
+    tasks: list[str]  # that they were removed from
     bytes: int
-    exact: bool
-    guarantee: str
+    exact: bool  # the model is as if they had never been learned
+    guarantee: str  # a sentence for the user
 
 
 def forget(memory: Memory, name: str | None = None, *, task: str | None = None) -> Forgotten:

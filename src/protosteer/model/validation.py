@@ -46,10 +46,7 @@ def check_columns(
     if "keys" in starts:
         _check_floats(columns["keys"], 2, dim, "keys", kinds=(torch.float32,))
     for part in (part for part in SUMMARIES if part in starts):
-        _check_summaries({f: columns[f"{part}.{f}"] for f in ("points", "counts", "deviations")}, part, dim)
-        check_coding(columns[f"{part}.points"], columns.get(f"{part}.steps"), part)
-        if len(columns[f"{part}.deviations"]) != int((lengths[part] > 0).sum()):
-            raise TypeError(f"deviations of {part} are not as many as classes that have prototypes")
+        _check_summaries(columns, part, dim, int((lengths[part] > 0).sum()))
     if "held_out" in starts:
         _check_floats(
             columns["held_out"], 1, None, "held-out similarities", kinds=(torch.float32,), empty=True
@@ -67,9 +64,8 @@ def check_model(memory: Memory) -> None:
 
 def check_memory(memory: Memory, dim: int | None, depth: int | None) -> None:
     """Check prompts, and that both summaries of a class are of the same images."""
+    _check_prompts(memory, dim, depth)
     for task in memory.tasks:
-        for prompt in (p for p in (task.prompt, task.shared_prompt) if p is not None):
-            check_prompt(prompt, dim, depth, f"prompt of {task.name}")
         known = task.classes.lengths("domain") > 0
         if bool((known != (task.shared_prompt is not None)).any()):
             raise TypeError(
@@ -85,12 +81,17 @@ def check_memory(memory: Memory, dim: int | None, depth: int | None) -> None:
 
 def check_fits(memory: Memory, dim: int, depth: int) -> None:
     """Check that what was read belongs to a backbone of that width and depth."""
+    _check_prompts(memory, dim, depth)
     for task in memory.tasks:
-        for prompt in (p for p in (task.prompt, task.shared_prompt) if p is not None):
-            check_prompt(prompt, dim, depth, f"prompt of {task.name}")
         width = task.classes.columns["values.means"].shape[1]
         if width != dim:
             raise TypeError(f"prototypes have {width} dimensions, the backbone {dim}")
+
+
+def _check_prompts(memory: Memory, dim: int | None, depth: int | None) -> None:
+    for task in memory.tasks:
+        for prompt in (p for p in (task.prompt, task.shared_prompt) if p is not None):
+            check_prompt(prompt, dim, depth, f"prompt of {task.name}")
 
 
 def check_prompt(prompt: Tensor, dim: int | None, depth: int | None, what: str) -> None:
@@ -124,14 +125,17 @@ def _check_starts(starts: Tensor, classes: int, rows: Tensor, what: str) -> None
         raise TypeError(f"starts of {what} do not ascend from 0 to {len(rows)}")
 
 
-def _check_summaries(columns: Mapping[str, Tensor], part: str, dim: int) -> None:
-    points = columns["points"]
+def _check_summaries(columns: Mapping[str, Tensor], part: str, dim: int, classes: int) -> None:
+    points, deviations = columns[f"{part}.points"], columns[f"{part}.deviations"]
+    check_coding(points, columns.get(f"{part}.steps"), part)
     if points.dtype != torch.int8:
         _check_floats(points, 2, dim, f"prototypes of {part}", -_UNIT, _UNIT)
-    elif points.ndim != 2 or points.shape[1] != dim or not points.numel():
+    elif points.shape[1] != dim or not points.numel():
         raise TypeError(f"prototypes of {part} have shape {list(points.shape)}")
-    _check_floats(columns["deviations"], 2, dim, f"deviations of {part}", 0.0, _UNIT)
-    _check_counts(columns["counts"], len(points), f"prototypes of {part}")
+    _check_counts(columns[f"{part}.counts"], len(points), f"prototypes of {part}")
+    _check_floats(deviations, 2, dim, f"deviations of {part}", 0.0, _UNIT)
+    if len(deviations) != classes:
+        raise TypeError(f"deviations of {part} are not as many as classes that have prototypes")
 
 
 def _check_counts(counts: Tensor, number: int, what: str) -> None:
