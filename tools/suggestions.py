@@ -36,7 +36,7 @@ from protosteer.settings import Settings
 from protosteer.tasks import learn_task
 from protosteer.util.files import write_atomically
 from protosteer.workflows.active_learning import Pool, near_duplicates, thumbnails
-from protosteer.workflows.label_issues import doubted
+from protosteer.workflows.label_issues import find_label_issues
 from suggestion_report import plot, table
 from unknowns import read
 
@@ -136,7 +136,8 @@ class Trial:
         wrong = torch.randperm(len(labels), generator=draw)[: round(FLIPPED * len(labels))]
         labels[wrong] = (labels[wrong] + torch.randint(1, classes, wrong.shape, generator=draw)) % classes
         hits = [
-            d.row in set(wrong.tolist()) for d in doubted(embeddings, [f"{n:03}" for n in labels.tolist()])
+            d.row in set(wrong.tolist())
+            for d in find_label_issues(embeddings, [f"{n:03}" for n in labels.tolist()])
         ]
         many = len(wrong)
         shares = {"found": hits[:many], "found_in_twice": hits[: 2 * many], "doubted_at_all": hits}

@@ -32,7 +32,7 @@ from protosteer.workflows.active_learning import (
     suggest,
     thumbnails,
 )
-from protosteer.workflows.label_issues import doubted, mislabelled
+from protosteer.workflows.label_issues import find_label_issues, mislabelled
 
 INSTANT = Settings.preset("instant")
 
@@ -209,7 +209,7 @@ def test_labels_are_doubted_by_a_model_without_the_image(
         monkeypatch.setattr(LooScores, "weights", lambda self, views: [weight])
     values = Centroids(rival.points, torch.zeros_like(rival.points), rival.counts)
     rivals = ClassTable.of([ClassRecord("c3", rival.points, values, plain=rival)])
-    found = {d.row: d for d in doubted(embeddings, labels, rivals)}
+    found = {d.row: d for d in find_label_issues(embeddings, labels, rivals)}
     order = [i for c in ("c0", "c1", "c2") for i in range(24) if labels[i] == c]
     probabilities = (weight * scores).softmax(dim=1)[torch.tensor(order).argsort()]
     own = torch.tensor([int(label[1]) for label in labels])
@@ -217,7 +217,7 @@ def test_labels_are_doubted_by_a_model_without_the_image(
     for row, doubt in found.items():
         assert doubt.label == f"c{int(probabilities[row].argmax())}"
         assert doubt.probability == pytest.approx(float(probabilities[row].max()))
-        assert doubt.own == pytest.approx(float(probabilities[row, own[row]]))
+        assert doubt.given_label_prob == pytest.approx(float(probabilities[row, own[row]]))
         ridge = CoarseScorer(sketches(row)).ridge
         assert ridge is not None
         without = ridge.scores(units[row : row + 1].double())[0]
@@ -229,9 +229,9 @@ def test_labels_are_doubted_by_a_model_without_the_image(
 def test_the_least_likely_label_comes_first_and_single_images_are_not_doubted() -> None:
     embeddings, labels = clouds()
     labels[4], labels[7], labels[9] = "c0", "c2", "alone"
-    found = doubted(embeddings, labels)
+    found = find_label_issues(embeddings, labels)
     assert {4, 7} <= {d.row for d in found[:3]} and 9 not in {d.row for d in found}
-    assert [d.own for d in found] == sorted(d.own for d in found)
+    assert [d.given_label_prob for d in found] == sorted(d.given_label_prob for d in found)
 
 
 def test_images_in_a_wrong_folder_are_found_also_where_the_model_alone_knows_the_right_class(

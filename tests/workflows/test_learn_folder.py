@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from conftest import tiny_backbone
@@ -29,6 +31,7 @@ from protosteer.workflows import learn_folder as learn_folder_module
 from protosteer.workflows.holdout_eval import Check
 from protosteer.workflows.learn_folder import (
     TaskSlot,
+    held_count,
     learn_folder,
     scan_folder,
     split,
@@ -135,24 +138,32 @@ def listed(**counts: int) -> Files:
     return Files([path for path, _ in pairs], [label for _, label in pairs])
 
 
-@pytest.mark.parametrize("holdout", [0.01, 0.1, 0.25, 0.5])
-def test_a_split_is_per_class_disjoint_and_complete(holdout):
-    files = listed(one=1, four=4, five=5, twelve=12, hundred=100)
-    learned, held = split(files, holdout, 0)
+@settings(deadline=None)
+@given(
+    counts=st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 30), min_size=1),
+    holdout=st.floats(0.0, 0.5),
+    seed=st.integers(0, 5),
+)
+def test_a_split_is_disjoint_complete_and_depends_on_the_class_and_the_seed_alone(counts, holdout, seed):
+    files = listed(**counts)
+    learned, held = split(files, holdout, seed)
     assert not set(learned.paths) & set(held.paths)
     assert sorted([*learned.paths, *held.paths]) == sorted(files.paths)
     for part in (learned, held):
         assert part.labels == [path.parent.name for path in part.paths]
         assert part.paths == [path for path in files.paths if path in set(part.paths)]  # order is kept
-    large = {"five": 5, "twelve": 12, "hundred": 100}
-    assert collections.Counter(held.labels) == {n: max(1, round(holdout * large[n])) for n in large}
+    expected = {name: held_count(count, holdout) for name, count in counts.items()}
+    assert collections.Counter(held.labels) == {name: count for name, count in expected.items() if count}
+    assert all(1 <= count <= (counts[name] + 1) / 2 for name, count in expected.items() if count)
+    for name, count in counts.items():
+        own = [path for path in held.paths if path.parent.name == name]
+        assert split(listed(**{name: count}), holdout, seed)[1].paths == own
 
 
-def test_a_split_depends_on_the_class_and_the_seed_alone():
-    alone, among = split(listed(b=40), 0.25, 0)[1], split(listed(a=7, b=40, c=3), 0.25, 0)[1]
-    assert alone.paths == [path for path in among.paths if path.parent.name == "b"]
-    assert alone.paths == split(listed(b=40), 0.25, 0)[1].paths != split(listed(b=40), 0.25, 1)[1].paths
-    assert [p.name for p in alone.paths] != [p.name for p in split(listed(a=40), 0.25, 0)[1].paths]
+def test_other_seeds_and_classes_hold_out_other_images():
+    first = [path.name for path in split(listed(a=40), 0.25, 0)[1].paths]
+    assert first != [path.name for path in split(listed(a=40), 0.25, 1)[1].paths]
+    assert first != [path.name for path in split(listed(b=40), 0.25, 0)[1].paths]
 
 
 @pytest.mark.parametrize("holdout", [-0.1, 0.51, float("nan")])

@@ -1,4 +1,4 @@
-"""What images that were held out of a task say of it: how many are right, and how similar they are."""
+"""Evaluate a task on its held-out images: accuracy, confusions, and similarities to its prototypes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from protosteer.runtime.progress import OnStage, Stage
 
 @dataclass(frozen=True)
 class Check:
-    """How held-out images were classified among all classes that the model knows."""
+    """Actual and predicted labels of held-out images, among all classes that the model knows."""
 
     labels: list[str]
     predicted: list[str]
@@ -27,7 +27,7 @@ class Check:
     def make(
         cls, learner: Learner, name: str, unseen: ImageSet, labels: list[str], on_stage: OnStage | None
     ) -> Check:
-        """Of task `name`'s held-out images, with what they are."""
+        """Predict the held-out images of task `name`, whose actual labels are given."""
         return cls(labels, _answers(learner, name, "checking", unseen, on_stage)[0])
 
     @property
@@ -37,28 +37,28 @@ class Check:
 
     @property
     def accuracy(self) -> float:
-        """Percent."""
+        """Accuracy in percent."""
         return 100.0 * self.right / len(self.labels)
 
     def per_class(self) -> dict[str, tuple[int, int]]:
-        """Of each class, the held-out images and how many of them were right."""
+        """Return for each class its number of held-out images, and how many were classified correctly."""
         shown = Counter(self.labels)
         right = Counter(a for a, b in zip(self.labels, self.predicted, strict=True) if a == b)
         return {name: (shown[name], right[name]) for name in shown}
 
     def confused(self, most: int = 5) -> list[tuple[str, str, int]]:
-        """(class, what it was taken for, how often), the most frequent first."""
+        """Return (actual class, predicted class, count), the most frequent confusions first."""
         pairs = Counter((a, b) for a, b in zip(self.labels, self.predicted, strict=True) if a != b)
         ranked = sorted(pairs.items(), key=lambda item: (-item[1], item[0]))
         return [(a, b, count) for (a, b), count in ranked[:most]]
 
 
-def calibrated(
+def with_heldout_similarities(
     record: TaskRecord, learner: Learner, unseen: ImageSet, labels: list[str], on_stage: OnStage | None
 ) -> TaskRecord:
-    """The record with the similarities of held-out images to its prototypes, as if it was all there is.
+    """Return the task with the similarities of held-out images to its prototypes, as if it were the only task.
 
-    What the paper's rule takes its threshold from; evidence takes it from images that it leaves out.
+    CPP inference takes its rejection threshold from them.
     """
     alone = Learner(learner.backbone, learner.settings.replace(rule=learner.reader.rule))
     alone.memory = Memory([record])
@@ -71,7 +71,7 @@ def calibrated(
 def _answers(
     learner: Learner, name: str, doing: str, unseen: ImageSet, on_stage: OnStage | None
 ) -> tuple[list[str], Tensor]:
-    """Predicted classes of the held-out images, and the greatest similarity of each [h]."""
+    """Return predicted classes of H held-out images, and the greatest similarity of each [H]."""
     labels: list[str] = []
     similarities: list[Tensor] = []
     for part in learner.stream(unseen):

@@ -1,8 +1,8 @@
-"""Labels in doubt: images of class folders that look like another class once they are left out.
+"""Label issues: images of class folders that look like another class under leave-one-out.
 
-Every image is taken as a point of its class, so that what the evidence would be without it is a closed form
+Every image counts as a prototype of its class, so its leave-one-out probabilities have a closed form
 (`calibration.loo_probabilities`), whether a model has learned it or not. Classes that the model knows and the folder
-does not have may be the right ones, too. No prompt is used: one that was trained with a wrong label believes it.
+lacks may be the right ones, too. No prompt is used: one that was trained with a wrong label has learned it.
 """
 
 from __future__ import annotations
@@ -33,19 +33,39 @@ from protosteer.workflows.active_learning import (
 
 
 @dataclass(frozen=True)
-class Doubt:
-    """An image that is likelier of another class than of its own."""
+class LabelIssue:
+    """An image that is more probable under another class than under its given label.
+
+    Attributes:
+        row: Its row.
+        label: The most probable class.
+        probability: Of that class.
+        given_label_prob: The probability of the given label.
+    """
 
     row: int
-    label: str  # the likeliest class
+    label: str
     probability: float
-    own: float  # the probability of the class that it is filed under
+    given_label_prob: float
 
 
 def mislabelled(
     learner: Learner, files: Files, count: int = COUNT, on_stage: OnStage | None = None
 ) -> Suggestions:
-    """Of files in class folders, those that are likely in the wrong one, the likeliest first."""
+    """Suggest files in class folders that are probably in the wrong one, the most probable first.
+
+    Args:
+        learner: The model; classes that only it knows may be the right ones.
+        files: Files and their given labels.
+        count: At most this many.
+        on_stage: Is given the progress.
+
+    Returns:
+        The suggestions.
+
+    Raises:
+        DataError: There is one class alone, or no file can be read.
+    """
     check_count(count)
     images = ForgivingFiles(files.paths, learner.backbone.preprocessing)
 
@@ -63,27 +83,34 @@ def mislabelled(
     rivals = table.take((table.lengths("plain") > 0).nonzero()[:, 0])
     if len(own) + len(rivals) < 2:
         raise DataError(
-            f"'{labels[0]}' is the only class there is; labels can be doubted where there are two",
+            f"'{labels[0]}' is the only class there is; label issues need two",
             code="one-class",
             name=labels[0],
         )
-    doubts = doubted(embeddings[read], labels, rivals)
+    issues = find_label_issues(embeddings[read], labels, rivals)
     chosen = [
-        Suggestion(images.paths[read[d.row]], "mislabelled", d.label, d.probability, labels[d.row])
-        for d in doubts[:count]
+        Suggestion(images.paths[read[one.row]], "mislabelled", one.label, one.probability, labels[one.row])
+        for one in issues[:count]
     ]
-    return Suggestions(len(read), {"mislabelled": len(doubts)}, chosen, errors_of(images))
+    return Suggestions(len(read), {"mislabelled": len(issues)}, chosen, errors_of(images))
 
 
-def doubted(embeddings: Tensor, labels: Sequence[str], rivals: ClassTable | None = None) -> list[Doubt]:
-    """The labels [n] of embeddings [n, D] that are not the likeliest ones, the least likely first.
+def find_label_issues(
+    embeddings: Tensor, labels: Sequence[str], rivals: ClassTable | None = None
+) -> list[LabelIssue]:
+    """Return the given labels that are not the most probable ones, the least probable first.
 
-    rivals: other classes with summaries, perhaps several times. An image that is alone in its class says nothing of it.
+    An image that is alone in its class has no leave-one-out probability and is not returned.
+
+    Args:
+        embeddings: [n, D].
+        labels: n given labels.
+        rivals: Other classes with summaries; a class may have several rows.
     """
     classes = sorted(set(labels))
     number = {name: i for i, name in enumerate(classes)}
     owners = torch.tensor([number[label] for label in labels])
-    order = owners.argsort(stable=True)  # of the points: class by class
+    order = owners.argsort(stable=True)  # class by class
     units = F.normalize(embeddings[order].float(), dim=1)
     ones, lengths = torch.ones(len(units), dtype=torch.int64), owners.bincount()
     own = SummaryTable(units, ones, torch.zeros(len(classes), units.shape[1]), lengths)
@@ -95,11 +122,13 @@ def doubted(embeddings: Tensor, labels: Sequence[str], rivals: ClassTable | None
     numbers = torch.tensor(
         [*range(len(classes)), *(number[name] for name in (rivals.names if rivals else ()))]
     )
-    found = list[Doubt]()
+    found = list[LabelIssue]()
     several = (owners.bincount()[owners[order]] > 1).nonzero()[:, 0]
     for points, shares in loo_probabilities(bulk, numbers, several):
-        likeliest, mine = shares.max(dim=1), shares.gather(1, owners[order[points]][:, None])[:, 0]
-        columns = (order[points], likeliest.indices, likeliest.values, mine)
+        top, given = shares.max(dim=1), shares.gather(1, owners[order[points]][:, None])[:, 0]
+        columns = (order[points], top.indices, top.values, given)
         rows = zip(*(column.tolist() for column in columns), strict=True)
-        found += [Doubt(row, names[best], p, q) for row, best, p, q in rows if names[best] != labels[row]]
-    return sorted(found, key=lambda doubt: (doubt.own, doubt.row))
+        found += [
+            LabelIssue(row, names[best], p, q) for row, best, p, q in rows if names[best] != labels[row]
+        ]
+    return sorted(found, key=lambda issue: (issue.given_label_prob, issue.row))

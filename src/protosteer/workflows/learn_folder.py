@@ -44,7 +44,7 @@ from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.progress import OnStage
 from protosteer.util.files import digest
 from protosteer.util.text import check_name
-from protosteer.workflows.holdout_eval import Check, calibrated
+from protosteer.workflows.holdout_eval import Check, with_heldout_similarities
 from protosteer.workflows.known_files import KnownFiles, with_file_digests
 
 HOLDOUT = 0.1
@@ -359,7 +359,7 @@ class TaskSlot:
             whole = with_file_digests(whole, self.found.files, self.found.digests)
             after = self.learner_with(whole)
             if unseen and after.reader.needs_heldout:
-                whole = calibrated(whole, after, unseen, held.labels, on_stage)
+                whole = with_heldout_similarities(whole, after, unseen, held.labels, on_stage)
                 after = self.learner_with(whole)
             check = Check.make(after, self.name, unseen, held.labels, on_stage) if unseen else None
             return after, LearnResult(whole, check)

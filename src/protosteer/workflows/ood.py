@@ -1,17 +1,16 @@
-"""Unknown images: those that are less similar to every class than known images are.
+"""Out-of-distribution images: those less similar to every class than known images are.
 
-Appendix B of the paper takes CPP as an energy-based model, E(x) = -tau log sum_y exp(s_y / tau). Rejection
-uses its cold limit, -max_y s_y: docs/unknown.md says why. It does not change when classes are added that an
-image is unlike, so that a threshold stays roughly right while the model grows.
+Appendix B of the paper takes CPP as an energy-based model, E(x) = -tau log sum_y exp(s_y / tau). Rejection uses its
+cold limit, -max_y s_y: docs/unknown.md says why. Adding dissimilar classes does not change it, so a threshold stays
+roughly right while the model grows.
 
-How similar known images are is told by images that were not learned:
+Images that were not learned tell how similar known images are:
 
-- By evidence, by those that can be left out of the records: what their similarity would be without them is
-  known exactly, so that nothing need be held out. A class of a single image has none.
-- By the paper's rule, by images that were held out when a class was learned. Each class carries their greatest
-  similarities: scalars, no images. They depend on its own task alone, so that they come and go with it. A
-  class from a handful of images has none to hold out: it carries the similarity of each image to the mean of
-  the others, which lowers the threshold for this class alone.
+- Under the default classifier by leave-one-out: what the similarity of an image would be without it is known
+  exactly, so nothing need be held out. A class of a single image has none.
+- Under CPP inference by held-out images. Each class keeps their greatest similarities: scalars, no images. They
+  depend on its own task alone, so they come and go with it. A few-shot class has no images to hold out: it keeps
+  the similarity of each image to the mean of the others, which lowers the threshold for this class alone.
 """
 
 from __future__ import annotations
@@ -23,28 +22,36 @@ from protosteer.learner import Learner
 
 
 def calibrated(learner: Learner) -> bool:
-    """Whether the model knows how similar images are that it has not learned."""
+    """Return whether the model knows how similar images are that it has not learned."""
     return len(learner.reader.known_similarities()) > 0
 
 
 def threshold(learner: Learner, fraction: float) -> float:
     """Return the similarity below which an image is unknown, so that at most this fraction of known ones is.
 
-    That is so on average over the choice of images that were not learned; one choice may give more or less.
-    Fewer than one of n + 1 cannot be asked for where there are n of them: then it is that one.
+    This holds on average over the choice of images that were not learned; one choice may give more or less.
+    With n of them, a fraction below 1 / (n + 1) is taken as that.
+
+    Args:
+        learner: The model.
+        fraction: Share of known images that may be called unknown, from 0 to below 1.
+
+    Raises:
+        LearnerError: The model is not calibrated.
+        SettingsError: The fraction is out of range.
     """
     check_fraction(fraction)
     if not calibrated(learner):
         raise LearnerError(
             "this model cannot tell how similar known images are: learn at least one class from two images or "
-            "more (by the paper's rule with a share held out, holdout=0.1), or predict without rejection",
+            "more (under CPP inference with a share held out, holdout=0.1), or predict without rejection",
             code="not-calibrated",
         )
     if not fraction:
         return -torch.inf
     ordered = learner.reader.known_similarities().sort().values
-    # Of n such similarities and a new one, each is the k-th smallest with the same chance, 1 / (n + 1): below
-    # the k-th, the new one is with k / (n + 1).
+    # Of n similarities and a new one, each is equally likely to be the k-th smallest: the new one is below the
+    # k-th with probability k / (n + 1).
     rank = int(fraction * (len(ordered) + 1) + 1e-9)
     return float(ordered[max(rank, 1) - 1])
 
@@ -65,12 +72,12 @@ def own_thresholds(learner: Learner) -> dict[str, float]:
 
 
 class Rejection:
-    """Tells unknown images of a model, given the fraction of known ones that may be called so."""
+    """Decides which images are unknown, given the fraction of known images that may be called so."""
 
     def __init__(self, learner: Learner, fraction: float):
         self.threshold = threshold(learner, fraction)
         self._own = own_thresholds(learner)
 
     def unknown(self, label: str, greatest: float) -> bool:
-        """Of an image that was taken for this class; greatest: its similarity to the class most like it."""
+        """Return whether an image is unknown, given its predicted class and greatest similarity to any class."""
         return greatest < min(self.threshold, self._own.get(label, self.threshold))
