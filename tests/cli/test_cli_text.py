@@ -43,7 +43,6 @@ RUNS = {
     "suggest": ["suggest shop.protosteer new --count 2", "suggest shop.protosteer --check mixed --count 1"],
     "inspect": ["inspect shop.protosteer"],
     "merge": ["merge shop.protosteer other.protosteer -o both.protosteer"],
-    "forget": ["forget both.protosteer bee --backup old.protosteer", "forget both.protosteer --task summer"],
     "adapt": [f"adapt spring -o my.backbone {TRAINED}", "inspect my.backbone"],
 }
 

@@ -24,7 +24,7 @@ from protosteer.cli.common import (
     sigterm_as_ctrl_c,
     write_plot,
 )
-from protosteer.cli.executor import make_executor
+from protosteer.cli.loading import make_executor
 from protosteer.cli.options import (
     Address,
     Executor,

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from protosteer.cli.common import CommandLineError, app, make_console, say, show, sigterm_as_ctrl_c
-from protosteer.cli.executor import make_executor
 from protosteer.cli.loading import (
     PANEL,
     BackboneChoice,
     backbone_of,
     check_place,
     check_writable,
+    make_executor,
     prepare,
     read_model,
 )

@@ -1,7 +1,8 @@
-"""Read models and load or choose their backbones, as several commands do."""
+"""Read models, load or choose their backbones, select an executor: steps that commands share."""
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from protosteer.data.class_folders import Files
     from protosteer.learner import Learner
     from protosteer.model.file import Model
+    from protosteer.runtime.executor import Executor
     from protosteer.workflows.backbone_selection import Choice
 
 PANEL = "Your own images"
@@ -104,6 +106,30 @@ def prepare(device: str, threads: int | None) -> str:
     if threads is not None:
         torch.set_num_threads(threads)
     return str(choose_device(device))
+
+
+def make_executor(name: str, address: str | None, device: str = "auto") -> Executor:
+    """Return the executor that `--engine` names."""
+    from protosteer.runtime.executor import LocalExecutor
+
+    if name == "local":
+        if address is not None:
+            raise CommandLineError(
+                "--address is that of a Ray cluster; add --engine ray", code="address-without-ray"
+            )
+        return LocalExecutor()
+    if name != "ray":
+        raise CommandLineError(
+            f"engine {name!r} is not known; choose local or ray", code="unknown-engine", name=name
+        )
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        raise CommandLineError(
+            "--engine ray and torchrun exclude each other; start the command without torchrun",
+            code="ray-under-torchrun",
+        )
+    from protosteer.runtime.ray_executor import RayExecutor
+
+    return RayExecutor(address, device)
 
 
 def clear_up(path: Path, checkpoints: bool = False) -> list[Path]:

@@ -7,15 +7,15 @@ import glob
 import io
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from protosteer.cli.common import CommandLineError, app, say, sigterm_as_ctrl_c
-from protosteer.cli.executor import check_out, make_executor, put_table
-from protosteer.cli.loading import PANEL, open_learner, prepare, say_notes
+from protosteer.cli.common import CommandLineError, app, make_console, say, sigterm_as_ctrl_c
+from protosteer.cli.loading import PANEL, make_executor, open_learner, prepare, refuse_existing, say_notes
 from protosteer.cli.options import (
     Address,
     Device,
@@ -31,7 +31,8 @@ from protosteer.errors import DataError
 
 if TYPE_CHECKING:
     from protosteer.learner import Learner
-    from protosteer.workflows.prediction_table import Predictions
+    from protosteer.runtime import executor
+    from protosteer.workflows.prediction_table import Predictions, RowMaker
 
 Paths = Annotated[
     list[str],
@@ -95,12 +96,12 @@ def predict(
         learner = open_learner(model, backbone, weights, device, threads)
         _print_predictions(Predictions(learner, top, reject, explain), files, as_json, as_csv)
         return
-    check_out(out, engine)
+    _check_out(out, engine)
     who = make_executor(engine, address, device)
     learner = open_learner(model, backbone, weights, device, threads)
     make_remote = functools.partial(predictions_from_spec, LearnerSpec.of(learner, device), top, reject)
     about = (model_digest(learner), top, reject)
-    put_table(Predictions(learner, top, reject), make_remote, about, files, out, shard, who)
+    _write_rows(Predictions(learner, top, reject), make_remote, about, files, out, shard, who)
 
 
 def _print_predictions(maker: Predictions, files: list[Path], as_json: bool, as_csv: bool) -> None:
@@ -151,13 +152,13 @@ def embed(
     from protosteer.workflows.sharded_predict import embeddings_from_spec
 
     files = find_files(paths)
-    check_out(out, engine)
+    _check_out(out, engine)
     who = make_executor(engine, address, device)
     learner = _embedder(model, weights, device, threads)
     backbone = learner.backbone
     make_remote = functools.partial(embeddings_from_spec, LearnerSpec.of(learner, device))
     about = (backbone.fingerprint, backbone.preprocessing)
-    put_table(Embeddings(backbone), make_remote, about, files, out, shard, who)
+    _write_rows(Embeddings(backbone), make_remote, about, files, out, shard, who)
 
 
 def _embedder(model: str, weights: Path | None, device: str, threads: int | None) -> Learner:
@@ -169,6 +170,85 @@ def _embedder(model: str, weights: Path | None, device: str, threads: int | None
     if place.exists() or place.suffix == ".protosteer":
         return Learner(open_learner(place, None, weights, device, threads).backbone)
     return Learner(Backbone.load(model, weights=weights, device=prepare(device, threads)))
+
+
+def _check_out(out: str, engine: str) -> None:
+    """Reject an --out that cannot be written, before any work is done for it."""
+    from protosteer.data.image_lists import SUFFIXES
+    from protosteer.workflows.prediction_table import is_table
+
+    if is_table(out):
+        if engine != "local":
+            raise CommandLineError(
+                f"--out {out} is one file; with --engine {engine} name a folder, for one file per shard",
+                code="one-file-with-engine",
+                path=out,
+            )
+        if "://" in out:
+            raise CommandLineError(
+                f"--out {out} is one file elsewhere; name a folder there, for one file per shard",
+                code="one-file-elsewhere",
+                path=out,
+            )
+        refuse_existing(Path(out))
+    elif Path(out).suffix and not ("://" in out or out.endswith("/") or Path(out).is_dir()):
+        raise CommandLineError(
+            f"--out {out} is neither a folder nor a file that ends in {', '.join(SUFFIXES)}",
+            code="bad-suffix",
+            path=out,
+        )
+
+
+def _write_rows(
+    maker: RowMaker,
+    make_remote: Callable[[], RowMaker],
+    about: Sequence[Any],
+    files: Sequence[Path],
+    out: str,
+    shard: int,
+    engine: executor.Executor,
+) -> None:
+    """Write the rows of all files into one file, or into a folder with a file per shard."""
+    from protosteer.util.files import writing
+    from protosteer.util.text import counted
+    from protosteer.workflows.prediction_table import is_table, write_table
+    from protosteer.workflows.sharded_predict import write_shards
+
+    names = [str(path) for path in files]
+    with sigterm_as_ctrl_c(), _bar(maker.kind, len(names)) as on_progress:
+        if is_table(out):
+            bad = 0
+
+            def rows() -> Iterator[Any]:
+                nonlocal bad
+                for done, row in enumerate(maker.rows(names), 1):
+                    bad += "error" in row
+                    yield row
+                    on_progress(done, len(names))
+
+            with writing(Path(out), "--out"):
+                write_table(Path(out), maker, rows())
+            what = ""
+        else:
+            try:
+                counts = write_shards(engine, maker, make_remote, about, names, out, shard, on_progress)
+            except KeyboardInterrupt:
+                say(f"stopped; {out} keeps the shards that are done, and the same command resumes")
+                raise
+            bad, what = counts.unreadable, f", {counted(counts.written, 'shard')} made"
+            what += f", {counts.complete} there already" if counts.complete else ""
+    if bad:
+        say(f"warning: {counted(bad, 'file')} could not be read; the column error says why")
+    say(f"Written: {out}: {counted(len(names), 'row')}{what}")
+
+
+@contextmanager
+def _bar(kind: str, total: int) -> Iterator[Callable[[int, int], None]]:
+    from protosteer.report.progress import LearnProgress
+    from protosteer.runtime.progress import Stage
+
+    with LearnProgress(make_console(stderr=True)) as progress:
+        yield lambda done, of: progress.on_stage(Stage("", kind, done, of))
 
 
 def find_files(words: list[str]) -> list[Path]:
