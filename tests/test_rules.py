@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
 from conftest import easy_task, tiny_backbone
 from many_toys import many, near
 from protosteer.learner import Learner
-from protosteer.model.memory import Memory
-from protosteer.rules import RULES, PaperReader, reader_of
+from protosteer.rules import RULES, PaperReader
 from protosteer.settings import Settings
 
 QUICK = {"epochs": 1, "batch_size": 8, "neck_hidden": 16, "augmentation": "none", "centroids": 2}
@@ -63,16 +60,6 @@ def test_a_rule_knows_what_it_stored(learner):
         assert own.stored(task.classes) and not other.stored(task.classes)
     assert (learner.reader.loo_predictions() is None) == learner.reader.needs_heldout
     assert bool(learner.reader.advice()) == learner.reader.needs_heldout
-
-
-def test_one_class_without_a_summary_makes_all_be_read_by_cpp_inference():
-    stored = many(2, 3).memory
-    assert reader_of(stored, Settings()).rule == "evidence"
-    bare = PaperReader(stored, Settings.preset("paper"))
-    first, second = stored.tasks
-    plain = dataclasses.replace(first.classes[0], plain=None)
-    mixed = Memory([dataclasses.replace(first, classes=type(first.classes).of([plain])), second])
-    assert reader_of(mixed, Settings()).rule == bare.rule == "paper"
 
 
 def test_cpp_inference_in_parts_is_cpp_inference():
