@@ -238,6 +238,10 @@ def test_held_out_similarities_and_digests_are_lists_of_numbers():
         for column in odd:
             columns = {f"classes.{group}": column, f"starts.{group}": torch.arange(5)}
             rejected(forged(model("paper"), lambda header, tensors, new=columns: tensors.update(new)))
+        column = torch.zeros(4, dtype=torch.float32 if group == "held_out" else torch.int64)
+        for starts in ([0, 3, 1, 2, 4], [0, 1, 2, 3, 5], [1, 1, 2, 3, 4], [0, 4]):
+            columns = {f"classes.{group}": column, f"starts.{group}": torch.tensor(starts)}
+            rejected(forged(model("paper"), lambda header, tensors, new=columns: tensors.update(new)))
 
 
 # Before anything is believed
