@@ -11,9 +11,9 @@ from tempfile import TemporaryDirectory
 import torch
 from PIL import Image
 
+from measure_script import measure_script
 from protosteer.backbones import Backbone
 from protosteer.bench.harness import Ratio, interleaved, pictures, vit_tiny
-from protosteer.bench.report import measure_script
 from protosteer.data.decode_cache import cache_decoded
 from protosteer.data.images import FileImages, ImageSet
 from protosteer.model.memory import Memory

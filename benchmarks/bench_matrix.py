@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 from operator import eq
 
+from measure_script import measure_script
 from protosteer.backbones import Backbone
 from protosteer.bench.harness import Ratio, interleaved, memory_of, pictures, vit_tiny
-from protosteer.bench.report import measure_script
 from protosteer.data.images import ArrayImages
 from protosteer.evaluation.protocol import Run, run_stream
 from protosteer.learner import Learner

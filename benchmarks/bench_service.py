@@ -27,9 +27,9 @@ from urllib.parse import urlsplit
 import torch
 from PIL import Image
 
+from measure_script import measure_script
 from protosteer.backbones import Backbone
 from protosteer.bench.harness import Ratio, Side, interleaved, learner_for, pictures, vit_tiny
-from protosteer.bench.report import measure_script
 from protosteer.errors import ProtosteerError
 from protosteer.serve.app import create_app
 from protosteer.serve.app import run as serve_until_stopped

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from protosteer.bench.harness import Ratio
@@ -48,19 +46,6 @@ def run_all(
             on_message(f"measuring {name} ...")
             ratios += importlib.import_module(f"protosteer.bench.{name}").run(repeats)
     return ratios
-
-
-def measure_script(run: Callable[[int], list[Ratio]]) -> None:
-    """Run a script of benchmarks/: measure one subject, and print the table or JSON."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    ratios = run(given.repeats)
-    if given.json:
-        print(json.dumps(as_json(ratios), indent=1))
-    else:
-        Console().print(*table(ratios), sep="\n")
 
 
 def as_json(ratios: Sequence[Ratio]) -> dict[str, Any]:
