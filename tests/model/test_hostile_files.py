@@ -92,7 +92,7 @@ BACKBONE: dict[str, list[Any]] = {
 }
 HEADER: dict[str, list[Any]] = {
     **BACKBONE,
-    "settings": [[]],
+    "settings": [[], {"x" * 101: 1}],
     "settings.epochs": [[1]],
     "settings.temperature": [0],
     "tasks": [{}, [7]],
