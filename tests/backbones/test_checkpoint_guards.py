@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import struct
+import tarfile
 import tracemalloc
 import zipfile
 from collections.abc import Callable
@@ -42,6 +43,46 @@ def saved(value: Any) -> Make:
     return lambda path: torch.save({"x": value}, path)
 
 
+BYTEARRAY = b"\x80\x02cbuiltins\nbytearray\nJ\x00\x00\x00\x08\x85R."  # 128 MB, which torch allows
+MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03."
+
+
+def archived(*pickles: tuple[str, bytes]) -> Make:
+    def make(path: Path) -> None:
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, data in (*pickles, ("archive/version", b"3\n")):
+                archive.writestr(name, data)
+
+    return make
+
+
+def legacy_before_zip(path: Path) -> None:
+    torch.save({"x": torch.zeros(2)}, path)
+    path.write_bytes(MAGIC + BYTEARRAY + path.read_bytes())
+
+
+def two_directories(path: Path) -> None:
+    """An archive with two directories: torch reads the one at the stated offset, zipfile the last one."""
+    archived(("archive/data.pkl", BYTEARRAY))(path)
+    hostile = path.read_bytes()
+    archived(("archive/data.pkl", b"\x80\x02}.".ljust(len(BYTEARRAY), b".")))(path)
+    path.write_bytes(hostile[:-22] + path.read_bytes())
+
+
+def tarred(path: Path) -> None:
+    """A tar file whose first bytes are pickles of nothing, and which holds torch's old format."""
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        for name, data in (
+            ("N." * 4, b""),
+            ("storages", BYTEARRAY),
+            ("tensors", BYTEARRAY),
+            ("pickle", BYTEARRAY),
+        ):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+
+
 HOSTILE: dict[str, tuple[str, Make]] = {
     "impossible shape": (".npz", lambda p: zipped(p, "x.npy", npy("(10000000000, 10000000000)"))),
     "shape far beyond the file": (".npz", lambda p: zipped(p, "x.npy", npy("(3000000000,)"))),
@@ -64,6 +105,15 @@ HOSTILE: dict[str, tuple[str, Make]] = {
     "sparse": (".pth", saved(torch.eye(3).to_sparse())),
     "meta": (".pth", saved(torch.zeros(10**12, device="meta"))),
     "doubling": (".pth", lambda p: torch.save({"x": bytearray(b"abc")}, p)),
+    "capital letters": (".pth", archived(("archive/DATA.PKL", BYTEARRAY))),
+    "two pickles": (".pth", archived(("archive/data.pkl", b"\x80\x02}."), ("archive/DATA.pkl", BYTEARRAY))),
+    "a pickle beside": (
+        ".pth",
+        archived(("archive/data.pkl", b"\x80\x02}."), ("archive/more.pkl", BYTEARRAY)),
+    ),
+    "a legacy file before a zip file": (".pth", legacy_before_zip),
+    "two directories": (".pth", two_directories),
+    "a tar file": (".pth", tarred),
     "legacy names": (
         ".pth",
         lambda p: torch.save({"x": bytearray(b"abc")}, p, _use_new_zipfile_serialization=False),

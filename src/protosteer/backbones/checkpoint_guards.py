@@ -5,9 +5,11 @@ Sizes must fit the file's bytes, names must be those that weights need, and meta
 
 from __future__ import annotations
 
+import contextlib
 import math
 import pickletools
 import re
+import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -29,6 +31,7 @@ _NAMES = re.compile(
     r"|torch\.storage (?:Typed|Untyped)Storage|torch\.nn\.parameter Parameter"
     r"|torch (?:\w+Storage|Size|device|b?float\d+)"
 )
+_ZIP = b"PK\x03\x04"
 _LEGACY_PICKLES = 4  # a magic number, a version, the machine, the weights
 
 Test = Callable[[Any], bool]
@@ -52,20 +55,30 @@ def check_zip(path: Path) -> None:
 def check_pickle(path: Path) -> None:
     """Raise `ValueError` if a PyTorch file names anything that plain weights do not need.
 
-    torch also allows other kinds of tensors, and functions that turn a few bytes into many.
+    torch also allows other kinds of tensors, and functions that turn a few bytes into many. The file is taken apart
+    as torch does it: its first bytes tell whether it is a zip file, whose names torch compares without case.
     """
     with open_regular(path) as file:
-        if zipfile.is_zipfile(file):
+        if file.read(len(_ZIP)) == _ZIP:
             check_zip(path)
-            with zipfile.ZipFile(file) as archive:
-                pickles = [archive.read(name) for name in archive.namelist() if name.endswith("data.pkl")]
-                _check_names(path, (step for data in pickles for step in pickletools.genops(data)))
+            archive = torch._C.PyTorchFileReader(str(path))
+            records = archive.get_all_records()
+            pickles = [name for name in records if name.casefold().endswith(".pkl")]
+            if [name.casefold() for name in pickles].count("data.pkl") != 1:
+                raise ValueError("it does not hold exactly one data.pkl")
+            for name in pickles:
+                _check_names(pickletools.genops(archive.get_record(name)))
         else:
             file.seek(0)
-            _check_names(path, (step for _ in range(_LEGACY_PICKLES) for step in pickletools.genops(file)))
+            with contextlib.suppress(tarfile.TarError), tarfile.open(fileobj=file, mode="r:"):
+                raise ValueError(
+                    "it is a tar file"
+                )  # torch's oldest format, which it tries before plain pickles
+            file.seek(0)
+            _check_names(step for _ in range(_LEGACY_PICKLES) for step in pickletools.genops(file))
 
 
-def _check_names(path: Path, steps: Iterable[tuple[pickletools.OpcodeInfo, Any, int | None]]) -> None:
+def _check_names(steps: Iterable[tuple[pickletools.OpcodeInfo, Any, int | None]]) -> None:
     for code, argument, _ in steps:
         if code.name == "GLOBAL" and not _NAMES.fullmatch(argument):
             raise ValueError(f"it names {printable(argument[:80]).replace(' ', '.')}")
