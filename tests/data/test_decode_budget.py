@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import struct
+import subprocess
+import sys
 import threading
 import tracemalloc
 
@@ -12,7 +15,7 @@ from PIL import Image, ImageOps
 
 from expect import expect_error
 from protosteer.data import transforms
-from protosteer.data.decode_budget import DECODING, Budget, decoded_bytes
+from protosteer.data.decode_budget import DECODING, Budget, decoded_bytes, formats
 from protosteer.data.image_files import opened
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError
@@ -171,3 +174,46 @@ def test_an_image_beyond_the_budget_is_refused_before_it_is_decoded(tmp_path, mo
     monkeypatch.setattr(DECODING, "most", 400 * 300 * 8)
     with opened(tmp_path / "x.png") as image:
         Preprocessing(20, HALF, HALF).to_canvas(image)
+
+
+# Opens a file and prints by how many MB the peak of resident memory grew.
+OPEN_BOMB = """
+import io, resource, sys
+from PIL import Image
+from protosteer.data.decode_budget import formats
+allowed, data = formats(), open(sys.argv[1], "rb").read()
+def peak():  # in MB; getrusage would report that of the process that started this one
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) // 1024
+Image.MAX_IMAGE_PIXELS = None
+resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30,) * 2)
+before = peak()
+try:
+    images = [Image.open(io.BytesIO(data), formats=allowed) for _ in range(3)]
+except Image.UnidentifiedImageError:
+    images = []
+print(peak() - before)
+"""
+
+
+def bomb(kind: str, side: int) -> bytes:
+    """Return a file of side x side pixels; of an ICO file, the directory says 32 x 32."""
+    file = io.BytesIO()
+    if kind == "ICO":
+        png = bomb("PNG", side)
+        entry = struct.pack("<BBBBHHII", 32, 32, 0, 0, 1, 32, len(png), 22)
+        return struct.pack("<HHH", 0, 1, 1) + entry + png
+    options = {"lossless": True, "method": 0} if kind == "WEBP" else {"speed": 10} if kind == "AVIF" else {}
+    if kind == "TIFF":
+        options = {"compression": "tiff_deflate"}
+    Image.new("P" if kind == "GIF" else "RGB", (side, side)).save(file, kind, **options)
+    return file.getvalue()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak memory as Linux reports it")
+@pytest.mark.parametrize("kind", ["ICO", *(kind for kind in formats() if kind != "HEIF")])
+def test_opening_decodes_no_pixels(kind: str, tmp_path) -> None:
+    path, side = tmp_path / "image", 3000
+    path.write_bytes(bomb(kind, side))
+    words = [sys.executable, "-c", OPEN_BOMB, str(path)]
+    grown = int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+    assert grown * 2**20 < 3 * path.stat().st_size + side * side // 2  # 27 MB and more were decoded images

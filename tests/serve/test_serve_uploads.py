@@ -44,7 +44,8 @@ def client(tmp_path):
 
 def decoded(data: bytes, name: str = "photo.png") -> torch.Tensor:
     uploads = Uploads(PREPROCESSING, SMALL)
-    return uploads.canvas(uploads.opened(UploadFile(io.BytesIO(data), filename=name)))
+    (pixels,) = anyio.run(uploads.decode, [UploadFile(io.BytesIO(data), filename=name)])
+    return pixels
 
 
 def test_an_upload_is_decoded_as_a_file_is():
@@ -177,3 +178,18 @@ def test_slow_uploads_end_and_do_not_keep_others_out(client):
     waiting.join(PATIENCE)
     assert statuses == [408, 408]
     assert client.post("/predict", files=form(pictures("ant", 1))).status_code == 200
+
+
+def test_no_more_images_are_opened_once_the_pixels_of_a_request_are_too_many(monkeypatch):
+    opened = []
+    real_open = Image.open
+    monkeypatch.setattr(
+        Image, "open", lambda *given, **options: opened.append(1) or real_open(*given, **options)
+    )
+    monkeypatch.setattr("protosteer.serve.uploads._THREADS", 1)
+    uploads = Uploads(PREPROCESSING, SMALL)
+    data = encoded(torch.zeros(3, 90, 90, dtype=torch.uint8))
+    files = [UploadFile(io.BytesIO(data), filename=f"{number}.png") for number in range(20)]
+    with pytest.raises(RequestError) as caught:
+        anyio.run(uploads.decode, files)
+    assert caught.value.status == 413 and len(opened) == 3  # 2 x 8,100 pixels are within 20,000

@@ -18,7 +18,7 @@ from PIL.ImageFile import ImageFile
 from protosteer.errors import DataError
 
 MAX_DECODED = 2**30  # bytes
-# Formats whose decoders start no other program.
+# Formats whose decoders start no other program, and which Pillow opens without decoding. It decodes ICO files at once.
 _FORMATS = [
     "JPEG",
     "PNG",
@@ -30,7 +30,6 @@ _FORMATS = [
     "JPEG2000",
     "PPM",
     "TGA",
-    "ICO",
     "PCX",
     "HEIF",
 ]

@@ -10,10 +10,12 @@ import asyncio
 import io
 import math
 import os
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from PIL import Image
@@ -62,10 +64,9 @@ class Uploads:
 
     async def decode(self, files: Sequence[UploadFile]) -> list[Tensor]:
         """Decode files to uint8 [3, h, w], all of one size; raise `RequestError` for the first bad image."""
-        images = await self._in_threads(self.opened, files)
-        most = self._limits.request_pixels
-        if sum(image.pixels for image in images) > most:
-            raise RequestError(413, f"the images have more than {most:,} pixels together; send fewer at once")
+        images = await self._in_threads(
+            partial(self.opened, total=_PixelTotal(self._limits.request_pixels)), files
+        )
         return await self._in_threads(self.canvas, images)
 
     async def _in_threads(self, work: Callable[[_In], _Out], items: Sequence[_In]) -> list[_Out]:
@@ -121,13 +122,15 @@ class Uploads:
             raise RequestError(422, f"the form has no file in field '{FIELD}'; add at least one image")
         return files
 
-    def opened(self, file: UploadFile) -> Opened:
-        """Read an image's header; raise `RequestError` if it is no image or too large."""
+    def opened(self, file: UploadFile, total: _PixelTotal) -> Opened:
+        """Read an image's header; raise `RequestError` if it is no image, or too large alone or in total."""
+        total.add(0)  # fails once other images exceeded the limit: the rest is not opened
         name, most = shown(file.filename or ""), self._limits.pixels
         with _reading(name, most):
             image = Image.open(io.BytesIO(file.file.read()), formats=formats())
             if image.width * image.height > most:
                 raise Image.DecompressionBombError
+        total.add(image.width * image.height)
         return Opened(name, image)
 
     def canvas(self, opened: Opened) -> Tensor:
@@ -143,10 +146,23 @@ class Opened:
     name: str
     image: Image.Image
 
-    @property
-    def pixels(self) -> int:
-        """Return width times height."""
-        return self.image.width * self.image.height
+
+class _PixelTotal:
+    """Count the pixels of one request's images while threads open them."""
+
+    def __init__(self, most: int):
+        self._most = most
+        self._count = 0
+        self._lock = threading.Lock()
+
+    def add(self, pixels: int) -> None:
+        with self._lock:
+            self._count += pixels
+            exceeded = self._count > self._most
+        if exceeded:
+            raise RequestError(
+                413, f"the images have more than {self._most:,} pixels together; send fewer at once"
+            )
 
 
 @contextmanager
