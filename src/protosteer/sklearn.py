@@ -45,6 +45,7 @@ class ProtosteerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> ProtosteerClassifier:
+        """Learn the classes `y` [n] of images or vectors `X`, and forget what was learned before."""
         X, y = self._examples(X, y, first=True)
         learner = self._new_learner()
         learner.learn((X, _names(y)))
@@ -77,6 +78,7 @@ class ProtosteerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         return (found / found.sum(dim=1, keepdim=True)).numpy()
 
     def predict(self, X: Any) -> np.ndarray:
+        """Predict the class of each image or vector: [n]."""
         probabilities = self.predict_proba(X)
         return self.classes_[probabilities.argmax(axis=1)]
 

@@ -55,8 +55,10 @@ class Model:
         return scores, scores
 
     def by_evidence(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Scores are logits. First view, second view where that leaves an image unsure, then the prompts of
-        the likeliest tasks that are still open."""
+        """Return logits and similarities.
+
+        First feature space, second one for uncertain images, then the prompts of the most probable tasks.
+        """
         first, *others = views = self.about["views"]
         seen = {first["prompt"]: self.embed(images, np.full(len(images), first["prompt"]))}
         coarse, similarities = self.coarse(0, seen[first["prompt"]])
@@ -81,6 +83,7 @@ class Model:
         return logits, similarities
 
     def unsure(self, logits: np.ndarray) -> np.ndarray:
+        """Find the images [B] whose top-1 probability is too low to stop."""
         return softmax(logits).max(axis=1) < self.about["sure"]
 
     def coarse(self, view: int, embeddings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -102,8 +105,10 @@ class Model:
         return evidence, (whitened + units @ mine["means"].T) / 2
 
     def fine(self, images: np.ndarray, seen: dict[int, np.ndarray], tried: np.ndarray) -> np.ndarray:
-        """[B, classes]: greatest similarity under the prompts of the class's tasks; of classes not tried, the
-        greatest of the others. seen: images under prompts that they need no other pass for."""
+        """Return [B, classes]: greatest similarity under the prompts of the class's tasks.
+
+        Classes that are not tried get the greatest of the others. `seen`: images under prompts that need no new pass.
+        """
         rows, tasks = tried.nonzero()
         prompts = self.arrays["task_prompts"][tasks]
         embeddings = np.empty((len(rows), self.arrays["values"].shape[1]), dtype=np.float32)
@@ -156,6 +161,7 @@ class Model:
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
+    """Turn logits [B, classes] into probabilities."""
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     return powers / powers.sum(axis=1, keepdims=True)
 
@@ -178,6 +184,7 @@ def read_image(path: str, how: dict[str, Any]) -> np.ndarray:
 
 
 def centre(image: Image.Image, width: int, height: int) -> Image.Image:
+    """Crop the middle of an image."""
     left, top = (image.width - width) // 2, (image.height - height) // 2
     return image.crop((left, top, left + width, top + height))
 
@@ -201,6 +208,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def main(paths: list[str]) -> None:
+    """Predict image files and print a line for each."""
     if not paths:
         sys.exit("usage: python predict.py IMAGE...")
     model = Model()

@@ -109,7 +109,7 @@ def max_loo_images(classes: int) -> int:
 
 
 def _covariance_classes(classes: int, prototypes: int) -> Tensor:
-    """bool [C]: the classes that make the covariance: all, or evenly spaced ones with prototypes enough."""
+    """Find the classes, bool [C], that make the covariance: all, or evenly spaced ones with prototypes enough."""
     chosen = torch.arange(0, classes, max(1.0, prototypes / COVARIANCE_PROTOTYPES), dtype=torch.double)
     return torch.zeros(classes, dtype=torch.bool).index_fill_(0, chosen.long(), True)
 

@@ -181,7 +181,7 @@ class EvidenceClassifier:
         return ordered
 
     def _open_tasks(self, posterior: Tensor, class_ids: Tensor | None) -> Tensor:
-        """bool [B, T]: the tasks whose prompts are worth trying. A class counts for each of its tasks."""
+        """Find the tasks, bool [B, T], whose prompts are worth trying. A class counts for each of its tasks."""
         count, tasks = len(posterior), len(self.index.tasks)
         shares = posterior.new_zeros(count, tasks + 1)  # the last stands for no task
         for own in self._prompted_tasks:
@@ -319,7 +319,7 @@ def _loo_predictions(
 
 
 def _shared_prompt_task(memory: Memory) -> Tensor:
-    """bool [T]: the task, if it is there, whose own prompt is the shared one."""
+    """Find the task, bool [T], if it is there, whose own prompt is the shared one."""
     shared = memory.shared_prompt
     prompts = [task.prompt for task in memory.tasks]
     return torch.tensor([shared is not None and p is not None and torch.equal(p, shared) for p in prompts])

@@ -183,7 +183,7 @@ def _scaled(graph: _Graph, x: str, scale: torch.nn.Module, name: str) -> str:
 
 
 def _gelu(graph: _Graph, x: str) -> str:
-    """x (1 + erf(x / sqrt 2)) / 2."""
+    """Build x (1 + erf(x / sqrt 2)) / 2."""
     error = graph.op("Erf", graph.op("Div", x, graph.constant(math.sqrt(2))))
     product = graph.op("Mul", x, graph.op("Add", error, graph.constant(1.0)))
     return graph.op("Mul", product, graph.constant(0.5))

@@ -69,7 +69,7 @@ class Index:
 
     @cached_property
     def class_task_mask(self) -> Tensor:
-        """bool [C, T]: which tasks have a record of each class."""
+        """Tell, bool [C, T], which tasks have a record of each class."""
         mask = torch.zeros(len(self.classes), len(self.tasks), dtype=torch.bool)
         mask[self.record_classes, self.record_tasks] = True
         return mask

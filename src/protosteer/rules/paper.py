@@ -70,7 +70,7 @@ class PaperReader:
 
     @cached_property
     def _few_shot(self) -> Tensor:
-        """bool [R]: records that had no images to hold out; none if no other has held-out similarities."""
+        """Find the records, bool [R], that had no images to hold out; none if no other has held-out similarities."""
         known = self.memory.table.lengths("held_out") > 0
         none_held = [not task.metadata.held_out for task in self.memory.tasks]
         few = known & torch.tensor(none_held, dtype=torch.bool)[self.index.record_tasks]
