@@ -75,9 +75,7 @@ def subjects(backbone: Backbone, tasks: int, classes: int, images: int) -> tuple
     for number, record in enumerate(memory_of(backbone, tasks, classes).tasks):
         test = ArrayImages(pictures(backbone, images, seed=number))
         first, *others = record.classes
-        memory.add(
-            replace(record, classes=ClassTable.of([replace(first, keys=backbone.embed_set(test)), *others]))
-        )
+        memory.add(replace(record, classes=ClassTable.of([replace(first, keys=backbone.embed_set(test)), *others])))
         labels = [record.class_names[i % classes] for i in range(images)]
         stream.append(Task(record.name, record.class_names, ArrayImages(test.array[:0]), [], test, labels))
     return memory, Stream("random", stream)

@@ -116,8 +116,7 @@ def summarise(matrix: list[list[float]]) -> dict[str, float]:
     """Accuracy and forgetting, after the last task and averaged over tasks."""
     accuracy = [sum(row) / len(row) for row in matrix]  # A_i
     forgetting = [  # F_i: how much less is right than at best before
-        sum(max(matrix[t][j] for t in range(j, i)) - matrix[i][j] for j in range(i)) / i
-        for i in range(1, len(matrix))
+        sum(max(matrix[t][j] for t in range(j, i)) - matrix[i][j] for j in range(i)) / i for i in range(1, len(matrix))
     ] or [0.0]
     return {
         "last_accuracy": accuracy[-1],

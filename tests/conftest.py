@@ -47,9 +47,7 @@ def shared() -> Path:
     return folder
 
 
-def train(
-    backbone: Backbone, pixels: torch.Tensor, labels: torch.Tensor, settings: Settings, **more: Any
-) -> Trained:
+def train(backbone: Backbone, pixels: torch.Tensor, labels: torch.Tensor, settings: Settings, **more: Any) -> Trained:
     """`train_prompt` on images as a learner sees them."""
     images = TaskImages(ArrayImages(pixels), backbone, settings, "task")
     return train_prompt(images.encoder, images.views, labels, settings, **more)

@@ -30,9 +30,7 @@ def cloud(name: str, seed: int, dim: int = DIM) -> ClassRecord:
 
 def many(tasks: int = 20, classes: int = 10) -> Learner:
     learner = Learner(tiny_backbone(), Settings(rule="evidence"))
-    prompts = torch.randn(
-        tasks, *learner.backbone.prompt_shape(1), generator=torch.Generator().manual_seed(0)
-    )
+    prompts = torch.randn(tasks, *learner.backbone.prompt_shape(1), generator=torch.Generator().manual_seed(0))
     learner.memory = Memory(
         TaskRecord(
             f"task-{t}",
@@ -49,6 +47,4 @@ def near(learner: Learner, spread: float = 1.0, images: int = 40) -> Tensor:
     records = learner.memory.records
     points = torch.stack([record.keys[0] for record in records[:: len(records) // images][:images]])
     noise = torch.randn(points.shape, generator=torch.Generator().manual_seed(7))
-    return F.normalize(
-        points + spread * torch.linspace(0, 1, len(points))[:, None] * F.normalize(noise, dim=1), dim=1
-    )
+    return F.normalize(points + spread * torch.linspace(0, 1, len(points))[:, None] * F.normalize(noise, dim=1), dim=1)

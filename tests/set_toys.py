@@ -55,9 +55,7 @@ def write_cifar100(folder, images=10):
     return folder
 
 
-def idx_folder(
-    folder: Path, classes: int, seed: int = 0, splits: tuple[str, ...] = ("train", "t10k")
-) -> Path:
+def idx_folder(folder: Path, classes: int, seed: int = 0, splits: tuple[str, ...] = ("train", "t10k")) -> Path:
     """Idx files with ten noisy copies of one random picture per class."""
     folder.mkdir()
     pictures = np.random.default_rng(seed).integers(0, 206, (classes, 28, 28))

@@ -205,9 +205,7 @@ def test_every_command_is_on_the_api_page():
 
 
 def test_the_table_of_settings_lists_all_with_their_true_defaults():
-    listed = {
-        unquoted(name): ast.literal_eval(unquoted(default)) for name, default, _ in rows(API, "setting")
-    }
+    listed = {unquoted(name): ast.literal_eval(unquoted(default)) for name, default, _ in rows(API, "setting")}
     assert list(listed.items()) == list(Settings().to_dict().items())
     bounds = Settings.bounds()
     for name, _, meaning in rows(API, "setting"):
@@ -223,9 +221,7 @@ def test_learner_prediction_and_errors_are_listed_whole():
         assert re.search(rf"`(Learner\.)?{name}[`(]", learner), name
     fields = [re.match(r"`(\w+)`", row[0])[1] for row in rows(API, "field")]
     assert set(fields) == {field.name for field in dataclasses.fields(Prediction)}
-    kinds = {
-        n for n, e in inspect.getmembers(errors, inspect.isclass) if errors.ProtosteerError in e.__mro__[1:]
-    }
+    kinds = {n for n, e in inspect.getmembers(errors, inspect.isclass) if errors.ProtosteerError in e.__mro__[1:]}
     assert {re.match(r"`(\w+)`", row[0])[1] for row in rows(API, "error")} == kinds
 
 

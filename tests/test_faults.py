@@ -28,9 +28,7 @@ pytestmark = pytest.mark.slow
 
 CALLS = ("write", "fsync", "chmod", "replace", "unlink")
 INSTANT = ["--preset", "instant"]
-TRAINED = [
-    word for s in ("epochs=1", "batch_size=8", "neck_hidden=16", "augmentation=none") for word in ("--set", s)
-]
+TRAINED = [word for s in ("epochs=1", "batch_size=8", "neck_hidden=16", "augmentation=none") for word in ("--set", s)]
 
 
 class Killed(BaseException):
@@ -159,9 +157,7 @@ def check_after(case: Case, states: list[bytes | None]) -> None:
 
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
 @pytest.mark.parametrize("how", ["full", "killed"])
-def test_a_fault_at_every_call_leaves_the_old_or_the_new_and_nothing_else(
-    place, tmp_path, make: Maker, how: str
-):
+def test_a_fault_at_every_call_leaves_the_old_or_the_new_and_nothing_else(place, tmp_path, make: Maker, how: str):
     (tmp_path / "whole").mkdir()
     with fault(None) as calls:
         states = make(place, tmp_path / "whole").whole()

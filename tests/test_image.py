@@ -58,9 +58,7 @@ def test_installing_is_pinned_and_leaves_nothing_behind():
     runs = [run for run in all_of("RUN", found) if "pip install" in run]
     assert len(runs) == 2 and all("-c constraints.txt" in run for run in runs)
     assert any("PIP_NO_CACHE_DIR=1" in rest for rest in all_of("ENV", found))
-    assert any(
-        "https://download.pytorch.org/whl/cpu" in rest for rest in all_of("ENV", found)
-    )  # without CUDA
+    assert any("https://download.pytorch.org/whl/cpu" in rest for rest in all_of("ENV", found))  # without CUDA
     for run in all_of("RUN", found):
         if "apt-get install" in run:
             assert "--no-install-recommends" in run and "rm -rf /var/lib/apt/lists/*" in run
@@ -105,9 +103,7 @@ def test_compose_runs_the_image_within_bounds():
 
 
 def test_manifests_name_the_image_of_this_version():
-    images = re.findall(
-        r"image: (\S+)", "".join(path.read_text() for path in (REPOSITORY / "deploy").glob("*.yaml"))
-    )
+    images = re.findall(r"image: (\S+)", "".join(path.read_text() for path in (REPOSITORY / "deploy").glob("*.yaml")))
     assert {image.rpartition("/")[2] for image in images} == {
         f"protosteer:{__version__}",
         f"protosteer-ray:{__version__}",

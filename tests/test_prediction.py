@@ -50,6 +50,4 @@ def test_the_label_ranks_first_also_where_all_are_as_similar(learner: Learner, t
             columns = [one.classes.index(name) for name in names]
             assert len(set(names)) == len(names) == min(top, 4) and names[0] == one.labels[row]
             assert list(probabilities) == one.probabilities[row, columns].tolist()
-            assert (
-                list(similarities) == one.scores[row, columns].tolist() == sorted(similarities, reverse=True)
-            )
+            assert list(similarities) == one.scores[row, columns].tolist() == sorted(similarities, reverse=True)

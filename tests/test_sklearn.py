@@ -61,9 +61,7 @@ def test_pipelines_searches_and_cross_validation(digits):
     pipeline = make_pipeline(StandardScaler(), ProtosteerClassifier())
     scores = cross_val_score(pipeline, X[:900], y[:900], cv=3)
     assert scores.mean() > 0.93
-    search = GridSearchCV(pipeline, {"protosteerclassifier__random_state": [0, 1]}, cv=2).fit(
-        X[:200], y[:200]
-    )
+    search = GridSearchCV(pipeline, {"protosteerclassifier__random_state": [0, 1]}, cv=2).fit(X[:200], y[:200])
     assert search.best_score_ > 0.85
 
 
@@ -139,9 +137,7 @@ def test_cleanlab_finds_wrong_labels_by_left_out_probabilities(digits):
 def test_a_backbone_may_be_named():
     images, labels = easy_task(["ant", "bee"], 4)
     classifier = ProtosteerClassifier(backbone="nano").fit(images.numpy(), labels)
-    assert (
-        isinstance(classifier.learner_.backbone, Backbone) and classifier.get_params()["backbone"] == "nano"
-    )
+    assert isinstance(classifier.learner_.backbone, Backbone) and classifier.get_params()["backbone"] == "nano"
 
 
 def test_what_cannot_work_is_told_in_a_line(digits):

@@ -63,9 +63,7 @@ class Pictures:
         def embed(rows: Tensor, numbers: Tensor | None) -> Tensor:
             if numbers is None or not len(rows):
                 return self.under(None)[rows]
-            return torch.stack(
-                [self.under(prompts[t])[row] for row, t in zip(rows, numbers.tolist(), strict=True)]
-            )
+            return torch.stack([self.under(prompts[t])[row] for row, t in zip(rows, numbers.tolist(), strict=True)])
 
         return embed
 
@@ -161,9 +159,7 @@ def readings(learner: Learner) -> Iterator[tuple[str, Learner, Any, dict[str, An
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path, help="TOML file that the run was started with")
     parser.add_argument("model", type=Path, help="a task's state in the run folder")
     parser.add_argument("--weights", type=Path)
@@ -191,9 +187,7 @@ def main() -> None:
             "calibration_error": calibration_error(reliability(confidence, right)),
         }
         print(
-            "{accuracy:6.2f} %  {passes_per_image:5.2f} passes  ece {calibration_error:4.1f}".format(
-                **figures[name]
-            ),
+            "{accuracy:6.2f} %  {passes_per_image:5.2f} passes  ece {calibration_error:4.1f}".format(**figures[name]),
             f" {name}",
             flush=True,
         )

@@ -80,9 +80,7 @@ def play(backbone: Backbone, images: Tensor, labels: Tensor, plan: Plan, seed: i
             curve.append(tested_now())
     curve.append(tested_now())
     made = len(learner.memory.corrections)
-    print(
-        f"seed {seed}: {made} corrections, {changed} changed their answer; {curve[0][1]:.1f} -> {curve[-1][1]:.1f}"
-    )
+    print(f"seed {seed}: {made} corrections, {changed} changed their answer; {curve[0][1]:.1f} -> {curve[-1][1]:.1f}")
     return {"seed": seed, "corrections": made, "changed": changed, "heavier": heavier, "curve": curve}
 
 
@@ -122,15 +120,11 @@ def plot(told: dict[str, Any], place: Path) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cifar", type=Path)
     parser.add_argument("--mnist", type=Path)
     parser.add_argument("--weights", type=Path)
-    parser.add_argument(
-        "--seeds", type=lambda text: [int(word) for word in text.split(",")], default=[0, 1, 2]
-    )
+    parser.add_argument("--seeds", type=lambda text: [int(word) for word in text.split(",")], default=[0, 1, 2])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--plot", type=Path, nargs=2, metavar=("JSON", "PNG"))
     options = parser.parse_args(words)

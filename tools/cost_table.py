@@ -48,9 +48,7 @@ def flop(backbone: Backbone) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("backbone")
     parser.add_argument("--weights", type=Path)
     given = parser.parse_args()
@@ -64,9 +62,7 @@ def main() -> None:
     pixels = torch.zeros(IMAGES, 3, size, size, dtype=torch.uint8)
     embed = seconds_each(lambda: backbone.embed_pixels(pixels))
     decode = seconds_each(
-        lambda: [
-            backbone.preprocessing.to_canvas(Image.open(io.BytesIO(file.getvalue()))) for _ in range(IMAGES)
-        ]
+        lambda: [backbone.preprocessing.to_canvas(Image.open(io.BytesIO(file.getvalue()))) for _ in range(IMAGES)]
     )
     core = 1 / (embed + decode)
     gpu = min(GPU_FLOPS / flop(backbone), DECODE_CORES / decode)
@@ -76,9 +72,7 @@ def main() -> None:
         ("one GPU, 8 cores (on paper)", gpu, GPU_HOUR, limit),
         (f"{CLUSTER} GPUs (on paper)", gpu * CLUSTER, GPU_HOUR * CLUSTER, limit),
     ]
-    print(
-        f"{given.backbone}: {embed * 1e3:.1f} ms a pass, {decode * 1e3:.1f} ms to decode 640 x 480, one thread"
-    )
+    print(f"{given.backbone}: {embed * 1e3:.1f} ms a pass, {decode * 1e3:.1f} ms to decode 640 x 480, one thread")
     print("| | images a second | hours for a million | dollars for a million | limited by |")
     print("|---|--:|--:|--:|---|")
     for name, rate, price, bound in rows:

@@ -88,9 +88,7 @@ def drawn(real: Real, classes: int, points: int) -> tuple[SummaryTable, Tensor]:
         one, two = torch.randint(len(real.base), (2, len(block)), generator=generator)
         weight = 0.5 + 0.5 * torch.rand(len(block), 1, generator=generator)
         centres = weight * real.base[one] + (1 - weight) * real.base[two] + 0.5 * noise(len(block))
-        about = quantize_int8(
-            F.normalize(centres.repeat_interleave(points, 0) + noise(len(block) * points), dim=1)
-        )
+        about = quantize_int8(F.normalize(centres.repeat_interleave(points, 0) + noise(len(block) * points), dim=1))
         rows, packed = slice(int(block[0]) * points, (int(block[-1]) + 1) * points), pack_prototypes(about)
         codes[rows], steps[rows] = packed["points"], packed["steps"]
         images.append(centres[shown[torch.isin(shown, block)] - block[0]])
@@ -199,17 +197,13 @@ def peak() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="with CIFAR-100 as it is published")
     parser.add_argument("--classes", default="10000,100000")
     parser.add_argument("--points", type=int, default=5, help="of each class")
     parser.add_argument("--keep", type=Path, default=Path("embeddings.safetensors"))
     parser.add_argument("--weights", type=Path, help="of DeiT-Tiny, to make embeddings with")
-    parser.add_argument(
-        "--file", type=Path, help="where a model file may be written, to measure how it opens"
-    )
+    parser.add_argument("--file", type=Path, help="where a model file may be written, to measure how it opens")
     given = parser.parse_args()
     torch.set_num_threads(1)
     real = embedded(given.folder, given.keep, given.weights)

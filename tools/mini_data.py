@@ -69,9 +69,7 @@ def crops(rows: Tensor, view: int) -> Tensor:
     """
     if view == 0:
         return torch.tensor([1.0, 0.0, 0.0]).repeat(len(rows), 1)
-    drawn = torch.stack(
-        [torch.rand(3, generator=Generator().manual_seed(view * 10**9 + row)) for row in rows.tolist()]
-    )
+    drawn = torch.stack([torch.rand(3, generator=Generator().manual_seed(view * 10**9 + row)) for row in rows.tolist()])
     return boxes(drawn)
 
 

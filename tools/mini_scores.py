@@ -81,9 +81,7 @@ def drawings(args: argparse.Namespace) -> dict[str, Drawing]:
         found["cifar100"] = Drawing(lambda: cifar(args.cifar), 20, 10, 10, 100)
         found["cifar100_first10"] = Drawing(lambda: cifar(args.cifar), 20, 100, 2, 10)
     if args.mnist:
-        found["mnist"] = Drawing(
-            lambda: (grey(args.mnist, "train"), grey(args.mnist, "t10k")), 100, 200, 5, 10
-        )
+        found["mnist"] = Drawing(lambda: (grey(args.mnist, "train"), grey(args.mnist, "t10k")), 100, 200, 5, 10)
     if args.notmnist:
         found["notmnist"] = Drawing(lambda: halves(grey(args.notmnist, "t10k")), 100, 200, 5, 10)
     return found
@@ -160,12 +158,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--cifar", type=Path, metavar="DIR", help="cifar-100-python")
     parser.add_argument("--mnist", type=Path, metavar="DIR", help="MNIST's four .gz files")
     parser.add_argument("--notmnist", type=Path, metavar="DIR", help="notMNIST's test files")
-    parser.add_argument(
-        "--digits", action="store_true", help="scikit-learn's digits, one split for all seeds"
-    )
-    parser.add_argument(
-        "--sets", nargs="+", metavar="NAME", help="only these of the sets, as they are printed"
-    )
+    parser.add_argument("--digits", action="store_true", help="scikit-learn's digits, one split for all seeds")
+    parser.add_argument("--sets", nargs="+", metavar="NAME", help="only these of the sets, as they are printed")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--speed", action="store_true", help="measure speed instead, beside nano's")

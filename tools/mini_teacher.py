@@ -102,9 +102,7 @@ def teach(teacher: Backbone, folder: Path, view: int, batches: int | None = None
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--photos", type=Path, required=True, metavar="FOLDER", help="what mini_data.py wrote"
-    )
+    parser.add_argument("--photos", type=Path, required=True, metavar="FOLDER", help="what mini_data.py wrote")
     parser.add_argument("--teacher", type=Path, required=True, metavar="FILE", help="DeiT-Tiny, timm's names")
     parser.add_argument("--views", type=int, default=1, help="1: whole photographs; each further one: crops")
     args = parser.parse_args()

@@ -152,9 +152,7 @@ def export(training: Training, file: Path) -> None:
 
 def parse(parser: argparse.ArgumentParser, kind: type[Some], images: int) -> tuple[argparse.Namespace, Some]:
     """What every training is told, and its recipe."""
-    parser.add_argument(
-        "--photos", type=Path, required=True, metavar="FOLDER", help="what mini_data.py wrote"
-    )
+    parser.add_argument("--photos", type=Path, required=True, metavar="FOLDER", help="what mini_data.py wrote")
     parser.add_argument("--cifar", type=Path, metavar="DIR", help="cifar-100-python, to judge by")
     parser.add_argument("--mnist", type=Path, metavar="DIR", help="MNIST's .gz files, to judge by")
     parser.add_argument("--run", type=Path, required=True, metavar="FOLDER", help="checkpoint and log")

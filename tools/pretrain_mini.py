@@ -148,9 +148,7 @@ class FromAssistant:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train mini, or go on with it.")
-    parser.add_argument(
-        "--assistant", type=Path, required=True, metavar="FILE", help="exported by mini_assistant.py"
-    )
+    parser.add_argument("--assistant", type=Path, required=True, metavar="FILE", help="exported by mini_assistant.py")
     args, recipe = parse(parser, MiniRecipe, 300_000)
     assistant = Backbone.load("mini", weights=args.assistant)
     vit = drawn_weights(assistant.vit.config, Generator().manual_seed(SEED))

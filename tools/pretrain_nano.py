@@ -310,9 +310,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train nano, or measure it with --evaluate.")
     parser.add_argument("--evaluate", type=Path, metavar="FILE", help="measure FILE instead of training")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the trained weights")
-    parser.add_argument(
-        "--cifar", type=Path, metavar="DIR", help="cifar-100-python, with train, test and meta"
-    )
+    parser.add_argument("--cifar", type=Path, metavar="DIR", help="cifar-100-python, with train, test and meta")
     parser.add_argument("--mnist", type=Path, metavar="DIR", help="MNIST's four .gz files (measuring only)")
     parser.add_argument("--notmnist", type=Path, metavar="DIR", help="notMNIST's test files (measuring only)")
     parser.add_argument("--digits", action="store_true", help="measure on scikit-learn's digits too")

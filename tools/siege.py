@@ -74,9 +74,7 @@ class Siege:
         self._pour(b"GET /healthz HTTP/1.1\r\nX: ", b"a" * 65536, 8 * 2**20)
 
     def giant_trailer(self) -> None:
-        head = (
-            b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
-        )
+        head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
         self._pour(head + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: ", b"a" * 65536, 8 * 2**20)
 
     def half_request(self) -> None:
@@ -165,11 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             siege.half_request,
             siege.gone,
         )
-        threads = [
-            threading.Thread(target=siege.repeat, args=(kind,))
-            for kind in kinds
-            for _ in range(given.clients)
-        ]
+        threads = [threading.Thread(target=siege.repeat, args=(kind,)) for kind in kinds for _ in range(given.clients)]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -40,9 +40,7 @@ def table(given: argparse.Namespace) -> None:
     for path in given.results:
         f = json.loads(path.read_text())
         means, count = {name: _mean(curves) for name, curves in f["curves"].items()}, f["count"]
-        print(
-            f"\n{path.stem}: {f['classes']} classes, {f['start']} images each at first, {f['seeds']} seeds\n"
-        )
+        print(f"\n{path.stem}: {f['classes']} classes, {f['start']} images each at first, {f['seeds']} seeds\n")
         print("| labels added | " + " | ".join(str(count * turn) for turn in range(f["rounds"] + 1)) + " |")
         print("|---|" + "---|" * (f["rounds"] + 1))
         for name, mean in means.items():
@@ -53,10 +51,7 @@ def table(given: argparse.Namespace) -> None:
         print("| suggestions for what random reaches | 0 | ", end="")
         print(" | ".join("–" if cell is None else f"{cell:.0f}" for cell in cells) + " |")
         wrong = _mean([list(w.values()) for w in f["wrong_labels"]])
-        print(
-            "\nwrong labels: "
-            + ", ".join(f"{k} {v:.1f}" for k, v in zip(f["wrong_labels"][0], wrong, strict=True))
-        )
+        print("\nwrong labels: " + ", ".join(f"{k} {v:.1f}" for k, v in zip(f["wrong_labels"][0], wrong, strict=True)))
         shares = ", ".join(f"{name} {share:.1f} %" for name, share in f["copies"]["found"].items())
         print(f"copies: {f['copies']['taken_for_copies']} of {f['copies']['pictures']} pictures; {shares}")
 

@@ -89,9 +89,7 @@ def most_in_doubt(count: int) -> Choose:
     """For comparison: doubt alone, however much alike the images are."""
 
     def choose(learner: Learner, embeddings: Tensor) -> Tensor:
-        return Pool.of([predicted(learner, embeddings)]).uncertainty.argsort(descending=True, stable=True)[
-            :count
-        ]
+        return Pool.of([predicted(learner, embeddings)]).uncertainty.argsort(descending=True, stable=True)[:count]
 
     return choose
 
@@ -136,8 +134,7 @@ class Trial:
         wrong = torch.randperm(len(labels), generator=draw)[: round(FLIPPED * len(labels))]
         labels[wrong] = (labels[wrong] + torch.randint(1, classes, wrong.shape, generator=draw)) % classes
         hits = [
-            d.row in set(wrong.tolist())
-            for d in find_label_issues(embeddings, [f"{n:03}" for n in labels.tolist()])
+            d.row in set(wrong.tolist()) for d in find_label_issues(embeddings, [f"{n:03}" for n in labels.tolist()])
         ]
         many = len(wrong)
         shares = {"found": hits[:many], "found_in_twice": hits[: 2 * many], "doubted_at_all": hits}
@@ -238,11 +235,7 @@ def measure(given: argparse.Namespace) -> None:
             found.append(trial.curve(backbone, choose, given.rounds))
             print(f"seed {seed}, {name}: {' '.join(f'{a:.1f}' for a in found[-1])}", file=sys.stderr)
         wrong.append(trial.wrong_labels())
-    asked = {
-        k: v
-        for k, v in vars(given).items()
-        if k not in ("folder", "weights", "keep", "out", "command", "work")
-    }
+    asked = {k: v for k, v in vars(given).items() if k not in ("folder", "weights", "keep", "out", "command", "work")}
     figures = {
         "data": given.folder.name,
         **asked,

@@ -39,9 +39,7 @@ def main(given: argparse.Namespace) -> None:
         train_prompt(task_images.encoder, task_images.views, labels, settings)
 
     if group.is_rank0:
-        print(
-            f"{backbone.name}, {group.size} processes of {given.threads} threads against one, batch {given.batch}"
-        )
+        print(f"{backbone.name}, {group.size} processes of {given.threads} threads against one, batch {given.batch}")
     report("training", train, given.repeats, given.steps)
     report("embedding", lambda: backbone.embed_set(images), given.repeats, count)
     group.leave()
@@ -65,15 +63,11 @@ def report(name: str, work: Callable[[], object], repeats: int, parts: int) -> N
     ratios = sorted(one / all_ for one, all_ in zip(seconds[alone], seconds[together], strict=True))
     low, middle, high = statistics.quantiles(ratios, n=4)
     one, all_ = (statistics.median(seconds[who]) / parts * 1000 for who in (alone, together))
-    print(
-        f"{name}: {one:.1f} ms alone, {all_:.1f} ms together; ratio {middle:.2f}, quartiles {low:.2f} to {high:.2f}"
-    )
+    print(f"{name}: {one:.1f} ms alone, {all_:.1f} ms together; ratio {middle:.2f}, quartiles {low:.2f} to {high:.2f}")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("backbone")
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--batch", type=int, default=64)

@@ -147,9 +147,7 @@ def growth(learner: Learner, known: Mapping[str, Files]) -> dict[str, Any]:
 
     tasks = learner.memory.tasks
     each = [shares([task]) for task in tasks]
-    alone = {
-        fraction: {t: share for own in each for t, share in own[fraction].items()} for fraction in each[0]
-    }
+    alone = {fraction: {t: share for own in each for t, share in own[fraction].items()} for fraction in each[0]}
     return {"alone": alone, "after": [shares(tasks[: n + 1]) for n in range(len(tasks))]}
 
 
@@ -225,9 +223,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def begin(
-    model: Path | None, backbone: Backbone, settings: Settings, tasks: Mapping[str, Sequence[str]]
-) -> Learner:
+def begin(model: Path | None, backbone: Backbone, settings: Settings, tasks: Mapping[str, Sequence[str]]) -> Learner:
     """A new learner, or the one in the model file if that was taught the same way."""
     if model is None or not model.is_file():
         return Learner(backbone, settings)

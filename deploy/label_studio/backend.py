@@ -94,13 +94,9 @@ class LabelStudio:
         if (asked.scheme, asked.netloc) == (own.scheme, own.netloc):
             headers = {"Authorization": f"Token {self.key}"} if self.key else {}
         elif asked.scheme not in ("http", "https") or asked.hostname not in self.image_hosts:
-            raise Trouble(
-                f"pictures of {asked.scheme}://{asked.netloc} are not fetched; allow it by --image-host"
-            )
+            raise Trouble(f"pictures of {asked.scheme}://{asked.netloc} are not fetched; allow it by --image-host")
         # A redirection could lead anywhere.
-        with requests.get(
-            full, headers=headers, timeout=SECONDS, stream=True, allow_redirects=False
-        ) as answer:
+        with requests.get(full, headers=headers, timeout=SECONDS, stream=True, allow_redirects=False) as answer:
             if answer.status_code != 200:
                 raise Trouble(f"{full} gives {answer.status_code}; is LABEL_STUDIO_API_KEY right?")
             data = b""
@@ -249,15 +245,11 @@ def _detail(answer: requests.Response) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--service", default="http://127.0.0.1:8000", help="address of `protosteer serve`")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=9090)
-    parser.add_argument(
-        "--image-host", action="append", default=[], help="a host of pictures beside Label Studio"
-    )
+    parser.add_argument("--image-host", action="append", default=[], help="a host of pictures beside Label Studio")
     given = parser.parse_args()
     logging.basicConfig(format="%(message)s")
     studio = LabelStudio(

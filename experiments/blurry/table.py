@@ -14,9 +14,7 @@ FIGURES = ("last_image_accuracy", "anytime_accuracy", "last_forgetting")
 def main() -> None:
     found: dict[tuple[str, float], list[dict[str, float]]] = defaultdict(list)
     for path in sorted(Path(__file__).parent.glob("runs/*/*/metrics.json")):
-        options = json.loads((path.parent / "manifest.json").read_text())["configuration"]["stream"][
-            "options"
-        ]
+        options = json.loads((path.parent / "manifest.json").read_text())["configuration"]["stream"]["options"]
         found[path.parent.name, options["blurry"]] += json.loads(path.read_text())["seeds"]
     shares = sorted({share for _, share in found})
     print("| method | " + " | ".join(f"{figure}, {share:g}" for figure in FIGURES for share in shares) + " |")

@@ -47,9 +47,7 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     if name in _RENAMED:
-        message = (
-            f"protosteer.{name} is now protosteer.{_RENAMED[name]}; the old name goes with the next release"
-        )
+        message = f"protosteer.{name} is now protosteer.{_RENAMED[name]}; the old name goes with the next release"
         warnings.warn(message, DeprecationWarning, stacklevel=2)
         name = _RENAMED[name]
     if name not in _HOMES:

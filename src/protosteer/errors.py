@@ -34,9 +34,7 @@ class ProtosteerError(Exception):
         return _rebuild, (type(self), self.args, self.code, self.details)
 
 
-def _rebuild(
-    kind: type[ProtosteerError], args: tuple[Any, ...], code: str, details: dict[str, Any]
-) -> ProtosteerError:
+def _rebuild(kind: type[ProtosteerError], args: tuple[Any, ...], code: str, details: dict[str, Any]) -> ProtosteerError:
     return kind(*args, code=code, **details)
 
 

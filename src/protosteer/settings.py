@@ -161,19 +161,17 @@ class Settings(Values):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.prompt_kind == "shallow" and self.prompt_from_layer > 1:
-            raise SettingsError(
+            message = (
                 f"prompt_from_layer = {self.prompt_from_layer}: a shallow prompt begins in layer 1; use "
-                "prompt_kind = 'deep'",
-                code="setting-out-of-bounds",
-                name="prompt_from_layer",
+                "prompt_kind = 'deep'"
             )
+            raise SettingsError(message, code="setting-out-of-bounds", name="prompt_from_layer")
         if self.prototypes_per_step < -1:
-            raise SettingsError(
+            message = (
                 f"prototypes_per_step = {self.prototypes_per_step}: give a count, 0 for none, or -1 for "
-                "as many as the batch has images",
-                code="setting-out-of-bounds",
-                name="prototypes_per_step",
+                "as many as the batch has images"
             )
+            raise SettingsError(message, code="setting-out-of-bounds", name="prototypes_per_step")
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Settings:
@@ -216,9 +214,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         values = tomllib.loads(read_regular(path).decode("utf-8"))
     except OSError as error:
-        raise SettingsError(
-            f"cannot read {path}: {error.strerror}", code="unreadable-settings", path=path
-        ) from error
+        raise SettingsError(f"cannot read {path}: {error.strerror}", code="unreadable-settings", path=path) from error
     except (ValueError, RecursionError) as error:  # tomllib's and the decoder's are both of the first kind
         raise SettingsError(f"{path} is not valid TOML: {error}", code="invalid-toml", path=path) from error
     table = next((name for name, value in values.items() if isinstance(value, dict)), None)
@@ -242,11 +238,8 @@ _CHANGES: Mapping[str, Mapping[str, Any]] = {
 def preset(name: str) -> dict[str, Any]:
     """Return what a preset changes in the defaults."""
     if name not in PRESETS:
-        raise SettingsError(
-            f"preset {name!r} is unknown; choose one of {', '.join(PRESETS)}",
-            code="unknown-preset",
-            name=name,
-        )
+        message = f"preset {name!r} is unknown; choose one of {', '.join(PRESETS)}"
+        raise SettingsError(message, code="unknown-preset", name=name)
     return dict(_CHANGES[name])
 
 
@@ -267,30 +260,21 @@ def _check_bounds(name: str, value: Any, bounds: Mapping[str, Any]) -> None:
         ("above", operator.gt, "greater than"),
     ):
         if kind in bounds and not fits(value, bounds[kind]):
-            raise SettingsError(
-                f"{name} = {value}: must be {words} {bounds[kind]}",
-                code="setting-out-of-bounds",
-                name=name,
-                value=value,
-            )
+            message = f"{name} = {value}: must be {words} {bounds[kind]}"
+            raise SettingsError(message, code="setting-out-of-bounds", name=name, value=value)
 
 
 def _typed(field: dataclasses.Field[Any], value: Any) -> Any:
     """Return the value in the field's own type: an int may stand for a float, nothing else is converted."""
     wanted = {"bool": bool, "int": int, "float": float, "str": str}[str(field.type)]
     if type(value) is int and abs(value) >= 2**63:  # Python may refuse even to write it
-        raise SettingsError(
-            f"{field.name}: the number is too large", code="setting-out-of-bounds", name=field.name
-        )
+        raise SettingsError(f"{field.name}: the number is too large", code="setting-out-of-bounds", name=field.name)
     if wanted is float and type(value) is int:
         value = float(value)
     if type(value) is not wanted:
         shown = f" = {value!r}" if isinstance(value, (bool, int, float, str)) else ""
-        raise SettingsError(
-            f"{field.name}{shown[:80]}: must be {wanted.__name__}, not {type(value).__name__}",
-            code="wrong-setting-type",
-            name=field.name,
-        )
+        message = f"{field.name}{shown[:80]}: must be {wanted.__name__}, not {type(value).__name__}"
+        raise SettingsError(message, code="wrong-setting-type", name=field.name)
     if isinstance(value, float) and not math.isfinite(value):
         raise SettingsError(
             f"{field.name} = {value}: must be a finite number", code="setting-out-of-bounds", name=field.name

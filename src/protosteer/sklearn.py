@@ -37,9 +37,7 @@ class ProtosteerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     which can be saved.
     """
 
-    def __init__(
-        self, backbone: str | Backbone | None = None, preset: str = "instant", random_state: int = 0
-    ):
+    def __init__(self, backbone: str | Backbone | None = None, preset: str = "instant", random_state: int = 0):
         self.backbone = backbone
         self.preset = preset
         self.random_state = random_state
@@ -89,11 +87,10 @@ class ProtosteerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         if self.backbone is not None:
             return Learner(self.backbone, settings)
         if settings.prompts:
-            raise SettingsError(
-                f"preset={self.preset!r}: feature vectors have no prompts; use preset='instant', or give a backbone",
-                code="preset-needs-backbone",
-                preset=self.preset,
+            message = (
+                f"preset={self.preset!r}: feature vectors have no prompts; use preset='instant', or give a backbone"
             )
+            raise SettingsError(message, code="preset-needs-backbone", preset=self.preset)
         return VectorLearner(settings)
 
     def _examples(self, X: Any, y: Any, first: bool) -> tuple[Any, np.ndarray]:

@@ -63,9 +63,7 @@ def learn_task(
 
     def record(embeddings: Embeddings, training: Trained | None, shared_prompt: Tensor | None) -> TaskRecord:
         records = ClassTable.of(
-            rule.summarise(
-                label, embeddings.of_class(labels == i), settings, seed, prompted=training is not None
-            )
+            rule.summarise(label, embeddings.of_class(labels == i), settings, seed, prompted=training is not None)
             for i, label in enumerate(classes)
         )
         prompt, metadata = training.prompt if training else None, _metadata(settings, embeddings, training)

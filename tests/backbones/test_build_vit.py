@@ -166,10 +166,7 @@ def test_fingerprint_tells_apart_whatever_computes_differently(state: StateDict,
     assert first == fingerprint(state | {"head.bias": torch.zeros(7)})
     nudged = state["norm.bias"].clone()
     nudged[0] += 1e-4
-    pooled = {
-        name.replace("norm.", "fc_norm.") if name.startswith("norm.") else name: t
-        for name, t in state.items()
-    }
+    pooled = {name.replace("norm.", "fc_norm.") if name.startswith("norm.") else name: t for name, t in state.items()}
     others = [
         fingerprint(state | {"norm.bias": nudged}),
         fingerprint(pooled),

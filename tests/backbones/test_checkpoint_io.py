@@ -62,17 +62,13 @@ CONTAINERS: dict[str, tuple[str, Callable[[StateDict], Any]]] = {
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
-def test_every_container_gives_the_same_vit(
-    container: str, vit: ViT, state: StateDict, tmp_path: Path
-) -> None:
+def test_every_container_gives_the_same_vit(container: str, vit: ViT, state: StateDict, tmp_path: Path) -> None:
     suffix, pack = CONTAINERS[container]
     checkpoint = read_checkpoint(write_weights(tmp_path / f"w{suffix}", pack(state)))
     loaded, fingerprint = load_vit(checkpoint, heads=None if suffix == ".npz" else 3)
     assert loaded.config == vit.config
     assert all(torch.equal(tensor, loaded.state_dict()[name]) for name, tensor in vit.state_dict().items())
-    _, plain = load_vit(
-        read_checkpoint(write_weights(tmp_path / "plain.safetensors", vit.state_dict())), heads=3
-    )
+    _, plain = load_vit(read_checkpoint(write_weights(tmp_path / "plain.safetensors", vit.state_dict())), heads=3)
     assert fingerprint == plain
     assert not any(p.requires_grad for p in loaded.parameters())
 

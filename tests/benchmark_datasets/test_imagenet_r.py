@@ -27,10 +27,7 @@ def test_imagenet_r_without_lists_is_split_by_a_fixed_seed(tmp_path):
     assert info.locate(tmp_path) == info.locate(folder) == folder
     dataset = info.load(folder, READING)
     assert dataset.classes == ["n00000000", "n00000001", "n00000002"]
-    assert (
-        dataset.train.labels.bincount().tolist() == [8] * 3
-        and dataset.test.labels.bincount().tolist() == [2] * 3
-    )
+    assert dataset.train.labels.bincount().tolist() == [8] * 3 and dataset.test.labels.bincount().tolist() == [2] * 3
     names = {dataset.test.images.name(row) for row in range(6)}
     assert names == {info.load(folder, READING).test.images.name(row) for row in range(6)}
     assert not names & {dataset.train.images.name(row) for row in range(24)}

@@ -83,9 +83,7 @@ def test_files_are_found_in_every_usual_place(tmp_path, place, monkeypatch):
     folder = write_cifar100(tmp_path / place)
     monkeypatch.setitem(DATASETS, "cifar100", tiny_cifar100(folder))
     dataset = open_dataset("cifar100", tmp_path, READING)
-    assert (
-        dataset.name == "cifar100" and len(dataset.train.images) == 10 and dataset.classes[99] == "class 99"
-    )
+    assert dataset.name == "cifar100" and len(dataset.train.images) == 10 and dataset.classes[99] == "class 99"
     assert {name: value[:4] for name, value in dataset.checksums.items()} == dict.fromkeys(
         ("train", "test", "meta"), "md5:"
     )

@@ -32,9 +32,6 @@ def test_a_detail_of_an_even_ramp_tells_where_it_was_cut(monkeypatch):
     ramp = torch.arange(200, dtype=torch.uint8).expand(3, 100, 200)
     cut = sklearn_photos._details(ramp, torch.Generator().manual_seed(1))
     stretch = cut.amax(dim=(1, 2, 3)).float() - cut.amin(dim=(1, 2, 3)).float()
-    assert (
-        stretch.min() >= 100 * sklearn_photos.SMALLEST - 3
-        and stretch.max() <= 100 * sklearn_photos.LARGEST + 1
-    )
+    assert stretch.min() >= 100 * sklearn_photos.SMALLEST - 3 and stretch.max() <= 100 * sklearn_photos.LARGEST + 1
     assert torch.equal(cut[:, :, 0], cut[:, :, -1]), "rows of a ramp are equal"
     assert len({int(level) for level in cut.amin(dim=(1, 2, 3))}) > 10

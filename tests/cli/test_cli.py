@@ -59,9 +59,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("words", [["--debug", "demo"], ["demo", "--debug"]])
-def test_debug_shows_the_traceback(
-    words: list[str], demo_does: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_debug_shows_the_traceback(words: list[str], demo_does: Any, capsys: pytest.CaptureFixture[str]) -> None:
     demo_does(raising(DataError("bad image x.png; remove it")))
     assert main(words) == 2
     assert "Traceback" in capsys.readouterr().err
@@ -100,9 +98,7 @@ def test_warnings_are_one_clean_line_each(demo_does: Any, capsys: pytest.Capture
     assert warnings.showwarning is before
 
 
-def test_backbones_as_json(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_backbones_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("PROTOSTEER_CACHE", str(tmp_path))
     weights = tmp_path / "weights" / "vit_base_patch16_224.dino.safetensors"
     weights.parent.mkdir()

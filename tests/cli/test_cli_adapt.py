@@ -101,9 +101,7 @@ def test_a_model_that_has_another_or_none_is_refused(place, tmp_path):
     assert learn(path, spring, "--preset", "instant") == 0
     summer = place / "summer"
     expect_cli_error("learned-without-shared-prompt", "learn", path, summer, "--adapted", file)
-    expect_cli_error(
-        "rule-without-shared-prompt", "learn", new, spring, "--adapted", file, "--preset", "paper"
-    )
+    expect_cli_error("rule-without-shared-prompt", "learn", new, spring, "--adapted", file, "--preset", "paper")
     assert not new.exists()
 
 
@@ -117,7 +115,5 @@ def test_merge_says_if_the_models_have_no_prompt_for_all_classes_in_common(place
     assert "prompt" not in capsys.readouterr().err
     assert model_file.read(tmp_path / "a").memory.shared_prompt is not None
     assert main(["merge", str(paths[0]), str(paths[2]), "-o", str(tmp_path / "b")]) == 0
-    assert (
-        "prompt" in capsys.readouterr().err and model_file.read(tmp_path / "b").memory.shared_prompt is None
-    )
+    assert "prompt" in capsys.readouterr().err and model_file.read(tmp_path / "b").memory.shared_prompt is None
     assert main(["predict", str(tmp_path / "b"), str(place / "summer")]) == 0

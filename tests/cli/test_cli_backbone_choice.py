@@ -59,9 +59,7 @@ def test_learn_and_try_choose_the_same_and_the_model_keeps_it(
     model = tmp_path / "m.protosteer"
     taught, err = run(capsys, "learn", model, folder, *INSTANT, "--json")
     assert json.loads(taught)["backbone"]["chosen"] == read(model).backbone["name"] == "mine"
-    assert (
-        json.loads(taught)["backbone"]["images"] == 21
-    )  # what checks the model does not choose its backbone
+    assert json.loads(taught)["backbone"]["images"] == 21  # what checks the model does not choose its backbone
     by_hand().rename(tmp_path / "moved.safetensors")
     summer = photos(tmp_path / "summer", ["dog", "elk"])
     (tmp_path / "moved.safetensors").rename(cache_dir() / "weights" / "mine.safetensors")
@@ -70,9 +68,7 @@ def test_learn_and_try_choose_the_same_and_the_model_keeps_it(
     assert read(model).backbone["name"] == "mine"
 
 
-def test_a_named_backbone_is_not_chosen(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_named_backbone_is_not_chosen(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = by_hand()
     for i, (words, name) in enumerate(
         [(("--backbone", "nano"), "nano"), (("--weights", path), "mine"), (("--backbone", "mine"), "mine")]
@@ -91,9 +87,7 @@ def test_a_wrong_setting_is_told_before_anything_is_tried(
     expect_cli_error(None, "learn", tmp_path / "m.protosteer", folder, "--set", "epochs=none")
 
 
-def test_a_file_that_is_no_backbone_is_told_in_one_line(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_no_backbone_is_told_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     by_hand().with_name("shop.safetensors").write_bytes(b"no weights")
     out, err = run(capsys, "backbones", "--try", folder)
     (line,) = (line for line in err.splitlines() if "shop" in line)

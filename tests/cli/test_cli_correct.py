@@ -51,9 +51,7 @@ def test_a_correction_is_told_listed_and_taken_back_to_the_bit(model, images, ca
     assert correct(model, "--undo", "--json") == 0
     assert json.loads(capsys.readouterr().out)["taken_back"]["class"] == "bee"
     assert model.read_bytes() == before
-    assert correct(model, "--log", "--json") == 0 and json.loads(capsys.readouterr().out) == {
-        "corrections": []
-    }
+    assert correct(model, "--log", "--json") == 0 and json.loads(capsys.readouterr().out) == {"corrections": []}
     assert main(["inspect", str(model)]) == 0 and "Corrected" not in capsys.readouterr().out
 
 

@@ -37,9 +37,7 @@ pytest.importorskip("pyarrow", reason="shards need pyarrow")
 if importlib.util.find_spec("ray") is None:  # not imported here: the executor prepares the environment before
     pytest.skip("these need Ray", allow_module_level=True)
 if "PROTOSTEER_RAY" not in os.environ:
-    pytest.skip(
-        "these start Ray again and again, for minutes; make test-ray runs them", allow_module_level=True
-    )
+    pytest.skip("these start Ray again and again, for minutes; make test-ray runs them", allow_module_level=True)
 
 TRAINED = ["--independent", "--set", "epochs=1", "--set", "batch_size=16", "--set", "neck_hidden=16"]
 CPU = ["--device", "cpu", "--threads", "1"]
@@ -108,9 +106,7 @@ def squares(place: Path):
 def run(place: Path, numbers: list[int]) -> dict[str, Any]:
     done: dict[str, Any] = {}
     jobs = [Job(f"number {number}", (number,)) for number in numbers]
-    RayExecutor().run(
-        functools.partial(squares, place), jobs, lambda job, result: done.update({job.name: result})
-    )
+    RayExecutor().run(functools.partial(squares, place), jobs, lambda job, result: done.update({job.name: result}))
     return done
 
 
@@ -209,9 +205,7 @@ def test_a_driver_that_dies_loses_nothing_and_doubles_nothing(model, photos, tmp
     after = contents(tmp_path / "out")
     assert len(before) > 0 and before.items() <= after.items()
     assert not [name for name in after if not name.startswith("part-")]
-    assert [row["path"] for row in rows(tmp_path / "out")] == sorted(
-        map(str, (photos / "new").rglob("*.png"))
-    )
+    assert [row["path"] for row in rows(tmp_path / "out")] == sorted(map(str, (photos / "new").rglob("*.png")))
 
 
 # Folders and seeds

@@ -191,9 +191,7 @@ def forgotten(path: Path, **what: str):
     return work
 
 
-def test_a_task_that_is_forgotten_while_it_is_trained_does_not_come_back(
-    spring, summer, tmp_path, monkeypatch
-):
+def test_a_task_that_is_forgotten_while_it_is_trained_does_not_come_back(spring, summer, tmp_path, monkeypatch):
     path = tmp_path / "shop.protosteer"
     assert learn(path, spring, *QUICK) == 0
     during(monkeypatch, "training", forgotten(path, task="summer"))
@@ -201,9 +199,7 @@ def test_a_task_that_is_forgotten_while_it_is_trained_does_not_come_back(
     assert model_file.read(path).memory.task_names == ["spring"]
 
 
-def test_a_class_that_is_forgotten_while_its_task_is_trained_does_not_come_back(
-    summer, tmp_path, monkeypatch, capsys
-):
+def test_a_class_that_is_forgotten_while_its_task_is_trained_does_not_come_back(summer, tmp_path, monkeypatch, capsys):
     path = tmp_path / "shop.protosteer"
     during(monkeypatch, "training", forgotten(path, name="dog"))
     assert learn(path, summer, *QUICK) == 0
@@ -245,19 +241,13 @@ def test_a_new_model_is_of_the_best_preset_and_an_old_one_keeps_its_own(spring, 
     quick = {"epochs": 3, "batch_size": 8, "neck_hidden": 16, "augmentation": "none"}
     best, paper = tmp_path / "best.protosteer", tmp_path / "paper.protosteer"
     assert learn(best, spring, *QUICK) == learn(paper, spring, *QUICK, "--preset", "paper") == 0
-    assert settings(best) == Settings.preset("best", **quick) and settings(paper) == Settings.preset(
-        "paper", **quick
-    )
+    assert settings(best) == Settings.preset("best", **quick) and settings(paper) == Settings.preset("paper", **quick)
     assert learn(best, summer) == learn(paper, summer) == 0
-    assert settings(best) == Settings.preset("best", **quick) and settings(paper) == Settings.preset(
-        "paper", **quick
-    )
+    assert settings(best) == Settings.preset("best", **quick) and settings(paper) == Settings.preset("paper", **quick)
     assert "another rule" not in capsys.readouterr().err
     more = photos(tmp_path / "more", ["yak", "zebu"])
     assert learn(best, more, "--preset", "fast", "--independent") == 0
-    assert settings(best) == Settings.preset(
-        "fast", **{**quick, "epochs": 15, "batch_size": 50}, independent=True
-    )
+    assert settings(best) == Settings.preset("fast", **{**quick, "epochs": 15, "batch_size": 50}, independent=True)
     assert model_file.read(best).memory.tasks[-1].prompt is None
     assert "no prompt was trained" in capsys.readouterr().err
     assert learn(paper, more, "--preset", "instant") == 0

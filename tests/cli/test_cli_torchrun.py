@@ -94,9 +94,7 @@ def test_a_killed_run_resumes_with_any_number_of_processes(
     same_runs(one, tmp_path / "two")
 
 
-def test_two_ranks_learn_folders_one_after_the_other(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_ranks_learn_folders_one_after_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folders = [photos(tmp_path / "a", ["ant", "bee"], 8), photos(tmp_path / "b", ["cat", "dog"], 8)]
     rank0, rank1 = two_ranks("none", "learn", tmp_path / "two.protosteer", *folders, *NANO)
     assert rank0[0] == 0 and rank1 == (0, "", ""), rank0[2]

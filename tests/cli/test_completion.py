@@ -80,7 +80,9 @@ def test_bash_completes_without_torch(tmp_path):
     if bash is None:
         pytest.skip("bash is not installed")
     program = tmp_path / "protosteer"
-    code = "import sys; from protosteer.cli import main; code = main(); assert 'torch' not in sys.modules; sys.exit(code)"
+    code = (
+        "import sys; from protosteer.cli import main; code = main(); assert 'torch' not in sys.modules; sys.exit(code)"
+    )
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -c {code!r} "$@"\n')
     program.chmod(program.stat().st_mode | stat.S_IEXEC)
     script = (

@@ -44,9 +44,7 @@ def small_stream() -> Stream:
     for classes in (["ant", "bee"], ["cat", "[d]og"]):
         train, train_labels = easy_task(classes)
         test, test_labels = easy_task(classes, per_class=6, seed=99)
-        tasks.append(
-            Task(classes[0], classes, ArrayImages(train), train_labels, ArrayImages(test), test_labels)
-        )
+        tasks.append(Task(classes[0], classes, ArrayImages(train), train_labels, ArrayImages(test), test_labels))
     return Stream("small", tasks)
 
 
@@ -170,9 +168,7 @@ def test_a_full_disk_is_the_users_to_mend(tmp_path: Path, monkeypatch: pytest.Mo
         small_demo(tmp_path)
 
 
-def test_the_tsne_shows_each_image_under_the_prompt_that_won(
-    outcome: Outcome, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_tsne_shows_each_image_under_the_prompt_that_won(outcome: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
     stream, learner = small_stream(), Learner(tiny_backbone(), QUICK)
     for task in stream:
         learner.learn((task.train, task.train_labels), task.name)

@@ -63,9 +63,7 @@ def test_nothing_below_the_command_line_names_a_flag() -> None:
 
 def test_nothing_below_the_command_line_reads_its_words() -> None:
     """But what a process of its own was started with, at the end of a module that is one."""
-    imported = {
-        path: path.read_text(encoding="utf-8").split('if __name__ == "__main__":')[0] for path in modules()
-    }
+    imported = {path: path.read_text(encoding="utf-8").split('if __name__ == "__main__":')[0] for path in modules()}
     assert [str(path) for path, source in imported.items() if "sys.argv" in source] == []
 
 

@@ -56,9 +56,7 @@ def test_class_folders_in_order_and_by_choice(tmp_path):
 def test_list_files(tmp_path):
     for name in ("n2/a.png", "n2/with space.png", "n1/b.png"):
         save(tmp_path / "x" / name)
-    (tmp_path / "x" / "train.txt").write_text(
-        "# made by hand\n\nn2/a.png 0\nn2/with space.png 0\n  n1/b.png\t1\n"
-    )
+    (tmp_path / "x" / "train.txt").write_text("# made by hand\n\nn2/a.png 0\nn2/with space.png 0\n  n1/b.png\t1\n")
     files = read_list(tmp_path / "x" / "train.txt")
     assert files.labels == ["0", "0", "1"]
     assert [path.name for path in files.paths] == ["a.png", "with space.png", "b.png"]
@@ -138,11 +136,7 @@ def test_progress_is_told_file_by_file_and_an_interruption_ends_it(tmp_path, mon
     paths[7].write_bytes(b"")
     files, none, callbacks = Files(paths, ["a"] * 40), Files([], []), []
     assert readable(files, callbacks.append) == (files.rows([*range(7), *range(8, 40)]), files.rows([7]))
-    assert (
-        callbacks == list(range(1, 41))
-        and readable(none, callbacks.append) == (none, none)
-        and len(callbacks) == 40
-    )
+    assert callbacks == list(range(1, 41)) and readable(none, callbacks.append) == (none, none) and len(callbacks) == 40
     begun = []
 
     def slow(path):

@@ -21,9 +21,7 @@ def stream(tasks: int = 4, noise: int = 60) -> Stream:
         test, test_labels = easy_task(classes, per_class=5, seed=70)
         added = torch.randint(-noise, noise, test.shape, generator=torch.Generator().manual_seed(len(made)))
         test = (test.int() + added).clamp(0, 255).to(torch.uint8)
-        made.append(
-            Task(classes[0], classes, ArrayImages(train), train_labels, ArrayImages(test), test_labels)
-        )
+        made.append(Task(classes[0], classes, ArrayImages(train), train_labels, ArrayImages(test), test_labels))
     return Stream("easy", made)
 
 

@@ -27,9 +27,7 @@ TRAINED = {
 }  # fmt: skip
 
 
-def run(
-    out: Path, resume: bool = False, messages: list[str] | None = None, make: Any = None, **values: Any
-) -> Any:
+def run(out: Path, resume: bool = False, messages: list[str] | None = None, make: Any = None, **values: Any) -> Any:
     callbacks = [] if messages is None else messages
     experiment = Experiment.from_values({**VALUES, **values, "out": out})
     return run_experiment(experiment, resume, on_message=callbacks.append, make_reporter=make)
@@ -73,9 +71,7 @@ def test_the_share_out_is_said_and_in_the_manifest(tmp_path):
     visitors = [sum(task["visiting"].values()) for task in stream["tasks"]]
     assert sum(visitors) == 5 * 3  # of half the classes, three images each
     (line,) = messages
-    assert (
-        line.startswith(f"training images of other tasks' classes: {visitors[0]} of ") and "in task-3" in line
-    )
+    assert line.startswith(f"training images of other tasks' classes: {visitors[0]} of ") and "in task-3" in line
     assert line in (tmp_path / "r" / "log.txt").read_text()
     assert figures["mean"]["blurred_images"] == 15.0
 
@@ -108,8 +104,6 @@ def test_comparisons_show_what_blurry_streams_are_judged_by(tmp_path):
     assert list(rows) == ["ncm, blurry 0.3", "ncm, blurry 0.0"]
     titles = [str(table.title) for table in comparison_tables(rows)]
     assert "Blurry task boundaries" in titles
-    assert "Blurry task boundaries" not in [
-        str(t.title) for t in comparison_tables({"b": rows["ncm, blurry 0.0"]})
-    ]
+    assert "Blurry task boundaries" not in [str(t.title) for t in comparison_tables({"b": rows["ncm, blurry 0.0"]})]
     assert "Anytime accuracy (%), mean over images learned" in comparison_markdown(rows)
     assert "blurred_images_mean" in comparison_csv(rows).splitlines()[0]

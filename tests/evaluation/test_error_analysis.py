@@ -30,9 +30,7 @@ def test_errors_by_the_papers_rule_agree_with_a_twin_that_looks_at_one_image_aft
         for i, label in enumerate(task.test_labels):
             pixels = task.test.pixels([i])
             query = backbone.embed_pixels(pixels)[0]
-            keys = [
-                (cosine(query, key), t) for t, r in enumerate(records) for c in r.classes for key in c.keys
-            ]
+            keys = [(cosine(query, key), t) for t, r in enumerate(records) for c in r.classes for key in c.keys]
             tried = {t for _, t in sorted(keys, reverse=True)[:2]}
             best = (-2.0, "", -1)
             for t in sorted(tried):

@@ -188,9 +188,7 @@ def photos(tmp_path: Path) -> Path:
 def test_changed_images_are_another_configuration(tmp_path, photos):
     told = {"stream": f"folder:{photos}", "tasks": 2}
     run(tmp_path / "r", **told)
-    run(
-        tmp_path / "r", resume=True, seeds="1", **{**told, "stream": f"folder:{photos}/"}
-    )  # the same, as typed
+    run(tmp_path / "r", resume=True, seeds="1", **{**told, "stream": f"folder:{photos}/"})  # the same, as typed
     (photos / "ant/0.bmp").write_bytes((photos / "ant/4.bmp").read_bytes())  # of the same size
     with expect_error("other-configuration", RunError) as caught:
         run(tmp_path / "r", resume=True, **told)
@@ -233,9 +231,7 @@ def test_values_go_to_run_stream_and_method():
     assert made.seeds == (3, 1) and made.options.tasks == 3 and made.settings_for(3).seed == 3
     assert made.settings_for(1).to_dict()["epochs"] == 1
     assert made.folder == Path("runs/split-digits-cpp-nano")
-    assert Experiment.from_values({"stream": "folder:some/shop/"}).folder == Path(
-        "runs/folder-shop-protosteer-nano"
-    )
+    assert Experiment.from_values({"stream": "folder:some/shop/"}).folder == Path("runs/folder-shop-protosteer-nano")
     assert Experiment.from_values(CHEAP).seeds is None
     assert Experiment.from_values({**CHEAP, "seeds": "0, 2"}).seeds == (0, 2)
 

@@ -141,16 +141,12 @@ class FeatureSpace:
 class Twin:
     """The classifier. embed: embeddings [B, D] of all images under a prompt, or without one."""
 
-    def __init__(
-        self, tasks: Sequence[Task], shared_prompt: Array | None, worth: float = 0.2, enough: int = 50
-    ):
+    def __init__(self, tasks: Sequence[Task], shared_prompt: Array | None, worth: float = 0.2, enough: int = 50):
         """worth: share of the weight that a space needs. enough: images not used to train the shared prompt."""
         self.tasks, self.shared_prompt = tasks, shared_prompt
         self.classes = list(dict.fromkeys(record.name for task in tasks for record in task.records))
         # Classes by name, and records of a class by the name of their task: rounding must not depend on their order.
-        pairs = sorted(
-            ((r, t) for t in tasks for r in t.records), key=lambda pair: (pair[0].name, pair[1].name)
-        )
+        pairs = sorted(((r, t) for t in tasks for r in t.records), key=lambda pair: (pair[0].name, pair[1].name))
         labels = [self.classes.index(record.name) for record, _ in pairs]
         self.spaces = {"plain": FeatureSpace([record.plain for record, _ in pairs], labels)}
         if shared_prompt is not None:
@@ -171,9 +167,7 @@ class Twin:
         self.alone = self._weights(self.order[:1])[self.order[0]]
         self.weights = self._weights(self.order)
 
-    def _kept_images(
-        self, prototypes: Sequence[Prototypes], labels: Sequence[int]
-    ) -> Iterator[tuple[int, int]]:
+    def _kept_images(self, prototypes: Sequence[Prototypes], labels: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Records and places of points that are images, of classes that have other images."""
         sizes = np.bincount(self.spaces["plain"].labels, weights=self.spaces["plain"].counts)
         for record, one in enumerate(prototypes):

@@ -45,9 +45,7 @@ def test_weights_stay_finite_where_everything_is_right():
 
 def test_without_images_to_leave_out_weights_are_the_usual_ones():
     nothing = torch.empty(0, 3).double()
-    assert (
-        sum(weights([nothing, nothing], torch.empty(0, dtype=torch.int64))) == calibration.UNCALIBRATED_WEIGHT
-    )
+    assert sum(weights([nothing, nothing], torch.empty(0, dtype=torch.int64))) == calibration.UNCALIBRATED_WEIGHT
 
 
 def views(classes=600, points=3, dim=16):
@@ -59,9 +57,7 @@ def views(classes=600, points=3, dim=16):
     ones, lengths = torch.ones(classes * points, dtype=torch.int64), torch.full((classes,), points)
     return [
         CoarseScorer(
-            SummaryTable(
-                quantize_int8(F.normalize(x.flatten(0, 1), dim=1)), ones, torch.zeros(classes, dim), lengths
-            )
+            SummaryTable(quantize_int8(F.normalize(x.flatten(0, 1), dim=1)), ones, torch.zeros(classes, dim), lengths)
         )
         for x in (images, blurred)
     ]
@@ -84,9 +80,7 @@ def test_classes_swept_in_blocks_are_those_that_all_at_once_show(monkeypatch):
         assert torch.allclose(getattr(swept, part), getattr(exact, part), atol=1e-12)
     best = exact.scores.sum(dim=2).topk(50, dim=1).indices[:, :, None].expand(-1, -1, 2)
     assert torch.allclose(swept.scores[:, :50], exact.scores.gather(1, best), atol=1e-12)
-    assert torch.allclose(
-        swept.log_count.exp().sum(dim=1), torch.tensor(600.0).double()
-    )  # for every class once
+    assert torch.allclose(swept.log_count.exp().sum(dim=1), torch.tensor(600.0).double())  # for every class once
     for some in ([0], [1], [0, 1]):
         assert swept.weights(some) == pytest.approx(exact.weights(some), rel=0.03)
 

@@ -40,9 +40,7 @@ class World:
         for t, names in enumerate(self.tasks):
             classes = tuple(self.record(name, t, domain) for name in names)
             records.append(
-                TaskRecord(
-                    f"t{t}", ClassTable.of(classes), prompts[t], shared_prompt=prompts[0] if domain else None
-                )
+                TaskRecord(f"t{t}", ClassTable.of(classes), prompts[t], shared_prompt=prompts[0] if domain else None)
             )
         self.memory = Memory(records)
         labels = torch.arange(IMAGES) % len(self.memory.classes)

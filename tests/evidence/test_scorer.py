@@ -28,8 +28,7 @@ def clouds(sizes=(7, 5, 9), seed=0, dim=DIM):
     draw = torch.Generator().manual_seed(seed)
     centres = torch.randn(len(sizes), dim, generator=draw)
     return [
-        F.normalize(c + 0.6 * torch.randn(n, dim, generator=draw), dim=1)
-        for c, n in zip(centres, sizes, strict=True)
+        F.normalize(c + 0.6 * torch.randn(n, dim, generator=draw), dim=1) for c, n in zip(centres, sizes, strict=True)
     ]
 
 
@@ -107,9 +106,7 @@ def brute_whitened(classes, query):
     values, vectors = torch.linalg.eigh(shrunk)
     whitening = vectors @ torch.diag(values**-0.5) @ vectors.T
     centre = means.mean(dim=0)
-    return (
-        F.normalize((query - centre) @ whitening, dim=1) @ F.normalize((means - centre) @ whitening, dim=1).T
-    )
+    return F.normalize((query - centre) @ whitening, dim=1) @ F.normalize((means - centre) @ whitening, dim=1).T
 
 
 def test_whitened_cosine_is_the_cosine_of_whitened_vectors():
@@ -142,14 +139,10 @@ def test_left_out_whitened_scores_are_those_of_a_model_without_the_image():
         )
         keep = torch.arange(len(drawn[owner].points)) != place
         without = list(drawn)
-        without[owner] = ClassSummary(
-            drawn[owner].points[keep], drawn[owner].counts[keep], drawn[owner].deviations
-        )
+        without[owner] = ClassSummary(drawn[owner].points[keep], drawn[owner].counts[keep], drawn[owner].deviations)
         space = ClassStatistics.of(without)
         freedom = float((whitened.statistics.sizes - 1).sum())
-        precision = torch.linalg.inv(
-            (1 - share) * space.scatter / freedom + share * scale * torch.eye(DIM).double()
-        )
+        precision = torch.linalg.inv((1 - share) * space.scatter / freedom + share * scale * torch.eye(DIM).double())
         query, means = whitened.statistics.points[row] - whitened.centre, space.means - whitened.centre
         lengths = (query @ precision @ query) * ((means @ precision) * means).sum(dim=1)
         assert torch.allclose(ours[i], (means @ precision @ query) / lengths.sqrt(), atol=1e-9)
@@ -205,9 +198,7 @@ def test_left_out_ridge_scores_are_those_of_a_ridge_without_the_point():
         kernel = arc_cosine(ridge.points[keep], ridge.points[keep])
         kernel = kernel + ridging.RIDGE * torch.eye(len(kernel)).double()
         solution = torch.linalg.solve(kernel, targets[keep])
-        assert torch.allclose(
-            ours[row], arc_cosine(ridge.points[[row]], ridge.points[keep]) @ solution, atol=1e-8
-        )
+        assert torch.allclose(ours[row], arc_cosine(ridge.points[[row]], ridge.points[keep]) @ solution, atol=1e-8)
 
 
 def test_left_out_similarity_is_that_to_the_mean_of_the_others():

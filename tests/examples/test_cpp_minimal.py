@@ -64,6 +64,4 @@ def test_it_is_short_and_needs_the_paper_and_images_alone() -> None:
     assert len(text.splitlines()) <= 150
     modules = {node.module for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)}
     ours = {name for name in modules if name and name.startswith("protosteer.")}
-    assert all(
-        name.startswith(("protosteer.paper.", "protosteer.data.")) for name in ours - {"protosteer.streams"}
-    )
+    assert all(name.startswith(("protosteer.paper.", "protosteer.data.")) for name in ours - {"protosteer.streams"})

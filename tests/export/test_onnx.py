@@ -132,9 +132,7 @@ def test_another_process_predicts_the_same_without_protosteer_and_torch(mixed: M
 def test_an_image_alone_is_predicted_as_among_others(mixed: Mixed) -> None:
     _, folder, paths = mixed
     model = load_script(folder).Model()
-    for path, (label, share, similarity, unknown) in zip(
-        paths[::40], model.predict(paths[::40]), strict=True
-    ):
+    for path, (label, share, similarity, unknown) in zip(paths[::40], model.predict(paths[::40]), strict=True):
         assert model.predict([path])[0] == (label, pytest.approx(share), pytest.approx(similarity), unknown)
 
 
@@ -197,14 +195,10 @@ def test_by_evidence_another_process_predicts_the_same(by_evidence: Mixed) -> No
     limit = threshold(learner, 0.05)
     greatest = ours.similarities.amax(1)
     clear = (greatest - limit).abs() > 1e-4
-    assert torch.equal(torch.tensor(unknown)[clear], (greatest < limit)[clear]) and 0 < sum(unknown) < len(
-        paths
-    )
+    assert torch.equal(torch.tensor(unknown)[clear], (greatest < limit)[clear]) and 0 < sum(unknown) < len(paths)
 
 
-def test_by_evidence_too_many_points_leave_the_ridge_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_by_evidence_too_many_points_leave_the_ridge_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ridging, "MAX_PROTOTYPES", 3)
     monkeypatch.setattr(ridging, "LANDMARKS", 3)
     learner = Learner(tiny_backbone(), Settings.preset("instant"))
@@ -283,9 +277,7 @@ def test_the_example_prints_a_line_per_image_and_marks_unknown_ones(tmp_path: Pa
     similarity = learner.predict(paths).scores.amax(1)
     (task,) = learner.memory.tasks
     between = float(similarity.mean())
-    classes = ClassTable.of(
-        replace(record, heldout_similarities=torch.full((9,), between)) for record in task.classes
-    )
+    classes = ClassTable.of(replace(record, heldout_similarities=torch.full((9,), between)) for record in task.classes)
     learner.memory = Memory([replace(task, classes=classes)])
     export_onnx(learner, tmp_path / "exported")
     done = run_script(tmp_path, "exported/predict.py", *paths)
@@ -362,9 +354,7 @@ def test_an_interrupted_export_leaves_what_was_there(
     assert os.listdir(tmp_path) == ["exported"]
 
 
-def test_a_network_that_computes_something_else_is_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_network_that_computes_something_else_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_graph, "_gelu", lambda graph, x: graph.op("Relu", x))
     with expect_error("onnx-mismatch", ProtosteerError):
         export_onnx(small_learner(), tmp_path / "exported")

@@ -89,13 +89,10 @@ def check_words(data: bytes) -> None:
 
 TOML = "\n".join(f"{name} = {str(value).lower()!s}" for name, value in [("epochs", 5), ("prompts", True)])
 SEEDS_TOML = [
-    TOML.encode()
-    + b"\ntemperature = 0.5\nloss = \"cpl\"\nseed = 0xff\nrule = 'paper'\nneck_hidden = 1_000\n",
+    TOML.encode() + b"\ntemperature = 0.5\nloss = \"cpl\"\nseed = 0xff\nrule = 'paper'\nneck_hidden = 1_000\n",
     b'[table]\na = [1, {b = 2}]\n"quoted.name" = 1979-05-27T07:32:00Z\nx = """\nmany\n"""\ninfinite = inf\n',
 ]
-TARGETS["stdin"] = Target(
-    lambda: [b"a.png\n\nb.png\r\n/dev/null\n", b"caf\xe9.png\na.png", b"a.png"], check_stdin
-)
+TARGETS["stdin"] = Target(lambda: [b"a.png\n\nb.png\r\n/dev/null\n", b"caf\xe9.png\na.png", b"a.png"], check_stdin)
 TARGETS["lists"] = Target(
     lambda: [b"# images\ncat/a.png cat\ndog/b.png dog\n", b"\xef\xbb\xbfcat/a.png 0\r\ndog/b.png 1\r\n"],
     check_list,

@@ -118,9 +118,7 @@ def change_tensors(tensors: dict[str, Tensor], random: Random) -> None:
         )
     elif tensor.numel():
         changed = tensor.clone().double()
-        changed.view(-1)[random.randrange(tensor.numel()) :: random.choice([1, 3, 10**6])] = random.choice(
-            NUMBERS
-        )
+        changed.view(-1)[random.randrange(tensor.numel()) :: random.choice([1, 3, 10**6])] = random.choice(NUMBERS)
         tensors[name] = changed.to(tensor.dtype)
 
 

@@ -37,9 +37,7 @@ def test_decisions_are_scikit_learns_under_the_cosine():
     # Between vectors of length one the nearest is the most similar.
     oracle.centroids_ = F.normalize(torch.from_numpy(oracle.centroids_).float(), dim=1).numpy()
     everything = [name for group in GROUPS for name in group]
-    pixels = torch.cat(
-        [toy_images(everything, per_class=5, seed=90)[0], torch.randint(0, 256, (40, 3, 16, 16)).byte()]
-    )
+    pixels = torch.cat([toy_images(everything, per_class=5, seed=90)[0], torch.randint(0, 256, (40, 3, 16, 16)).byte()])
     expected = oracle.predict(F.normalize(features(pixels), dim=1).numpy())
     answer = method.answer(EmbeddingCache(method, ArrayImages(pixels)))
     assert [method.classes[k] for k in answer.classes] == expected.tolist()

@@ -52,8 +52,7 @@ def test_two_parts_of_a_class_are_the_class(name, monkeypatch):
         ours, theirs = (getattr(method, what) for method in (parted, whole))
         if name == "knn":  # in the order in which they came
             ours, theirs = (
-                some[torch.argsort(some.flatten(1)[:, 0] if some.ndim > 1 else some)]
-                for some in (ours, theirs)
+                some[torch.argsort(some.flatten(1)[:, 0] if some.ndim > 1 else some)] for some in (ours, theirs)
             )
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-6 * float(theirs.abs().max()))
     images = Maker(type(whole)).images(whole, NAMES)

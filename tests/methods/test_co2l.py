@@ -92,9 +92,7 @@ def test_training_sees_every_image_twice_in_a_batch():
         assert len(first) == len(labels) and not torch.equal(first, second)
         # Two crops of one picture are more alike than crops of two.
         apart = torch.cdist(first.flatten(1), second.flatten(1))
-        others = [
-            apart[i][labels != labels[i]].min() for i in range(len(labels)) if (labels != labels[i]).any()
-        ]
+        others = [apart[i][labels != labels[i]].min() for i in range(len(labels)) if (labels != labels[i]).any()]
         assert apart.diagonal().mean() < torch.stack(others).mean()
 
 

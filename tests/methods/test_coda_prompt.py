@@ -66,9 +66,7 @@ def test_new_components_are_orthonormal_and_orthogonal_to_those_before():
     method = learning()
     for name in ("prompts", "keys", "attention"):
         for layer in range(2):
-            old, new = (
-                t[layer].detach().flatten(1).double() for t in (method.past[name][0], method.current[name])
-            )
+            old, new = (t[layer].detach().flatten(1).double() for t in (method.past[name][0], method.current[name]))
             assert ((old @ old.T) - torch.eye(3)).abs().max() > 1e-3  # trained
             torch.testing.assert_close(new @ new.T, torch.eye(3).double(), rtol=0, atol=1e-5)
             assert (new @ (old / old.norm(dim=1, keepdim=True)).T).abs().max() < 1e-5

@@ -81,9 +81,7 @@ def test_layers_follow_the_depth_of_the_backbone(depth, general, expert):
     """The published ones where they exist; lengths count keys and values together."""
     config = ViTConfig(image_size=16, patch_size=8, dim=24, depth=depth, heads=3, mlp_dim=48)
     half = (0.5, 0.5, 0.5)
-    method = DualPrompt(
-        Backbone("toy", ViT(config), Preprocessing(16, half, half)), DualPrompt.settings_from({})
-    )
+    method = DualPrompt(Backbone("toy", ViT(config), Preprocessing(16, half, half)), DualPrompt.settings_from({}))
     assert method.new_shared()["general"].shape == (general, 2, 3, 24)
     assert method.new_task_parameters()["experts"].shape == (expert, 2, 10, 24)
     method.shared, experts = (

@@ -84,9 +84,7 @@ def test_scores_are_those_of_a_loop():
     found = scores(seen, prototypes, [2, 3, 1], alpha=0.4)
     for b in range(4):
         for k in range(6):
-            expected = sum(
-                (1 if s == task_of[k] else 0.4 / 2) * cosine(seen[s, b], prototypes[s, k]) for s in range(3)
-            )
+            expected = sum((1 if s == task_of[k] else 0.4 / 2) * cosine(seen[s, b], prototypes[s, k]) for s in range(3))
             assert math.isclose(float(found[b, k]), expected, abs_tol=1e-5)
 
 

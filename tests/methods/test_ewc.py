@@ -72,7 +72,5 @@ def test_what_matters_is_held():
         fisher, start = method.fisher, {n: p.detach().clone() for n, p in method.parameters().items()}
         learn_task(method, GROUPS[1])
         own = {name: p.detach() for name, p in method.parameters().items()}
-        moved[penalty] = sum(
-            float((f * (own[name][: len(f)] - start[name]) ** 2).sum()) for name, f in fisher.items()
-        )
+        moved[penalty] = sum(float((f * (own[name][: len(f)] - start[name]) ** 2).sum()) for name, f in fisher.items())
     assert moved[1e6] < 0.05 * moved[0.0]

@@ -24,9 +24,7 @@ def by_hand(rows: np.ndarray, gamma1: float, gamma2: float) -> np.ndarray:
     for i in range(dim):
         for j in range(dim):
             shrunk[i, j] = covariance[i, j] + (gamma1 * on if i == j else gamma2 * off)
-    return np.array(
-        [[shrunk[i, j] / np.sqrt(shrunk[i, i] * shrunk[j, j]) for j in range(dim)] for i in range(dim)]
-    )
+    return np.array([[shrunk[i, j] / np.sqrt(shrunk[i, i] * shrunk[j, j]) for j in range(dim)] for i in range(dim)])
 
 
 @pytest.mark.parametrize(("gamma1", "gamma2"), [(1, 0), (10, 10), (0.5, 0.2)])

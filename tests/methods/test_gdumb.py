@@ -17,9 +17,7 @@ MAKE = Maker(GDumb)
 def test_only_the_buffer_is_trained_on():
     method = MAKE.after(1)
     train = MAKE.after(2).buffer
-    trained, labels = method.training_set(
-        type(train.images)(toy_images(GROUPS[1])[0]), torch.arange(24) // 8 + 2
-    )
+    trained, labels = method.training_set(type(train.images)(toy_images(GROUPS[1])[0]), torch.arange(24) // 8 + 2)
     assert len(trained) == len(labels) == len(method.buffer) == 20
     assert labels.bincount().tolist() == [4] * 5
 

@@ -23,9 +23,7 @@ def test_every_image_is_kept_with_its_label():
 
 
 def test_of_a_single_task_it_is_fine_tuning():
-    joint, plain = (
-        Maker(method, {**Joint.test_settings, "schedule": "cosine"})() for method in (Joint, Finetune)
-    )
+    joint, plain = (Maker(method, {**Joint.test_settings, "schedule": "cosine"})() for method in (Joint, Finetune))
     for method in (joint, plain):
         learn_task(method, ALL)
     assert all(torch.equal(p, plain.parameters()[name]) for name, p in joint.parameters().items())

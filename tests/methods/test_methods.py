@@ -184,9 +184,7 @@ def test_bytes_of_tasks_add_up_to_the_state(name):
 
 
 def test_finetune_trains_every_parameter():
-    pairs = zip(
-        one_maker("finetune").after(1).vit.parameters(), one_maker("finetune")().vit.parameters(), strict=True
-    )
+    pairs = zip(one_maker("finetune").after(1).vit.parameters(), one_maker("finetune")().vit.parameters(), strict=True)
     assert all(not torch.equal(a, b) for a, b in pairs)
 
 

@@ -52,9 +52,7 @@ def test_drawn_prototypes_lie_around_those_kept():
     moved, owners = method.draw(20_000)
     assert (owners.bincount(minlength=5) / 20_000).tolist() == pytest.approx([0.2] * 5, abs=0.02)
     noise = moved - method.prototypes[owners]
-    assert float(noise.mean()) == pytest.approx(0, abs=0.01) and float(noise.std()) == pytest.approx(
-        0.5, abs=0.01
-    )
+    assert float(noise.mean()) == pytest.approx(0, abs=0.01) and float(noise.std()) == pytest.approx(0.5, abs=0.01)
 
 
 def test_losses_are_those_of_loops():

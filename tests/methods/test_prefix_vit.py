@@ -77,9 +77,7 @@ def test_a_prefix_that_projected_tokens_give_is_a_deep_prompt():
         _, k, v = block.attn.qkv(block.norm1(tokens)).chunk(3, dim=1)
         layers.append(torch.stack([k, v])[None])
     expected = backbone.embed(images(), prompt)
-    torch.testing.assert_close(
-        backbone.embed(images(), Prefix(tuple(layers))), expected, atol=1e-5, rtol=1e-5
-    )
+    torch.testing.assert_close(backbone.embed(images(), Prefix(tuple(layers))), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(2, 2, L, D), (1, 3, L, D), (1, 2, L, D + 1)])

@@ -27,9 +27,7 @@ def test_task_by_task_equals_the_ridge_of_all_images(features):
     method = Maker(RanPAC, {"features": features}).after()
     hidden, targets = all_at_once(method)
     gram = hidden.T @ hidden
-    torch.testing.assert_close(
-        method.factor.T @ method.factor, gram, rtol=1e-6, atol=1e-6 * float(gram.max())
-    )
+    torch.testing.assert_close(method.factor.T @ method.factor, gram, rtol=1e-6, atol=1e-6 * float(gram.max()))
     assert len(method.factor) <= min(features, len(hidden))
     chosen = LAMBDAS[method.errors.argmin()]
     weights = torch.linalg.solve(gram + chosen * torch.eye(features), hidden.T @ targets)

@@ -55,9 +55,7 @@ def test_predictions_are_scikit_learns(shrinkage):
     test = (test + noise).clamp(0, 255).to(torch.uint8)  # so that some answers are in doubt
     t = float(method.covariance.trace()) / method.backbone.dim
     multiple = 1 - shrinkage + shrinkage / t
-    oracle = LinearDiscriminantAnalysis(
-        solver="lsqr", shrinkage=shrinkage / (multiple * t), priors=np.full(6, 1 / 6)
-    )
+    oracle = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=shrinkage / (multiple * t), priors=np.full(6, 1 / 6))
     train = method.backbone.embed_pixels(PIXELS).double().numpy()
     oracle.fit(train, [NAMES.index(label) for label in LABELS])
     images = Maker(SLDA).images(method, NAMES)

@@ -51,9 +51,7 @@ def lists_of_records(shared: bool | None = None) -> st.SearchStrategy[list[Class
     summarised, under_prompt = (st.just(True), st.just(True)) if shared else (either, either)
     if shared is False:
         under_prompt = st.just(False)
-    one = st.builds(
-        a_record, st.just("c"), st.integers(0, 99), summarised, under_prompt, either, st.integers(0, 2)
-    )
+    one = st.builds(a_record, st.just("c"), st.integers(0, 99), summarised, under_prompt, either, st.integers(0, 2))
     return st.lists(one, min_size=1, max_size=5).map(_named)
 
 

@@ -90,8 +90,7 @@ def test_what_was_merged_can_be_forgotten_in_any_order(a, b, random):
 def test_a_forgotten_class_leaves_nothing_and_the_others_stay(memory, data):
     gone = data.draw(st.sampled_from(memory.classes))
     kept = {
-        name: memory.table.take([i for i, n in enumerate(memory.table.names) if n == name])
-        for name in memory.classes
+        name: memory.table.take([i for i, n in enumerate(memory.table.names) if n == name]) for name in memory.classes
     }
     bytes_before = sum(task.bytes for task in memory.tasks)
     changed = Memory(memory.tasks)

@@ -47,9 +47,7 @@ def test_a_golden_file_predicts_as_recorded(name):
     assert prediction.candidates == golden["candidates"]
     assert prediction.passes.tolist() == golden["passes"]
     for part in TENSORS:
-        torch.testing.assert_close(
-            getattr(prediction, part), torch.tensor(golden[part]), atol=1e-5, rtol=1e-5
-        )
+        torch.testing.assert_close(getattr(prediction, part), torch.tensor(golden[part]), atol=1e-5, rtol=1e-5)
 
 
 @every_file

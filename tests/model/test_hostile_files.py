@@ -351,9 +351,7 @@ def test_early_files_do_not_tell_width_and_depth_and_are_read():
 
 
 def test_positions_are_not_interpolated_before_the_fingerprint_is_known(monkeypatch):
-    monkeypatch.setattr(
-        "protosteer.backbones.build_vit.resample_positions", lambda *_: pytest.fail("too early")
-    )
+    monkeypatch.setattr("protosteer.backbones.build_vit.resample_positions", lambda *_: pytest.fail("too early"))
     with expect_error("other-weights", WeightsError):
         Backbone.load("nano", image_size=64, fingerprint="0" * 64)
 

@@ -38,9 +38,7 @@ def test_independent_models_taught_apart_give_the_file_of_one_taught_both(folder
     apart = [taught(spring, settings=ALONE), taught(summer, settings=ALONE)]
     both = taught(spring, summer, settings=ALONE)
     assert file_bytes(merge(*apart), tmp_path) == file_bytes(both, tmp_path)
-    assert file_bytes(merge(*apart[::-1]), tmp_path) != file_bytes(
-        both, tmp_path
-    )  # the order of tasks is kept
+    assert file_bytes(merge(*apart[::-1]), tmp_path) != file_bytes(both, tmp_path)  # the order of tasks is kept
 
 
 def test_dependent_models_taught_apart_do_not(folders):

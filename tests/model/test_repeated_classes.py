@@ -147,9 +147,7 @@ def test_a_class_that_grew_leaves_each_prompt_that_it_helped_to_train():
     learner = grown(early, late, settings=QUICK)
     told = learner.forget("bee")
     assert not told.exact
-    assert all(
-        f"the prompt of task '{name}' was trained with its images" in told.guarantee for name in ("t0", "t1")
-    )
+    assert all(f"the prompt of task '{name}' was trained with its images" in told.guarantee for name in ("t0", "t1"))
 
 
 def test_what_two_models_know_of_a_class_adds_up():
@@ -167,9 +165,7 @@ def test_a_prompt_is_not_trained_against_the_prototypes_of_its_own_classes(monke
     learner = grown(early, settings=QUICK)
     given = []
     original = trainer.train_prompt
-    monkeypatch.setattr(
-        "protosteer.paper.task.train_prompt", lambda *words: given.append(words[5]) or original(*words)
-    )
+    monkeypatch.setattr("protosteer.paper.task.train_prompt", lambda *words: given.append(words[5]) or original(*words))
     images, labels = late
     keep = [label != "bee" for label in labels]
     learner.learn((images[keep], [label for label in labels if label != "bee"]), name="t1")

@@ -35,9 +35,7 @@ def chained(folders) -> Learner:
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_forgetting_an_independent_task_gives_the_file_of_never_having_taught_it(
-    alone, folders, place, tmp_path
-):
+def test_forgetting_an_independent_task_gives_the_file_of_never_having_taught_it(alone, folders, place, tmp_path):
     learner = alone.copy()
     outcome = learner.forget(task=folders[place].name)
     rest = [folder for i, folder in enumerate(folders) if i != place]

@@ -25,9 +25,7 @@ def test_spread_is_one_for_a_point_and_small_for_a_sphere():
 def test_overlap_is_the_mean_cosine_between_class_means():
     means = diagnostics.class_means(APART, LABELS)
     expected = [F.cosine_similarity(means[i], means[j], dim=0) for i in range(4) for j in range(4) if i != j]
-    assert diagnostics.class_overlap(APART, LABELS) == pytest.approx(
-        float(torch.stack(expected).mean()), abs=1e-6
-    )
+    assert diagnostics.class_overlap(APART, LABELS) == pytest.approx(float(torch.stack(expected).mean()), abs=1e-6)
 
 
 def test_own_mean_accuracy_leaves_each_image_out():

@@ -46,9 +46,7 @@ def cosine(a: Tensor, b: Tensor) -> float:
     return float(F.cosine_similarity(a, b, dim=0))
 
 
-def naive(
-    one: PrototypeIndex, embed: Embed, row: int, neighbours: int
-) -> tuple[list[float], dict[int, Tensor]]:
+def naive(one: PrototypeIndex, embed: Embed, row: int, neighbours: int) -> tuple[list[float], dict[int, Tensor]]:
     """METHOD's four steps for one image: the score of each class, and q_j by retrieved task."""
     q = embed.table[-1, row]
     ranked = sorted(range(len(one.keys)), key=lambda k: -cosine(q, one.keys[k]))[:neighbours]

@@ -56,9 +56,7 @@ def test_prototypes_without_labels_are_negatives_of_every_image():
 
 def test_supcon_has_positives_in_the_denominator_and_no_prototypes():
     z, labels, _, _ = batch()
-    assert float(losses.supcon(z, labels, 0.2)) == pytest.approx(
-        twin(z, labels, 0.2, uniformity=True), abs=1e-10
-    )
+    assert float(losses.supcon(z, labels, 0.2)) == pytest.approx(twin(z, labels, 0.2, uniformity=True), abs=1e-10)
     assert float(losses.supcon(z, labels, 0.2)) != pytest.approx(twin(z, labels, 0.2), abs=1e-3)
 
 

@@ -26,9 +26,7 @@ SIGNS = torch.tensor([1.0, -1.0])
 TASKS = [("red", "green"), ("blue", "yellow")]
 RGB = {"red": (1, 0, 0), "green": (0, 1, 0), "blue": (0, 0, 1), "yellow": (1, 1, 0)}
 
-SETTINGS = Settings.preset(
-    "paper", epochs=10, batch_size=16, neck_hidden=32, augmentation="none", centroids=2
-)
+SETTINGS = Settings.preset("paper", epochs=10, batch_size=16, neck_hidden=32, augmentation="none", centroids=2)
 
 
 def token(feature: int) -> Tensor:

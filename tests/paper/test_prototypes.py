@@ -204,9 +204,7 @@ def test_groups_left_empty_are_dropped(monkeypatch):
 
 
 @pytest.mark.parametrize("limit", [1500, 0])
-@pytest.mark.parametrize(
-    "method, assign", [("spectral", "discretize"), ("spectral", "kmeans"), ("kmeans", "kmeans")]
-)
+@pytest.mark.parametrize("method, assign", [("spectral", "discretize"), ("spectral", "kmeans"), ("kmeans", "kmeans")])
 def test_same_seed_same_centroids_and_global_generators_untouched(monkeypatch, method, assign, limit):
     monkeypatch.setattr(clustering, "DENSE_LIMIT", limit)
     x = cone(200, 16, noise=1.5)

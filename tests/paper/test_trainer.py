@@ -65,9 +65,7 @@ def test_training_equals_a_loop_written_out(clip, layer):
             noisy = F.normalize(earlier.means[drawn] + 0.1 * torch.randn(8, backbone.dim), dim=1)
             loss = losses.cpl(F.normalize(out, dim=1), labels[rows], 0.6, noisy)
             loss.backward()
-            rate = 1e-6 + (1e-3 - 1e-6) * 0.5 * (
-                1 + math.cos(math.pi * step / 5)
-            )  # a tenth of 6 steps is no warm-up
+            rate = 1e-6 + (1e-3 - 1e-6) * 0.5 * (1 + math.cos(math.pi * step / 5))  # a tenth of 6 steps is no warm-up
             decay = 0.9 + (0.1 - 0.9) * 0.5 * (1 + math.cos(math.pi * step / 5))
             with torch.no_grad():
                 for group in ([prompt], list(head.parameters())):
@@ -79,12 +77,7 @@ def test_training_equals_a_loop_written_out(clip, layer):
                         second.mul_(0.999).add_(0.001 * gradient**2)
                         p.mul_(1 - rate * decay)
                         correction = math.sqrt(1 - 0.999 ** (step + 1)) / (1 - 0.9 ** (step + 1))
-                        p.sub_(
-                            rate
-                            * correction
-                            * first
-                            / (second.sqrt() + 1e-8 * math.sqrt(1 - 0.999 ** (step + 1)))
-                        )
+                        p.sub_(rate * correction * first / (second.sqrt() + 1e-8 * math.sqrt(1 - 0.999 ** (step + 1))))
                         p.grad = None
     torch.testing.assert_close(found.prompt, prompt.detach(), atol=2e-6, rtol=0)
 
@@ -151,9 +144,7 @@ def loss_of(z, labels, earlier, **given):
         "supcon": lambda: losses.supcon(z, labels, 0.6),
         "uniformity": lambda: losses.cpl(z, labels, 0.6, sampled, uniformity=True),
         "none": lambda: losses.cpl(z, labels, 0.6),
-        "rows": lambda: losses.cpl(
-            z, labels, 0.6, sampled, sampled_labels + labels.max() + 1, prototype_rows=True
-        ),
+        "rows": lambda: losses.cpl(z, labels, 0.6, sampled, sampled_labels + labels.max() + 1, prototype_rows=True),
         "cpl": lambda: losses.cpl(z, labels, 0.6, sampled),
     }
     return kinds[given["kind"]]()

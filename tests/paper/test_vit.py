@@ -60,15 +60,11 @@ def test_plain_forward_equals_timm(family: str, std: float, tmp_path: Path) -> N
     randomise(model, std)
     images = torch.randn(3, 3, options["img_size"], options["img_size"])
     expected = timm_embedding(model, images)
-    assert (
-        expected.std(dim=0).mean() > 0.01 or std < 0.2
-    )  # the images are told apart, so agreement means something
+    assert expected.std(dim=0).mean() > 0.01 or std < 0.2  # the images are told apart, so agreement means something
     assert (ours(model, tmp_path, options["num_heads"])(images) - expected).abs().max() <= 1e-4
 
 
-@pytest.mark.parametrize(
-    "family", ["vit, deit, dino", "dinov2 reg4", "mae fine-tuned", "registers with positions"]
-)
+@pytest.mark.parametrize("family", ["vit, deit, dino", "dinov2 reg4", "mae fine-tuned", "registers with positions"])
 @pytest.mark.parametrize("grid", [2, 6, 7])
 def test_resized_input_equals_timm(family: str, grid: int, tmp_path: Path) -> None:
     timm = import_timm()
@@ -112,9 +108,7 @@ def test_operations_are_those_that_torch_counts(registers: int) -> None:
 def naive_tokens(vit: ViT, images: Tensor, prompt: Tensor) -> Tensor:
     """The definition: [class, p_i, patches] go through layer i whole; before the next, p_i's outputs go."""
     w, config, batch = dict(vit.named_parameters()), vit.config, len(images)
-    patches = F.conv2d(
-        images, w["patch_embed.proj.weight"], w["patch_embed.proj.bias"], stride=config.patch_size
-    )
+    patches = F.conv2d(images, w["patch_embed.proj.weight"], w["patch_embed.proj.bias"], stride=config.patch_size)
     tokens = patches.flatten(2).transpose(1, 2) + w["pos_embed"][:, 1:]
     first = (w["cls_token"] + w["pos_embed"][:, :1]).expand(batch, -1, -1)
     registers = [w["reg_token"].expand(batch, -1, -1)] if config.registers else []
@@ -203,9 +197,7 @@ def test_prompted_forward_equals_naive_concatenation(
 @pytest.mark.parametrize("layers", [1, 2, 3], ids=["shallow", "late", "deep"])
 @pytest.mark.parametrize("each", [False, True], ids=["one prompt", "one per image"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_tokens_and_a_prompts_outputs_equal_naive_concatenation(
-    variant: str, each: bool, layers: int
-) -> None:
+def test_tokens_and_a_prompts_outputs_equal_naive_concatenation(variant: str, each: bool, layers: int) -> None:
     torch.manual_seed(0)
     vit = random_vit(torch.float64, **VARIANTS[variant])
     images, readout = torch.randn(4, 3, 16, 16).double(), torch.randn(24).double()

@@ -10,9 +10,7 @@ import pytest
 from protosteer.report.pareto import COSTS, front, pareto_figure, pareto_plot, points_of
 
 
-def seeds(
-    accuracy: float, spent: float, passes: float = 1.0, count: int = 3, **changes: Any
-) -> list[dict[str, Any]]:
+def seeds(accuracy: float, spent: float, passes: float = 1.0, count: int = 3, **changes: Any) -> list[dict[str, Any]]:
     return [
         {
             "last_accuracy": accuracy + i,
@@ -54,9 +52,7 @@ def test_points_are_means_with_deviations() -> None:
     (point,) = points_of({"x": seeds(70, 100)}, memory)
     assert (point.cost, point.accuracy, point.cost_std, point.accuracy_std) == (100, 71, 0, 1)
     (point,) = points_of({"x": seeds(70, 0, count=1)}, training)
-    assert (point.cost, point.accuracy_std) == (training.least, 0), (
-        "nothing has a place on a logarithmic axis"
-    )
+    assert (point.cost, point.accuracy_std) == (training.least, 0), "nothing has a place on a logarithmic axis"
     (point,) = points_of({"x": seeds(70, 0, passes=2.5, count=1)}, passes)
     assert point.cost == 2.5
 

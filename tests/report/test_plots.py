@@ -233,9 +233,7 @@ def test_a_reliability_diagram_has_the_points_and_shares_of_all_seeds(
         return scatter(self, x, y, **more)
 
     monkeypatch.setattr(Axes, "scatter", record_scatter)
-    monkeypatch.setattr(
-        Axes, "stairs", lambda self, h, *a, **k: (shares.append(h), stairs(self, h, *a, **k))[1]
-    )
+    monkeypatch.setattr(Axes, "stairs", lambda self, h, *a, **k: (shares.append(h), stairs(self, h, *a, **k))[1])
     seeds = [bins(0), bins(1)]
     pixels = whole_picture(reliability_plot({"a [$name$]": seeds}))
     expected = [(b["confidence"], b["accuracy"]) for b in metrics.pooled(seeds) if b["images"]]

@@ -71,9 +71,7 @@ class Watched:
         console = Console(file=io.StringIO(), width=self.progress.console.width, color_system=None)
         with console.capture() as capture:
             console.print(self.progress.bars.get_renderable())
-        return [
-            " ".join(line.replace("━", "").replace("╸", "").split()) for line in capture.get().splitlines()
-        ]
+        return [" ".join(line.replace("━", "").replace("╸", "").split()) for line in capture.get().splitlines()]
 
 
 def test_plain_lines_tell_runs_and_tasks() -> None:

@@ -31,9 +31,7 @@ from protosteer.streams.base import TrainingTask
 from protosteer.util.distributed import join
 from vit_toys import small
 
-SETTINGS = Settings.preset(
-    "paper", epochs=3, batch_size=5, neck_hidden=16, augmentation="paper", prompt_start="random"
-)
+SETTINGS = Settings.preset("paper", epochs=3, batch_size=5, neck_hidden=16, augmentation="paper", prompt_start="random")
 # Uneven shares, and fewer rows than ranks, of which the contrastive loss would have no gradient.
 STEPS = [(1, 1, "cross-entropy"), (2, 2, "cross-entropy"), (5, 1, None), (8, 2, None)]
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -43,9 +41,7 @@ Case = dict[str, Tensor]
 
 def earlier(dtype: torch.dtype) -> Anchors:
     draw = torch.Generator().manual_seed(1)
-    return Anchors(
-        torch.randn(4, 24, generator=draw).to(dtype), torch.full((4, 24), 0.1, dtype=dtype), torch.arange(4)
-    )
+    return Anchors(torch.randn(4, 24, generator=draw).to(dtype), torch.full((4, 24), 0.1, dtype=dtype), torch.arange(4))
 
 
 def one_step(backbone: Backbone, images: ImageSet, rows: Tensor, settings: Settings) -> Case:

@@ -23,9 +23,7 @@ from protosteer.workflows.prediction_table import prediction_rows
 IMAGES = 40
 # What is for very many classes, for a few hundred: by an exact search, and by ten lists.
 EXACT = CandidateOptions(min_classes=100)
-LISTS = CandidateOptions(
-    min_classes=100, ivf=IVFOptions(min_vectors=100, vectors_per_list=20, nprobe_range=(5, 5))
-)
+LISTS = CandidateOptions(min_classes=100, ivf=IVFOptions(min_vectors=100, vectors_per_list=20, nprobe_range=(5, 5)))
 
 
 def matched(learner: Learner, seen: torch.Tensor) -> tuple[ClassifierMatches, ClassifierMatches]:
@@ -96,13 +94,9 @@ def test_the_covariance_of_some_classes_is_nearly_that_of_all(monkeypatch):
     """Points are drawn about their class means with a covariance that is known."""
     generator = torch.Generator().manual_seed(0)
     scales = torch.linspace(0.5, 2.0, 8)
-    points = (
-        torch.randn(2000, 1, 8, generator=generator) + torch.randn(2000, 5, 8, generator=generator) * scales
-    )
+    points = torch.randn(2000, 1, 8, generator=generator) + torch.randn(2000, 5, 8, generator=generator) * scales
     lengths = torch.full((2000,), 5)
-    bulk = SummaryTable(
-        points.flatten(0, 1), torch.ones(10_000, dtype=torch.int64), torch.zeros(2000, 8), lengths
-    )
+    bulk = SummaryTable(points.flatten(0, 1), torch.ones(10_000, dtype=torch.int64), torch.zeros(2000, 8), lengths)
     monkeypatch.setattr(spaces, "COVARIANCE_PROTOTYPES", 5_000)
     coarse = CoarseScorer(bulk)
     assert coarse.statistics.dof == 4 * 1000

@@ -108,9 +108,7 @@ def test_a_class_mean_is_placed_on_its_own_dot_and_names_keep_their_tasks():
     ]
     weights = torch.tensor([1.0, 2, 3, 4, 5])[:, None]
     means = [(torch.nn.functional.normalize(r.values.means, dim=1) * weights).sum(dim=0) for r in records]
-    for (x, y), (_, _, class_x, class_y) in zip(
-        projection.place(torch.stack(means)), projection.classes, strict=True
-    ):
+    for (x, y), (_, _, class_x, class_y) in zip(projection.place(torch.stack(means)), projection.classes, strict=True):
         assert (x, y) == pytest.approx((class_x, class_y), abs=1e-5)
 
 

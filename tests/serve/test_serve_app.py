@@ -221,8 +221,7 @@ def test_every_answer_tells_browsers_to_be_careful(client, path):
     assert headers["referrer-policy"] == "no-referrer" and headers["cache-control"] == "no-store"
     assert headers["cross-origin-resource-policy"] == "same-origin"
     assert (
-        headers["permissions-policy"].startswith("camera=(self)")
-        and "microphone=()" in headers["permissions-policy"]
+        headers["permissions-policy"].startswith("camera=(self)") and "microphone=()" in headers["permissions-policy"]
     )
 
 
@@ -266,9 +265,7 @@ def test_metrics_count_by_route_and_not_by_path(client):
     samples = [(one.name, one.labels, one.value) for family in families for one in family.samples]
 
     def value(name, **labels):
-        (found,) = [
-            number for other, its, number in samples if (other, its) == (f"protosteer_{name}", labels)
-        ]
+        (found,) = [number for other, its, number in samples if (other, its) == (f"protosteer_{name}", labels)]
         return found
 
     assert value("requests_total", model="", method="GET", route="none", status="404") == 5

@@ -96,9 +96,7 @@ def test_room_is_taken_when_reserved_and_given_back():
 
 
 def test_a_lone_request_does_not_wait_and_one_in_company_does(monkeypatch):
-    monkeypatch.setattr(
-        "protosteer.serve.batching._MAX_WAIT", 10 * PATIENCE
-    )  # the end of the reservation ends it
+    monkeypatch.setattr("protosteer.serve.batching._MAX_WAIT", 10 * PATIENCE)  # the end of the reservation ends it
     model = Model(held=False)
     queue = Batcher(model, 100, 8)
     assert submitted(queue, 0).result(PATIENCE) == [0]

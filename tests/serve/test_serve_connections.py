@@ -18,9 +18,7 @@ from serve_toys import PATIENCE, served, service, until
 pytestmark = pytest.mark.slow
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
-QUICK = Limits(
-    head_seconds=0.8, idle_seconds=0.6, answer_seconds=0.5, connections=6, connections_per_address=2
-)
+QUICK = Limits(head_seconds=0.8, idle_seconds=0.6, answer_seconds=0.5, connections=6, connections_per_address=2)
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +47,7 @@ def answer(client: socket.socket) -> tuple[int, dict]:
         received += piece
     head, _, body = received.partition(b"\r\n\r\n")
     length = int(
-        next(
-            v for k, v in (x.split(b": ") for x in head.split(b"\r\n")[1:]) if k.lower() == b"content-length"
-        )
+        next(v for k, v in (x.split(b": ") for x in head.split(b"\r\n")[1:]) if k.lower() == b"content-length")
     )
     while len(body) < length:
         body += client.recv(65536)
@@ -166,9 +162,7 @@ def test_half_a_request_is_told_that_it_takes_too_long(quick):
     with connect(address) as client:
         client.sendall(HEALTH[:-2])
         status, body = answer(client)
-        assert (
-            status == 408 and body["detail"].startswith("the headers took longer than 0.8 s") and gone(client)
-        )
+        assert status == 408 and body["detail"].startswith("the headers took longer than 0.8 s") and gone(client)
 
 
 @pytest.mark.parametrize("first", [b"", HEALTH], ids=["first request", "second request"])

@@ -225,9 +225,7 @@ def test_the_schema_tells_of_corrections(client):
     (name,) = post["parameters"]
     assert (name["name"], name["in"], name["required"]) == ("class", "query", True)
     assert post["security"] and "multipart/form-data" in post["requestBody"]["content"]
-    assert set(spec["components"]["schemas"]["Corrected"]["properties"]) == {
-        *correct(client, "bee", an_ant()).json()
-    }
+    assert set(spec["components"]["schemas"]["Corrected"]["properties"]) == {*correct(client, "bee", an_ant()).json()}
 
 
 def test_reliability_is_of_images_that_were_left_out(client, tmp_path):
@@ -260,9 +258,7 @@ def test_thumbnails_are_served_where_they_are_to_be_shown_and_go_with_their_clas
             jpeg not in place.read_bytes()
             and [
                 thumb.name
-                for thumb in thumbnails.read(
-                    tmp_path / "toy.protosteer", client.app.state.service.store.current.memory
-                )
+                for thumb in thumbnails.read(tmp_path / "toy.protosteer", client.app.state.service.store.current.memory)
             ]
             == ["bee"] * 6
         )

@@ -34,9 +34,7 @@ def test_candidates_are_answered_as_all_classes_would_be(client):
     expected = read.match(lambda rows, _: tokens[rows], len(pixels), task_prompts=False).scores
     first = [learner.classes[i] for i in expected.argmax(dim=1).tolist()]
     sure = [row["passes"] == 1 for row in answered]  # no prompt had a say
-    assert any(sure) and all(
-        row["label"] == name for row, name, one in zip(answered, first, sure, strict=True) if one
-    )
+    assert any(sure) and all(row["label"] == name for row, name, one in zip(answered, first, sure, strict=True) if one)
     for row in answered:
         assert len(row["top"]) == len({one["label"] for one in row["top"]}) == CandidateOptions().candidates
         assert 0 < sum(one["probability"] for one in row["top"]) < 1  # the rest is that of all others

@@ -124,9 +124,7 @@ def test_models_that_share_a_backbone_answer_at_once_as_they_do_alone(tmp_path):
         sent = form(pixels[number : number + 1])
         (row,) = client.post(f"/models/{name}/predict", files=sent).json()["predictions"]
         expected = alone[name].probabilities[number].max().item()
-        return row["label"] == alone[name].labels[number] and row["probability"] == pytest.approx(
-            expected, rel=1e-4
-        )
+        return row["label"] == alone[name].labels[number] and row["probability"] == pytest.approx(expected, rel=1e-4)
 
     with (
         TestClient(service(tmp_path, learners["toy"], others=others)) as client,
@@ -146,7 +144,9 @@ def test_metrics_tell_the_models_apart(client):
     assert f"protosteer_classes{{{label}}} 3.0" in lines and 'protosteer_classes{model="toy"} 4.0' in lines
     posted = f'method="POST",{label},route="/models/{{model}}/predict",status="200"'
     assert f"protosteer_requests_total{{{posted}}} 1.0" in lines
-    unknown = 'method="GET",model="",route="/models/{model}/classes",status="404"'  # names that others choose are no labels
+    unknown = (
+        'method="GET",model="",route="/models/{model}/classes",status="404"'  # names that others choose are no labels
+    )
     assert f"protosteer_requests_total{{{unknown}}} 3.0" in lines
 
 
@@ -240,9 +240,7 @@ def test_the_command_names_its_models_and_loads_their_backbone_once(files, start
 
 def test_the_command_serves_one_model_as_ever(files, started, capsys):
     assert main(["serve", "shop.protosteer"]) == 0
-    assert (
-        capsys.readouterr().err.splitlines()[0].startswith("serving shop.protosteer, 2 classes, at http://")
-    )
+    assert capsys.readouterr().err.splitlines()[0].startswith("serving shop.protosteer, 2 classes, at http://")
     assert list(started[0].state.models.services) == ["shop"]
 
 

@@ -66,9 +66,7 @@ def test_teaching_must_be_allowed(tmp_path):
         assert client.get("/model").json()["teaching"] is False and "ant" in names(client)
 
 
-@pytest.mark.parametrize(
-    "header", [None, "", "Bearer", "Bearer wrong", "Basic open sesame", "Bearer open sesame!"]
-)
+@pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer wrong", "Basic open sesame", "Bearer open sesame!"])
 def test_only_the_token_opens(client, header):
     headers = {} if header is None else {"Authorization": header}
     for answer in (
@@ -124,10 +122,7 @@ def test_a_class_that_exists_grows_and_bad_images_are_refused(client):
     answer = post_class(client, "ant")
     assert answer.status_code == 201
     grown = client.get("/classes").json()["classes"][0]
-    assert (
-        grown["tasks"] == ["ant task", "ant"]
-        and grown["images"] == before["images"] + answer.json()["images"]
-    )
+    assert grown["tasks"] == ["ant task", "ant"] and grown["images"] == before["images"] + answer.json()["images"]
     bad = [*form(pictures("fox", 2)), ("images", ("bad.png", b"junk"))]
     answer = client.post("/classes/fox?train=true", files=bad, headers=BEARER)
     assert answer.status_code == 422 and answer.json()["detail"].startswith("bad.png")
@@ -259,9 +254,7 @@ def test_a_class_gets_a_prompt_of_its_own_as_if_learned_in_its_turn(client):
     assert torch.equal(record.prompt, expected.prompt) and not record.few_shot
     assert torch.equal(record.classes[0].values.means, expected.classes[0].values.means)
     assert (
-        record.classes[0].heldout_similarities is not None
-        and record.metadata.learned
-        and record.metadata.image_bytes
+        record.classes[0].heldout_similarities is not None and record.metadata.learned and record.metadata.image_bytes
     )
     assert names(client) == ["ant", "bee", "cat", "dog", "fox"]
     served = client.post("/predict", files=form(pictures("fox"))).json()["predictions"]
@@ -280,9 +273,7 @@ def test_by_evidence_an_added_class_shares_the_prompt_for_all_classes_before_and
     memory = learner.memory
     first, *_, record = memory.tasks
     assert record.prompt is not None and not record.few_shot and record.classes[0].shared is not None
-    assert torch.equal(record.shared_prompt, first.shared_prompt) and torch.equal(
-        memory.shared_prompt, first.prompt
-    )
+    assert torch.equal(record.shared_prompt, first.shared_prompt) and torch.equal(memory.shared_prompt, first.prompt)
     assert len(learner.reader.known_similarities()) == 40  # the new class has its say
     assert [p["label"] for p in served] == learner.predict(pictures("fox")).labels
     expected = taught(QUICK.replace(rule="evidence")).learn((pictures("fox", 8), ["fox"] * 8), name="fox")

@@ -54,9 +54,7 @@ def test_an_upload_is_decoded_as_a_file_is():
     exif[0x0112] = 6  # to be turned by 90 degrees
     buffer = io.BytesIO()
     photo.save(buffer, "JPEG", exif=exif)
-    assert torch.equal(
-        decoded(buffer.getvalue()), PREPROCESSING.to_canvas(Image.open(io.BytesIO(buffer.getvalue())))
-    )
+    assert torch.equal(decoded(buffer.getvalue()), PREPROCESSING.to_canvas(Image.open(io.BytesIO(buffer.getvalue()))))
     assert not torch.equal(decoded(buffer.getvalue()), PREPROCESSING.to_canvas(photo))
 
 
@@ -183,9 +181,7 @@ def test_slow_uploads_end_and_do_not_keep_others_out(client):
 def test_no_more_images_are_opened_once_the_pixels_of_a_request_are_too_many(monkeypatch):
     opened = []
     real_open = Image.open
-    monkeypatch.setattr(
-        Image, "open", lambda *given, **options: opened.append(1) or real_open(*given, **options)
-    )
+    monkeypatch.setattr(Image, "open", lambda *given, **options: opened.append(1) or real_open(*given, **options))
     monkeypatch.setattr("protosteer.serve.uploads._THREADS", 1)
     uploads = Uploads(PREPROCESSING, SMALL)
     data = encoded(torch.zeros(3, 90, 90, dtype=torch.uint8))

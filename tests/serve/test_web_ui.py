@@ -241,9 +241,7 @@ def test_by_evidence_probabilities_come_first(visit, tmp_path):
         choose(page, paths)
         for i, card in enumerate(page.locator(".card").all()):
             best = expected.scores[i].argsort(descending=True)[:3].tolist()
-            expect(card.locator("thead th.number")).to_have_text(
-                ["Probability", "Similarity"], use_inner_text=True
-            )
+            expect(card.locator("thead th.number")).to_have_text(["Probability", "Similarity"], use_inner_text=True)
             rows = card.locator("tbody tr")
             numbers = [x for c in best for x in (f"{100 * shares[i, c]:.1f} %", f"{similarities[i, c]:.2f}")]
             expect(rows.locator(".number")).to_have_text(numbers, use_inner_text=True)
@@ -700,9 +698,7 @@ def test_the_docs_page_shows_every_route(visit, address):
     expect(teach.locator("pre")).to_contain_text('-H "Authorization: Bearer $TOKEN"')
     expect(teach.locator("pre")).to_contain_text("-F images=@one.jpg")
     predict = page.locator("section", has=page.get_by_role("heading", name="POST /predict"))
-    expect(predict).to_contain_text(
-        "candidates, passes, top (label, task, probability, similarity), position"
-    )
+    expect(predict).to_contain_text("candidates, passes, top (label, task, probability, similarity), position")
     expect(predict.get_by_text("/models/{model}/predict")).to_be_visible()
     page.get_by_role("link", name="Try it with pictures").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("digits.protosteer")

@@ -62,9 +62,7 @@ def test_which_images_leave_and_where_they_go_is_drawn_evenly():
     order = {name: sorted(rows) for name, rows in by_class(made(800), "train").items()}
     for task in stream:
         stayed = [
-            mark
-            for mark, label in zip(marks(task.train), task.train_labels, strict=True)
-            if label == task.classes[0]
+            mark for mark, label in zip(marks(task.train), task.train_labels, strict=True) if label == task.classes[0]
         ]
         numbers = [order[task.classes[0]].index(mark) for mark in stayed]
         assert 340 < np.mean(numbers) < 460  # neither the first nor the last of the file

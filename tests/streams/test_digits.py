@@ -28,9 +28,7 @@ def test_the_same_images_labels_and_order_as_ever(tasks):
     for number, t in enumerate(stream):
         own = range(number * 10 // tasks, (number + 1) * 10 // tasks)
         assert t.name == f"task-{number + 1}" and t.classes == [str(digit) for digit in own]
-        for half, images, labels in zip(
-            halves, (t.train, t.test), (t.train_labels, t.test_labels), strict=True
-        ):
+        for half, images, labels in zip(halves, (t.train, t.test), (t.train_labels, t.test_labels), strict=True):
             kept = [row for row in sorted(half) if digits.target[row] in own]
             assert labels == [str(digits.target[row]) for row in kept]
             for image, row in zip(pixels_of(images), kept, strict=True):

@@ -130,9 +130,7 @@ def test_validation_is_held_out_of_training_class_by_class(share):
     learned, judged = by_class(stream, "train"), by_class(stream, "test")
     for k, label in enumerate(ANIMALS):
         everything = rows_of(dataset.train, k)
-        assert sorted(learned[label] + judged[label]) == [
-            (0, row) for row in everything
-        ]  # no test image at all
+        assert sorted(learned[label] + judged[label]) == [(0, row) for row in everything]  # no test image at all
         expected = min(max(round(share * len(everything)), 1), len(everything) - 1)
         assert len(judged[label]) == expected
     assert stream.about["judged_on"] == "validation" and made(dataset).about["judged_on"] == "test"
@@ -161,9 +159,7 @@ def test_validation_comes_after_the_training_cap_and_before_the_test_cap():
 
 
 def test_validation_is_the_same_for_ever_and_not_just_the_first_images():
-    assert np.flatnonzero(drawn_mask(10, 0.3)).tolist() == sorted(
-        np.random.RandomState(0).permutation(10)[:3]
-    )
+    assert np.flatnonzero(drawn_mask(10, 0.3)).tolist() == sorted(np.random.RandomState(0).permutation(10)[:3])
     np.random.seed(8)
     first = by_class(made(toy(ANIMALS, 20), validation=0.2), "test")
     assert first == by_class(made(toy(ANIMALS, 20), validation=0.2), "test")
@@ -197,8 +193,7 @@ def test_about_tells_where_the_tasks_come_from():
     assert about["options"] == StreamOptions("seed:4", tasks=2).to_dict()
     assert about["class_order"] == stream.classes and about["judged_on"] == "test"
     assert about["tasks"] == [
-        {"name": t.name, "classes": t.classes, "train_images": len(t.train), "test_images": len(t.test)}
-        for t in stream
+        {"name": t.name, "classes": t.classes, "train_images": len(t.train), "test_images": len(t.test)} for t in stream
     ]
     assert sum(row["train_images"] for row in about["tasks"]) == sum(COUNTS)
 

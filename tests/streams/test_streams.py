@@ -110,9 +110,7 @@ def test_real_cifar100(shared, tmp_path):
     options = StreamOptions("seed:1993", base=50, increment=10, train_per_class=20, test_per_class=10)
     stream = open_stream("split-cifar100", options, PREPROCESSING, tmp_path)
     assert [len(t.classes) for t in stream] == [50, 10, 10, 10, 10, 10]
-    assert [len(t.train) for t in stream] == [1000] + [200] * 5 and [len(t.test) for t in stream] == [500] + [
-        100
-    ] * 5
+    assert [len(t.train) for t in stream] == [1000] + [200] * 5 and [len(t.test) for t in stream] == [500] + [100] * 5
     natural = sorted(stream.classes)
     assert stream.classes == [natural[i] for i in np.random.RandomState(1993).permutation(100)]
     assert stream[0].train.pixels([0, 999]).shape == (2, 3, 32, 32)

@@ -53,9 +53,7 @@ def teacher(tmp_path_factory):
     file = tmp_path_factory.mktemp("teacher") / "teacher.safetensors"
     vit = ViT(ViTConfig(image_size=32, patch_size=16, dim=DIM, depth=2, heads=3, mlp_dim=32))
     random = gen()
-    save_file(
-        {name: 0.1 * torch.randn(v.shape, generator=random) for name, v in vit.state_dict().items()}, file
-    )
+    save_file({name: 0.1 * torch.randn(v.shape, generator=random) for name, v in vit.state_dict().items()}, file)
     return mini_teacher.load_teacher(file)
 
 
@@ -145,9 +143,7 @@ def test_a_killed_training_ends_bit_identical(folder, teacher, assistant, make, 
 
 def test_a_checkpoint_of_another_recipe_is_rejected(folder, assistant):
     recipes = [pretrain_mini.MiniRecipe(rate=rate) for rate in (1e-3, 2e-3)]
-    one, other = (
-        mini_training.Training(assistant.vit, assistant.preprocessing, recipe) for recipe in recipes
-    )
+    one, other = (mini_training.Training(assistant.vit, assistant.preprocessing, recipe) for recipe in recipes)
     one.save(folder / mini_training.CHECKPOINT)
     with pytest.raises(SystemExit, match="another recipe"):
         other.restore(folder / mini_training.CHECKPOINT)
@@ -167,8 +163,4 @@ def test_nano_is_deterministic_and_loads(tmp_path, monkeypatch):
         pretrain_nano.main()
         weights.append(path.read_bytes())
     assert weights[0] == weights[1] and len(weights[0]) <= 4_000_000
-    assert (
-        Backbone.load("nano", weights=path).vit.config
-        == pretrain_nano.NANO
-        == Backbone.load("nano").vit.config
-    )
+    assert Backbone.load("nano", weights=path).vit.config == pretrain_nano.NANO == Backbone.load("nano").vit.config

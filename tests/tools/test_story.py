@@ -27,9 +27,7 @@ $ rm -rf never
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not (shutil.which("bash") and shutil.which("curl")), reason="bash and curl play the story"
-)
+@pytest.mark.skipif(not (shutil.which("bash") and shutil.which("curl")), reason="bash and curl play the story")
 def test_the_page_is_true(tmp_path):
     story.write_photos(tmp_path)
     wrong = {}

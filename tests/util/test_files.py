@@ -172,9 +172,7 @@ def test_pipes_and_devices_are_rejected_at_once(tmp_path: Path, path: str) -> No
         read_regular(tmp_path / path)
 
 
-def test_what_became_a_pipe_after_the_look_is_refused_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_became_a_pipe_after_the_look_is_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "a").touch()
     status = os.stat(tmp_path / "a")

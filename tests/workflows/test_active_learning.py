@@ -185,15 +185,11 @@ def clouds() -> tuple[torch.Tensor, list[str]]:
 
 
 @pytest.mark.parametrize("at_once", [5, 2000])
-def test_labels_are_doubted_by_a_model_without_the_image(
-    monkeypatch: pytest.MonkeyPatch, at_once: int
-) -> None:
+def test_labels_are_doubted_by_a_model_without_the_image(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     """The twin leaves one image out of everything; shrinkage, centre and weight alone stay as they are."""
     embeddings, labels = clouds()
     labels[4], labels[7] = "c0", "c2"
-    rival = ClassSummary(
-        F.normalize(drawn(3, 10, seed=9), dim=1), torch.ones(3, dtype=torch.int64), torch.zeros(10)
-    )
+    rival = ClassSummary(F.normalize(drawn(3, 10, seed=9), dim=1), torch.ones(3, dtype=torch.int64), torch.zeros(10))
     units = F.normalize(embeddings, dim=1)
 
     def sketches(without: int | None = None) -> list[ClassSummary]:

@@ -67,9 +67,7 @@ def test_nano_is_too_small_to_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one.name for one in candidates_on_disk()[0]] == [MINI.name]
 
 
-def test_plain_vits_in_the_cache_of_the_hub_are_on_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plain_vits_in_the_cache_of_the_hub_are_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub, held = tmp_path / "hub", tmp_path / "held"
     for name in ("models--timm--vit_any.tag", "models--timm--resnet18.tag", "models--other--vit_any"):
         (hub / name).mkdir(parents=True)
@@ -85,14 +83,8 @@ def test_plain_vits_in_the_cache_of_the_hub_are_on_disk(
 
 
 def test_time_and_memory_decide_what_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    fits = (
-        60 * 15e9 / backbone_selection.LEAST
-    )  # operations per image that one thread does for the least in a minute
-    assert (
-        multiply_adds(NANO.config) + multiply_adds(BASE)
-        < fits
-        < multiply_adds(SMALL) + multiply_adds(BASE) + 1e6
-    )
+    fits = 60 * 15e9 / backbone_selection.LEAST  # operations per image that one thread does for the least in a minute
+    assert multiply_adds(NANO.config) + multiply_adds(BASE) < fits < multiply_adds(SMALL) + multiply_adds(BASE) + 1e6
     large = BackboneInfo("large", "large", "", BASE)
     left_out: dict[str, str] = {}
     assert affordable([large, info("s"), NANO], 1000, 15e9, left_out) == [NANO, info("s")]
@@ -129,9 +121,7 @@ def test_left_out_accuracy_equals_learning_without_each_image() -> None:
     for row, label in enumerate(labels):
         others = [i for i in range(len(labels)) if i != row]
         groups = [embeddings[[i for i in others if labels[i] == name]] for name in CLASSES]
-        scores, _ = CoarseScorer([summarise_class(group) for group in groups]).scores(
-            embeddings[row : row + 1]
-        )
+        scores, _ = CoarseScorer([summarise_class(group) for group in groups]).scores(embeddings[row : row + 1])
         right += CLASSES[int(scores.argmax())] == label
     found, of = left_out_right(embeddings, labels)
     assert of == 60 and 30 < right < 58 and abs(found - right) <= 1
@@ -265,9 +255,7 @@ def test_what_cannot_be_fetched_leaves_what_is_on_disk(online: list[str], tmp_pa
     assert said[1] == "vit-small cannot be fetched (ConnectionError); only what is on this disk is tried"
 
 
-def test_nothing_is_fetched_that_this_machine_is_too_slow_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_fetched_that_this_machine_is_too_slow_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr(backbone_selection, "CPU_SPEED", 1e9)
     folder, said = photos(tmp_path / "photos", CLASSES, per_class=20), []

@@ -38,9 +38,7 @@ def test_new_images_of_a_known_class_and_a_new_class_make_one_task(spring, tmp_p
     shutil.copy(spring / "ant" / "00.png", more / "cat" / "no cat.png")
     found = scan_folder(more, learner.memory)
     assert found.counts == {"bee": 6, "cat": 7} and found.already_learned == [more / "bee" / "a copy.png"]
-    assert found.learned_as_other_class == {more / "cat" / "no cat.png": "ant"} and found.known == {
-        "bee": ["spring"]
-    }
+    assert found.learned_as_other_class == {more / "cat" / "no cat.png": "ant"} and found.known == {"bee": ["spring"]}
     taught_ = learn_folder(learner, found, holdout=0)
     assert learner.classes == ["ant", "bee", "cat"] and taught_.record.class_names == ["bee", "cat"]
     assert learner.memory.owners["bee"] == ["spring", "more"]
@@ -70,20 +68,11 @@ def test_an_unfinished_task_goes_on_though_its_images_were_seen(spring, tmp_path
     summer = photos(tmp_path / "summer", ["bee", "cat"], 8, seed=2)
     left: list[Learner] = []
     finished = before.copy()
-    learn_folder(
-        finished, scan_folder(summer, before.memory), on_usable=lambda learner, _: left.append(learner)
-    )
+    learn_folder(finished, scan_folder(summer, before.memory), on_usable=lambda learner, _: left.append(learner))
     (usable,) = left
-    assert (
-        usable.memory.tasks[1].metadata.unfinished
-        and usable.memory.tasks[1].classes[0].file_digests is not None
-    )
+    assert usable.memory.tasks[1].metadata.unfinished and usable.memory.tasks[1].classes[0].file_digests is not None
     found = scan_folder(summer, usable.memory)
-    assert (
-        found.counts == {"bee": 8, "cat": 8}
-        and not found.already_learned
-        and found.known == {"bee": ["spring"]}
-    )
+    assert found.counts == {"bee": 8, "cat": 8} and not found.already_learned and found.known == {"bee": ["spring"]}
     learn_folder(usable, found)
     assert usable.settings == settings and file_bytes(usable, tmp_path) == file_bytes(finished, tmp_path)
 

@@ -99,11 +99,7 @@ def test_known_classes_can_be_left_out_with_their_bad_files(tmp_path, before):
     for name in ("bee", "cat"):
         (folder / name / "00.png").write_bytes(b"")
     left = scan_folder(folder, before.memory).without_known()
-    assert (
-        left.counts == {"cat": 2}
-        and left.known == {}
-        and left.unreadable.paths == [folder / "cat" / "00.png"]
-    )
+    assert left.counts == {"cat": 2} and left.known == {} and left.unreadable.paths == [folder / "cat" / "00.png"]
     with expect_error("no-new-classes", LearnerError, path=tmp_path / "old"):
         scan_folder(photos(tmp_path / "old", ["ant"]), before.memory).without_known()
 
@@ -418,9 +414,7 @@ def test_where_no_prompt_is_trained_there_is_one_stage(tmp_path, spring, changes
 
 def test_one_class_alone_is_one_stage(tmp_path):
     found = scan_folder(photos(tmp_path / "more", ["cat"]))
-    outcome = learn_folder(
-        Learner(tiny_backbone(), EVIDENCE), found, on_usable=lambda *_: pytest.fail("two stages")
-    )
+    outcome = learn_folder(Learner(tiny_backbone(), EVIDENCE), found, on_usable=lambda *_: pytest.fail("two stages"))
     assert outcome.check is not None and outcome.before_training is None
 
 
@@ -467,9 +461,7 @@ def test_an_unfinished_first_task_keeps_the_prompt_for_all_classes_that_it_was_g
     learn_folder(whole, scan_folder(summer), holdout=0.25)
     again = Learner.load(path, tiny_backbone())
     learn_folder(again, scan_folder(summer, again.memory), holdout=0.25)
-    assert torch.equal(again.shared_prompt, domain) and file_bytes(again, tmp_path) == file_bytes(
-        whole, tmp_path
-    )
+    assert torch.equal(again.shared_prompt, domain) and file_bytes(again, tmp_path) == file_bytes(whole, tmp_path)
 
 
 def test_the_bookmark_of_an_unfinished_task_is_found_again(tmp_path, before, summer):

@@ -30,9 +30,7 @@ BACKBONE = {"name": "tiny", "fingerprint": "ab" * 32, "dim": 24, "depth": 2, "im
 def some_class(name: str, values: torch.Tensor, held_out: int = 0) -> ClassRecord:
     counts = torch.arange(1, len(values) + 1)
     similarities = torch.rand(held_out) if held_out else None
-    return ClassRecord(
-        name, torch.randn(3, values.shape[1]), Centroids(values, values.abs(), counts), similarities
-    )
+    return ClassRecord(name, torch.randn(3, values.shape[1]), Centroids(values, values.abs(), counts), similarities)
 
 
 def some_memory(classes: int, dim: int = 24, most: int = 4, seed: int = 0) -> Memory:
@@ -74,9 +72,7 @@ def test_likeness_is_that_of_the_two_nearest_centroids(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("cells", [1, 60, 2**23])
-def test_of_equal_pairs_those_of_earlier_classes_come_first(
-    monkeypatch: pytest.MonkeyPatch, cells: int
-) -> None:
+def test_of_equal_pairs_those_of_earlier_classes_come_first(monkeypatch: pytest.MonkeyPatch, cells: int) -> None:
     monkeypatch.setattr(model_summary, "_CELLS", cells)
     records = tuple(some_class(f"c{i}", torch.eye(3)[[i % 3]]) for i in range(12))
     found = model_summary.closest(Memory([TaskRecord("t", ClassTable.of(records), None)]), 5)
@@ -115,9 +111,7 @@ def two_tasks() -> list[TaskRecord]:
     later = TaskMetadata(images=1, learned="2026-12-01", image_bytes=10_000)
     return [
         TaskRecord("spring", ClassTable.of(first), prompt, True, about),
-        TaskRecord(
-            "owl", ClassTable.of([some_class("owl", torch.randn(1, 24))]), prompt, False, later, few_shot=True
-        ),
+        TaskRecord("owl", ClassTable.of([some_class("owl", torch.randn(1, 24))]), prompt, False, later, few_shot=True),
     ]
 
 
@@ -195,9 +189,7 @@ def test_by_evidence_the_views_and_what_calibrates_them_are_told(tmp_path: Path)
     assert told["rule"] == "evidence" and told["notes"] == []
     assert told["evidence"] == {
         "domain_prompt": {"layers": domain.shape[0], "length": 1, "bytes": domain.nbytes},
-        "views": [
-            {"prompt": v.prompt is not None, "weight": v.weight} for v in learner.reader.classifier.spaces
-        ],
+        "views": [{"prompt": v.prompt is not None, "weight": v.weight} for v in learner.reader.classifier.spaces],
         "left_out": 10 + 10 + 3,
     }
     assert told["rejection"] == {"calibrated": True, "images": 23, "held_out": 0}

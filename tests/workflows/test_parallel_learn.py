@@ -61,9 +61,7 @@ class Counting(LocalExecutor):
         super().run(made, jobs, on_done, on_wait)
 
 
-def in_parallel(
-    learner: Learner, folders: list[Path], model: Path, engine: LocalExecutor | None = None
-) -> Learner:
+def in_parallel(learner: Learner, folders: list[Path], model: Path, engine: LocalExecutor | None = None) -> Learner:
     plans, _ = plan_tasks(learner.memory, folders)
     records, kept = learn_in_parallel(engine or Counting(), learner, plans, model, 0.2, "cpu")
     for record in records:
@@ -88,9 +86,7 @@ def test_a_model_that_has_a_prompt_for_all_classes_is_extended_to_the_same_bits(
     assert first.memory.shared_prompt is not None
     first.settings = ALONE
     whole = in_turn(first.copy(), folders[1:])
-    assert (
-        in_parallel(first.copy(), folders[1:], tmp_path / "m.protosteer").model.pack() == whole.model.pack()
-    )
+    assert in_parallel(first.copy(), folders[1:], tmp_path / "m.protosteer").model.pack() == whole.model.pack()
 
 
 def test_what_was_done_before_a_stop_is_kept(backbone, folders, tmp_path):
@@ -124,6 +120,4 @@ def test_the_plan_is_that_of_one_folder_after_the_other(backbone, folders, tmp_p
     assert there == folders[:1] and [x.name for x in plans] == ["summer", "spring-2"]
     again = photos(tmp_path / "autumn", ["dog", "gnu"], 2)
     assert plan_tasks(memory, [*folders, again])[0][-1] == TaskPlan(again, "autumn", ("dog", "gnu"))
-    assert plan_tasks(memory, [*folders, again], skip_known=True)[0][-1] == TaskPlan(
-        again, "autumn", ("gnu",)
-    )
+    assert plan_tasks(memory, [*folders, again], skip_known=True)[0][-1] == TaskPlan(again, "autumn", ("gnu",))

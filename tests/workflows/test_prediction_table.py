@@ -45,9 +45,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def learner(tmp_path_factory: pytest.TempPathFactory) -> Learner:
-    return taught(
-        photos(tmp_path_factory.mktemp("taught") / "spring", ["ant", "bee", "cat"]), settings=EVIDENCE
-    )
+    return taught(photos(tmp_path_factory.mktemp("taught") / "spring", ["ant", "bee", "cat"]), settings=EVIDENCE)
 
 
 def read_parquet(path: Path) -> list[dict]:
@@ -67,9 +65,7 @@ def test_all_kinds_of_files_say_the_same_and_bad_files_have_rows(learner, names,
     assert rows[bad[0]]["label"] is None
     good = [name for name in names if not name.endswith("bee/02.png")]
     whole = learner.predict(FileImages(good, learner.backbone.preprocessing))
-    for row, wanted in zip(
-        [r for r in rows if not r["error"]], prediction_rows(learner, whole, good, 2), strict=True
-    ):
+    for row, wanted in zip([r for r in rows if not r["error"]], prediction_rows(learner, whole, good, 2), strict=True):
         assert row["label"] == wanted.label and row["task"] == wanted.task
         assert row["probability"] == pytest.approx(wanted.probability, abs=1e-5)
     lines = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
@@ -88,9 +84,7 @@ def test_embeddings_are_the_backbones(learner, names, tmp_path):
         write_table(tmp_path / f"e.{suffix}", maker, maker.rows(names))
     rows = [row for row in read_parquet(tmp_path / "e.parquet") if not row["error"]]
     images = FileImages([row["path"] for row in rows], learner.backbone.preprocessing)
-    assert torch.allclose(
-        torch.tensor([r["embedding"] for r in rows]), learner.backbone.embed_set(images), atol=1e-6
-    )
+    assert torch.allclose(torch.tensor([r["embedding"] for r in rows]), learner.backbone.embed_set(images), atol=1e-6)
     assert rows[0]["sha256"] == hashlib.sha256(Path(names[0]).read_bytes()).hexdigest()
     import pyarrow.parquet
 
@@ -170,9 +164,7 @@ def test_text_shows_probabilities_or_similarities(toy):
     prediction, (row, _) = predicted(toy)
     (_, share, similarity), (other, less, unlike) = prediction.ranked(2)[0]
     first, second = (
-        (f"{100 * share:.1f} %", f"{100 * less:.1f} %")
-        if evidence
-        else (f"{similarity:.3f}", f"{unlike:.3f}")
+        (f"{100 * share:.1f} %", f"{100 * less:.1f} %") if evidence else (f"{similarity:.3f}", f"{unlike:.3f}")
     )
     line, why = as_text(row.to_dict(), evidence).split("\n")
     assert line == f"{ODD}: bee {first}  ({other} {second})" and other in why

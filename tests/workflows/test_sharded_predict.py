@@ -32,9 +32,7 @@ def names(tmp_path: Path) -> list[str]:
 
 
 def write(maker, names, out, size=4, about=()):
-    return write_shards(
-        LocalExecutor(), maker, lambda: pytest.fail("it is here"), about, names, str(out), size
-    )
+    return write_shards(LocalExecutor(), maker, lambda: pytest.fail("it is here"), about, names, str(out), size)
 
 
 def rows(folder: Path) -> list[dict]:

@@ -59,9 +59,7 @@ def test_they_are_the_images_that_are_kept_as_points(taught):
 def test_a_forgotten_class_leaves_no_thumbnail(taught):
     path, learner, _ = taught
     jpegs = [thumb.jpeg for thumb in thumbnails.read(path, learner.memory) if thumb.name == "bee"]
-    assert len(jpegs) == MAX_THUMBNAILS and all(
-        jpeg in thumbnails.beside(path).read_bytes() for jpeg in jpegs
-    )
+    assert len(jpegs) == MAX_THUMBNAILS and all(jpeg in thumbnails.beside(path).read_bytes() for jpeg in jpegs)
     learner.forget("bee")
     assert "bee" not in names(path, learner)  # not even before it is written
     learner.save(path)

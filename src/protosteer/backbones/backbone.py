@@ -50,11 +50,8 @@ class Backbone:
         precision: str = "auto",
     ):
         if precision not in PRECISIONS:
-            raise SettingsError(
-                f"precision {precision!r} is unknown; choose one of {', '.join(PRECISIONS)}",
-                code="bad-setting",
-                name="precision",
-            )
+            message = f"precision {precision!r} is unknown; choose one of {', '.join(PRECISIONS)}"
+            raise SettingsError(message, code="bad-setting", name="precision")
         self.name = name
         self.vit = vit
         self.dim, self.depth, self.image_size = vit.config.dim, vit.config.depth, vit.config.image_size
@@ -96,11 +93,8 @@ class Backbone:
             WeightsError: The weights are unknown, missing, damaged or of another architecture.
         """
         if name == AUTO:
-            raise WeightsError(
-                "'auto' is no backbone but a choice by images: see choose_backbone(folder)",
-                code="unknown-backbone",
-                name=name,
-            )
+            message = "'auto' is no backbone but a choice by images: see choose_backbone(folder)"
+            raise WeightsError(message, code="unknown-backbone", name=name)
         full, known = full_name(name), known_weights(name)
         known = None if known and known.shipped else known  # shipped files hold all metadata
         path = Path(weights) if weights is not None else find_weights(full) or fetch_weights(full)
@@ -170,18 +164,14 @@ class Backbone:
             SettingsError: The ViT has no such layers, or the prompt is too long.
         """
         if not 1 <= length <= MAX_PROMPT_TOKENS:
-            raise SettingsError(
-                f"prompt length is {length}; it must lie in 1 to {MAX_PROMPT_TOKENS}",
-                code="bad-setting",
-                name="prompt_length",
-            )
+            message = f"prompt length is {length}; it must lie in 1 to {MAX_PROMPT_TOKENS}"
+            raise SettingsError(message, code="bad-setting", name="prompt_length")
         if from_layer > 1 and not (deep and from_layer < self.depth):
-            raise SettingsError(
+            message = (
                 f"prompt_from_layer = {from_layer}: {self.name} has {self.depth} layers, so a deep prompt "
-                f"may begin in layers 1 to {max(1, self.depth - 1)}, a shallow one in layer 1",
-                code="bad-setting",
-                name="prompt_from_layer",
+                f"may begin in layers 1 to {max(1, self.depth - 1)}, a shallow one in layer 1"
             )
+            raise SettingsError(message, code="bad-setting", name="prompt_from_layer")
         return (self.depth - from_layer + 1 if deep else 1, length, self.dim)
 
     @property
@@ -278,10 +268,8 @@ class Backbone:
         """
         order = range(len(images)) if rows is None else rows
         if one_each(prompt) and len(prompt) != len(order):
-            raise DataError(
-                f"{len(prompt)} prompts for {len(order)} images; give one each, or one [S, L, D]",
-                code="prompt-count",
-            )
+            message = f"{len(prompt)} prompts for {len(order)} images; give one each, or one [S, L, D]"
+            raise DataError(message, code="prompt-count")
         group = ProcessGroup() if self.trainable else group_for(prompt)
         batch_size = min(self.batch_size(batch_size), max(1, -(-len(order) // group.size)))
         batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]

@@ -64,11 +64,8 @@ def load_vit(
     config = _at_size(path, config, image_size)
     digest = fingerprint(tensors, config)
     if expected not in (None, digest):
-        raise FingerprintMismatchError(
-            f"{path} has fingerprint {digest[:12]} at images of {config.image_size} pixels",
-            code="other-weights",
-            path=path,
-        )
+        message = f"{path} has fingerprint {digest[:12]} at images of {config.image_size} pixels"
+        raise FingerprintMismatchError(message, code="other-weights", path=path)
     positions = resample_positions(tensors["pos_embed"], config.grid, config.position_for_class)
     with torch.device("meta"):
         vit = ViT(config)
@@ -188,9 +185,7 @@ def _at_size(path: Path, config: ViTConfig, image_size: int | None) -> ViTConfig
     return sized
 
 
-def _fold_register_positions(
-    tensors: dict[str, Tensor], config: ViTConfig
-) -> tuple[dict[str, Tensor], ViTConfig]:
+def _fold_register_positions(tensors: dict[str, Tensor], config: ViTConfig) -> tuple[dict[str, Tensor], ViTConfig]:
     """Add the positions of class and register tokens to these tokens; the sums stay the same."""
     extra = tensors["pos_embed"].shape[1] - config.patches
     if extra <= 1:
@@ -221,9 +216,7 @@ def _check_tensors(path: Path, tensors: Mapping[str, Tensor], config: ViTConfig)
         raise _not_a_vit(path, missing=missing, unexpected=unexpected, wrong_shape=misshapen)
     broken = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
     if broken:
-        raise _misfit(
-            f"{path}: NaN or infinite values in {names(broken)}; fetch it again", path, "damaged-weights"
-        )
+        raise _misfit(f"{path}: NaN or infinite values in {names(broken)}; fetch it again", path, "damaged-weights")
 
 
 def _not_a_vit(path: Path, **groups: list[str]) -> WeightsError:

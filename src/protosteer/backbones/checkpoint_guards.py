@@ -71,9 +71,7 @@ def check_pickle(path: Path) -> None:
         else:
             file.seek(0)
             with contextlib.suppress(tarfile.TarError), tarfile.open(fileobj=file, mode="r:"):
-                raise ValueError(
-                    "it is a tar file"
-                )  # torch's oldest format, which it tries before plain pickles
+                raise ValueError("it is a tar file")  # torch's oldest format, which it tries before plain pickles
             file.seek(0)
             _check_names(step for _ in range(_LEGACY_PICKLES) for step in pickletools.genops(file))
 
@@ -144,19 +142,12 @@ _ABOUT: Mapping[str, tuple[Test, str]] = {
 def checked_about(path: Path, about: Any) -> dict[str, Any]:
     """Return the known entries of a file's metadata; raise `WeightsError` if one has a wrong type."""
     if not isinstance(about, dict):
-        raise WeightsError(
-            f"{path}: its metadata is not a JSON object; repair or remove it",
-            code="bad-weights-config",
-            path=path,
-        )
+        message = f"{path}: its metadata is not a JSON object; repair or remove it"
+        raise WeightsError(message, code="bad-weights-config", path=path)
     known = {key: about[key] for key in _ABOUT if about.get(key) is not None}
     for key, value in known.items():
         valid, wanted = _ABOUT[key]
         if not valid(value):
-            raise WeightsError(
-                f"{path}: it says {key} = {printable(str(value)[:80])}; that must be {wanted}",
-                code="bad-weights-config",
-                path=path,
-                name=key,
-            )
+            message = f"{path}: it says {key} = {printable(str(value)[:80])}; that must be {wanted}"
+            raise WeightsError(message, code="bad-weights-config", path=path, name=key)
     return known

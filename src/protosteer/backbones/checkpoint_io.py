@@ -65,22 +65,18 @@ def read_checkpoint(path: Path, config: Path | None = None) -> Checkpoint:
         raise WeightsError(f"no weights file at {path}; check the path", code="missing-file", path=path)
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
-        raise WeightsError(
-            f"{path}: unknown kind of weights file; give one of {', '.join(_READERS)}",
-            code="unknown-format",
-            path=path,
-        )
+        message = f"{path}: unknown kind of weights file; give one of {', '.join(_READERS)}"
+        raise WeightsError(message, code="unknown-format", path=path)
     try:
         tensors, metadata = reader(path)
     except WeightsError:
         raise
     except Exception as error:  # safetensors, torch and numpy raise different ones
-        raise WeightsError(
+        message = (
             f"{path}: damaged, or it holds more than weights, which could run code when read; fetch it again, or "
-            f"save its state dict as safetensors ({_brief(error)})",
-            code="damaged-weights",
-            path=path,
-        ) from error
+            f"save its state dict as safetensors ({_brief(error)})"
+        )
+        raise WeightsError(message, code="damaged-weights", path=path) from error
     about = checked_about(path, metadata)
     if config is not None and config.is_file():
         about = checked_about(config, _read_config(config)) | about
@@ -110,11 +106,8 @@ def _read_torch(path: Path) -> Content:
         inner = next((key for key in _CONTAINERS if isinstance(content, dict) and key in content), None)
         content = content if inner is None else content[inner]
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
-        raise WeightsError(
-            f"{path}: no state dict at its top level or under {', '.join(_CONTAINERS)}",
-            code="damaged-weights",
-            path=path,
-        )
+        message = f"{path}: no state dict at its top level or under {', '.join(_CONTAINERS)}"
+        raise WeightsError(message, code="damaged-weights", path=path)
     return content, {}
 
 
@@ -155,11 +148,8 @@ def _read_config(path: Path) -> dict[str, Any]:
             "pool": {"token": "token", "avg": "mean"}.get(content.get("global_pool")),
         }
     except (OSError, ValueError, AttributeError, TypeError, LookupError, RecursionError) as error:
-        raise WeightsError(
-            f"{path}: not a model's config ({_brief(error)}); repair or remove it",
-            code="bad-weights-config",
-            path=path,
-        ) from error
+        message = f"{path}: not a model's config ({_brief(error)}); repair or remove it"
+        raise WeightsError(message, code="bad-weights-config", path=path) from error
     return {key: value for key, value in about.items() if value is not None}
 
 

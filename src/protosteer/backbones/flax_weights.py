@@ -32,9 +32,7 @@ _BLOCK = re.compile(r"Transformer/encoderblock_(\d+)/(.+)")
 def from_flax(arrays: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Rename Flax arrays to timm's names; return tensors and metadata. Unknown names stay, and are rejected later."""
     root = next((name for name in arrays if name.endswith("embedding/kernel")), "embedding/kernel")
-    prefix = root.removesuffix(
-        "embedding/kernel"
-    )  # "opt/target/", "params/": the file may hold an optimiser too
+    prefix = root.removesuffix("embedding/kernel")  # "opt/target/", "params/": the file may hold an optimiser too
     inside = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
     query = next((a for n, a in inside.items() if n.endswith("/query/kernel") and a.ndim >= 3), None)
     about = {} if query is None else {"heads": query.shape[-2]}  # [(depth,) D, heads, D / heads]

@@ -110,19 +110,16 @@ def _fetch_from_hub(name: str) -> Path:
         _, weights = (hf_hub_download(repo, file) for file in _HUB_FILES)
         return Path(weights)
     except (RepositoryNotFoundError, HFValidationError) as error:
-        raise WeightsError(
-            f"no backbone is called {name!r}: use {short}, a model name of timm's on the hub, "
-            "or pass weights=FILE",
-            code="unknown-backbone",
-            name=name,
-        ) from error
+        message = (
+            f"no backbone is called {name!r}: use {short}, a model name of timm's on the hub, or pass weights=FILE"
+        )
+        raise WeightsError(message, code="unknown-backbone", name=name) from error
     except Exception as error:  # the hub's client raises the errors of whatever HTTP library it is built on
-        raise WeightsError(
+        message = (
             f"cannot fetch {repo} from the hub ({type(error).__name__}): put its model.safetensors at "
-            f"{_folder() / name}.safetensors, or pass weights=FILE (short names: {short})",
-            code="download-failed",
-            name=name,
-        ) from error
+            f"{_folder() / name}.safetensors, or pass weights=FILE (short names: {short})"
+        )
+        raise WeightsError(message, code="download-failed", name=name) from error
 
 
 def _fetch_url(url: str, md5: str) -> Path:

@@ -63,21 +63,19 @@ class BackboneInfo:
         """Raise `WeightsError` if a file loaded under this short name has another architecture."""
         own = self.config
         if own.pool == "mean" and config.pool == "token":
-            raise WeightsError(
+            message = (
                 f"{path} has no fc_norm, so it is not the fine-tuned MAE but probably the self-supervised "
-                f"one; '{self.alias}' means {self.name}.pth",
-                code="other-architecture",
-                path=path,
+                f"one; '{self.alias}' means {self.name}.pth"
             )
+            raise WeightsError(message, code="other-architecture", path=path)
         shape = ("dim", "depth", "patch_size", "registers", "layer_scale", "pool")
         if any(getattr(config, part) != getattr(own, part) for part in shape):
-            raise WeightsError(
+            message = (
                 f"{path} is not {self.name}: width {config.dim}, depth {config.depth}, "
                 f"patch {config.patch_size}, {config.registers} registers, {config.pool} pooling; "
-                f"give it another name than '{self.alias}'",
-                code="other-architecture",
-                path=path,
+                f"give it another name than '{self.alias}'"
             )
+            raise WeightsError(message, code="other-architecture", path=path)
 
 
 @functools.cache
@@ -103,9 +101,7 @@ KNOWN = (
         ViTConfig(image_size=32, patch_size=8, dim=128, depth=3, heads=4, mlp_dim=512, pool="mean"),
         shipped=True,
     ),
-    BackboneInfo(
-        "vit-small", "vit_small_patch16_224.augreg_in21k_ft_in1k", "Apache-2.0", SMALL, worth_fetching=True
-    ),
+    BackboneInfo("vit-small", "vit_small_patch16_224.augreg_in21k_ft_in1k", "Apache-2.0", SMALL, worth_fetching=True),
     BackboneInfo(
         "dinov2-small",
         "vit_small_patch14_reg4_dinov2.lvd142m",  # made for 518 pixels, where it computes 7.5 times as much
@@ -148,11 +144,8 @@ def preprocessing(name: str, path: Path | None, image_size: int, given: Mapping[
     """
     known = _family(name, path) | {key: value for key, value in given.items() if value is not None}
     if "mean" not in known or "std" not in known:
-        raise WeightsError(
-            f"how {name!r} normalises pixels is unknown; pass mean= and std=",
-            code="unknown-preprocessing",
-            name=name,
-        )
+        message = f"how {name!r} normalises pixels is unknown; pass mean= and std="
+        raise WeightsError(message, code="unknown-preprocessing", name=name)
     options = {key: known[key] for key in ("crop", "interpolation") if key in known}
     return Preprocessing(image_size, tuple(known["mean"]), tuple(known["std"]), **options)
 

@@ -67,9 +67,7 @@ def interleaved(sides: Mapping[Name, Side], repeats: int) -> dict[Name, list[flo
     return {name: seconds[1:] for name, seconds in times.items()}
 
 
-def by_layer(
-    name: str, about: str, images: int, sides: Mapping[int, Side], target: float, repeats: int
-) -> list[Ratio]:
+def by_layer(name: str, about: str, images: int, sides: Mapping[int, Side], target: float, repeats: int) -> list[Ratio]:
     """Measure side 1, ours, against side 0, the reference; then side k, prompts from layer k on, against side 1."""
     times = interleaved(sides, repeats)
     ratios = [Ratio(name, about, times[0], times[1], target)]
@@ -134,8 +132,7 @@ def memory_of(
         return ClassRecord(f"class-{t}-{k}", plain.points if plain else keys[t, k], groups, plain=plain)
 
     return Memory(
-        TaskRecord(f"task-{t}", ClassTable.of(record(t, k) for k in range(classes)), prompts[t])
-        for t in range(tasks)
+        TaskRecord(f"task-{t}", ClassTable.of(record(t, k) for k in range(classes)), prompts[t]) for t in range(tasks)
     )
 
 

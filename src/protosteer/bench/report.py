@@ -33,11 +33,8 @@ def run_all(
     """
     unknown = [name for name in names or () if name not in SUBJECTS]
     if unknown:
-        raise SettingsError(
-            f"nothing to measure is called {unknown[0]!r}; choose from {', '.join(SUBJECTS)}",
-            code="unknown-subject",
-            name=unknown[0],
-        )
+        message = f"nothing to measure is called {unknown[0]!r}; choose from {', '.join(SUBJECTS)}"
+        raise SettingsError(message, code="unknown-subject", name=unknown[0])
     if repeats < 1:
         raise SettingsError(f"repeats = {repeats}: must be at least 1", code="too-few-repeats")
     ratios: list[Ratio] = []
@@ -67,8 +64,7 @@ def table(ratios: Sequence[Ratio]) -> list[RenderableType]:
         numbers = (f"{number:.2f}" for number in (r.value, r.target, r.spread))
         overview.add_row(Text(r.name), *numbers, "yes" if r.value >= r.target else "no")
     details = [
-        Text.assemble((r.name, "bold"), f": {r.about}", *((f"\n  - {note}", "dim") for note in r.notes))
-        for r in ratios
+        Text.assemble((r.name, "bold"), f": {r.about}", *((f"\n  - {note}", "dim") for note in r.notes)) for r in ratios
     ]
     about = circumstances(torch.device("cpu"))
     where = "{processor}, cores: {cores}, {system}".format(**about["machine"])

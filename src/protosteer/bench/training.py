@@ -54,9 +54,7 @@ class Step:
         self.prompt = nn.Parameter(initial_prompt(backbone, settings, None))
         self.head = Head(backbone.dim, CLASSES, settings)
         parameters = [self.prompt, *self.head.parameters()]
-        self.optimiser = torch.optim.AdamW(
-            parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay
-        )
+        self.optimiser = torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay)
         self.labels = torch.arange(size) % CLASSES
         means, deviations = torch.randn(EARLIER, backbone.dim), torch.rand(EARLIER, backbone.dim)
         self.prototypes = Anchors(means, deviations, torch.arange(EARLIER))

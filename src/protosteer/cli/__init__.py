@@ -51,9 +51,7 @@ USER_MISTAKE = 2
 INTERRUPTED = 130
 
 
-def main(
-    arguments: Sequence[str] | None = None, on_error: Callable[[Exception], None] = lambda error: None
-) -> int:
+def main(arguments: Sequence[str] | None = None, on_error: Callable[[Exception], None] = lambda error: None) -> int:
     """Run a command.
 
     Args:
@@ -74,9 +72,7 @@ def main(
     return run_on_every_rank(given, lambda may_report: _run(given, on_error, may_report))
 
 
-def _run(
-    given: list[str], on_error: Callable[[Exception], None], may_report: Callable[[], bool] = lambda: True
-) -> int:
+def _run(given: list[str], on_error: Callable[[Exception], None], may_report: Callable[[], bool] = lambda: True) -> int:
     """Run a command. may_report: of several processes, one reports why all end."""
     debug = "--debug" in given
     # Accepted anywhere, since users append it to a line that has just failed.
@@ -139,9 +135,7 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[
-        bool, Option("--version", help="Print the version.", is_eager=True, callback=_version)
-    ] = False,
+    version: Annotated[bool, Option("--version", help="Print the version.", is_eager=True, callback=_version)] = False,
     debug: Annotated[bool, Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Options of every command; `main` looks for --debug itself."""

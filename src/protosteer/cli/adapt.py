@@ -71,9 +71,7 @@ def adapt(
     adapted = _adapt(learner, found, out)
     if as_json:
         print(json.dumps({**adapted.describe(), "path": str(out)}, indent=1))
-    say(
-        f"Written: {out}, {out.stat().st_size:,} bytes; protosteer learn --adapted {out} begins a model with it"
-    )
+    say(f"Written: {out}, {out.stat().st_size:,} bytes; protosteer learn --adapted {out} begins a model with it")
 
 
 def _adapt(learner: Learner, found: FolderScan, out: Path) -> Adapted:

@@ -43,7 +43,9 @@ if TYPE_CHECKING:
     from protosteer.evaluation.experiment import Experiment
 
 PANEL = "Benchmarks"
-STREAMS = "split-cifar100, five-datasets, imagenet-subset, imagenet-r, cub200, split-digits, split-details or folder:PATH."
+STREAMS = (
+    "split-cifar100, five-datasets, imagenet-subset, imagenet-r, cub200, split-digits, split-details or folder:PATH."
+)
 
 
 @app.command(rich_help_panel=PANEL)
@@ -51,13 +53,9 @@ def demo(
     what: Annotated[Literal["digits", "photos"], Argument(help="What is learned.")] = "digits",
     folder: Annotated[
         Path | None,
-        Argument(
-            help="Your photos, a folder per class (default: details of two photos that scikit-learn ships)."
-        ),
+        Argument(help="Your photos, a folder per class (default: details of two photos that scikit-learn ships)."),
     ] = None,
-    out: Annotated[Path, Option(help="Folder for the model, the plots and the results.")] = Path(
-        "protosteer-demo"
-    ),
+    out: Annotated[Path, Option(help="Folder for the model, the plots and the results.")] = Path("protosteer-demo"),
     backbone: Annotated[
         str | None,
         Option(autocompletion=completion.backbone_names, help="For photos: short name or timm name."),
@@ -73,10 +71,8 @@ def demo(
     if what == "photos":
         outcome = demo.run_photos(out, seed, log, folder, backbone, weights)
     elif folder or backbone or weights:
-        raise CommandLineError(
-            "a folder, --backbone and --weights are for photos: protosteer demo photos",
-            code="conflicting-options",
-        )
+        message = "a folder, --backbone and --weights are for photos: protosteer demo photos"
+        raise CommandLineError(message, code="conflicting-options")
     else:
         outcome = demo.run_demo(out, seed, log)
     if as_json:
@@ -106,12 +102,8 @@ def run(
     ] = None,
     weights: Weights = None,
     image_size: Annotated[int | None, Option(help="Image size to run the backbone at.")] = None,
-    crop: Annotated[
-        float | None, Option(help="Share kept by the centre crop (default: the benchmark's).")
-    ] = None,
-    seeds: Annotated[
-        str | None, Option(help="Seeds, such as 0,1,2 (default: 0, or the resumed run's).")
-    ] = None,
+    crop: Annotated[float | None, Option(help="Share kept by the centre crop (default: the benchmark's).")] = None,
+    seeds: Annotated[str | None, Option(help="Seeds, such as 0,1,2 (default: 0, or the resumed run's).")] = None,
     preset: Preset = None,
     set_: Settings = None,
     config: Annotated[Path | None, Option(help="TOML file with any of these names and settings.")] = None,
@@ -276,9 +268,7 @@ def _interruptible(folder: Path) -> Iterator[None]:
 def compare(
     runs: Annotated[list[str], Argument(metavar="RUN...", help="Run folders, or LABEL=FOLDER.")],
     markdown: Annotated[bool, Option("--markdown", help="Print Markdown.")] = False,
-    as_csv: Annotated[
-        bool, Option("--csv", help="Print CSV: mean and standard deviation of every metric.")
-    ] = False,
+    as_csv: Annotated[bool, Option("--csv", help="Print CSV: mean and standard deviation of every metric.")] = False,
     as_json: Json = False,
     plot: Annotated[Path | None, Option(help="PNG file for the accuracy after each task.")] = None,
     reliability: Annotated[

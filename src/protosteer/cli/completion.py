@@ -45,9 +45,7 @@ def stream_names() -> list[str]:
 
 def dataset_names() -> list[str]:
     """Return the names of the data sets that benchmarks are made of."""
-    return sorted(
-        {name for group in _declared("data/datasets", _DATASETS) for name in re.findall(r"[\w-]+", group)}
-    )
+    return sorted({name for group in _declared("data/datasets", _DATASETS) for name in re.findall(r"[\w-]+", group)})
 
 
 def preset_names() -> list[str]:

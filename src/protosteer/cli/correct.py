@@ -32,9 +32,7 @@ def correct(
             help="Its class, which may be new.",
         ),
     ] = None,
-    undo: Annotated[
-        bool, Option("--undo", help="Undo the last correction, or that of IMAGE, instead.")
-    ] = False,
+    undo: Annotated[bool, Option("--undo", help="Undo the last correction, or that of IMAGE, instead.")] = False,
     log: Annotated[bool, Option("--log", help="List all corrections and change nothing.")] = False,
     backbone: ModelBackbone = None,
     weights: ModelWeights = None,
@@ -53,10 +51,8 @@ def correct(
     elif undo:
         _undo(model, image, as_json)
     elif image is None or name is None:
-        raise CommandLineError(
-            "give an image and its class, such as: protosteer correct shop.protosteer new/7.jpg kettle",
-            code="missing-argument",
-        )
+        message = "give an image and its class, such as: protosteer correct shop.protosteer new/7.jpg kettle"
+        raise CommandLineError(message, code="missing-argument")
     else:
         from protosteer.learner import Learner
         from protosteer.model.transaction import transaction
@@ -106,18 +102,13 @@ def _undo(path: Path, image: Path | None, as_json: bool) -> None:
     task = None
     if image is not None:
         if not image_exists(image):
-            raise ProtosteerError(
-                f"{image} is not an image file; check the path", code="no-such-file", path=image
-            )
+            raise ProtosteerError(f"{image} is not an image file; check the path", code="no-such-file", path=image)
         task = correction_name(digest(image_bytes(image)))
     with writing(path, None), transaction(path) as change:
         model = change.read()
         if task is not None and task not in model.memory.task_names:
-            raise ProtosteerError(
-                f"{image} has not been corrected in {path}; there is nothing to undo",
-                code="not-corrected",
-                path=image,
-            )
+            message = f"{image} has not been corrected in {path}; there is nothing to undo"
+            raise ProtosteerError(message, code="not-corrected", path=image)
         record = undo(model.memory, task)
         change.put(model)
     clear_up(path)
@@ -125,9 +116,7 @@ def _undo(path: Path, image: Path | None, as_json: bool) -> None:
         print(json.dumps({"taken_back": correction(record)}, indent=1))
     else:
         (name,) = record.class_names
-        print(
-            printable(f"undone: {record.metadata.file or 'an image'} as {name} ({record.metadata.learned})")
-        )
+        print(printable(f"undone: {record.metadata.file or 'an image'} as {name} ({record.metadata.learned})"))
     say(f"Written: {path}")
 
 

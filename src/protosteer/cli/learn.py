@@ -66,21 +66,15 @@ def learn(
             show_default=False,
         ),
     ],
-    model: Annotated[
-        Path | None, Option("--model", help="The model file; then all arguments are folders.")
-    ] = None,
-    name: Annotated[
-        str | None, Option(help="Name of the task (default: that of the folder or list).")
-    ] = None,
+    model: Annotated[Path | None, Option("--model", help="The model file; then all arguments are folders.")] = None,
+    name: Annotated[str | None, Option(help="Name of the task (default: that of the folder or list).")] = None,
     engine: Executor = "local",
     address: Address = None,
     backbone: NewBackbone = None,
     weights: Weights = None,
     adapted: Annotated[
         Path | None,
-        Option(
-            metavar="FILE", help="Adapted backbone for a new model, with a shared prompt for all classes."
-        ),
+        Option(metavar="FILE", help="Adapted backbone for a new model, with a shared prompt for all classes."),
     ] = None,
     preset: Preset = None,
     independent: Annotated[
@@ -95,13 +89,9 @@ def learn(
     holdout: Annotated[
         float, Option(help="Share of each class's images that is not learned but checks the result.")
     ] = 0.1,
-    skip_known: Annotated[
-        bool, Option("--skip-known", help="Skip classes that the model has already.")
-    ] = False,
+    skip_known: Annotated[bool, Option("--skip-known", help="Skip classes that the model has already.")] = False,
     thumbnails: Thumbnails = False,
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Report what is in the folder, and learn nothing.")
-    ] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Report what is in the folder, and learn nothing.")] = False,
     device: Device = "auto",
     threads: Threads = None,
     as_json: Json = False,
@@ -113,18 +103,14 @@ def learn(
     """
     given = [*([model] if model else []), *paths]
     if len(given) < 2:
-        raise CommandLineError(
-            "give a model file and a folder, such as: protosteer learn shop.protosteer photos/",
-            code="missing-argument",
-        )
+        message = "give a model file and a folder, such as: protosteer learn shop.protosteer photos/"
+        raise CommandLineError(message, code="missing-argument")
     path, *folders = given
     path = output_path(path)
     who = make_executor(engine, address, device)
     if name is not None and (len(folders) > 1 or who.is_remote):
-        raise CommandLineError(
-            "--name is for one folder with --engine local; other tasks are named after theirs",
-            code="conflicting-options",
-        )
+        message = "--name is for one folder with --engine local; other tasks are named after theirs"
+        raise CommandLineError(message, code="conflicting-options")
     if thumbnails and who.is_remote:
         raise CommandLineError("--thumbnails needs --engine local", code="conflicting-options")
     changes = parse_settings(set_ or []) | ({} if independent is None else {"independent": independent})
@@ -184,9 +170,7 @@ class _Learners:
         from protosteer.settings import Settings
         from protosteer.workflows.learn_folder import split
 
-        settings = Settings.preset(
-            self.preset or "best", **self.changes
-        )  # complains before anything is tried
+        settings = Settings.preset(self.preset or "best", **self.changes)  # complains before anything is tried
         return split(files, self.holdout, settings.seed)[0]
 
 
@@ -358,11 +342,7 @@ def _show_result(result: LearnResult, found: FolderScan, learner: Learner, path:
     if result.record.prompt is None and learner.settings.prompts:
         say(why_no_prompt(result.record, found))
     if result.check is None:
-        lost = (
-            ""
-            if not learner.reader.needs_heldout
-            else ", and predict --reject knows nothing of these classes"
-        )
+        lost = "" if not learner.reader.needs_heldout else ", and predict --reject knows nothing of these classes"
         say(f"no image was held out: there is no self-check{lost}")
     size = f"{_size(learner.memory)}, {path.stat().st_size:,} bytes"
     say(f"Written: {path}: {size}; task {result.record.name} is new")
@@ -424,18 +404,14 @@ def _learn_in_parallel(
         def on_learned(plan: TaskPlan, outcome: tuple[FolderScan, LearnResult] | None) -> None:
             results[plan.folder] = as_json(*outcome) if outcome else {"task": {"name": plan.name}}
             check = outcome[1].check if outcome else None
-            among = (
-                f", self-check {check.accuracy:.1f} % among its own classes and older ones" if check else ""
-            )
+            among = f", self-check {check.accuracy:.1f} % among its own classes and older ones" if check else ""
             how = f"learned as task {plan.name}{among}" if outcome else "was learned before an earlier stop"
             say(f"{plan.folder}: {how}")
             progress.on_stage(Stage("", "folders", len(results), len(plans)))
 
         try:
             with sigterm_as_ctrl_c(), writing(path, ANOTHER):
-                records, parts = learn_in_parallel(
-                    engine, learner, plans, real(path), holdout, device, on_learned
-                )
+                records, parts = learn_in_parallel(engine, learner, plans, real(path), holdout, device, on_learned)
                 put_tasks(path, learner, records)
         except KeyboardInterrupt:
             say(f"stopped; {path} is as it was; the same command learns the folders that are left")

@@ -29,17 +29,12 @@ def read_model(path: Path) -> Model | None:
     from protosteer.model import file as model_file
 
     if path.is_dir():
-        raise ModelFileError(
-            f"{path} is a folder; the model file comes first, then the folder of images",
-            code="model-is-folder",
-            path=path,
-        )
+        message = f"{path} is a folder; the model file comes first, then the folder of images"
+        raise ModelFileError(message, code="model-is-folder", path=path)
     return model_file.read(path) if path.exists() else None
 
 
-def open_learner(
-    path: Path, name: str | None, weights: Path | None, device: str, threads: int | None
-) -> Learner:
+def open_learner(path: Path, name: str | None, weights: Path | None, device: str, threads: int | None) -> Learner:
     """Return the learner of a model file; see `open_learners`."""
     return open_learners([path], name, weights, device, threads)[0]
 
@@ -81,20 +76,13 @@ def backbone_of(model: Model, name: str | None, weights: Path | None, device: st
         return model.load_backbone(name, weights, device)
     except WeightsError as error:
         if name or weights:
-            raise ModelFileError(
-                f"{model.path} was learned with backbone '{known}', and {weights or name} cannot be it "
-                f"({error})",
-                code="other-backbone",
-                path=model.path,
-                name=known,
-            ) from error
-        raise ModelFileError(
+            message = f"{model.path} was learned with backbone '{known}', and {weights or name} cannot be it ({error})"
+            raise ModelFileError(message, code="other-backbone", path=model.path, name=known) from error
+        message = (
             f"{model.path} needs backbone '{known}', which cannot be loaded ({error}); say where its weights "
-            "are with --weights FILE",
-            code="backbone-not-found",
-            path=model.path,
-            name=known,
-        ) from error
+            "are with --weights FILE"
+        )
+        raise ModelFileError(message, code="backbone-not-found", path=model.path, name=known) from error
 
 
 def prepare(device: str, threads: int | None) -> str:
@@ -114,19 +102,13 @@ def make_executor(name: str, address: str | None, device: str = "auto") -> Execu
 
     if name == "local":
         if address is not None:
-            raise CommandLineError(
-                "--address is that of a Ray cluster; add --engine ray", code="address-without-ray"
-            )
+            raise CommandLineError("--address is that of a Ray cluster; add --engine ray", code="address-without-ray")
         return LocalExecutor()
     if name != "ray":
-        raise CommandLineError(
-            f"engine {name!r} is not known; choose local or ray", code="unknown-engine", name=name
-        )
+        raise CommandLineError(f"engine {name!r} is not known; choose local or ray", code="unknown-engine", name=name)
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        raise CommandLineError(
-            "--engine ray and torchrun exclude each other; start the command without torchrun",
-            code="ray-under-torchrun",
-        )
+        message = "--engine ray and torchrun exclude each other; start the command without torchrun"
+        raise CommandLineError(message, code="ray-under-torchrun")
     from protosteer.runtime.ray_executor import RayExecutor
 
     return RayExecutor(address, device)
@@ -164,9 +146,7 @@ def refuse_existing(out: Path) -> None:
     from protosteer.errors import ProtosteerError
 
     if out.exists():
-        raise ProtosteerError(
-            f"{out} exists already; choose another file with --out", code="file-exists", path=out
-        )
+        raise ProtosteerError(f"{out} exists already; choose another file with --out", code="file-exists", path=out)
 
 
 class BackboneChoice:
@@ -176,10 +156,8 @@ class BackboneChoice:
         from protosteer.backbones import AUTO
 
         if name == AUTO and weights is not None:
-            raise CommandLineError(
-                f"--backbone {AUTO} finds weights by itself; leave --weights out",
-                code="conflicting-options",
-            )
+            message = f"--backbone {AUTO} finds weights by itself; leave --weights out"
+            raise CommandLineError(message, code="conflicting-options")
         self.name = None if name == AUTO else name
         self.weights = weights
         self.as_json = as_json
@@ -215,9 +193,7 @@ def choose_backbone(files: Files, device: str, as_json: bool = False) -> Choice:
 
     with LearnProgress(make_console(stderr=True)) as progress:
         data = files.paths, files.labels
-        choice = backbone_selection.choose_backbone(
-            data, device, fetch=True, say=tell, on_stage=progress.on_stage
-        )
+        choice = backbone_selection.choose_backbone(data, device, fetch=True, say=tell, on_stage=progress.on_stage)
     for name, why in choice.left_out.items():
         tell(printable(f"backbone {name} was not tried: {why}"))
     if choice.trials and not as_json:

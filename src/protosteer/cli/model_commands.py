@@ -47,20 +47,15 @@ def forget(
     from protosteer.util.text import printable
 
     if bool(names) == (task is not None):
-        raise CommandLineError(
-            "name the classes to forget, or one task with --task", code="conflicting-options"
-        )
+        raise CommandLineError("name the classes to forget, or one task with --task", code="conflicting-options")
     with writing(model, None), transaction(model) as change:
         held = change.read()
         memory, before = held.memory, _size(held)
         outcome = [forget_one(memory, task=task)] if task is not None else forget_all(memory, names or [])
         if backup:
             if backup.exists():
-                raise ProtosteerError(
-                    f"{backup} exists already; choose another file for --backup",
-                    code="file-exists",
-                    path=backup,
-                )
+                message = f"{backup} exists already; choose another file for --backup"
+                raise ProtosteerError(message, code="file-exists", path=backup)
             with writing(backup, "--backup"):
                 write_atomically(backup, read_regular(model))
         change.put(held)
@@ -95,9 +90,7 @@ def _counted(size: dict[str, int]) -> str:
 
 @app.command(rich_help_panel=PANEL)
 def merge(
-    models: Annotated[
-        list[Path], Argument(metavar="MODEL MODEL...", help="Model files.", show_default=False)
-    ],
+    models: Annotated[list[Path], Argument(metavar="MODEL MODEL...", help="Model files.", show_default=False)],
     out: Annotated[Path, Option("-o", "--out", help="File for the merged model.", show_default=False)],
     rename: Annotated[
         list[str] | None,
@@ -169,9 +162,7 @@ def inspect(
 @app.command(rich_help_panel=PANEL)
 def export(
     model: ModelFile,
-    onnx: Annotated[
-        Path, Option("--onnx", metavar="DIR", help="Folder for the ONNX files.", show_default=False)
-    ],
+    onnx: Annotated[Path, Option("--onnx", metavar="DIR", help="Folder for the ONNX files.", show_default=False)],
     backbone: ModelBackbone = None,
     weights: ModelWeights = None,
     as_json: Json = False,

@@ -17,9 +17,7 @@ from protosteer.cli.common import CommandLineError
 from protosteer.errors import SettingsError
 
 Json = Annotated[bool, Option("--json", help="Print the results as JSON.")]
-Device = Annotated[
-    str, Option("--device", autocompletion=completion.device_names, help="auto, cpu, cuda or mps.")
-]
+Device = Annotated[str, Option("--device", autocompletion=completion.device_names, help="auto, cpu, cuda or mps.")]
 
 
 def path_of(text: str) -> Path:
@@ -32,17 +30,12 @@ def path_of(text: str) -> Path:
 def _bounded(threads: int | None) -> int | None:
     most = 16 * (os.cpu_count() or 1)
     if threads is not None and threads > most:
-        raise CommandLineError(
-            f"{threads} threads are more than 16 per processor; give at most {most}",
-            code="too-many-threads",
-            most=most,
-        )
+        message = f"{threads} threads are more than 16 per processor; give at most {most}"
+        raise CommandLineError(message, code="too-many-threads", most=most)
     return threads
 
 
-Threads = Annotated[
-    int | None, Option("--threads", min=1, callback=_bounded, help="Threads of the processor.")
-]
+Threads = Annotated[int | None, Option("--threads", min=1, callback=_bounded, help="Threads of the processor.")]
 NewBackbone = Annotated[
     str | None,
     Option(

@@ -87,10 +87,8 @@ def predict(
     if out is None and (engine != "local" or address):
         raise CommandLineError("workers write into a folder; name it with --out", code="engine-without-out")
     if out is not None and explain:
-        raise CommandLineError(
-            "--explain is not for tables; leave out --explain or --out",
-            code="conflicting-options",
-        )
+        message = "--explain is not for tables; leave out --explain or --out"
+        raise CommandLineError(message, code="conflicting-options")
     files = find_files(paths)
     if out is None:
         learner = open_learner(model, backbone, weights, device, threads)
@@ -124,11 +122,8 @@ def _print_predictions(maker: Predictions, files: list[Path], as_json: bool, as_
             else:
                 print(write(row), flush=True)
     if bad:
-        raise DataError(
-            f"{bad} of {len(files)} files could not be read; the others were predicted",
-            code="unreadable-files",
-            count=bad,
-        )
+        message = f"{bad} of {len(files)} files could not be read; the others were predicted"
+        raise DataError(message, code="unreadable-files", count=bad)
 
 
 @app.command(rich_help_panel=PANEL)
@@ -179,24 +174,15 @@ def _check_out(out: str, engine: str) -> None:
 
     if is_table(out):
         if engine != "local":
-            raise CommandLineError(
-                f"--out {out} is one file; with --engine {engine} name a folder, for one file per shard",
-                code="one-file-with-engine",
-                path=out,
-            )
+            message = f"--out {out} is one file; with --engine {engine} name a folder, for one file per shard"
+            raise CommandLineError(message, code="one-file-with-engine", path=out)
         if "://" in out:
-            raise CommandLineError(
-                f"--out {out} is one file elsewhere; name a folder there, for one file per shard",
-                code="one-file-elsewhere",
-                path=out,
-            )
+            message = f"--out {out} is one file elsewhere; name a folder there, for one file per shard"
+            raise CommandLineError(message, code="one-file-elsewhere", path=out)
         refuse_existing(Path(out))
     elif Path(out).suffix and not ("://" in out or out.endswith("/") or Path(out).is_dir()):
-        raise CommandLineError(
-            f"--out {out} is neither a folder nor a file that ends in {', '.join(SUFFIXES)}",
-            code="bad-suffix",
-            path=out,
-        )
+        message = f"--out {out} is neither a folder nor a file that ends in {', '.join(SUFFIXES)}"
+        raise CommandLineError(message, code="bad-suffix", path=out)
 
 
 def _write_rows(
@@ -262,21 +248,15 @@ def find_files(words: list[str]) -> list[Path]:
         if word == "-":
             found += [Path(line) for line in _listed()]
             continue
-        matches = (
-            [word]
-            if Path(word).exists() or image_exists(Path(word))
-            else sorted(glob.glob(word, recursive=True))
-        )
+        matches = [word] if Path(word).exists() or image_exists(Path(word)) else sorted(glob.glob(word, recursive=True))
         if not matches:
             kind = "matches no file" if glob.has_magic(word) else "does not exist"
             raise DataError(f"{word} {kind}; check the path", code="no-such-file", path=word)
         for match in map(Path, matches):
             found += image_paths(match)
     if not found:
-        raise DataError(
-            "no image file was named; give files, folders, patterns or a list on standard input",
-            code="no-images",
-        )
+        message = "no image file was named; give files, folders, patterns or a list on standard input"
+        raise DataError(message, code="no-images")
     return found
 
 

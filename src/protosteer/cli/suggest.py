@@ -61,10 +61,8 @@ def suggest(
     With --check, find label issues in class folders instead. Nothing is changed.
     """
     if bool(paths) == (check is not None):
-        raise CommandLineError(
-            "give either images without labels, or a folder of class folders with --check",
-            code="conflicting-options",
-        )
+        message = "give either images without labels, or a folder of class folders with --check"
+        raise CommandLineError(message, code="conflicting-options")
     from protosteer.data.class_folders import read_folder
 
     if out is not None:
@@ -87,15 +85,11 @@ def _check_out(out: Path, as_json: bool) -> None:
     if as_json:
         raise CommandLineError("choose one of --json and --out", code="conflicting-options")
     if not is_table(str(out)):
-        raise CommandLineError(
-            f"--out {out} does not end in {', '.join(SUFFIXES)}", code="bad-suffix", path=out
-        )
+        raise CommandLineError(f"--out {out} does not end in {', '.join(SUFFIXES)}", code="bad-suffix", path=out)
     refuse_existing(out)
 
 
-def _found(
-    learner: Learner, labelled: Files | None, files: list[Path], count: int, reject: float
-) -> Suggestions:
+def _found(learner: Learner, labelled: Files | None, files: list[Path], count: int, reject: float) -> Suggestions:
     from protosteer.report.progress import LearnProgress
     from protosteer.workflows.active_learning import suggest as choose
     from protosteer.workflows.label_issues import mislabelled
@@ -116,9 +110,7 @@ def _tell(found: Suggestions, out: Path | None, as_json: bool) -> None:
     from protosteer.workflows.prediction_table import write_table
 
     if as_json:
-        print(
-            json.dumps({"images": found.images, "found": found.found, "rows": list(found.rows())}, indent=1)
-        )
+        print(json.dumps({"images": found.images, "found": found.found, "rows": list(found.rows())}, indent=1))
     elif out is None:
         show(overview(found))
     else:

@@ -33,10 +33,8 @@ def batched(array: Any, name: str) -> Tensor:
     elif x.ndim == 3 and is_numpy and shape[2] in (1, 3):
         x = x.permute(2, 0, 1)[None]
     elif x.ndim == 3 and is_numpy and shape[0] == 3:
-        raise DataError(
-            f"{name} {shape} may be 1 colour or 3 grey images; use [1, 3, H, W] or [3, 1, H, W]",
-            code="ambiguous-shape",
-        )
+        message = f"{name} {shape} may be 1 colour or 3 grey images; use [1, 3, H, W] or [3, 1, H, W]"
+        raise DataError(message, code="ambiguous-shape")
     elif x.ndim == 3 and is_numpy:
         x = x[:, None]
     elif x.ndim == 3 and shape[0] in (1, 3):
@@ -79,8 +77,6 @@ def to_uint8(x: Tensor, name: str) -> Tensor:
             )
         return (x * 255).round().to(torch.uint8).contiguous()
     if low < 0 or high > 255:
-        raise DataError(
-            f"{name} has {x.dtype} values from {low} to {high}; give uint8, or floats in [0, 1]",
-            code="bad-pixel-range",
-        )
+        message = f"{name} has {x.dtype} values from {low} to {high}; give uint8, or floats in [0, 1]"
+        raise DataError(message, code="bad-pixel-range")
     return x.to(torch.uint8).contiguous()

@@ -86,11 +86,8 @@ class Augmentation:
 
     def __init__(self, preprocessing: Preprocessing, kind: str = "paper", batched: bool | None = None):
         if kind not in AUGMENTATIONS:
-            raise SettingsError(
-                f"augmentation {kind!r} is unknown; choose one of {', '.join(AUGMENTATIONS)}",
-                code="bad-setting",
-                name="augmentation",
-            )
+            message = f"augmentation {kind!r} is unknown; choose one of {', '.join(AUGMENTATIONS)}"
+            raise SettingsError(message, code="bad-setting", name="augmentation")
         self.preprocessing = preprocessing
         self.kind = kind
         self.batched = batched
@@ -152,9 +149,7 @@ def augmented(
     group = group or ProcessGroup()
     shares = [group.share(len(rows)) for rows in batches]
     rank_rows = [rows[share] for rows, share in zip(batches, shares, strict=True)]
-    for rows, share, pixels in zip(
-        batches, shares, prefetched(images, rank_rows, device=device), strict=True
-    ):
+    for rows, share, pixels in zip(batches, shares, prefetched(images, rank_rows, device=device), strict=True):
         choices = augment.draw((len(rows), *pixels.shape[1:]))
         yield augment.apply(pixels.to(device, non_blocking=True), choices.of(share))
 
@@ -308,9 +303,7 @@ def grey_(image: Tensor) -> None:
 
 def blur_(images: Tensor, radius: float | Tensor, reach: int) -> None:
     """Blur [b, 3, h, w]; the kernel reaches `reach` pixels, and edges are replicated as in Pillow."""
-    sigma = (
-        torch.as_tensor(radius).view(-1, 1).expand(-1, 2)
-    )  # kornia reads its values, so it stays on the CPU
+    sigma = torch.as_tensor(radius).view(-1, 1).expand(-1, 2)  # kornia reads its values, so it stays on the CPU
     size = (2 * reach + 1, 2 * reach + 1)
     images.copy_(gaussian_blur2d(images, size, sigma, border_type="replicate"))
 

@@ -41,11 +41,8 @@ class Files:
         index = {name: i for i, name in enumerate(classes)}
         for path, label in zip(self.paths, self.labels, strict=True):
             if label not in index:
-                raise DataError(
-                    f"{path} is of unknown class {label!r}; add the class, or remove the file",
-                    code="unknown-class",
-                    name=label,
-                )
+                message = f"{path} is of unknown class {label!r}; add the class, or remove the file"
+                raise DataError(message, code="unknown-class", name=label)
         return torch.tensor([index[label] for label in self.labels], dtype=torch.long)
 
 
@@ -61,44 +58,29 @@ def read_folder(folder: Path, wanted: Sequence[str] | None = None) -> Files:
     """
     if not folder.is_dir():
         problem = "is a file" if folder.exists() else "does not exist"
-        raise DataError(
-            f"{folder} {problem}; give a folder that has one sub-folder per class",
-            code="no-class-folders",
-            path=folder,
-        )
+        message = f"{folder} {problem}; give a folder that has one sub-folder per class"
+        raise DataError(message, code="no-class-folders", path=folder)
     entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
     loose = next((entry for entry in entries if is_image(entry)), None)
     if loose is not None:
-        raise DataError(
-            f"{loose} lies outside any class folder; move it into a folder named after its class",
-            code="loose-image",
-            path=loose,
-        )
+        message = f"{loose} lies outside any class folder; move it into a folder named after its class"
+        raise DataError(message, code="loose-image", path=loose)
     classes = [entry for entry in entries if entry.is_dir()]
     if not classes:
-        raise DataError(
-            f"{folder} has no class folders; make one per class and put its images there",
-            code="no-class-folders",
-            path=folder,
-        )
+        message = f"{folder} has no class folders; make one per class and put its images there"
+        raise DataError(message, code="no-class-folders", path=folder)
     if wanted is not None:
         missing = next((name for name in wanted if folder / name not in classes), None)
         if missing is not None:
-            raise DataError(
-                f"{folder} has no class folder {missing}; put its images there",
-                code="missing-class",
-                name=missing,
-            )
+            message = f"{folder} has no class folder {missing}; put its images there"
+            raise DataError(message, code="missing-class", name=missing)
         classes = [folder / name for name in wanted]
     files = Files([], [])
     for entry in classes:
         paths = images_below(entry)
         if not paths:
-            raise DataError(
-                f"class folder {entry} holds no image files; add images or remove the folder",
-                code="empty-class-folder",
-                path=entry,
-            )
+            message = f"class folder {entry} holds no image files; add images or remove the folder"
+            raise DataError(message, code="empty-class-folder", path=entry)
         files.paths.extend(paths)
         files.labels.extend([entry.name] * len(paths))
     return files
@@ -123,20 +105,13 @@ def read_list(path: Path) -> Files:
     for number, line in text_lines(path):
         words = line.rsplit(maxsplit=1)
         if len(words) != 2:
-            raise DataError(
-                f'{path}, line {number}: {line!r} is not "relative/path label"',
-                code="bad-list",
-                path=path,
-                line=number,
-            )
+            message = f'{path}, line {number}: {line!r} is not "relative/path label"'
+            raise DataError(message, code="bad-list", path=path, line=number)
         if not files.paths and not (base / words[0]).is_file():
             base = base.parent
         if not (base / words[0]).is_file():
-            raise DataError(
-                f"{path}, line {number}: {base / words[0]} is not there; unpack the images beside the list",
-                code="missing-file",
-                path=base / words[0],
-            )
+            message = f"{path}, line {number}: {base / words[0]} is not there; unpack the images beside the list"
+            raise DataError(message, code="missing-file", path=base / words[0])
         files.paths.append(base / words[0])
         files.labels.append(words[1])
     if not files.paths:
@@ -158,19 +133,14 @@ def name_classes(*lists: Files) -> tuple[list[str], list[Files]]:
         for path, label in zip(files.paths, files.labels, strict=True):
             folders[label].add(path.parent.name)
     one_folder_each = all(len(names) == 1 for names in folders.values())
-    names = {
-        label: next(iter(parents)) if one_folder_each else str(int(label))
-        for label, parents in folders.items()
-    }
+    names = {label: next(iter(parents)) if one_folder_each else str(int(label)) for label, parents in folders.items()}
     if len(set(names.values())) < len({int(label) for label in labels}):
         names = {label: str(int(label)) for label in labels}
     classes = list(dict.fromkeys(names[label] for label in sorted(labels, key=int)))
     return classes, [Files(files.paths, [names[label] for label in files.labels]) for files in lists]
 
 
-def stratified_split(
-    labels: Sequence[str], test_share: float, seed: int = SPLIT_SEED
-) -> tuple[list[int], list[int]]:
+def stratified_split(labels: Sequence[str], test_share: float, seed: int = SPLIT_SEED) -> tuple[list[int], list[int]]:
     """Split row numbers into training and test rows, each ascending, with the same share of every class.
 
     Raises:
@@ -182,10 +152,8 @@ def stratified_split(
     try:
         train, test = train_test_split(rows, test_size=test_share, stratify=labels, random_state=seed)
     except ValueError as error:
-        raise DataError(
-            f"{len(labels)} images cannot be split into training and test images: {error}",
-            code="cannot-split",
-        ) from error
+        message = f"{len(labels)} images cannot be split into training and test images: {error}"
+        raise DataError(message, code="cannot-split") from error
     return sorted(train.tolist()), sorted(test.tolist())
 
 

@@ -57,10 +57,8 @@ class Budget:
             DataError: With code `image-too-large`, if the whole budget is smaller.
         """
         if amount > self.most:
-            raise DataError(
-                f"an image takes {amount:,} bytes, more than {self.most:,}; make it smaller",
-                code="image-too-large",
-            )
+            message = f"an image takes {amount:,} bytes, more than {self.most:,}; make it smaller"
+            raise DataError(message, code="image-too-large")
         with self._changed:
             self._changed.wait_for(lambda: self._used + amount <= self.most)
             self._used += amount

@@ -74,11 +74,8 @@ def fetch(remote: Remote, folder: Path, say: Say = to_stderr) -> Path:
             faults.append(str(error))
             say(str(error))
         except OSError as error:
-            raise DataError(
-                f"{folder} cannot be written to ({error}); choose another folder for data",
-                code="cannot-write",
-                path=folder,
-            ) from error
+            message = f"{folder} cannot be written to ({error}); choose another folder for data"
+            raise DataError(message, code="cannot-write", path=folder) from error
     raise DataError(
         f"{remote.name} could not be fetched: {', '.join(faults)}", code="download-failed", name=remote.name
     )
@@ -159,30 +156,21 @@ def unpack(archive: Path, folder: str, into: Path) -> Path:
     """
     final = into / folder
     if final.exists():
-        raise DataError(
-            f"{final} is there but is not complete; remove it and try again",
-            code="incomplete-folder",
-            path=final,
-        )
+        message = f"{final} is there but is not complete; remove it and try again"
+        raise DataError(message, code="incomplete-folder", path=final)
     try:
         into.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=".unpacking-", dir=into, ignore_cleanup_errors=True) as work:
             _extract(archive, work)
             if not Path(work, folder).is_dir():
-                raise DataError(
-                    f"{archive} holds no folder {folder}; it is not the official file, fetch it again",
-                    code="bad-archive",
-                    path=archive,
-                )
+                message = f"{archive} holds no folder {folder}; it is not the official file, fetch it again"
+                raise DataError(message, code="bad-archive", path=archive)
             return Path(work, folder).rename(final)
     except (
         OSError, EOFError, RuntimeError, ValueError, tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError
     ) as error:  # fmt: skip
-        raise DataError(
-            f"{archive} cannot be unpacked into {into} ({one_line(str(error))}); fetch it again, or make room",
-            code="bad-archive",
-            path=archive,
-        ) from error
+        message = f"{archive} cannot be unpacked into {into} ({one_line(str(error))}); fetch it again, or make room"
+        raise DataError(message, code="bad-archive", path=archive) from error
 
 
 def _extract(archive: Path, into: str) -> None:

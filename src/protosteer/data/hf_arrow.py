@@ -36,11 +36,8 @@ def pyarrow() -> Any:
         import pyarrow.fs
         import pyarrow.parquet
     except ImportError as error:
-        raise SettingsError(
-            f"Parquet and Arrow files need pyarrow ({error}); pip install 'protosteer[parquet]'",
-            code="missing-extra",
-            extra="parquet",
-        ) from error
+        message = f"Parquet and Arrow files need pyarrow ({error}); pip install 'protosteer[parquet]'"
+        raise SettingsError(message, code="missing-extra", extra="parquet") from error
     return pyarrow
 
 
@@ -64,11 +61,8 @@ def read_set(folder: Path) -> list[tuple[Path, Any]]:
         except ProtosteerError:
             raise
         except Exception as error:  # damaged files make pyarrow raise nearly anything
-            raise DataError(
-                f"{arrow} cannot be read as part of an image set ({one_line(str(error))}); save the set again",
-                code="bad-image-set",
-                path=arrow,
-            ) from error
+            message = f"{arrow} cannot be read as part of an image set ({one_line(str(error))}); save the set again"
+            raise DataError(message, code="bad-image-set", path=arrow) from error
         rows += zip(images, labels, strict=True)
     if not rows:
         raise DataError(f"{folder} holds no images", code="no-images", path=folder)
@@ -79,27 +73,17 @@ def _arrow_files(folder: Path) -> list[Path]:
     if (folder / SPLITS).is_file():
         splits = [entry.name for entry in sorted(folder.iterdir()) if (entry / STATE).is_file()]
         example = f", such as {folder / max(splits, key='train'.__eq__)}" if splits else ""
-        raise DataError(
-            f"{folder} has several splits ({listed(splits)}); give one of them{example}",
-            code="several-splits",
-            path=folder,
-            splits=splits,
-        )
+        message = f"{folder} has several splits ({listed(splits)}); give one of them{example}"
+        raise DataError(message, code="several-splits", path=folder, splits=splits)
     try:
         names = [entry["filename"] for entry in json.loads(read_regular(folder / STATE))["_data_files"]]
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise DataError(
-            f"{folder / STATE} lists no Arrow files ({one_line(str(error))})",
-            code="bad-image-set",
-            path=folder / STATE,
-        ) from error
+        message = f"{folder / STATE} lists no Arrow files ({one_line(str(error))})"
+        raise DataError(message, code="bad-image-set", path=folder / STATE) from error
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or Path(name).suffix != _SUFFIX:
-            raise DataError(
-                f"{folder / STATE} lists {name!r}, which is no Arrow file beside it",
-                code="bad-image-set",
-                path=folder / STATE,
-            )
+            message = f"{folder / STATE} lists {name!r}, which is no Arrow file beside it"
+            raise DataError(message, code="bad-image-set", path=folder / STATE)
     return [folder / name for name in names]
 
 
@@ -146,11 +130,8 @@ def _image_paths(arrow: Path, table: Any, column: str) -> Iterator[Path]:
         names = parts["path"].to_pylist()
         for embedded, name in zip(parts["bytes"].is_valid().to_pylist(), names, strict=True):
             if not embedded and not name:
-                raise DataError(
-                    f"{arrow / str(row)} has no image; leave such rows out with Dataset.filter",
-                    code="row-without-image",
-                    path=arrow / str(row),
-                )
+                message = f"{arrow / str(row)} has no image; leave such rows out with Dataset.filter"
+                raise DataError(message, code="row-without-image", path=arrow / str(row))
             yield arrow / str(row) if embedded else arrow.parent / name
             row += 1
 

@@ -48,23 +48,14 @@ def opened(path: Path, content: bytes | None = None) -> Iterator[Image.Image]:
         ):
             yield image
     except Image.DecompressionBombError as error:
-        raise DataError(
-            f"{path} has too many pixels to be read safely; make it smaller ({error})",
-            code="image-too-large",
-            path=path,
-        ) from error
+        message = f"{path} has too many pixels to be read safely; make it smaller ({error})"
+        raise DataError(message, code="image-too-large", path=path) from error
     except UnidentifiedImageError as error:
-        raise DataError(
-            f"{path} cannot be read as an image; replace or remove it (unknown format)",
-            code="unreadable-image",
-            path=path,
-        ) from error
+        message = f"{path} cannot be read as an image; replace or remove it (unknown format)"
+        raise DataError(message, code="unreadable-image", path=path) from error
     except Exception as error:  # a damaged file makes decoders raise nearly anything
-        raise DataError(
-            f"{path} cannot be read as an image; replace or remove it ({one_line(str(error))})",
-            code="unreadable-image",
-            path=path,
-        ) from error
+        message = f"{path} cannot be read as an image; replace or remove it ({one_line(str(error))})"
+        raise DataError(message, code="unreadable-image", path=path) from error
 
 
 def _open(path: Path) -> BinaryIO:
@@ -101,11 +92,8 @@ def image_files(path: Path) -> list[Path]:
         raise DataError(f"{path} does not exist; check the path", code="missing-file", path=path)
     paths = images_below(path)
     if not paths:
-        raise DataError(
-            f"{path} holds no image files; these suffixes are read: {' '.join(sorted(SUFFIXES))}",
-            code="no-images",
-            path=path,
-        )
+        message = f"{path} holds no image files; these suffixes are read: {' '.join(sorted(SUFFIXES))}"
+        raise DataError(message, code="no-images", path=path)
     return paths
 
 

@@ -53,12 +53,11 @@ def read_table(path: Path) -> Files:
     pairs = zip(positions, files.paths, strict=True)
     missing = [f"{position}: {file}" for position, file in pairs if not image_exists(file)]
     if missing:
-        raise DataError(
+        message = (
             f"{path} names files that are not there ({listed(missing, _MAX_NAMED)}); paths are relative to the "
-            "folder of the list, or else to the one you are in",
-            code="missing-file",
-            path=path,
+            "folder of the list, or else to the one you are in"
         )
+        raise DataError(message, code="missing-file", path=path)
     return files.rows(sorted(range(len(files)), key=lambda i: (files.labels[i], files.paths[i])))
 
 
@@ -76,21 +75,15 @@ def _reject_repeated(path: Path, positions: Sequence[str], files: Files) -> None
     repeated = [i for i, file in enumerate(files.paths) if first.setdefault(file, i) != i]
     if repeated:
         rows = [f"{positions[first[files.paths[i]]]} and {positions[i]}: {files.paths[i]}" for i in repeated]
-        raise DataError(
-            f"{path} has images more than once ({listed(rows, _MAX_NAMED)}); leave one row of each",
-            code="repeated-image",
-            path=path,
-        )
+        message = f"{path} has images more than once ({listed(rows, _MAX_NAMED)}); leave one row of each"
+        raise DataError(message, code="repeated-image", path=path)
 
 
 def _name(path: Path, position: str, cell: Any) -> str:
     if isinstance(cell, str) and cell.strip() and "\0" not in cell:
         return cell
-    raise DataError(
-        f"{path}, {position}: column path has no file's name; fill it in, or remove the row",
-        code="bad-list",
-        path=path,
-    )
+    message = f"{path}, {position}: column path has no file's name; fill it in, or remove the row"
+    raise DataError(message, code="bad-list", path=path)
 
 
 def label_of(cell: Any) -> str | None:
@@ -105,11 +98,8 @@ def _label(path: Path, position: str, cell: Any) -> str:
     if label is not None:
         return label
     fault = "is missing" if cell is None or cell == "" else f"is {cell!r}"
-    raise DataError(
-        f"{path}, {position}: the label {fault}; give a word or a whole number, or remove the row",
-        code="bad-label",
-        path=path,
-    )
+    message = f"{path}, {position}: the label {fault}; give a word or a whole number, or remove the row"
+    raise DataError(message, code="bad-label", path=path)
 
 
 def _rows(path: Path, columns: Sequence[str]) -> Rows:
@@ -127,12 +117,11 @@ def _rows(path: Path, columns: Sequence[str]) -> Rows:
 def _require(path: Path, present: Sequence[str], columns: Sequence[str]) -> None:
     missing = next((name for name in columns if name not in present), None)
     if missing is not None:
-        raise DataError(
+        message = (
             f"{path} is not a list of images{' and labels' * (len(columns) > 1)}: it has no column {missing}; there "
-            f"are: {listed(list(present))}",
-            code="missing-column",
-            name=missing,
+            f"are: {listed(list(present))}"
         )
+        raise DataError(message, code="missing-column", name=missing)
 
 
 def _parquet_rows(path: Path, columns: Sequence[str]) -> Rows:
@@ -157,10 +146,7 @@ def _json_rows(path: Path, columns: Sequence[str]) -> Rows:
         if line.strip():
             row = json.loads(line)
             if not isinstance(row, dict):
-                raise DataError(
-                    f"{path}, line {number}: this is no JSON object; write one per line",
-                    code="bad-list",
-                    path=path,
-                )
+                message = f"{path}, line {number}: this is no JSON object; write one per line"
+                raise DataError(message, code="bad-list", path=path)
             _require(path, list(row), columns)
             yield f"line {number}", [row[name] for name in columns]

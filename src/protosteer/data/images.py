@@ -91,10 +91,8 @@ class ArrayImages(ImageSet):
 
     def __init__(self, array: Tensor):
         if array.dtype != torch.uint8 or array.ndim != 4 or array.shape[1] != 3:
-            raise DataError(
-                f"ArrayImages wants uint8 [N, 3, h, w], not {array.dtype} {list(array.shape)}",
-                code="bad-array",
-            )
+            message = f"ArrayImages wants uint8 [N, 3, h, w], not {array.dtype} {list(array.shape)}"
+            raise DataError(message, code="bad-array")
         self.array = array
 
     def __len__(self) -> int:
@@ -129,9 +127,7 @@ class LazyImages(ImageSet):
             return self.preprocessing.to_canvas(item)
         array = to_uint8(batched(item, self.name(row)), self.name(row))
         if len(array) != 1:
-            raise DataError(
-                f"{self.name(row)} has shape {list(item.shape)}; it must be one image", code="bad-array"
-            )
+            raise DataError(f"{self.name(row)} has shape {list(item.shape)}; it must be one image", code="bad-array")
         return self.preprocessing.to_canvas(Image.fromarray(array[0].permute(1, 2, 0).numpy()))
 
 
@@ -179,9 +175,7 @@ def as_images(data: Any, preprocessing: Preprocessing) -> ImageSet:
     """
     images = _as_images(data, preprocessing)
     if not len(images):
-        raise DataError(
-            "there are no images: the collection is empty; give at least one image", code="no-images"
-        )
+        raise DataError("there are no images: the collection is empty; give at least one image", code="no-images")
     return images
 
 
@@ -210,9 +204,7 @@ def as_labelled(data: Any, preprocessing: Preprocessing) -> tuple[ImageSet, list
             code="unsupported-data",
         )
     if len(images) != len(labels):
-        raise DataError(
-            f"{len(images)} images but {len(labels)} labels; give one label per image", code="label-count"
-        )
+        raise DataError(f"{len(images)} images but {len(labels)} labels; give one label per image", code="label-count")
     return images, labels
 
 
@@ -231,9 +223,7 @@ def _as_images(data: Any, preprocessing: Preprocessing) -> ImageSet:
         return _from_list(data, preprocessing)
     if _is_dataset(data):
         return LazyImages(len(data), lambda row: _image_of(data[row]), preprocessing)
-    raise DataError(
-        f"{type(data).__name__} cannot be read as images; give {ACCEPTED}", code="unsupported-data"
-    )
+    raise DataError(f"{type(data).__name__} cannot be read as images; give {ACCEPTED}", code="unsupported-data")
 
 
 def _from_list(items: Sequence[Any], preprocessing: Preprocessing) -> ImageSet:
@@ -251,9 +241,7 @@ def _from_list(items: Sequence[Any], preprocessing: Preprocessing) -> ImageSet:
 
 def _labels(values: Any) -> list[str]:
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-        raise DataError(
-            f"labels are a {type(values).__name__}; give a list with one label per image", code="bad-label"
-        )
+        raise DataError(f"labels are a {type(values).__name__}; give a list with one label per image", code="bad-label")
     listed = values.tolist() if isinstance(values, (Tensor, np.ndarray)) else list(values)
     return [_label(value, row) for row, value in enumerate(listed)]
 
@@ -266,11 +254,8 @@ def _label(value: Any, row: int) -> str:
         return str(value)
     if isinstance(value, Integral):
         return str(int(value))
-    raise DataError(
-        f"label {row} is {value!r}; a label must be a whole number or a string that is not empty",
-        code="bad-label",
-        row=row,
-    )
+    message = f"label {row} is {value!r}; a label must be a whole number or a string that is not empty"
+    raise DataError(message, code="bad-label", row=row)
 
 
 def _is_dataset(data: Any) -> bool:
@@ -299,9 +284,6 @@ def _dataset_labels(dataset: Any) -> list[str]:
 
 def _item_label(item: Any, row: int) -> str:
     if not isinstance(item, (list, tuple)) or len(item) < 2:
-        raise DataError(
-            f"item {row} of the dataset is not a pair (image, label); every item must be one",
-            code="unsupported-data",
-            row=row,
-        )
+        message = f"item {row} of the dataset is not a pair (image, label); every item must be one"
+        raise DataError(message, code="unsupported-data", row=row)
     return _label(item[1], row)

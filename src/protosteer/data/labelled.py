@@ -21,10 +21,8 @@ class Labelled:
 
     def __post_init__(self) -> None:
         if len(self.images) != len(self.labels):
-            raise DataError(
-                f"{len(self.images)} images but {len(self.labels)} labels; the files do not match",
-                code="label-count",
-            )
+            message = f"{len(self.images)} images but {len(self.labels)} labels; the files do not match"
+            raise DataError(message, code="label-count")
 
 
 @dataclass(frozen=True)
@@ -40,10 +38,8 @@ class Dataset:
     def __post_init__(self) -> None:
         if len(set(self.classes)) != len(self.classes):
             repeated = sorted({name for name in self.classes if self.classes.count(name) > 1})
-            raise DataError(
-                f"{self.name}: class names {repeated} occur more than once; they must differ",
-                code="duplicate-class",
-            )
+            message = f"{self.name}: class names {repeated} occur more than once; they must differ"
+            raise DataError(message, code="duplicate-class")
         for split, part in (("training", self.train), ("test", self.test)):
             labels = part.labels
             if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < len(self.classes)):

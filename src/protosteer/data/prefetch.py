@@ -41,18 +41,14 @@ def prefetched(
         SettingsError: `ahead` is below 1.
     """
     if ahead < 1:
-        raise SettingsError(
-            f"prefetched got ahead={ahead}; it must be at least 1", code="bad-setting", name="ahead"
-        )
+        raise SettingsError(f"prefetched got ahead={ahead}; it must be at least 1", code="bad-setting", name="ahead")
     pinned = device is not None and device.type == "cuda"
     if decodes_files(images):
         return _read_ahead(images, batches, ahead, pinned)
     return (_fetch(images, rows, pinned) for rows in batches)
 
 
-def _read_ahead(
-    images: ImageSet, batches: Sequence[Rows], ahead: int, pinned: bool
-) -> Generator[Tensor, None, None]:
+def _read_ahead(images: ImageSet, batches: Sequence[Rows], ahead: int, pinned: bool) -> Generator[Tensor, None, None]:
     pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
     tasks = (pool.submit(_fetch, images, rows, pinned) for rows in batches)  # submitted when taken
     try:

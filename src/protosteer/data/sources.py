@@ -47,11 +47,8 @@ def _set_files(folder: Path) -> Files:
     for path, cell in read_set(folder):
         label = label_of(cell)
         if label is None:
-            raise DataError(
-                f"{path} has no label; {folder} needs a column label: classes, words or numbers",
-                code="missing-label",
-                path=path,
-            )
+            message = f"{path} has no label; {folder} needs a column label: classes, words or numbers"
+            raise DataError(message, code="missing-label", path=path)
         files.paths.append(path)
         files.labels.append(label)
     return files.rows(sorted(range(len(files)), key=files.labels.__getitem__))

@@ -50,11 +50,8 @@ class Preprocessing:
         for name in ("mean", "std"):
             values = tuple(float(value) for value in getattr(self, name))
             if len(values) != 3:
-                raise DataError(
-                    f"preprocessing {name} has {len(values)} values; give three, for R, G, B",
-                    code="bad-preprocessing",
-                    name=name,
-                )
+                message = f"preprocessing {name} has {len(values)} values; give three, for R, G, B"
+                raise DataError(message, code="bad-preprocessing", name=name)
             object.__setattr__(self, name, values)
         for name, valid, wanted in (
             ("std", min(self.std) > 0, "greater than 0"),
@@ -68,11 +65,8 @@ class Preprocessing:
             ("interpolation", self.interpolation in INTERPOLATIONS, " or ".join(INTERPOLATIONS)),
         ):
             if not valid:
-                raise DataError(
-                    f"preprocessing {name} is {getattr(self, name)!r}; it must be {wanted}",
-                    code="bad-preprocessing",
-                    name=name,
-                )
+                message = f"preprocessing {name} is {getattr(self, name)!r}; it must be {wanted}"
+                raise DataError(message, code="bad-preprocessing", name=name)
 
     @property
     def canvas(self) -> int:
@@ -161,11 +155,8 @@ def _eight_bit(image: Image.Image) -> Image.Image:
             return _over_white(image)
         return image if image.mode in ("L", "RGB") else image.convert("RGB")
     except ValueError as error:
-        raise DataError(
-            f"an image has mode {image.mode}; convert it to RGB first ({error})",
-            code="image-mode",
-            mode=image.mode,
-        ) from error
+        message = f"an image has mode {image.mode}; convert it to RGB first ({error})"
+        raise DataError(message, code="image-mode", mode=image.mode) from error
 
 
 def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:

@@ -34,22 +34,18 @@ def gather(given: Sequence[str]) -> Rows:
             groups.append(group)
         for figures in seeds:
             if figures["seed"] in group[2]:
-                raise RunError(
+                message = (
                     f"{path} has seed {figures['seed']} of a configuration that another folder has too; leave one "
-                    "out, or give each its own label (LABEL=FOLDER)",
-                    code="repeated-seed",
-                    seed=figures["seed"],
+                    "out, or give each its own label (LABEL=FOLDER)"
                 )
+                raise RunError(message, code="repeated-seed", seed=figures["seed"])
             group[2][figures["seed"]] = figures
     rows: Rows = {}
     labels = _labels([configuration for _, configuration, _ in groups])
     for (given_label, _, by_seed), label in zip(groups, labels, strict=True):
         if given_label in rows:
-            raise RunError(
-                f"label '{given_label}' stands for two configurations; give each its own",
-                code="repeated-label",
-                label=given_label,
-            )
+            message = f"label '{given_label}' stands for two configurations; give each its own"
+            raise RunError(message, code="repeated-label", label=given_label)
         rows[given_label or label] = [by_seed[seed] for seed in sorted(by_seed)]
     return rows
 
@@ -59,10 +55,8 @@ def bins_of(rows: Rows) -> dict[str, list[Bins]]:
     found = {label: [seed.get("reliability") for seed in seeds] for label, seeds in rows.items()}
     known = {label: [bins for bins in seeds if bins] for label, seeds in found.items() if all(seeds)}
     if not known:
-        raise RunError(
-            "none of these runs has confidences: their methods report none, or their version is older",
-            code="no-confidence",
-        )
+        message = "none of these runs has confidences: their methods report none, or their version is older"
+        raise RunError(message, code="no-confidence")
     return known
 
 

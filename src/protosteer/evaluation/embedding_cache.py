@@ -35,9 +35,7 @@ class EmbeddingCache:
         self.forward_passes = 0
         self.requests = 0
         self._version = ""  # fingerprint of the current weights
-        self._known: dict[
-            str, tuple[Tensor, Tensor]
-        ] = {}  # by name: embeddings [N, D], and which are known [N]
+        self._known: dict[str, tuple[Tensor, Tensor]] = {}  # by name: embeddings [N, D], and which are known [N]
         self._new: dict[str, list[Tensor]] = {}  # rows embedded since `take_new`
 
     def __len__(self) -> int:

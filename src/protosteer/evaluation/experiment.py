@@ -107,14 +107,10 @@ class Experiment:
             SettingsError: A name is unknown or a value impossible.
         """
         if "stream" not in values:
-            raise SettingsError(
-                "name the stream to run, for instance split-cifar100 or folder:PATH", code="no-stream"
-            )
+            raise SettingsError("name the stream to run, for instance split-cifar100 or folder:PATH", code="no-stream")
         if "seed" in values:
             seed = values["seed"]
-            raise SettingsError(
-                f"seed = {seed}: a run has seeds, for instance seeds={seed}", code="seed-not-seeds"
-            )
+            raise SettingsError(f"seed = {seed}: a run has seeds, for instance seeds={seed}", code="seed-not-seeds")
         own, options = cls.hints(), get_type_hints(StreamOptions)
         hints = own | options
         typed = {name: _typed(name, v, hints[name]) for name, v in values.items() if name in hints}
@@ -155,9 +151,7 @@ class Experiment:
         """Load the backbone on its device."""
         crop = self.crop if self.crop is not None else find_benchmark(self.stream).crop
         device, size = choose_device(self.device), self.image_size
-        return Backbone.load(
-            self.backbone, self.weights, size, crop=crop, device=device, precision=self.precision
-        )
+        return Backbone.load(self.backbone, self.weights, size, crop=crop, device=device, precision=self.precision)
 
 
 def _typed(name: str, value: Any, hint: Any) -> Any:
@@ -169,11 +163,8 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
         return None
     accepted: Any = {Path: (str, Path), float: (float, int)}.get(wanted, (wanted,))
     if not isinstance(value, accepted) or (isinstance(value, bool) and wanted is not bool):
-        raise SettingsError(
-            f"{name} = {value!r}: must be {accepted[0].__name__}, not {type(value).__name__}",
-            code="wrong-setting-type",
-            name=name,
-        )
+        message = f"{name} = {value!r}: must be {accepted[0].__name__}, not {type(value).__name__}"
+        raise SettingsError(message, code="wrong-setting-type", name=name)
     if name in ("image_size", "threads") and value < 1:
         raise SettingsError(f"{name} = {value}: must be at least 1", code="setting-out-of-bounds", name=name)
     return Path(value) if wanted is Path else value
@@ -201,10 +192,8 @@ def parse_seeds(given: Any) -> tuple[int, ...]:
 def check_choice(resume: bool, overwrite: bool) -> None:
     """Raise if a run is to be both resumed and overwritten."""
     if resume and overwrite:
-        raise SettingsError(
-            "resume=True continues the run in the folder, overwrite=True removes it; choose one",
-            code="resume-and-overwrite",
-        )
+        message = "resume=True continues the run in the folder, overwrite=True removes it; choose one"
+        raise SettingsError(message, code="resume-and-overwrite")
 
 
 @dataclass(frozen=True)
@@ -224,9 +213,7 @@ class ExperimentContext:
         return manifest.configuration(find_method(experiment.method), settings, self.backbone, self.stream)
 
 
-def open_context(
-    experiment: Experiment, on_message: Callable[[str], None] = lambda line: None
-) -> ExperimentContext:
+def open_context(experiment: Experiment, on_message: Callable[[str], None] = lambda line: None) -> ExperimentContext:
     """Load an experiment's backbone and stream; `on_message` gets lines for the user."""
     messages: list[str] = []
 

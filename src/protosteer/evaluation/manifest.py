@@ -21,9 +21,7 @@ FORMAT = 1
 _PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "kornia", "pillow")
 
 
-def configuration(
-    method: type[Method], settings: Values, backbone: Backbone, stream: Stream
-) -> dict[str, Any]:
+def configuration(method: type[Method], settings: Values, backbone: Backbone, stream: Stream) -> dict[str, Any]:
     """Describe all that determines the results except the seed; equal configurations are one experiment."""
     weights = {key: value for key, value in backbone.describe().items() if key != "source"}
     chosen = {key: value for key, value in settings.to_dict().items() if key != "seed"}

@@ -78,9 +78,7 @@ def reliability(confidence: Tensor, right: Tensor) -> list[dict[str, Any]]:
 
     A bin has the number of images, and their mean confidence and accuracy in percent; None without images.
     """
-    bins = (
-        (confidence.double() * BINS).long().clamp(0, BINS - 1)
-    )  # a bin includes its lower edge, the last both
+    bins = (confidence.double() * BINS).long().clamp(0, BINS - 1)  # a bin includes its lower edge, the last both
     counts = bins.bincount(minlength=BINS).tolist()
     sure, hits = (
         torch.zeros(BINS, dtype=torch.double).index_add_(0, bins, values.double()).tolist()
@@ -117,9 +115,7 @@ def over_seeds(seeds: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], di
     """Compute mean and sample standard deviation of every metric that all seeds have; 0 for one seed."""
     names = [name for name, value in seeds[0].items() if _is_figure(value) and name != "seed"]
     columns: dict[str, list[Any]] = {name: [seed.get(name) for seed in seeds] for name in names}
-    whole = {
-        name: [float(v) for v in values] for name, values in columns.items() if all(map(_is_figure, values))
-    }
+    whole = {name: [float(v) for v in values] for name, values in columns.items() if all(map(_is_figure, values))}
     mean = {name: statistics.fmean(values) for name, values in whole.items()}
     std = {name: statistics.stdev(values) if len(values) > 1 else 0.0 for name, values in whole.items()}
     return mean, std

@@ -75,9 +75,7 @@ class Run:
 
     def _accuracy_so_far(self) -> list[float]:
         """Return the accuracy after each task, on all test images of the classes learned by then."""
-        over_images = (
-            metrics.image_accuracy(self.matrix, i, self.test_images) for i in range(len(self.rows))
-        )
+        over_images = (metrics.image_accuracy(self.matrix, i, self.test_images) for i in range(len(self.rows)))
         return [row.get("seen_accuracy", a) for row, a in zip(self.rows, over_images, strict=True)]
 
     def _blurred(self) -> dict[str, float]:
@@ -172,9 +170,7 @@ def _restore(method: Method, run: Run, caches: list[EmbeddingCache], store: Seed
         method.restore(learned[0])
 
 
-def _learn(
-    method: Method, stream: Stream, i: int, on_stage: OnStage | None, store: SeedFolder | None
-) -> float:
+def _learn(method: Method, stream: Stream, i: int, on_stage: OnStage | None, store: SeedFolder | None) -> float:
     """Learn task i; returns its seconds, including those of interrupted training."""
     if store and (learned := store.learned(i)):  # the process was killed during evaluation
         method.restore(learned[0])

@@ -107,11 +107,8 @@ class RunFolder:
         known = read_json(file)
         complete = isinstance(known, dict) and known.keys() >= {"configuration", "seeds", "sessions"}
         if not complete or known.get("format") != manifest.FORMAT or not known["sessions"]:
-            raise RunError(
-                f"{file} is not of run format {manifest.FORMAT}, or was altered; choose another folder",
-                code="bad-manifest",
-                path=file,
-            )
+            message = f"{file} is not of run format {manifest.FORMAT}, or was altered; choose another folder"
+            raise RunError(message, code="bad-manifest", path=file)
         return {**known, "configuration": manifest.upgraded(known["configuration"])}
 
     def seed(self, seed: int) -> Path:
@@ -189,23 +186,19 @@ class RunFolder:
     def _check_same(self, old: dict[str, Any], configuration: dict[str, Any], resume: bool) -> None:
         changed = manifest.differences(old["configuration"], configuration)
         if changed:
-            raise RunError(
+            message = (
                 f"{self.path} holds a run of another configuration ({listed(changed, 6)}); choose another "
-                "out=, or overwrite=True to remove it",
-                code="other-configuration",
-                path=self.path,
-                changed=changed,
+                "out=, or overwrite=True to remove it"
             )
+            raise RunError(message, code="other-configuration", path=self.path, changed=changed)
         if not resume:
             done = self.finished(*old["seeds"])
             remedy = "resume=True adds missing seeds" if done else "resume=True continues it"
-            raise RunError(
+            message = (
                 f"{self.path} holds {'a finished' if done else 'an unfinished'} run of this configuration; {remedy}, "
-                "overwrite=True removes it, or choose another out=",
-                code="run-exists",
-                path=self.path,
-                finished=done,
+                "overwrite=True removes it, or choose another out="
             )
+            raise RunError(message, code="run-exists", path=self.path, finished=done)
 
     def finish(self) -> dict[str, Any]:
         """Write and return the metrics over all finished seeds, as `run --json` prints them."""
@@ -233,11 +226,8 @@ class RunFolder:
             except ImportError:  # not on Windows
                 pass
             except OSError as error:
-                raise RunError(
-                    f"another process is writing to {self.path}; wait for it, or choose another out=",
-                    code="run-in-use",
-                    path=self.path,
-                ) from error
+                message = f"another process is writing to {self.path}; wait for it, or choose another out="
+                raise RunError(message, code="run-in-use", path=self.path) from error
             for name in (MANIFEST, METRICS):  # that a killed process was writing
                 remove_leftovers(self.path, name)
             yield
@@ -245,20 +235,14 @@ class RunFolder:
     def _require_ours(self) -> None:
         """Raise if the folder holds other files and no run."""
         if self.path.exists() and not self.path.is_dir():
-            raise RunError(
-                f"{self.path} is a file; choose a folder with out=", code="not-a-folder", path=self.path
-            )
+            raise RunError(f"{self.path} is a file; choose a folder with out=", code="not-a-folder", path=self.path)
         if not self.path.is_dir() or (self.path / MANIFEST).is_file():
             return
         ours = (LOCK, f".{MANIFEST}.")  # of a run that was killed before it had a manifest
         others = sorted(p.name for p in self.path.iterdir() if not p.name.startswith(ours))
         if others:
-            raise RunError(
-                f"{self.path} holds other files ({', '.join(others[:3])}) and no run; choose another out=",
-                code="foreign-files",
-                path=self.path,
-                files=others,
-            )
+            message = f"{self.path} holds other files ({', '.join(others[:3])}) and no run; choose another out="
+            raise RunError(message, code="foreign-files", path=self.path, files=others)
 
     def _remove(self, seeds: Sequence[int]) -> None:
         """Remove what runs have written, but no file of the user's.
@@ -281,18 +265,12 @@ def read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     folder = RunFolder(path)
     known = folder.manifest
     if known is None:
-        raise RunError(
-            f"{path} is not a run folder: it has no {MANIFEST}; pass a folder that `run` wrote",
-            code="not-a-run",
-            path=path,
-        )
+        message = f"{path} is not a run folder: it has no {MANIFEST}; pass a folder that `run` wrote"
+        raise RunError(message, code="not-a-run", path=path)
     done = [read_json(folder.seed(s) / METRICS) for s in known["seeds"] if folder.finished(s)]
     if not done:
-        raise RunError(
-            f"{path} has no finished seed; continue the run with resume=True",
-            code="no-finished-seed",
-            path=path,
-        )
+        message = f"{path} has no finished seed; continue the run with resume=True"
+        raise RunError(message, code="no-finished-seed", path=path)
     return known["configuration"], done
 
 

@@ -42,11 +42,7 @@ def experiments_of(values: Mapping[str, Any]) -> list[Experiment]:
     A setting or a preset goes to the methods that have it; it is an error if none has. For blurry streams, `all` means
     the methods that can learn them. `out` is a folder for their run folders.
     """
-    able = [
-        name
-        for name, method in METHODS.items()
-        if method.supports_repeated_classes or not values.get("blurry")
-    ]
+    able = [name for name, method in METHODS.items() if method.supports_repeated_classes or not values.get("blurry")]
     named = values["method"].split(",") if values["method"] != ALL else able
     names = list(dict.fromkeys(find_method(name.strip()).name for name in named))
     run = {
@@ -81,11 +77,8 @@ def _check_known(settings: Mapping[str, Any], methods: Sequence[str], run: set[s
     known = {setting for method in methods for setting in _settings(method)}
     for name in settings:
         if name not in known:
-            raise SettingsError(
-                f"methods {listed(methods, 3)}: {unknown_setting(name, sorted(known | run))}",
-                code="unknown-setting",
-                name=name,
-            )
+            message = f"methods {listed(methods, 3)}: {unknown_setting(name, sorted(known | run))}"
+            raise SettingsError(message, code="unknown-setting", name=name)
 
 
 def _having_preset(preset: Any, methods: Sequence[str]) -> list[str]:
@@ -97,11 +90,8 @@ def _having_preset(preset: Any, methods: Sequence[str]) -> list[str]:
             continue
         having.append(method)
     if not having:
-        raise SettingsError(
-            f"methods {listed(methods, 3)} have no preset {preset!r}; leave it out",
-            code="unknown-preset",
-            name=preset,
-        )
+        message = f"methods {listed(methods, 3)} have no preset {preset!r}; leave it out"
+        raise SettingsError(message, code="unknown-preset", name=preset)
     return having
 
 

@@ -100,9 +100,7 @@ def loo_probabilities(table: SummaryTable, labels: Tensor, images: Tensor) -> It
         scorer = CoarseScorer(table, labels, rows)
         scores, similarities = scorer.loo_scores()
         if weight is None:
-            loo = LooScores.among_all(
-                scores[..., None], similarities[..., None], scorer.statistics.loo_labels
-            )
+            loo = LooScores.among_all(scores[..., None], similarities[..., None], scorer.statistics.loo_labels)
             (weight,) = loo.weights([0])
         yield rows, (weight * scores).softmax(dim=1)
 

@@ -30,9 +30,7 @@ from protosteer.search.candidates import CandidateOptions, CandidateSearch, Scor
 
 CONFIDENT = 0.8  # probability of a class from which on no further pass is made
 MIN_TASK_PROB = 0.1  # probability of a task from which on its prompt is tried
-MAX_EXTRA_PASSES = (
-    2  # after the first: in the second feature space, and under prompts of the most probable tasks
-)
+MAX_EXTRA_PASSES = 2  # after the first: in the second feature space, and under prompts of the most probable tasks
 MIN_SPACE_WEIGHT = 0.2  # share of all weight from which on a second feature space is worth a pass
 MIN_UNBIASED = 50  # images that the shared prompt was not trained with, to calibrate by them alone
 TASK_PROMPT_WEIGHT = 0.5  # of similarities under tasks' prompts, as a share of the feature spaces' weight
@@ -100,9 +98,7 @@ class EvidenceClassifier:
         scorer = self.spaces[0].scorer
         return CandidateSearch(scorer.whitened.units(scorer.statistics.means), self.options)
 
-    def match(
-        self, embed: Embed, count: int, exhaustive: bool = True, task_prompts: bool = True
-    ) -> ClassifierMatches:
+    def match(self, embed: Embed, count: int, exhaustive: bool = True, task_prompts: bool = True) -> ClassifierMatches:
         """Classify `count` images that `embed` knows by their rows.
 
         Args:
@@ -297,9 +293,7 @@ def _prompted_tasks(index: Index, sorted_position: Tensor) -> list[Tensor]:
     return found
 
 
-def _loo_predictions(
-    spaces: list[FeatureSpace], loo: LooScores, columns: list[int], images: Tensor
-) -> LooPredictions:
+def _loo_predictions(spaces: list[FeatureSpace], loo: LooScores, columns: list[int], images: Tensor) -> LooPredictions:
     """Steps 1 and 2 on leave-one-out images, bool [m]; columns: places of the feature spaces in `loo`."""
     scores, true_class = (x[images][..., columns] for x in (loo.scores, loo.true_class))
     log_count = loo.log_count[images]

@@ -48,9 +48,7 @@ class SummaryTable:
             tables = [table.quantized() for table in tables]
         if any(table.steps is None for table in tables):
             tables = [
-                table
-                if table.steps is None
-                else dataclasses.replace(table, points=table.decoded(), steps=None)
+                table if table.steps is None else dataclasses.replace(table, points=table.decoded(), steps=None)
                 for table in tables
             ]
         steps = [table.steps for table in tables if table.steps is not None]
@@ -60,9 +58,7 @@ class SummaryTable:
 
     def quantized(self) -> SummaryTable:
         """Return the table in eight bits, if they hold the prototypes exactly."""
-        return (
-            self if self.steps is not None else dataclasses.replace(self, **pack_prototypes(self.decoded()))
-        )
+        return self if self.steps is not None else dataclasses.replace(self, **pack_prototypes(self.decoded()))
 
     def decoded(self, rows: Tensor | slice = slice(None)) -> Tensor:
         """Return prototypes as float32 [r, D]."""

@@ -73,11 +73,8 @@ def export_onnx(
 
         from protosteer.export.onnx_graph import network
     except ImportError as error:
-        raise ProtosteerError(
-            f"exporting needs packages that are not here ({error}); pip install 'protosteer[onnx]'",
-            code="missing-extra",
-            extra="onnx",
-        ) from error
+        message = f"exporting needs packages that are not here ({error}); pip install 'protosteer[onnx]'"
+        raise ProtosteerError(message, code="missing-extra", extra="onnx") from error
     if not learner.classes:
         raise LearnerError("nothing has been learned yet; there is nothing to export", code="nothing-learned")
     folder = Path(os.path.realpath(folder))
@@ -208,26 +205,18 @@ def _check_place(folder: Path) -> None:
             f"{folder} is a file; name a folder that does not exist yet", code="cannot-write", path=folder
         )
     if folder == Path.cwd():
-        raise ProtosteerError(
-            f"{folder} is the folder you are in; name one inside it, such as exported",
-            code="cannot-write",
-            path=folder,
-        )
+        message = f"{folder} is the folder you are in; name one inside it, such as exported"
+        raise ProtosteerError(message, code="cannot-write", path=folder)
     found = {path.name for path in folder.iterdir()}
     ours = {"embedding.onnx", "prototypes.npz", "model.json", "predict.py", "README.md", "__pycache__"}
     if found and not _is_export(folder):
-        raise ProtosteerError(
-            f"{folder} is not empty and not an earlier export; name another folder",
-            code="cannot-write",
-            path=folder,
-        )
+        message = f"{folder} is not empty and not an earlier export; name another folder"
+        raise ProtosteerError(message, code="cannot-write", path=folder)
     if found - ours:
-        raise ProtosteerError(
-            f"{folder} is an earlier export but holds {min(found - ours)} too; move that away, "
-            "or name another folder",
-            code="cannot-write",
-            path=folder,
+        message = (
+            f"{folder} is an earlier export but holds {min(found - ours)} too; move that away, or name another folder"
         )
+        raise ProtosteerError(message, code="cannot-write", path=folder)
 
 
 def _is_export(folder: Path) -> bool:

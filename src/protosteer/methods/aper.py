@@ -25,9 +25,7 @@ from protosteer.methods.training_utils import embed_task, number_labels, update_
 class APER(Method):
     """Adapts a prompt to the first task; then a nearest class mean on plain and prompted features."""
 
-    source = Source(
-        "Zhou et al.", "Revisiting class-incremental learning with pre-trained models", "IJCV", 2024
-    )
+    source = Source("Zhou et al.", "Revisiting class-incremental learning with pre-trained models", "IJCV", 2024)
     trains = "a prompt, on the first task"
     settings_class = PromptTraining
     supports_repeated_classes = True

@@ -271,12 +271,11 @@ class Method(ABC):
     def require_repeated_classes(cls) -> None:
         """Raise SettingsError (code "no-repeated-classes") unless known classes may come again."""
         if not cls.supports_repeated_classes:
-            raise SettingsError(
+            message = (
                 f"method {cls.name} cannot learn more images of a known class, which blurry task boundaries need; "
-                "choose another method, or leave blurry out",
-                code="no-repeated-classes",
-                method=cls.name,
+                "choose another method, or leave blurry out"
             )
+            raise SettingsError(message, code="no-repeated-classes", method=cls.name)
 
     def require_knowledge(self) -> None:
         """Raise LearnerError (code "nothing-learned") unless something was learned."""
@@ -308,11 +307,8 @@ def register_method(name: str) -> Callable[[M], M]:
         known = METHODS.get(name)
         same = (method.__module__, method.__qualname__)  # a module or notebook cell may run twice
         if known is not None and (known.__module__, known.__qualname__) != same:
-            raise SettingsError(
-                f"method '{name}' is registered already, by {known.__module__}; choose another name",
-                code="duplicate-method",
-                name=name,
-            )
+            message = f"method '{name}' is registered already, by {known.__module__}; choose another name"
+            raise SettingsError(message, code="duplicate-method", name=name)
         method.name = name
         METHODS[name] = method
         return method

@@ -108,9 +108,7 @@ class BiC(Rehearsal):
         rows = rows[balanced(labels[rows], each * len(self.classes))]
         if not len(rows):  # the buffer is too small to hold out something of every class
             return torch.tensor(IDENTITY)
-        embeddings = self.backbone.embed_set(
-            images, batch_size=self.settings.embed_batch_size, rows=rows.tolist()
-        )
+        embeddings = self.backbone.embed_set(images, batch_size=self.settings.embed_batch_size, rows=rows.tolist())
         return bias(self.head(embeddings).detach().cpu(), labels[rows], new)
 
     def answer(self, images: Images) -> Answer:
@@ -131,9 +129,7 @@ def bias(logits: Tensor, labels: Tensor, new: int) -> Tensor:
     start = torch.tensor(IDENTITY)
     numbers = start.clone().requires_grad_()
     minimise(
-        lambda: (
-            F.cross_entropy(correct(logits, numbers, new), labels) + RIDGE * ((numbers - start) ** 2).sum()
-        ),
+        lambda: F.cross_entropy(correct(logits, numbers, new), labels) + RIDGE * ((numbers - start) ** 2).sum(),
         [numbers],
     )
     return numbers.detach()

@@ -48,9 +48,7 @@ class Buffer:
         notes are those of the new images; the images in the buffer must have the same.
         """
         old, new = rows[rows < len(self)], rows[rows >= len(self)] - len(self)
-        order = torch.argsort(
-            torch.cat([(rows < len(self)).nonzero()[:, 0], (rows >= len(self)).nonzero()[:, 0]])
-        )
+        order = torch.argsort(torch.cat([(rows < len(self)).nonzero()[:, 0], (rows >= len(self)).nonzero()[:, 0]]))
         fresh = images.pixels(new.tolist()) if len(new) else self.pixels[:0]
 
         def joined(before: Tensor, more: Tensor) -> Tensor:

@@ -65,9 +65,7 @@ class Maker:
 
     def answers(self, method: Method) -> list[Tensor]:
         """Predict the test images of each task learned."""
-        return [
-            method.predict(self.images(method, group)) for group in GROUPS[: len(method.bytes_per_task())]
-        ]
+        return [method.predict(self.images(method, group)) for group in GROUPS[: len(method.bytes_per_task())]]
 
 
 def learn_task(

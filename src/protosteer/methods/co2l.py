@@ -135,8 +135,7 @@ def linear(embeddings: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Te
     bias = torch.zeros(classes, requires_grad=True)
     minimise(
         lambda: (
-            F.cross_entropy(F.linear(embeddings, weight, bias), labels, weight=1 / counts)
-            + RIDGE * (weight**2).sum()
+            F.cross_entropy(F.linear(embeddings, weight, bias), labels, weight=1 / counts) + RIDGE * (weight**2).sum()
         ),
         [weight, bias],
     )

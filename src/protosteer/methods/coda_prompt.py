@@ -59,11 +59,8 @@ class CODAPromptSettings(TrainingSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.prompt_length % 2:
-            raise SettingsError(
-                f"prompt_length = {self.prompt_length}: must be even, half keys and half values",
-                code="odd-prompt-length",
-                name="prompt_length",
-            )
+            message = f"prompt_length = {self.prompt_length}: must be even, half keys and half values"
+            raise SettingsError(message, code="odd-prompt-length", name="prompt_length")
 
 
 @register_method("coda-prompt")
@@ -86,12 +83,11 @@ class CODAPrompt(Prompted):
     def __init__(self, backbone: Backbone, settings: CODAPromptSettings):
         super().__init__(backbone, settings)
         if settings.components > backbone.dim:
-            raise SettingsError(
+            message = (
                 f"components = {settings.components}: must be orthogonal, but {backbone.name} has only "
-                f"{backbone.dim} dimensions",
-                code="too-many-components",
-                name="components",
+                f"{backbone.dim} dimensions"
             )
+            raise SettingsError(message, code="too-many-components", name="components")
 
     def new_task_parameters(self) -> dict[str, Tensor]:
         """Draw the M components of a task, [layers, M, ...]."""

@@ -65,9 +65,7 @@ class DERpp(Rehearsal):
     def end_task(self, task: TrainingTask, labels: Tensor) -> None:
         """Update the buffer with the task's images and their logits."""
         with torch.no_grad():
-            logits = self.head(
-                embed_task(task, self.backbone, self.embed_batch_size, "logits")
-            ).cpu()  # [n, K]
+            logits = self.head(embed_task(task, self.backbone, self.embed_batch_size, "logits")).cpu()  # [n, K]
         earlier = self.buffer.notes.get("logits", logits[:0])
         wider = (0, logits.shape[1] - earlier.shape[1])
         self.buffer.notes["logits"] = F.pad(earlier, wider, value=torch.nan)

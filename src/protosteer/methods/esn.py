@@ -56,9 +56,7 @@ class Classifier(nn.Module):
         super().__init__()
         config = backbone.vit.config
         self.token = nn.Parameter(backbone.vit.cls_token.detach().cpu().clone())  # [1, 1, D]
-        self.layer = Block(
-            dataclasses.replace(config, mlp_dim=config.dim // 2, layer_scale=False, qkv_bias=True)
-        )
+        self.layer = Block(dataclasses.replace(config, mlp_dim=config.dim // 2, layer_scale=False, qkv_bias=True))
         self.head = nn.Linear(config.dim, classes)
         self.to(backbone.device)
 
@@ -126,9 +124,7 @@ class ESN(Method):
         for rows in torch.arange(len(task.train)).split(self.embed_batch_size):
             tokens = self.backbone.embed_set(task.train, self.prompt, rows=rows.tolist(), whole=True)
             logits = self.logits(tokens)
-            hits += torch.stack(
-                [(least_energy(logits, t) == len(self.tasks) - 1).sum() for t in TEMPERATURES]
-            )
+            hits += torch.stack([(least_energy(logits, t) == len(self.tasks) - 1).sum() for t in TEMPERATURES])
             if task.on_stage:
                 task.on_stage(Stage(task.name, "temperatures", int(rows[-1]) + 1, len(task.train)))
         return torch.tensor(TEMPERATURES)[hits.argmax()]

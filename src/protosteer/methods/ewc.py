@@ -42,9 +42,7 @@ class EWCSettings(TrainingSettings):
 class EWC(Network):
     """Fine-tuning with a quadratic penalty."""
 
-    source = Source(
-        "Kirkpatrick et al.", "Overcoming catastrophic forgetting in neural networks", "PNAS", 2017
-    )
+    source = Source("Kirkpatrick et al.", "Overcoming catastrophic forgetting in neural networks", "PNAS", 2017)
     settings_class = EWCSettings
     supports_repeated_classes = True
     state_fields = {**Network.state_fields, "fisher": "once"}

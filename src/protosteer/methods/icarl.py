@@ -47,9 +47,7 @@ class ICaRLSettings(RehearsalSettings):
 class ICaRL(Rehearsal):
     """Rehearsal of herded exemplars with distillation; predicts by their means."""
 
-    source = Source(
-        "Rebuffi et al.", "iCaRL: incremental classifier and representation learning", "CVPR", 2017
-    )
+    source = Source("Rebuffi et al.", "iCaRL: incremental classifier and representation learning", "CVPR", 2017)
     settings_class = ICaRLSettings
     state_fields = {**Rehearsal.state_fields, "means": "once"}
     settings: ICaRLSettings
@@ -63,11 +61,8 @@ class ICaRL(Rehearsal):
         """Check that the buffer can hold an exemplar of each class, and copy the teacher."""
         classes, size = int(labels.max()) + 1, self.settings.buffer_size
         if size < classes:
-            raise SettingsError(
-                f"buffer_size = {size}: {classes} classes need an exemplar each; set at least {classes}",
-                code="buffer-too-small",
-                name="buffer_size",
-            )
+            message = f"buffer_size = {size}: {classes} classes need an exemplar each; set at least {classes}"
+            raise SettingsError(message, code="buffer-too-small", name="buffer_size")
         if self.tasks:
             self.teacher = Teacher(self.backbone, self.head)
 

@@ -51,11 +51,8 @@ class L2PSettings(TrainingSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.selected > self.pool_size:
-            raise SettingsError(
-                f"selected = {self.selected}: must be at most pool_size = {self.pool_size}",
-                code="pool-too-small",
-                name="selected",
-            )
+            message = f"selected = {self.selected}: must be at most pool_size = {self.pool_size}"
+            raise SettingsError(message, code="pool-too-small", name="selected")
 
 
 @register_method("l2p")

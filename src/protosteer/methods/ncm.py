@@ -43,9 +43,7 @@ class NCMSettings(MethodSettings):
 class NCM(Method):
     """Nearest class mean."""
 
-    source = Source(
-        "Mensink et al.", "Distance-based image classification: nearest class mean", "TPAMI", 2013
-    )
+    source = Source("Mensink et al.", "Distance-based image classification: nearest class mean", "TPAMI", 2013)
     settings_class = NCMSettings
     supports_repeated_classes = True
     state_fields = {"means": "owners", "owners": "owners", "counts": "owners"}

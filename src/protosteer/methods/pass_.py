@@ -55,9 +55,7 @@ class PASSSettings(TrainingSettings):
 class PASS(Network):
     """Fine-tuning on rotations, with feature distillation and augmented prototypes."""
 
-    source = Source(
-        "Zhu et al.", "Prototype augmentation and self-supervision for incremental learning", "CVPR", 2021
-    )
+    source = Source("Zhu et al.", "Prototype augmentation and self-supervision for incremental learning", "CVPR", 2021)
     settings_class = PASSSettings
     state_fields = {**Network.state_fields, "prototypes": "per class", "radius": "once"}
     test_settings = {

@@ -65,14 +65,10 @@ class Prefix:
         wrong = [t for t in self.present if t.ndim != 4 or t.shape[1] != 2 or t.shape[3] != dim]
         if wrong or len(self.layers) > depth or len(self) not in (1, batch):
             shapes = [None if t is None else list(t.shape) for t in self.layers]
-            raise DataError(
-                f"a prefix of {batch} images has [{batch} or 1, 2, L, {dim}] for up to {depth} layers, not {shapes}",
-                code="bad-prefix-shape",
-                shapes=shapes,
+            message = (
+                f"a prefix of {batch} images has [{batch} or 1, 2, L, {dim}] for up to {depth} layers, not {shapes}"
             )
+            raise DataError(message, code="bad-prefix-shape", shapes=shapes)
         if any(layer is not None for layer in self.layers[:done]):
-            raise DataError(
-                f"{done} layers are done, but the prefix enters before that; run the ViT from its first layer",
-                code="prompt-enters-trunk",
-                layers=done,
-            )
+            message = f"{done} layers are done, but the prefix enters before that; run the ViT from its first layer"
+            raise DataError(message, code="prompt-enters-trunk", layers=done)

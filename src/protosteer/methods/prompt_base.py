@@ -135,9 +135,7 @@ class Prompted(Method):
         return sum(tensor.numel() for tensor in self.state_dict().values())
 
     def _parameters(self, tensors: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:
-        return {
-            name: nn.Parameter(tensor.detach().to(self.backbone.device)) for name, tensor in tensors.items()
-        }
+        return {name: nn.Parameter(tensor.detach().to(self.backbone.device)) for name, tensor in tensors.items()}
 
 
 def small(*shape: int) -> Tensor:

@@ -109,8 +109,7 @@ class SPrompts(Method):
         each = self.owners.bincount(minlength=len(self.tasks)).tolist()
         one, prompt = 4 * self.backbone.dim, 4 * torch.Size(self.shape).numel()
         return [
-            prompt + len(task) * (one + 4) + count * (one + 8)
-            for task, count in zip(self.tasks, each, strict=True)
+            prompt + len(task) * (one + 4) + count * (one + 8) for task, count in zip(self.tasks, each, strict=True)
         ]
 
     def trained_parameters(self) -> int:

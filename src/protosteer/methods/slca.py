@@ -91,9 +91,7 @@ class SLCA(Network):
         s = self.settings
         slow = {"params": list(self.vit.parameters()), "lr": s.learning_rate * s.backbone_rate}
         head = {"params": list(self.head.parameters()), "lr": s.learning_rate}
-        return torch.optim.SGD(
-            [slow, head], s.learning_rate, momentum=s.momentum, weight_decay=s.weight_decay
-        )
+        return torch.optim.SGD([slow, head], s.learning_rate, momentum=s.momentum, weight_decay=s.weight_decay)
 
     def loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the cross-entropy over the task's classes; see `Network.loss`."""

@@ -128,9 +128,7 @@ class Head(nn.Module):
         """Replace all rows by weight [K, D] and bias [K]."""
         self.weight, self.bias = (nn.Parameter(t.to(self.weight.device)) for t in (weight, bias))
 
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load rows, whatever their number."""
         self.assign(state_dict["weight"], state_dict["bias"])
 
@@ -178,10 +176,8 @@ def fit(job: TrainingJob) -> None:
     from protosteer.data.augment import Augmentation, augmented
 
     if process_group().size > 1:
-        raise LearnerError(
-            "this method can be trained by one process only; run it without torchrun, or its seeds in parallel",
-            code="single-process-method",
-        )
+        message = "this method can be trained by one process only; run it without torchrun, or its seeds in parallel"
+        raise LearnerError(message, code="single-process-method")
     s, labels, optimiser, device = job.settings, job.labels, job.optimiser, job.backbone.device
     images, augment = cache_decoded(job.images), Augmentation(job.backbone.preprocessing, s.augmentation)
     state = TrainingState(job.parameters, optimiser, labels, s.batch_size, s.epochs)

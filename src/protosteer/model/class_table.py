@@ -74,9 +74,7 @@ class ClassTable(Sequence[ClassRecord]):
     ) -> ClassTable:
         """Build a table from columns, without the groups that have no rows."""
         present = {group: rows for group, rows in starts.items() if int(rows[-1])}
-        fields = {
-            f: columns[f] for group in GROUPS if group in present for f in GROUPS[group] if f in columns
-        }
+        fields = {f: columns[f] for group in GROUPS if group in present for f in GROUPS[group] if f in columns}
         return cls(tuple(names), fields, present)
 
     @classmethod
@@ -221,9 +219,7 @@ class ClassTable(Sequence[ClassRecord]):
         """Return the summaries of the classes that have one."""
         points, counts, deviations = (self.columns[f"{part}.{x}"] for x in ("points", "counts", "deviations"))
         lengths = self.lengths(part)
-        return SummaryTable(
-            points, counts, deviations, lengths[lengths > 0], self.columns.get(f"{part}.steps")
-        )
+        return SummaryTable(points, counts, deviations, lengths[lengths > 0], self.columns.get(f"{part}.steps"))
 
     def _field_starts(self, field: str) -> Tensor:
         group, _, column = field.partition(".")

@@ -96,9 +96,7 @@ class Model:
         try:
             check_fits(self.memory, given.dim, given.depth)
         except TypeError as error:
-            raise self._error(
-                "other-backbone", f"does not fit its backbone ({error}); use another copy"
-            ) from error
+            raise self._error("other-backbone", f"does not fit its backbone ({error}); use another copy") from error
 
     def write(self, path: str | Path) -> None:
         """Write the model, so that `path` holds either the old file or the whole new one.
@@ -220,9 +218,7 @@ def backbone_header(backbone: Backbone) -> dict[str, Any]:
     return {**backbone.describe(), "weights": _hint(backbone)}
 
 
-def merge(
-    models: Sequence[Model], renames: Renames | None = None, task_renames: Renames | None = None
-) -> Model:
+def merge(models: Sequence[Model], renames: Renames | None = None, task_renames: Renames | None = None) -> Model:
     """Return one model with the tasks of all, in the order given; see `merging.concatenate`.
 
     Raises:
@@ -257,11 +253,8 @@ def _check_alike(first: Model, other: Model) -> None:
     for setting in ("rule", "neighbours", "temperature"):
         here, there = getattr(first.settings, setting), getattr(other.settings, setting)
         if here != there:
-            raise LearnerError(
-                f"models predict differently: {setting} is {here} and {there}; make them equal",
-                code="other-settings",
-                name=setting,
-            )
+            message = f"models predict differently: {setting} is {here} and {there}; make them equal"
+            raise LearnerError(message, code="other-settings", name=setting)
 
 
 def read(path: str | Path) -> Model:
@@ -278,9 +271,7 @@ def read(path: str | Path) -> Model:
             raise ModelFileError(
                 f"there is no model file {path}; check the path", code="missing-model", path=path
             ) from error
-        raise ModelFileError(
-            f"{path} cannot be read ({error.strerror})", code="unreadable-model", path=path
-        ) from error
+        raise ModelFileError(f"{path} cannot be read ({error.strerror})", code="unreadable-model", path=path) from error
     return unpack(data, path)
 
 
@@ -288,19 +279,14 @@ def unpack(data: bytes, path: Path) -> Model:
     """Check and return the contents of a model file; `path` is what messages call it."""
     header, tensors = unpack_tensors(data, str(path))
     if ADAPTED in header:
-        raise ModelFileError(
-            f"{path} is an adapted backbone, not a model; learn a model with it first",
-            code="adapted-backbone",
-            path=path,
-        )
+        message = f"{path} is an adapted backbone, not a model; learn a model with it first"
+        raise ModelFileError(message, code="adapted-backbone", path=path)
     if header.get("format") not in (*legacy.FORMATS, FORMAT):
-        raise ModelFileError(
+        message = (
             f"{path} has format {reprlib.repr(header.get('format'))}, this version reads up to {FORMAT}; use the "
-            f"protosteer that wrote it, {reprlib.repr(header.get('protosteer'))}",
-            code="unknown-format",
-            path=path,
-            format=header.get("format"),
+            f"protosteer that wrote it, {reprlib.repr(header.get('protosteer'))}"
         )
+        raise ModelFileError(message, code="unknown-format", path=path, format=header.get("format"))
     try:
         check_model_header(header)
         if header["format"] != FORMAT:
@@ -309,11 +295,8 @@ def unpack(data: bytes, path: Path) -> Model:
         check_memory(memory, header["backbone"].get("dim"), header["backbone"].get("depth"))
         return Model(path, header["backbone"], Settings.from_file(header["settings"]), memory)
     except (KeyError, TypeError, ProtosteerError) as error:
-        raise ModelFileError(
-            f"{path} is not a valid model ({error}); use another copy",
-            code="invalid-model",
-            path=path,
-        ) from error
+        message = f"{path} is not a valid model ({error}); use another copy"
+        raise ModelFileError(message, code="invalid-model", path=path) from error
 
 
 def _tasks(header: dict[str, Any], tensors: dict[str, Tensor]) -> Iterator[TaskRecord]:

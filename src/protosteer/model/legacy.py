@@ -76,10 +76,7 @@ def _early(columns: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     Where groups of one image follow in one of the two spaces, they would be taken for images that the other space
     lacks: they move to the end.
     """
-    parts = [
-        ClassSummary(*(columns[f"{part}.{x}"] for x in ("points", "counts", "deviations")))
-        for part in SUMMARIES
-    ]
+    parts = [ClassSummary(*(columns[f"{part}.{x}"] for x in ("points", "counts", "deviations"))) for part in SUMMARIES]
     for part, one in zip(SUMMARIES, parts, strict=True):
         if one.counts.dtype != torch.int64 or one.counts.shape != one.points.shape[:1]:
             raise TypeError(f"counts of {part} are not as many as prototypes, or not whole numbers")
@@ -94,8 +91,6 @@ def _early(columns: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 
 def _joined(parts: Sequence[Tensor], what: str) -> Tensor:
     kinds = {part.dtype for part in parts}
-    if len({part.shape[1:] for part in parts}) > 1 or (
-        len(kinds) > 1 and kinds != {torch.float16, torch.float32}
-    ):
+    if len({part.shape[1:] for part in parts}) > 1 or (len(kinds) > 1 and kinds != {torch.float16, torch.float32}):
         raise TypeError(f"{what} of classes differ in width or kind")
     return torch.cat(list(parts))

@@ -81,9 +81,7 @@ class Memory:
         first = self.tasks[0].shared_prompt if self.tasks else None
         if first is None:
             return None
-        same = (
-            task.shared_prompt is not None and torch.equal(task.shared_prompt, first) for task in self.tasks
-        )
+        same = (task.shared_prompt is not None and torch.equal(task.shared_prompt, first) for task in self.tasks)
         return first if all(same) else None
 
     @property
@@ -98,11 +96,8 @@ class Memory:
     def check_new(self, task_name: str) -> None:
         """Raise an error if a task of that name exists, before anything is spent on it."""
         if task_name in self.task_names:
-            raise LearnerError(
-                f"a task named '{task_name}' exists already; choose another name or forget it first",
-                code="task-exists",
-                name=task_name,
-            )
+            message = f"a task named '{task_name}' exists already; choose another name or forget it first"
+            raise LearnerError(message, code="task-exists", name=task_name)
 
     def free_name(self, wish: str, taken: Sequence[str] = ()) -> str:
         """Return a name that no task has: the wish itself, or with a number. taken: other names to avoid."""
@@ -119,24 +114,16 @@ class Memory:
     def task(self, name: str) -> TaskRecord:
         """Return the task of that name."""
         if name not in self.task_names:
-            raise LearnerError(
-                f"no task named '{name}'; there are: {listed(self.task_names)}",
-                code="unknown-task",
-                name=name,
-                known=self.task_names,
-            )
+            message = f"no task named '{name}'; there are: {listed(self.task_names)}"
+            raise LearnerError(message, code="unknown-task", name=name, known=self.task_names)
         return self.tasks[self.task_names.index(name)]
 
     def tasks_of(self, name: str) -> list[TaskRecord]:
         """Return the tasks that have a record of a class."""
         owners = [task for task in self.tasks if name in task.classes.names]
         if not owners:
-            raise LearnerError(
-                f"no class named '{name}'; there are: {listed(self.classes)}",
-                code="unknown-class",
-                name=name,
-                known=self.classes,
-            )
+            message = f"no class named '{name}'; there are: {listed(self.classes)}"
+            raise LearnerError(message, code="unknown-class", name=name, known=self.classes)
         return owners
 
     def remove(self, task: TaskRecord, classes: Iterable[str] | None = None) -> None:

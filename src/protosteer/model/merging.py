@@ -47,19 +47,12 @@ def _renamed(task: TaskRecord, renames: Renames, task_renames: Renames) -> TaskR
 
 def _check_new(merged: Memory, task: TaskRecord) -> None:
     if task.name in merged.task_names:
-        raise LearnerError(
-            f"two tasks are named '{task.name}'; give the later one another name with task_renames=",
-            code="task-exists",
-            name=task.name,
-        )
+        message = f"two tasks are named '{task.name}'; give the later one another name with task_renames="
+        raise LearnerError(message, code="task-exists", name=task.name)
     for name, times in Counter(task.class_names).items():
         if times > 1:
-            raise LearnerError(
-                f"two classes of task '{task.name}' would be named '{name}'; rename one of them",
-                code="class-exists",
-                task=task.name,
-                name=name,
-            )
+            message = f"two classes of task '{task.name}' would be named '{name}'; rename one of them"
+            raise LearnerError(message, code="class-exists", task=task.name, name=name)
 
 
 def _check_renames(later: Sequence[Memory], renames: Renames, task_renames: Renames) -> None:
@@ -69,8 +62,5 @@ def _check_renames(later: Sequence[Memory], renames: Renames, task_renames: Rena
     ):
         for old in asked:
             if old not in known:
-                raise LearnerError(
-                    f"no {kind} named '{old}' in what is merged into the first; nothing to rename",
-                    code=f"unknown-{kind}",
-                    name=old,
-                )
+                message = f"no {kind} named '{old}' in what is merged into the first; nothing to rename"
+                raise LearnerError(message, code=f"unknown-{kind}", name=old)

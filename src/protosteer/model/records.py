@@ -68,9 +68,7 @@ class TaskMetadata:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TaskMetadata:
         """Build it from the header of a file, whose fields were checked; others are of a later version."""
-        return cls(
-            **{f.name: values[f.name] for f in dataclasses.fields(cls) if values.get(f.name) is not None}
-        )
+        return cls(**{f.name: values[f.name] for f in dataclasses.fields(cls) if values.get(f.name) is not None})
 
 
 @dataclass(frozen=True, eq=False)

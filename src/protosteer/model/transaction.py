@@ -55,17 +55,11 @@ class Transaction:
         try:
             check_model(self._new.memory)
         except TypeError as error:
-            raise ModelFileError(
-                f"the model for {self.path} is not valid ({error}); the file stays as it is",
-                code="invalid-model",
-                path=self.path,
-            ) from error
+            message = f"the model for {self.path} is not valid ({error}); the file stays as it is"
+            raise ModelFileError(message, code="invalid-model", path=self.path) from error
         if Identity.of(self.path) != self.identity:  # by a program that takes no lock
-            raise ModelFileError(
-                f"{self.path} was changed by another process meanwhile; run the same command again",
-                code="changed-meanwhile",
-                path=self.path,
-            )
+            message = f"{self.path} was changed by another process meanwhile; run the same command again"
+            raise ModelFileError(message, code="changed-meanwhile", path=self.path)
         self._new.write(self.path)
         self.identity = Identity.of(self.path)
 

@@ -43,10 +43,8 @@ def forget(memory: Memory, name: str | None = None, *, task: str | None = None) 
         LearnerError: There is no such class or task.
     """
     if (name is None) == (task is None):
-        raise LearnerError(
-            "say what to forget: a class, forget('cat'), or a task, forget(task='spring')",
-            code="nothing-to-forget",
-        )
+        message = "say what to forget: a class, forget('cat'), or a task, forget(task='spring')"
+        raise LearnerError(message, code="nothing-to-forget")
     if task is not None:
         owner = memory.task(task)
         return _remove(memory, [owner], owner.class_names)
@@ -119,11 +117,8 @@ def undo(memory: Memory, task: str | None = None) -> TaskRecord:
     if not made:
         raise LearnerError("nothing has been corrected; there is nothing to undo", code="nothing-corrected")
     if task is not None and task not in made:
-        raise LearnerError(
-            f"no correction is named '{task}'; there are: {listed(list(made))}",
-            code="unknown-correction",
-            name=task,
-        )
+        message = f"no correction is named '{task}'; there are: {listed(list(made))}"
+        raise LearnerError(message, code="unknown-correction", name=task)
     record = made[task] if task is not None else memory.corrections[-1]
     memory.remove(record)
     return record
@@ -152,9 +147,7 @@ def _influence(
     # A copied prompt was trained when its original was, which may stand before the owner.
     dependent = [t for t in later if t.prompt is not None and not t.independent]
     if any(not any(_same_prompt(t, e) for e in (*earlier, owner)) for t in dependent):
-        remains.append(
-            "prompts of later tasks were trained against its prototypes and may start from its prompt"
-        )
+        remains.append("prompts of later tasks were trained against its prototypes and may start from its prompt")
     return remains
 
 

@@ -29,9 +29,7 @@ def check_columns(
         if group not in GROUPS:
             raise TypeError(f"classes have a group called {reprlib.repr(group)}")
         _check_starts(rows, len(names), columns[GROUPS[group][0]], group)
-    lengths = {
-        group: starts[group].diff() if group in starts else torch.zeros(len(names)) for group in GROUPS
-    }
+    lengths = {group: starts[group].diff() if group in starts else torch.zeros(len(names)) for group in GROUPS}
     if bool((lengths["values"] < 1).any()) or bool(((lengths["keys"] < 1) == (lengths["plain"] < 1)).any()):
         raise TypeError("a class lacks value prototypes or keys, or has both keys and a summary")
     if not names:
@@ -48,9 +46,7 @@ def check_columns(
     for part in (part for part in SUMMARIES if part in starts):
         _check_summaries(columns, part, dim, int((lengths[part] > 0).sum()))
     if "held_out" in starts:
-        _check_floats(
-            columns["held_out"], 1, None, "held-out similarities", kinds=(torch.float32,), empty=True
-        )
+        _check_floats(columns["held_out"], 1, None, "held-out similarities", kinds=(torch.float32,), empty=True)
     if "seen" in starts and (columns["seen"].ndim != 1 or columns["seen"].dtype != torch.int64):
         raise TypeError("digests of files are not a list of whole numbers")
 
@@ -68,9 +64,7 @@ def check_memory(memory: Memory, dim: int | None, depth: int | None) -> None:
     for task in memory.tasks:
         known = task.classes.lengths("domain") > 0
         if bool((known != (task.shared_prompt is not None)).any()):
-            raise TypeError(
-                f"a class of {task.name} lacks its summary under the shared prompt, or the prompt"
-            )
+            raise TypeError(f"a class of {task.name} lacks its summary under the shared prompt, or the prompt")
     table = memory.table
     both = (table.lengths("domain") > 0).nonzero()[:, 0]
     if len(both):

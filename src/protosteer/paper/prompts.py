@@ -34,9 +34,7 @@ class Encoder(Protocol):
 
 def prompt_shape(encoder: Encoder, settings: Settings) -> tuple[int, int, int]:
     """[S, L, D] of the prompts that these settings ask for."""
-    return encoder.prompt_shape(
-        settings.prompt_length, settings.prompt_kind == "deep", settings.prompt_from_layer
-    )
+    return encoder.prompt_shape(settings.prompt_length, settings.prompt_kind == "deep", settings.prompt_from_layer)
 
 
 def initial_prompt(encoder: Encoder, settings: Settings, start: Tensor | None) -> Tensor:
@@ -54,9 +52,7 @@ def trunk_layers(prompts: Sequence[Tensor | None], depth: int) -> int:
     return min((shared_layers(prompt, depth) for prompt in prompts if prompt is not None), default=0)
 
 
-def prompted_forward(
-    encoder: Encoder, prompts: Sequence[Tensor | None], tokens: Tensor, batch_size: int
-) -> Embed:
+def prompted_forward(encoder: Encoder, prompts: Sequence[Tensor | None], tokens: Tensor, batch_size: int) -> Embed:
     """Make the `Embed` of B images, given as tokens [B, N, D] that have left the `trunk_layers`."""
     layers = trunk_layers(prompts, encoder.depth)
 

@@ -63,9 +63,7 @@ class LearnedTask:
 
     def _prototypes(self, embeddings: Tensor) -> list[Centroids]:
         groups = [embeddings[self.labels == k] for k in range(int(self.labels.max()) + 1)]
-        return [
-            class_prototypes(group, self.settings.centroids, self.settings, self.seed) for group in groups
-        ]
+        return [class_prototypes(group, self.settings.centroids, self.settings, self.seed) for group in groups]
 
 
 def learn_task(

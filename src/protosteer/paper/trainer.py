@@ -116,9 +116,7 @@ def _linear(inputs: int, outputs: int) -> nn.Linear:
     return layer
 
 
-def update(
-    loss: Tensor, groups: Sequence[Sequence[Tensor]], optimiser: torch.optim.Optimizer, clip: float
-) -> None:
+def update(loss: Tensor, groups: Sequence[Sequence[Tensor]], optimiser: torch.optim.Optimizer, clip: float) -> None:
     """Backpropagate, clip the gradient of each group of parameters by itself, and step the optimiser."""
     optimiser.zero_grad(set_to_none=True)
     loss.backward()

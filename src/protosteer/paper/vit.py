@@ -248,9 +248,7 @@ class ViT(nn.Module):
         full = prompt if prompt.ndim == 4 else prompt.unsqueeze(0)
         fits = full.ndim == 4 and 1 <= full.shape[1] <= depth and full.shape[2] and full.shape[3] == dim
         if not fits or (prompt.ndim == 4 and len(prompt) != batch):
-            message = (
-                f"prompt must be [S, L, {dim}] or [{batch}, S, L, {dim}], S at most {depth}, not {shape}"
-            )
+            message = f"prompt must be [S, L, {dim}] or [{batch}, S, L, {dim}], S at most {depth}, not {shape}"
             raise DataError(message, code="bad-prompt-shape", shape=shape)
         if done > shared_layers(full, depth):
             message = f"prompt {shape} enters before layer {done + 1}; run the ViT from an earlier layer"

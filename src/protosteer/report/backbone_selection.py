@@ -24,9 +24,7 @@ def choice_table(choice: Choice) -> Table:
             f"{trial.accuracy:.1f} ± {trial.standard_error:.1f} %",
             f"{info.parameters / 1e6:.1f} M",
             f"{multiply_adds(info.config) / 1e9:.2f} G",
-            f"{trial.images_per_second:,.0f}"
-            if trial.images_per_second >= 10
-            else f"{trial.images_per_second:.1f}",
+            f"{trial.images_per_second:,.0f}" if trial.images_per_second >= 10 else f"{trial.images_per_second:.1f}",
             printable(info.licence),
             "chosen" if info == choice.info else "",
         )

@@ -55,9 +55,7 @@ def comparison_tables(rows: Rows) -> list[Table]:
     over = f"{min(counts)} seeds" if len(counts) == 1 else "seeds"
     spread = ", 1 seed" if counts == {1} else f", mean ± std over {over}"
     return [
-        spread_table(
-            f"Accuracy (%) and forgetting (points){spread}", QUALITY, flat, count_seeds=len(counts) > 1
-        ),
+        spread_table(f"Accuracy (%) and forgetting (points){spread}", QUALITY, flat, count_seeds=len(counts) > 1),
         *_blurry(flat),
         spread_table("Decisions after the last task", _narrow(METRICS, DECIDING), flat),
         spread_table("Cost", _narrow(METRICS, COSTS), flat),
@@ -68,9 +66,7 @@ def comparison_tables(rows: Rows) -> list[Table]:
 def _blurry(rows: Sequence[Row]) -> list[Table]:
     """Show metrics of blurry task boundaries, if a row has them."""
     metrics = _narrow(METRICS, BLURRY)
-    return (
-        [spread_table("Blurry task boundaries", metrics, rows)] if BLURRY[0] in present(metrics, rows) else []
-    )
+    return [spread_table("Blurry task boundaries", metrics, rows)] if BLURRY[0] in present(metrics, rows) else []
 
 
 def _causes(title: str, names: Sequence[str], rows: Sequence[Row]) -> list[Table]:
@@ -126,7 +122,5 @@ def _markdown(rows: Rows, metrics: Mapping[str, Metric]) -> str:
     for label, seeds in rows.items():
         mean, std = spread_over_seeds(seeds)
         cells = (metric.number(mean.get(name), std.get(name), " ± ") for name, metric in metrics.items())
-        lines.append(
-            [without_control(label).replace("\\", "\\\\").replace("|", "\\|"), str(len(seeds)), *cells]
-        )
+        lines.append([without_control(label).replace("\\", "\\\\").replace("|", "\\|"), str(len(seeds)), *cells])
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)

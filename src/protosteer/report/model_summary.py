@@ -56,8 +56,7 @@ def _header(description: Description) -> Table:
         **(_evidence(evidence) if evidence else {}),
         "Unknown images": _unknown(description["rejection"], bool(evidence)),
         "Backbone": _backbone(description["backbone"]),
-        "Settings": ", ".join(f"{setting['name']} {_value(setting['value'])}" for setting in changed)
-        or "defaults",
+        "Settings": ", ".join(f"{setting['name']} {_value(setting['value'])}" for setting in changed) or "defaults",
     }
     table = Table.grid(Column(style="bold", no_wrap=True), Column(overflow="fold"), padding=(0, 2, 0, 0))
     for heading, line in lines.items():
@@ -72,10 +71,7 @@ def _evidence(evidence: Description) -> dict[str, str]:
     """The prompt for all classes, and what probabilities are calibrated by."""
     prompt, views = evidence["domain_prompt"], evidence["views"]
     weight = sum(view["weight"] for view in views)
-    shares = [
-        f"{100 * view['weight'] / weight:.0f} % {'with' if view['prompt'] else 'without'} it"
-        for view in views
-    ]
+    shares = [f"{100 * view['weight'] / weight:.0f} % {'with' if view['prompt'] else 'without'} it" for view in views]
     weighs = f"; evidence weighs {', '.join(shares)}" if prompt else ""
     images = counted(evidence["left_out"], "image")
     return {

@@ -202,9 +202,7 @@ def _scatter(
         members = images[[label == name for label in labels]]
         marks = stars[[owner == name for owner in owners]]
         colour, marker = _class_style(i)
-        axes.scatter(
-            members[:, 0], members[:, 1], s=13, color=colour, marker=marker, linewidths=0, alpha=0.75
-        )
+        axes.scatter(members[:, 0], members[:, 1], s=13, color=colour, marker=marker, linewidths=0, alpha=0.75)
         axes.scatter(
             marks[:, 0], marks[:, 1], s=130, color=colour, marker="*", edgecolors="black", linewidths=0.9, zorder=3
         )  # fmt: skip

@@ -60,9 +60,7 @@ class LearnProgress:
             # An interrupted training made the steps before the first reported one.
             self.skipped = stage.training.step - 1 if stage.training else 0
         self.last_report = self.clock()
-        return (
-            (self.last_report - self.began) / max(1, stage.done - self.skipped) * (stage.total - stage.done)
-        )
+        return (self.last_report - self.began) / max(1, stage.done - self.skipped) * (stage.total - stage.done)
 
     def _report(self, line: str) -> None:
         """Print a line if there are no bars."""
@@ -127,9 +125,7 @@ class RunProgress(LearnProgress):
         self.seconds.append(self.clock() - self.task_began)
         task = self.stream[i]
         line = f"  task {i + 1} of {len(self.stream)}: learned {listed(task.classes)}"
-        line += (
-            f" and {counted(sum(task.visitors.values()), 'image')} of other classes" if task.visiting else ""
-        )
+        line += f" and {counted(sum(task.visitors.values()), 'image')} of other classes" if task.visiting else ""
         line += f"; accuracy {metrics.average_accuracy(run.matrix, i):.1f} %"
         if i:
             line += f" over all tasks so far, {metrics.forgetting(run.matrix, i):.1f} points forgotten"
@@ -190,9 +186,7 @@ def _bars(console: Console, live: bool) -> Progress:
         TextColumn("{task.description}", markup=False, table_column=name),
         BarColumn(bar_width=16),
         TextColumn("{task.percentage:>3.0f}%"),
-        TextColumn(
-            "{task.fields[note]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")
-        ),
+        TextColumn("{task.fields[note]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
         console=console,
         transient=True,
         disable=not live,

@@ -106,9 +106,7 @@ DIAGNOSIS = {
 }
 # The same as narrow columns; a task has too few test images for a second decimal.
 SHORT_DIAGNOSIS = {
-    name: replace(
-        metric, heading=metric.heading.replace(" ", "\n"), decimals=1 if metric.unit else metric.decimals
-    )
+    name: replace(metric, heading=metric.heading.replace(" ", "\n"), decimals=1 if metric.unit else metric.decimals)
     for name, metric in DIAGNOSIS.items()
 }
 # Measured after each task, besides the matrix.

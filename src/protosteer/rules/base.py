@@ -133,9 +133,7 @@ class Rule(Protocol):
             prompted: Whether its task has a prompt.
         """
 
-    def summarise_few_shot(
-        self, name: str, embeddings: Embeddings, settings: Settings, seed: int
-    ) -> ClassRecord:
+    def summarise_few_shot(self, name: str, embeddings: Embeddings, settings: Settings, seed: int) -> ClassRecord:
         """Make what is stored of a class of a few images, none of which is held out."""
 
     def stored(self, classes: ClassTable) -> bool:

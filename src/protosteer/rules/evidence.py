@@ -174,9 +174,7 @@ class EvidenceRule:
         values = Centroids(round_to_half(values.means), round_to_half(values.deviations), values.counts)
         return ClassRecord(name, plain.points, values, plain=plain, shared=shared)
 
-    def summarise_few_shot(
-        self, name: str, embeddings: Embeddings, settings: Settings, seed: int
-    ) -> ClassRecord:
+    def summarise_few_shot(self, name: str, embeddings: Embeddings, settings: Settings, seed: int) -> ClassRecord:
         """See `Rule.summarise_few_shot`."""
         return self.summarise(name, embeddings, settings, seed, prompted=False)
 

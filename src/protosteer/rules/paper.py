@@ -87,9 +87,7 @@ class PaperReader:
         """See `Reader.explain`: the tasks retrieved, the prototype that won, and the runner-up."""
         return [self._explain(prediction, i, row) for i, row in enumerate(prediction.ranked(2))]
 
-    def _explain(
-        self, prediction: Prediction, i: int, ranking: list[tuple[str, float, float]]
-    ) -> dict[str, Any]:
+    def _explain(self, prediction: Prediction, i: int, ranking: list[tuple[str, float, float]]) -> dict[str, Any]:
         index, (winner, *others) = self.index, ranking
         own = (index.value_classes == prediction.classes.index(winner[0])).nonzero()[:, 0]
         similarity = F.normalize(prediction.embeddings[i], dim=0) @ index.values[own].T
@@ -172,9 +170,7 @@ class PaperRule:
         """See `Rule.summarise`: as many key and value prototypes as the settings say."""
         return _prototypes(name, embeddings, settings.centroids, settings, seed)
 
-    def summarise_few_shot(
-        self, name: str, embeddings: Embeddings, settings: Settings, seed: int
-    ) -> ClassRecord:
+    def summarise_few_shot(self, name: str, embeddings: Embeddings, settings: Settings, seed: int) -> ClassRecord:
         """See `Rule.summarise_few_shot`. Similarities to the mean of the others stand for held-out ones."""
         values = embeddings.values
         count = min(settings.centroids, max(1, len(values) // _IMAGES_PER_PROTOTYPE))

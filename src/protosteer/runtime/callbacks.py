@@ -56,19 +56,16 @@ class CheckpointCallback:
                 parameter.data.copy_(tensors[name])
                 moments = {key: tensors[f"{name}/{key}"] for key in about["moments"]}
                 state.optimiser.state[parameter] = {
-                    key: value.float().reshape(())
-                    if key == "step"
-                    else torch.empty_like(parameter).copy_(value)
+                    key: value.float().reshape(()) if key == "step" else torch.empty_like(parameter).copy_(value)
                     for key, value in moments.items()
                 }
             torch.set_rng_state(tensors["rng"])
             self.earlier_seconds = float(about["seconds"])
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise TrainingError(
-                f"{self.checkpoint.path} does not hold what this training needs ({one_line(str(error))}); remove it",
-                code="bad-checkpoint",
-                path=self.checkpoint.path,
-            ) from error
+            message = (
+                f"{self.checkpoint.path} does not hold what this training needs ({one_line(str(error))}); remove it"
+            )
+            raise TrainingError(message, code="bad-checkpoint", path=self.checkpoint.path) from error
 
     def on_step_end(self, state: TrainingState) -> None:
         """Save if it is time to."""

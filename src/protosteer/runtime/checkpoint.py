@@ -31,9 +31,7 @@ class CheckpointFile:
         self.path = path
         self.seconds = seconds
         self._last = time.monotonic()
-        self._lock: FileIO | None = (
-            None  # the file as it was written last: open and locked while it is in use
-        )
+        self._lock: FileIO | None = None  # the file as it was written last: open and locked while it is in use
 
     def due(self) -> bool:
         """Whether it is time to save."""

@@ -18,11 +18,8 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device).item()  # a device such as meta has memory, but nothing in it
     except (RuntimeError, AssertionError) as error:  # torch raises either, by device
-        raise SettingsError(
-            f"device {name!r} cannot be used here; try cpu, cuda, mps or auto",
-            code="no-such-device",
-            device=name,
-        ) from error
+        message = f"device {name!r} cannot be used here; try cpu, cuda, mps or auto"
+        raise SettingsError(message, code="no-such-device", device=name) from error
     if device.type == "cuda":
         check_cuda_device()
         # Some kernels give other bits each time unless told not to.

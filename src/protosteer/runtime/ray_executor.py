@@ -146,15 +146,12 @@ def _versions() -> dict[str, str]:
 
 def check_versions(expected: dict[str, str], found: dict[str, str]) -> None:
     """Raise if a worker has other versions than the process that submits jobs."""
-    other = [
-        f"{name} {found[name]}, not {expected[name]}" for name in expected if found[name] != expected[name]
-    ]
+    other = [f"{name} {found[name]}, not {expected[name]}" for name in expected if found[name] != expected[name]]
     if other:
-        raise ExecutorError(
-            f"worker {socket.gethostname()} has {' and '.join(other)} as here; install the same versions on all "
-            "nodes",
-            code="other-version",
+        message = (
+            f"worker {socket.gethostname()} has {' and '.join(other)} as here; install the same versions on all nodes"
         )
+        raise ExecutorError(message, code="other-version")
 
 
 def _job_error(job: Job, error: Any) -> ExecutorError:
@@ -177,11 +174,8 @@ def _check_room(nodes: Sequence[dict[str, Any]], threads: int, gpus: int) -> Non
     alive = [node["Resources"] for node in nodes if node["Alive"]]
     if not any(node.get("CPU", 0) >= threads and node.get("GPU", 0) >= gpus for node in alive):
         gpu = " and a GPU" if gpus else ""
-        raise ExecutorError(
-            f"no node of the Ray cluster has {counted(threads, 'processor')}{gpu} for a worker; use fewer threads",
-            code="no-room-for-worker",
-            threads=threads,
-        )
+        message = f"no node of the Ray cluster has {counted(threads, 'processor')}{gpu} for a worker; use fewer threads"
+        raise ExecutorError(message, code="no-room-for-worker", threads=threads)
 
 
 @contextlib.contextmanager
@@ -204,12 +198,11 @@ def _connected(address: str | None) -> Iterator[Any]:
             logging_level=logging.CRITICAL,
         )
     except Exception as error:  # Ray raises nearly anything: of sockets, versions, tokens
-        raise ExecutorError(
+        message = (
             f"Ray cannot be reached at {address or 'this machine'} ({_last_line(error)}); check the address, Ray's "
-            "version there, and its token (RAY_AUTH_MODE=token)",
-            code="ray-unreachable",
-            address=address,
-        ) from error
+            "version there, and its token (RAY_AUTH_MODE=token)"
+        )
+        raise ExecutorError(message, code="ray-unreachable", address=address) from error
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, before)  # Ray has installed its own handler
     try:
@@ -234,17 +227,12 @@ def check_address(address: str | None) -> None:
         return
     host, _, port = str(address).removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
-        raise ExecutorError(
-            f"Ray address {address!r} is not HOST:PORT, such as 10.0.0.5:6379, ray://HOST:PORT or auto",
-            code="bad-address",
-            address=address,
-        )
+        message = f"Ray address {address!r} is not HOST:PORT, such as 10.0.0.5:6379, ray://HOST:PORT or auto"
+        raise ExecutorError(message, code="bad-address", address=address)
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
-        raise ExecutorError(
-            f"nothing answers at Ray address {address} ({one_line(str(error))}); check it, and that the cluster "
-            "runs",
-            code="ray-unreachable",
-            address=address,
-        ) from error
+        message = (
+            f"nothing answers at Ray address {address} ({one_line(str(error))}); check it, and that the cluster runs"
+        )
+        raise ExecutorError(message, code="ray-unreachable", address=address) from error

@@ -44,9 +44,7 @@ class TaskImages:
 
         def on_batch(done: int) -> None:
             if self.on_stage:
-                self.on_stage(
-                    Stage(self.task, "values" if prompt is not None else "keys", done, len(self.images))
-                )
+                self.on_stage(Stage(self.task, "values" if prompt is not None else "keys", done, len(self.images)))
 
         return self.backbone.embed_set(self.images, prompt, self.settings.embed_batch_size, on_batch)
 

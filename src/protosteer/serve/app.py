@@ -167,12 +167,8 @@ def _listen(host: str, port: int) -> socket.socket:
         listener = socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ProtosteerError(
-            f"cannot listen on {host}, port {port}: {reason}; choose another host= or port=",
-            code="cannot-listen",
-            host=host,
-            port=port,
-        ) from error
+        message = f"cannot listen on {host}, port {port}: {reason}; choose another host= or port="
+        raise ProtosteerError(message, code="cannot-listen", host=host, port=port) from error
     # Small answers go out at once; connections inherit the option.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

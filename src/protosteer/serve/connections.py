@@ -49,9 +49,7 @@ class Connection(HttpToolsProtocol):
         same = [one for one in others if one.origin == self.origin]
         full = not _make_room(others, _slots(self._limits))
         if full or (self.origin and not _make_room(same, self._limits.connections_per_address)):
-            self._send_error(
-                RequestError(503, "too many connections are open; try again later", retry_after=1)
-            )
+            self._send_error(RequestError(503, "too many connections are open; try again later", retry_after=1))
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -124,9 +122,7 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Reject what the parser does not accept: beyond our limits, or not HTTP."""
-        self._reject(
-            self._rejection or RequestError(400, "the request is not valid HTTP/1.1; send one that is")
-        )
+        self._reject(self._rejection or RequestError(400, "the request is not valid HTTP/1.1; send one that is"))
 
     def timeout_keep_alive_handler(self) -> None:
         """Accept nothing more; let an answer that is being sent arrive."""
@@ -140,9 +136,7 @@ class Connection(HttpToolsProtocol):
     def _too_late(self) -> None:
         if self._unparsed:
             seconds = self._limits.head_seconds
-            self._reject(
-                RequestError(408, f"the headers took longer than {seconds:g} s to arrive; send them at once")
-            )
+            self._reject(RequestError(408, f"the headers took longer than {seconds:g} s to arrive; send them at once"))
         else:
             self.timeout_keep_alive_handler()
 

@@ -40,17 +40,11 @@ class Limits:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if value <= 0:
-                raise SettingsError(
-                    f"limit {field.name} = {value}: must be greater than 0",
-                    code="bad-setting",
-                    name=field.name,
-                )
+                message = f"limit {field.name} = {value}: must be greater than 0"
+                raise SettingsError(message, code="bad-setting", name=field.name)
         if self.queue < self.images:
-            raise SettingsError(
-                f"limit queue = {self.queue}: must hold at least the {self.images} images of one request",
-                code="bad-setting",
-                name="queue",
-            )
+            message = f"limit queue = {self.queue}: must hold at least the {self.images} images of one request"
+            raise SettingsError(message, code="bad-setting", name="queue")
 
 
 class RequestError(ProtosteerError):

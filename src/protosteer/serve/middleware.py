@@ -101,9 +101,7 @@ def _check_path(scope: Scope) -> None:
     try:
         unquote_to_bytes(scope.get("raw_path", b"")).decode()
     except UnicodeDecodeError:
-        raise RequestError(
-            400, "the address is not UTF-8; encode names as UTF-8, then with % signs"
-        ) from None
+        raise RequestError(400, "the address is not UTF-8; encode names as UTF-8, then with % signs") from None
 
 
 class Observer:

@@ -142,9 +142,7 @@ class Store:
         try:
             with transaction(self.path) as change:
                 if change.identity != self._identity:
-                    raise RequestError(
-                        409, f"the model file {self.path.name} changed on disk; restart the service"
-                    )
+                    raise RequestError(409, f"the model file {self.path.name} changed on disk; restart the service")
                 change.put(learner.model)
             self._identity = change.identity
         except OSError as error:
@@ -164,8 +162,5 @@ def _check_same(memory: Memory, path: Path) -> None:
     """Check that the file still holds the model: it may have changed while weights were read."""
     on_disk = model_file.read(path)
     if dataclasses.replace(on_disk, memory=memory).pack() != on_disk.pack():
-        raise ModelFileError(
-            f"{path} does not hold the model that is to be served; load it again",
-            code="other-model",
-            path=path,
-        )
+        message = f"{path} does not hold the model that is to be served; load it again"
+        raise ModelFileError(message, code="other-model", path=path)

@@ -33,18 +33,14 @@ class Projection:
     def fit(cls, memory: Memory, reader: Reader) -> Projection:
         """Fit the map of a memory's classes, whose directions its reader has."""
         if not len(memory):
-            raise LearnerError(
-                "a model without classes has no map; learn a class first", code="nothing-learned"
-            )
+            raise LearnerError("a model without classes has no map; learn a class first", code="nothing-learned")
         directions = reader.class_directions()
         origin = directions.mean(dim=0)
         axes = _axes(directions - origin, origin)
         extent = float(((directions - origin) @ axes.T).abs().max())
         axes = axes / extent if extent > ROUNDING else axes
         spots = _clip((directions - origin) @ axes.T, 1.0)
-        classes = [
-            (name, tasks[0], *spot) for (name, tasks), spot in zip(memory.owners.items(), spots, strict=True)
-        ]
+        classes = [(name, tasks[0], *spot) for (name, tasks), spot in zip(memory.owners.items(), spots, strict=True)]
         return cls(classes, origin, axes)
 
     def place(self, embeddings: Tensor) -> list[tuple[float, float]]:

@@ -25,9 +25,7 @@ class ModelRegistry:
     def find(self, name: str) -> Service:
         """Return the service of a model; raise `RequestError` 404 if there is none."""
         if name not in self.services:
-            raise RequestError(
-                404, f"no model is named '{name}'; there are: {listed(list(self.services), most=50)}"
-            )
+            raise RequestError(404, f"no model is named '{name}'; there are: {listed(list(self.services), most=50)}")
         return self.services[name]
 
     def start(self) -> None:
@@ -59,21 +57,12 @@ def check_names(sources: Sequence[tuple[str, Path]]) -> None:
         except DataError as error:
             raise SettingsError(str(error), code="bad-name") from error
         if "/" in name or not name.strip("."):  # browsers and proxies resolve such path segments
-            raise SettingsError(
-                f"a model cannot be named '{name}': slashes, or dots alone; choose another name",
-                code="bad-name",
-                name=name,
-            )
+            message = f"a model cannot be named '{name}': slashes, or dots alone; choose another name"
+            raise SettingsError(message, code="bad-name", name=name)
         if name in names:
-            raise SettingsError(
-                f"two models are named '{name}', {names[name]} and {path}; give one of them another name",
-                code="name-taken",
-                name=name,
-            )
+            message = f"two models are named '{name}', {names[name]} and {path}; give one of them another name"
+            raise SettingsError(message, code="name-taken", name=name)
         if (file := real(path)) in files:
-            raise SettingsError(
-                f"models '{files[file]}' and '{name}' are one file, {path}; serve it once",
-                code="name-taken",
-                name=name,
-            )
+            message = f"models '{files[file]}' and '{name}' are one file, {path}; serve it once"
+            raise SettingsError(message, code="name-taken", name=name)
         names[name], files[file] = path, name

@@ -48,9 +48,7 @@ def add_routes(app: FastAPI, models: ModelRegistry) -> None:
     _add_overviews(app, models)
 
 
-def _include(
-    app: FastAPI, prefix: str, chosen: Any, reject: float, errors: schemas.Errors | None = None
-) -> None:
+def _include(app: FastAPI, prefix: str, chosen: Any, reject: float, errors: schemas.Errors | None = None) -> None:
     """Add the routes of one model below `prefix`; `chosen` is the dependency that finds its service."""
     router = APIRouter(prefix=prefix, responses=errors)
     _add_predict(router, chosen, reject)  # first, since routes are tried in this order
@@ -83,9 +81,7 @@ def _add_reports(router: APIRouter, chosen: Any) -> None:
         """All classes, in the order in which they were learned."""
         return {"classes": service.store.current.classes()}
 
-    @router.get(
-        "/thumbnails/{name:path}", response_model=schemas.Thumbnails, responses=schemas.errors(404, 422)
-    )
+    @router.get("/thumbnails/{name:path}", response_model=schemas.Thumbnails, responses=schemas.errors(404, 422))
     def thumbnails(name: str, service: Service = chosen) -> Any:
         """Small pictures of images that a class was taught, where they were kept and are to be shown."""
         jpegs = service.store.current.thumbnails.get(name)

@@ -71,8 +71,7 @@ class Snapshot:
         """Describe every class, in the order in which they were learned."""
         counters = {"images": 0, "centroids": 0, "thumbnails": 0}
         classes: dict[str, dict[str, Any]] = {
-            name: {"name": name, "task": tasks[0], "tasks": tasks, **counters}
-            for name, tasks in self._owners.items()
+            name: {"name": name, "task": tasks[0], "tasks": tasks, **counters} for name, tasks in self._owners.items()
         }
         table = self.memory.table
         plain, values = table.lengths("plain"), table.lengths("values")

@@ -146,9 +146,7 @@ def _check_class(name: str) -> None:
 
 async def _unless_gone(request: Request, answer: asyncio.Future[list[Row]]) -> list[Row]:
     """Return the answer; raise ClientDisconnect if the client disconnects first."""
-    gone = asyncio.ensure_future(
-        request.receive()
-    )  # the body is complete: the next message is the disconnect
+    gone = asyncio.ensure_future(request.receive())  # the body is complete: the next message is the disconnect
     either: set[asyncio.Future[Any]] = {answer, gone}
     try:
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

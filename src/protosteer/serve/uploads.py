@@ -64,9 +64,7 @@ class Uploads:
 
     async def decode(self, files: Sequence[UploadFile]) -> list[Tensor]:
         """Decode files to uint8 [3, h, w], all of one size; raise `RequestError` for the first bad image."""
-        images = await self._in_threads(
-            partial(self.opened, total=_PixelTotal(self._limits.request_pixels)), files
-        )
+        images = await self._in_threads(partial(self.opened, total=_PixelTotal(self._limits.request_pixels)), files)
         return await self._in_threads(self.canvas, images)
 
     async def _in_threads(self, work: Callable[[_In], _Out], items: Sequence[_In]) -> list[_Out]:
@@ -85,9 +83,7 @@ class Uploads:
     async def _form(self, request: Request) -> FormData:
         limits = self._limits
         if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-            raise RequestError(
-                422, f"the request has no images; send them as multipart/form-data, field '{FIELD}'"
-            )
+            raise RequestError(422, f"the request has no images; send them as multipart/form-data, field '{FIELD}'")
         announced = request.headers.get("content-length", "")
         _check_bytes(int(announced) if announced.isdecimal() else 0, limits.request_bytes)
         bounded = Request(request.scope, _counted(request.receive, limits.request_bytes))
@@ -102,9 +98,7 @@ class Uploads:
         except HTTPException as error:  # a form that starlette rejects
             if error.detail.startswith("Too many files"):
                 raise RequestError(413, f"more than {limits.images} images; send fewer at once") from None
-            raise RequestError(
-                422, f"the form cannot be read ({error.detail}); send multipart/form-data"
-            ) from None
+            raise RequestError(422, f"the form cannot be read ({error.detail}); send multipart/form-data") from None
 
     def _files(self, form: FormData) -> list[UploadFile]:
         files = []
@@ -160,9 +154,7 @@ class _PixelTotal:
             self._count += pixels
             exceeded = self._count > self._most
         if exceeded:
-            raise RequestError(
-                413, f"the images have more than {self._most:,} pixels together; send fewer at once"
-            )
+            raise RequestError(413, f"the images have more than {self._most:,} pixels together; send fewer at once")
 
 
 @contextmanager

@@ -26,9 +26,7 @@ def find_benchmark(name: str) -> Benchmark:
         return folder.benchmark(name)
     if name not in BENCHMARKS:
         known = [*BENCHMARKS, f"{folder.PREFIX}PATH"]
-        raise DataError(
-            f"no stream is called '{name}'; {suggestion(name, known)}", code="unknown-stream", name=name
-        )
+        raise DataError(f"no stream is called '{name}'; {suggestion(name, known)}", code="unknown-stream", name=name)
     return BENCHMARKS[name]
 
 

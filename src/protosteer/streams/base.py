@@ -55,18 +55,12 @@ class Task:
             ("test", self.test, self.test_labels, self.classes),
         ):
             if len(images) != len(labels):
-                raise DataError(
-                    f"task {self.name!r}: {len(images)} {part} images but {len(labels)} labels",
-                    code="label-count-mismatch",
-                    task=self.name,
-                )
+                message = f"task {self.name!r}: {len(images)} {part} images but {len(labels)} labels"
+                raise DataError(message, code="label-count-mismatch", task=self.name)
             foreign = sorted(set(labels) - set(classes))
             if foreign:
-                raise DataError(
-                    f"task {self.name!r}: {part} labels {foreign} are not among its classes",
-                    code="foreign-labels",
-                    labels=foreign,
-                )
+                message = f"task {self.name!r}: {part} labels {foreign} are not among its classes"
+                raise DataError(message, code="foreign-labels", labels=foreign)
 
     @property
     def learned(self) -> list[str]:
@@ -90,11 +84,10 @@ class RevocableImages(Chosen):
     def pixels(self, rows: Sequence[int]) -> Tensor:
         """Return the images of these rows; an error (code "task-is-over") once they are revoked."""
         if self.revoked:
-            raise DataError(
-                f"task {self.task!r} is over and its images cannot be read; a method that needs them keeps a buffer",
-                code="task-is-over",
-                task=self.task,
+            message = (
+                f"task {self.task!r} is over and its images cannot be read; a method that needs them keeps a buffer"
             )
+            raise DataError(message, code="task-is-over", task=self.task)
         return super().pixels(rows)
 
 
@@ -154,11 +147,8 @@ class Stream(Sequence[Task]):
         self.classes = [label for task in self.tasks for label in task.classes]
         repeated = sorted({label for label in self.classes if self.classes.count(label) > 1})
         if repeated:
-            raise DataError(
-                f"stream {name!r}: {repeated} are in more than one task; a class belongs to one",
-                code="repeated-class",
-                classes=repeated,
-            )
+            message = f"stream {name!r}: {repeated} are in more than one task; a class belongs to one"
+            raise DataError(message, code="repeated-class", classes=repeated)
 
     @property
     def blurry(self) -> bool:
@@ -239,12 +229,8 @@ def _check_images(groups: list[list[int]], classes: list[str], parts: dict[str, 
         for kind, rows_of in parts.items():
             for k in group:
                 if not len(rows_of[k]):
-                    raise DataError(
-                        f"class {classes[k]!r} has no {kind} image; add images or leave the class out",
-                        code="class-without-images",
-                        name=classes[k],
-                        part=kind,
-                    )
+                    message = f"class {classes[k]!r} has no {kind} image; add images or leave the class out"
+                    raise DataError(message, code="class-without-images", name=classes[k], part=kind)
 
 
 def _part(part: Labelled, rows_of: Rows, numbers: list[int], dataset: Dataset) -> tuple[ImageSet, list[str]]:
@@ -253,9 +239,7 @@ def _part(part: Labelled, rows_of: Rows, numbers: list[int], dataset: Dataset) -
     return Chosen(part.images, rows.tolist()), [dataset.classes[k] for k in part.labels[rows].tolist()]
 
 
-def _about(
-    benchmark: Benchmark, dataset: Dataset, options: StreamOptions, tasks: list[Task]
-) -> dict[str, Any]:
+def _about(benchmark: Benchmark, dataset: Dataset, options: StreamOptions, tasks: list[Task]) -> dict[str, Any]:
     return {
         "name": benchmark.name,
         "options": options.to_dict(),

@@ -27,9 +27,7 @@ from protosteer.errors import DataError
 Rows = list[np.ndarray]  # by class number, each in file order
 
 
-def distribute(
-    rows: Rows, groups: Sequence[Sequence[int]], blurry: float, disjoint: float, seed: int
-) -> list[Rows]:
+def distribute(rows: Rows, groups: Sequence[Sequence[int]], blurry: float, disjoint: float, seed: int) -> list[Rows]:
     """Assign the training rows of every class to tasks.
 
     Args:

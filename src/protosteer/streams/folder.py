@@ -55,11 +55,8 @@ def _splits(path: Path, reading: Reading) -> tuple[Files, Files]:
         return _files(path / TRAIN, reading), _files(tests[0], reading)
     files = _files(path, reading)
     if set(files.labels) == {TRAIN}:
-        raise DataError(
-            f"{path} has {TRAIN}/ but no {'/ or '.join(TESTS)}/; add one, or pass {path / TRAIN}",
-            code="no-test-folder",
-            path=path,
-        )
+        message = f"{path} has {TRAIN}/ but no {'/ or '.join(TESTS)}/; add one, or pass {path / TRAIN}"
+        raise DataError(message, code="no-test-folder", path=path)
     labels = np.array(files.labels)
     is_test = np.zeros(len(files), dtype=bool)
     for label in np.unique(labels):
@@ -74,17 +71,13 @@ def _files(folder: Path, reading: Reading) -> Files:
     bad = [] if reading.skip_unreadable else readable(files)[1].paths
     if bad:
         others = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
-        raise DataError(
-            f"{bad[0]} cannot be read as an image{others}; replace or remove it, or skip it with skip_unreadable=True",
-            code="unreadable-image",
-            path=bad[0],
+        message = (
+            f"{bad[0]} cannot be read as an image{others}; replace or remove it, or skip it with skip_unreadable=True"
         )
+        raise DataError(message, code="unreadable-image", path=bad[0])
     left = readable_only(files, reading)
     empty = sorted(set(files.labels) - set(left.labels))
     if empty:
-        raise DataError(
-            f"no image in {folder / empty[0]} can be read; replace them or remove the folder",
-            code="class-without-images",
-            name=empty[0],
-        )
+        message = f"no image in {folder / empty[0]} can be read; replace them or remove the folder"
+        raise DataError(message, code="class-without-images", name=empty[0])
     return left

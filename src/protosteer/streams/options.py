@@ -64,16 +64,11 @@ class StreamOptions:
         for name, what in _SHARES.items():
             value = getattr(self, name)
             if type(value) not in (int, float) or not 0 <= value < 1:
-                raise DataError(
-                    f"{name} is {value!r}; give a share of the {what} from 0 to below 1",
-                    code="bad-option",
-                    name=name,
-                )
+                message = f"{name} is {value!r}; give a share of the {what} from 0 to below 1"
+                raise DataError(message, code="bad-option", name=name)
         if self.disjoint and not self.blurry:
-            raise DataError(
-                f"disjoint = {self.disjoint} without blurry; give both, or neither",
-                code="disjoint-without-blurry",
-            )
+            message = f"disjoint = {self.disjoint} without blurry; give both, or neither"
+            raise DataError(message, code="disjoint-without-blurry")
         if self.task_file is not None:
             object.__setattr__(self, "task_file", Path(self.task_file))
         self._check_ways()
@@ -81,45 +76,29 @@ class StreamOptions:
 
     def _check_ways(self) -> None:
         if self.base is not None and self.increment is None:
-            raise DataError(
-                f"base = {self.base} without increment; give both, for instance base 50, increment 10",
-                code="base-without-increment",
-            )
+            message = f"base = {self.base} without increment; give both, for instance base 50, increment 10"
+            raise DataError(message, code="base-without-increment")
         ways = [name for name in ("tasks", "increment", "task_file") if getattr(self, name) is not None]
         if len(ways) > 1:
-            raise DataError(
-                f"{' and '.join(ways)} are given; choose one way to split the classes",
-                code="several-splits",
-                names=ways,
-            )
+            message = f"{' and '.join(ways)} are given; choose one way to split the classes"
+            raise DataError(message, code="several-splits", names=ways)
         if self.task_file is not None and self.class_order != NATURAL:
-            raise DataError(
-                f"class_order {self.class_order!r} with a task file, which has its own order; drop one of them",
-                code="order-and-task-file",
-            )
+            message = f"class_order {self.class_order!r} with a task file, which has its own order; drop one of them"
+            raise DataError(message, code="order-and-task-file")
 
     def _check_files(self) -> None:
         order = self.class_order
         if order.startswith(SEED):
             number = order.removeprefix(SEED)
             if not number.isdecimal() or int(number) >= 2**32:
-                raise DataError(
-                    f"class order {order!r}: N in seed:N must be a whole number from 0 to 2^32 - 1",
-                    code="bad-class-order",
-                    order=order,
-                )
+                message = f"class order {order!r}: N in seed:N must be a whole number from 0 to 2^32 - 1"
+                raise DataError(message, code="bad-class-order", order=order)
         elif order != NATURAL and not Path(order).is_file():
-            raise DataError(
-                f"class order {order!r} is neither {NATURAL!r} nor 'seed:N' nor a file; check it",
-                code="bad-class-order",
-                order=order,
-            )
+            message = f"class order {order!r} is neither {NATURAL!r} nor 'seed:N' nor a file; check it"
+            raise DataError(message, code="bad-class-order", order=order)
         if self.task_file is not None and not self.task_file.is_file():
-            raise DataError(
-                f"task file {self.task_file} does not exist; check the path",
-                code="no-task-file",
-                path=self.task_file,
-            )
+            message = f"task file {self.task_file} does not exist; check the path"
+            raise DataError(message, code="no-task-file", path=self.task_file)
 
     @property
     def seed(self) -> int:
@@ -178,12 +157,8 @@ def order_classes(classes: Sequence[str], order: str) -> list[str]:
     _check_names(path, named, classes)
     missing = sorted(set(classes) - set(named))
     if missing:
-        raise DataError(
-            f"{path} omits {_quoted(missing)}; a class order names every class once",
-            code="classes-missing",
-            path=path,
-            classes=missing,
-        )
+        message = f"{path} omits {_quoted(missing)}; a class order names every class once"
+        raise DataError(message, code="classes-missing", path=path, classes=missing)
     return named
 
 
@@ -198,10 +173,8 @@ def _evenly(classes: int, tasks: int) -> list[int]:
 
 def _by_increments(classes: int, base: int, increment: int) -> list[int]:
     if base > classes:
-        raise DataError(
-            f"base is {base}, but there are {classes} classes; ask for at most {classes}",
-            code="too-few-classes",
-        )
+        message = f"base is {base}, but there are {classes} classes; ask for at most {classes}"
+        raise DataError(message, code="too-few-classes")
     full, rest = divmod(classes - base, increment)
     return [size for size in (base, *[increment] * full, rest) if size]
 
@@ -216,11 +189,8 @@ def _read_tasks(path: Path, classes: Sequence[str]) -> list[list[str]]:
     else:
         tasks = [[name.strip() for name in line.split(",") if name.strip()] for line in lines]
     if not tasks or not all(tasks):
-        raise DataError(
-            f"{path} has no task, or a task without classes; every task needs at least one class",
-            code="empty-task",
-            path=path,
-        )
+        message = f"{path} has no task, or a task without classes; every task needs at least one class"
+        raise DataError(message, code="empty-task", path=path)
     _check_names(path, [name for task in tasks for name in task], classes)
     return tasks
 
@@ -229,16 +199,11 @@ def _json_tasks(path: Path, text: str) -> list[list[str]]:
     try:
         tasks = json.loads(text)
     except json.JSONDecodeError as error:
-        raise DataError(
-            f"{path} is not valid JSON: {error}; repair it", code="invalid-json", path=path
-        ) from error
+        raise DataError(f"{path} is not valid JSON: {error}; repair it", code="invalid-json", path=path) from error
     lists = isinstance(tasks, list) and all(isinstance(task, list) for task in tasks)
     if not lists or not all(isinstance(name, str) for task in tasks for name in task):
-        raise DataError(
-            f'{path} must be a JSON list of lists of class names, such as [["a", "b"], ["c"]]',
-            code="invalid-json",
-            path=path,
-        )
+        message = f'{path} must be a JSON list of lists of class names, such as [["a", "b"], ["c"]]'
+        raise DataError(message, code="invalid-json", path=path)
     return tasks
 
 
@@ -247,20 +212,12 @@ def _check_names(path: Path, named: list[str], classes: Sequence[str]) -> None:
     unknown = [name for name in named if name not in known]
     if unknown:
         near = suggestion(unknown[0], classes)
-        raise DataError(
-            f"{path} names {_quoted(unknown)}, unknown in the dataset; {near}",
-            code="unknown-classes",
-            path=path,
-            classes=unknown,
-        )
+        message = f"{path} names {_quoted(unknown)}, unknown in the dataset; {near}"
+        raise DataError(message, code="unknown-classes", path=path, classes=unknown)
     twice = sorted({name for name in named if named.count(name) > 1})
     if twice:
-        raise DataError(
-            f"{path} names {_quoted(twice)} more than once; a class belongs to one task",
-            code="repeated-class",
-            path=path,
-            classes=twice,
-        )
+        message = f"{path} names {_quoted(twice)} more than once; a class belongs to one task"
+        raise DataError(message, code="repeated-class", path=path, classes=twice)
 
 
 def _quoted(names: Sequence[str]) -> str:

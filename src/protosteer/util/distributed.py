@@ -142,12 +142,11 @@ def join() -> ProcessGroup:
         )
     except (RuntimeError, ValueError) as error:
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        raise DistributedError(
+        message = (
             f"{group} cannot meet the others at {address} ({one_line(str(error))}); pass the same address and "
-            "number of nodes to every torchrun",
-            code="no-rendezvous",
-            address=address,
-        ) from error
+            "number of nodes to every torchrun"
+        )
+        raise DistributedError(message, code="no-rendezvous", address=address) from error
     group._store = store
     _group = group
     _check_versions(group)
@@ -157,11 +156,8 @@ def join() -> ProcessGroup:
 def check_cuda_device() -> None:
     """Raise if this process has no CUDA device of its own."""
     if _group.size > 1 and _local_rank() >= (devices := torch.cuda.device_count()):
-        raise SettingsError(
-            f"{_group} has no CUDA device; start at most {devices} processes on this node",
-            code="too-few-devices",
-            devices=devices,
-        )
+        message = f"{_group} has no CUDA device; start at most {devices} processes on this node"
+        raise SettingsError(message, code="too-few-devices", devices=devices)
 
 
 def _local_rank() -> int:
@@ -172,12 +168,10 @@ def _check_versions(group: ProcessGroup) -> None:
     own = {"protosteer": protosteer.__version__, "torch": torch.__version__}
     for package, version in group.broadcast_object(lambda: own).items():
         if own[package] != version:
-            raise DistributedError(
-                f"{group} has {package} {own[package]} and process 0 has {version}; install one version on "
-                "all nodes",
-                code="other-version",
-                package=package,
+            message = (
+                f"{group} has {package} {own[package]} and process 0 has {version}; install one version on all nodes"
             )
+            raise DistributedError(message, code="other-version", package=package)
 
 
 def _sendable(tensor: Tensor) -> Tensor:

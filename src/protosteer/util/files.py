@@ -195,12 +195,11 @@ def replacing(path: Path, seconds: float = 30.0) -> Iterator[None]:
     with _opened_folder(path.parent) as folder:
         while (locked := None if folder is None else _try_lock(folder)) is False:
             if time.monotonic() > end:
-                raise ProtosteerError(
+                message = (
                     f"someone else has been writing in {path.parent} for {seconds:g} s; wait for that and run the "
-                    "same command again",
-                    code="locked",
-                    path=path.parent,
+                    "same command again"
                 )
+                raise ProtosteerError(message, code="locked", path=path.parent)
             time.sleep(0.01)
         if locked is None:
             warnings.warn(

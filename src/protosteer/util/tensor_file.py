@@ -53,17 +53,11 @@ def unpack_tensors(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, Te
         length = int.from_bytes(data[:8], "little")
         metadata = _parsed(data[8 : 8 + length]).get("__metadata__") or {}
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise ModelFileError(
-            f"{name} is truncated or not a model file ({one_line(str(error))}); use another copy",
-            code="damaged-model",
-            path=name,
-        ) from error
+        message = f"{name} is truncated or not a model file ({one_line(str(error))}); use another copy"
+        raise ModelFileError(message, code="damaged-model", path=name) from error
     if _KEY not in metadata:
-        raise ModelFileError(
-            f"{name} is a safetensors file but not a protosteer model; teach one with learn()",
-            code="not-a-model",
-            path=name,
-        )
+        message = f"{name} is a safetensors file but not a protosteer model; teach one with learn()"
+        raise ModelFileError(message, code="not-a-model", path=name)
     try:
         checksummed = _parsed(metadata[_KEY])
         header: dict[str, Any] = checksummed["header"]
@@ -71,11 +65,8 @@ def unpack_tensors(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, Te
     except (ValueError, KeyError, TypeError, RecursionError):
         intact = False
     if not intact:
-        raise ModelFileError(
-            f"{name} was altered or damaged after it was written; use another copy",
-            code="damaged-model",
-            path=name,
-        )
+        message = f"{name} was altered or damaged after it was written; use another copy"
+        raise ModelFileError(message, code="damaged-model", path=name)
     return header, tensors
 
 

@@ -41,15 +41,11 @@ def check_name(name: str, what: str, most: int = NAME_LENGTH) -> None:
     if not name.strip():
         raise DataError(f"{what} has no name; give it one", code="bad-name")
     if len(name) > most:
-        raise DataError(
-            f"{what} {name[:20]!r}... has a name of {len(name):,} characters; give it at most {most}",
-            code="bad-name",
-        )
+        message = f"{what} {name[:20]!r}... has a name of {len(name):,} characters; give it at most {most}"
+        raise DataError(message, code="bad-name")
     if not name.isprintable() and any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in name):
-        raise DataError(
-            f"{what} {name!r} has control characters or broken letters in its name; rename it",
-            code="bad-name",
-        )
+        message = f"{what} {name!r} has control characters or broken letters in its name; rename it"
+        raise DataError(message, code="bad-name")
 
 
 def one_line(text: str) -> str:

@@ -75,13 +75,11 @@ class TrainingState:
         self.losses.append(loss.item())
         self.embeddings.append(embeddings.detach().float().cpu())
         if not math.isfinite(self.losses[-1]):
-            raise TrainingError(
+            message = (
                 f"the loss became {self.losses[-1]} in epoch {self.epoch + 1}, step {len(self.losses)}; lower "
-                f"learning_rate (now {self.optimiser.defaults['lr']:g}) or raise temperature",
-                code="loss-not-finite",
-                epoch=self.epoch + 1,
-                step=len(self.losses),
+                f"learning_rate (now {self.optimiser.defaults['lr']:g}) or raise temperature"
             )
+            raise TrainingError(message, code="loss-not-finite", epoch=self.epoch + 1, step=len(self.losses))
 
     def end_epoch(self, measure: Callable[[Tensor, Tensor], tuple[float, float]]) -> None:
         """Record an epoch; `measure` maps its embeddings [n, D] and labels [n] to accuracy and spread."""

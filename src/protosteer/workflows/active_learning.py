@@ -106,9 +106,7 @@ class Pool:
         first, second = torch.cat(best).double().unbind(dim=1)
         similarities = torch.cat([part.similarities.amax(dim=1) for part in parts])
         labels = [label for part in parts for label in part.labels]
-        return cls(
-            labels, first, 1 - (first - second), similarities, torch.cat([p.embeddings for p in parts])
-        )
+        return cls(labels, first, 1 - (first - second), similarities, torch.cat([p.embeddings for p in parts]))
 
     def informative_rows(self, rows: Sequence[int], count: int) -> list[int]:
         """Return those of these rows whose labels help most, the most informative first."""
@@ -231,9 +229,7 @@ def readable_rows(images: ForgivingFiles) -> list[int]:
     """Return the rows of files that could be read; a DataError if there are none."""
     rows = [i for i in range(len(images)) if i not in images.errors]
     if not rows:
-        raise DataError(
-            f"none of {len(images)} files could be read; the first: {images.errors[0]}", code="no-images"
-        )
+        raise DataError(f"none of {len(images)} files could be read; the first: {images.errors[0]}", code="no-images")
     return rows
 
 

@@ -24,9 +24,7 @@ class Check:
     predicted: list[str]
 
     @classmethod
-    def make(
-        cls, learner: Learner, name: str, unseen: ImageSet, labels: list[str], on_stage: OnStage | None
-    ) -> Check:
+    def make(cls, learner: Learner, name: str, unseen: ImageSet, labels: list[str], on_stage: OnStage | None) -> Check:
         """Predict the held-out images of task `name`, whose actual labels are given."""
         return cls(labels, _answers(learner, name, "checking", unseen, on_stage)[0])
 

@@ -49,9 +49,7 @@ class LabelIssue:
     given_label_prob: float
 
 
-def mislabelled(
-    learner: Learner, files: Files, count: int = COUNT, on_stage: OnStage | None = None
-) -> Suggestions:
+def mislabelled(learner: Learner, files: Files, count: int = COUNT, on_stage: OnStage | None = None) -> Suggestions:
     """Suggest files in class folders that are probably in the wrong one, the most probable first.
 
     Args:
@@ -73,20 +71,15 @@ def mislabelled(
         if on_stage:
             on_stage(Stage("", "checking", done, len(images)))
 
-    embeddings = learner.backbone.embed_set(
-        images, batch_size=learner.settings.embed_batch_size, on_batch=on_batch
-    )
+    embeddings = learner.backbone.embed_set(images, batch_size=learner.settings.embed_batch_size, on_batch=on_batch)
     read = readable_rows(images)
     labels = [files.labels[i] for i in read]
     own = set(labels)
     table = learner.memory.table.without(own)
     rivals = table.take((table.lengths("plain") > 0).nonzero()[:, 0])
     if len(own) + len(rivals) < 2:
-        raise DataError(
-            f"'{labels[0]}' is the only class there is; label issues need two",
-            code="one-class",
-            name=labels[0],
-        )
+        message = f"'{labels[0]}' is the only class there is; label issues need two"
+        raise DataError(message, code="one-class", name=labels[0])
     issues = find_label_issues(embeddings[read], labels, rivals)
     chosen = [
         Suggestion(images.paths[read[one.row]], "mislabelled", one.label, one.probability, labels[one.row])
@@ -95,9 +88,7 @@ def mislabelled(
     return Suggestions(len(read), {"mislabelled": len(issues)}, chosen, errors_of(images))
 
 
-def find_label_issues(
-    embeddings: Tensor, labels: Sequence[str], rivals: ClassTable | None = None
-) -> list[LabelIssue]:
+def find_label_issues(embeddings: Tensor, labels: Sequence[str], rivals: ClassTable | None = None) -> list[LabelIssue]:
     """Return the given labels that are not the most probable ones, the least probable first.
 
     An image that is alone in its class has no leave-one-out probability and is not returned.
@@ -119,16 +110,12 @@ def find_label_issues(
     for name in rivals.names if rivals else ():
         number.setdefault(name, len(number))
     names = list(number)
-    numbers = torch.tensor(
-        [*range(len(classes)), *(number[name] for name in (rivals.names if rivals else ()))]
-    )
+    numbers = torch.tensor([*range(len(classes)), *(number[name] for name in (rivals.names if rivals else ()))])
     found = list[LabelIssue]()
     several = (owners.bincount()[owners[order]] > 1).nonzero()[:, 0]
     for points, shares in loo_probabilities(bulk, numbers, several):
         top, given = shares.max(dim=1), shares.gather(1, owners[order[points]][:, None])[:, 0]
         columns = (order[points], top.indices, top.values, given)
         rows = zip(*(column.tolist() for column in columns), strict=True)
-        found += [
-            LabelIssue(row, names[best], p, q) for row, best, p, q in rows if names[best] != labels[row]
-        ]
+        found += [LabelIssue(row, names[best], p, q) for row, best, p, q in rows if names[best] != labels[row]]
     return sorted(found, key=lambda issue: (issue.given_label_prob, issue.row))

@@ -122,11 +122,8 @@ class FolderScan:
     def check_new(self) -> None:
         """Raise a LearnerError if there is nothing to learn."""
         if not len(self.files):
-            raise LearnerError(
-                f"every image of {self.folder} was learned or held out already; there is nothing to learn",
-                code="no-new-images",
-                path=self.folder,
-            )
+            message = f"every image of {self.folder} was learned or held out already; there is nothing to learn"
+            raise LearnerError(message, code="no-new-images", path=self.folder)
 
 
 @dataclass(frozen=True)
@@ -188,11 +185,8 @@ def scan_folder(
     readable, unreadable = files.rows(digests), files.rows(i for i in range(len(files)) if i not in digests)
     empty = set(files.labels) - set(readable.labels)
     if empty:
-        raise DataError(
-            f"class '{min(empty)}' of {folder} has no image that can be read; replace its files or remove it",
-            code="unreadable-class",
-            name=min(empty),
-        )
+        message = f"class '{min(empty)}' of {folder} has no image that can be read; replace its files or remove it"
+        raise DataError(message, code="unreadable-class", name=min(empty))
     begun = unfinished_task(memory, folder, files.labels, name) if memory else None
     others = Memory(task for task in memory.tasks if task is not begun) if memory else Memory()
     owners = others.owners
@@ -226,9 +220,7 @@ def _read(path: Path, preprocessing: Preprocessing | None) -> tuple[int, Tensor 
     return digest(content), None
 
 
-def unfinished_task(
-    memory: Memory, folder: Path, labels: Iterable[str], name: str | None
-) -> TaskRecord | None:
+def unfinished_task(memory: Memory, folder: Path, labels: Iterable[str], name: str | None) -> TaskRecord | None:
     """Return the unfinished task that learning a folder resumes, if there is one.
 
     It has the given name, or the folder's; and just these classes, or those of them not known otherwise.
@@ -352,9 +344,7 @@ class TaskSlot:
         preview: list[LearnResult] = []
 
         def finalise_record(record: TaskRecord) -> tuple[Learner, LearnResult]:
-            metadata = dataclasses.replace(
-                record.metadata, learned=today, image_bytes=size, held_out=len(held)
-            )
+            metadata = dataclasses.replace(record.metadata, learned=today, image_bytes=size, held_out=len(held))
             whole = dataclasses.replace(record, metadata=metadata)
             whole = with_file_digests(whole, self.found.files, self.found.digests)
             after = self.learner_with(whole)
@@ -409,11 +399,8 @@ def held_count(images: int, holdout: float) -> int:
         SettingsError: The share is not within 0 and 0.5.
     """
     if not 0.0 <= holdout <= 0.5:
-        raise SettingsError(
-            f"holdout = {holdout}: give a share from 0 (no check) to 0.5, such as 0.1",
-            code="bad-holdout",
-            value=holdout,
-        )
+        message = f"holdout = {holdout}: give a share from 0 (no check) to 0.5, such as 0.1"
+        raise SettingsError(message, code="bad-holdout", value=holdout)
     return max(1, round(holdout * images)) if holdout and images >= MIN_HOLDOUT_IMAGES else 0
 
 
@@ -434,11 +421,8 @@ def _file_version(path: Path) -> tuple[int, int]:
     try:
         return image_version(path)
     except OSError as error:
-        raise DataError(
-            f"{path} has gone since its folder was read; start again ({error.strerror})",
-            code="file-gone",
-            path=path,
-        ) from error
+        message = f"{path} has gone since its folder was read; start again ({error.strerror})"
+        raise DataError(message, code="file-gone", path=path) from error
 
 
 def all_known(folder: Path) -> LearnerError:

@@ -20,9 +20,7 @@ from protosteer.rules import Reader
 from protosteer.settings import Settings
 
 _CELLS = 2**23  # similarities between centroids that are in memory at once
-PAIRED = (
-    20_000  # classes, up to which each is compared with each other: seconds; ten times as many take minutes
-)
+PAIRED = 20_000  # classes, up to which each is compared with each other: seconds; ten times as many take minutes
 
 
 class Pair(NamedTuple):
@@ -66,9 +64,7 @@ def describe(model: Model, reader: Reader) -> dict[str, Any]:
 def notes(memory: Memory, reader: Reader) -> list[str]:
     """Return sentences on what a model could do better than it does, and how."""
     unfinished = [task.name for task in memory.tasks if task.metadata.unfinished]
-    return reader.advice() + [
-        f"task '{n}' has no prompt yet; the same learn command trains it" for n in unfinished
-    ]
+    return reader.advice() + [f"task '{n}' has no prompt yet; the same learn command trains it" for n in unfinished]
 
 
 def _confusable(memory: Memory) -> list[dict[str, Any]] | None:

@@ -59,11 +59,8 @@ def threshold(learner: Learner, fraction: float) -> float:
 def check_fraction(fraction: float) -> None:
     """Raise a SettingsError for a share that cannot be rejected."""
     if not 0.0 <= fraction < 1.0:
-        raise SettingsError(
-            f"reject = {fraction}: give a fraction from 0 to below 1, such as 0.05",
-            code="bad-reject",
-            value=fraction,
-        )
+        message = f"reject = {fraction}: give a fraction from 0 to below 1, such as 0.05"
+        raise SettingsError(message, code="bad-reject", value=fraction)
 
 
 def own_thresholds(learner: Learner) -> dict[str, float]:

@@ -56,9 +56,7 @@ class TaskPlan:
 OnLearned = Callable[[TaskPlan, "tuple[FolderScan, LearnResult] | None"], None]
 
 
-def plan_tasks(
-    memory: Memory, folders: Sequence[Path], skip_known: bool = False
-) -> tuple[list[TaskPlan], list[Path]]:
+def plan_tasks(memory: Memory, folders: Sequence[Path], skip_known: bool = False) -> tuple[list[TaskPlan], list[Path]]:
     """Plan a task per folder, with the names and classes that learning one after the other would give.
 
     Args:
@@ -153,11 +151,8 @@ def refuse_dependent(learner: Learner, plans: Sequence[TaskPlan]) -> None:
         )
     for plan in plans:
         if unfinished_task(learner.memory, plan.folder, plan.classes, plan.name):
-            raise LearnerError(
-                f"task '{plan.name}' is unfinished; finish it first, by learning {plan.folder} alone",
-                code="unfinished-task",
-                name=plan.name,
-            )
+            message = f"task '{plan.name}' is unfinished; finish it first, by learning {plan.folder} alone"
+            raise LearnerError(message, code="unfinished-task", name=plan.name)
 
 
 def _learn_group(
@@ -184,15 +179,11 @@ def _learn_group(
         on_learned(plan, outcome)
 
     jobs = [Job(f"folder {plan.folder}", (plan,)) for plan in places if plan not in records]
-    engine.run(
-        functools.partial(_worker, LearnerSpec.of(base_learner, device), model, holdout), jobs, on_done
-    )
+    engine.run(functools.partial(_worker, LearnerSpec.of(base_learner, device), model, holdout), jobs, on_done)
     return records
 
 
-def _worker(
-    spec: LearnerSpec, model: Path, holdout: float
-) -> Callable[[TaskPlan], tuple[FolderScan, LearnResult]]:
+def _worker(spec: LearnerSpec, model: Path, holdout: float) -> Callable[[TaskPlan], tuple[FolderScan, LearnResult]]:
     learner = spec.learner()
 
     def work(plan: TaskPlan) -> tuple[FolderScan, LearnResult]:

@@ -295,9 +295,7 @@ def write_table(path: Path, maker: Kind, rows: Iterable[Row]) -> None:
     with growing(real(path)) as file:
         write(file, maker, rows)
         if path.exists():
-            raise DataError(
-                f"{path} exists already; choose another file with out=", code="file-exists", path=path
-            )
+            raise DataError(f"{path} exists already; choose another file with out=", code="file-exists", path=path)
 
 
 def write_parquet(file: IO[bytes], maker: Kind, rows: Iterable[Row]) -> None:

@@ -79,11 +79,7 @@ def write_shards(
     with writing(Path(out), "out="):
         complete = target.names()
     _reject_other_shards(out, complete, shards)
-    jobs = [
-        Job(f"shard {i}", (file, part))
-        for i, (file, part) in enumerate(shards.items())
-        if file not in complete
-    ]
+    jobs = [Job(f"shard {i}", (file, part)) for i, (file, part) in enumerate(shards.items()) if file not in complete]
     total, written, unreadable = len(names), 0, 0
     done = total - sum(len(job.arguments[1]) for job in jobs)
 
@@ -136,12 +132,11 @@ def _reject_other_shards(out: str, complete: Sequence[str], shards: dict[str, li
     """Raise if there are shards of another call: a reader takes all shards of a folder for one table."""
     others = sorted(name for name in complete if _NAME.fullmatch(name) and name not in shards)
     if others:
-        raise DataError(
+        message = (
             f"{out} holds shards of another model, other files or other options ({listed(others, 2)}); remove "
-            "them, or choose another out=",
-            code="other-shards",
-            path=out,
+            "them, or choose another out="
         )
+        raise DataError(message, code="other-shards", path=out)
 
 
 # Where shards are written
@@ -168,11 +163,8 @@ class _Uri:
         try:
             self.system, self.path = pa.fs.FileSystem.from_uri(uri)
         except (OSError, ValueError) as error:
-            raise SettingsError(
-                f"{uri} cannot be written to ({one_line(str(error))}); choose another out=",
-                code="bad-uri",
-                uri=uri,
-            ) from error
+            message = f"{uri} cannot be written to ({one_line(str(error))}); choose another out="
+            raise SettingsError(message, code="bad-uri", uri=uri) from error
         self.fs = pa.fs
 
     def names(self) -> list[str]:

@@ -118,11 +118,8 @@ def adapt(
             "prompts = False: a prompt is all that is trained here; leave the setting out", code="prompts-off"
         )
     if not learner.trains_prompt(classes):
-        raise LearnerError(
-            f"{found.folder} has one class and nothing to tell it from; add other classes",
-            code="one-class",
-            path=found.folder,
-        )
+        message = f"{found.folder} has one class and nothing to tell it from; add other classes"
+        raise LearnerError(message, code="one-class", path=found.folder)
     images = found.images(found.files, backbone.preprocessing)
     record = learner.learn((images, found.files.labels), "adapting", on_stage, checkpoint)
     assert record.prompt is not None
@@ -144,17 +141,11 @@ def read(path: str | Path) -> Adapted:
     try:
         header, tensors = unpack_tensors(read_regular(path), str(path))
     except OSError as error:
-        raise ModelFileError(
-            f"there is no adapted backbone {path} ({error.strerror}); check the path",
-            code="no-adapted-backbone",
-            path=path,
-        ) from error
+        message = f"there is no adapted backbone {path} ({error.strerror}); check the path"
+        raise ModelFileError(message, code="no-adapted-backbone", path=path) from error
     if header.get(ADAPTED) != FORMAT:
-        raise ModelFileError(
-            f"{path} is not an adapted backbone that this version knows; make one with adapt",
-            code="not-adapted-backbone",
-            path=path,
-        )
+        message = f"{path} is not an adapted backbone that this version knows; make one with adapt"
+        raise ModelFileError(message, code="not-adapted-backbone", path=path)
     try:
         check_adapted_header(header)
         backbone, prompt, settings = (
@@ -168,8 +159,5 @@ def read(path: str | Path) -> Adapted:
             raise TypeError("its fingerprint is another's")
         return adapted
     except (KeyError, TypeError, ProtosteerError) as error:
-        raise ModelFileError(
-            f"{path} is not a valid shared prompt ({error}); use another copy",
-            code="invalid-model",
-            path=path,
-        ) from error
+        message = f"{path} is not a valid shared prompt ({error}); use another copy"
+        raise ModelFileError(message, code="invalid-model", path=path) from error

@@ -89,12 +89,11 @@ class TaskWriter:
         for task in memory.tasks:
             if task.name == self.unfinished and task.metadata.unfinished:
                 return task
-        raise LearnerError(
+        message = (
             f"task '{self.unfinished}' was forgotten, or finished, by someone else meanwhile; {self.path} stays as "
-            "it is now",
-            code="task-gone",
-            name=self.unfinished,
+            "it is now"
         )
+        raise LearnerError(message, code="task-gone", name=self.unfinished)
 
     def _without_forgotten(self, record: TaskRecord, old: TaskRecord) -> TaskRecord:
         """Keep the classes that the unfinished form still has."""

@@ -39,10 +39,7 @@ def keep_thumbnails(path: Path, slot: TaskSlot) -> int:
     seed = task_seed(slot.before.settings.seed, list(found.counts))
     rows = [row for name in found.counts for row in _chosen(learned.labels, name, seed)]
     images = found.images(learned, backbone.preprocessing)
-    new = [
-        Thumb(learned.labels[row], digests[learned.paths[row]], _jpeg(images.pixels([row])[0]))
-        for row in rows
-    ]
+    new = [Thumb(learned.labels[row], digests[learned.paths[row]], _jpeg(images.pixels([row])[0])) for row in rows]
     with transaction(path) as change:  # what was forgotten meanwhile must not come back
         memory = change.read().memory
         thumbnails.write(path, [*thumbnails.read(path, memory), *new])

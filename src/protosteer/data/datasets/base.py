@@ -97,9 +97,7 @@ class DatasetInfo:
         """Read the data set from a folder that `locate` returned; raise `DataError` if files are missing."""
         files = self.find(folder)
         if files is None:
-            raise DataError(
-                f"{folder} has lost some files; put them back", code="incomplete-folder", path=folder
-            )
+            raise DataError(f"{folder} has lost some files; put them back", code="incomplete-folder", path=folder)
         return Dataset(self.name, *self.read(files, reading))
 
 
@@ -129,9 +127,7 @@ def all_of(folder: Path, *names: str) -> list[Path] | None:
 Pair = tuple[Tensor, Tensor]  # pixels [N, 3, h, w] and labels [N]
 
 
-def arrays(
-    classes: Sequence[str], train: Pair, test: Pair, *, checksums: Mapping[str, str] | None = None
-) -> Contents:
+def arrays(classes: Sequence[str], train: Pair, test: Pair, *, checksums: Mapping[str, str] | None = None) -> Contents:
     """Return the contents of a data set whose images are in memory."""
     first, second = (Labelled(ArrayImages(pixels), labels) for pixels, labels in (train, test))
     return list(classes), first, second, checksums or {}
@@ -163,8 +159,7 @@ def split_grey(grey: Tensor, labels: Tensor, test_share: float) -> tuple[Pair, P
     """Split grey images [N, 1 or 3, h, w] into training and test images whose three channels share memory."""
     names = [str(label) for label in labels.tolist()]
     train, test = (
-        (grey[:, :1][rows].expand(-1, 3, -1, -1), labels[rows])
-        for rows in stratified_split(names, test_share)
+        (grey[:, :1][rows].expand(-1, 3, -1, -1), labels[rows]) for rows in stratified_split(names, test_share)
     )
     return train, test
 

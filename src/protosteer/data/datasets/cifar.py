@@ -50,11 +50,8 @@ class _Format:
                 f"{path} is missing; unpack {self.archive} there", code="missing-file", path=path
             ) from error
         except Exception as error:  # damaged pickles make the unpickler raise nearly anything
-            raise DataError(
-                f"{path} is no file of {self.archive} ({error}); unpack it again",
-                code="damaged-file",
-                path=path,
-            ) from error
+            message = f"{path} is no file of {self.archive} ({error}); unpack it again"
+            raise DataError(message, code="damaged-file", path=path) from error
 
 
 def _batches(suffix: str) -> dict[str, tuple[str, ...]]:
@@ -110,10 +107,7 @@ def read_cifar(folder: Path, split: str, classes: int) -> tuple[Tensor, Tensor, 
     pixels, labels = (torch.from_numpy(np.concatenate(arrays)) for arrays in zip(*parts, strict=True))
     path = folder / layout.names
     with layout.checked(path):
-        if layout.heading:
-            names = read_regular(path).decode("latin1").splitlines()
-        else:
-            names = _unpickled(path)[names_key]
+        names = read_regular(path).decode("latin1").splitlines() if layout.heading else _unpickled(path)[names_key]
         if type(names) is not list or not all(type(name) is str for name in names):
             raise ValueError(f"{names_key} is no list of names")
         return pixels, labels, [name.strip() for name in names if name.strip()]

@@ -32,11 +32,8 @@ def _read(files: Sequence[Path], reading: Reading) -> Contents:
             part.paths.append(folder / image)
             part.labels.append(names[labels[number]])
     except (KeyError, ValueError) as error:
-        raise DataError(
-            f"{folder.parent}: the tables of CUB-200-2011 do not fit together ({error}); unpack them again",
-            code="damaged-file",
-            path=folder.parent,
-        ) from error
+        message = f"{folder.parent}: the tables of CUB-200-2011 do not fit together ({error}); unpack them again"
+        raise DataError(message, code="damaged-file", path=folder.parent) from error
     return lazy(list(names.values()), parts["1"], parts["0"], folder.parent, reading)
 
 

@@ -69,11 +69,8 @@ def read_images(images: Path, labels: Path) -> tuple[Tensor, Tensor]:
     """Read pixels uint8 [N, 3, h + 4, w + 4], see `as_small_images`, and labels [N]."""
     pixels, numbers = read_idx(images, 3), read_idx(labels, 1)
     if len(pixels) != len(numbers):
-        raise DataError(
-            f"{images} has {len(pixels)} images but {labels} {len(numbers)} labels; fetch them again",
-            code="label-count",
-            path=images,
-        )
+        message = f"{images} has {len(pixels)} images but {labels} {len(numbers)} labels; fetch them again"
+        raise DataError(message, code="label-count", path=images)
     return as_small_images(pixels), numbers.long()
 
 

@@ -44,6 +44,4 @@ IMAGENET_SUBSET = DatasetInfo(
     "of the PODNet and DER code.",
 )
 
-BENCHMARK = Benchmark(
-    "imagenet-subset", "Split ImageNet-subset", tasks=10, crop=0.875, datasets=("imagenet-subset",)
-)
+BENCHMARK = Benchmark("imagenet-subset", "Split ImageNet-subset", tasks=10, crop=0.875, datasets=("imagenet-subset",))

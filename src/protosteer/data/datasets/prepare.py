@@ -32,11 +32,8 @@ def get_dataset(info: DatasetInfo, root: Path, say: Say = to_stderr) -> tuple[Pa
                 _obtain(info, root, say)
         folder = info.locate(root)
     if folder is None:
-        raise DataError(
-            f"{info.title} was fetched into {root / info.name}, but files are missing; remove that folder",
-            code="incomplete-folder",
-            path=root / info.name,
-        )
+        message = f"{info.title} was fetched into {root / info.name}, but files are missing; remove that folder"
+        raise DataError(message, code="incomplete-folder", path=root / info.name)
     return folder, verify(info, folder)
 
 
@@ -56,43 +53,33 @@ def _verified(path: Path, info: DatasetInfo) -> str:
     plain = info.official.get(path.stem) if path.suffix == ".gz" else None
     if plain and hashlib.md5(content(path), usedforsecurity=False).hexdigest() == plain:
         return f"md5:{plain}"  # the official content, gzipped anew
-    raise DataError(
+    message = (
         f"{path} has md5 {actual}, but the official file has {official}; "
-        f"remove it and run: protosteer datasets get {info.name}",
-        code="checksum",
-        path=path,
+        f"remove it and run: protosteer datasets get {info.name}"
     )
+    raise DataError(message, code="checksum", path=path)
 
 
 def _obtain(info: DatasetInfo, root: Path, say: Say) -> None:
     """Download and unpack; an archive that the user put there is used, and stays."""
     target = root / info.name
     if not info.files:
-        raise DataError(
-            f"{info.title} is not in {root} and cannot be downloaded: {_by_hand(info, target)}",
-            code="missing-dataset",
-            name=info.name,
-        )
+        message = f"{info.title} is not in {root} and cannot be downloaded: {_by_hand(info, target)}"
+        raise DataError(message, code="missing-dataset", name=info.name)
     for remote in info.accepted:
         if remote.folder and (archive := _given(remote, target, root)):
             unpack(archive, remote.folder, target)
             return
     for remote in info.files:
         if remote.folder and (target / remote.folder).exists():
-            raise DataError(
-                f"{target / remote.folder} is there but lacks files; remove it and try again",
-                code="incomplete-folder",
-                path=target / remote.folder,
-            )
+            message = f"{target / remote.folder} is there but lacks files; remove it and try again"
+            raise DataError(message, code="incomplete-folder", path=target / remote.folder)
         given = _given(remote, target, root)
         try:
             archive = given or fetch(remote, target, say)
         except DataError as error:
-            raise DataError(
-                f"{error}; without a network {_by_hand(info, target)}",
-                code="download-failed",
-                name=remote.name,
-            ) from error
+            message = f"{error}; without a network {_by_hand(info, target)}"
+            raise DataError(message, code="download-failed", name=remote.name) from error
         if remote.folder:
             unpack(archive, remote.folder, target)
             if not given:
@@ -104,11 +91,8 @@ def _given(remote: Remote, target: Path, root: Path) -> Path | None:
     folders = [target, root] if remote.folder else [target]
     path = next((folder / remote.name for folder in folders if (folder / remote.name).is_file()), None)
     if path and remote.folder and remote.md5 and (actual := file_hash(path, "md5")) != remote.md5:
-        raise DataError(
-            f"{path} has md5 {actual}, but the official file has {remote.md5}; remove it",
-            code="checksum",
-            path=path,
-        )
+        message = f"{path} has md5 {actual}, but the official file has {remote.md5}; remove it"
+        raise DataError(message, code="checksum", path=path)
     return path
 
 

@@ -110,9 +110,7 @@ def _of(value: Any, kind: type) -> Any:
 def _named(module: str, name: str) -> _Named:
     full = f"{_of(module, str)}.{_of(name, str)}"
     if full not in _NAMES:
-        raise ValueError(
-            f"it asks for {full[:100]!r}, which plain data and arrays do not need; do not trust it"
-        )
+        raise ValueError(f"it asks for {full[:100]!r}, which plain data and arrays do not need; do not trust it")
     return _Named(full)
 
 

@@ -37,9 +37,7 @@ BRIGHTNESS = 0.3
 
 def _read(files: Sequence[Path], reading: Reading) -> Contents:
     photographs, gen = {path.name: _pixels(path) for path in files}, Generator().manual_seed(0)
-    fields = [
-        photographs[name][:, top:bottom, left:right] for name, left, top, right, bottom in FIELDS.values()
-    ]
+    fields = [photographs[name][:, top:bottom, left:right] for name, left, top, right, bottom in FIELDS.values()]
     details = torch.stack([_details(field, gen) for field in fields])  # [C, TRAIN + TEST, 3, SIDE, SIDE]
     return arrays(list(FIELDS), _labelled(details[:, :TRAIN]), _labelled(details[:, TRAIN:]))
 
