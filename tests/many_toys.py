@@ -33,9 +33,7 @@ def many(tasks: int = 20, classes: int = 10) -> Learner:
     prompts = torch.randn(tasks, *learner.backbone.prompt_shape(1), generator=torch.Generator().manual_seed(0))
     learner.memory = Memory(
         TaskRecord(
-            f"task-{t}",
-            ClassTable.of(cloud(f"class-{t}-{k}", t * classes + k) for k in range(classes)),
-            prompts[t],
+            f"task-{t}", ClassTable.of(cloud(f"class-{t}-{k}", t * classes + k) for k in range(classes)), prompts[t]
         )
         for t in range(tasks)
     )

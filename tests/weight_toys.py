@@ -99,10 +99,7 @@ def to_flax(
             block[f"{at}/kernel"] = b["attn.qkv.weight"][rows].T.reshape(dim, heads, -1)
             block[f"{at}/bias"] = b["attn.qkv.bias"][rows].reshape(heads, -1)
         at = f"MultiHeadDotProductAttention_{attention}/out"
-        block |= {
-            f"{at}/kernel": b["attn.proj.weight"].T.reshape(heads, -1, dim),
-            f"{at}/bias": b["attn.proj.bias"],
-        }
+        block |= {f"{at}/kernel": b["attn.proj.weight"].T.reshape(heads, -1, dim), f"{at}/bias": b["attn.proj.bias"]}
         for j in range(2):
             at = f"MlpBlock_{mlp}/Dense_{j}"
             block |= {f"{at}/kernel": b[f"mlp.fc{j + 1}.weight"].T, f"{at}/bias": b[f"mlp.fc{j + 1}.bias"]}

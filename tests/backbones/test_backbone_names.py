@@ -56,8 +56,7 @@ def test_statistics_that_nothing_tells_are_asked_for(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("alias", "maker"),
-    [("vit-small", "vit_small_patch16_224"), ("dinov2-small", "vit_small_patch14_reg4_dinov2")],
+    ("alias", "maker"), [("vit-small", "vit_small_patch16_224"), ("dinov2-small", "vit_small_patch14_reg4_dinov2")]
 )
 def test_a_small_one_has_the_shape_that_timm_gives_its_checkpoint(alias: str, maker: str) -> None:
     with torch.device("meta"):

@@ -63,32 +63,16 @@ REFUSED: dict[str, tuple[Callable[[StateDict], StateDict], str, str]] = {
     ),
     "shape": (changed(norm__bias=torch.ones(23)), "other-architecture", "norm.bias [23]"),
     "width": (changed(cls_token=torch.ones(1, 1, 23)), "other-architecture", "cls_token [1, 1, 23]"),
-    "gray images": (
-        changed(patch_embed__proj__weight=torch.ones(24, 1, 4, 4)),
-        "other-architecture",
-        "[24, 1, 4, 4]",
-    ),
-    "oblong grid": (
-        changed(pos_embed=torch.ones(1, 1 + 12, 24)),
-        "other-architecture",
-        "pos_embed [1, 13, 24]",
-    ),
+    "gray images": (changed(patch_embed__proj__weight=torch.ones(24, 1, 4, 4)), "other-architecture", "[24, 1, 4, 4]"),
+    "oblong grid": (changed(pos_embed=torch.ones(1, 1 + 12, 24)), "other-architecture", "pos_embed [1, 13, 24]"),
     "hole": (changed(blocks__3__norm1__bias=torch.ones(24)), "other-architecture", "3"),
     "far block": (changed(blocks__200000__norm1__bias=torch.ones(24)), "other-architecture", "200000"),
-    "endless block": (
-        changed(**{f"blocks__{'9' * 5000}__x": torch.ones(24)}),
-        "other-architecture",
-        "9" * 100,
-    ),
+    "endless block": (changed(**{f"blocks__{'9' * 5000}__x": torch.ones(24)}), "other-architecture", "9" * 100),
     "registers": (changed(reg_token=torch.ones(24)), "other-architecture", "reg_token [24]"),
     "nothing in it": (changed(norm__bias=torch.ones(0)), "damaged-weights", "norm.bias"),
     "control characters": (changed(**{"\x1b[2J\nx": torch.ones(2)}), "other-architecture", "?[2J?x"),
     "nan": (changed(norm__bias=torch.full((24,), torch.nan)), "damaged-weights", "norm.bias"),
-    "integers": (
-        changed(norm__bias=torch.ones(24, dtype=torch.int8)),
-        "damaged-weights",
-        "norm.bias",
-    ),
+    "integers": (changed(norm__bias=torch.ones(24, dtype=torch.int8)), "damaged-weights", "norm.bias"),
 }
 
 

@@ -72,12 +72,7 @@ def two_directories(path: Path) -> None:
 def tarred(path: Path) -> None:
     """A tar file whose first bytes are pickles of nothing, and which holds torch's old format."""
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
-        for name, data in (
-            ("N." * 4, b""),
-            ("storages", BYTEARRAY),
-            ("tensors", BYTEARRAY),
-            ("pickle", BYTEARRAY),
-        ):
+        for name, data in (("N." * 4, b""), ("storages", BYTEARRAY), ("tensors", BYTEARRAY), ("pickle", BYTEARRAY)):
             member = tarfile.TarInfo(name)
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
@@ -87,10 +82,7 @@ HOSTILE: dict[str, tuple[str, Make]] = {
     "impossible shape": (".npz", lambda p: zipped(p, "x.npy", npy("(10000000000, 10000000000)"))),
     "shape far beyond the file": (".npz", lambda p: zipped(p, "x.npy", npy("(3000000000,)"))),
     "negative shape": (".npz", lambda p: zipped(p, "x.npy", npy("(-5, 3)"))),
-    "blocks of nothing": (
-        ".npz",
-        lambda p: zipped(p, "Transformer/encoderblock/x.npy", npy("(1000000000000, 0)")),
-    ),
+    "blocks of nothing": (".npz", lambda p: zipped(p, "Transformer/encoderblock/x.npy", npy("(1000000000000, 0)"))),
     "npz bomb": (".npz", lambda p: zipped(p, "x.npy", npy("(50000000,)", bytes(200_000_000)))),
     "encrypted npz": (".npz", lambda p: zipped(p, "x.npy", npy("(16,)"), flag_bits=1)),
     "unknown method npz": (".npz", lambda p: zipped(p, "x.npy", npy("(16,)"), compress_type=99)),
@@ -107,17 +99,11 @@ HOSTILE: dict[str, tuple[str, Make]] = {
     "doubling": (".pth", lambda p: torch.save({"x": bytearray(b"abc")}, p)),
     "capital letters": (".pth", archived(("archive/DATA.PKL", BYTEARRAY))),
     "two pickles": (".pth", archived(("archive/data.pkl", b"\x80\x02}."), ("archive/DATA.pkl", BYTEARRAY))),
-    "a pickle beside": (
-        ".pth",
-        archived(("archive/data.pkl", b"\x80\x02}."), ("archive/more.pkl", BYTEARRAY)),
-    ),
+    "a pickle beside": (".pth", archived(("archive/data.pkl", b"\x80\x02}."), ("archive/more.pkl", BYTEARRAY))),
     "a legacy file before a zip file": (".pth", legacy_before_zip),
     "two directories": (".pth", two_directories),
     "a tar file": (".pth", tarred),
-    "legacy names": (
-        ".pth",
-        lambda p: torch.save({"x": bytearray(b"abc")}, p, _use_new_zipfile_serialization=False),
-    ),
+    "legacy names": (".pth", lambda p: torch.save({"x": bytearray(b"abc")}, p, _use_new_zipfile_serialization=False)),
 }
 
 
@@ -162,10 +148,7 @@ def test_mistyped_words_about_a_file_are_refused(place: str, about: Any, tmp_pat
     if place == "config":
         config = about
         if isinstance(about, dict):
-            told = {
-                "crop_pct": about.get("crop"),
-                "input_size": about.get("image_size") and [3, about["image_size"]],
-            }
+            told = {"crop_pct": about.get("crop"), "input_size": about.get("image_size") and [3, about["image_size"]]}
             config = {"pretrained_cfg": about | told, "model_args": {"num_heads": about.get("heads")}}
             config["global_pool"] = about.get("pool")
         (tmp_path / "config.json").write_text(json.dumps(config))

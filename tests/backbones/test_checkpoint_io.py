@@ -54,10 +54,7 @@ CONTAINERS: dict[str, tuple[str, Callable[[StateDict], Any]]] = {
     "npz": (".npz", lambda s: to_flax(s, 3)),
     "npz, stacked": (".npz", lambda s: to_flax(s, 3, late=True, stacked=True)),
     "npz, late numbering": (".npz", lambda s: to_flax(s, 3, late=True, prefix="params/")),
-    "npz, optimiser beside": (
-        ".npz",
-        lambda s: to_flax(s, 3, prefix="opt/target/") | {"opt/step": np.ones(1)},
-    ),
+    "npz, optimiser beside": (".npz", lambda s: to_flax(s, 3, prefix="opt/target/") | {"opt/step": np.ones(1)}),
 }
 
 

@@ -12,14 +12,7 @@ from PIL import Image
 
 from expect import expect_error
 from protosteer.data import class_folders
-from protosteer.data.class_folders import (
-    Files,
-    name_classes,
-    read_folder,
-    read_list,
-    readable,
-    stratified_split,
-)
+from protosteer.data.class_folders import Files, name_classes, read_folder, read_list, readable, stratified_split
 from protosteer.data.image_files import tree_checksum
 from protosteer.data.images import FileImages
 from protosteer.data.transforms import Preprocessing
@@ -68,11 +61,7 @@ def test_list_files(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [
-        ("a.png 0\na.png\n", "bad-list"),
-        ("a.png 0\n\nb.png 1\n", "missing-file"),
-        ("# nothing\n", "no-images"),
-    ],
+    [("a.png 0\na.png\n", "bad-list"), ("a.png 0\n\nb.png 1\n", "missing-file"), ("# nothing\n", "no-images")],
 )
 def test_a_bad_line_is_told_by_its_number(tmp_path, text, words):
     save(tmp_path / "a.png")

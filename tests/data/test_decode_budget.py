@@ -21,24 +21,7 @@ from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError
 
 HALF = (0.5, 0.5, 0.5)
-MODES = [
-    "1",
-    "L",
-    "P",
-    "PA",
-    "LA",
-    "RGB",
-    "RGBA",
-    "RGBX",
-    "CMYK",
-    "YCbCr",
-    "LAB",
-    "HSV",
-    "I",
-    "I;16",
-    "I;16B",
-    "F",
-]
+MODES = ["1", "L", "P", "PA", "LA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I", "I;16", "I;16B", "F"]
 
 
 def plain_canvas(image: Image.Image, how: Preprocessing) -> np.ndarray:
@@ -64,8 +47,7 @@ def plain_canvas(image: Image.Image, how: Preprocessing) -> np.ndarray:
     side = how.canvas
     short = min(image.size)
     resized = image.resize(
-        (side * image.width // short, side * image.height // short),
-        Image.Resampling[how.interpolation.upper()],
+        (side * image.width // short, side * image.height // short), Image.Resampling[how.interpolation.upper()]
     )
     array = np.asarray(resized)
     top, left = (array.shape[0] - side) // 2, (array.shape[1] - side) // 2
@@ -165,10 +147,7 @@ def test_all_at_once_take_no_more_than_the_budget() -> None:
 def test_an_image_beyond_the_budget_is_refused_before_it_is_decoded(tmp_path, monkeypatch) -> None:
     Image.new("RGBA", (400, 300)).save(tmp_path / "x.png")
     monkeypatch.setattr(DECODING, "most", 400 * 300 * 8 - 1)
-    with (
-        expect_error("unreadable-image", DataError),
-        opened(tmp_path / "x.png") as image,
-    ):
+    with expect_error("unreadable-image", DataError), opened(tmp_path / "x.png") as image:
         assert decoded_bytes(image) == 400 * 300 * 8
         Preprocessing(20, HALF, HALF).to_canvas(image)
     monkeypatch.setattr(DECODING, "most", 400 * 300 * 8)

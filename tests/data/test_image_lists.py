@@ -79,10 +79,7 @@ def test_numbers_are_labels_too(folder):
         ("path,label\n", "no-images"),
         ("label,path\ncat\n", "bad-list"),
         ("path,label\ncat/a.png,cat\ncat/c.png\n", "bad-label"),
-        (
-            "path,label\ncat/a.png,cat\n./cat/a.png,cat\n",
-            "repeated-image",
-        ),
+        ("path,label\ncat/a.png,cat\n./cat/a.png,cat\n", "repeated-image"),
         ("path,label\ncat/a.png,cat\ncat/x.png,cat\n", "missing-file"),
     ],
 )

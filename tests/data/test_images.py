@@ -266,14 +266,7 @@ def test_folders_that_cannot_be_learned(tmp_path):
 
 @pytest.mark.parametrize(
     "labels",
-    [
-        [3, 1],
-        ["3", "1"],
-        np.array([3, 1]),
-        torch.tensor([3, 1]),
-        [np.int64(3), torch.tensor(1)],
-        (np.str_("3"), 1),
-    ],
+    [[3, 1], ["3", "1"], np.array([3, 1]), torch.tensor([3, 1]), [np.int64(3), torch.tensor(1)], (np.str_("3"), 1)],
 )
 def test_labels_become_strings(labels):
     images, names = as_labelled((torch.zeros(2, 3, 4, 4, dtype=torch.uint8), labels), SMALL)

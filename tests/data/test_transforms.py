@@ -148,14 +148,7 @@ def test_dict_round_trip():
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"mean": (0.5,)},
-        {"std": (0.5, 0.0, 0.5)},
-        {"image_size": 0},
-        {"crop": 1.2},
-        {"interpolation": "magic"},
-    ],
+    "change", [{"mean": (0.5,)}, {"std": (0.5, 0.0, 0.5)}, {"image_size": 0}, {"crop": 1.2}, {"interpolation": "magic"}]
 )
 def test_impossible_preprocessing_is_refused(change):
     values = Preprocessing(8, HALF, HALF).to_dict() | change

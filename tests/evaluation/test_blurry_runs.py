@@ -38,10 +38,7 @@ def results(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {p.name: p.read_bytes() for p in (folder / "seed-0").iterdir() if p.is_file()}
     figures = json.loads(found.pop("metrics.json"))
     moments = [figures, *figures["after_each_task"]]
-    return {
-        **found,
-        "figures": [{k: v for k, v in m.items() if not k.endswith("seconds")} for m in moments[1:]],
-    }
+    return {**found, "figures": [{k: v for k, v in m.items() if not k.endswith("seconds")} for m in moments[1:]]}
 
 
 class Stops(Reporter):

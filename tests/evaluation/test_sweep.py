@@ -62,10 +62,7 @@ def test_each_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.Monkey
         "runs/split-digits-cpp-nano",
         "runs/split-digits-ncm++-nano",
     ]
-    assert [one.folder for one in several("cpp,ncm++", out=tmp_path)] == [
-        tmp_path / "cpp",
-        tmp_path / "ncm++",
-    ]
+    assert [one.folder for one in several("cpp,ncm++", out=tmp_path)] == [tmp_path / "cpp", tmp_path / "ncm++"]
 
 
 @pytest.mark.parametrize(

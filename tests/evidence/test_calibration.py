@@ -67,12 +67,7 @@ def test_classes_swept_in_blocks_are_those_that_all_at_once_show(monkeypatch):
     monkeypatch.setattr(spaces, "LOO_SCORES", 60_000)  # so that 200 images are left out
     seen = views()
     exact = LooScores.of(seen)
-    for name, value in {
-        "MAX_CLASSES": 300,
-        "NEAREST_CLASSES": 50,
-        "SAMPLED_CLASSES": 250,
-        "_BLOCK": 64,
-    }.items():
+    for name, value in {"MAX_CLASSES": 300, "NEAREST_CLASSES": 50, "SAMPLED_CLASSES": 250, "_BLOCK": 64}.items():
         monkeypatch.setattr(calibration, name, value)
     swept = LooScores.of(seen)
     assert len(exact.true_class) == 200 and swept.scores.shape == (200, 300, 2)
@@ -88,11 +83,6 @@ def test_classes_swept_in_blocks_are_those_that_all_at_once_show(monkeypatch):
 def test_a_sweep_that_keeps_every_class_is_exact(monkeypatch):
     seen = views()
     exact = LooScores.of(seen).weights([0, 1])
-    for name, value in {
-        "MAX_CLASSES": 300,
-        "NEAREST_CLASSES": 50,
-        "SAMPLED_CLASSES": 600,
-        "_BLOCK": 64,
-    }.items():
+    for name, value in {"MAX_CLASSES": 300, "NEAREST_CLASSES": 50, "SAMPLED_CLASSES": 600, "_BLOCK": 64}.items():
         monkeypatch.setattr(calibration, name, value)
     assert LooScores.of(seen).weights([0, 1]) == pytest.approx(exact, rel=1e-6)

@@ -179,10 +179,7 @@ def test_ridge_over_points_with_counts_is_ridge_over_their_copies():
     counts = torch.tensor([3, 1, 2, 1, 1, 4, 1])
     weighted = [ClassSummary(drawn[0].points, counts, drawn[0].deviations), *drawn[1:]]
     points = drawn[0].points.repeat_interleave(counts, dim=0)
-    copies = [
-        ClassSummary(points, torch.ones(len(points), dtype=torch.int64), drawn[0].deviations),
-        *drawn[1:],
-    ]
+    copies = [ClassSummary(points, torch.ones(len(points), dtype=torch.int64), drawn[0].deviations), *drawn[1:]]
     unit = F.normalize(queries().double(), dim=1)
     ours, theirs = (KernelRidge(ClassStatistics.of(s)).scores(unit) for s in (weighted, copies))
     assert torch.allclose(ours, theirs, atol=1e-8)

@@ -94,14 +94,10 @@ SEEDS_TOML = [
 ]
 TARGETS["stdin"] = Target(lambda: [b"a.png\n\nb.png\r\n/dev/null\n", b"caf\xe9.png\na.png", b"a.png"], check_stdin)
 TARGETS["lists"] = Target(
-    lambda: [b"# images\ncat/a.png cat\ndog/b.png dog\n", b"\xef\xbb\xbfcat/a.png 0\r\ndog/b.png 1\r\n"],
-    check_list,
+    lambda: [b"# images\ncat/a.png cat\ndog/b.png dog\n", b"\xef\xbb\xbfcat/a.png 0\r\ndog/b.png 1\r\n"], check_list
 )
 TARGETS["csv"] = Target(
-    lambda: [
-        b"path,label\ncat/a.png,cat\ndog/b.png,dog\n",
-        b'\xef\xbb\xbfn,label,path\r\n1,"c\nt",cat/a.png\r\n',
-    ],
+    lambda: [b"path,label\ncat/a.png,cat\ndog/b.png,dog\n", b'\xef\xbb\xbfn,label,path\r\n1,"c\nt",cat/a.png\r\n'],
     functools.partial(check_table, "csv"),
 )
 TARGETS["jsonl"] = Target(

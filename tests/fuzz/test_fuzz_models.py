@@ -24,32 +24,12 @@ from protosteer.util.tensor_file import pack_tensors, unpack_tensors
 from protosteer.workflows import model_summary
 
 VALUES: list[Any] = [None, True, False, 0, -1, 1, 2, 3, 10**9, 2**62, 10**400, 0.5, -0.5, 1e-300, 1e300]
-VALUES += [
-    math.nan,
-    math.inf,
-    "",
-    " ",
-    "x",
-    "cat",
-    "a\nb",
-    "\x1b[2J",
-    "x" * 5000,
-    "\ud800",
-    [],
-    {},
-    [[]],
-    {"a": {}},
-]
+VALUES += [math.nan, math.inf, "", " ", "x", "cat", "a\nb", "\x1b[2J", "x" * 5000, "\ud800", [], {}, [[]], {"a": {}}]
 NUMBERS = [0.0, -0.0, 1.0, -1.0, 127.0, 65504.0, 1e-40, 1e30, -1e30, math.nan, math.inf, -math.inf]
 KINDS = [torch.float16, torch.float32, torch.float64, torch.int8, torch.int64, torch.bool, torch.bfloat16]
 
 
-OLD = (
-    "paper-few-shot",
-    "evidence-corrected",
-    "evidence-unfinished-float16",
-    "many-evidence",
-)  # formats 1, 2, 2, 3
+OLD = ("paper-few-shot", "evidence-corrected", "evidence-unfinished-float16", "many-evidence")  # formats 1, 2, 2, 3
 
 
 golden = functools.cache(golden_backbone)

@@ -84,9 +84,6 @@ def test_layers_follow_the_depth_of_the_backbone(depth, general, expert):
     method = DualPrompt(Backbone("toy", ViT(config), Preprocessing(16, half, half)), DualPrompt.settings_from({}))
     assert method.new_shared()["general"].shape == (general, 2, 3, 24)
     assert method.new_task_parameters()["experts"].shape == (expert, 2, 10, 24)
-    method.shared, experts = (
-        method._parameters(method.new_shared()),
-        method.new_task_parameters()["experts"][None],
-    )
+    method.shared, experts = (method._parameters(method.new_shared()), method.new_task_parameters()["experts"][None])
     assert [t.shape[2] for t in method._prefix(experts).layers] == [3] * general + [10] * expert
     assert method.backbone.embed(torch.zeros(2, 3, 16, 16), method._prefix(experts)).shape == (2, 24)

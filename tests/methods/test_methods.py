@@ -126,12 +126,7 @@ def test_ncm_predicts_as_a_learner_without_prompts():
         ("ncm", {"epochs": 3}, "unknown-setting", "epochs"),
         ("ncm", {"clustering": "x"}, "unknown-choice", "clustering"),
         ("gdumb", {"cutmix": 1.5}, "setting-out-of-bounds", "cutmix"),
-        (
-            "gdumb",
-            {"epochs": 0},
-            "setting-out-of-bounds",
-            "epochs",
-        ),  # the bounds of a default that was changed
+        ("gdumb", {"epochs": 0}, "setting-out-of-bounds", "epochs"),  # the bounds of a default that was changed
         ("lwf", {"temperature": 0.0}, "setting-out-of-bounds", "temperature"),
         ("l2p", {"pool_size": 4}, "pool-too-small", "selected"),
         ("coda-prompt", {"prompt_length": 5}, "odd-prompt-length", "prompt_length"),
@@ -155,10 +150,7 @@ NETWORK = toy_backbone().parameters  # of the toy backbone, which has 24 dimensi
 ADAPTERS = 2 * (2 * 24 * 4 + 24 + 4)  # per layer: down and up, with their biases
 # Bytes that tasks of 2, 3 and 1 classes add, and trained parameters in all.
 COUNTS: dict[str, tuple[list[int], int]] = {
-    "finetune": (
-        [4 * n * 25 + 4 * first * NETWORK for n, first in ((2, 1), (3, 0), (1, 0))],
-        NETWORK + 6 * 25,
-    ),
+    "finetune": ([4 * n * 25 + 4 * first * NETWORK for n, first in ((2, 1), (3, 0), (1, 0))], NETWORK + 6 * 25),
     "aper": ([4 * 2 * 2 * 24 + 2 * 200, 3 * 200, 200], 2 * 2 * 24 + 2 * 24 + 1),
     "s-prompts": ([4 * 48 + n * 100 + 5 * 104 for n in (2, 3, 1)], 3 * 2 * 24 + 6 * 25),
     "ease": ([4 * (ADAPTERS + 24 * n) for n in (2, 2 * 3 + 2, 3 + 5)], 3 * ADAPTERS + 6 * 24 + 3),

@@ -14,15 +14,7 @@ from expect import expect_error
 from protosteer.errors import SettingsError
 from protosteer.evaluation.embedding_cache import EmbeddingCache
 from protosteer.evaluation.experiment import Experiment, run_experiment
-from protosteer.methods import (
-    METHODS,
-    Answer,
-    Method,
-    Source,
-    find_method,
-    register_method,
-    unregister_method,
-)
+from protosteer.methods import METHODS, Answer, Method, Source, find_method, register_method, unregister_method
 from protosteer.methods.base import MethodSettings
 from protosteer.methods.checks import Maker, check_method, checks_for
 from protosteer.methods.training_utils import embed_task, number_labels, update_means
@@ -77,13 +69,7 @@ def test_it_passes_the_checks(mean_method):
 
 
 def test_it_runs_through_the_protocol(mean_method, tmp_path):
-    values = {
-        "stream": "split-digits",
-        "tasks": 2,
-        "train_per_class": 5,
-        "test_per_class": 3,
-        "device": "cpu",
-    }
+    values = {"stream": "split-digits", "tasks": 2, "train_per_class": 5, "test_per_class": 3, "device": "cpu"}
     made = Experiment.from_values({**values, "method": "test-means", "power": 1.0, "out": tmp_path / "run"})
     figures = run_experiment(made)
     assert figures["mean"]["last_accuracy"] > 50 and figures["mean"]["bytes_per_class"] == 4 * 128 + 8

@@ -258,14 +258,7 @@ def test_numbers_of_many_digits_and_deep_headers_are_damage():
 
 
 def test_odd_metadata_of_a_safetensors_file_is_rejected():
-    for header in (
-        '{"__metadata__":{"protosteer":{"a":1}}}',
-        '{"__metadata__":7}',
-        "[]",
-        "[" * 5000,
-        "1",
-        "{}",
-    ):
+    for header in ('{"__metadata__":{"protosteer":{"a":1}}}', '{"__metadata__":7}', "[]", "[" * 5000, "1", "{}"):
         with pytest.raises(ModelFileError) as caught:
             unpack_tensors(len(header).to_bytes(8, "little") + header.encode(), "it")
         assert "\n" not in str(caught.value)

@@ -83,10 +83,7 @@ def test_existing_names_are_refused():
 def test_forgetting_a_class_keeps_the_others_untouched():
     (a, _), (b, _) = record("a"), record("b", seed=1)
     memory = Memory(
-        [
-            TaskRecord("t", ClassTable.of([a, b]), torch.ones(1)),
-            TaskRecord("u", ClassTable.of([record("c")[0]]), None),
-        ]
+        [TaskRecord("t", ClassTable.of([a, b]), torch.ones(1)), TaskRecord("u", ClassTable.of([record("c")[0]]), None)]
     )
     memory.remove(memory.tasks[0], ["a"])
     assert memory.classes == ["b", "c"] and torch.equal(memory.tasks[0].classes[0].keys, b.keys)

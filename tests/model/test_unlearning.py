@@ -142,10 +142,7 @@ def test_several_classes_at_once_or_none(chained):
         forget_all(memory, ["ant", "yak"])
     assert memory.tasks == chained.memory.tasks
     outcome = forget_all(memory, ["fox", "dog", "eel", "dog"])
-    assert [(one.tasks, one.classes) for one in outcome] == [
-        (["summer"], ["dog"]),
-        (["autumn"], ["eel", "fox"]),
-    ]
+    assert [(one.tasks, one.classes) for one in outcome] == [(["summer"], ["dog"]), (["autumn"], ["eel", "fox"])]
     assert memory.classes == ["ant", "bee", "cat"]
     # autumn goes first, so that no prompt is left that was trained after summer
     assert outcome[1].exact and "later tasks" not in outcome[0].guarantee

@@ -248,11 +248,7 @@ def test_warm_up_is_a_tenth_of_a_short_training():
 def test_neck_is_the_papers():
     head = Head(192, 10, Settings.preset("paper"))
     linears = [layer for layer in head.neck if isinstance(layer, torch.nn.Linear)]
-    assert [(layer.in_features, layer.out_features) for layer in linears] == [
-        (192, 2048),
-        (2048, 2048),
-        (2048, 192),
-    ]
+    assert [(layer.in_features, layer.out_features) for layer in linears] == [(192, 2048), (2048, 2048), (2048, 192)]
     assert all(not layer.bias.any() for layer in linears)
     assert linears[1].weight.std().item() == pytest.approx(0.02, rel=0.02)
     assert len(Head(192, 10, Settings.preset("paper", neck_layers=1)).neck) == 1

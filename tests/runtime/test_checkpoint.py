@@ -39,10 +39,7 @@ def resumed(path: Path, stop_after: int | None = None, seed: int = 3, **more: An
         if state.step == stop_after:
             raise Killed
 
-    callbacks = [
-        CheckpointCallback(CheckpointFile(path, **{"seconds": 0, **more}), {"seed": seed}),
-        StepCallback(stop),
-    ]
+    callbacks = [CheckpointCallback(CheckpointFile(path, **{"seconds": 0, **more}), {"seed": seed}), StepCallback(stop)]
     return train(tiny_backbone(), pixels, numbers, SETTINGS, anchors=earlier, seed=seed, callbacks=callbacks)
 
 
@@ -76,10 +73,7 @@ def test_a_resumed_training_makes_only_the_steps_that_are_left(tmp_path):
     with pytest.raises(Killed):
         resumed(path, stop_after=6)
     pixels, _ = easy_task(["ant", "bee"])
-    callbacks = [
-        CheckpointCallback(CheckpointFile(path), {"seed": 3}),
-        ProgressCallback("task", stages.append),
-    ]
+    callbacks = [CheckpointCallback(CheckpointFile(path), {"seed": 3}), ProgressCallback("task", stages.append)]
     train(tiny_backbone(), pixels, torch.tensor([0] * 8 + [1] * 8), SETTINGS, seed=3, callbacks=callbacks)
     assert [stage.training.step for stage in stages] == [7, 8, 9]
 
@@ -115,10 +109,7 @@ def test_a_learner_resumes_a_task(tmp_path: Path):
         if training and training.step == 5:
             raise Killed
 
-    learner, checkpoint = (
-        Learner(tiny_backbone(), SETTINGS),
-        CheckpointFile(tmp_path / "b.safetensors", seconds=0),
-    )
+    learner, checkpoint = (Learner(tiny_backbone(), SETTINGS), CheckpointFile(tmp_path / "b.safetensors", seconds=0))
     with pytest.raises(Killed):
         learner.learn((images, labels), name="first", on_stage=stop, checkpoint=checkpoint)
     assert learner.classes == []

@@ -123,10 +123,7 @@ def test_unequal_tasks_from_a_file(tmp_path, name, text):
 
 def test_names_with_commas_need_json(tmp_path):
     path = written(tmp_path, '[["bird, small"], ["[d]og"]]')
-    assert group_classes(["[d]og", "bird, small"], StreamOptions(task_file=path), 5) == [
-        ["bird, small"],
-        ["[d]og"],
-    ]
+    assert group_classes(["[d]og", "bird, small"], StreamOptions(task_file=path), 5) == [["bird, small"], ["[d]og"]]
 
 
 @pytest.mark.parametrize(
@@ -194,11 +191,7 @@ def test_options_that_do_not_fit(options, code):
 
 def test_options_are_ready_for_json(tmp_path):
     path = written(tmp_path, "ant")
-    for options in (
-        StreamOptions(),
-        StreamOptions("seed:2", base=2, increment=1),
-        StreamOptions(task_file=path),
-    ):
+    for options in (StreamOptions(), StreamOptions("seed:2", base=2, increment=1), StreamOptions(task_file=path)):
         values = options.to_dict()
         assert json.loads(json.dumps(values)) == values
     assert StreamOptions("seed:2", validation=0.25).to_dict() == {

@@ -132,11 +132,7 @@ def test_no_update_is_lost_between_processes_and_threads(tmp_path):
 
 
 def test_who_waits_too_long_is_told_so(tmp_path):
-    with (
-        replacing(tmp_path / "a"),
-        expect_error("locked", ProtosteerError),
-        replacing(tmp_path / "b", seconds=0.05),
-    ):
+    with replacing(tmp_path / "a"), expect_error("locked", ProtosteerError), replacing(tmp_path / "b", seconds=0.05):
         pass
 
 

@@ -9,12 +9,7 @@ from protosteer.util.text import counted, listed, one_line, printable, suggestio
 
 @pytest.mark.parametrize(
     ("number", "thing", "text"),
-    [
-        (0, "image", "0 images"),
-        (1, "class", "1 class"),
-        (2, "class", "2 classes"),
-        (12_000, "task", "12,000 tasks"),
-    ],
+    [(0, "image", "0 images"), (1, "class", "1 class"), (2, "class", "2 classes"), (12_000, "task", "12,000 tasks")],
 )
 def test_plurals(number: int, thing: str, text: str) -> None:
     assert counted(number, thing) == text
