@@ -1,7 +1,5 @@
 """What several test modules need: a backbone that costs nothing, easy images, the shared data folder."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Assert errors by their code and details, never by their wording."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from collections.abc import Iterator

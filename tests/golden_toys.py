@@ -1,7 +1,5 @@
 """Backbone and images of the golden model files (tests/model/golden), from integer arithmetic alone."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A learner of a few hundred classes that nobody had to teach, each a small cloud of points."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Folders of pictures, as a user has them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Start a group of processes as torchrun would, for tests. The store is in this process, as in torchrun's."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

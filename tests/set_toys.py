@@ -3,8 +3,6 @@
 `info.load` reads without verifying checksums.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import pickle

@@ -1,7 +1,5 @@
 """The estimator: generic checks that any such estimator must pass, forgetting and merging."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

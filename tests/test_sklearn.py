@@ -1,7 +1,5 @@
 """The face towards scikit-learn: its own checks on feature vectors, and images in its tools."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

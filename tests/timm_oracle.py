@@ -1,7 +1,5 @@
 """timm, which the package never imports, as the tests' oracle of a plain ViT."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from typing import Any
 

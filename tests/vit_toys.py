@@ -1,7 +1,5 @@
 """A random ViT of any depth that costs next to nothing."""
 
-from __future__ import annotations
-
 import torch
 
 from protosteer.backbones import Backbone

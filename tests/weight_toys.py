@@ -1,7 +1,5 @@
 """Weight files for tests, in the formats of others, and a machine without other weights or a network."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

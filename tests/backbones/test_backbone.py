@@ -1,7 +1,5 @@
 """What a file tells the backbone; embedding that never touches the weights; copies that may be trained."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

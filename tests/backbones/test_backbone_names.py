@@ -1,7 +1,5 @@
 """What a name tells of its weights, and what it may not be given to."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Whatever is not such a ViT is refused, by name."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

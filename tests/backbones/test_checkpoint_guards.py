@@ -1,7 +1,5 @@
 """Weight files that claim what they do not hold: one line, at once, and no memory for it."""
 
-from __future__ import annotations
-
 import io
 import json
 import struct

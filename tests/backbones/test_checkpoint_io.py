@@ -1,7 +1,5 @@
 """Every container gives the same tensors; what is damaged or could run code is refused."""
 
-from __future__ import annotations
-
 import argparse
 import pickle
 from collections import OrderedDict

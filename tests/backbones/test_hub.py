@@ -1,7 +1,5 @@
 """Where weights are found, fetched from and put, without a network."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The backbones that come with the package are what their model cards say."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

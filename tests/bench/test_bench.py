@@ -1,7 +1,5 @@
 """Ratios come from two sides that run in turn and do the same work; names, order, JSON and text of the report."""
 
-from __future__ import annotations
-
 import inspect
 import io
 import json

@@ -1,7 +1,5 @@
 """Both sides of the scripts in benchmarks/ do the same work, and the scripts measure what they say."""
 
-from __future__ import annotations
-
 from collections import Counter
 from email import message_from_bytes
 from pathlib import Path

@@ -1,7 +1,5 @@
 """CIFAR's official pickles and records, and pickles that want more than arrays."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

@@ -1,7 +1,5 @@
 """CUB-200-2011: four tables that must fit together."""
 
-from __future__ import annotations
-
 from expect import expect_error
 from protosteer.data.datasets.cub import CUB200
 from protosteer.errors import DataError

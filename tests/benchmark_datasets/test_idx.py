@@ -1,7 +1,5 @@
 """idx files, plain and gzipped, whole and cut."""
 
-from __future__ import annotations
-
 import gzip
 
 import numpy as np

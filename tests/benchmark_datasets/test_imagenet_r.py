@@ -1,7 +1,5 @@
 """ImageNet-R, whose split is given by lists or drawn."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

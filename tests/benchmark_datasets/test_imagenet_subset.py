@@ -1,7 +1,5 @@
 """ImageNet-Subset, by both kinds of lists."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from expect import expect_error

@@ -1,7 +1,5 @@
 """MNIST and Fashion-MNIST: files of the same names, told apart by their folders."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 from dataclasses import replace

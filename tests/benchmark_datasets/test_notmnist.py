@@ -1,7 +1,5 @@
 """notMNIST in every form that is known: letter folders, halves, idx files."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Details of scikit-learn's photographs: always there, always the same, and really out of their fields."""
 
-from __future__ import annotations
-
 import torch
 
 from protosteer.data.datasets import sklearn_photos

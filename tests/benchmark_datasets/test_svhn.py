@@ -1,7 +1,5 @@
 """SVHN's .mat files: layout, order, and the digit that is called 10."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from scipy.io import savemat

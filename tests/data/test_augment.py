@@ -1,7 +1,5 @@
 """Augmentation: each step against an independent reference, the odds, the seed, the ranges."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import fields
 

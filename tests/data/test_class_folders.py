@@ -1,7 +1,5 @@
 """Class folders, list files, splits, unreadable files; and files of every kind seen through FileImages."""
 
-from __future__ import annotations
-
 import collections
 import time
 

@@ -1,7 +1,5 @@
 """Decoding within bounds gives the pixels that decoding without them gave."""
 
-from __future__ import annotations
-
 import io
 import struct
 import subprocess

@@ -1,7 +1,5 @@
 """DecodedCache canvases: the same pixels, each file decoded once, within the budget, whatever thread asks."""
 
-from __future__ import annotations
-
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier

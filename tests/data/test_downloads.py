@@ -1,7 +1,5 @@
 """Downloads from a local server that may be cut, dead, wrong or unable to resume; archives, also evil ones."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Image sets that Hugging Face's `datasets` has saved: their images are paths like others."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Lists of images with labels, in three formats; each mistake is told in one line with its place."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

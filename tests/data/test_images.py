@@ -1,7 +1,5 @@
 """Everything a user may hold in hand becomes pixels and labels, or one clear line."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

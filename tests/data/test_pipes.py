@@ -1,7 +1,5 @@
 """Whatever reads a file refuses a pipe at once, on which it would wait for ever."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import signal

@@ -1,7 +1,5 @@
 """Reading ahead: the same pixels in the same order, errors in their place, and nothing left running."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time

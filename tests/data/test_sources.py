@@ -1,7 +1,5 @@
 """A folder, a list and a saved image set of the same images teach the same, to the bit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Preprocessing: agrees with Pillow, and turns every PIL mode into the right colours."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

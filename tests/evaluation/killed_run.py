@@ -9,8 +9,6 @@ Prints how many children were killed, and in how many different states of the fo
 Children are forked from a process that has torch loaded already.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

@@ -1,7 +1,5 @@
 """A small stream of easy images, some of them too noisy, and settings that learn it in seconds."""
 
-from __future__ import annotations
-
 import torch
 
 from conftest import easy_task

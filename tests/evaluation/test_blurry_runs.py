@@ -1,7 +1,5 @@
 """Runs of blurry streams: what they say and write, who is refused, and that they go on to the same bits."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Diagnosis against twins that look at one image after the other."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from protocol_toys import QUICK, blurred, stream

@@ -1,7 +1,5 @@
 """A run that is killed at any moment and resumed ends in the same bits as one that was left alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Metrics against hand-worked examples and a loop-by-loop twin."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

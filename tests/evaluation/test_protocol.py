@@ -1,7 +1,5 @@
 """The protocol's matrix against the naive way, and what an evaluation may know."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from protocol_toys import QUICK, blurred, stream

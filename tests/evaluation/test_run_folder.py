@@ -1,7 +1,5 @@
 """Run folders: what they hold, what they refuse, how seeds are added and compared."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Several methods on one stream: settings go where they belong, and no method is another's concern."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

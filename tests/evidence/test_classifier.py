@@ -1,7 +1,5 @@
 """The default classifier against its twin in NumPy, and what its records promise."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Predictions of a real learner against the twin in NumPy, which shares no code with the classifier."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

@@ -8,8 +8,6 @@
 An input that ever failed lies in failures/NAME/ and is tried again by every test, before new ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

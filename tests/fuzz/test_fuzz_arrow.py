@@ -1,7 +1,5 @@
 """Image sets that others have saved: damaged Arrow files and lists of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from tempfile import TemporaryDirectory
 

@@ -1,7 +1,5 @@
 """CheckpointFiles that were cut off, overwritten or made up: training starts over, goes on, or says why not in one line."""
 
-from __future__ import annotations
-
 import functools
 import tempfile
 import warnings

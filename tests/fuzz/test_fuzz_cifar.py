@@ -1,7 +1,5 @@
 """Any bytes are one of CIFAR's pickles, or are refused; so are those of the idx format."""
 
-from __future__ import annotations
-
 import gzip
 import pickle
 from functools import cache

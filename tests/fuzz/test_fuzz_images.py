@@ -1,7 +1,5 @@
 """Any bytes are an image, or are refused as one."""
 
-from __future__ import annotations
-
 import io
 import warnings
 from functools import cache

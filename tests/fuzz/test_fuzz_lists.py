@@ -1,7 +1,5 @@
 """Text that others wrote: lists on standard input, list files, class orders and settings."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io

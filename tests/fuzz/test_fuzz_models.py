@@ -1,7 +1,5 @@
 """Model files that someone has changed and sealed again: refused in one line, or they predict finite numbers."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Thumbnails beside a model that someone has changed and sealed again: left aside in one line, or JPEG files."""
 
-from __future__ import annotations
-
 import functools
 import tempfile
 import warnings

@@ -1,7 +1,5 @@
 """Requests with mutated paths, content types and bodies, given to the app as a server would give them."""
 
-from __future__ import annotations
-
 import functools
 import json
 import tempfile

@@ -1,7 +1,5 @@
 """Any bytes are weights of a ViT, or are refused in one line."""
 
-from __future__ import annotations
-
 import io
 import json
 import struct

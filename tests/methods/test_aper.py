@@ -1,7 +1,5 @@
 """APER against its helper and scikit-learn's nearest centroid."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from sklearn.neighbors import NearestCentroid

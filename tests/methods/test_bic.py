@@ -1,7 +1,5 @@
 """A planted bias is found, the loss is the paper's, and what is held out is never trained on."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """A class that comes in two tasks is what it is in one, wherever a method keeps sums of its images."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What a buffer keeps, and by which rule."""
 
-from __future__ import annotations
-
 import torch
 
 from protosteer.data.images import ArrayImages

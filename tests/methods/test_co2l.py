@@ -1,7 +1,5 @@
 """Both losses against loops over single images; who is an anchor; the head against scikit-learn."""
 
-from __future__ import annotations
-
 import math
 
 import torch

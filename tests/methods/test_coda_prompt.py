@@ -1,7 +1,5 @@
 """CODA-Prompt's sums, its penalty and its orthonormal beginnings against loops written out."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """DualPrompt's matching, the places of its prefixes, and its pull term, against what is written out by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

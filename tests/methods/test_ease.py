@@ -1,7 +1,5 @@
 """EASE: adapters against a layer written out, made-up prototypes and scores against loops."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """ESN: classifiers, energies and votes against loops; the anchor makes up for a planted difference."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

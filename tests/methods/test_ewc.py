@@ -1,7 +1,5 @@
 """The Fisher information against its closed form, the penalty against a loop, and weights that are held."""
 
-from __future__ import annotations
-
 import torch
 
 from protosteer.data.images import ArrayImages

@@ -1,7 +1,5 @@
 """Methods on all embeddings against scikit-learn on all embeddings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Distances against scipy's, one image and class at a time; what becomes of a covariance against a loop."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

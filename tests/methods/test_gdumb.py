@@ -1,7 +1,5 @@
 """Nothing of earlier trainings is left; CutMix by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

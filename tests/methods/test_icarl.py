@@ -1,7 +1,5 @@
 """Herding by trying every image, the loss class by class, and scikit-learn's nearest centroid."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

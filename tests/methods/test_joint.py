@@ -1,7 +1,5 @@
 """Joint training is one training on all images, whatever the sequence in which they came."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

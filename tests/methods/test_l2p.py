@@ -1,7 +1,5 @@
 """L2P's selection, pull term and features against loops written out."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Distillation against a loop, and what it holds."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Every registered method passes the checks that its capabilities ask for, and what is special about each."""
 
-from __future__ import annotations
-
 import inspect
 from functools import cache
 from typing import Any

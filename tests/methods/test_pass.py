@@ -1,7 +1,5 @@
 """Rotations, radius and losses of PASS, each against the same by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Training on a task alone against the same steps written out."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Prefix tuning against attention written out, and what a prefix has in common with a prompt."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

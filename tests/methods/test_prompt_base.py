@@ -1,7 +1,5 @@
 """What methods with prompts over a frozen backbone have in common."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Losses of methods that replay, image by image; what they keep; and that it helps."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

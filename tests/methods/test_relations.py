@@ -3,8 +3,6 @@
 Which relation is asked of a method follows from what it declares of itself, so that new ones are covered.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest

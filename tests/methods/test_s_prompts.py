@@ -1,7 +1,5 @@
 """S-Prompts against scikit-learn's K-means, a search through all centroids and heads applied by hand."""
 
-from __future__ import annotations
-
 import torch
 from sklearn.cluster import KMeans
 from sklearn.metrics import pairwise_distances

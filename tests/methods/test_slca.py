@@ -1,7 +1,5 @@
 """Gaussians against numpy's, normalised logits against a loop, and a head that alignment must mend."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Statistics against those of all images at once, predictions against scikit-learn's."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

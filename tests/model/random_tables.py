@@ -1,7 +1,5 @@
 """Hypothesis strategies for records, tasks and memories of a small backbone."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

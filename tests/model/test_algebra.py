@@ -1,7 +1,5 @@
 """Models are lists of records: merging, forgetting, undoing and files are exact, for any records."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A table of classes holds what its records say, in any order and any number of parts."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

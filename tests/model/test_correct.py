@@ -1,7 +1,5 @@
 """One image that was taken for something else, and what it changes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from PIL import Image

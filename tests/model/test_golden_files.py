@@ -1,7 +1,5 @@
 """Model files that earlier versions wrote predict as they did: see golden/README.md."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A model file from an untrusted source may be checksummed and say anything: it is rejected in one line, at once."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

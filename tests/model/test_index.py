@@ -1,7 +1,5 @@
 """A memory as matrices: what belongs to which task and class, and which prompts are copies."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

@@ -1,7 +1,5 @@
 """What several learners know, in one list: equal to having been taught all, and nothing clashes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

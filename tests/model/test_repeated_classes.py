@@ -1,7 +1,5 @@
 """A class that has records in several tasks: what it is known by, and what becomes of it."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

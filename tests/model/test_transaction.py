@@ -1,7 +1,5 @@
 """A change of a model file is whole or not there, and no one else's change is lost."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import os

@@ -1,7 +1,5 @@
 """Forgetting removes records; what it claims about what remains must be so, to the byte."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

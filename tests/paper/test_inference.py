@@ -1,7 +1,5 @@
 """Algorithm 2 in batches against a naive twin that treats one image at a time."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """The contrastive losses against a loop-by-loop twin, appendix A's closed-form gradients, and every corner."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

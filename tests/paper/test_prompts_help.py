@@ -1,7 +1,5 @@
 """That a learned prompt helps: a planted problem that only steered attention solves."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Algorithm 1: what one task leaves, step by step."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

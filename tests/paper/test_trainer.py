@@ -1,7 +1,5 @@
 """Algorithm 1 against a loop written out by hand, its schedules, its head, and what it leaves alone."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

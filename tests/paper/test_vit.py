@@ -1,7 +1,5 @@
 """vit.py against two oracles: timm for the plain forward, a naive concatenating forward for prompts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@
 Writes the results of this rank to FOLDER/RANK.pt: by case, a dict of tensors.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A training that is resumed from any of its steps ends bit-identical to one that was not interrupted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

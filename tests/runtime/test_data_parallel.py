@@ -1,7 +1,5 @@
 """Several ranks compute what one process computes: embeddings, losses, gradients, prompts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

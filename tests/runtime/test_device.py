@@ -1,7 +1,5 @@
 """Names of devices."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

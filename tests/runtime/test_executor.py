@@ -1,7 +1,5 @@
 """Run independent jobs, as far as that can be tested without a cluster."""
 
-from __future__ import annotations
-
 import importlib.util
 import socket
 

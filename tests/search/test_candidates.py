@@ -1,7 +1,5 @@
 """Candidates of very many classes against all of them, on sets small enough for both."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

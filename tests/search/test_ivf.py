@@ -1,7 +1,5 @@
 """Inverted lists against an exact search, on vectors few enough for both."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

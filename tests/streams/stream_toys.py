@@ -1,7 +1,5 @@
 """Datasets whose pixels tell which image of which split they are."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """Images that visit other tasks: how many, which, and that nothing else changes."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

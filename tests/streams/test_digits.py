@@ -1,7 +1,5 @@
 """Split Digits: the benchmark of the demo, whose figures depend on every image of it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

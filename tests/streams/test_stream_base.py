@@ -1,7 +1,5 @@
 """The rules that every stream keeps, on small datasets whose images can be told apart."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

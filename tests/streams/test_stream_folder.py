@@ -1,7 +1,5 @@
 """`folder:PATH` on small PNGs: both layouts, the split, unreadable files, complaints."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Orders, sharing out, files of classes: against brute-force twins, and every complaint."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The register of benchmarks, and those made of catalogue data sets, with small ones in their place."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

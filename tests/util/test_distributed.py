@@ -1,7 +1,5 @@
 """Shares of work, a group of one, and the checks before work begins."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Whole files or none; what dead writers left goes at once, what living ones hold stays; one replaces at a time."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess

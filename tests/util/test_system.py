@@ -1,7 +1,5 @@
 """What the machine is asked, and what its allocator is told."""
 
-from __future__ import annotations
-
 import platform
 from types import SimpleNamespace
 

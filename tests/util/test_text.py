@@ -1,7 +1,5 @@
 """Words for people."""
 
-from __future__ import annotations
-
 import pytest
 
 from protosteer.util.text import counted, listed, one_line, printable, suggestion

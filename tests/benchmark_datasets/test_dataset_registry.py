@@ -1,7 +1,5 @@
 """Data sets are found, verified and fetched; how each is read is tested beside it."""
 
-from __future__ import annotations
-
 import hashlib
 import tarfile
 from dataclasses import replace
