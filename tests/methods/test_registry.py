@@ -1,5 +1,7 @@
 """A method from outside the package: one class in this file, run through the checks and the protocol."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
