@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.server
 import importlib.util
+import json
 import sys
 import threading
 from collections.abc import Iterator
@@ -83,7 +84,7 @@ def client(backend, studio, tmp_path) -> Iterator[TestClient]:
     with served(app) as (port, _):
         behind = backend.Service(f"http://127.0.0.1:{port}", TOKEN)
         made = backend.create_app(backend.Backend(behind, backend.LabelStudio(studio[0], KEY)))
-        with TestClient(made) as client:
+        with TestClient(made, base_url="http://localhost") as client:
             yield client
 
 
@@ -225,7 +226,67 @@ def test_a_service_that_is_away_is_told_in_one_line(backend, studio):
     made = backend.create_app(
         backend.Backend(backend.Service("http://127.0.0.1:1", None), backend.LabelStudio(studio[0], KEY))
     )
-    with TestClient(made) as client:
+    with TestClient(made, base_url="http://localhost") as client:
         assert client.get("/health").status_code == 200
         answer = client.post("/predict", json=asked_to_predict(task(1, upload("ant"))))
     assert answer.status_code == 503 and "does not answer" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://127.0.0.1:{port}\\@pictures.example/x",
+        "http://pictures.example@127.0.0.1:{port}/x",
+        "http://127.0.0.1:{port}\t/x",
+        "http://[127.0.0.1:{port}/x",
+        "http://127.0.0.1:{port}/\ud800",
+    ],
+)
+def test_an_address_has_one_host_for_all_parsers(backend, studio, address):
+    port = studio[0].rpartition(":")[2]
+    ours = backend.LabelStudio("http://studio.example", KEY, frozenset(["pictures.example"]))
+    with pytest.raises(backend.Trouble):
+        ours.picture(address.replace("{port}", port))
+    assert studio[1] == []
+
+
+def test_other_hosts_and_a_wrong_secret_are_rejected(backend):
+    behind = backend.Backend(backend.Service("http://127.0.0.1:1", None), backend.LabelStudio("http://x", None))
+    made = backend.create_app(behind, ["studio-backend"], secret="word")
+    with TestClient(made, base_url="http://localhost") as client:
+        skipped = {"action": "PROJECT_UPDATED"}
+        assert client.get("/health").status_code == client.get("/word/health").status_code == 200
+        assert client.post("/word/webhook", json=skipped).status_code == 201
+        for route in ("/webhook", "/other/webhook", "/%C3%A4/webhook", "/webhook/webhook"):
+            assert client.post(route, json=skipped).status_code == 404
+        for host, status in {"evil.example": 421, "studio-backend:9090": 201, "127.0.0.1:9090": 201}.items():
+            answer = client.post("/word/webhook", json=skipped, headers={"Host": host})
+            assert answer.status_code == status
+
+
+ODD = [5, "\ud800", [5], [[]], {"x": 5}, True]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+def test_json_of_other_shapes_is_rejected_without_a_crash(backend, odd):
+    service = backend.Service("http://127.0.0.1:1", None)
+    object.__setattr__(service, "version", lambda: "v")
+    object.__setattr__(service, "learn", lambda label, picture: "learned")
+    studio = backend.LabelStudio("http://127.0.0.1:1", None)
+    made = event("ANNOTATION_CREATED", annotation("yak"), task(3, upload("yak")))
+    requests = [("/webhook", odd), ("/predict", odd), ("/train", odd), ("/setup", {"schema": odd})]
+    requests += [("/webhook", {**made, key: odd}) for key in ("annotation", "task", "project", "action")]
+    requests.append(("/webhook", {**made, "project": {"label_config": odd}}))
+    requests.append(("/webhook", {**made, "task": {"id": 1, "data": odd}}))
+    requests.append(("/webhook", {**made, "task": {"id": 1, "data": {"image": odd}}}))
+    requests.append(("/webhook", {**made, "annotation": annotation("yak", result=odd)}))
+    for value in (odd, {"choices": odd}, {"choices": [odd]}):
+        region = {"value": value, "from_name": "animal", "type": "choices"}
+        requests.append(("/webhook", {**made, "annotation": annotation("yak", result=[region])}))
+    requests.append(("/predict", {"label_config": CONFIG, "tasks": odd}))
+    requests.append(("/predict", {"label_config": CONFIG, "tasks": [{"id": odd, "data": odd}]}))
+    requests.append(("/train", {"label_config": CONFIG, "annotations": odd}))
+    with TestClient(backend.create_app(backend.Backend(service, studio)), base_url="http://localhost") as client:
+        for route, body in requests:
+            answer = client.post(route, content=json.dumps(body), headers={"Content-Type": "application/json"})
+            assert answer.status_code in (200, 201, 422, 503), (route, body)

@@ -6,7 +6,8 @@
 Label Studio asks for pre-annotations at /predict and tells of annotations at /webhook (older ones at /train); this
 translates both for the service, which has the model. Pictures are taken from Label Studio alone, and from hosts
 that are named by --image-host, so that a task cannot make it ask anybody else. In the environment:
-PROTOSTEER_TOKEN, the service's token for teaching; LABEL_STUDIO_URL and LABEL_STUDIO_API_KEY, to fetch pictures.
+PROTOSTEER_TOKEN, the service's token for teaching; LABEL_STUDIO_URL and LABEL_STUDIO_API_KEY, to fetch pictures;
+BACKEND_SECRET, without which nothing is answered but /health: http://127.0.0.1:9090/SECRET is then the address.
 """
 
 from __future__ import annotations
@@ -15,27 +16,52 @@ import argparse
 import hashlib
 import logging
 import os
+import re
+import secrets
 import xml.etree.ElementTree as XML
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote, urljoin, urlsplit
+from urllib.parse import quote, urljoin
 
 import requests
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from urllib3.util import Url, parse_url
+
+from protosteer.serve.middleware import HostCheck
 
 logger = logging.getLogger("protosteer.label_studio")
 
 PICTURE_BYTES = 20 * 2**20  # as the service's own limit
 SECONDS = 60
+SURROGATE = re.compile("[\ud800-\udfff]")
 AT_ONCE = 8  # pictures that are fetched and predicted at the same time; the service puts them together
 
 
 class Trouble(Exception):
     """One line: what was wrong, and what to do."""
+
+
+def field(record: dict[str, Any], name: str, kind: type[Any]) -> Any:
+    """Return a field of a request, empty if it is absent or null; raise `Trouble` if it is of another kind."""
+    value = record.get(name)
+    return kind() if value is None else checked(value, name, kind)
+
+
+def records(record: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """Return a field that is a list of JSON objects."""
+    return [checked(value, name, dict) for value in field(record, name, list)]
+
+
+def checked(value: Any, name: str, kind: type[Any]) -> Any:
+    """Return a value of the right kind; text with half of a character pair is of no kind."""
+    if not isinstance(value, kind) or (isinstance(value, str) and not value.isascii() and SURROGATE.search(value)):
+        raise Trouble(f"field '{name}' of the request is not a valid {kind.__name__}")
+    return value
 
 
 @dataclass(frozen=True)
@@ -51,7 +77,7 @@ class Config:
     def read(cls, text: str) -> Config:
         try:
             root = XML.fromstring(text)
-        except XML.ParseError as error:
+        except (XML.ParseError, ValueError) as error:
             raise Trouble(f"the labelling interface is not XML ({error}); save it again") from error
         pictures = {tag.get("name"): tag.get("value", "") for tag in root.iter("Image")}
         for tag in root.iter("Choices"):
@@ -71,11 +97,37 @@ class Config:
             return None
         found = [
             label
-            for region in annotation.get("result") or []
+            for region in records(annotation, "result")
             if region.get("from_name") == self.choices and region.get("type") == "choices"
-            for label in region.get("value", {}).get("choices", [])
+            for label in field(field(region, "value", dict), "choices", list)
         ]
-        return found[0] if len(found) == 1 else None
+        return checked(found[0], "choices", str) if len(found) == 1 else None
+
+
+def urljoined(base: str, address: str) -> str:
+    """Resolve an address; raise `Trouble` for characters that programs understand in different ways."""
+    if re.search(r"[\\\s\x00-\x20\x7f-\x9f]", address) or SURROGATE.search(address):
+        raise Trouble("addresses with backslashes, spaces or control characters are not fetched; encode them with %")
+    try:
+        return urljoin(base, address)
+    except ValueError as error:
+        raise Trouble(f"pictures of this address are not fetched ({error})") from error
+
+
+def parsed(address: str) -> Url:
+    """Parse an address as `requests` does."""
+    try:
+        url = parse_url(address)
+    except ValueError as error:
+        raise Trouble(f"pictures of this address are not fetched ({error})") from error
+    if url.auth is not None:
+        raise Trouble("addresses with a user name are not fetched; remove what is before the @")
+    return url
+
+
+def place(url: Url) -> tuple[str | None, str | None, int | None]:
+    """Return scheme, host and port."""
+    return url.scheme, url.host, url.port or {"http": 80, "https": 443}.get(url.scheme or "")
 
 
 @dataclass(frozen=True)
@@ -88,12 +140,11 @@ class LabelStudio:
 
     def picture(self, address: str) -> bytes:
         """address: as it stands in a task, such as /data/upload/1/cat.jpg."""
-        full = urljoin(self.url.rstrip("/") + "/", address)
-        own, asked = urlsplit(self.url), urlsplit(full)
-        headers = {}
-        if (asked.scheme, asked.netloc) == (own.scheme, own.netloc):
+        own, asked = parsed(self.url), parsed(urljoined(self.url.rstrip("/") + "/", address))
+        full, headers = asked.url, {}
+        if place(asked) == place(own):
             headers = {"Authorization": f"Token {self.key}"} if self.key else {}
-        elif asked.scheme not in ("http", "https") or asked.hostname not in self.image_hosts:
+        elif asked.scheme not in ("http", "https") or asked.host not in self.image_hosts:
             raise Trouble(f"pictures of {asked.scheme}://{asked.netloc} are not fetched; allow it by --image-host")
         # A redirection could lead anywhere.
         with requests.get(full, headers=headers, timeout=SECONDS, stream=True, allow_redirects=False) as answer:
@@ -164,7 +215,7 @@ class Backend:
         try:
             row = self.service.predict(self._picture(task, config))
         except (Trouble, requests.RequestException) as error:
-            logger.warning("task %s: %s", task.get("id"), error)
+            logger.warning("task %a: %s", task.get("id"), error)
             return {"result": [], "score": 0.0}
         for best in row["top"]:
             if best["label"] in config.labels or not config.labels:
@@ -181,59 +232,81 @@ class Backend:
         return told
 
     def _picture(self, task: dict[str, Any], config: Config) -> bytes:
-        address = (task.get("data") or {}).get(config.key)
-        if not isinstance(address, str):
-            raise Trouble(f"task {task.get('id')} has no '{config.key}'")
+        address = field(field(task, "data", dict), config.key, str)
+        if not address:
+            raise Trouble(f"a task has no '{config.key}'")
         return self.studio.picture(address)
 
 
-def create_app(backend: Backend) -> FastAPI:
-    app = FastAPI(title="protosteer for Label Studio", docs_url=None, redoc_url=None)
+def create_app(backend: Backend, host_names: Iterable[str] = (), secret: str | None = None) -> FastAPI:
+    """Build the application.
+
+    Args:
+        backend: What answers.
+        host_names: Names it may be asked by, besides localhost and IP addresses: the rules of the service.
+        secret: First part of the path of all routes but /health; None for no secret.
+    """
+    app = FastAPI(title="protosteer for Label Studio", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(HostCheck, names=host_names)
 
     @app.exception_handler(Trouble)
     async def trouble(request: Request, error: Trouble) -> JSONResponse:
         return JSONResponse({"detail": str(error)}, 422)
 
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return JSONResponse({"detail": "the request is not a JSON object; send what Label Studio sends"}, 422)
+
     @app.exception_handler(requests.RequestException)
     async def away(request: Request, error: requests.RequestException) -> JSONResponse:
         return JSONResponse({"detail": f"the service or Label Studio does not answer ({error})"}, 503)
+
+    def check_secret(request: Request) -> None:
+        given = request.path_params.get("secret", "")
+        if secret is not None and not secrets.compare_digest(given.encode(), secret.encode()):
+            raise HTTPException(404, "no such address; has it the right BACKEND_SECRET?")
 
     @app.get("/")
     @app.get("/health")
     def health() -> dict[str, str]:
         return {"status": "UP", "model_class": "protosteer"}
 
-    @app.post("/setup")
+    routes = APIRouter(prefix="" if secret is None else "/{secret}", dependencies=[Depends(check_secret)])
+    routes.add_api_route("/health", health)
+
+    @routes.post("/setup")
     def setup(asked: dict[str, Any]) -> dict[str, str]:
-        Config.read(asked.get("schema") or "")
+        Config.read(field(asked, "schema", str))
         return {"model_version": backend.service.version()}
 
-    @app.post("/predict")
+    @routes.post("/predict")
     def predict(asked: dict[str, Any]) -> dict[str, Any]:
-        config = Config.read(asked.get("label_config") or "")
-        return {"results": backend.predict(asked.get("tasks") or [], config)}
+        config = Config.read(field(asked, "label_config", str))
+        return {"results": backend.predict(records(asked, "tasks"), config)}
 
-    @app.post("/webhook", status_code=201)
+    @routes.post("/webhook", status_code=201)
     def webhook(event: dict[str, Any]) -> dict[str, Any]:
         if event.get("action") not in ("ANNOTATION_CREATED", "ANNOTATION_UPDATED"):
             return {
                 "status": "ok",
                 "result": [],
-            }  # what is taught is learned at once: there is no training to start
-        config = Config.read(event.get("project", {}).get("label_config") or "")
-        return {
-            "status": "ok",
-            "result": backend.learn(event.get("task") or {}, [event["annotation"]], config),
-        }
+            }  # annotations are learned at once: there is no training to start
+        config = Config.read(field(field(event, "project", dict), "label_config", str))
+        annotation = field(event, "annotation", dict)
+        return {"status": "ok", "result": backend.learn(field(event, "task", dict), [annotation], config)}
 
-    @app.post("/train", status_code=201)
+    @routes.post("/train", status_code=201)
     def train(asked: dict[str, Any]) -> dict[str, Any]:
         """As Label Studio called it before webhooks: all tasks that have annotations."""
-        config = Config.read(asked.get("label_config") or "")
-        tasks = asked.get("annotations") or []
-        told = [line for task in tasks for line in backend.learn(task, task.get("annotations") or [], config)]
+        config = Config.read(field(asked, "label_config", str))
+        told = [
+            line
+            for task in records(asked, "annotations")
+            for line in backend.learn(task, records(task, "annotations"), config)
+        ]
         return {"status": "ok", "result": told}
 
+    app.include_router(routes)
     return app
 
 
@@ -250,15 +323,23 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=9090)
     parser.add_argument("--image-host", action="append", default=[], help="a host of pictures beside Label Studio")
+    parser.add_argument(
+        "--host-name",
+        action="append",
+        default=[],
+        help="a name it is asked by, besides localhost and IP addresses",
+    )
     given = parser.parse_args()
     logging.basicConfig(format="%(message)s")
     studio = LabelStudio(
         os.environ.get("LABEL_STUDIO_URL", "http://127.0.0.1:8080"),
         os.environ.get("LABEL_STUDIO_API_KEY") or None,
-        frozenset(given.image_host),
+        frozenset(name.lower() for name in given.image_host),
     )
     service = Service(given.service, os.environ.get("PROTOSTEER_TOKEN") or None)
-    uvicorn.run(create_app(Backend(service, studio)), host=given.host, port=given.port, log_level="warning")
+    names, secret = [given.host, *given.host_name], os.environ.get("BACKEND_SECRET") or None
+    app = create_app(Backend(service, studio), names, secret)
+    uvicorn.run(app, host=given.host, port=given.port, log_level="warning")
 
 
 if __name__ == "__main__":
