@@ -46,11 +46,7 @@ class EmbeddingCache:
         return self.images.pixels(rows.tolist())
 
     def embed(
-        self,
-        rows: Tensor,
-        prompt: Prompt | None = None,
-        key: str | None = None,
-        backbone: Backbone | None = None,
+        self, rows: Tensor, prompt: Prompt | None = None, key: str | None = None, backbone: Backbone | None = None
     ) -> Tensor:
         """Embed some rows, or look them up; see `Images.embed`."""
         self.requests += len(rows)
@@ -130,11 +126,7 @@ class CacheRows:
         return self.cache.pixels(self.rows[rows])
 
     def embed(
-        self,
-        rows: Tensor,
-        prompt: Prompt | None = None,
-        key: str | None = None,
-        backbone: Backbone | None = None,
+        self, rows: Tensor, prompt: Prompt | None = None, key: str | None = None, backbone: Backbone | None = None
     ) -> Tensor:
         """Embed some rows; see `Images.embed`."""
         return self.cache.embed(self.rows[rows], prompt, key, backbone)

@@ -288,11 +288,7 @@ def run_experiment(
 def _seed_runner(
     experiment: Experiment, context: ExperimentContext, reporter: Any, checkpoint_seconds: float
 ) -> Callable[[int], None]:
-    folder, method_class, stream = (
-        RunFolder(experiment.folder),
-        find_method(experiment.method),
-        context.stream,
-    )
+    folder, method_class, stream = (RunFolder(experiment.folder), find_method(experiment.method), context.stream)
 
     def run(seed: int) -> None:
         method = method_class(context.backbone, experiment.settings_for(seed))
@@ -315,12 +311,7 @@ def _run_seed(seed: int, method: Method, stream: Stream, reporter: Any, store: S
 
 
 def _run_remotely(
-    engine: Executor,
-    experiment: Experiment,
-    seeds: Sequence[int],
-    tasks: int,
-    reporter: Any,
-    checkpoint_seconds: float,
+    engine: Executor, experiment: Experiment, seeds: Sequence[int], tasks: int, reporter: Any, checkpoint_seconds: float
 ) -> None:
     """Run the unfinished seeds on workers; their progress is read from their folders."""
     folder = RunFolder(experiment.folder)

@@ -187,12 +187,7 @@ def _learn(method: Method, stream: Stream, i: int, on_stage: OnStage | None, sto
 
 
 def _evaluate(
-    method: Method,
-    stream: Stream,
-    i: int,
-    caches: list[EmbeddingCache],
-    train_seconds: float,
-    on_stage: OnStage | None,
+    method: Method, stream: Stream, i: int, caches: list[EmbeddingCache], train_seconds: float, on_stage: OnStage | None
 ) -> dict[str, Any]:
     """Measure one row of the matrix, after task i."""
     began = time.perf_counter()

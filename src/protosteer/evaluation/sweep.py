@@ -45,11 +45,7 @@ def experiments_of(values: Mapping[str, Any]) -> list[Experiment]:
     able = [name for name, method in METHODS.items() if method.supports_repeated_classes or not values.get("blurry")]
     named = values["method"].split(",") if values["method"] != ALL else able
     names = list(dict.fromkeys(find_method(name.strip()).name for name in named))
-    run = {
-        *Experiment.hints(),
-        *get_type_hints(StreamOptions),
-        "seed",
-    }  # seed: its error says that it is `seeds`
+    run = {*Experiment.hints(), *get_type_hints(StreamOptions), "seed"}  # seed: its error says that it is `seeds`
     shared = {name: value for name, value in values.items() if name in run and name != "preset"}
     settings = {name: value for name, value in values.items() if name not in run}
     _check_known(settings, names, run)

@@ -42,11 +42,7 @@ class Images(Protocol):
         """Return the images of these rows, uint8 [len(rows), 3, h, w]."""
 
     def embed(
-        self,
-        rows: Tensor,
-        prompt: Prompt | None = None,
-        key: str | None = None,
-        backbone: Backbone | None = None,
+        self, rows: Tensor, prompt: Prompt | None = None, key: str | None = None, backbone: Backbone | None = None
     ) -> Tensor:
         """Embed the images of these rows.
 

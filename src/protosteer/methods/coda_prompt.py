@@ -75,9 +75,7 @@ class CODAPrompt(Prompted):
     )
     trains = "components of prompts per task, head"
     settings_class = CODAPromptSettings
-    test_settings = {
-        **Prompted.test_settings, "components": 3, "orthogonality": 0.1, "augmentation": "none",
-    }  # fmt: skip
+    test_settings = {**Prompted.test_settings, "components": 3, "orthogonality": 0.1, "augmentation": "none"}
     settings: CODAPromptSettings
 
     def __init__(self, backbone: Backbone, settings: CODAPromptSettings):

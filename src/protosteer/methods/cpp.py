@@ -25,18 +25,13 @@ class CPP(Method):
     """A `Learner` behind the contract of methods."""
 
     source = Source(
-        "Li et al.",
-        "Steering prototypes with prompt-tuning for rehearsal-free continual learning",
-        "WACV",
-        2024,
+        "Li et al.", "Steering prototypes with prompt-tuning for rehearsal-free continual learning", "WACV", 2024
     )
     trains = "a prompt per task, a neck that is thrown away"
     settings_class = Settings
     suffix = ".protosteer"
     supports_repeated_classes = True
-    test_settings = {
-        "epochs": 2, "batch_size": 8, "neck_hidden": 16, "augmentation": "crop", "centroids": 2,
-    }  # fmt: skip
+    test_settings = {"epochs": 2, "batch_size": 8, "neck_hidden": 16, "augmentation": "crop", "centroids": 2}
 
     @classmethod
     def preset(cls, name: str | None) -> dict[str, Any]:

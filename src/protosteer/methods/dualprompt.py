@@ -54,10 +54,7 @@ class DualPrompt(Prompted):
     """A general prompt for all tasks, and an expert prompt per task."""
 
     source = Source(
-        "Wang et al.",
-        "DualPrompt: complementary prompting for rehearsal-free continual learning",
-        "ECCV",
-        2022,
+        "Wang et al.", "DualPrompt: complementary prompting for rehearsal-free continual learning", "ECCV", 2022
     )
     trains = "a prompt for all tasks and one per task, head"
     settings_class = DualPromptSettings

@@ -31,13 +31,7 @@ from protosteer.backbones import Backbone
 from protosteer.methods.adapters import new_adapters, with_adapters
 from protosteer.methods.base import Answer, Images, Method, Source, TrainingTask, register_method
 from protosteer.methods.per_task_tuning import CosineHead, tune
-from protosteer.methods.training_utils import (
-    TrainingSettings,
-    class_means,
-    embed_task,
-    number_labels,
-    task_seed,
-)
+from protosteer.methods.training_utils import TrainingSettings, class_means, embed_task, number_labels, task_seed
 from protosteer.settings import setting
 
 

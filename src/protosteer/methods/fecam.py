@@ -21,15 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.backbones import Backbone
-from protosteer.methods.base import (
-    Answer,
-    Images,
-    Method,
-    MethodSettings,
-    Source,
-    TrainingTask,
-    register_method,
-)
+from protosteer.methods.base import Answer, Images, Method, MethodSettings, Source, TrainingTask, register_method
 from protosteer.methods.training_utils import embed_task, number_labels, update_means
 from protosteer.settings import setting
 

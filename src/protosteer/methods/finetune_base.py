@@ -65,15 +65,7 @@ class Network(Method):
             parameters, optimiser = self.parameters(), self.optimiser()
             fit(
                 TrainingJob(
-                    task,
-                    images,
-                    targets,
-                    self.backbone,
-                    parameters,
-                    optimiser,
-                    self.loss,
-                    self.settings,
-                    self.views,
+                    task, images, targets, self.backbone, parameters, optimiser, self.loss, self.settings, self.views
                 )
             )
             self.tasks.append(classes)

@@ -41,10 +41,7 @@ class GDumb(Rehearsal):
     """A balanced buffer, and a network that is retrained on it."""
 
     source = Source(
-        "Prabhu et al.",
-        "GDumb: a simple approach that questions our progress in continual learning",
-        "ECCV",
-        2020,
+        "Prabhu et al.", "GDumb: a simple approach that questions our progress in continual learning", "ECCV", 2020
     )
     settings_class = GDumbSettings
     supports_repeated_classes = True

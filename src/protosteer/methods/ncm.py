@@ -14,15 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.backbones import Backbone
-from protosteer.methods.base import (
-    Answer,
-    Images,
-    Method,
-    MethodSettings,
-    Source,
-    TrainingTask,
-    register_method,
-)
+from protosteer.methods.base import Answer, Images, Method, MethodSettings, Source, TrainingTask, register_method
 from protosteer.methods.training_utils import embed_task, number_labels, task_seed
 from protosteer.paper.prototypes import Centroids, centroids
 from protosteer.settings import CLUSTERINGS, LABEL_ASSIGNMENTS, setting

@@ -58,9 +58,7 @@ class PASS(Network):
     source = Source("Zhu et al.", "Prototype augmentation and self-supervision for incremental learning", "CVPR", 2021)
     settings_class = PASSSettings
     state_fields = {**Network.state_fields, "prototypes": "per class", "radius": "once"}
-    test_settings = {
-        **Network.test_settings, "learning_rate": 1e-2, "distill_weight": 0.1, "prototype_weight": 1.0,
-    }  # fmt: skip
+    test_settings = {**Network.test_settings, "learning_rate": 1e-2, "distill_weight": 0.1, "prototype_weight": 1.0}
     settings: PASSSettings
 
     def __init__(self, backbone: Backbone, settings: PASSSettings):

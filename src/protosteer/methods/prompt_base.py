@@ -47,9 +47,7 @@ class Prompted(Method):
 
     trains = "prompts, head"
     state_fields = {"shared": "once", "past": "per task", "head": "per class"}
-    test_settings = {
-        "epochs": 8, "batch_size": 8, "learning_rate": 0.02, "gradient_clip": 5.0, "augmentation": "crop",
-    }  # fmt: skip
+    test_settings = {"epochs": 8, "batch_size": 8, "learning_rate": 0.02, "gradient_clip": 5.0, "augmentation": "crop"}
     settings: TrainingSettings
 
     def __init__(self, backbone: Backbone, settings: TrainingSettings):

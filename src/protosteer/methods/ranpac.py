@@ -17,15 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.backbones import Backbone
-from protosteer.methods.base import (
-    Answer,
-    Images,
-    Method,
-    MethodSettings,
-    Source,
-    TrainingTask,
-    register_method,
-)
+from protosteer.methods.base import Answer, Images, Method, MethodSettings, Source, TrainingTask, register_method
 from protosteer.methods.training_utils import embed_task, number_labels
 from protosteer.settings import setting
 
@@ -44,10 +36,7 @@ class RanPAC(Method):
     """Ridge regression on random features."""
 
     source = Source(
-        "McDonnell et al.",
-        "RanPAC: random projections and pre-trained models for continual learning",
-        "NeurIPS",
-        2023,
+        "McDonnell et al.", "RanPAC: random projections and pre-trained models for continual learning", "NeurIPS", 2023
     )
     settings_class = RanPACSettings
     supports_repeated_classes = True

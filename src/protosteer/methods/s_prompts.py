@@ -56,9 +56,7 @@ class SPrompts(Method):
     state_fields = {
         "prompts": "per task", "weight": "per class", "bias": "per class", "centroids": "once", "owners": "once",
     }  # fmt: skip
-    test_settings = {
-        "epochs": 8, "batch_size": 8, "prompt_length": 2, "learning_rate": 0.06, "augmentation": "crop",
-    }  # fmt: skip
+    test_settings = {"epochs": 8, "batch_size": 8, "prompt_length": 2, "learning_rate": 0.06, "augmentation": "crop"}
 
     def __init__(self, backbone: Backbone, settings: SPromptsSettings):
         super().__init__(backbone, settings)

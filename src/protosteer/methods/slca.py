@@ -64,15 +64,8 @@ class SLCA(Network):
         2023,
     )
     settings_class = SLCASettings
-    state_fields = {
-        **Network.state_fields,
-        "trained": "per class",
-        "means": "per class",
-        "factors": "per class",
-    }
-    test_settings = {
-        **Network.test_settings, "epochs": 5, "learning_rate": 0.1, "align_epochs": 3, "align_draws": 32,
-    }  # fmt: skip
+    state_fields = {**Network.state_fields, "trained": "per class", "means": "per class", "factors": "per class"}
+    test_settings = {**Network.test_settings, "epochs": 5, "learning_rate": 0.1, "align_epochs": 3, "align_draws": 32}
     settings: SLCASettings
 
     def __init__(self, backbone: Backbone, settings: SLCASettings):

@@ -20,15 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from protosteer.backbones import Backbone
-from protosteer.methods.base import (
-    Answer,
-    Images,
-    Method,
-    MethodSettings,
-    Source,
-    TrainingTask,
-    register_method,
-)
+from protosteer.methods.base import Answer, Images, Method, MethodSettings, Source, TrainingTask, register_method
 from protosteer.methods.training_utils import answer_by, class_means, embed_task, number_labels, update_means
 from protosteer.settings import setting
 

@@ -32,11 +32,7 @@ class PlainImages:
         return self.images.pixels(rows.tolist())
 
     def embed(
-        self,
-        rows: Tensor,
-        prompt: Prompt | None = None,
-        key: str | None = None,
-        backbone: Backbone | None = None,
+        self, rows: Tensor, prompt: Prompt | None = None, key: str | None = None, backbone: Backbone | None = None
     ) -> Tensor:
         """Embed some rows; see `Images.embed`."""
         return (backbone or self.method.backbone).embed_pixels(self.pixels(rows), prompt)
