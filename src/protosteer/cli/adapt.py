@@ -11,16 +11,7 @@ from typer import Argument, Option
 from protosteer.cli.common import app, make_console, say, sigterm_as_ctrl_c
 from protosteer.cli.learn import resumes, scan, warn_of_files
 from protosteer.cli.loading import PANEL, BackboneChoice, check_place, prepare, refuse_existing
-from protosteer.cli.options import (
-    Device,
-    Json,
-    NewBackbone,
-    Settings,
-    Threads,
-    Weights,
-    parse_settings,
-    path_of,
-)
+from protosteer.cli.options import Device, Json, NewBackbone, Settings, Threads, Weights, parse_settings, path_of
 from protosteer.cli.torchrun import output_path
 
 if TYPE_CHECKING:

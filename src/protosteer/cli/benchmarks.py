@@ -57,8 +57,7 @@ def demo(
     ] = None,
     out: Annotated[Path, Option(help="Folder for the model, the plots and the results.")] = Path("protosteer-demo"),
     backbone: Annotated[
-        str | None,
-        Option(autocompletion=completion.backbone_names, help="For photos: short name or timm name."),
+        str | None, Option(autocompletion=completion.backbone_names, help="For photos: short name or timm name.")
     ] = None,
     weights: Weights = None,
     seed: Annotated[int, Option(min=0, help="Seed of everything random.")] = 0,
@@ -94,11 +93,7 @@ def run(
         ),
     ] = None,
     backbone: Annotated[
-        str | None,
-        Option(
-            autocompletion=completion.backbone_names,
-            help="Short name or timm name (default: nano).",
-        ),
+        str | None, Option(autocompletion=completion.backbone_names, help="Short name or timm name (default: nano).")
     ] = None,
     weights: Weights = None,
     image_size: Annotated[int | None, Option(help="Image size to run the backbone at.")] = None,
@@ -130,12 +125,10 @@ def run(
         bool | None, Option("--skip-unreadable", help="Skip images that cannot be read.")
     ] = None,
     device: Annotated[
-        str | None,
-        Option(autocompletion=completion.device_names, help="auto (the default), cpu, cuda or mps."),
+        str | None, Option(autocompletion=completion.device_names, help="auto (the default), cpu, cuda or mps.")
     ] = None,
     precision: Annotated[
-        str | None,
-        Option(metavar="auto|fp32|bf16", help="Of the backbone; auto is bf16 on CUDA and fp32 elsewhere."),
+        str | None, Option(metavar="auto|fp32|bf16", help="Of the backbone; auto is bf16 on CUDA and fp32 elsewhere.")
     ] = None,
     threads: Threads = None,
     engine: Executor = "local",
@@ -226,12 +219,7 @@ def _run_several(values: Mapping[str, Any], how: Mapping[str, Any], as_json: boo
 @app.command(rich_help_panel=PANEL)
 def bench(
     subjects: Annotated[
-        list[str] | None,
-        Argument(
-            metavar="SUBJECT",
-            help="Of prediction, training, scaling.",
-            show_default=False,
-        ),
+        list[str] | None, Argument(metavar="SUBJECT", help="Of prediction, training, scaling.", show_default=False)
     ] = None,
     repeats: Annotated[int, Option(min=1, help="Interleaved repeats; medians are reported.")] = 5,
     threads: Threads = None,
@@ -275,8 +263,7 @@ def compare(
         Path | None, Option(help="PNG file for accuracy against confidence, for methods that report it.")
     ] = None,
     pareto: Annotated[
-        Path | None,
-        Option(help="PNG file for accuracy against memory, training time and forward passes per image."),
+        Path | None, Option(help="PNG file for accuracy against memory, training time and forward passes per image.")
     ] = None,
 ) -> None:
     """Compare finished runs: one row per configuration, mean and standard deviation over its seeds."""

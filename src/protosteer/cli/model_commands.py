@@ -33,8 +33,7 @@ def forget(
         ),
     ] = None,
     task: Annotated[
-        str | None,
-        Option(autocompletion=completion.task_names, help="Forget a task with all its classes instead."),
+        str | None, Option(autocompletion=completion.task_names, help="Forget a task with all its classes instead.")
     ] = None,
     backup: Annotated[Path | None, Option(help="Keep the old model in this file.")] = None,
     as_json: Json = False,
@@ -93,8 +92,7 @@ def merge(
     models: Annotated[list[Path], Argument(metavar="MODEL MODEL...", help="Model files.", show_default=False)],
     out: Annotated[Path, Option("-o", "--out", help="File for the merged model.", show_default=False)],
     rename: Annotated[
-        list[str] | None,
-        Option("--rename", metavar="OLD=NEW", help="Rename a class of the second and later models."),
+        list[str] | None, Option("--rename", metavar="OLD=NEW", help="Rename a class of the second and later models.")
     ] = None,
     rename_task: Annotated[
         list[str] | None,

@@ -47,10 +47,7 @@ NewBackbone = Annotated[
 ]
 Thumbnails = Annotated[
     bool,
-    Option(
-        "--thumbnails",
-        help="Keep thumbnails of some images beside the model, in MODEL.thumbs, for the web UI.",
-    ),
+    Option("--thumbnails", help="Keep thumbnails of some images beside the model, in MODEL.thumbs, for the web UI."),
 ]
 Weights = Annotated[Path | None, Option("--weights", help="File with the backbone's weights.")]
 Preset = Annotated[
@@ -94,10 +91,7 @@ ModelBackbone = Annotated[
         help="Short name or timm name (default: the model's own).",
     ),
 ]
-ModelWeights = Annotated[
-    Path | None,
-    Option("--weights", help="File with the backbone's weights, if they have moved."),
-]
+ModelWeights = Annotated[Path | None, Option("--weights", help="File with the backbone's weights, if they have moved.")]
 
 # How messages of the library name a parameter, and the flag for it. A value may follow the sign.
 FLAGS = {

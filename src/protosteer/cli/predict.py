@@ -63,8 +63,7 @@ def predict(
         ),
     ] = None,
     explain: Annotated[
-        bool,
-        Option("--explain", help="Show which prompts were tried, which class won and which came second."),
+        bool, Option("--explain", help="Show which prompts were tried, which class won and which came second.")
     ] = False,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object per line.")] = False,
     as_csv: Annotated[bool, Option("--csv", help="Print CSV.")] = False,
@@ -129,8 +128,7 @@ def _print_predictions(maker: Predictions, files: list[Path], as_json: bool, as_
 @app.command(rich_help_panel=PANEL)
 def embed(
     model: Annotated[
-        str,
-        Argument(metavar="MODEL", help="Model file, or name of a backbone such as mini.", show_default=False),
+        str, Argument(metavar="MODEL", help="Model file, or name of a backbone such as mini.", show_default=False)
     ],
     paths: Paths,
     out: Annotated[str, Option(metavar="FILE|FOLDER", help=OUT_HELP, show_default=False)],

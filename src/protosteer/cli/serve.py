@@ -33,8 +33,7 @@ def serve(
     host_name: Annotated[
         list[str] | None,
         Option(
-            help="Host name that browsers may use, besides localhost and IP addresses; repeatable.",
-            show_default=False,
+            help="Host name that browsers may use, besides localhost and IP addresses; repeatable.", show_default=False
         ),
     ] = None,
     reject: Annotated[float, Option(help="Fraction of known images that may be flagged as unknown.")] = 0.05,
@@ -42,8 +41,7 @@ def serve(
         bool, Option("--allow-teach", help="Allow clients with the token to add and forget classes.")
     ] = False,
     token: Annotated[
-        str | None,
-        Option(help="Bearer token for changes (default: PROTOSTEER_TOKEN, or a new one, which is printed)."),
+        str | None, Option(help="Bearer token for changes (default: PROTOSTEER_TOKEN, or a new one, which is printed).")
     ] = None,
     thumbnails: Annotated[
         bool, Option("--thumbnails", help="Show thumbnails kept by learn --thumbnails to every client.")

@@ -162,11 +162,7 @@ def suggest(
     copies = {read[i]: read[of] for i, of in near_duplicates(images.thumbnails[read]).items()}
     originals = [i for i in read if i not in copies]
     unknown = [i for i in pool.ood_rows(learner, reject) if i not in copies and i not in images.errors]
-    rows = {
-        "label": pool.informative_rows(originals, count),
-        "unknown": unknown,
-        "duplicate": list(copies),
-    }
+    rows = {"label": pool.informative_rows(originals, count), "unknown": unknown, "duplicate": list(copies)}
 
     def suggestion(i: int, why: str) -> Suggestion:
         other = str(images.paths[copies[i]]) if i in copies else None

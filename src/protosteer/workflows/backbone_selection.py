@@ -216,11 +216,7 @@ def _try(
 
 
 def _with_fetched(
-    tried: list[BackboneInfo],
-    images: int,
-    speed: float,
-    left_out: dict[str, str],
-    say: Callable[[str], None],
+    tried: list[BackboneInfo], images: int, speed: float, left_out: dict[str, str], say: Callable[[str], None]
 ) -> list[BackboneInfo]:
     """And those of the short list that this machine is fast enough for and that could be fetched."""
     for info in affordable(worth_fetching(), images, speed, left_out, tried)[len(tried) :]:

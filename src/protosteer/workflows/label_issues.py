@@ -22,14 +22,7 @@ from protosteer.evidence.summary_table import SummaryTable
 from protosteer.learner import Learner
 from protosteer.model.class_table import ClassTable
 from protosteer.runtime.progress import OnStage, Stage
-from protosteer.workflows.active_learning import (
-    COUNT,
-    Suggestion,
-    Suggestions,
-    check_count,
-    errors_of,
-    readable_rows,
-)
+from protosteer.workflows.active_learning import COUNT, Suggestion, Suggestions, check_count, errors_of, readable_rows
 
 
 @dataclass(frozen=True)

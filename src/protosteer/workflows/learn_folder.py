@@ -428,7 +428,5 @@ def _file_version(path: Path) -> tuple[int, int]:
 def all_known(folder: Path) -> LearnerError:
     """Return the error of a folder without new classes."""
     return LearnerError(
-        f"every class of {folder} is known already; there is nothing to learn",
-        code="no-new-classes",
-        path=folder,
+        f"every class of {folder} is known already; there is nothing to learn", code="no-new-classes", path=folder
     )

@@ -148,11 +148,7 @@ def read(path: str | Path) -> Adapted:
         raise ModelFileError(message, code="not-adapted-backbone", path=path)
     try:
         check_adapted_header(header)
-        backbone, prompt, settings = (
-            header["backbone"],
-            tensors["prompt"],
-            Settings.from_file(header["settings"]),
-        )
+        backbone, prompt, settings = (header["backbone"], tensors["prompt"], Settings.from_file(header["settings"]))
         check_prompt(prompt, backbone.get("dim"), backbone.get("depth"), "the prompt")
         adapted = Adapted(path, backbone, settings, header["classes"], header["images"], prompt)
         if adapted.fingerprint != header["fingerprint"]:
