@@ -30,10 +30,7 @@ _WIDE_HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}  # so400m, huge, giant, g
 
 
 def load_vit(
-    checkpoint: Checkpoint,
-    heads: int | None = None,
-    image_size: int | None = None,
-    expected: str | None = None,
+    checkpoint: Checkpoint, heads: int | None = None, image_size: int | None = None, expected: str | None = None
 ) -> tuple[ViT, str]:
     """Build the frozen ViT of a checkpoint.
 
@@ -152,15 +149,11 @@ def _heads(path: Path, dim: int, heads: int | None) -> int:
         heads = _WIDE_HEADS.get(dim, dim // 64)
     if heads is None:
         raise _misfit(
-            f"{path}: the number of attention heads of width {dim} is unknown; pass heads=",
-            path,
-            "unknown-heads",
+            f"{path}: the number of attention heads of width {dim} is unknown; pass heads=", path, "unknown-heads"
         )
     if heads < 1 or dim % heads:
         raise _misfit(
-            f"{path}: {heads} attention heads do not divide width {dim}; pass another heads=",
-            path,
-            "unknown-heads",
+            f"{path}: {heads} attention heads do not divide width {dim}; pass another heads=", path, "unknown-heads"
         )
     return heads
 

@@ -19,20 +19,7 @@ from protosteer.errors import DataError
 
 MAX_DECODED = 2**30  # bytes
 # Formats whose decoders start no other program, and which Pillow opens without decoding. It decodes ICO files at once.
-_FORMATS = [
-    "JPEG",
-    "PNG",
-    "WEBP",
-    "GIF",
-    "BMP",
-    "TIFF",
-    "AVIF",
-    "JPEG2000",
-    "PPM",
-    "TGA",
-    "PCX",
-    "HEIF",
-]
+_FORMATS = ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "TGA", "PCX", "HEIF"]
 
 # Bytes per pixel: of an image in Pillow, by mode; of a decoder's buffers, by format.
 _IN_MEMORY = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}

@@ -57,11 +57,7 @@ class Preprocessing:
             ("std", min(self.std) > 0, "greater than 0"),
             ("image_size", self.image_size >= 1, "at least 1"),
             ("crop", 0 < self.crop <= 1, "in (0, 1]"),
-            (
-                "image_size",
-                self.image_size <= MAX_CANVAS * self.crop,
-                f"at most {MAX_CANVAS} divided by crop",
-            ),
+            ("image_size", self.image_size <= MAX_CANVAS * self.crop, f"at most {MAX_CANVAS} divided by crop"),
             ("interpolation", self.interpolation in INTERPOLATIONS, " or ".join(INTERPOLATIONS)),
         ):
             if not valid:

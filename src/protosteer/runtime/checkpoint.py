@@ -55,9 +55,7 @@ class CheckpointFile:
             about, tensors = unpack_tensors(read_regular(self.path), str(self.path))
         except (OSError, ModelFileError):
             warnings.warn(
-                f"{self.path} is damaged and is skipped; its training starts over",
-                ProtosteerWarning,
-                stacklevel=2,
+                f"{self.path} is damaged and is skipped; its training starts over", ProtosteerWarning, stacklevel=2
             )
             return None
         return tensors, about

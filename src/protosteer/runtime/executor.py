@@ -28,11 +28,7 @@ class Executor(Protocol):
         """True if jobs run in other processes."""
 
     def run(
-        self,
-        make: MakeWork,
-        jobs: Sequence[Job],
-        on_done: OnDone,
-        on_wait: Callable[[], None] = lambda: None,
+        self, make: MakeWork, jobs: Sequence[Job], on_done: OnDone, on_wait: Callable[[], None] = lambda: None
     ) -> None:
         """Do all jobs.
 
@@ -50,11 +46,7 @@ class LocalExecutor:
     is_remote = False
 
     def run(
-        self,
-        make: MakeWork,
-        jobs: Sequence[Job],
-        on_done: OnDone,
-        on_wait: Callable[[], None] = lambda: None,
+        self, make: MakeWork, jobs: Sequence[Job], on_done: OnDone, on_wait: Callable[[], None] = lambda: None
     ) -> None:
         """Do all jobs; see `Executor.run`."""
         if not jobs:

@@ -54,11 +54,7 @@ class RayExecutor:
         self.device = device
 
     def run(
-        self,
-        make: MakeWork,
-        jobs: Sequence[Job],
-        on_done: OnDone,
-        on_wait: Callable[[], None] = lambda: None,
+        self, make: MakeWork, jobs: Sequence[Job], on_done: OnDone, on_wait: Callable[[], None] = lambda: None
     ) -> None:
         """Do all jobs; see `Executor.run`.
 
@@ -85,12 +81,7 @@ class RayExecutor:
 
 def _collect(ray: Any, pending: dict[Any, Job], on_done: OnDone, on_wait: Callable[[], None]) -> None:
     errors = ray.exceptions
-    deaths = (
-        errors.WorkerCrashedError,
-        errors.NodeDiedError,
-        errors.OutOfMemoryError,
-        errors.ObjectLostError,
-    )
+    deaths = (errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError, errors.ObjectLostError)
     lost: list[str] = []
     while pending:
         done, _ = ray.wait(list(pending), num_returns=1, timeout=_POLL_SECONDS)

@@ -19,12 +19,7 @@ class TaskImages:
     """The `TrainingImages` of `paper.task`."""
 
     def __init__(
-        self,
-        images: ImageSet,
-        backbone: Backbone,
-        settings: Settings,
-        task: str,
-        on_stage: OnStage | None = None,
+        self, images: ImageSet, backbone: Backbone, settings: Settings, task: str, on_stage: OnStage | None = None
     ):
         self.images = images
         self.backbone = backbone

@@ -8,15 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from protosteer.data.datasets.base import (
-    NUMERALS,
-    Benchmark,
-    Contents,
-    DatasetInfo,
-    Reading,
-    arrays,
-    split_grey,
-)
+from protosteer.data.datasets.base import NUMERALS, Benchmark, Contents, DatasetInfo, Reading, arrays, split_grey
 
 
 def _read(files: Sequence[Path], reading: Reading) -> Contents:

@@ -17,10 +17,7 @@ from protosteer.data.transforms import Preprocessing
 
 LETTERS = tuple("ABCDEFGHIJ")
 # Empty files in the official archives, which all published runs skip.
-BROKEN = (
-    "RGVtb2NyYXRpY2FCb2xkT2xkc3R5bGUgQm9sZC50dGY=.png",
-    "Q3Jvc3NvdmVyIEJvbGRPYmxpcXVlLnR0Zg==.png",
-)
+BROKEN = ("RGVtb2NyYXRpY2FCb2xkT2xkc3R5bGUgQm9sZC50dGY=.png", "Q3Jvc3NvdmVyIEJvbGRPYmxpcXVlLnR0Zg==.png")
 TEST_SHARE = 0.1
 
 
