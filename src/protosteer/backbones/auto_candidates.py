@@ -14,11 +14,7 @@ TOO_SMALL = NANO  # for photographs; for digits or letters, pass its name
 
 
 def candidates_on_disk() -> tuple[list[BackboneInfo], dict[str, str]]:
-    """List all backbones on this disk but nano.
-
-    Returns:
-        The backbones, and the names of unusable files with the reason.
-    """
+    """List all backbones on this disk but nano, and the names of unusable files with the reason."""
     usable: list[BackboneInfo] = []
     unusable: dict[str, str] = {}
     for name in names_on_disk():

@@ -37,16 +37,7 @@ def embed_batches(
     whole: bool,
     group: ProcessGroup,
 ) -> Iterator[Tensor]:
-    """Embed batches of rows, one on each rank at a time; yield float32 [n, D] on the CPU, in order.
-
-    Args:
-        backbone: The backbone.
-        images: The images.
-        prompt: One for all images, or one per image.
-        batches: Row numbers of each batch.
-        whole: Yield all tokens [n, N, D] instead.
-        group: The ranks that take part; every one of them gets all embeddings.
-    """
+    """Embed batches of rows, one on each rank at a time; yield float32 [n, D] on the CPU, in order."""
     compute: Callable[[Tensor, Any], Tensor] = backbone.tokens if whole else backbone.embed
     done = 0
     rounds = [batches[start : start + group.size] for start in range(0, len(batches), group.size)]

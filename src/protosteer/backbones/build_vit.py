@@ -32,19 +32,9 @@ _WIDE_HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}  # so400m, huge, giant, g
 def load_vit(
     checkpoint: Checkpoint, heads: int | None = None, image_size: int | None = None, expected: str | None = None
 ) -> tuple[ViT, str]:
-    """Build the frozen ViT of a checkpoint.
+    """Build the frozen ViT of a checkpoint; return it and its fingerprint, which must be `expected` if that is given.
 
-    Args:
-        checkpoint: The tensors, and what their file says about itself.
-        heads: Number of attention heads, if the file does not have it.
-        image_size: In pixels; positions are interpolated for it.
-        expected: The fingerprint that the weights must have.
-
-    Returns:
-        The ViT and its fingerprint.
-
-    Raises:
-        WeightsError: The tensors are not those of a plain ViT, or the fingerprint is another.
+    `heads` and `image_size` override the file's metadata; positions are interpolated. Raises `WeightsError`.
     """
     path, tensors, about = checkpoint.path, checkpoint.tensors, checkpoint.about
     heads = about.get("heads") if heads is None else heads

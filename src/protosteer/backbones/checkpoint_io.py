@@ -52,15 +52,7 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path, config: Path | None = None) -> Checkpoint:
-    """Read a weights file.
-
-    Args:
-        path: A .safetensors, .pth, .pt or .npz file.
-        config: A config.json as on the hub, for metadata that the file lacks.
-
-    Raises:
-        WeightsError: The file is missing, damaged or of an unknown format.
-    """
+    """Read a weights file; a hub `config` gives metadata that the file lacks. Raises `WeightsError`."""
     if not path.is_file():
         raise WeightsError(f"no weights file at {path}; check the path", code="missing-file", path=path)
     reader = _READERS.get(path.suffix.lower())

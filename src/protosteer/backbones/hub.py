@@ -34,11 +34,7 @@ def find_weights(name: str) -> Path | None:
 
 
 def fetch_weights(name: str) -> Path:
-    """Download the named weights and return their file.
-
-    Raises:
-        WeightsError: With code `unknown-backbone` or `download-failed`.
-    """
+    """Download the named weights and return their file."""
     known = known_weights(name)
     return _fetch_url(known.url, known.md5) if known and known.url else _fetch_from_hub(name)
 

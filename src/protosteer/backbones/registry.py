@@ -137,11 +137,7 @@ def full_name(name: str) -> str:
 
 
 def preprocessing(name: str, path: Path | None, image_size: int, given: Mapping[str, Any]) -> Preprocessing:
-    """Return the preprocessing of weights: as `given`, else as the family of their name has it.
-
-    Raises:
-        WeightsError: With code `unknown-preprocessing`.
-    """
+    """Return the preprocessing of weights: as `given`, else as the family of their name has it."""
     known = _family(name, path) | {key: value for key, value in given.items() if value is not None}
     if "mean" not in known or "std" not in known:
         message = f"how {name!r} normalises pixels is unknown; pass mean= and std="

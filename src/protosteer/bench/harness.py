@@ -106,13 +106,6 @@ def memory_of(
     """Return random records whose prototypes are spread as the backbone's embeddings are.
 
     So different images retrieve different tasks. The prototypes do not depend on the prompts' layers.
-
-    Args:
-        backbone: Gives mean and standard deviation of embeddings.
-        tasks: Number of tasks.
-        classes: Classes of each task.
-        prompt_from_layer: First layer of the prompts.
-        evidence: Give each class a summary of IMAGES images, for the default classifier.
     """
     embeddings = backbone.embed_pixels(pictures(backbone, 16, seed=1))
     generator = torch.Generator().manual_seed(0)

@@ -21,16 +21,7 @@ SUBJECTS = ("prediction", "training", "scaling")  # modules, imported when measu
 def run_all(
     names: Sequence[str] | None, repeats: int, on_message: Callable[[str], None] = lambda _: None
 ) -> list[Ratio]:
-    """Measure subjects, always in the order of SUBJECTS.
-
-    Args:
-        names: Of subjects; None measures all.
-        repeats: How often both sides of a ratio run.
-        on_message: Is told which subject is being measured.
-
-    Raises:
-        SettingsError: A subject is unknown, or there are no repeats.
-    """
+    """Measure subjects, always in the order of SUBJECTS."""
     unknown = [name for name in names or () if name not in SUBJECTS]
     if unknown:
         message = f"nothing to measure is called {unknown[0]!r}; choose from {', '.join(SUBJECTS)}"

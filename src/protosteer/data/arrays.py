@@ -14,15 +14,7 @@ ACCEPTED = "a path, a list of paths, PIL images, an array [N, 3, H, W] or a torc
 
 
 def batched(array: Any, name: str) -> Tensor:
-    """Bring an array of any usual layout to [N, 3, h, w].
-
-    Args:
-        array: Tensor or NumPy array of one image or several, grey or colour.
-        name: What error messages call it.
-
-    Raises:
-        DataError: The layout is unknown or ambiguous.
-    """
+    """Bring an array of any usual layout to [N, 3, h, w]."""
     if not isinstance(array, (Tensor, np.ndarray)):
         raise DataError(f"{name} is a {type(array).__name__}; give {ACCEPTED}", code="unsupported-data")
     shape = list(array.shape)
@@ -58,11 +50,7 @@ def _native(array: np.ndarray, name: str) -> np.ndarray:
 
 
 def to_uint8(x: Tensor, name: str) -> Tensor:
-    """Convert pixel values, integers in 0..255 or floats in 0..1, to uint8 of the same shape.
-
-    Raises:
-        DataError: The values are out of range or of another type; `name` is what the message calls them.
-    """
+    """Convert pixel values, integers in 0..255 or floats in 0..1, to uint8 of the same shape."""
     if x.dtype in (torch.bool, torch.complex64, torch.complex128):
         raise DataError(f"{name} has dtype {x.dtype}; give uint8, or floats in [0, 1]", code="bad-dtype")
     if x.dtype == torch.uint8 or not x.numel():

@@ -74,14 +74,9 @@ class Choices:
 class Augmentation:
     """Turn pixels into normalised training images; all randomness comes from torch's global CPU generator.
 
-    Args:
-        preprocessing: Of the weights.
-        kind: "paper"; "no-flip", for images that must not be mirrored, such as digits; "crop", the random crop
-            alone; "none", the evaluation preprocessing.
-        batched: Apply to the whole batch (True), image by image (False), or by size and device (None).
-
-    Raises:
-        SettingsError: The kind is unknown.
+    `kind`: "paper"; "no-flip", for images that must not be mirrored, such as digits; "crop", the random crop alone;
+    "none", the evaluation preprocessing. `batched`: the whole batch (True), image by image (False), or by size and
+    device (None).
     """
 
     def __init__(self, preprocessing: Preprocessing, kind: str = "paper", batched: bool | None = None):

@@ -33,11 +33,7 @@ class Files:
         return Files([self.paths[i] for i in chosen], [self.labels[i] for i in chosen])
 
     def numbers(self, classes: Sequence[str]) -> Tensor:
-        """Return the index of each label in `classes`, int64 [N].
-
-        Raises:
-            DataError: With code `unknown-class`.
-        """
+        """Return the index of each label in `classes`, int64 [N]."""
         index = {name: i for i, name in enumerate(classes)}
         for path, label in zip(self.paths, self.labels, strict=True):
             if label not in index:
@@ -47,15 +43,7 @@ class Files:
 
 
 def read_folder(folder: Path, wanted: Sequence[str] | None = None) -> Files:
-    """List every image below a folder of class folders, class by class.
-
-    Args:
-        folder: Has one sub-folder per class.
-        wanted: Classes to read, in that order; None for all, in alphabetical order.
-
-    Raises:
-        DataError: The folder, a wanted class or the images of a class are missing.
-    """
+    """List every image of a folder of class folders: of the `wanted` classes in that order, or of all, by alphabet."""
     if not folder.is_dir():
         problem = "is a file" if folder.exists() else "does not exist"
         message = f"{folder} {problem}; give a folder that has one sub-folder per class"
@@ -96,9 +84,6 @@ def read_list(path: Path) -> Files:
 
     Paths are relative to the list's own folder, or to its parent if the first image is there. Blank lines and
     lines that begin with # are skipped.
-
-    Raises:
-        DataError: A line is malformed, or an image is missing.
     """
     files = Files([], [])
     base = path.parent
@@ -141,11 +126,7 @@ def name_classes(*lists: Files) -> tuple[list[str], list[Files]]:
 
 
 def stratified_split(labels: Sequence[str], test_share: float, seed: int = SPLIT_SEED) -> tuple[list[int], list[int]]:
-    """Split row numbers into training and test rows, each ascending, with the same share of every class.
-
-    Raises:
-        DataError: With code `cannot-split`, if a class has too few images.
-    """
+    """Split row numbers into training and test rows, each ascending, with the same share of every class."""
     from sklearn.model_selection import train_test_split
 
     rows = np.arange(len(labels))
@@ -158,12 +139,7 @@ def stratified_split(labels: Sequence[str], test_share: float, seed: int = SPLIT
 
 
 def readable(files: Files, on_file: Callable[[int], None] = lambda done: None) -> tuple[Files, Files]:
-    """Decode all files; return those that decode and those that do not.
-
-    Args:
-        files: The files.
-        on_file: Called with the number of files done.
-    """
+    """Decode all files; return those that decode and those that do not."""
     good: list[int] = []
     bad: list[int] = []
     for row, decodes in enumerate(in_threads(_decodes, files.paths)):

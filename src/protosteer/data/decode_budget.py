@@ -38,11 +38,7 @@ class Budget:
 
     @contextmanager
     def taken(self, amount: int) -> Iterator[None]:
-        """Wait until `amount` bytes are free, and hold them during the block.
-
-        Raises:
-            DataError: With code `image-too-large`, if the whole budget is smaller.
-        """
+        """Wait until `amount` bytes are free, and hold them during the block."""
         if amount > self.most:
             message = f"an image takes {amount:,} bytes, more than {self.most:,}; make it smaller"
             raise DataError(message, code="image-too-large")

@@ -58,11 +58,7 @@ class _MirrorError(Exception):
 
 
 def fetch(remote: Remote, folder: Path, say: Say = to_stderr) -> Path:
-    """Download a file into a folder, from the first mirror that has it with the right checksum.
-
-    Raises:
-        DataError: With code `download-failed` if every mirror fails, `cannot-write` if the folder is the cause.
-    """
+    """Download a file into a folder, from the first mirror that has it with the right checksum."""
     part = folder / f"{remote.name}.part"  # a later call resumes from it
     faults: list[str] = []
     for url in remote.urls:
@@ -149,11 +145,7 @@ def _reason(error: Exception) -> str:
 
 
 def unpack(archive: Path, folder: str, into: Path) -> Path:
-    """Unpack the archive's `folder` into `into`, completely or not at all.
-
-    Raises:
-        DataError: With code `bad-archive`, or `incomplete-folder` if the folder is there already.
-    """
+    """Unpack the archive's `folder` into `into`, completely or not at all."""
     final = into / folder
     if final.exists():
         message = f"{final} is there but is not complete; remove it and try again"

@@ -36,11 +36,7 @@ def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterato
 
 @contextmanager
 def opened(path: Path, content: bytes | None = None) -> Iterator[Image.Image]:
-    """Open an image file, or its content if that was read already.
-
-    Raises:
-        DataError: Whatever goes wrong inside the `with` block, with the file's name, in one line.
-    """
+    """Open an image file, or its content if read already; any error inside the block becomes a `DataError`."""
     try:
         with (
             _open(path) if content is None else io.BytesIO(content) as file,
@@ -81,11 +77,7 @@ def image_exists(path: Path) -> bool:
 
 
 def image_files(path: Path) -> list[Path]:
-    """Return the file itself, or every image below a folder.
-
-    Raises:
-        DataError: With code `missing-file` or `no-images`.
-    """
+    """Return the file itself, or every image below a folder."""
     if image_exists(path):
         return [path]
     if not path.is_dir():
@@ -112,11 +104,7 @@ def is_image(path: Path) -> bool:
 
 
 def text_lines(path: Path) -> list[tuple[int, str]]:
-    """Read numbered lines of a text file, without blank ones and those that begin with #.
-
-    Raises:
-        DataError: With code `not-utf8`.
-    """
+    """Read numbered lines of a text file, without blank ones and those that begin with #."""
     try:
         lines = read_regular(path).decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -128,11 +116,7 @@ def text_lines(path: Path) -> list[tuple[int, str]]:
 
 
 def tree_checksum(paths: Iterable[Path], base: Path) -> str:
-    """Hash relative names and contents of files, in sorted order, with sha256.
-
-    Raises:
-        DataError: With code `missing-file`.
-    """
+    """Hash relative names and contents of files, in sorted order, with sha256."""
 
     def line(path: Path) -> str:
         name = os.path.relpath(path, base).replace(os.sep, "/")

@@ -20,15 +20,7 @@ def image_paths(source: Path) -> list[Path]:
 
 
 def read_labelled(source: Path, wanted: Sequence[str] | None = None) -> Files:
-    """Read images and labels of a folder of class folders, a list or a saved set.
-
-    Args:
-        source: The folder or list.
-        wanted: Classes to read; None for all.
-
-    Raises:
-        DataError: The source is damaged, or a wanted class is missing.
-    """
+    """Read images and labels of a folder of class folders, a list or a saved set."""
     if not (is_list(source) or is_set(source)):
         return read_folder(source, wanted)
     files = read_table(source) if is_list(source) else _set_files(source)

@@ -17,26 +17,14 @@ from protosteer.util.training_state import Callback, TrainingState
 def training_callbacks(
     task: str, run_key: dict[str, Any], on_stage: OnStage | None, checkpoint: CheckpointFile | None
 ) -> list[Callback]:
-    """Return the callbacks of a task's training.
-
-    Args:
-        task: The name of the task.
-        run_key: Plain data that tells this training from any other.
-        on_stage: Gets the progress; None reports nothing.
-        checkpoint: Where the training is saved; None saves nothing.
-    """
+    """Return the callbacks of a task's training."""
     # Resuming comes first: progress counts the steps that are made now.
     callbacks: list[Callback] = [CheckpointCallback(checkpoint, run_key)] if checkpoint else []
     return callbacks + ([ProgressCallback(task, on_stage)] if on_stage else [])
 
 
 class CheckpointCallback:
-    """Save a training between two steps; when it begins, resume it from the file.
-
-    Args:
-        checkpoint: The file.
-        run_key: Plain data that tells one training from another; the file of another one is ignored.
-    """
+    """Save a training between two steps; when it begins, resume it from the file if that has the same `run_key`."""
 
     def __init__(self, checkpoint: CheckpointFile, run_key: dict[str, Any]):
         self.checkpoint = checkpoint

@@ -22,11 +22,7 @@ from protosteer.util.distributed import ProcessGroup, process_group
 def augmented_tokens(
     images: ImageSet, batches: Sequence[Tensor], backbone: Backbone, settings: Settings
 ) -> Iterator[Tensor]:
-    """Augment this rank's rows of each batch of row numbers [N] and yield their tokens before any prompt.
-
-    Yields:
-        [n, T, D] with n = N in a single process.
-    """
+    """Augment this rank's rows of each batch of row numbers [N] and yield their tokens before any prompt."""
     # Imports kornia, which prediction does not need.
     from protosteer.data.augment import Augmentation, augmented
 

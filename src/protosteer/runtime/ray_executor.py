@@ -40,9 +40,8 @@ _ENVIRONMENT = {
 class RayExecutor:
     """Run jobs on a Ray cluster. A job has as many processors as torch has threads here, and perhaps a GPU.
 
-    Args:
-        address: Of a cluster; None starts one on this machine, which ends with the work.
-        device: As for `choose_device`. Unless it is "cpu", a job has one GPU if the cluster has any.
+    Without an `address` a cluster starts on this machine and ends with the work. Unless `device` is "cpu", a job has
+    one GPU if the cluster has any.
     """
 
     is_remote = True
@@ -56,12 +55,7 @@ class RayExecutor:
     def run(
         self, make: MakeWork, jobs: Sequence[Job], on_done: OnDone, on_wait: Callable[[], None] = lambda: None
     ) -> None:
-        """Do all jobs; see `Executor.run`.
-
-        Raises:
-            ExecutorError: Ray cannot be reached, no node is large enough, a job fails, or its workers die
-                again and again.
-        """
+        """Do all jobs; see `Executor.run`."""
         if not jobs:
             return
         with _connected(self.address) as ray:

@@ -122,11 +122,7 @@ def process_group() -> ProcessGroup:
 
 
 def join() -> ProcessGroup:
-    """Meet the processes that torchrun has started, by the environment variables that it sets.
-
-    Raises:
-        DistributedError: The processes cannot meet, or have different versions of protosteer or torch.
-    """
+    """Meet the processes that torchrun has started, by the environment variables that it sets."""
     global _group
     import torch.distributed as dist
     from torch.distributed.rendezvous import rendezvous

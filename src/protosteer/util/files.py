@@ -108,15 +108,7 @@ def _write_all(handle: int, data: bytes) -> None:
 
 @contextlib.contextmanager
 def writing(place: Path, option: str | None) -> Iterator[None]:
-    """Turn an `OSError` of the block into an error for the user.
-
-    Args:
-        place: What the block writes to.
-        option: The command-line option that names another place, if there is one.
-
-    Raises:
-        ProtosteerError: With code `cannot-write`.
-    """
+    """Turn an `OSError` of the block into `cannot-write`; `option` is the command-line option for another place."""
     try:
         yield
     except OSError as error:
@@ -127,15 +119,9 @@ def writing(place: Path, option: str | None) -> Iterator[None]:
 
 
 def remove_leftovers(folder: Path, name: str | None = None, older_than: float = 0.0) -> list[Path]:
-    """Remove temporary files and checkpoints that dead processes left in a folder.
+    """Remove what dead processes left of file `name` (None: of all files); return what living processes still hold.
 
-    Args:
-        folder: Where to look.
-        name: The file whose leftovers are removed; None for those of all files.
-        older_than: Seconds for which checkpoints stay, so that learning can resume. Temporary files go at once.
-
-    Returns:
-        The leftovers that could not be removed, because a living process holds them.
+    Checkpoints stay for `older_than` seconds, so that learning can resume. Temporary files go at once.
     """
     checkpoints = folder.glob(f".{'*' if name is None else glob.escape(name)}.*{_CHECKPOINT}")
     leftovers = dict.fromkeys(_temporaries(folder, name), 0.0) | dict.fromkeys(checkpoints, older_than)
@@ -180,13 +166,6 @@ def replacing(path: Path, seconds: float = 30.0) -> Iterator[None]:
     """Hold an exclusive lock, across processes and threads, from reading the old file to renaming the new one.
 
     The folder is locked, so that no lock file stays behind.
-
-    Args:
-        path: The file to replace.
-        seconds: How long to wait for other writers.
-
-    Raises:
-        ProtosteerError: With code `locked`, if another writer holds the lock for longer.
     """
     if not path.parent.is_dir():  # nothing is there that could be lost
         yield
@@ -224,11 +203,7 @@ def _opened_folder(path: Path) -> Iterator[int | None]:
 
 
 def real(path: Path) -> Path:
-    """Resolve links, so that a write replaces the target and the link stays one.
-
-    Raises:
-        ProtosteerError: With code `link-loop`.
-    """
+    """Resolve links, so that a write replaces the target and the link stays one; raise with code `link-loop`."""
     try:
         path.stat()
     except OSError as error:
@@ -270,13 +245,10 @@ def _umask() -> int:
 
 
 def open_regular(path: str | Path) -> BinaryIO:
-    """Open a regular file for reading; never wait for a pipe or a device.
+    """Open a regular file for reading; never wait for a pipe or a device. Raises `OSError` for anything else.
 
     The file is checked before it is opened, because opening a pipe can wait, and again afterwards, because it
     may have been exchanged in between.
-
-    Raises:
-        OSError: If `path` is not a regular file.
     """
     _require_regular(os.stat(path), path)
     file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 (the caller closes it)

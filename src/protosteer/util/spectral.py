@@ -36,12 +36,6 @@ def factored_labels(points: Floats, count: int, assign: str, seed: int) -> Label
 
     Random numbers are drawn in scikit-learn's order (start of the eigensolver, then label assignment), so that a seed
     leads both into the same local optimum.
-
-    Args:
-        points: [n, D], at least some of which are not zero.
-        count: Number of groups.
-        assign: How eigenvectors become groups: "discretize" or "kmeans".
-        seed: Of the eigensolver's start and of the assignment.
     """
     factor, diagonal, degrees = _factor(unit_rows(points))
     random = np.random.RandomState(seed)

@@ -36,18 +36,7 @@ def pack_tensors(header: dict[str, Any], tensors: Mapping[str, Tensor]) -> bytes
 
 
 def unpack_tensors(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read what `pack_tensors` returned.
-
-    Args:
-        data: The bytes.
-        name: What error messages call the file.
-
-    Returns:
-        The header and the tensors.
-
-    Raises:
-        ModelFileError: The file is damaged, altered or no model.
-    """
+    """Read header and tensors that `pack_tensors` returned; raise `ModelFileError`, which calls the file `name`."""
     try:
         tensors = load(data)
         length = int.from_bytes(data[:8], "little")

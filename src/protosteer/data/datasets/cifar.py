@@ -87,19 +87,7 @@ def read_cifar100(folder: str | Path, split: str) -> tuple[Tensor, Tensor, list[
 
 
 def read_cifar(folder: Path, split: str, classes: int) -> tuple[Tensor, Tensor, list[str]]:
-    """Read one split.
-
-    Args:
-        folder: Of the unpacked archive.
-        split: "train" or "test".
-        classes: 10 or 100.
-
-    Returns:
-        Pixels uint8 [N, 3, 32, 32] in file order, labels int64 [N], and class names.
-
-    Raises:
-        DataError: A file is missing or damaged.
-    """
+    """Read "train" or "test" of CIFAR-10 or -100: pixels uint8 [N, 3, 32, 32] in file order, labels int64 [N], names."""
     formats = _FORMATS[classes]
     layout = next((f for f in formats if (folder / f.splits[split][0]).is_file()), formats[0])
     labels_key, names_key = _KEYS[classes]

@@ -15,14 +15,7 @@ from protosteer.util.files import file_hash, replacing
 
 
 def get_dataset(info: DatasetInfo, root: Path, say: Say = to_stderr) -> tuple[Path, dict[str, str]]:
-    """Locate a data set below `root`, and download it if it is missing.
-
-    Returns:
-        Its folder, and the verified checksum of each file by name.
-
-    Raises:
-        DataError: If it cannot be downloaded, is incomplete, or a checksum is wrong.
-    """
+    """Locate a data set below `root`, or download it; return its folder and the verified checksum of each file."""
     folder = info.locate(root)
     if folder is None:
         with suppress(OSError):  # the download says so

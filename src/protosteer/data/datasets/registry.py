@@ -83,16 +83,7 @@ def list_datasets(data_dir: Path | None = None) -> list[DatasetStatus]:
 
 
 def open_dataset(name: str, data_dir: Path | None, reading: Reading) -> Dataset:
-    """Find a data set, download it if missing, verify and read it.
-
-    Args:
-        name: Of the data set.
-        data_dir: See `data_root`.
-        reading: How to read image files.
-
-    Raises:
-        DataError: It is unknown, missing or damaged.
-    """
+    """Find a data set, download it if missing, verify and read it."""
     info = find_dataset(name)
     folder, checksums = get_dataset(info, data_root(data_dir), reading.say)
     dataset = info.load(folder, reading)
