@@ -185,3 +185,10 @@ def test_folders_and_absent_files_are_told_as_such(tmp_path: Path) -> None:
 def test_hash_of_a_file_longer_than_one_read(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(content := bytes(range(256)) * 5000)
     assert file_hash(tmp_path / "a", "sha256") == hashlib.sha256(content).hexdigest()
+
+
+def test_a_leftover_dated_in_the_future_is_removed(tmp_path):
+    leftover = tmp_path / ".shop.protosteer.abc.tmp"
+    leftover.touch()
+    os.utime(leftover, (2**32, 2**32))
+    assert remove_leftovers(tmp_path, "shop.protosteer") == [] and not leftover.exists()

@@ -140,7 +140,7 @@ def _remove_dead(path: Path, older_than: float = 0.0) -> None:
     with contextlib.suppress(OSError):
         with open_regular(path) as file:
             free, status = _try_lock(file.fileno()), os.fstat(file.fileno())
-            age = time.time() - status.st_mtime
+            age = max(0.0, time.time() - status.st_mtime)  # negative if the clock was set back
             # By now the name may be that of another file, which is not the one that was locked.
             if free and age >= older_than and os.path.samestat(status, path.stat()):
                 path.unlink()
