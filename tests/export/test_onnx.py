@@ -306,14 +306,16 @@ def test_an_earlier_export_is_replaced(tmp_path: Path) -> None:
 
 def test_other_places_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     learner = small_learner()
-    full, file, mine = tmp_path / "full", tmp_path / "file", tmp_path / "mine"
+    full, file, mine, deep = (tmp_path / name for name in ("full", "file", "mine", "deep"))
     full.mkdir()
+    deep.mkdir()
+    (deep / "model.json").write_text("[" * 100_000)
     (full / "model.json").write_text('{"format": "something else"}')
     file.write_text("precious")
     export_onnx(learner, mine)
     (mine / "notes.txt").write_text("precious")
     before = (mine / "model.json").stat().st_mtime_ns
-    for place in (full, file, mine, file / "below"):
+    for place in (full, file, mine, deep, file / "below"):
         with expect_error("cannot-write", ProtosteerError, path=place):
             export_onnx(learner, place)
     with expect_error("cannot-write", ProtosteerError):
@@ -322,7 +324,7 @@ def test_other_places_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with expect_error("cannot-write", ProtosteerError):
         export_onnx(learner, Path("."))
     assert file.read_text() == "precious" and (mine / "model.json").stat().st_mtime_ns == before
-    assert sorted(os.listdir(tmp_path)) == ["file", "full", "mine"]
+    assert sorted(os.listdir(tmp_path)) == ["deep", "file", "full", "mine"]
 
 
 @pytest.mark.parametrize("moment", ["third file", "last rename"])

@@ -222,7 +222,7 @@ def _check_place(folder: Path) -> None:
 def _is_export(folder: Path) -> bool:
     try:
         about = json.loads((folder / "model.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(about, dict) and str(about.get("format", "")).startswith("protosteer-onnx-")
 
