@@ -40,6 +40,10 @@ class CheckpointCallback:
         tensors, about = found
         try:
             state.load_state_dict(tensors, about["notes"])
+            adam = isinstance(state.optimiser, (torch.optim.Adam, torch.optim.AdamW))
+            missing = {"step", "exp_avg", "exp_avg_sq"}.difference(about["moments"]) if adam else ()
+            if missing:
+                raise KeyError(min(missing))
             for name, parameter in state.parameters.items():
                 parameter.data.copy_(tensors[name])
                 moments = {key: tensors[f"{name}/{key}"] for key in about["moments"]}
