@@ -6,6 +6,7 @@ import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from protosteer.paper.prototypes import Centroids
 from protosteer.rules import reader_of
 from protosteer.settings import Settings
 from protosteer.workflows import model_summary
+from protosteer.workflows.model_summary import correction
 
 BACKBONE = {"name": "tiny", "fingerprint": "ab" * 32, "dim": 24, "depth": 2, "image_size": 16, "heads": 3,
             "preprocessing": {"crop": 1.0}, "weights": None}  # fmt: skip
@@ -209,3 +211,9 @@ def test_notes_say_what_a_model_could_do_better(tmp_path: Path) -> None:
     assert "paper's rule" in rule and "new model" in rule
     assert unfinished == "task 'owl' has no prompt yet; the same learn command trains it"
     assert model_summary.notes(Memory(), reader_of(Memory(), Settings())) == []
+
+
+def test_the_log_of_corrections_is_utf8_whatever_the_name_of_a_file():
+    metadata = SimpleNamespace(learned=None, file="pic\udcff.png")
+    task = SimpleNamespace(class_names=["cat"], name="t", metadata=metadata, corrected_from=None)
+    assert "pic" in correction(task)["image"].encode().decode()

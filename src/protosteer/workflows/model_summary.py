@@ -18,6 +18,7 @@ from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord
 from protosteer.rules import Reader
 from protosteer.settings import Settings
+from protosteer.util.text import printable
 
 _CELLS = 2**23  # similarities between centroids that are in memory at once
 PAIRED = 20_000  # classes, up to which each is compared with each other: seconds; ten times as many take minutes
@@ -100,10 +101,11 @@ def _task(task: TaskRecord) -> dict[str, Any]:
 def correction(task: TaskRecord) -> dict[str, str | None]:
     """What a log says of a task that is a correction."""
     (name,) = task.class_names
+    file = task.metadata.file
     return {
         "correction": task.name,
         "date": task.metadata.learned,
-        "image": task.metadata.file,
+        "image": None if file is None else printable(file),  # a file's name need not be UTF-8, JSON must
         "taken_for": task.corrected_from,
         "class": name,
     }
