@@ -103,13 +103,7 @@ def asked_to_predict(*tasks: dict[str, Any]) -> dict[str, Any]:
 
 def annotation(*labels: str, **more: Any) -> dict[str, Any]:
     value = {"choices": list(labels)}
-    region = {
-        "value": value,
-        "id": "WArqkkifYE",
-        "from_name": "animal",
-        "to_name": "photo",
-        "type": "choices",
-    }
+    region = {"value": value, "id": "WArqkkifYE", "from_name": "animal", "to_name": "photo", "type": "choices"}
     return {"id": 17, "result": [region], "was_cancelled": False, "task": 3, "lead_time": 3.1, **more}
 
 
@@ -121,13 +115,7 @@ def event(action: str, made: dict[str, Any], about: dict[str, Any]) -> dict[str,
 def test_it_is_there_and_has_a_version(client):
     assert client.get("/health").json() == client.get("/").json()
     assert client.get("/health").json()["status"] == "UP"
-    asked = {
-        "project": UID,
-        "schema": CONFIG,
-        "hostname": "http://x",
-        "access_token": "y",
-        "extra_params": None,
-    }
+    asked = {"project": UID, "schema": CONFIG, "hostname": "http://x", "access_token": "y", "extra_params": None}
     version = client.post("/setup", json=asked).json()["model_version"]
     assert version.startswith("protosteer-")
     refused = client.post("/setup", json={**asked, "schema": "<View><Text name='t' value='$t'/></View>"})
@@ -136,12 +124,7 @@ def test_it_is_there_and_has_a_version(client):
 
 
 def test_tasks_get_choices_with_scores_in_their_order(client):
-    tasks = [
-        task(1, upload("bee", 1)),
-        task(2, upload("bad")),
-        task(3, upload("ant", 2)),
-        task(4, upload("cat")),
-    ]
+    tasks = [task(1, upload("bee", 1)), task(2, upload("bad")), task(3, upload("ant", 2)), task(4, upload("cat"))]
     results = client.post("/predict", json=asked_to_predict(*tasks)).json()["results"]
     assert len(results) == 4 and len({one["model_version"] for one in results}) == 1
     named = [[region["value"]["choices"] for region in one["result"]] for one in results]
@@ -198,12 +181,7 @@ def test_older_ones_send_all_annotations_to_train(client):
 
 @pytest.mark.parametrize(
     "address",
-    [
-        "http://169.254.169.254/latest/meta-data",
-        "//elsewhere.example/x.png",
-        "file:///etc/passwd",
-        "s3://b/x",
-    ],
+    ["http://169.254.169.254/latest/meta-data", "//elsewhere.example/x.png", "file:///etc/passwd", "s3://b/x"],
 )
 def test_pictures_of_others_are_not_fetched(client, studio, address):
     made = event("ANNOTATION_CREATED", annotation("yak"), task(3, address))

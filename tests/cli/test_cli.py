@@ -122,21 +122,13 @@ def test_backbones_as_a_table(
     assert main(["backbones"]) == 0
     said = capsys.readouterr()
     line = next(line for line in said.out.splitlines() if line.split()[:1] == ["vit"])
-    shown = (
-        "vit_base_patch16_224.augreg_in21k_ft_in1k",
-        "85.8 M",
-        "224 px",
-        "class token",
-        "Apache-2.0",
-        "no",
-    )
+    shown = ("vit_base_patch16_224.augreg_in21k_ft_in1k", "85.8 M", "224 px", "class token", "Apache-2.0", "no")
     assert all(part in line for part in shown)
     assert str(tmp_path / "weights") in said.err and said.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
-    [({}, "5000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)],
+    ("given", "expected"), [({}, "5000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)]
 )
 def test_threads_that_wait_sleep_soon_unless_the_user_has_said_how(given, expected):
     environment = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
@@ -176,15 +168,5 @@ def test_a_mistake_names_what_was_meant_and_the_help(words: str, hints: list[str
 def test_help_lists_commands_in_the_order_of_use(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = re.findall(r"^│ ([a-z]+) ", capsys.readouterr().out, flags=re.MULTILINE)
-    wanted = [
-        "learn",
-        "predict",
-        "correct",
-        "suggest",
-        "forget",
-        "serve",
-        "demo",
-        "run",
-        "methods",
-    ]
+    wanted = ["learn", "predict", "correct", "suggest", "forget", "serve", "demo", "run", "methods"]
     assert [name for name in shown if name in wanted] == wanted

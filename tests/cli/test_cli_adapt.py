@@ -18,16 +18,7 @@ from protosteer.workflows import shared_prompt
 
 pytestmark = pytest.mark.slow
 
-QUICK = [
-    "--set",
-    "epochs=2",
-    "--set",
-    "batch_size=8",
-    "--set",
-    "neck_hidden=16",
-    "--set",
-    "augmentation=none",
-]
+QUICK = ["--set", "epochs=2", "--set", "batch_size=8", "--set", "neck_hidden=16", "--set", "augmentation=none"]
 
 
 @pytest.fixture(scope="module")

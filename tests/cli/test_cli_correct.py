@@ -38,12 +38,7 @@ def test_a_correction_is_told_listed_and_taken_back_to_the_bit(model, images, ca
     assert shown.out.startswith(f"{images[0]}: ") and f"protosteer correct {model} --undo" in shown.err
     assert correct(model, images[1], "bee", "--json") == 0
     told = json.loads(capsys.readouterr().out)
-    assert (told["taken_for"], told["class"], told["answer"], told["new_class"]) == (
-        "ant",
-        "bee",
-        "bee",
-        False,
-    )
+    assert (told["taken_for"], told["class"], told["answer"], told["new_class"]) == ("ant", "bee", "bee", False)
     assert correct(model, "--log") == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if ".png" in line]
     assert [row[1:] for row in rows] == [["00.png", "ant", "yak"], ["01.png", "ant", "bee"]]

@@ -185,16 +185,7 @@ def test_a_worker_that_dies_loses_nothing_and_doubles_nothing(model, photos, tmp
 
 def test_a_driver_that_dies_loses_nothing_and_doubles_nothing(model, photos, tmp_path):
     """In a process of its own, with a cluster of its own."""
-    command = [
-        "predict",
-        str(model),
-        str(photos / "new"),
-        "--shard",
-        "1",
-        "--out",
-        str(tmp_path / "out"),
-        *CPU,
-    ]
+    command = ["predict", str(model), str(photos / "new"), "--shard", "1", "--out", str(tmp_path / "out"), *CPU]
     driver = subprocess.Popen([sys.executable, "-m", "protosteer", *command, *RAY])
     while driver.poll() is None and not list(tmp_path.glob("out/part-*.parquet")):
         time.sleep(0.01)

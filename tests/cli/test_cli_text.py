@@ -30,10 +30,7 @@ RUNS = {
         "learn shop.protosteer mixed --preset instant --dry-run",
         "learn shop.protosteer mixed --preset instant",
     ],
-    "predict": [
-        "predict shop.protosteer new --top 2 --reject 0.05",
-        "predict shop.protosteer new/ant --explain",
-    ],
+    "predict": ["predict shop.protosteer new --top 2 --reject 0.05", "predict shop.protosteer new/ant --explain"],
     "embed": ["embed shop.protosteer new --out embedded.csv"],
     "correct": [
         "correct shop.protosteer new/ant/00.png yak",

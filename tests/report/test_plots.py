@@ -221,9 +221,7 @@ def bins(seed: int) -> metrics.Bins:
     return metrics.reliability(confidence, torch.rand(300, generator=draw) < confidence)
 
 
-def test_a_reliability_diagram_has_the_points_and_shares_of_all_seeds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_reliability_diagram_has_the_points_and_shares_of_all_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     points: list[tuple[float, float]] = []
     shares: list[np.ndarray] = []
     scatter, stairs = Axes.scatter, Axes.stairs

@@ -237,8 +237,7 @@ def test_learning_speaks_seldom_where_there_is_no_terminal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0 s"), (99.4, "99 s"), (100, "2 min"), (5400, "90 min"), (3 * 3600 + 300, "3 h 05 min")],
+    ("seconds", "text"), [(0, "0 s"), (99.4, "99 s"), (100, "2 min"), (5400, "90 min"), (3 * 3600 + 300, "3 h 05 min")]
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text

@@ -116,8 +116,7 @@ CLASSES = {"accuracy": 90.0, "same_task": 4.0, "other_task": 6.0}
 
 
 @pytest.mark.parametrize(
-    ("kind", "cells"),
-    [(EVIDENCE, "90.0 1.0 2.0 7.0 88.0 95.0 91.2 1.62"), (CLASSES, "90.0 4.0 6.0")],
+    ("kind", "cells"), [(EVIDENCE, "90.0 1.0 2.0 7.0 88.0 95.0 91.2 1.62"), (CLASSES, "90.0 4.0 6.0")]
 )
 def test_a_diagnosis_has_the_figures_of_its_kind(kind: dict[str, float], cells: str) -> None:
     told = {"mean": kind, "tasks": [{"task": f"task-{i + 1}", **kind} for i in range(2)]}

@@ -78,10 +78,7 @@ def test_one_class_is_in_the_middle_and_unlike_pictures_move_off():
 
 def test_two_classes_face_each_other_and_the_second_axis_is_likeness_to_both():
     projection = fitted(memory(record("A", [1.0, 0, 0]), record("B", [0, 1.0, 0])))
-    assert spots(projection) == {
-        "A": pytest.approx((1.0, 0.0), abs=1e-9),
-        "B": pytest.approx((-1.0, 0.0), abs=1e-9),
-    }
+    assert spots(projection) == {"A": pytest.approx((1.0, 0.0), abs=1e-9), "B": pytest.approx((-1.0, 0.0), abs=1e-9)}
     (between, stranger) = projection.place(torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]]))
     assert between[0] == pytest.approx(0.0, abs=1e-9) and stranger[0] == pytest.approx(0.0, abs=1e-9)
     assert between[1] > 0 > stranger[1]

@@ -227,15 +227,7 @@ def test_every_answer_tells_browsers_to_be_careful(client, path):
 
 @pytest.mark.parametrize(
     "host",
-    [
-        "localhost",
-        "localhost:8000",
-        "LOCALHOST.",
-        "127.0.0.1:1",
-        "[::1]:8000",
-        "192.0.2.7",
-        "shop.example.org:443",
-    ],
+    ["localhost", "localhost:8000", "LOCALHOST.", "127.0.0.1:1", "[::1]:8000", "192.0.2.7", "shop.example.org:443"],
 )
 def test_a_service_answers_to_its_names_and_to_addresses(tmp_path, learner, host):
     with TestClient(service(tmp_path, learner, host_names=["Shop.example.org"])) as client:

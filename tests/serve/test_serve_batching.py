@@ -82,10 +82,7 @@ def test_room_is_taken_when_reserved_and_given_back():
     queue._seconds_per_image = 1.5
     with queue.reserve(3):
         queue.check_room(1)
-        with (
-            expect_error("http-503", RequestError) as refused,
-            queue.reserve(2),
-        ):
+        with expect_error("http-503", RequestError) as refused, queue.reserve(2):
             pass
         assert refused.value.status == 503 and refused.value.headers["Retry-After"] == "5"
     with pytest.raises(ValueError, match="bad image"), queue.reserve(4):

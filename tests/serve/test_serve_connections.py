@@ -106,10 +106,7 @@ def test_headers_without_end_are_cut_off_and_cost_little(address, start, piece):
 
 
 def test_one_header_or_address_that_is_too_long_is_refused_even_if_it_ends(address):
-    for start, status in (
-        (b"GET /healthz HTTP/1.1\r\nX: %s\r\n\r\n", 431),
-        (b"GET /%s HTTP/1.1\r\n\r\n", 414),
-    ):
+    for start, status in ((b"GET /healthz HTTP/1.1\r\nX: %s\r\n\r\n", 431), (b"GET /%s HTTP/1.1\r\n\r\n", 414)):
         with connect(address) as client:
             client.sendall(start % (b"a" * 9000))
             got, body = answer(client)
@@ -125,8 +122,7 @@ def test_headers_within_the_limits_are_taken(address):
 
 
 @pytest.mark.parametrize(
-    "junk",
-    [b"junk\r\n\r\n", b"\x16\x03\x01\x02\x00", b"GET / HTTP/9.9\r\n\r\n", b"CONNECT a:1 HTTP/1.1\r\n\r\n"],
+    "junk", [b"junk\r\n\r\n", b"\x16\x03\x01\x02\x00", b"GET / HTTP/9.9\r\n\r\n", b"CONNECT a:1 HTTP/1.1\r\n\r\n"]
 )
 def test_what_is_not_http_is_answered_in_json(address, junk):
     with connect(address) as client:
@@ -144,8 +140,7 @@ def test_a_body_that_is_not_http_is_answered_once(address):
 
 
 @pytest.mark.parametrize(
-    ("lines", "status"),
-    [(b"1.1\r\n", 400), (b"1.1\r\nHost: localhost\r\nHost: localhost\r\n", 400), (b"1.0\r\n", 200)],
+    ("lines", "status"), [(b"1.1\r\n", 400), (b"1.1\r\nHost: localhost\r\nHost: localhost\r\n", 400), (b"1.0\r\n", 200)]
 )
 def test_a_request_names_one_host(address, lines, status):
     with connect(address) as client:

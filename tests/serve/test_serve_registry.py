@@ -126,10 +126,7 @@ def test_models_that_share_a_backbone_answer_at_once_as_they_do_alone(tmp_path):
         expected = alone[name].probabilities[number].max().item()
         return row["label"] == alone[name].labels[number] and row["probability"] == pytest.approx(expected, rel=1e-4)
 
-    with (
-        TestClient(service(tmp_path, learners["toy"], others=others)) as client,
-        ThreadPoolExecutor(6) as pool,
-    ):
+    with TestClient(service(tmp_path, learners["toy"], others=others)) as client, ThreadPoolExecutor(6) as pool:
         assert all(pool.map(ask, range(24)))
 
 
@@ -162,11 +159,7 @@ def test_stopping_stops_all(tmp_path):
 def test_every_route_of_a_model_has_a_twin_that_names_it(client):
     paths = client.get("/openapi.json").json()["paths"]
     twins = {path.removeprefix("/models/{model}") for path in paths if path.startswith("/models/{model}/")}
-    assert twins == set(paths) - {f"/models/{{model}}{path}" for path in twins} - {
-        "/models",
-        "/healthz",
-        "/metrics",
-    }
+    assert twins == set(paths) - {f"/models/{{model}}{path}" for path in twins} - {"/models", "/healthz", "/metrics"}
     for path in twins:
         for method, operation in paths[f"/models/{{model}}{path}"].items():
             assert [p["name"] for p in operation["parameters"]].count("model") == 1
@@ -177,11 +170,7 @@ def test_every_route_of_a_model_has_a_twin_that_names_it(client):
 @pytest.mark.parametrize(
     ("name", "file", "words"),
     [
-        (
-            "toy",
-            "b.protosteer",
-            "name-taken",
-        ),
+        ("toy", "b.protosteer", "name-taken"),
         ("again", "toy.protosteer", "name-taken"),
         ("a/b", "b.protosteer", "bad-name"),
         ("..", "b.protosteer", "bad-name"),

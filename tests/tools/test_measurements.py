@@ -88,11 +88,7 @@ def test_unknowns(tmp_path, monkeypatch, capsys):
     data = idx_folder(tmp_path / "digits", 6)
     strange = idx_folder(tmp_path / "letters", 2, seed=7, splits=("t10k",))
     sizes = {"tasks": 2, "classes-per-task": 2, "train": 10, "known": 4, "unseen": 3, "holdout": 0.2}
-    options = [
-        *(f"--{name}={value}" for name, value in sizes.items()),
-        "--set=prompts=false",
-        "--set=centroids=1",
-    ]
+    options = [*(f"--{name}={value}" for name, value in sizes.items()), "--set=prompts=false", "--set=centroids=1"]
     model, out = tmp_path / "tiny.protosteer", tmp_path / "a.json"
     words = ["measure", str(data), f"--unknown={strange}", *options, f"--model={model}"]
     unknowns.main([*words, f"--out={out}"])

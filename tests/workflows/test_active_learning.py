@@ -25,13 +25,7 @@ from protosteer.paper.prototypes import Centroids
 from protosteer.prediction import Prediction
 from protosteer.settings import Settings
 from protosteer.workflows import active_learning
-from protosteer.workflows.active_learning import (
-    Pool,
-    near_duplicates,
-    select_informative,
-    suggest,
-    thumbnails,
-)
+from protosteer.workflows.active_learning import Pool, near_duplicates, select_informative, suggest, thumbnails
 from protosteer.workflows.label_issues import find_label_issues, mislabelled
 
 INSTANT = Settings.preset("instant")

@@ -22,14 +22,7 @@ from protosteer.evidence.prototype_summary import summarise_class
 from protosteer.evidence.scorer import CoarseScorer
 from protosteer.util.files import cache_dir
 from protosteer.workflows import backbone_selection
-from protosteer.workflows.backbone_selection import (
-    Trial,
-    affordable,
-    best,
-    choose_backbone,
-    left_out_right,
-    sample,
-)
+from protosteer.workflows.backbone_selection import Trial, affordable, best, choose_backbone, left_out_right, sample
 from vit_toys import small
 from weight_toys import OWN, hub_config, tiny_weights
 from weight_toys import empty_caches as empty_caches  # a fixture for every test here

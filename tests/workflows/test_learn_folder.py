@@ -29,14 +29,7 @@ from protosteer.model.memory import Memory
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.workflows import learn_folder as learn_folder_module
 from protosteer.workflows.holdout_eval import Check
-from protosteer.workflows.learn_folder import (
-    TaskSlot,
-    held_count,
-    learn_folder,
-    scan_folder,
-    split,
-    unfinished_task,
-)
+from protosteer.workflows.learn_folder import TaskSlot, held_count, learn_folder, scan_folder, split, unfinished_task
 
 CHECK = ["calibrating", "checking"]
 STAGES = ["keys", *CHECK, "training", "values", *CHECK]
@@ -187,11 +180,7 @@ def test_what_a_taught_task_says_of_itself(before, summer, monkeypatch):
     assert reached == learned.paths and not set(reached) & set(held.paths)
     assert learner.memory.tasks[-1] is record and learner.tasks == ["spring", "summer"]
     assert [c.images for c in record.classes] == [6, 6, 6] and record.metadata.images == 18
-    assert [len(c.heldout_similarities) for c in record.classes] == [
-        2,
-        2,
-        2,
-    ] and record.metadata.held_out == 6
+    assert [len(c.heldout_similarities) for c in record.classes] == [2, 2, 2] and record.metadata.held_out == 6
     assert record.metadata.image_bytes == sum(path.stat().st_size for path in learned.paths)
     assert len(record.metadata.learned) == 10
     assert check.labels == held.labels and check.predicted == learner.predict(held.paths).labels
