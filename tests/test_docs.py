@@ -1,7 +1,5 @@
 """The pages say what is true: their Python runs, their links lead somewhere, their tables list everything."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import importlib

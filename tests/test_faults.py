@@ -4,8 +4,6 @@ Afterwards the file is the old one or a whole new one, the same command ends as 
 nothing that holds data is left beside the file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -3,8 +3,6 @@
 Requests have the fields that Label Studio 1.13 sends (label_studio/ml/api_connector.py, webhooks/models.py).
 """
 
-from __future__ import annotations
-
 import http.server
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """The command line: quick help, exit codes, one-line errors, figures on standard output alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

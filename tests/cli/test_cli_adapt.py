@@ -1,7 +1,5 @@
 """`protosteer adapt`, and a model that begins with what it wrote."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`learn` without a name, `backbones --try`: what is chosen, said and kept."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

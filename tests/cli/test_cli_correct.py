@@ -1,7 +1,5 @@
 """`protosteer correct`: what is said, written, listed and taken back."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`protosteer datasets`: what is there, getting the rest, one line for mistakes."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from dataclasses import replace

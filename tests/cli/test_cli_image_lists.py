@@ -1,7 +1,5 @@
 """`learn`, `predict` and `embed` with lists and saved image sets, as a person types them."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

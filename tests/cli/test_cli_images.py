@@ -1,7 +1,5 @@
 """The commands for one's own images, as a person types them: learn, predict, forget, merge, inspect."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io
@@ -45,22 +43,22 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def learn_both(photos: Path, path: Path, *words: str) -> Path:
+    for task in ("spring", "summer"):
+        assert main(["learn", str(path), str(photos / task), *QUICK, *words]) == 0
+    return path
+
+
 @pytest.fixture(scope="module")
 def taught(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of two tasks, learned once."""
-    path = tmp_path_factory.mktemp("taught") / "shop.protosteer"
-    for task in ("spring", "summer"):
-        assert main(["learn", str(path), str(photos / task), *QUICK]) == 0
-    return path
+    return learn_both(photos, tmp_path_factory.mktemp("taught") / "shop.protosteer")
 
 
 @pytest.fixture(scope="module")
 def by_paper(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same, by the paper's rule."""
-    path = tmp_path_factory.mktemp("paper") / "paper.protosteer"
-    for task in ("spring", "summer"):
-        assert main(["learn", str(path), str(photos / task), *QUICK, "--preset", "paper"]) == 0
-    return path
+    return learn_both(photos, tmp_path_factory.mktemp("paper") / "paper.protosteer", "--preset", "paper")
 
 
 @pytest.fixture
@@ -209,7 +207,6 @@ def test_a_place_that_cannot_be_written_is_noticed_before_learning(photos, model
     expect_cli_error("cannot-write", "learn", model / "m.protosteer", photos / "spring")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_a_killed_learning_leaves_a_model_that_can_be_used(model, tmp_path, how):
     before = model_file.read(model).memory
@@ -488,7 +485,6 @@ def test_export_writes_the_files(taught, tmp_path, capsys):
     assert all(Path(name).stat().st_size == size for name, size in files.items())
 
 
-@pytest.mark.slow
 def test_serve_answers_and_stops_politely(photos, model):
     pytest.importorskip("fastapi", reason="the service's packages are not installed")
     words = [sys.executable, "-m", "protosteer", "serve", str(model), "--port", "0", "--allow-teach"]

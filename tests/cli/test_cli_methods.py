@@ -1,7 +1,5 @@
 """`protosteer methods`: what there is, all about one, one line for mistakes."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Several commands and a service that change one model at the same time: nothing that was said to be written is lost."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

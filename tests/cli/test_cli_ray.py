@@ -1,7 +1,5 @@
 """Commands on Ray write what one process writes, also if workers and drivers die."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib.util

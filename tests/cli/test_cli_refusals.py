@@ -1,7 +1,5 @@
 """What is refused in one line before anything is loaded, and files that are none."""
 
-from __future__ import annotations
-
 import io
 import os
 from pathlib import Path

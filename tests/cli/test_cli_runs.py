@@ -1,7 +1,5 @@
 """`protosteer run` and `protosteer compare`, as typed."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -106,7 +104,6 @@ def test_reliability_is_drawn_of_the_runs_that_have_it(tmp_path, capsys):
     )
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="signals as on POSIX")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path, number):

@@ -1,7 +1,5 @@
 """`protosteer learn` writes a model that can be used before it trains; whatever happens then, that one stays."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

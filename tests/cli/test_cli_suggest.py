@@ -1,7 +1,5 @@
 """`protosteer suggest` as a person types it."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

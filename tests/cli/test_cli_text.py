@@ -4,8 +4,6 @@ Numbers and the folder of the test are masked, and help is taken from the comman
 machine nor another version of typer changes a snapshot.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,7 +1,5 @@
 """`torchrun -m protosteer run|learn|adapt`: the results of one process, written and reported once."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

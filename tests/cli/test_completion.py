@@ -1,7 +1,5 @@
 """What the Tab key offers, asked as typer's scripts ask for it, and once by bash itself."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat

@@ -1,7 +1,5 @@
 """The demo: its five variants, its files and its words, on a small stream; and once as users run it."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess
@@ -212,23 +210,15 @@ def test_photographs_of_ones_own_or_those_that_are_always_there(
     assert (tmp_path / "out" / "photos.protosteer").is_file()
 
 
-@pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """The demo, once, as users run it."""
-    out = tmp_path_factory.mktemp("real")
-    command = [sys.executable, "-m", "protosteer", "demo", "--json", "--out", str(out)]
-    return subprocess.run(command, capture_output=True, text=True, check=False), out
-
-
-@pytest.mark.slow
-def test_the_demo_as_users_run_it(real: tuple[subprocess.CompletedProcess[str], Path]) -> None:
-    done, out = real
+def test_the_demo_as_users_run_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "protosteer", "demo", "--json", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     assert set(figures) == ABOUT and figures["stream"] == split_digits().name
     variants = figures["variants"]
     assert list(variants) == list(VARIANTS) and all(set(v) == FIGURES for v in variants.values())
-    check_files(out)
+    check_files(tmp_path)
     assert "equal to the last bit" in done.stderr and "warning" not in done.stderr
     assert done.stderr.count("task 5 of 5: learned 8, 9; accuracy") == 5 and "\x1b" not in done.stderr
     told = [line.split(":")[0] for line in done.stderr.splitlines()]

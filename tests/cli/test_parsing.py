@@ -1,7 +1,5 @@
 """Messages name parameters in Python and flags on the command line; nothing below it knows a flag."""
 
-from __future__ import annotations
-
 import ast
 import re
 import warnings

@@ -6,8 +6,6 @@ ACCIDENT: "none"; "killed-0", "killed-1": that rank is, after the fourth step of
 written its checkpoint; "unreadable": image files are, for rank 1.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

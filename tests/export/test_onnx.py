@@ -1,7 +1,5 @@
 """The exported folder predicts as the learner does, without protosteer or torch; it is whole or not there."""
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import json
@@ -381,7 +379,6 @@ def test_equal_models_give_equal_files(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in a] == [path.read_bytes() for path in b]
 
 
-@pytest.mark.slow
 def test_real_deit_tiny_on_cifar(shared: Path, tmp_path: Path) -> None:
     weights = shared / "weights" / "deit_tiny_patch16_224.safetensors"
     archive = shared / "data" / "cifar100_lossless.zip"

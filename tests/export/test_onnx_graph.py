@@ -1,7 +1,5 @@
 """The ONNX graph computes what the ViT does, under prompts of every kind."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Comparison of runs: mean and spread over seeds, in three forms that agree."""
 
-from __future__ import annotations
-
 import csv
 import io
 from typing import Any

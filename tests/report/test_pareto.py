@@ -1,7 +1,5 @@
 """The plot of what accuracy costs: its front is the true one, its legend names every row."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Plots: whole PNGs of a readable size that depend on their numbers alone."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

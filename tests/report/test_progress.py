@@ -1,7 +1,5 @@
 """Progress of runs and of learning: what a terminal, a pipe and a log file see, and how much time is left."""
 
-from __future__ import annotations
-
 import io
 from types import SimpleNamespace
 from typing import Any

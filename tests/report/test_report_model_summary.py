@@ -1,7 +1,5 @@
 """What `inspect` prints: every figure once, in words and units of people, at any usual width."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

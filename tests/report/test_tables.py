@@ -1,7 +1,5 @@
 """Tables: every figure in its place, on terminals of any usual width."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The queue in front of the model, by itself: rows go to whom they belong, and nothing gets stuck."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,7 +1,5 @@
 """Clients that ask too long, too slowly, too often or not at all, on real sockets; and those who do not."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import socket

@@ -1,7 +1,5 @@
 """Corrections over HTTP: one image, told what it is, logged and taken back."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import errno

@@ -1,7 +1,5 @@
 """The service of a model whose classes are so many that only candidates are scored, with the threshold lowered."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Several models in one service: each by its name, with its own file, queue and trainings."""
 
-from __future__ import annotations
-
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

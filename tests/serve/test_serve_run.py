@@ -1,7 +1,5 @@
 """A real server on a real socket: clients that go away, uploads that are too large, and the end."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -1,7 +1,5 @@
 """Uploads: bounded while they arrive, checked before they are decoded, decoded as files are."""
 
-from __future__ import annotations
-
 import io
 import threading
 import time

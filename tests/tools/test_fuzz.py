@@ -1,7 +1,5 @@
 """The runner keeps every input that raises, crashes, hangs or takes too much, and survives it."""
 
-from __future__ import annotations
-
 import math
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Tools that measure: one tiny measurement each, from end to end, and the seeds that settle it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

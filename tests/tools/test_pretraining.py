@@ -1,7 +1,5 @@
 """Pre-training of mini and nano: a killed run ends bit-identical, and two runs of a recipe write the same file."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from argparse import Namespace

@@ -1,7 +1,5 @@
 """The story of docs/your-images.md is played, and the tool that plays it notices what is not true."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

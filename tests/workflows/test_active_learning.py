@@ -1,7 +1,5 @@
 """What to label next: greedy choice against a twin that solves from scratch, copies by their pixels, labels in doubt."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """The backbone that suits a user's images: which are tried, on what, by which rule, and what is fetched."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

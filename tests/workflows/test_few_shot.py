@@ -1,7 +1,5 @@
 """A class from a handful of images: known at once, under a copy of the nearest task's prompt."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Photographs of classes that a model has already: new ones make them grow, old ones are left out."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """A folder of pictures becomes a task: what is found, what is held out, and that all happens or nothing."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import itertools
@@ -249,14 +247,6 @@ def test_stages_are_told_in_order_and_to_their_ends(before, summer):
     assert last["keys"].total == 18 and last["calibrating"].total == last["checking"].total == 6
 
 
-def test_known_classes_can_be_left_out(tmp_path, before):
-    found = scan_folder(photos(tmp_path / "new", ["ant", "bee", "cat"], per_class=2, seed=7), before.memory)
-    learner = before.copy()
-    assert learn_folder(learner, found.without_known(), holdout=0).record.class_names == ["cat"]
-    with expect_error("no-new-classes", LearnerError, path=found.folder):
-        scan_folder(found.folder, learner.memory).without_known()
-
-
 def test_task_names_come_from_the_folder_and_do_not_clash(tmp_path, before):
     learner = before.copy()
     learner.settings = QUICK.replace(prompts=False)
@@ -390,21 +380,15 @@ def test_a_task_can_be_used_before_its_prompt_is_trained(spring, summer, setting
 
 @pytest.mark.parametrize(
     ("changes", "classes"),
-    [({"prompts": False}, ["cat", "dog"]), ({"prompt_tasks": "first"}, ["cat", "dog"])],
-    ids=["instant", "fast"],
+    [({"prompts": False}, ["cat", "dog"]), ({"prompt_tasks": "first"}, ["cat", "dog"]), ({}, ["cat"])],
+    ids=["instant", "fast", "one class"],
 )
 def test_where_no_prompt_is_trained_there_is_one_stage(tmp_path, spring, changes, classes):
-    learner = taught(spring, settings=EVIDENCE)
+    learner = taught(spring, settings=EVIDENCE) if changes else Learner(tiny_backbone(), EVIDENCE)
     learner.settings = EVIDENCE.replace(**changes)
     found = scan_folder(photos(tmp_path / "more", classes), learner.memory)
     outcome = learn_folder(learner, found, on_usable=lambda *_: pytest.fail("two stages"))
-    assert outcome.before_training is None and outcome.record.metadata.unfinished is None
-
-
-def test_one_class_alone_is_one_stage(tmp_path):
-    found = scan_folder(photos(tmp_path / "more", ["cat"]))
-    outcome = learn_folder(Learner(tiny_backbone(), EVIDENCE), found, on_usable=lambda *_: pytest.fail("two stages"))
-    assert outcome.check is not None and outcome.before_training is None
+    assert outcome.before_training is None and outcome.record.metadata.unfinished is None and outcome.check is not None
 
 
 def test_evidence_needs_no_calibrating_pass_unless_it_is_not_read(spring, summer):

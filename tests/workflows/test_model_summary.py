@@ -1,7 +1,5 @@
 """What `inspect` tells of a model: every figure against the plainest way to find it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from dataclasses import replace

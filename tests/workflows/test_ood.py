@@ -1,8 +1,6 @@
 """Unknown images: the threshold comes from images that were not learned and rejects at most the share asked
 for."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Folders learned in parallel: bit-identical to one after the other, and what was done is not done again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """One row per image file: the same values in text, JSON, CSV and Parquet; bad files have rows of their own."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import hashlib

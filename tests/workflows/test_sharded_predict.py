@@ -1,7 +1,5 @@
 """Shards: the same rows as in one piece, each made once, also where a call was stopped."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

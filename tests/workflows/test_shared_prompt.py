@@ -1,7 +1,5 @@
 """An adapted backbone: its file, whom it serves, and that models which share one stay exact."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small pictures beside a model: which they are, and that none outlives what it was taught with."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 
