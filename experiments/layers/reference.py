@@ -172,9 +172,7 @@ class PrototypeTable:
     loo_rows: Tensor  # [m]: single images of classes that have others
 
     @classmethod
-    def from_summaries(
-        cls, summaries: Sequence[ClassSummary], labels: Sequence[int] | None = None
-    ) -> PrototypeTable:
+    def from_summaries(cls, summaries: Sequence[ClassSummary], labels: Sequence[int] | None = None) -> PrototypeTable:
         """Join summaries; `labels` names the class of each, so that a class may have several."""
         numbers = torch.tensor(range(len(summaries)) if labels is None else labels)
         lengths = torch.tensor([len(summary.counts) for summary in summaries])
@@ -188,10 +186,7 @@ class PrototypeTable:
     def class_means(self) -> Tensor:
         """Average the prototypes of each class by their counts, [C, S, D]."""
         sums = torch.zeros(len(self.sizes), *self.features.shape[1:], dtype=torch.double)
-        return (
-            sums.index_add_(0, self.owners, self.features * self.counts[:, None, None])
-            / self.sizes[:, None, None]
-        )
+        return sums.index_add_(0, self.owners, self.features * self.counts[:, None, None]) / self.sizes[:, None, None]
 
 
 class WhitenedCosine:
@@ -261,9 +256,7 @@ class KernelRidge:
         self.prototypes = self.joint_features(table.features)
         self.targets = F.one_hot(table.owners, len(table.sizes)).double()
         self.counts, self.rows = table.counts, table.loo_rows
-        solve = (
-            self._solve_exactly if len(self.targets) <= MAX_EXACT_PROTOTYPES else self._solve_with_landmarks
-        )
+        solve = self._solve_exactly if len(self.targets) <= MAX_EXACT_PROTOTYPES else self._solve_with_landmarks
         self.weights, self._loo = solve()
 
     def joint_features(self, features: Tensor) -> Tensor:
@@ -392,9 +385,7 @@ def _minimise(parameter: Tensor, loss: Callable[[], Tensor]) -> None:
 class LayerClassifier:
     """Classifier over all class summaries of a model."""
 
-    def __init__(
-        self, summaries: Sequence[ClassSummary], class_tokens: int, labels: Sequence[int] | None = None
-    ):
+    def __init__(self, summaries: Sequence[ClassSummary], class_tokens: int, labels: Sequence[int] | None = None):
         """Fit shares and scale.
 
         Args:
@@ -408,9 +399,7 @@ class LayerClassifier:
         self.ridge = KernelRidge(self.table)
         self.loo_labels = self.table.owners[self.table.loo_rows]
         self.loo_parts = self._join([w.loo_scores() for w in self.whitened], self.ridge.loo_scores())
-        self.shares = fit_shares(
-            self.loo_parts, self.loo_labels, prior_shares(class_tokens, spaces - class_tokens)
-        )
+        self.shares = fit_shares(self.loo_parts, self.loo_labels, prior_shares(class_tokens, spaces - class_tokens))
         self.scale = fit_scale(self.loo_parts @ self.shares, self.loo_labels)
 
     def logits(self, features: Tensor) -> Tensor:

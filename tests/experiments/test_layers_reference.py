@@ -9,9 +9,7 @@ from experiments.layers import reference
 from experiments.layers.reference import KernelRidge, LayerClassifier, PrototypeTable, WhitenedCosine
 from torch import Tensor
 
-COUNTS = torch.tensor(
-    [1, 1, 1, 4, 2, 9]
-)  # images behind the prototypes of a class: single images and clusters
+COUNTS = torch.tensor([1, 1, 1, 4, 2, 9])  # images behind the prototypes of a class: single images and clusters
 
 
 def random_features(classes: int, count: int, spaces: int = 3, dim: int = 12, seed: int = 0) -> Tensor:
@@ -67,9 +65,7 @@ def test_whitened_cosine(table: PrototypeTable, query: Tensor) -> None:
 def test_leave_one_out_of_the_whitened_cosine(table: PrototypeTable) -> None:
     for space in range(3):
         fitted, dof = WhitenedCosine(table, space), float((table.sizes - 1).sum())
-        added = (
-            fitted.shrinkage * scatter(table, space).trace() / dof / 12 * torch.eye(12, dtype=torch.double)
-        )
+        added = fitted.shrinkage * scatter(table, space).trace() / dof / 12 * torch.eye(12, dtype=torch.double)
         expected = []
         for row in table.loo_rows.tolist():
             rest = remove_row(table, row)
@@ -135,9 +131,7 @@ def test_landmarks(monkeypatch: pytest.MonkeyPatch, query: Tensor) -> None:
     torch.testing.assert_close(few.loo_scores(), expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("dim", "bits", "limit"), [(192, 4, 0.02), (192, 8, 3e-4), (9, 4, 0.04), (9, 8, 6e-4)]
-)
+@pytest.mark.parametrize(("dim", "bits", "limit"), [(192, 4, 0.02), (192, 8, 3e-4), (9, 4, 0.04), (9, 8, 6e-4)])
 def test_coding(dim: int, bits: int, limit: float) -> None:
     vectors = torch.randn(40, 3, dim, generator=torch.Generator().manual_seed(0), dtype=torch.double)
     if dim == 192:
@@ -150,9 +144,7 @@ def test_coding(dim: int, bits: int, limit: float) -> None:
     errors = (reference.decode(numbers, scales, bits) - vectors).square().sum() / vectors.square().sum()
     assert float(errors) < limit
     zeros = torch.zeros_like(vectors)
-    torch.testing.assert_close(
-        reference.decode(*reference.encode(zeros, bits), bits), zeros, rtol=0, atol=1e-6
-    )
+    torch.testing.assert_close(reference.decode(*reference.encode(zeros, bits), bits), zeros, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("dim", [192, 25])
@@ -210,9 +202,7 @@ def test_shares_minimise_the_penalised_distance() -> None:
     prior = torch.tensor([0.8, 0.1, 0.1], dtype=torch.double)
     shares = reference.fit_shares(scores, labels, prior)
     assert shares[1] > 0.8
-    assert (
-        reference.fit_shares(scores[:3], labels[:3], prior)[0] > 0.5
-    )  # three images do not overrule the prior
+    assert reference.fit_shares(scores[:3], labels[:3], prior)[0] > 0.5  # three images do not overrule the prior
 
     def smallest(candidate: Tensor) -> float:
         logits = (scores @ candidate)[None] * torch.linspace(2, 60, 59, dtype=torch.double)[:, None, None]
