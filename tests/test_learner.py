@@ -41,9 +41,6 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-# Generic checks
-
-
 def test_predict_before_learn_is_refused():
     with expect_error("nothing-learned", LearnerError):
         Learner(tiny_backbone()).predict(easy_task(["ant"])[0])
@@ -57,8 +54,7 @@ def test_learns_and_predicts_classes_over_several_tasks():
     images, labels = easy_task(learner.classes, per_class=6, seed=50)
     prediction = learner.predict(images)
     hits = sum(a == b for a, b in zip(prediction.labels, labels, strict=True))
-    assert hits >= 0.9 * len(labels)
-    assert prediction.scores.shape == prediction.probabilities.shape == (36, 6)
+    assert hits >= 0.9 * len(labels) and prediction.scores.shape == prediction.probabilities.shape == (36, 6)
     torch.testing.assert_close(prediction.probabilities.sum(dim=1), torch.ones(36))
 
 
@@ -128,9 +124,6 @@ def test_stages_are_told_in_order():
     assert all(stage.done <= stage.total for stage in stages) and stages[-1].done == stages[-1].total
 
 
-# Inputs
-
-
 def test_folder_of_class_folders_and_every_way_to_predict(tmp_path):
     images, labels = easy_task(SPRING)
     for i, (image, label) in enumerate(zip(images, labels, strict=True)):
@@ -141,8 +134,7 @@ def test_folder_of_class_folders_and_every_way_to_predict(tmp_path):
     assert record.name == "task-1" and learner.classes == SPRING
     files = sorted((tmp_path / "photos").rglob("*.png"))
     expected = learner.predict(images).labels
-    assert learner.predict(tmp_path / "photos").labels == expected
-    assert learner.predict(files).labels == expected
+    assert learner.predict(tmp_path / "photos").labels == expected and learner.predict(files).labels == expected
     assert learner.predict([Image.open(file) for file in files]).labels == expected
     assert learner.predict(str(files[0])).labels == expected[:1]
 
@@ -161,9 +153,6 @@ def test_whole_numbers_become_names_and_empty_data_is_refused():
     assert learner.classes == ["10", "3"]
     with pytest.raises(DataError):
         learner.learn((torch.zeros(0, 3, 16, 16, dtype=torch.uint8), []))
-
-
-# Forgetting
 
 
 def test_the_papers_rule_knows_no_prompt_for_all_classes(tmp_path):
@@ -229,9 +218,6 @@ def test_what_to_forget_must_be_said_and_exist():
         learner.forget("yak")
 
 
-# Merging
-
-
 def test_merging_independent_learners_equals_having_learned_both():
     merged = merge(taught(SPRING, settings=ALONE), taught(SUMMER, AUTUMN, settings=ALONE))
     both = taught(SPRING, SUMMER, AUTUMN, settings=ALONE)
@@ -257,9 +243,6 @@ def test_what_cannot_be_merged_is_refused():
         merge(a, Learner(tiny_backbone(seed=1), QUICK))
     with expect_error("nothing-to-merge", LearnerError):
         merge()
-
-
-# Warnings
 
 
 def test_weights_near_chance_are_reported_when_the_first_task_is_learned():

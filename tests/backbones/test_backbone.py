@@ -26,8 +26,7 @@ def test_a_file_of_our_own_carries_everything(tmp_path: Path) -> None:
     told = {key: OWN[key] for key in ("image_size", "mean", "std", "crop", "interpolation")}
     assert backbone.preprocessing.to_dict() == told
     assert (backbone.dim, backbone.depth, backbone.image_size, backbone.vit.config.heads) == (24, 2, 16, 3)
-    assert backbone.source == path
-    assert backbone.fingerprint == tiny_backbone().fingerprint
+    assert backbone.source == path and backbone.fingerprint == tiny_backbone().fingerprint
 
 
 def test_arguments_win(tmp_path: Path) -> None:
@@ -121,8 +120,7 @@ def test_sets_are_embedded_in_batches_as_if_at_once(kind: str, pixels: Tensor) -
     expected = backbone.embed(backbone.preprocessing(pixels), prompt)
     done: list[int] = []
     found = backbone.embed_set(ArrayImages(pixels), prompt, batch_size=3, on_batch=done.append)
-    assert done == [3, 6, 7]
-    assert found.dtype == torch.float32 and not found.requires_grad
+    assert done == [3, 6, 7] and found.dtype == torch.float32 and not found.requires_grad
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     torch.testing.assert_close(backbone.embed_pixels(pixels, prompt, 2), expected, atol=1e-5, rtol=0)
 
@@ -159,8 +157,7 @@ def test_description_is_plain_data(tmp_path: Path) -> None:
 
 def test_prompt_shapes_and_moving() -> None:
     backbone = tiny_backbone()
-    assert backbone.prompt_shape(5) == (2, 5, 24)
-    assert backbone.prompt_shape(5, deep=False) == (1, 5, 24)
+    assert backbone.prompt_shape(5) == (2, 5, 24) and backbone.prompt_shape(5, deep=False) == (1, 5, 24)
     with pytest.raises(SettingsError):
         backbone.prompt_shape(0)
     assert backbone.to("cpu") is backbone and backbone.device == torch.device("cpu")
@@ -182,8 +179,7 @@ def test_precision_rounds_the_arithmetic_and_nothing_else(pixels: Tensor) -> Non
 
 
 def test_precision_is_full_on_the_cpu_unless_asked_for() -> None:
-    assert Backbone.load("nano").precision == "fp32"
-    assert Backbone.load("nano", precision="bf16").precision == "bf16"
+    assert Backbone.load("nano").precision == "fp32" and Backbone.load("nano", precision="bf16").precision == "bf16"
     with expect_error("bad-setting", SettingsError):
         Backbone.load("nano", precision="fp8")
 
@@ -194,8 +190,7 @@ def test_a_batch_is_no_larger_than_is_good_for_a_processor() -> None:
         return Backbone("wide", ViT(config), Preprocessing(size, (0.5,) * 3, (0.5,) * 3))
 
     assert of(192, 224).batch_size(64) == 17  # 197 tokens of 768 floats each, 10 MiB
-    assert of(192, 224).batch_size(5) == 5 and of(48, 32).batch_size(64) == 64
-    assert of(3072, 448).batch_size(64) == 1
+    assert of(192, 224).batch_size(5) == 5 and of(48, 32).batch_size(64) == 64 and of(3072, 448).batch_size(64) == 1
 
 
 def test_real_deit_tiny_by_the_contract(shared: Path) -> None:
@@ -204,5 +199,4 @@ def test_real_deit_tiny_by_the_contract(shared: Path) -> None:
         pytest.skip("no DeiT-Tiny weights in the shared folder")
     backbone = Backbone.load("deit_tiny_patch16_224", weights=path, image_size=64)
     assert (backbone.dim, backbone.depth, backbone.image_size, backbone.vit.config.heads) == (192, 12, 64, 3)
-    assert statistics(backbone) == IMAGENET
-    assert backbone.embed(torch.randn(2, 3, 64, 64)).isfinite().all()
+    assert statistics(backbone) == IMAGENET and backbone.embed(torch.randn(2, 3, 64, 64)).isfinite().all()

@@ -64,8 +64,7 @@ def test_every_container_gives_the_same_vit(container: str, vit: ViT, state: Sta
     assert loaded.config == vit.config
     assert all(torch.equal(tensor, loaded.state_dict()[name]) for name, tensor in vit.state_dict().items())
     _, plain = load_vit(read_checkpoint(write_weights(tmp_path / "plain.safetensors", vit.state_dict())), heads=3)
-    assert fingerprint == plain
-    assert not any(p.requires_grad for p in loaded.parameters())
+    assert fingerprint == plain and not any(p.requires_grad for p in loaded.parameters())
 
 
 @pytest.mark.parametrize("late", [False, True])

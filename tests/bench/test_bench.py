@@ -45,9 +45,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(module, name, value)
 
 
-# Ratios
-
-
 def test_a_ratio_is_of_medians_and_its_spread_of_single_repeats() -> None:
     ratio = Ratio("", "", [2.0, 4.0, 9.0], [1.0, 2.0, 3.0], 1.0)
     assert (ratio.value, ratio.spread) == (2.0, 1.0)
@@ -76,9 +73,6 @@ def test_late_prompts_retrieve_the_same_candidates() -> None:
     candidates = everywhere.predict(pixels).candidates
     assert candidates == late.predict(pixels).candidates
     assert len({tuple(tasks) for tasks in candidates}) > 3  # images differ in what they retrieve
-
-
-# Subjects
 
 
 @pytest.mark.parametrize("passes", [2, 9])
@@ -164,9 +158,6 @@ def test_the_scaling_ratio_is_the_backbones_part_of_the_whole(monkeypatch: pytes
     for ratio in scaling.run(1):
         assert (ratio.value, ratio.target) == (pytest.approx(0.9), 0.95)
         assert [note.split(" classes")[0] for note in ratio.notes] == ["50", "100"]
-
-
-# The report
 
 
 def test_every_subject_is_in_the_help_and_can_be_measured() -> None:

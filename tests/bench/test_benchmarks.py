@@ -59,11 +59,9 @@ def test_throughput_of_a_real_service(monkeypatch: pytest.MonkeyPatch, tmp_path:
     form = message_from_bytes(head + service.forms(files, 2)[1]).get_payload()
     assert [part.get_filename() for part in form] == [file.name for file in files[2:4]]
     assert [part.get_payload(decode=True) for part in form] == [file.read_bytes() for file in files[2:4]]
-
     one, several = service.throughput("service", "nano", 1, (1, 16))
     assert [one.name, several.name] == ["service", "service_16"] and one.value > 0
     assert [note.split(", p50")[0] for note in one.notes[1:]] == ["clients: 1", "clients: 8", "clients: 64"]
-
     with service.serving("nano") as address, expect_error("request-failed"):
         service.drive(address, [b"no form"], 1)
     with expect_error("service-unreachable"):

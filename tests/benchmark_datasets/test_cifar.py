@@ -142,8 +142,7 @@ def test_cifar100_records_have_a_coarse_label_first(tmp_path):
         (tmp_path / f"{split}.bin").write_bytes(records)
     (tmp_path / "fine_label_names.txt").write_text("\n".join(f"class {i}" for i in range(100)))
     pixels, labels, names = read_cifar100(tmp_path, "train")
-    assert labels.tolist() == [7, 99, 0, 7] and names[7] == "class 7"
-    assert torch.equal(pixels, images_of(rows))
+    assert labels.tolist() == [7, 99, 0, 7] and names[7] == "class 7" and torch.equal(pixels, images_of(rows))
     found = [path.name for path in cifar_files(tmp_path, 100) or []]
     assert found == ["train.bin", "test.bin", "fine_label_names.txt"]
     (tmp_path / "train.bin").write_bytes(records[:-1])
@@ -171,7 +170,6 @@ def test_the_real_files(shared, tmp_path):
     assert len(dataset.train.images) == 50000 and dataset.train.labels.bincount().tolist() == [500] * 100
     assert len(dataset.test.images) == 10000 and dataset.test.labels.bincount().tolist() == [100] * 100
     assert dataset.classes[0] == "apple" and dataset.classes[99] == "worm"
-
     with (tmp_path / "cifar-100-python" / "test").open("r+b") as file:
         file.seek(5000)
         file.write(b"\0\0\0\0")

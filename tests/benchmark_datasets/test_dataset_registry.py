@@ -63,11 +63,7 @@ def test_where_data_lives(monkeypatch, tmp_path):
     monkeypatch.setenv("PROTOSTEER_CACHE", str(tmp_path / "cache"))
     assert data_root() == tmp_path / "cache" / "data"
     monkeypatch.setenv("PROTOSTEER_DATA", str(tmp_path / "env"))
-    assert data_root(None) == tmp_path / "env"
-    assert data_root(tmp_path) == tmp_path
-
-
-# CIFAR-100 as the example: places, checksums, archives
+    assert data_root(None) == tmp_path / "env" and data_root(tmp_path) == tmp_path
 
 
 def tiny_cifar100(folder, **changes):

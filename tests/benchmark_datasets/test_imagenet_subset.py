@@ -30,8 +30,7 @@ def test_imagenet_subset_by_a_list_of_classes(tmp_path):
     folder = write_subset(tmp_path)
     (folder / "classes.txt").write_text("# two\nn09999999\nn01440764 tench\n")
     dataset = IMAGENET_SUBSET.load(folder, READING)
-    assert dataset.classes == ["n09999999", "n01440764"]
-    assert Counter(dataset.test.labels.tolist()) == {0: 1, 1: 1}
+    assert dataset.classes == ["n09999999", "n01440764"] and Counter(dataset.test.labels.tolist()) == {0: 1, 1: 1}
     assert dataset.train.images.name(0) == str(folder / "train" / "n09999999" / "train.JPEG")
 
 

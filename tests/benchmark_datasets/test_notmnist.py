@@ -22,8 +22,7 @@ def test_notmnist_of_the_five_datasets_has_train_and_test(tmp_path):
     write_letters(tmp_path / "notMNIST" / "Test", 2)
     (tmp_path / "notMNIST" / "Train" / "A" / BROKEN[0]).write_bytes(b"")
     dataset = open_dataset("notmnist", tmp_path, READING)
-    assert dataset.classes == list("ABCDEFGHIJ")
-    assert dataset.train.labels.bincount().tolist() == [3] * 10
+    assert dataset.classes == list("ABCDEFGHIJ") and dataset.train.labels.bincount().tolist() == [3] * 10
     assert dataset.test.labels.bincount().tolist() == [2] * 10
     pixels = dataset.train.images.pixels([4])[0]
     assert pixels.shape == (3, 32, 32) and (pixels[:, 2:30, 2:30] == 21).all() and pixels[:, :2].sum() == 0
@@ -34,8 +33,7 @@ def test_notmnist_small_is_split_by_a_fixed_seed(tmp_path):
     write_letters(tmp_path / "notMNIST_small", 10)
     (tmp_path / "notMNIST_small" / "F" / BROKEN[1]).write_bytes(b"")
     first, second = (open_dataset("notmnist", tmp_path, READING) for _ in range(2))
-    assert first.train.labels.bincount().tolist() == [9] * 10
-    assert first.test.labels.bincount().tolist() == [1] * 10
+    assert first.train.labels.bincount().tolist() == [9] * 10 and first.test.labels.bincount().tolist() == [1] * 10
     rows = range(10)
     assert torch.equal(first.test.images.pixels(rows), second.test.images.pixels(rows))
     assert first.train.images.array.untyped_storage().nbytes() == 90 * 32 * 32  # type: ignore[attr-defined]

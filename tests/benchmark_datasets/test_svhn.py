@@ -21,8 +21,7 @@ def test_order_is_kept_and_ten_means_zero(tmp_path):
     images, labels = read_svhn(tmp_path / "train_32x32.mat")
     assert labels.tolist() == [0, 1, 9, 2, 0] and labels.dtype == torch.int64
     assert images.shape == (5, 3, 32, 32) and images.dtype == torch.uint8 and images.is_contiguous()
-    assert images[3, 2, 11, 30] == pixels[11, 30, 2, 3]
-    assert SVHN.find(tmp_path) is None
+    assert images[3, 2, 11, 30] == pixels[11, 30, 2, 3] and SVHN.find(tmp_path) is None
     write(tmp_path / "test_32x32.mat", [1])  # scipy drops trailing dimensions of length 1
     dataset = SVHN.load(tmp_path, READING)
     assert torch.equal(dataset.train.labels, labels) and dataset.test.labels.tolist() == [1]

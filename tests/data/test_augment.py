@@ -49,9 +49,6 @@ def ramp(count: int, size: int = 240) -> Tensor:
     return torch.stack([across, across.T, torch.zeros_like(across)]).expand(count, -1, -1, -1)
 
 
-# The whole
-
-
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("kind", ["paper", "no-flip", "crop"])
 def test_seed_shape_and_range(kind, batched):
@@ -146,7 +143,6 @@ def test_draws_and_bits_of_a_seed(kind, size, height, width):
         if kind == "paper" and drawn["mirrored"][i]:
             crop = crop.flip(-1)
         expected.append(crop.float() / 255 if kind == "crop" else recoloured_by_hand(crop / 255, drawn, i))
-
     torch.manual_seed(5)
     choices = Augmentation(preprocessing, kind).draw(pixels.shape)
     assert torch.equal(torch.rand(1), next_number)
@@ -164,9 +160,6 @@ def test_a_default_device_does_not_change_the_draws():
         choices = Augmentation(LEVELS).draw((6, 3, 40, 40))
     for field in fields(Choices):
         assert torch.equal(getattr(choices, field.name), getattr(expected, field.name)), field.name
-
-
-# Batched and one by one
 
 
 def both(preprocessing: Preprocessing, pixels: Tensor, choices: Choices) -> tuple[Tensor, Tensor]:
@@ -212,7 +205,6 @@ def test_size_and_device_decide_and_can_be_overruled(monkeypatch):
     pixels = torch.empty(50, 3, 40, 40, dtype=torch.uint8, device="meta")
     out = Augmentation(LEVELS)(pixels)
     assert out.shape == (50, 3, 32, 32) and out.device.type == "meta"
-
     taken: list[str] = []
     for way in ("_one_by_one", "_batched"):
         monkeypatch.setattr(augment, way, lambda pixels, *_, way=way: taken.append(way) or pixels.float())
@@ -226,9 +218,6 @@ def test_size_and_device_decide_and_can_be_overruled(monkeypatch):
         pixels = torch.zeros(1, 3, 32, 32, dtype=torch.uint8, device=device)
         Augmentation(Preprocessing(size, (0.5,) * 3, (0.5,) * 3), batched=batched)(pixels)
         assert taken.pop() == way
-
-
-# Crop and flip
 
 
 @pytest.mark.parametrize("batched", [False, True])
@@ -266,9 +255,6 @@ def test_crop_is_resized_as_pillow_does_it(batched):
         cut = Image.fromarray(image.permute(1, 2, 0).numpy()).crop((left, top, right, bottom))
         pillow = np.asarray(cut.resize((32, 32), Image.Resampling.BICUBIC))
         assert abs(result.permute(1, 2, 0).numpy() - pillow).max() <= 2.01
-
-
-# Colours
 
 
 @pytest.mark.parametrize("factor", [0.6, 1.0, 1.4])

@@ -27,9 +27,6 @@ def save(path, image=None, **options):
     return path
 
 
-# Folders and lists
-
-
 def test_class_folders_in_order_and_by_choice(tmp_path):
     for name in ("pear/2.png", "pear/1.png", "apple/9.png", "plum/1.png"):
         save(tmp_path / name)
@@ -104,9 +101,6 @@ def test_the_split_is_exact_stratified_and_always_the_same():
         stratified_split(["a", "b"], 0.5)
 
 
-# Unreadable files
-
-
 def test_unreadable_files_are_found_by_decoding(tmp_path):
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8))
     paths = [save(tmp_path / f"{i}.png", noise) for i in range(4)]
@@ -154,9 +148,6 @@ def test_a_tree_is_known_by_names_and_sizes(tmp_path):
     assert tree_checksum(paths, moved) != checksum
     with expect_error("missing-file", DataError):
         tree_checksum([moved / "gone.png"], moved)
-
-
-# Every kind of file, through FileImages
 
 
 def turned():

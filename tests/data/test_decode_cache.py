@@ -66,8 +66,7 @@ def test_beyond_the_budget_files_are_decoded_again(files):
     for _ in range(4):
         kept.pixels([5, 3, 1, 1])
         kept.pixels([0])
-    assert files.decoded == {5: 1, 3: 1, 1: 4, 0: 4}
-    assert kept.cached_bytes == 2 * BYTES
+    assert files.decoded == {5: 1, 3: 1, 1: 4, 0: 4} and kept.cached_bytes == 2 * BYTES
     held = sum(canvas.untyped_storage().nbytes() for canvas in kept._canvases.values())
     assert held == kept.cached_bytes, "a batch lives on behind its rows"
 
@@ -102,8 +101,7 @@ def test_many_threads_at_once(files):
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(read, range(8)))
-    assert kept.cached_bytes == 4 * BYTES
-    assert sorted(files.decoded.values()) == [1, 1, 1, 1, 40, 40]
+    assert kept.cached_bytes == 4 * BYTES and sorted(files.decoded.values()) == [1, 1, 1, 1, 40, 40]
 
 
 def test_an_error_is_not_kept(files):

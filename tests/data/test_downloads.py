@@ -70,22 +70,23 @@ def serve():
 
     yield start
     for server in servers:
-        server.shutdown()
-        server.server_close()
-        server.thread.join()
+        stop(server)
 
 
 def remote(*servers, md5=MD5, name="file.bin"):
     return Remote(name, len(CONTENT), tuple(server.address for server in servers), md5)
 
 
-def dead():
-    """A server that has been shut down: nobody listens at its address."""
-    server = Server()
+def stop(server):
     server.shutdown()
     server.server_close()
     server.thread.join()
     return server
+
+
+def dead():
+    """A server that has been shut down: nobody listens at its address."""
+    return stop(Server())
 
 
 def test_a_plain_download(serve, tmp_path, capsys):
@@ -110,8 +111,7 @@ def test_a_part_left_by_an_earlier_run_is_completed(serve, tmp_path):
     server = serve()
     (tmp_path / "file.bin.part").write_bytes(CONTENT[:777_777])
     assert fetch(remote(server), tmp_path, print).read_bytes() == CONTENT
-    assert server.asked == [("/file.bin", "bytes=777777-")]
-    assert not (tmp_path / "file.bin.part").exists()
+    assert server.asked == [("/file.bin", "bytes=777777-")] and not (tmp_path / "file.bin.part").exists()
 
 
 def test_what_came_is_kept_when_all_mirrors_fail(serve, tmp_path):
@@ -140,8 +140,7 @@ def test_a_part_of_another_file_does_not_stand_in_the_way(serve, tmp_path):
 def test_a_server_that_cannot_resume_is_asked_for_everything(serve, tmp_path):
     server = serve(resumes=False)
     (tmp_path / "file.bin.part").write_bytes(b"x" * 5000)
-    assert fetch(remote(server), tmp_path, print).read_bytes() == CONTENT
-    assert len(server.asked) == 1
+    assert fetch(remote(server), tmp_path, print).read_bytes() == CONTENT and len(server.asked) == 1
 
 
 def test_a_server_that_cannot_resume_and_cuts_every_time_is_given_up(serve, tmp_path):
@@ -189,9 +188,6 @@ def test_lines_tell_of_progress_in_long_downloads(serve, tmp_path, monkeypatch):
     assert said[1:] == [f"file.bin: {share}% of 1.0 MB" for share in range(10, 100, 10)]
 
 
-# Archives
-
-
 def tar(path, names, mode="w:gz", change=lambda entry: entry):
     with tarfile.open(path, mode) as bundle:
         for name in names:
@@ -216,8 +212,7 @@ def tree(folder):
 def test_only_the_folder_is_unpacked(tmp_path, make):
     archive = make(tmp_path / "archive", ["set/a.txt", "./set/deep/b.txt", "other/c.txt", "readme.txt"])
     folder = unpack(archive, "set", tmp_path / "out")
-    assert folder == tmp_path / "out" / "set"
-    assert tree(tmp_path / "out") == ["set/a.txt", "set/deep/b.txt"]
+    assert folder == tmp_path / "out" / "set" and tree(tmp_path / "out") == ["set/a.txt", "set/deep/b.txt"]
     assert (folder / "a.txt").read_text() == "set/a.txt"
 
 
@@ -245,12 +240,11 @@ def test_links_that_lead_out_and_devices_are_refused(tmp_path, kind):
 def test_nothing_is_half_there(tmp_path):
     archive = tar(tmp_path / "archive", [f"set/{i}" for i in range(500)])
     archive.write_bytes(archive.read_bytes()[:-500])
-    with expect_error("bad-archive", DataError):
-        unpack(archive, "set", tmp_path / "out")
-    assert not list((tmp_path / "out").iterdir())
     (tmp_path / "text").write_text("no archive")
-    with expect_error("bad-archive", DataError):
-        unpack(tmp_path / "text", "set", tmp_path / "out")
+    for bad in (archive, tmp_path / "text", zipped(tmp_path / "zip", ["other/a.txt"])):
+        with expect_error("bad-archive", DataError):
+            unpack(bad, "set", tmp_path / "out")
+        assert not list((tmp_path / "out").iterdir())
 
 
 @pytest.mark.parametrize("change", [{"flag_bits": 1}, {"compress_type": 99}, {"file_size": 10**12}])
@@ -279,12 +273,6 @@ def test_bombs_do_not_fill_the_disk(tmp_path, kind):
     with expect_error("bad-archive", DataError):
         unpack(tmp_path / "archive", "set", tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
-
-
-def test_an_archive_of_something_else(tmp_path):
-    archive = zipped(tmp_path / "archive", ["other/a.txt"])
-    with expect_error("bad-archive", DataError):
-        unpack(archive, "set", tmp_path / "out")
 
 
 def test_what_is_there_is_not_overwritten(tmp_path):

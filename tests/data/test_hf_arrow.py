@@ -35,8 +35,7 @@ def test_images_in_arrow_files_are_files_of_their_own(pets, files):
     wanted = [*(first / str(i) for i in range(4)), second / "0", files[5], second / "2"]
     assert is_set(pets) and image_paths(pets) == wanted
     found = read_labelled(pets)
-    assert found.labels == ["cat"] * 4 + ["dog"] * 3
-    assert found.paths == [wanted[i] for i in (1, 3, 4, 5, 0, 2, 6)]
+    assert found.labels == ["cat"] * 4 + ["dog"] * 3 and found.paths == [wanted[i] for i in (1, 3, 4, 5, 0, 2, 6)]
     assert [image_bytes(path) for path in wanted] == [path.read_bytes() for path in files]
     assert image_version(wanted[2]) == (files[2].stat().st_size, first.stat().st_mtime_ns)
     assert image_exists(wanted[0]) and image_paths(wanted[2]) == [wanted[2]]

@@ -43,15 +43,14 @@ def colours(images):
     return [tuple(pixels[:, 0, 0].tolist()) for pixels in images.pixels(range(len(images)))]
 
 
-# Arrays
-
-
 def test_uint8_batches_stay_as_they_are():
     pixels = torch.randint(0, 256, (5, 3, 6, 6), dtype=torch.uint8)
     images = as_images(pixels, SMALL)
-    assert len(images) == 5
-    assert torch.equal(images.pixels([4, 1]), pixels[[4, 1]])
+    assert len(images) == 5 and torch.equal(images.pixels([4, 1]), pixels[[4, 1]])
     assert torch.equal(as_images(pixels.numpy(), SMALL).pixels(range(5)), pixels)
+    assert torch.equal(as_images(pixels[0], SMALL).pixels([0])[0], pixels[0])
+    ready = ArrayImages(pixels)
+    assert as_images(ready, SMALL) is ready
 
 
 @pytest.mark.parametrize(
@@ -64,11 +63,6 @@ def test_numpy_layouts(shape, count):
     assert pixels.shape == (count, 3, 6, 7)
     chw = array if 3 not in shape or shape[1] == 3 else np.moveaxis(array, -1, -3)
     assert torch.equal(pixels, torch.from_numpy(chw.copy()).reshape(count, -1, 6, 7).expand(-1, 3, -1, -1))
-
-
-def test_a_single_tensor_image():
-    image = torch.randint(0, 256, (3, 6, 7), dtype=torch.uint8)
-    assert torch.equal(as_images(image, SMALL).pixels([0])[0], image)
 
 
 def test_floats_are_rounded_to_levels():
@@ -114,13 +108,9 @@ def test_array_images_wants_uint8():
         ArrayImages(torch.zeros(2, 3, 8, 8))
 
 
-# PIL images and lists
-
-
 def test_pil_images_of_any_size_share_one_canvas():
     images = as_images([Image.new("RGB", (20, 9), RED), Image.new("L", (3, 4), 7)], SMALL)
-    assert images.pixels([0, 1]).shape == (2, 3, 8, 8)
-    assert colours(images) == [RED, (7, 7, 7)]
+    assert images.pixels([0, 1]).shape == (2, 3, 8, 8) and colours(images) == [RED, (7, 7, 7)]
     assert colours(as_images(Image.new("RGB", (5, 5), GREEN), SMALL)) == [GREEN]
 
 
@@ -129,14 +119,6 @@ def test_lists_of_arrays():
     assert as_images(same, SMALL).pixels([1]).shape == (1, 3, 5, 5)
     mixed = [np.full((5, 6, 3), 1, np.uint8), np.full((9, 4, 3), 2, np.uint8)]
     assert colours(as_images(mixed, SMALL)) == [(1, 1, 1), (2, 2, 2)]
-
-
-def test_an_image_set_passes_through():
-    images = ArrayImages(torch.zeros(2, 3, 4, 4, dtype=torch.uint8))
-    assert as_images(images, SMALL) is images
-
-
-# Files
 
 
 def test_a_folder_is_read_recursively_in_sorted_order(tmp_path):
@@ -226,9 +208,6 @@ def test_forgiving_files_have_one_size_and_are_read_ahead(tmp_path):
     assert list(images.errors) == [1] and cropped(parts[0]).shape == (2, 3, 8, 8)
 
 
-# Labelled folders
-
-
 def test_class_folders(tmp_path):
     save(tmp_path / "pear" / "2.png", GREEN)
     save(tmp_path / "pear" / "more" / "1.png", GREEN)
@@ -238,8 +217,7 @@ def test_class_folders(tmp_path):
     (tmp_path / "apple" / "list.csv").write_text("a,b")
     (tmp_path / "README.md").write_text("about")
     images, labels = as_labelled(str(tmp_path), SMALL)
-    assert isinstance(images, FileImages)
-    assert labels == ["apple", "pear", "pear"]
+    assert isinstance(images, FileImages) and labels == ["apple", "pear", "pear"]
     assert colours(images) == [RED, GREEN, GREEN]
 
 
@@ -259,17 +237,13 @@ def test_folders_that_cannot_be_learned(tmp_path):
         as_labelled(stray, SMALL)
 
 
-# Labels
-
-
 @pytest.mark.parametrize(
     "labels",
     [[3, 1], ["3", "1"], np.array([3, 1]), torch.tensor([3, 1]), [np.int64(3), torch.tensor(1)], (np.str_("3"), 1)],
 )
 def test_labels_become_strings(labels):
     images, names = as_labelled((torch.zeros(2, 3, 4, 4, dtype=torch.uint8), labels), SMALL)
-    assert len(images) == 2
-    assert names == ["3", "1"] and all(type(name) is str for name in names)
+    assert len(images) == 2 and names == ["3", "1"] and all(type(name) is str for name in names)
 
 
 @pytest.mark.parametrize(
@@ -295,14 +269,6 @@ def test_labelled_pairs_of_files(tmp_path):
     assert colours(images) == [RED, GREEN] and labels == ["r", "g"]
 
 
-def test_data_that_cannot_be_learned():
-    with expect_error("unsupported-data", DataError):
-        as_labelled([1, 2], SMALL)
-
-
-# Datasets
-
-
 def test_a_dataset_is_read_when_asked_for():
     items = [(Image.new("RGB", (9, 7), RED), 4), (torch.full((3, 5, 5), 0.2), np.int64(0))]
     dataset = Pairs(items)
@@ -318,8 +284,7 @@ def test_targets_spare_the_reading():
     dataset = Pairs(items, targets=[1, 0, 1], classes=["cat", "dog"])
     assert as_labelled(dataset, SMALL)[1] == ["dog", "cat", "dog"]
     assert as_labelled(Pairs(items, targets=torch.tensor([1, 0, 1])), SMALL)[1] == ["1", "0", "1"]
-    assert as_labelled(Subset(dataset, [1, 2]), SMALL)[1] == ["cat", "dog"]
-    assert dataset.reads == 0
+    assert as_labelled(Subset(dataset, [1, 2]), SMALL)[1] == ["cat", "dog"] and dataset.reads == 0
 
 
 def test_a_target_transform_is_obeyed():
@@ -335,6 +300,8 @@ def test_a_tensor_dataset_is_an_array():
 
 
 def test_datasets_with_faults():
+    with expect_error("unsupported-data", DataError):
+        as_labelled([1, 2], SMALL)
     with expect_error("unsupported-data", DataError):
         as_labelled(Pairs([Image.new("RGB", (4, 4))]), SMALL)
     with expect_error("no-images", DataError):

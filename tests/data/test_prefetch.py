@@ -69,10 +69,8 @@ def test_same_pixels_in_the_same_order(files, ahead):
     files.threads.clear()
     for batches in (BATCHES, [torch.tensor(rows) for rows in BATCHES]):
         fetched = list(prefetched(files, batches, ahead))
-        assert len(fetched) == len(direct)
-        assert all(torch.equal(*pair) for pair in zip(fetched, direct, strict=True))
-    assert files.threads and all(name.startswith("prefetch") for name in files.threads)
-    assert not running()
+        assert len(fetched) == len(direct) and all(torch.equal(*pair) for pair in zip(fetched, direct, strict=True))
+    assert files.threads and all(name.startswith("prefetch") for name in files.threads) and not running()
 
 
 def test_works_while_the_caller_does_and_never_too_far_ahead(files):
@@ -108,8 +106,7 @@ def test_closing_early_stops_the_thread(files):
     next(batches)
     assert running()
     batches.close()
-    assert not running() and threading.active_count() == before
-    assert len(files.asked) < 100
+    assert not running() and threading.active_count() == before and len(files.asked) < 100
     asked = len(files.asked)
     time.sleep(0.02)
     assert len(files.asked) == asked
@@ -128,8 +125,7 @@ def test_leaving_the_loop_by_an_error_stops_the_thread(files):
 def test_only_files_are_read_in_the_background(files):
     array = ArrayImages(torch.zeros(6, 3, 8, 8, dtype=torch.uint8))
     lazy = LazyImages(6, lambda row: Image.new("RGB", (8, 8)), SMALL)
-    assert in_background(files)
-    assert in_background(Chosen(Chosen(files, [5, 1]), [1, 0]))
+    assert in_background(files) and in_background(Chosen(Chosen(files, [5, 1]), [1, 0]))
     assert in_background(DecodedCache(files)) and in_background(DecodedCache(Chosen(files, [5, 1])))
     for other in (array, lazy, DecodedCache(array), DecodedCache(lazy), Joined([array, Chosen(array, [2])])):
         assert not in_background(other)

@@ -28,8 +28,7 @@ def test_lists_and_saved_sets_teach_what_their_folder_teaches(folder, tmp_path):
     wanted = file_bytes(taught(folder, settings=EVIDENCE), tmp_path)
     for source in (tmp_path / "spring.csv", saved):
         learner = taught(source, settings=EVIDENCE)
-        assert learner.tasks == ["spring"]
-        assert file_bytes(learner, tmp_path) == wanted
+        assert learner.tasks == ["spring"] and file_bytes(learner, tmp_path) == wanted
 
 
 def test_a_list_is_surveyed_class_by_class(folder, tmp_path):

@@ -73,8 +73,7 @@ def test_the_manifest_tells_where_the_figures_come_from(finished):
 def test_figures_are_the_same_in_every_file(finished):
     figures = json.loads((finished / "metrics.json").read_text())
     seeds = [json.loads((finished / f"seed-{s}" / "metrics.json").read_text()) for s in (0, 1)]
-    assert figures["seeds"] == seeds
-    assert (figures["mean"], figures["std"]) == over_seeds(seeds)
+    assert figures["seeds"] == seeds and (figures["mean"], figures["std"]) == over_seeds(seeds)
     with (finished / "seed-0" / "matrix.csv").open() as file:
         lines = list(csv.reader(file))
     assert lines[0] == ["after_task", "task_1", "task_2", "task_3"] and lines[1][2:] == ["", ""]
@@ -221,14 +220,10 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     assert not list((tmp_path / "r").rglob("*.tmp")) and not (tmp_path / "r/seed-0/unfinished").exists()
 
 
-# What a run is told
-
-
 def test_values_go_to_run_stream_and_method():
     made = Experiment.from_values({**TRAINED, "seeds": [3, 1], "backbone": "nano", "base": None})
     assert made.seeds == (3, 1) and made.options.tasks == 3 and made.settings_for(3).seed == 3
-    assert made.settings_for(1).to_dict()["epochs"] == 1
-    assert made.folder == Path("runs/split-digits-cpp-nano")
+    assert made.settings_for(1).to_dict()["epochs"] == 1 and made.folder == Path("runs/split-digits-cpp-nano")
     assert Experiment.from_values({"stream": "folder:some/shop/"}).folder == Path("runs/folder-shop-protosteer-nano")
     assert Experiment.from_values(CHEAP).seeds is None
     assert Experiment.from_values({**CHEAP, "seeds": "0, 2"}).seeds == (0, 2)
@@ -278,7 +273,6 @@ def test_a_run_of_an_older_version_is_the_same_run_unless_a_retired_setting_was_
     run(tmp_path / "r", resume=True, seeds="0,1")
     run(tmp_path / "s", seeds="2")
     assert [len(seeds) for seeds in gather([str(tmp_path / "r"), str(tmp_path / "s")]).values()] == [3]
-
     written["configuration"]["settings"]["cached_views"] = 4
     file.write_text(json.dumps(written))
     assert list(gather([str(tmp_path / "r"), str(tmp_path / "s")])) == ["ncm, cached_views 4", "ncm"]
@@ -316,9 +310,6 @@ def test_differences_of_two_trees():
     assert found[:2] == ["b.c[1]: 2 -> 3", "gone: True -> None"]
     assert found[2].startswith("new: None -> xxx") and len(found[2]) < 80 and len(found) == 3
     assert manifest.differences(new, new) == []
-
-
-# Comparing
 
 
 def test_seeds_of_one_configuration_are_one_row(tmp_path):

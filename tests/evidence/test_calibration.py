@@ -25,8 +25,7 @@ def test_weights_are_the_likeliest():
     labels = torch.distributions.Categorical(logits=3 * good).probs.cumsum(1)
     labels = (labels < torch.rand(400, 1, generator=draw)).sum(dim=1)
     useful, useless = weights([good, noise], labels)
-    assert useful == pytest.approx(3, abs=0.5)
-    assert useless < 0.2
+    assert useful == pytest.approx(3, abs=0.5) and useless < 0.2
 
     def likelihood(a, b):
         return float(F.cross_entropy(a * good + b * noise, labels, label_smoothing=1 / 401))

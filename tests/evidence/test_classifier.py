@@ -87,16 +87,14 @@ def test_all_images_together_are_decided_as_one_by_one(domain, worth, again):
     answers = Twin(*as_tasks(world.memory), worth=worth).predict(world.embed_all)
     np.testing.assert_allclose(matches.scores.numpy(), answers.scores, atol=1e-4)
     np.testing.assert_allclose(matches.similarities.numpy(), answers.similarities, atol=1e-6)
-    assert matches.passes.tolist() == answers.passes
-    assert len(set(answers.passes)) > 1
+    assert matches.passes.tolist() == answers.passes and len(set(answers.passes)) > 1
 
 
 def test_whoever_is_sure_takes_one_pass():
     world = World(noise=0.05)
     read = EvidenceClassifier(world.memory, Index.build(world.memory))
     matches = read.match(world.embed, IMAGES)
-    assert (matches.passes == 1).all()
-    assert not matches.candidates.any()
+    assert (matches.passes == 1).all() and not matches.candidates.any()
     assert (matches.scores.argmax(dim=1) == world.labels).all()
 
 
@@ -110,9 +108,6 @@ def test_probabilities_mean_what_they_say():
         sure.append(probability)
         right.append((label == world.labels).float())
     assert float(torch.cat(sure).mean()) == pytest.approx(float(torch.cat(right).mean()), abs=0.06)
-
-
-# What the records promise
 
 
 @pytest.mark.parametrize("domain", [False, True])
@@ -141,8 +136,7 @@ def images(classes: list[str]) -> torch.Tensor:
 def test_the_first_tasks_prompt_serves_all_classes():
     learner = taught(SPRING, SUMMER)
     first, second = learner.memory.tasks
-    assert torch.equal(first.shared_prompt, first.prompt)
-    assert torch.equal(second.shared_prompt, first.prompt)
+    assert torch.equal(first.shared_prompt, first.prompt) and torch.equal(second.shared_prompt, first.prompt)
     assert not torch.equal(second.prompt, first.prompt)
     assert all(record.shared is not None for record in learner.memory.records)
     assert torch.equal(learner.memory.shared_prompt, first.prompt)
@@ -151,8 +145,7 @@ def test_the_first_tasks_prompt_serves_all_classes():
 def test_fast_trains_nothing_after_the_first_task():
     learner = taught(SPRING, SUMMER, settings=QUICK.replace(prompt_tasks="first"))
     first, second = learner.memory.tasks
-    assert first.prompt is not None
-    assert second.prompt is None
+    assert first.prompt is not None and second.prompt is None
     assert torch.equal(second.shared_prompt, first.prompt)
 
 
@@ -175,8 +168,7 @@ def test_the_order_of_independent_tasks_changes_no_bit():
     shown = images([*SPRING, *SUMMER])
     ours, theirs = a.predict(shown), b.predict(shown)
     columns = [theirs.classes.index(name) for name in ours.classes]
-    assert torch.equal(ours.scores, theirs.scores[:, columns])
-    assert ours.labels == theirs.labels
+    assert torch.equal(ours.scores, theirs.scores[:, columns]) and ours.labels == theirs.labels
 
 
 def test_merged_independent_models_are_one_that_learned_all():

@@ -44,16 +44,14 @@ def test_a_small_class_is_sketched_by_its_images():
     embeddings = 3.0 * clouds()[0]
     drawn = summarise_class(embeddings)
     assert torch.allclose(drawn.points, F.normalize(embeddings, dim=1), atol=0.5 / 127)
-    assert drawn.counts.tolist() == [1] * 7
-    assert not drawn.deviations.any()
+    assert drawn.counts.tolist() == [1] * 7 and not drawn.deviations.any()
     assert drawn.num_exact == 7
 
 
 def test_a_large_class_is_sketched_by_some_images_and_groups_of_the_others():
     (embeddings,) = clouds([100])
     drawn = summarise_class(embeddings, seed=3)
-    assert len(drawn.points) == MAX_PROTOTYPES
-    assert drawn.num_exact == EXACT_PROTOTYPES
+    assert len(drawn.points) == MAX_PROTOTYPES and drawn.num_exact == EXACT_PROTOTYPES
     assert drawn.counts.sum() == 100
     for point in drawn.points[:EXACT_PROTOTYPES]:
         assert (embeddings - point).norm(dim=1).min() < 0.01
@@ -153,16 +151,14 @@ def test_one_image_per_class_leaves_nothing_to_whiten_with():
     coarse = CoarseScorer(drawn)
     means = coarse.statistics.means
     scores = coarse.whitened.scores(coarse.statistics.points)
-    assert torch.allclose(scores.diagonal(), torch.ones(3).double())
-    assert not len(coarse.statistics.loo_rows)
+    assert torch.allclose(scores.diagonal(), torch.ones(3).double()) and not len(coarse.statistics.loo_rows)
     centred = F.normalize(means - means.mean(dim=0), dim=1)
     assert torch.allclose(scores, centred @ centred.T)
 
 
 def test_a_class_alone_is_seen_from_the_origin():
     scores, similarities = CoarseScorer(sketches(clouds([8]))).scores(queries())
-    assert scores.isfinite().all()
-    assert similarities.isfinite().all()
+    assert scores.isfinite().all() and similarities.isfinite().all()
     assert similarities.std() > 0.1  # tells what is like the class from what is not
 
 
@@ -267,5 +263,4 @@ def test_without_room_for_the_ridge_whitening_stands_alone(monkeypatch):
     monkeypatch.setattr(ridging, "LANDMARKS", 5)
     coarse = CoarseScorer(sketches(clouds()))
     unit = F.normalize(queries().double(), dim=1)
-    assert coarse.ridge is None
-    assert torch.equal(coarse.scores(queries())[0], coarse.whitened.scores(unit))
+    assert coarse.ridge is None and torch.equal(coarse.scores(queries())[0], coarse.whitened.scores(unit))

@@ -16,8 +16,7 @@ def test_only_the_buffer_is_trained_on():
     method = MAKE.after(1)
     train = MAKE.after(2).buffer
     trained, labels = method.training_set(type(train.images)(toy_images(GROUPS[1])[0]), torch.arange(24) // 8 + 2)
-    assert len(trained) == len(labels) == len(method.buffer) == 20
-    assert labels.bincount().tolist() == [4] * 5
+    assert len(trained) == len(labels) == len(method.buffer) == 20 and labels.bincount().tolist() == [4] * 5
 
 
 def test_which_images_of_a_class_are_kept_is_drawn():

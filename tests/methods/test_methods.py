@@ -160,8 +160,7 @@ COUNTS: dict[str, tuple[list[int], int]] = {
 @pytest.mark.parametrize("name", COUNTS)
 def test_bytes_and_parameters_are_counted(name):
     method, fresh = one_maker(name).after(), one_maker(name)()
-    assert (method.bytes_per_task(), method.trained_parameters()) == COUNTS[name]
-    assert fresh.bytes_per_task() == []
+    assert (method.bytes_per_task(), method.trained_parameters()) == COUNTS[name] and fresh.bytes_per_task() == []
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,7 @@ def test_the_radius_is_that_of_numpys_covariances():
     draw = torch.Generator().manual_seed(0)
     classes = [torch.randn(n, 7, generator=draw, dtype=torch.float64) * n for n in (3, 20)]
     expected = math.sqrt(np.mean([np.trace(np.cov(some.numpy().T)) / 7 for some in classes]))
-    assert float(radius(classes)) == pytest.approx(expected, rel=1e-12)
-    assert float(radius([torch.ones(1, 7)])) == 0
+    assert float(radius(classes)) == pytest.approx(expected, rel=1e-12) and float(radius([torch.ones(1, 7)])) == 0
 
 
 def test_what_is_kept_is_of_each_task_and_the_radius_of_the_first():
@@ -73,7 +72,6 @@ def test_losses_are_those_of_loops():
     with torch.no_grad():
         found, features = method.loss(images, labels)
     assert features.shape == (3, 24)
-
     surprises, squares = [], 0.0
     for image, label in zip(images, labels.tolist(), strict=True):
         for turn in range(4):

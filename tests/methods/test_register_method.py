@@ -56,6 +56,8 @@ def mean_method() -> Iterator[type[Method]]:
 
     yield Means
     unregister_method("test-means")
+    with expect_error("unknown-method", SettingsError, name="test-means"):
+        find_method("test-means")
 
 
 def test_it_passes_the_checks(mean_method):
@@ -84,11 +86,6 @@ def test_a_name_belongs_to_one_method(mean_method):
     with expect_error("duplicate-method", SettingsError, name="test-means"):
         register_method("test-means")(find_method("ncm"))
     assert find_method("ncm").name == "ncm"
-
-
-def test_after_the_test_it_is_gone():
-    with expect_error("unknown-method", SettingsError, name="test-means"):
-        find_method("test-means")
 
 
 def test_every_file_of_the_package_is_found():

@@ -42,8 +42,7 @@ def after(memory: Memory, *changes: Callable[[Memory], object]) -> bytes:
 @given(memories(least=0))
 def test_a_file_holds_all_of_a_memory(memory):
     read = model_file.unpack(packed(memory), PLACE)
-    assert read.pack() == packed(memory)
-    assert read.memory.owners == memory.owners
+    assert read.pack() == packed(memory) and read.memory.owners == memory.owners
     for mine, theirs in zip(memory.tasks, read.memory.tasks, strict=True):
         for field in ("name", "independent", "metadata", "few_shot", "corrected_from"):
             assert getattr(mine, field) == getattr(theirs, field)
@@ -60,8 +59,7 @@ def test_merging_is_associative_and_loses_nothing(a, b, c):
     assert packed(concatenate([concatenate([a, b]), c])) == whole
     assert packed(concatenate([a, concatenate([b, c])])) == whole
     merged = concatenate([a, b])
-    assert merged.task_names == [*a.task_names, *b.task_names]
-    assert set(merged.classes) == {*a.classes, *b.classes}
+    assert merged.task_names == [*a.task_names, *b.task_names] and set(merged.classes) == {*a.classes, *b.classes}
     assert int(merged.table.images.sum()) == int(a.table.images.sum() + b.table.images.sum())
 
 

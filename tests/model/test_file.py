@@ -109,9 +109,6 @@ def test_header_is_readable_json_without_machine_paths_of_shipped_weights(saved)
     assert [task["classes"] for task in header["tasks"]] == [["cat", "dog"], ["Fuß ☃", "eel"]]
 
 
-# Where the backbone is found
-
-
 @pytest.fixture
 def weights_file(tmp_path):
     """nano's weights in a place of the user's own."""

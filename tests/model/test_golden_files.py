@@ -39,10 +39,8 @@ def test_the_files_are_those_recorded_and_have_every_format():
 @every_file
 def test_a_golden_file_predicts_as_recorded(name):
     golden, prediction = GOLDEN[name], load(name).predict(queries())
-    assert prediction.classes == golden["classes"]
-    assert prediction.labels == golden["labels"]
-    assert prediction.tasks == golden["tasks"]
-    assert prediction.candidates == golden["candidates"]
+    assert prediction.classes == golden["classes"] and prediction.labels == golden["labels"]
+    assert prediction.tasks == golden["tasks"] and prediction.candidates == golden["candidates"]
     assert prediction.passes.tolist() == golden["passes"]
     for part in TENSORS:
         torch.testing.assert_close(getattr(prediction, part), torch.tensor(golden[part]), atol=1e-5, rtol=1e-5)
@@ -63,8 +61,7 @@ def test_a_class_of_a_golden_file_can_be_forgotten(name, tmp_path):
     rest = [other for other in learner.classes if other != "bee"]
     learner.forget("bee")
     prediction = learner.predict(queries())
-    assert prediction.classes == learner.classes == rest
-    assert "bee" not in prediction.labels
+    assert prediction.classes == learner.classes == rest and "bee" not in prediction.labels
     learner.save(path)
     assert_same_bits(Learner.load(path, golden_backbone()).predict(queries()), prediction)
 

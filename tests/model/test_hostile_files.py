@@ -53,9 +53,6 @@ def rejected(data: bytes) -> None:
     assert len(str(caught.value)) < 300
 
 
-# Headers
-
-
 def put(place: str, value: Any) -> Change:
     """Set a value of the header by its dotted place."""
 
@@ -157,9 +154,6 @@ def test_every_number_of_a_header_is_within_its_bounds(bounded, data):
         schema.check(header, schema.MODEL, "it")
 
 
-# Tensors
-
-
 def spoiled(value: float) -> Callable[[Tensor], Tensor]:
     """With one number that does not belong there."""
 
@@ -242,9 +236,6 @@ def test_held_out_similarities_and_digests_are_lists_of_numbers():
             rejected(forged(model("paper"), lambda header, tensors, new=columns: tensors.update(new)))
 
 
-# Before anything is believed
-
-
 def test_numbers_of_many_digits_and_deep_headers_are_damage():
     deep: Any = 1
     for _ in range(900):
@@ -298,9 +289,6 @@ def test_paths_that_are_no_model_files_are_rejected(tmp_path):
         for name in ("pipe", "loop", ".", "none", "x" * 999):
             with pytest.raises(ProtosteerError):
                 read(tmp_path / name)
-
-
-# Before a backbone is built, and when one is used
 
 
 def test_a_model_for_larger_images_than_its_weights_is_rejected_at_once_and_cheaply():

@@ -47,8 +47,7 @@ def test_prototypes_belong_to_their_tasks_and_classes() -> None:
     assert found.key_tasks.tolist() == [t for _, t in keys]
     torch.testing.assert_close(found.values, F.normalize(torch.stack([mean for mean, *_ in values]), dim=1))
     assert [index.classes[c] for c in found.value_classes.tolist()] == [name for _, name, _ in values]
-    assert index.value_tasks.tolist() == [t for *_, t in values]
-    assert found.num_classes == len(index.classes) == 6
+    assert index.value_tasks.tolist() == [t for *_, t in values] and found.num_classes == len(index.classes) == 6
     assert index.class_tasks.tolist() == [0, 0, 1, 2, 3, 4]  # where each was learned first
 
 

@@ -47,13 +47,9 @@ def test_dependent_models_taught_apart_do_not(folders):
     assert not torch.equal(merged.memory.tasks[1].prompt, both.memory.tasks[1].prompt)
 
 
-def test_one_part_alone_stays_as_it_is():
-    one = plain(a=["ant"])
-    assert concatenate([one.memory]).tasks == one.memory.tasks
-
-
 def test_names_that_clash_are_refused_and_can_be_given_anew():
     a, b = plain(t=["ant", "bee"]), plain(t=["bee", "cat"])
+    assert concatenate([a.memory]).tasks == a.memory.tasks  # one part alone stays as it is
     with expect_error("task-exists", LearnerError, name="t"):
         merge(a, b)
     assert merge(a, b, task_renames={"t": "u"}).classes == ["ant", "bee", "cat"]

@@ -136,8 +136,7 @@ def test_forgetting_a_class_forgets_all_its_records(tmp_path):
 def test_forgetting_a_task_leaves_what_its_classes_were_before(tmp_path):
     early, late = parts()
     learner = grown(early, late)
-    assert learner.forget(task="t1").exact
-    assert file_bytes(learner, tmp_path) == file_bytes(grown(early), tmp_path)
+    assert learner.forget(task="t1").exact and file_bytes(learner, tmp_path) == file_bytes(grown(early), tmp_path)
 
 
 def test_a_class_that_grew_leaves_each_prompt_that_it_helped_to_train():

@@ -151,9 +151,5 @@ def test_an_original_and_its_copy_can_go_together(alone):
     learner.add_class("wasp", easy_task(["bee"], per_class=3, seed=5)[0])
     outcome = forget_all(learner.memory, ["ant", "bee", "wasp"])
     assert all(one.exact for one in outcome) and learner.tasks == ["summer", "autumn"]
-
-
-def test_everything_can_be_forgotten(alone):
-    memory = Memory(alone.memory.tasks)
-    forget_all(memory, alone.classes)
-    assert memory.tasks == () and memory.classes == []
+    forget_all(learner.memory, learner.classes)
+    assert learner.memory.tasks == () and learner.classes == []

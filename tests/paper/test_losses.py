@@ -66,7 +66,6 @@ def test_gradients_are_those_of_appendix_a():
     same = torch.cat([labels[:, None] == labels, torch.zeros(n, len(prototypes), dtype=torch.bool)], dim=1)
     positives = same & ~torch.eye(*same.shape, dtype=torch.bool)
     losses.contrastive(similarity, positives, ~same, tau).backward()
-
     expected = torch.zeros_like(similarity)
     for i in range(n):
         weights = torch.exp(similarity[i].detach() / tau) * ~same[i]

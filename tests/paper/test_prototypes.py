@@ -47,16 +47,14 @@ def by_hand(x: torch.Tensor, labels: np.ndarray) -> list[tuple[int, torch.Tensor
 
 def assert_groups(found: Centroids, x: torch.Tensor, labels: np.ndarray) -> None:
     wanted = by_hand(x, labels)
-    assert found.counts.tolist() == [count for count, _, _ in wanted]
-    assert found.counts.dtype == torch.int64
+    assert found.counts.tolist() == [count for count, _, _ in wanted] and found.counts.dtype == torch.int64
     assert found.means.dtype == found.deviations.dtype == torch.float32
     torch.testing.assert_close(found.means, torch.stack([mean for _, mean, _ in wanted]).float())
     torch.testing.assert_close(found.deviations, torch.stack([dev for _, _, dev in wanted]).float())
 
 
 def assert_same(a: Centroids, b: Centroids) -> None:
-    assert torch.equal(a.means, b.means)
-    assert torch.equal(a.deviations, b.deviations)
+    assert torch.equal(a.means, b.means) and torch.equal(a.deviations, b.deviations)
     assert torch.equal(a.counts, b.counts)
 
 
@@ -91,8 +89,7 @@ def test_large_class_agrees_with_scikit_learn(assign, noise):
     x = cone(2000, 192, noise=noise)
     wanted = reference_labels(x, 5, assign)
     found = spectral.factored_labels(x.double().numpy(), 5, assign, seed=0)
-    assert len(set(wanted.tolist())) == 5
-    assert adjusted_rand_score(wanted, found) >= 0.97
+    assert len(set(wanted.tolist())) == 5 and adjusted_rand_score(wanted, found) >= 0.97
     if assign == "discretize":
         assert_groups(centroids(x, 5), x, found)
 
@@ -167,31 +164,27 @@ def test_fewer_distinct_images_than_centroids(monkeypatch, method, limit):
     monkeypatch.setattr(clustering, "DENSE_LIMIT", limit)
     x = cone(5, 8)[[2, 0, 2, 1, 0, 2]]
     found = centroids(x, 5, method=method)
-    assert found.counts.tolist() == [3, 2, 1]
-    assert torch.equal(found.means, x[[0, 1, 3]])
+    assert found.counts.tolist() == [3, 2, 1] and torch.equal(found.means, x[[0, 1, 3]])
     assert torch.equal(found.deviations, torch.zeros(3, 8))
 
 
 def test_as_many_distinct_images_as_centroids_and_signed_zeros():
     x = torch.tensor([[0.0, 1.0], [-0.0, 1.0], [1.0, 0.0]])
-    assert centroids(x, 5).counts.tolist() == [2, 1]
-    assert centroids(cone(5, 8), 5).counts.tolist() == [1] * 5
+    assert centroids(x, 5).counts.tolist() == [2, 1] and centroids(cone(5, 8), 5).counts.tolist() == [1] * 5
 
 
 @pytest.mark.parametrize("count", [1, 5])
 def test_one_image_has_no_deviation(count):
     x = cone(5, 8)[:1]
     found = centroids(x, count)
-    assert torch.equal(found.means, x)
-    assert torch.equal(found.deviations, torch.zeros(1, 8))
+    assert torch.equal(found.means, x) and torch.equal(found.deviations, torch.zeros(1, 8))
     assert found.counts.tolist() == [1]
 
 
 def test_group_of_one_image_has_zero_deviation_among_larger_groups():
     x = torch.cat([cone(20, 8, groups=1, noise=0.05), -cone(5, 8)[:1]])
     found = centroids(x, 2)
-    assert found.counts.tolist() == [20, 1]
-    assert torch.equal(found.deviations[1], torch.zeros(8))
+    assert found.counts.tolist() == [20, 1] and torch.equal(found.deviations[1], torch.zeros(8))
     assert (found.deviations[0] > 0).all()
 
 
@@ -208,8 +201,7 @@ def test_same_seed_same_centroids_and_global_generators_untouched(monkeypatch, m
     x = cone(200, 16, noise=1.5)
     torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()
     first = centroids(x, 6, method, assign, seed=5)
-    assert torch.equal(torch.get_rng_state(), torch_state)
-    assert np.array_equal(np.random.get_state()[1], numpy_state)
+    assert torch.equal(torch.get_rng_state(), torch_state) and np.array_equal(np.random.get_state()[1], numpy_state)
     np.random.rand(3)
     assert_same(centroids(x, 6, method, assign, seed=5), first)
 
@@ -250,10 +242,8 @@ def test_awkward_embeddings_give_finite_centroids_quietly(monkeypatch, capfd, x,
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = centroids(x, 5, assign=assign)
-    assert 1 <= len(found.counts) <= 5
-    assert int(found.counts.sum()) == len(x)
-    assert bool(torch.isfinite(found.means).all())
-    assert bool(torch.isfinite(found.deviations).all())
+    assert 1 <= len(found.counts) <= 5 and int(found.counts.sum()) == len(x)
+    assert bool(torch.isfinite(found.means).all()) and bool(torch.isfinite(found.deviations).all())
     assert capfd.readouterr() == ("", "")
 
 

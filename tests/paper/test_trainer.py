@@ -118,8 +118,7 @@ def test_training_changes_the_prompt_and_nothing_else():
 def test_training_lowers_the_loss():
     settings = QUICK.replace(epochs=25, batch_size=16, augmentation="none", learning_rate=5e-3)
     trained = train(tiny_backbone(), *task(3), settings)
-    assert trained.epochs[-1].loss < trained.epochs[0].loss - 0.1
-    assert len(trained.epochs) == 25
+    assert trained.epochs[-1].loss < trained.epochs[0].loss - 0.1 and len(trained.epochs) == 25
 
 
 def test_same_seed_same_bits_and_the_callers_random_state_is_kept():
@@ -131,8 +130,7 @@ def test_same_seed_same_bits_and_the_callers_random_state_is_kept():
     torch.rand(3)
     again = train(backbone, *data, QUICK, anchors=prototypes(), seed=1)
     other = train(backbone, *data, QUICK, anchors=prototypes(), seed=2)
-    assert torch.equal(first.prompt, again.prompt)
-    assert not torch.equal(first.prompt, other.prompt)
+    assert torch.equal(first.prompt, again.prompt) and not torch.equal(first.prompt, other.prompt)
 
 
 def loss_of(z, labels, earlier, **given):

@@ -68,8 +68,7 @@ def test_resized_input_equals_timm(family: str, grid: int, tmp_path: Path) -> No
     large.load_state_dict(timm.checkpoint_filter_fn(small.state_dict(), large))
     images = torch.randn(2, 3, size, size)
     vit = ours(small, tmp_path, options["num_heads"], size)
-    assert vit.config.image_size == size
-    assert (vit(images) - timm_embedding(large, images)).abs().max() <= 1e-4
+    assert vit.config.image_size == size and (vit(images) - timm_embedding(large, images)).abs().max() <= 1e-4
 
 
 @pytest.mark.parametrize("size", [224, 160])
@@ -84,8 +83,7 @@ def test_real_deit_tiny_equals_timm(size: int, shared: Path) -> None:
     model.load_state_dict(timm.checkpoint_filter_fn(dict(checkpoint.tensors), model))
     images = torch.randn(2, 3, size, size)
     vit, _ = load_vit(checkpoint, image_size=size)
-    assert vit.config.heads == 3
-    assert (vit(images) - timm_embedding(model, images)).abs().max() <= 1e-4
+    assert vit.config.heads == 3 and (vit(images) - timm_embedding(model, images)).abs().max() <= 1e-4
 
 
 @pytest.mark.parametrize("registers", [0, 3])
@@ -178,8 +176,7 @@ def test_prompted_forward_equals_naive_concatenation(
 
     output, gradient = run(vit)
     expected, expected_gradient = run(lambda x, p: naive_forward(vit, x, p))
-    assert (output - expected).abs().max() <= tolerance
-    assert (gradient - expected_gradient).abs().max() <= tolerance
+    assert (output - expected).abs().max() <= tolerance and (gradient - expected_gradient).abs().max() <= tolerance
     # The comparison means something: the prompt matters to every image, every token has a gradient.
     assert (output - vit(images)).abs().amax(dim=1).min() > 1e-2
     assert gradient.abs().amax(dim=-1).min() > 20 * tolerance
@@ -219,8 +216,7 @@ def test_nothing_in_the_vit_receives_a_gradient_or_changes(variant: str) -> None
     optimizer = torch.optim.SGD([*vit.parameters(), prompt], lr=1.0)
     (vit(torch.randn(2, 3, 16, 16), prompt) @ torch.randn(24)).sum().backward()
     optimizer.step()
-    assert prompt.grad is not None
-    assert all(p.grad is None and not p.requires_grad for p in vit.parameters())
+    assert prompt.grad is not None and all(p.grad is None and not p.requires_grad for p in vit.parameters())
     assert all(torch.equal(before[name], tensor) for name, tensor in vit.state_dict().items())
 
 

@@ -90,8 +90,7 @@ def test_it_is_written_when_due_and_removed_when_asked(tmp_path):
     assert not checkpoint.path.exists() and checkpoint.load() is None and checkpoint.seconds_spent() == 0.0
     checkpoint.save({"x": torch.ones(2)}, {"seconds": 2.5})
     loaded = checkpoint.load()
-    assert loaded is not None and torch.equal(loaded[0]["x"], torch.ones(2))
-    assert checkpoint.seconds_spent() == 2.5
+    assert loaded is not None and torch.equal(loaded[0]["x"], torch.ones(2)) and checkpoint.seconds_spent() == 2.5
     checkpoint.clear()
     checkpoint.clear()
     assert not checkpoint.path.exists()

@@ -26,9 +26,6 @@ def rows_of(part: Labelled, number: int) -> list[int]:
     return [row for row, label in enumerate(part.labels.tolist()) if label == number]
 
 
-# Tasks and streams put together by hand
-
-
 def task(name: str, classes: list[str]) -> Task:
     images = ArrayImages(torch.zeros(len(classes), 3, 4, 4, dtype=torch.uint8))
     return Task(name, classes, images, list(classes), images, list(classes))
@@ -51,9 +48,6 @@ def test_a_task_keeps_to_its_classes():
         Task("1", ["a", "b"], good.train, ["a", "b"], good.test, ["a", "z"])
     with expect_error("label-count-mismatch", DataError, task="1"):
         Task("1", ["a", "b"], good.train, ["a"], good.test, ["a", "b"])
-
-
-# Streams built from a dataset
 
 
 @pytest.mark.parametrize(

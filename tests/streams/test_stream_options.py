@@ -38,8 +38,7 @@ def test_tasks_are_as_equal_as_possible(count):
 
 
 def test_the_default_number_of_tasks_gives_way_to_few_classes():
-    assert sizes(10, default=5) == [2] * 5
-    assert sizes(3, default=5) == [1] * 3
+    assert sizes(10, default=5) == [2] * 5 and sizes(3, default=5) == [1] * 3
 
 
 def counted(count: int, base: int, increment: int) -> list[int]:

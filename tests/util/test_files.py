@@ -35,11 +35,9 @@ def test_leftovers_of_the_dead_go_whatever_their_age_and_those_of_the_living_sta
         (tmp_path / name).write_bytes(b"secret")
     file, living = files._new_temporary(model)
     left = remove_leftovers(tmp_path, model.name)
-    assert left == [Path(living)]
-    assert names(tmp_path) == sorted([Path(living).name, ".other.dead.tmp", model.name])
+    assert left == [Path(living)] and names(tmp_path) == sorted([Path(living).name, ".other.dead.tmp", model.name])
     file.close()
-    assert remove_leftovers(tmp_path, model.name) == []
-    assert names(tmp_path) == [".other.dead.tmp", model.name]
+    assert remove_leftovers(tmp_path, model.name) == [] and names(tmp_path) == [".other.dead.tmp", model.name]
 
 
 def test_every_write_removes_what_dead_writers_of_the_same_file_left(tmp_path):
