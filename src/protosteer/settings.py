@@ -266,7 +266,8 @@ def _check_bounds(name: str, value: Any, bounds: Mapping[str, Any]) -> None:
 
 def _typed(field: dataclasses.Field[Any], value: Any) -> Any:
     """Return the value in the field's own type: an int may stand for a float, nothing else is converted."""
-    wanted = {"bool": bool, "int": int, "float": float, "str": str}[str(field.type)]
+    name = field.type if isinstance(field.type, str) else field.type.__name__  # text under postponed annotations
+    wanted = {"bool": bool, "int": int, "float": float, "str": str}[name]
     if type(value) is int and abs(value) >= 2**63:  # Python may refuse even to write it
         raise SettingsError(f"{field.name}: the number is too large", code="setting-out-of-bounds", name=field.name)
     if wanted is float and type(value) is int:

@@ -1,6 +1,7 @@
-"""A method from outside the package: one class in this file, run through the checks and the protocol."""
+"""A method from outside the package: one class in this file, run through the checks and the protocol.
 
-from __future__ import annotations
+Without postponed annotations, as authors may write it: settings must understand both forms.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
