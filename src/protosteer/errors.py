@@ -25,7 +25,8 @@ class ProtosteerError(Exception):
     default_code: ClassVar[str] = "error"
 
     def __init__(self, message: str = "", *, code: str | None = None, **details: Any):
-        super().__init__(message)
+        # Names from untrusted files may hold line breaks and control characters; a message stays one line.
+        super().__init__("".join(c if c.isprintable() else "?" for c in message))
         self.code = code or self.default_code
         self.details = details
 
