@@ -249,9 +249,7 @@ class Learner:
 
 
 def merge(
-    *learners: Learner,
-    renames: Mapping[str, str] | None = None,
-    task_renames: Mapping[str, str] | None = None,
+    *learners: Learner, renames: Mapping[str, str] | None = None, task_renames: Mapping[str, str] | None = None
 ) -> Learner:
     """Make one learner of several with the same backbone: all their tasks, in the order given.
 

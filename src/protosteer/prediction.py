@@ -33,7 +33,6 @@ class Prediction:
     columns: Tensor | None = None  # [B, n]: the candidates; None: all classes are scored, in their order
 
     def __len__(self) -> int:
-        """Return B."""
         return len(self.labels)
 
     @property
@@ -69,10 +68,7 @@ class Prediction:
         if columns is not None:
             best = columns.gather(1, best[:, None])[:, 0]
         logits = (scores if rest is None else torch.cat([scores, rest[:, None]], 1)) / temperature
-        probabilities, energy = (
-            logits.softmax(dim=1)[:, : scores.shape[1]],
-            -temperature * logits.logsumexp(dim=1),
-        )
+        probabilities, energy = (logits.softmax(dim=1)[:, : scores.shape[1]], -temperature * logits.logsumexp(dim=1))
         for numbers in (scores, matches.similarities, probabilities, energy):
             if not numbers.isfinite().all():
                 raise ModelFileError(

@@ -42,19 +42,10 @@ def learn_task(
     shared_prompt: Tensor | None = None,
     on_usable: Callable[[TaskRecord], None] | None = None,
 ) -> TaskRecord:
-    """Learn a task and return its record.
+    """Learn a task of named classes, with labels [n] as positions in them, and return its record.
 
-    Args:
-        name: Of the task.
-        classes: Names of its classes.
-        images: Its training images.
-        labels: [n], positions in `classes`.
-        encoder: The frozen ViT.
-        memory: What has been learned before.
-        settings: How to learn.
-        callbacks: Follow the training of the prompt.
-        shared_prompt: Without one, the first task's prompt becomes the shared prompt of the default rule.
-        on_usable: Is given the record as it is before its prompt is trained.
+    Without a shared prompt, the first task's prompt becomes that of the default rule. `on_usable` is given the record
+    as it is before its prompt is trained.
     """
     rule, earlier = RULES[settings.rule], Memory() if settings.independent else memory
     seed = task_seed(settings.seed, classes)

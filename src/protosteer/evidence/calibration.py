@@ -49,17 +49,10 @@ class LooScores:
         return cls(scores, log_count, true_class, scores.mean(dim=1), similarities.amax(dim=1))
 
     def weights(self, spaces: Sequence[int], images: Tensor | slice = slice(None)) -> list[float]:
-        """Find the weights under which the true classes of images are most probable.
+        """Find weights, one per space, under which the true classes of images (bool [m]) are most probable.
 
         Never negative. That nothing among m images went wrong does not mean that nothing ever will: image m + 1
         counts as one without information, which bounds the confidence.
-
-        Args:
-            spaces: The feature spaces to weigh together.
-            images: bool [m], the images that count.
-
-        Returns:
-            One weight for each of the spaces.
         """
         chosen, log_count = torch.tensor(spaces), self.log_count[images]
         scores, true_class, mean = (x[images][..., chosen] for x in (self.scores, self.true_class, self.mean))
@@ -85,13 +78,8 @@ class LooScores:
 def loo_probabilities(table: SummaryTable, labels: Tensor, images: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Predict stored images by leave-one-out in one feature space, some at a time.
 
-    Args:
-        table: R summaries of C classes.
-        labels: int64 [R], the class of each summary.
-        images: int64 [m], the prototypes to predict, each one image of a class that has others.
-
-    Yields:
-        Some of `images` [b], and the probabilities [b, C] of all classes, each as if it had not been learned.
+    `table` has R summaries of C classes, `labels` [R] their classes. `images` [m] are prototypes, each one image of a
+    class that has others. Yields some of `images` [b] and probabilities [b, C], each as if it had not been learned.
     """
     chunks = -(-len(images) // max_loo_images(int(labels.max()) + 1))
     weight: float | None = None

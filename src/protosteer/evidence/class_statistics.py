@@ -46,10 +46,8 @@ class ClassStatistics:
     ) -> ClassStatistics:
         """Compute the statistics of R summaries.
 
-        Args:
-            summaries: The summaries.
-            labels: int64 [R], the class of each summary; without, each is a class of its own.
-            loo_rows: int64 [m], the prototypes to score by leave-one-out; without, evenly spaced ones.
+        Without `labels` [R], each summary is a class of its own; without `loo_rows` [m], evenly spaced prototypes are
+        scored by leave-one-out.
         """
         table = summaries if isinstance(summaries, SummaryTable) else SummaryTable.of(summaries)
         labels = torch.arange(len(table.lengths)) if labels is None else labels

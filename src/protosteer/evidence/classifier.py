@@ -69,15 +69,7 @@ class EvidenceClassifier:
         min_space_weight: float = MIN_SPACE_WEIGHT,
         min_unbiased: int = MIN_UNBIASED,
     ):
-        """Compute all that prediction needs.
-
-        Args:
-            memory: Records whose classes all have summaries.
-            index: The index of this memory.
-            options: How candidates are found among very many classes.
-            min_space_weight: See `MIN_SPACE_WEIGHT`.
-            min_unbiased: See `MIN_UNBIASED`.
-        """
+        """Compute all that prediction needs from a memory whose classes all have summaries, and its index."""
         self.index = index
         self.order = torch.tensor(sorted(range(len(index.classes)), key=index.classes.__getitem__))
         self.sorted_position = self.order.argsort()  # [C]: where the classes of the index are inside
@@ -99,16 +91,9 @@ class EvidenceClassifier:
         return CandidateSearch(scorer.whitened.units(scorer.statistics.means), self.options)
 
     def match(self, embed: Embed, count: int, exhaustive: bool = True, task_prompts: bool = True) -> ClassifierMatches:
-        """Classify `count` images that `embed` knows by their rows.
+        """Classify B images by `embed`, which takes rows [m] and numbers of prompts [m] or none: logits [B, C] or [B, n].
 
-        Args:
-            embed: Embeds rows [m] under prompts of the index, by number [m], or under none.
-            count: B, the number of images.
-            exhaustive: Score all classes also where they are very many; else only candidates.
-            task_prompts: Do step 3.
-
-        Returns:
-            Matches whose scores are logits, [B, C] or [B, n] of candidates.
+        Without `exhaustive`, only candidates are scored where classes are very many. `task_prompts`: do step 3.
         """
         first = self.spaces[0]
         shown = embed(torch.arange(count), _number(first.prompt, count))

@@ -46,14 +46,9 @@ class CoarseScorer:
         return F.normalize(self.statistics.means, dim=1)
 
     def scores(self, embeddings: Tensor, classes: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Score embeddings [B, D].
+        """Score embeddings [B, D] against all classes, [n] or for each image its own [B, n].
 
-        Args:
-            embeddings: [B, D].
-            classes: Which classes to score: all, [n] for all images, or [B, n] for each image its own.
-
-        Returns:
-            Scores and similarities (cosines), each [B, C] or [B, n].
+        Returns scores and similarities (cosines), each [B, C] or [B, n].
         """
         unit = F.normalize(embeddings.double(), dim=1)
         whitened = self.whitened.scores(unit, classes)
@@ -65,14 +60,7 @@ class CoarseScorer:
         return _combine(whitened, ridge, plain)
 
     def loo_scores(self, classes: slice | None = None) -> tuple[Tensor, Tensor]:
-        """Score the leave-one-out images, each as if it had not been learned.
-
-        Args:
-            classes: The range of classes to score; all by default.
-
-        Returns:
-            Scores and similarities, each [m, C] or [m, n].
-        """
+        """Return scores and similarities [m, C] of leave-one-out images, each as if not learned; or a range of classes."""
         statistics = self.statistics
         owners, classes = statistics.loo_labels, classes or statistics.all_classes
         points = statistics.table.decoded(statistics.loo_rows).double()

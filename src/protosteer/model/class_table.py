@@ -94,7 +94,6 @@ class ClassTable(Sequence[ClassRecord]):
         return cls(tuple(itertools.chain.from_iterable(table.names for table in tables)), columns, starts)
 
     def __len__(self) -> int:
-        """Return the number of classes."""
         return len(self.names)
 
     @overload
@@ -104,7 +103,6 @@ class ClassTable(Sequence[ClassRecord]):
     def __getitem__(self, row: slice) -> ClassTable: ...
 
     def __getitem__(self, row: int | slice) -> ClassRecord | ClassTable:
-        """Return one class as a record, or a range of classes as a table without a copy."""
         if isinstance(row, slice):
             first, last, step = row.indices(len(self))
             return self.take(range(first, last, step)) if step != 1 else self._range(first, max(first, last))

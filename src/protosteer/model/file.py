@@ -46,26 +46,15 @@ ADAPTED = "adapted"  # stands for "format" in the header of a shared prompt: wor
 
 @dataclass(frozen=True)
 class Model:
-    """Contents of a model file, without the backbone's weights.
+    """Contents of a model file, without the backbone's weights."""
 
-    Attributes:
-        path: Where it was read; what messages call it.
-        backbone: What the file says of the backbone: see `backbone_header`.
-        settings: How it learns and predicts.
-        memory: What it has learned.
-    """
-
-    path: Path
-    backbone: dict[str, Any]
+    path: Path  # where it was read; what messages call it
+    backbone: dict[str, Any]  # see `backbone_header`
     settings: Settings
     memory: Memory
 
     def backbone_for(self, given: Backbone | None) -> Backbone:
-        """Return the backbone that the model was learned with: `given`, or else loaded by its name.
-
-        Raises:
-            ModelFileError: It cannot be loaded, or is another one.
-        """
+        """Return the backbone that the model was learned with: `given`, or else loaded by its name."""
         about = self.backbone
         if given is None:
             try:
@@ -135,32 +124,18 @@ class Model:
     def load_backbone(
         self, name: str | None = None, weights: Path | None = None, device: str | torch.device = "cpu"
     ) -> Backbone:
-        """Load the model's backbone with its preprocessing.
+        """Load the model's backbone with its preprocessing, by its own name and from where its weights were by default.
 
         Other weights are rejected before anything is built in the sizes that the file names.
-
-        Args:
-            name: A name to load it by; None for the model's own.
-            weights: Where the weights are; None for where they were.
-            device: Where to put it.
         """
         about = self.backbone
         hint = about.get("weights") if name is None or full_name(name) == about["name"] else None
-        same = about["preprocessing"]
         if weights is None and hint and os.path.isfile(hint):  # any text
             weights = Path(hint)
         try:
-            return Backbone.load(
-                name or about["name"],
-                weights=weights,
-                image_size=about["image_size"],
-                mean=same["mean"],
-                std=same["std"],
-                crop=same["crop"],
-                heads=about["heads"],
-                device=device,
-                fingerprint=about["fingerprint"],
-            )
+            given = {key: about[key] for key in ("image_size", "heads", "fingerprint")}
+            given |= {key: about["preprocessing"][key] for key in ("mean", "std", "crop")}
+            return Backbone.load(name or about["name"], weights=weights, device=device, **given)
         except FingerprintMismatchError as error:
             raise self._error(
                 "other-backbone",
@@ -183,11 +158,8 @@ def _expendable(side: Path) -> Iterator[None]:
             side.unlink(missing_ok=True)
         except OSError:
             outcome = "may hold what was forgotten: delete it"
-        warnings.warn(
-            f"{side} cannot be written ({error.strerror or error}) and {outcome}; the model itself is written",
-            ProtosteerWarning,
-            stacklevel=2,
-        )
+        message = f"{side} cannot be written ({error.strerror or error}) and {outcome}; the model itself is written"
+        warnings.warn(message, ProtosteerWarning, stacklevel=2)
 
 
 def _task_header(task: TaskRecord, shared_prompts: list[Tensor]) -> dict[str, Any]:
@@ -206,11 +178,9 @@ def _task_header(task: TaskRecord, shared_prompts: list[Tensor]) -> dict[str, An
 
 def _number(prompts: list[Tensor], prompt: Tensor) -> int:
     """Return the position of an equal prompt in the list; if there is none, append it."""
-    for i, other in enumerate(prompts):
-        if torch.equal(other, prompt):
-            return i
-    prompts.append(prompt)
-    return len(prompts) - 1
+    if not any(torch.equal(other, prompt) for other in prompts):
+        prompts.append(prompt)
+    return next(i for i, other in enumerate(prompts) if torch.equal(other, prompt))
 
 
 def backbone_header(backbone: Backbone) -> dict[str, Any]:
@@ -219,11 +189,7 @@ def backbone_header(backbone: Backbone) -> dict[str, Any]:
 
 
 def merge(models: Sequence[Model], renames: Renames | None = None, task_renames: Renames | None = None) -> Model:
-    """Return one model with the tasks of all, in the order given; see `merging.concatenate`.
-
-    Raises:
-        LearnerError: The models have other backbones, preprocessing or prediction settings, or names clash.
-    """
+    """Return one model with the tasks of all, in the order given; see `merging.concatenate`."""
     if not models:
         raise ModelFileError("merge needs at least one model", code="nothing-to-merge")
     first = models[0]
@@ -258,11 +224,7 @@ def _check_alike(first: Model, other: Model) -> None:
 
 
 def read(path: str | Path) -> Model:
-    """Read and check a model file of any format.
-
-    Raises:
-        ModelFileError: There is no such file, it is damaged, of a later format, or not a valid model.
-    """
+    """Read and check a model file of any format; a `ModelFileError` says why it cannot be used."""
     path = Path(path)
     try:
         data = read_regular(path)

@@ -25,13 +25,7 @@ EARLY_EXACT = 5
 def upgrade(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a file of an earlier format as today's format has them.
 
-    Args:
-        header: The checked header.
-        tensors: The tensors of the file, not checked.
-
-    Raises:
-        KeyError: A tensor is absent.
-        TypeError: Tensors of classes do not fit together.
+    The header is checked, the tensors are not: a KeyError or TypeError tells what is absent or does not fit.
     """
     if header["format"] == 3:
         return dict(tensors)

@@ -28,7 +28,6 @@ class Memory:
                 self.add(task)  # names the one that is there already
 
     def __len__(self) -> int:
-        """Return the number of tasks."""
         return len(self.tasks)
 
     @property

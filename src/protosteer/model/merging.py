@@ -18,15 +18,8 @@ def concatenate(
 ) -> Memory:
     """Return the tasks of all memories, in the order given. A class of several memories has records of all.
 
-    A correction of the same image is taken once.
-
-    Args:
-        memories: At least one.
-        renames: Class names that clash, or are the same by chance; for every memory but the first.
-        task_renames: Task names likewise.
-
-    Raises:
-        LearnerError: A name is there twice, or a rename does not apply.
+    A correction of the same image is taken once. Renames apply to every memory but the first. A `LearnerError` names
+    what is there twice, or a rename that does not apply.
     """
     renames, task_renames = renames or {}, task_renames or {}
     _check_renames(memories[1:], renames, task_renames)

@@ -20,26 +20,16 @@ from protosteer.util.files import Identity, real, replacing
 
 
 class Transaction:
-    """One change of one model file, while nobody else changes it.
-
-    Attributes:
-        path: The model file.
-        identity: Tells which version of the file is there; its `content` is None if there is no file.
-    """
+    """One change of one model file, while nobody else changes it; made by `transaction`."""
 
     def __init__(self, path: Path):
-        """Remember which version of the file is there. Use `transaction` instead."""
         self.path = path
-        self.identity = Identity.of(path)
+        self.identity = Identity.of(path)  # which version is there; its `content` is None if there is no file
         self._read: Model | None = None
         self._new: Model | None = None
 
     def read(self) -> Model:
-        """Return what the file holds; it is read once.
-
-        Raises:
-            ModelFileError: There is no such file, or it is no valid model.
-        """
+        """Return what the file holds; it is read once."""
         if self._read is None:
             self._read = model_file.read(self.path)
         return self._read
@@ -68,17 +58,8 @@ class Transaction:
 def transaction(path: str | Path) -> Iterator[Transaction]:
     """Lock a model file, give it to be read and changed, and write the change when the block ends.
 
-    If the block raises, the file stays as it is. A file need not exist yet.
-
-    Args:
-        path: The model file, or a link to it.
-
-    Yields:
-        The transaction: `read` what the file holds, `put` what it is to hold.
-
-    Raises:
-        ModelFileError: The new model is not valid, or a program without locks has changed the file meanwhile.
-        OSError: The file cannot be written; it is as it was.
+    If the block raises, the file stays as it is. It need not exist yet. A `ModelFileError` says that the new model is
+    not valid, or that a program without locks has changed the file meanwhile.
     """
     path = Path(path)
     with replacing(real(path)):

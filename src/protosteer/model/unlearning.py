@@ -29,19 +29,7 @@ class Forgotten:
 
 
 def forget(memory: Memory, name: str | None = None, *, task: str | None = None) -> Forgotten:
-    """Remove a class from all its tasks, or a whole task.
-
-    Args:
-        memory: Is changed.
-        name: A class.
-        task: A task, instead.
-
-    Returns:
-        What was removed, and what that guarantees.
-
-    Raises:
-        LearnerError: There is no such class or task.
-    """
+    """Remove a class from all its tasks, or a whole task, from the memory; say what that guarantees."""
     if (name is None) == (task is None):
         message = "say what to forget: a class, forget('cat'), or a task, forget(task='spring')"
         raise LearnerError(message, code="nothing-to-forget")
@@ -82,16 +70,7 @@ def forget_all(memory: Memory, names: Sequence[str]) -> list[Forgotten]:
 
 
 def lost_influence(record: TaskRecord, before: Sequence[TaskRecord], memory: Memory) -> str | None:
-    """Say so if a new task was trained with or against classes that were forgotten while it was learned.
-
-    Args:
-        record: The new task.
-        before: The tasks that it was trained after, as they were then.
-        memory: What the model holds now.
-
-    Returns:
-        A sentence, or None if nothing of them remains.
-    """
+    """Say so if a new task, trained after `before`, was trained with or against classes forgotten meanwhile."""
     known = set(memory.classes)
     for owner in before:
         lost = [name for name in owner.class_names if name not in known]
@@ -104,15 +83,7 @@ def lost_influence(record: TaskRecord, before: Sequence[TaskRecord], memory: Mem
 
 
 def undo(memory: Memory, task: str | None = None) -> TaskRecord:
-    """Remove the last correction, or the one of that name, as if it had never been made.
-
-    Args:
-        memory: Is changed.
-        task: Name of the correction's task; None for the last one.
-
-    Returns:
-        The task that was removed.
-    """
+    """Remove the last correction, or the one of that name, as if it had never been made, and return its record."""
     made = {record.name: record for record in memory.corrections}
     if not made:
         raise LearnerError("nothing has been corrected; there is nothing to undo", code="nothing-corrected")

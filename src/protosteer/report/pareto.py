@@ -48,14 +48,7 @@ class Point:
 
 
 def pareto_plot(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
-    """Draw the plot as PNG.
-
-    Args:
-        rows: Label of each row, and the metrics of each of its seeds.
-
-    Returns:
-        The PNG file's bytes. A row without a panel's metric is missing from that panel.
-    """
+    """Draw the plot as PNG bytes; a row without a panel's metric is missing from that panel."""
     return png(pareto_figure(rows))
 
 
@@ -99,11 +92,7 @@ def points_of(rows: Mapping[str, Sequence[Mapping[str, Any]]], cost: Cost) -> li
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Find the Pareto front of (cost, accuracy) pairs.
-
-    Returns:
-        Indices of the pairs that no other pair dominates, in order of cost.
-    """
+    """Return the indices of the (cost, accuracy) pairs that no other pair dominates, in order of cost."""
     order = sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1]))
     chosen: list[int] = []
     for i in order:
@@ -135,14 +124,8 @@ def _panel(axes: Axes, cost: Cost, points: Sequence[Point]) -> None:
             p.cost, p.accuracy, p.accuracy_std or None, p.cost_std or None, fmt="o", markersize=MARK,
             markeredgecolor="white", markeredgewidth=0.8, elinewidth=1, color=colour, zorder=order,
         )  # fmt: skip
-        at: dict[str, Any] = {
-            "ha": "center",
-            "va": "center_baseline",
-            "fontsize": 7,
-            "color": "white",
-            "zorder": order + 0.5,
-        }
-        axes.text(p.cost, p.accuracy, str(p.number), **at)
+        at: dict[str, Any] = {"ha": "center", "va": "center_baseline", "color": "white", "zorder": order + 0.5}
+        axes.text(p.cost, p.accuracy, str(p.number), fontsize=7, **at)
     axes.margins(y=0.06)
     steps = _steps(points, high)
     axes.plot(steps[:, 0], steps[:, 1], color=ON_FRONT, linewidth=1.3, alpha=0.6)

@@ -53,11 +53,7 @@ DIAGONAL_COLOUR = "#E4E4E4"
 
 
 def accuracy_matrices(matrices: Mapping[str, Matrix]) -> bytes:
-    """Draw accuracy matrices side by side on one colour scale.
-
-    Args:
-        matrices: Accuracy in percent by name; row i is after task i, column j is task j.
-    """
+    """Draw accuracy matrices (percent; row i is after task i, column j is task j) side by side on one colour scale."""
     tasks = max(len(matrix) for matrix in matrices.values())
     lowest = min(value for matrix in matrices.values() for row in matrix for value in row)
     scale = Normalize(min(90.0, 10.0 * math.floor(lowest / 10.0)), 100.0)
@@ -107,10 +103,9 @@ def accuracy_curves(matrices: Mapping[str, Matrix]) -> bytes:
 
 
 def accuracy_bands(rows: Mapping[str, Sequence[Matrix]]) -> bytes:
-    """Draw accuracy curves of several seeds: their mean, in a band of one standard deviation.
+    """Draw the mean of several seeds' accuracy curves, in a band of one standard deviation.
 
-    Args:
-        rows: Matrices of each seed by name; only tasks that all seeds of a row have learned are drawn.
+    Only tasks that all seeds of a row have learned are drawn.
     """
     outside = len(rows) > MAX_LEGEND_INSIDE
     figure = Figure(figsize=(10.4, 5.2) if outside else (7.2, 4.5), dpi=DPI, layout="constrained")
@@ -164,14 +159,9 @@ def tsne_before_after(
     prototypes_before: Mapping[str, Floats],
     prototypes_after: Mapping[str, Floats],
 ) -> bytes:
-    """Draw two t-SNE maps of the same images, each with the prototypes of every class.
+    """Draw two t-SNE maps of the same N images, each with the prototypes [c, D] of every class.
 
-    Args:
-        before: Embeddings [N, D] without prompts.
-        after: Embeddings [N, D] under the prompt of each image's best match.
-        labels: Class of each image.
-        prototypes_before: Key prototypes [c, D] by class.
-        prototypes_after: Value prototypes [c, D] by class.
+    Embeddings [N, D] are `before` without prompts, `after` under the prompt of each image's best match.
     """
     classes = list(dict.fromkeys([*prototypes_before, *labels]))
     columns = math.ceil(len(classes) / 10)
@@ -229,15 +219,9 @@ def _class_style(i: int) -> tuple[str, str]:
 
 
 def class_similarity(names: Sequence[str], matrix: npt.ArrayLike, most: int = 60) -> bytes:
-    """Draw class similarities as a heat map in which similar classes are adjacent.
+    """Draw class similarities [C, C] as a heat map in which similar classes are adjacent.
 
-    Args:
-        names: Of the C classes.
-        matrix: Similarities [C, C].
-        most: Of more classes, those with the most similar neighbours are shown.
-
-    Raises:
-        DataError: With code `nothing-learned`, if there are no classes.
+    Of more than `most` classes, those with the most similar neighbours are shown.
     """
     if not names:
         raise DataError("there are no classes to draw; learn some first", code="nothing-learned")

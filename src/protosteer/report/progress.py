@@ -35,8 +35,7 @@ class LearnProgress:
         self.live = console.is_terminal and not console.is_dumb_terminal
         self.bars = _bars(console, self.live)
         self.ids = [self.bars.add_task("", total=1.0, note="", visible=False) for _ in range(self.rows)]
-        self.doing, self.last_report = "", clock()
-        self.last_line = clock()
+        self.doing, self.last_report, self.last_line = "", clock(), clock()
 
     def __enter__(self) -> Self:
         self.bars.start()
@@ -79,12 +78,7 @@ class LearnProgress:
 class RunProgress(LearnProgress):
     """Show several runs of a benchmark (seeds or variants, by name), one after the other.
 
-    Args:
-        console: Where to print.
-        stream: The benchmark.
-        runs: Names of the runs.
-        log: Called with every plain line, also if the console shows bars.
-        clock: Seconds.
+    `log` is called with every plain line, also if the console shows bars.
     """
 
     rows = 3
@@ -109,13 +103,7 @@ class RunProgress(LearnProgress):
         self.log(line)
 
     def begin(self, name: str, about: str, done_tasks: int = 0) -> None:
-        """Start a run.
-
-        Args:
-            name: Of the run.
-            about: What is special about it, in a few words.
-            done_tasks: Tasks restored from an interrupted run; the estimate ignores them.
-        """
+        """Start a run; the estimate ignores `done_tasks`, restored from an interrupted run."""
         self.run = self.runs.index(name)
         self.say(f"{name}: {about}", style="bold")
         self._begin_task(done_tasks)

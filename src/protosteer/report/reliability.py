@@ -17,8 +17,7 @@ FEW = 1.0  # percent of the images, below which a bin is drawn faintly
 def reliability_plot(rows: Mapping[str, Sequence[Bins]]) -> bytes:
     """Draw each bin's accuracy at its mean confidence, one line per row; below, the share of images per bin.
 
-    Args:
-        rows: Bins of `metrics.reliability` for each seed, by name; the seeds of a row are pooled.
+    The seeds of a row are pooled.
     """
     figure = Figure(dpi=DPI, layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))

@@ -132,14 +132,7 @@ def metrics_table(rows: Mapping[str, Mapping[str, float | None]], title: str | N
 def spread_table(
     title: str | None, metrics: Mapping[str, Metric], rows: Sequence[Row], count_seeds: bool = False
 ) -> Table:
-    """Show means and standard deviations over seeds, one line per row.
-
-    Args:
-        title: Of the table.
-        metrics: The columns; a metric that no row has is skipped.
-        rows: Labels, and the metrics of each seed.
-        count_seeds: Add a column with the number of seeds.
-    """
+    """Show means and standard deviations over seeds, one line per row; a metric that no row has is skipped."""
     metrics = present(metrics, rows)
     headings = numbers(metric.heading for metric in metrics.values())
     table = plain_table(title, labels(), *numbers(["Seeds"] if count_seeds else []), *headings)
@@ -184,11 +177,7 @@ def _matrix_part(matrix: Matrix, title: str | None, columns: range) -> Table:
 
 
 def run_report(figures: Mapping[str, Any]) -> list[Table]:
-    """Report one run: matrix, averages, costs and diagnosis.
-
-    Args:
-        figures: Metrics of one seed, or of several as `run --json` prints them, shown as mean ± std.
-    """
+    """Report one run, of one seed or of several as `run --json` prints them: matrix, averages, costs, diagnosis."""
     seeds: Sequence[Mapping[str, Any]] = figures.get("seeds", [figures])
     parts = []
     for seed in seeds:

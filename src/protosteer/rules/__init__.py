@@ -9,17 +9,9 @@ from protosteer.rules.paper import PaperReader, PaperRule
 from protosteer.settings import Settings
 
 __all__ = [
-    "RULES",
-    "Embeddings",
-    "EvidenceReader",
-    "EvidenceRule",
-    "Exported",
-    "PaperReader",
-    "PaperRule",
-    "Reader",
-    "Rule",
+    "RULES", "Embeddings", "EvidenceReader", "EvidenceRule", "Exported", "PaperReader", "PaperRule", "Reader", "Rule",
     "reader_of",
-]
+]  # fmt: skip
 
 RULES: dict[str, Rule] = {"paper": PaperRule(), "evidence": EvidenceRule()}
 

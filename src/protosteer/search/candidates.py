@@ -29,11 +29,7 @@ class Scorer(Protocol):
     """Scores embeddings against classes."""
 
     def scores(self, embeddings: Tensor, classes: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Score embeddings [B, D] against all C classes, or against `classes`, [n] or [B, n].
-
-        Returns:
-            Scores and similarities, each [B, C] or [B, n].
-        """
+        """Return scores and similarities of embeddings [B, D] and all C classes, or `classes`, [n] or [B, n]."""
 
 
 class CandidateSearch:

@@ -32,15 +32,7 @@ class Search(Protocol):
     """Finds the vectors nearest to a query."""
 
     def nearest(self, queries: Tensor, count: int) -> Tensor:
-        """Find the `count` vectors with the greatest dot product, the greatest first.
-
-        Args:
-            queries: [B, D], unit vectors.
-            count: how many vectors to find for each query.
-
-        Returns:
-            int64 [B, count]: rows of distinct vectors.
-        """
+        """Find rows [B, count] of the distinct vectors with the greatest dot product to queries [B, D], greatest first."""
 
 
 def faiss_available() -> bool:
@@ -75,15 +67,8 @@ class IVFSearch:
         self.size, dim = len(vectors), vectors.shape[1]
         rows = vectors.contiguous().numpy()
         lists = max(1, min(len(rows) // options.vectors_per_list, options.max_lists))
-        kmeans = faiss.Kmeans(
-            dim,
-            lists,
-            niter=options.kmeans_rounds,
-            spherical=True,
-            max_points_per_centroid=options.kmeans_samples_per_list,
-            min_points_per_centroid=1,
-            seed=0,
-        )
+        sizes = {"min_points_per_centroid": 1, "max_points_per_centroid": options.kmeans_samples_per_list}
+        kmeans = faiss.Kmeans(dim, lists, niter=options.kmeans_rounds, spherical=True, seed=0, **sizes)
         kmeans.train(rows)
         self._centroids = faiss.IndexFlatIP(dim)  # the index below only borrows it
         self._centroids.add(kmeans.centroids)

@@ -40,18 +40,10 @@ class Ticket:
 
 
 class Batcher:
-    """Collect images of many requests into batches.
-
-    Args:
-        predict: Maps pixels [n, 3, h, w] and `top` to n rows.
-        capacity: Images that may wait.
-        batch: Images per call of `predict`.
-    """
+    """Collect images of many requests into batches, for `predict`: pixels [n, 3, h, w] and `top` to n rows."""
 
     def __init__(self, predict: Callable[[Tensor, int], list[Row]], capacity: int, batch: int):
-        self._predict = predict
-        self._capacity = capacity
-        self._batch = batch
+        self._predict, self._capacity, self._batch = predict, capacity, batch
         self._changed = threading.Condition()
         self._tickets: deque[Ticket] = deque()
         self.length = 0  # images in the queue
@@ -71,11 +63,8 @@ class Batcher:
         waiting = self.length + self._reserved
         if waiting + count > self._capacity:
             seconds = math.ceil(waiting * self._seconds_per_image)
-            raise RequestError(
-                503,
-                f"{waiting} images are waiting and {self._capacity} may; try again later",
-                retry_after=min(max(1, seconds), _MAX_RETRY_AFTER),
-            )
+            message = f"{waiting} images are waiting and {self._capacity} may; try again later"
+            raise RequestError(503, message, retry_after=min(max(1, seconds), _MAX_RETRY_AFTER))
 
     @contextmanager
     def reserve(self, count: int) -> Iterator[None]:

@@ -71,20 +71,17 @@ class Connection(HttpToolsProtocol):
     def on_url(self, url: bytes) -> None:
         """Reject an address that is too long."""
         super().on_url(url)
-        if len(self.url) > self._limits.line_bytes:
-            self._rejection = RequestError(
-                414, f"the address is longer than {self._limits.line_bytes:,} bytes; shorten it"
-            )
-            raise self._rejection
+        self._check_line(414, "the address", len(self.url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Reject a header that is too long."""
-        if len(name) + len(value) > self._limits.line_bytes:
-            self._rejection = RequestError(
-                431, f"a header is longer than {self._limits.line_bytes:,} bytes; shorten it"
-            )
-            raise self._rejection
+        self._check_line(431, "a header", len(name) + len(value))
         super().on_header(name, value)
+
+    def _check_line(self, status: int, what: str, length: int) -> None:
+        if length > (most := self._limits.line_bytes):
+            self._rejection = RequestError(status, f"{what} is longer than {most:,} bytes; shorten it")
+            raise self._rejection
 
     def on_headers_complete(self) -> None:
         """End the wait for headers."""
@@ -164,12 +161,8 @@ class Connection(HttpToolsProtocol):
 
     def _send_error(self, rejection: RequestError) -> None:
         body = json.dumps({"detail": str(rejection)}).encode()
-        headers = {
-            "Content-Type": "application/json",
-            "Content-Length": str(len(body)),
-            "Connection": "close",
-            **rejection.headers,
-        }
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
+        headers |= rejection.headers
         lines = [f"HTTP/1.1 {rejection.status} {HTTPStatus(rejection.status).phrase}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)

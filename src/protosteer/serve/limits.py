@@ -48,13 +48,7 @@ class Limits:
 
 
 class RequestError(ProtosteerError):
-    """Reject a request.
-
-    Args:
-        status: HTTP status.
-        detail: One line: what is wrong and what to do.
-        retry_after: Seconds after which a client may try again.
-    """
+    """Reject a request with an HTTP status and one line: what is wrong and what to do."""
 
     def __init__(self, status: int, detail: str, retry_after: int | None = None):
         super().__init__(printable(detail), code=f"http-{status}")  # detail may quote a client's text

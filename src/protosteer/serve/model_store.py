@@ -69,14 +69,7 @@ class Store:
             return record
 
     def correct(self, name: str, pixels: Tensor, content: bytes, file: str) -> Corrected:
-        """Correct the label of one image.
-
-        Args:
-            name: The right class, known or new.
-            pixels: The image [3, h, w].
-            content: The bytes of its file.
-            file: The name of its file.
-        """
+        """Correct the label of one image [3, h, w], whose file has this name and these bytes, to a known or new class."""
         with self._lock:
             learner = self.current.learner.copy()
             new = name not in learner.classes
@@ -112,11 +105,7 @@ class Store:
             return forgotten
 
     def replace(self, old: TaskRecord, new: TaskRecord, before: tuple[TaskRecord, ...]) -> None:
-        """Replace a record at its position: its prompt was trained against the records before it.
-
-        Raises:
-            OutdatedError: These records have changed.
-        """
+        """Replace a record whose prompt was trained against those before it; `OutdatedError` if these have changed."""
         with self._lock:
             self.check_before(old, before)
             memory = Memory(self.current.memory.tasks)

@@ -44,11 +44,7 @@ class ModelRegistry:
 
 
 def check_names(sources: Sequence[tuple[str, Path]]) -> None:
-    """Check names and files of models: each unique, each name usable in an address.
-
-    Raises:
-        SettingsError: With code `bad-name` or `name-taken`.
-    """
+    """Check that names and files of models are unique, and that each name is usable in an address."""
     names: dict[str, Path] = {}
     files: dict[Path, str] = {}
     for name, path in sources:

@@ -160,10 +160,7 @@ def _add_corrections(router: APIRouter, chosen: Any) -> None:
         return await service.correct(request, name)
 
     @router.get(
-        "/corrections",
-        response_model=schemas.Corrections,
-        responses=schemas.errors(401, 403),
-        dependencies=allowed,
+        "/corrections", response_model=schemas.Corrections, responses=schemas.errors(401, 403), dependencies=allowed
     )
     def corrections(service: Service = chosen) -> Any:
         """All corrections that hold. They name files, which is why the token is asked for."""

@@ -43,15 +43,11 @@ class Service:
         thumbnails: bool = False,
     ):
         if allow_teach and not token:
-            raise SettingsError(
-                "teaching over HTTP needs a token: give one, or do not allow teaching", code="token-required"
-            )
+            message = "teaching over HTTP needs a token: give one, or do not allow teaching"
+            raise SettingsError(message, code="token-required")
         check_fraction(reject)
-        self.name = name
-        self.limits = limits
-        self.teaching = allow_teach
-        self.reject = reject
-        self.metrics = metrics
+        self.name, self.limits, self.metrics = name, limits, metrics
+        self.teaching, self.reject = allow_teach, reject
         self.store = Store(learner, path, allow_teach, thumbnails)
         self.uploads = Uploads(learner.backbone.preprocessing, limits)
         self.batcher = Batcher(self._predict, limits.queue, limits.batch)

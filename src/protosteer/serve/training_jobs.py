@@ -28,11 +28,7 @@ from protosteer.serve.schemas import JobStatus
 logger = logging.getLogger("protosteer.serve")
 
 _MAX_ENDED = 100  # ended jobs whose status can still be read
-_MESSAGES = {
-    "keys": "embedding the images",
-    "training": "training the prompt",
-    "values": "making the prototypes",
-}
+_MESSAGES = {"keys": "embedding the images", "training": "training the prompt", "values": "making the prototypes"}
 
 
 class Jobs:
