@@ -42,9 +42,19 @@ def setting(
     at_most: float | None = None,
     choices: Sequence[str] | None = None,
 ) -> Any:
-    """Declare a field of `Values` with its bounds; a subclass that only changes the default keeps them.
+    """Declare a field of `Values` with its bounds.
 
-    What sizes memory or a loop has `at_most`, so that a slip is found early.
+    A subclass that only changes the default keeps the bounds of the class it inherits from.
+
+    Args:
+        default: The default value.
+        at_least: The smallest value allowed.
+        above: A value that must be exceeded.
+        at_most: The largest value allowed. What sizes memory or a loop has one, so that a slip is found early.
+        choices: All values allowed, of a string.
+
+    Returns:
+        A dataclass field whose metadata holds the bounds.
     """
     bounds = {"at_least": at_least, "above": above, "at_most": at_most, "choices": choices}
     metadata = {name: bound for name, bound in bounds.items() if bound is not None}
