@@ -110,7 +110,7 @@ class Learner:
         Args:
             data: A folder of class folders, (images, labels), or a torch Dataset of such pairs.
             name: Of the task; "task-N" by default.
-            on_stage: Is told of progress.
+            on_stage: Called with each stage of progress.
             checkpoint: With one, the same call resumes an interrupted training, bit-identically.
             on_usable: Is given the record as it is before its prompt is trained.
 

@@ -15,7 +15,7 @@ from protosteer.evidence.summary_table import SummaryTable
 MIN_LOO_IMAGES, MAX_LOO_IMAGES = 200, 2_000
 LOO_SCORES = 4_000_000
 COVARIANCE_PROTOTYPES = 262_144  # for the covariance within classes; more add nothing but time
-# Prototypes or classes in double precision at once: so few that their memory is reused instead of allocated anew,
+# Prototypes or classes in double precision at once: so few that their memory is reused instead of allocated again,
 # which had taken most of the time.
 BLOCK = 2_048
 

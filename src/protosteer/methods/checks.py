@@ -34,7 +34,7 @@ class Maker:
     Attributes:
         method: The class.
         settings: Settings that differ from its `test_settings`.
-        make_images: Wraps test images for a method; `PlainImages` computes every embedding anew.
+        make_images: Wraps test images for a method; `PlainImages` computes every embedding itself.
         states: States by the number of tasks learned and the seed.
     """
 

@@ -18,7 +18,7 @@ GROUPS = (["ant", "bee"], ["cat", "dog", "eel"], ["fox"])
 
 
 class PlainImages:
-    """Test images without a cache: every embedding is computed anew by the method's backbone."""
+    """Test images without a cache: every embedding is computed by the method's backbone."""
 
     def __init__(self, method: Method, images: ImageSet):
         self.method = method

@@ -52,7 +52,7 @@ def write(model: str | Path, thumbs: Iterable[Thumb]) -> None:
         "jpegs": torch.frombuffer(bytearray(b"".join(thumb.jpeg for thumb in kept)), dtype=torch.uint8),
     }
     place, file = beside(model), real(Path(model))
-    if file.is_file() and not place.exists():  # whoever may read the model may read them
+    if file.is_file() and not place.exists():  # the same permissions as the model
         place.touch(mode=stat.S_IMODE(file.stat().st_mode))
     write_atomically(place, pack_tensors({"thumbs": FORMAT, "classes": names}, tensors))
 

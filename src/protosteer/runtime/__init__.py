@@ -1,1 +1,1 @@
-"""What a long run needs, whoever runs it: resuming and progress."""
+"""What a long run needs: checkpoints, progress, devices, executors."""

@@ -95,7 +95,7 @@ def choose_backbone(
     """The backbone that suits images with labels, which are given as to `Learner.learn`.
 
     fetch: also try the short list of small ones that are not on this disk, unless HF_HUB_OFFLINE is set; no
-    image leaves the machine. say: is told before anything is fetched, and what cannot be.
+    image leaves the machine. say: called before anything is fetched, and with what cannot be.
     """
     images, labels = _parted(data)
     if not labels:
@@ -140,7 +140,7 @@ def affordable(
     left_out: dict[str, str],
     before: Sequence[BackboneInfo] = (),
 ) -> list[BackboneInfo]:
-    """Those `before`, and what time and memory allow of others, the smallest first; it is told what is not."""
+    """Those `before`, and what time and memory allow of others, the smallest first; `left_out` gets the rest."""
     taken = list(before)
     for info in sorted(candidates, key=_cost):
         if 4 * COPIES * info.parameters > memory_size():

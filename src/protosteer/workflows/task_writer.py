@@ -44,7 +44,7 @@ class TaskWriter:
         Args:
             path: The model file, which need not exist.
             name: Name of the task if the user chose it; else it may get a number.
-            say: Is told what others changed meanwhile.
+            say: Called with what others changed meanwhile.
         """
         self.path, self.name, self.say = path, name, say
         self.unfinished: str | None = None

@@ -45,7 +45,7 @@ def _verified(path: Path, info: DatasetInfo) -> str:
         return f"md5:{actual}"
     plain = info.official.get(path.stem) if path.suffix == ".gz" else None
     if plain and hashlib.md5(content(path), usedforsecurity=False).hexdigest() == plain:
-        return f"md5:{plain}"  # the official content, gzipped anew
+        return f"md5:{plain}"  # the official content in another gzip file
     message = (
         f"{path} has md5 {actual}, but the official file has {official}; "
         f"remove it and run: protosteer datasets get {info.name}"

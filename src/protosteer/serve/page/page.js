@@ -26,7 +26,7 @@ async function refresh() {
 async function listModels() {
   const asked = new URLSearchParams(location.search).get("model");
   if (asked !== null) show(asked);
-  const { models } = await ask("models").catch(() => ({ models: [] }));  // that it does not answer is told by others
+  const { models } = await ask("models").catch(() => ({ models: [] }));  // other requests report a service that is down
   $("models").replaceChildren(...models.map(({ name }) => el("option", { value: name }, name)));
   $("models").value = asked ?? models[0]?.name;
   $("chooser").hidden = models.length < 2;
