@@ -6,6 +6,7 @@ which stay the same when the English improves.
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar
 
 
@@ -26,7 +27,8 @@ class ProtosteerError(Exception):
 
     def __init__(self, message: str = "", *, code: str | None = None, **details: Any):
         # Names from untrusted files may hold line breaks and control characters; a message stays one line.
-        super().__init__("".join(c if c.isprintable() else "?" for c in message))
+        line = re.sub(r"\s*[\r\n]+\s*", " ", message)
+        super().__init__("".join(c if c.isprintable() else "?" for c in line))
         self.code = code or self.default_code
         self.details = details
 
