@@ -39,9 +39,9 @@ class TaskImages:
         """Embed all n images under one prompt [S, L, D], or without: [n, D]."""
         return self.backbone.embed_set(self.images, prompt, self.settings.embed_batch_size)
 
-    def views(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
+    def views(self, batches: Sequence[Tensor], generator: torch.Generator) -> Iterator[Tensor]:
         """Augment the images of each batch of rows [N] and turn them into tokens [N, T, D]."""
-        for images in augmented(self.images, batches, self.augmentation, self.backbone.device):
+        for images in augmented(self.images, batches, self.augmentation, self.backbone.device, generator=generator):
             yield self.backbone.trunk(images, self.settings.prompt_from_layer - 1)
 
 

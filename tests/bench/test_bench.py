@@ -98,8 +98,8 @@ def test_our_step_is_that_of_training(monkeypatch: pytest.MonkeyPatch, from_laye
     state = torch.get_rng_state()
     step()
 
-    def in_order(count: int, _: int) -> list[torch.Tensor]:
-        torch.set_rng_state(state)
+    def in_order(count: int, _: int, generator: torch.Generator) -> list[torch.Tensor]:
+        generator.set_state(state)
         return [torch.arange(count)]
 
     monkeypatch.setattr(training_state, "epoch_batches", in_order)

@@ -1,6 +1,8 @@
 """Algorithm 1 against a loop written out by hand, its schedules, its head, and what it leaves alone."""
 
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -133,6 +135,26 @@ def test_same_seed_same_bits_and_the_callers_random_state_is_kept():
     assert torch.equal(first.prompt, again.prompt) and not torch.equal(first.prompt, other.prompt)
 
 
+@pytest.mark.parametrize("start", ["zero", "random"])
+def test_trainings_of_several_threads_do_not_disturb_each_other(start):
+    """Threads take turns after every step while another one draws from torch's own generator."""
+    settings = QUICK.replace(prompt_start=start, augmentation="paper")
+    seeds, backbone = (1, 2), tiny_backbone()
+    alone = [train(backbone, *task(), settings, anchors=prototypes(), seed=seed).prompt for seed in seeds]
+    turns = threading.Barrier(len(seeds), timeout=60)
+
+    def wait(state):
+        torch.rand(1)
+        turns.wait()
+
+    def run(seed):
+        return train(backbone, *task(), settings, anchors=prototypes(), seed=seed, callbacks=[StepCallback(wait)])
+
+    with ThreadPoolExecutor(len(seeds)) as threads:
+        together = [trained.prompt for trained in threads.map(run, seeds)]
+    assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+
+
 def loss_of(z, labels, earlier, **given):
     """The loss that a setting stands for, of one batch with given prototypes."""
     sampled, sampled_labels = earlier
@@ -254,9 +276,9 @@ def test_head_samples_as_many_prototypes_as_images():
     drawn = []
 
     class Counting(Anchors):
-        def sample(self, count):
+        def sample(self, count, generator=None):
             drawn.append(count)
-            return super().sample(count)
+            return super().sample(count, generator)
 
     source = prototypes()
     counting = Counting(source.means, source.scales, source.labels)

@@ -37,11 +37,13 @@ def prompt_shape(encoder: Encoder, settings: Settings) -> tuple[int, int, int]:
     return encoder.prompt_shape(settings.prompt_length, settings.prompt_kind == "deep", settings.prompt_from_layer)
 
 
-def initial_prompt(encoder: Encoder, settings: Settings, start: Tensor | None) -> Tensor:
-    """[S, L, D]: the previous task's prompt `start` if it has this shape, zero, or small random numbers."""
+def initial_prompt(
+    encoder: Encoder, settings: Settings, start: Tensor | None, generator: torch.Generator | None = None
+) -> Tensor:
+    """[S, L, D]: the previous task's prompt `start` if it has this shape, zero, or small numbers by the generator."""
     shape = prompt_shape(encoder, settings)
     if settings.prompt_start == "random":
-        return nn.init.trunc_normal_(torch.empty(shape), std=0.02)
+        return nn.init.trunc_normal_(torch.empty(shape), std=0.02, generator=generator)
     if start is None or settings.prompt_start == "zero" or start.shape != shape:
         return torch.zeros(shape)
     return start.detach().clone()

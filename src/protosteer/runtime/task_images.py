@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 from protosteer.backbones import Backbone
@@ -43,8 +44,8 @@ class TaskImages:
 
         return self.backbone.embed_set(self.images, prompt, self.settings.embed_batch_size, on_batch)
 
-    def views(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
+    def views(self, batches: Sequence[Tensor], generator: torch.Generator) -> Iterator[Tensor]:
         """Yield the augmented tokens of each batch of row numbers, see `paper.trainer.Views`."""
         if self.parallel is None:
-            return augmented_tokens(self.images, batches, self.backbone, self.settings)
-        return self.parallel.views(self.images, batches, self.settings)
+            return augmented_tokens(self.images, batches, generator, self.backbone, self.settings)
+        return self.parallel.views(self.images, batches, generator, self.settings)
