@@ -24,13 +24,13 @@ from protosteer.backbones import Backbone
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import LearnerError, ProtosteerError, WeightsError
 from protosteer.evidence import kernel_ridge as ridging
-from protosteer.export import onnx as export
 from protosteer.export.onnx import export_onnx
 from protosteer.learner import Learner
 from protosteer.model.class_table import ClassTable
 from protosteer.model.memory import Memory
 from protosteer.rules import RULES, EvidenceRule
 from protosteer.settings import Settings
+from protosteer.util import files
 from protosteer.workflows.ood import Rejection, threshold
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed (extra `onnx`)")
@@ -332,7 +332,7 @@ def test_an_interrupted_export_leaves_what_was_there(
     folder = tmp_path / "exported"
     export_onnx(small_learner(), folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    write, rename = export.write_atomically, Path.rename
+    write, rename = files.write_atomically, Path.rename
 
     def stopped_write(path: Path, data: bytes) -> None:
         if path.name == "model.json":
@@ -345,8 +345,9 @@ def test_an_interrupted_export_leaves_what_was_there(
         return rename(path, target)
 
     if moment == "third file":
-        monkeypatch.setattr(export, "write_atomically", stopped_write)
+        monkeypatch.setattr(files, "write_atomically", stopped_write)
     else:
+        monkeypatch.setattr(files, "_exchange", lambda *_: False)
         monkeypatch.setattr(Path, "rename", stopped_rename)
     with pytest.raises(KeyboardInterrupt):
         export_onnx(small_learner(["cat", "dog"]), folder)

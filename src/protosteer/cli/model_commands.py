@@ -56,7 +56,7 @@ def forget(
                 message = f"{backup} exists already; choose another file for --backup"
                 raise ProtosteerError(message, code="file-exists", path=backup)
             with writing(backup, "--backup"):
-                write_atomically(backup, read_regular(model))
+                write_atomically(backup, read_regular(model), like=model)
         change.put(held)
     left = clear_up(model, checkpoints=True)
     after = _size(held)

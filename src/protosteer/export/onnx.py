@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import tempfile
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -26,7 +25,7 @@ from protosteer.backbones import Backbone
 from protosteer.errors import LearnerError, ProtosteerError
 from protosteer.learner import Learner
 from protosteer.paper.vit import shared_layers
-from protosteer.util.files import write_atomically, writing
+from protosteer.util.files import replace_folder, writing
 from protosteer.workflows import ood
 
 FORMATS = {"paper": "protosteer-onnx-3", "evidence": "protosteer-onnx-4"}
@@ -98,7 +97,7 @@ def export_onnx(
         "README.md": readme.encode(),
     }
     with writing(folder, option):
-        _replace_folder(folder, contents)
+        replace_folder(folder, contents)
     return [folder / name for name in contents]
 
 
@@ -225,21 +224,3 @@ def _is_export(folder: Path) -> bool:
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(about, dict) and str(about.get("format", "")).startswith("protosteer-onnx-")
-
-
-def _replace_folder(folder: Path, contents: dict[str, bytes]) -> None:
-    """Build a folder beside the wanted one and rename it: the old one or the new one, never a mixture."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as beside:
-        new, old = Path(beside, "new"), Path(beside, "old")
-        new.mkdir()
-        for name, data in contents.items():
-            write_atomically(new / name, data)
-        if folder.exists():
-            folder.rename(old)
-        try:
-            new.rename(folder)
-        except BaseException:
-            if old.exists():
-                old.rename(folder)
-            raise
