@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import operator
 import sys
 import warnings
@@ -30,6 +29,7 @@ CLUSTERINGS = ("spectral", "kmeans")
 LABEL_ASSIGNMENTS = ("discretize", "kmeans")
 PRESETS = ("best", "fast", "instant", "paper")
 
+MAX_FLOAT = 1e30  # of a setting: optimisers divide it, and what comes out must be a float32
 # Settings that older files name, with the value at which they did nothing.
 RETIRED = {"cached_views": 0}
 
@@ -276,8 +276,7 @@ def _typed(field: dataclasses.Field[Any], value: Any) -> Any:
         shown = f" = {value!r}" if isinstance(value, (bool, int, float, str)) else ""
         message = f"{field.name}{shown[:80]}: must be {wanted.__name__}, not {type(value).__name__}"
         raise SettingsError(message, code="wrong-setting-type", name=field.name)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise SettingsError(
-            f"{field.name} = {value}: must be a finite number", code="setting-out-of-bounds", name=field.name
-        )
+    if isinstance(value, float) and not abs(value) <= MAX_FLOAT:  # NaN neither
+        message = f"{field.name} = {value}: must be a number up to {MAX_FLOAT:g}"
+        raise SettingsError(message, code="setting-out-of-bounds", name=field.name)
     return value

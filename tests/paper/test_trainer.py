@@ -1,5 +1,6 @@
 """Algorithm 1 against a loop written out by hand, its schedules, its head, and what it leaves alone."""
 
+import contextlib
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,13 +12,13 @@ import torch.nn.functional as F
 from conftest import StepCallback, easy_task, tiny_backbone, train
 from expect import expect_error
 from protosteer.data.augment import Augmentation
-from protosteer.errors import TrainingError
+from protosteer.errors import SettingsError, TrainingError
 from protosteer.paper import losses
 from protosteer.paper.prompts import initial_prompt
 from protosteer.paper.prototypes import Anchors
 from protosteer.paper.trainer import Head, learning_rate, update, weight_decay
 from protosteer.runtime.callbacks import ProgressCallback
-from protosteer.settings import Settings
+from protosteer.settings import MAX_FLOAT, Settings
 from protosteer.util.training_state import epoch_batches
 from vit_toys import small
 
@@ -121,6 +122,17 @@ def test_training_lowers_the_loss():
     settings = QUICK.replace(epochs=25, batch_size=16, augmentation="none", learning_rate=5e-3)
     trained = train(tiny_backbone(), *task(3), settings)
     assert trained.epochs[-1].loss < trained.epochs[0].loss - 0.1 and len(trained.epochs) == 25
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "weight_decay", "gradient_clip", "temperature"])
+def test_the_greatest_setting_trains_or_is_told(name):
+    """Beyond that, torch would raise anything; see `MAX_FLOAT`."""
+    settings = QUICK.replace(**{name: MAX_FLOAT}, warmup_epochs=0)
+    with contextlib.suppress(TrainingError):
+        train(tiny_backbone(), *task(), settings)
+    for value in (10 * MAX_FLOAT, 1e300, math.nan, math.inf):
+        with expect_error("setting-out-of-bounds", SettingsError):
+            QUICK.replace(**{name: value})
 
 
 def test_same_seed_same_bits_and_the_callers_random_state_is_kept():
