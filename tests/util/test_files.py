@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import stat
 import subprocess
 import sys
 import threading
@@ -272,3 +273,25 @@ def test_a_file_keeps_its_owner_and_permissions_and_a_copy_gets_them(tmp_path, m
     monkeypatch.setattr(os, "getegid", lambda: group + 1)
     write_atomically(path, b"newest")
     assert owners == [(-1, group), (user, group)]
+
+
+def test_a_file_is_synced_before_its_rename_and_the_folder_after(tmp_path, monkeypatch):
+    """Else a crash of the machine could leave the new name without the content, or lose both."""
+    calls = []
+
+    def watched(name, call, place):
+        monkeypatch.setattr(os, name, lambda *arguments: (calls.append((name, place(*arguments))), call(*arguments))[1])
+
+    watched("fsync", os.fsync, lambda handle: "folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file")
+    watched("replace", os.replace, lambda old, new: Path(new).name)
+    watched("rename", os.rename, lambda old, new: Path(new).name)
+    write_atomically(tmp_path / "m", b"x")
+    expected = [("fsync", "file"), ("replace", "m"), ("fsync", "folder")]
+    assert calls == expected
+    calls.clear()
+    monkeypatch.setattr(files, "_exchange", lambda one, other: calls.append(("exchange", other.name)) or True)
+    replace_folder(tmp_path / "x", {"a": b"1"})
+    replace_folder(tmp_path / "x", {"a": b"2"})
+    inside = [("fsync", "file"), ("replace", "a"), ("fsync", "folder")]
+    last = [("fsync", "folder")]
+    assert calls == [*inside, ("rename", "x"), *last, *inside, ("exchange", "x"), *last]

@@ -94,7 +94,7 @@ class SeedFolder:
 
     def embeddings(self) -> list[Mapping[str, Tensor]]:
         """Return the embeddings behind the saved rows; an interrupted evaluation is repeated."""
-        found = []
+        found: list[Mapping[str, Tensor]] = []
         for place in (self._unfinished("embeddings", task) for task in range(len(self.rows()))):
             with _reading(place):
                 found.append(load_file(place))
