@@ -108,6 +108,11 @@ def test_mistakes_in_lines_of_json(folder, line, told):
 
 def test_a_broken_parquet_file_is_told(folder):
     path = write(folder / "x.parquet", PAIRS)
+    for name, text in (("path", "poth"), ("label", "lobel")):
+        path.write_bytes(write(path, PAIRS).read_bytes().replace(name.encode(), text.encode()))
+        with expect_error("missing-column", DataError, name=name):
+            read_table(path)
+    path = write(folder / "x.parquet", PAIRS)
     path.write_bytes(path.read_bytes()[:-9])
     with expect_error("bad-list", DataError):
         read_table(path)
@@ -158,6 +163,21 @@ def test_forged_sizes_in_the_footer_do_not_help(tmp_path):
     assert pyarrow.parquet.read_metadata(path).row_group(0).column(0).total_uncompressed_size == 1
     with expect_error("bad-list", DataError):
         read_paths(path)
+    place = data.index(b"\x04path")  # the schema's name; what follows are those of columns, which nobody compares
+    path.write_bytes(data[: place + 5] + data[place + 5 :].replace(b"\x04path", b"\x04pith"))
+    with expect_error("bad-list", DataError):
+        read_paths(path)
+
+
+def test_a_column_of_lists_is_bounded_too(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    table = pa.table({"path": [["z" * 30_000_000]]})
+    pyarrow.parquet.write_table(table, tmp_path / "x.parquet", compression="zstd", use_dictionary=False)
+    with expect_error("bad-list", DataError) as caught:
+        read_paths(tmp_path / "x.parquet")
+    assert "far larger" in str(caught.value)
 
 
 @pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "zstd", "brotli", "lz4"])

@@ -1,5 +1,6 @@
 """Model files that someone has changed and sealed again: refused in one line, or they predict finite numbers."""
 
+import copy
 import functools
 import json
 import math
@@ -77,11 +78,13 @@ def mutate(data: bytes, random: Random) -> bytes:
 
 def change_header(header: dict[str, Any], random: Random) -> None:
     place: Any = header
-    while True:
+    while place:
         key = random.choice(list(place) if isinstance(place, dict) else range(len(place)))
         if not isinstance(place[key], (dict, list)) or not place[key] or random.randrange(5) == 0:
             break
         place = place[key]
+    else:  # a header that has lost everything
+        return
     kind = random.randrange(6)
     if kind == 0:
         del place[key]
@@ -90,7 +93,7 @@ def change_header(header: dict[str, Any], random: Random) -> None:
     elif kind == 2 and type(place[key]) in (int, float):
         place[key] = place[key] * random.choice([-1, 2, 10, 1000, 10**12]) + random.choice([-1, 0, 1])
     else:
-        place[key] = random.choice(VALUES)
+        place[key] = copy.deepcopy(random.choice(VALUES))  # else a list could end up inside itself
 
 
 def change_tensors(tensors: dict[str, Tensor], random: Random) -> None:

@@ -77,8 +77,8 @@ def check_change(data: bytes) -> None:
         gone = teaching().state.service
         gone.stop()
         gone.uploads.close()
-        shutil.rmtree(gone.store.path.parent)
         teaching.cache_clear()
+        shutil.rmtree(gone.store.path.parent, ignore_errors=True)  # a training may still write there
 
 
 def answered(app: FastAPI, method: str, data: bytes) -> int:

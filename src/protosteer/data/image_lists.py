@@ -129,10 +129,13 @@ def _require(path: Path, present: Sequence[str], columns: Sequence[str]) -> None
 
 def _parquet_rows(path: Path, columns: Sequence[str]) -> Rows:
     data, pa = read_regular(path), pyarrow()
-    # Dictionaries stay dictionaries: a text that many rows have is in memory once.
-    file = pa.parquet.ParquetFile(io.BytesIO(data), read_dictionary=list(columns))
+    file = pa.parquet.ParquetFile(io.BytesIO(data))
     _require(path, file.schema_arrow.names, columns)
-    check_pages(data, file.metadata, columns)
+    leaves = [file.schema.column(i).path for i in range(len(file.schema))]
+    check_pages(data, [i for i, name in enumerate(leaves) if name.split(".")[0] in columns])
+    # Dictionaries stay dictionaries: a text that many rows have is in memory once.
+    plain = [name for name in columns if name in leaves]
+    file = pa.parquet.ParquetFile(io.BytesIO(data), read_dictionary=plain)
     row = characters = 0
     for batch in file.iter_batches(columns=list(columns)):
         for cells in zip(*(_cells(batch.column(name), pa) for name in columns), strict=True):

@@ -1,19 +1,24 @@
 """Bound what a Parquet file takes in memory, by the headers of its pages, before anything is decompressed.
 
-The sizes in a file's footer may be forged, and nothing checks them; pages are decompressed by their own headers. A
-header is a struct in Thrift's compact protocol: fields as (difference to the last field's number, type), then a value.
+Sizes in a file's footer may be forged, and pyarrow does not check them: pages are decompressed by their own headers.
+Footer and headers are structs in Thrift's compact protocol. They are read here because pyarrow shows no headers of
+pages, and ends the process when it is asked for columns of some damaged footers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Any
 
-_STRUCT = 12
-_TRUE, _FALSE = 1, 2
-_SIZE, _STORED, _PAGE, _PAGE_V2 = 2, 3, 5, 8  # fields of a page's header
-_ENCODING, _ENCODING_V2 = 2, 4  # fields of _PAGE and _PAGE_V2
+_I32, _I64, _LIST, _STRUCT = 5, 6, 9, 12  # types in Thrift
+# Fields, by number and type, of the file, a group of rows, a column in it, ...
+_GROUPS, _COLUMNS, _COLUMN = (4, _LIST), (1, _LIST), (3, _STRUCT)
+_STORED_SIZE, _FIRST_PAGE, _DICTIONARY = (7, _I64), (9, _I64), (11, _I64)
+# ... and of a page: its size, its size in the file, and its kind, which has an encoding.
+_SIZE, _STORED, _KINDS = (2, _I32), (3, _I32), {(5, _STRUCT): (2, _I32), (8, _STRUCT): (4, _I32)}
 _SHARES_PREFIXES = 7  # DELTA_BYTE_ARRAY: a row of some bits may repeat a text of a megabyte
+
+Fields = dict[tuple[int, int], Any]
 
 
 def max_size(stored: int) -> int:
@@ -26,65 +31,85 @@ def max_rows(stored: int) -> int:
     return 100_000 + 64 * stored
 
 
-def check_pages(data: bytes, metadata: Any, columns: Sequence[str]) -> None:
-    """Raise a `ValueError` if the columns' pages decompress to more than `max_size`, or expand when decoded.
+def check_pages(data: bytes, columns: Collection[int]) -> None:
+    """Raise an error if columns decompress to more than `max_size`, or expand when they are decoded.
 
     Args:
         data: The file.
-        metadata: pyarrow's `FileMetaData` of it.
-        columns: The names of the columns that will be read.
+        columns: The positions, among the leaves of the schema, of the columns that will be read.
+
+    Raises:
+        ValueError: There are too many bytes, or an encoding that is not read.
+        LookupError: The file is damaged.
     """
-    groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
-    chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    groups = _Reader(data, footer).struct()[_GROUPS]
     size = 0
-    for chunk in (chunk for chunk in chunks if chunk.path_in_schema in columns):
-        first, at = chunk.dictionary_page_offset or 0, chunk.data_page_offset
-        at = first if 0 < first < at else at  # as Arrow begins
-        end = at + chunk.total_compressed_size
-        while at < end:
-            header, at = _struct(data, at)
-            at += header[_STORED]
-            size += header[_SIZE]
-            if not 0 <= header[_STORED] <= end or header[_SIZE] < 0 or size > max_size(len(data)):
-                raise ValueError(f"column {chunk.path_in_schema} is far larger than the file; save it uncompressed")
-            encodings = header.get(_PAGE, {}).get(_ENCODING), header.get(_PAGE_V2, {}).get(_ENCODING_V2)
-            if _SHARES_PREFIXES in encodings:
+    for column in (group[_COLUMNS][i][_COLUMN] for group in groups for i in columns):
+        first, at = column.get(_DICTIONARY, 0), column[_FIRST_PAGE]
+        reader = _Reader(data, first if 0 < first < at else at)  # as Arrow begins
+        end = reader.at + column[_STORED_SIZE]
+        while reader.at < end:
+            page = reader.struct()
+            size += page[_SIZE]
+            if min(page[_SIZE], page[_STORED]) < 0 or size > max_size(len(data)):
+                raise ValueError("a column is far larger than the file; save it uncompressed")
+            if any(page.get(kind, {}).get(encoding) == _SHARES_PREFIXES for kind, encoding in _KINDS.items()):
                 raise ValueError("the encoding DELTA_BYTE_ARRAY is not read; save with another encoding")
+            reader.at += page[_STORED]
 
 
-def _struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
-    """Read a struct: its whole numbers and structs by field, and where it ends. Lists and maps are not in these."""
-    fields: dict[int, Any] = {}
-    number = 0
-    while kind := data[at]:
-        number, at = number + (kind >> 4), at + 1
-        if not kind >> 4:
-            number, at = _whole(data, at)
-        kind &= 15
+class _Reader:
+    """Read Thrift's compact protocol from a position on."""
+
+    def __init__(self, data: bytes, at: int):
+        if at < 0:
+            raise IndexError("a position is before the file")
+        self.data, self.at = data, at
+
+    def struct(self) -> Fields:
+        """Read a struct: a field's number, as the difference to the last one, its type, its value."""
+        fields: Fields = {}
+        number = 0
+        while byte := self.byte():
+            number = number + (byte >> 4) if byte >> 4 else self.whole()
+            kind = byte & 15
+            if any(known == number for known, _ in fields):  # readers differ in which one counts
+                raise ValueError("a field is there twice")
+            fields[number, kind] = self.value(kind)
+        return fields
+
+    def value(self, kind: int, inside: bool = False) -> Any:
+        """Read a value; flags are part of the type, but for those inside a list."""
+        if kind in (1, 2):
+            return self.byte() if inside else kind == 1
+        if kind in (4, _I32, _I64):
+            return self.whole()
         if kind == _STRUCT:
-            fields[number], at = _struct(data, at)
-        elif kind in (4, 5, 6):  # 16, 32, 64 bits
-            fields[number], at = _whole(data, at)
-        elif kind == 8:  # text
-            length, at = _unsigned(data, at)
-            at += length
-        elif kind in (3, 7):  # a byte, a double
-            at += 1 if kind == 3 else 8
-        elif kind not in (_TRUE, _FALSE):
-            raise ValueError("the header of a page is damaged")
-    return fields, at + 1
+            return self.struct()
+        if kind in (_LIST, 10):  # 10: a set
+            byte = self.byte()
+            count = byte >> 4 if byte >> 4 < 15 else self.unsigned()
+            return [self.value(byte & 15, inside=True) for _ in range(count)]
+        if kind not in (3, 7, 8):  # a byte, a double, a text
+            raise ValueError("a header is damaged")
+        length = {3: 1, 7: 8}.get(kind) or self.unsigned()
+        self.at += length
+        return None
 
+    def whole(self) -> int:
+        value = self.unsigned()
+        return value >> 1 ^ -(value & 1)
 
-def _whole(data: bytes, at: int) -> tuple[int, int]:
-    value, at = _unsigned(data, at)
-    return value >> 1 ^ -(value & 1), at
+    def unsigned(self) -> int:
+        value = 0
+        for shift in range(0, 70, 7):
+            byte = self.byte()
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+        raise ValueError("a number is too long")
 
-
-def _unsigned(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while shift < 64:
-        value |= (data[at] & 127) << shift
-        if data[at] < 128:
-            return value, at + 1
-        at, shift = at + 1, shift + 7
-    raise ValueError("the header of a page is damaged")
+    def byte(self) -> int:
+        self.at += 1
+        return self.data[self.at - 1]
