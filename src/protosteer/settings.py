@@ -151,6 +151,8 @@ class Settings(Values):
 
     # Inference: the default classifier (docs/beyond.md), or CPP inference with its r nearest key centroids.
     rule: str = setting("evidence", choices=("paper", "evidence"))
+    # Layers that the default classifier reads: the last one, or several of the same forward pass.
+    feature_layers: str = setting("several", choices=("last", "several"))
     neighbours: int = setting(3, at_least=1, at_most=10_000)
     embed_batch_size: int = setting(64, at_least=1, at_most=2**16)
 
@@ -231,7 +233,7 @@ _CHANGES: Mapping[str, Mapping[str, Any]] = {
     "best": {},
     "fast": {"prompt_tasks": "first"},
     "instant": {"prompts": False, **_PAPER_TRAINING},  # unused there; files of earlier versions say so
-    "paper": {"rule": "paper", **_PAPER_TRAINING},
+    "paper": {"rule": "paper", "feature_layers": "last", **_PAPER_TRAINING},
 }
 
 
