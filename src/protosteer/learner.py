@@ -52,7 +52,7 @@ class Learner:
 
         Args:
             backbone: The frozen ViT.
-            settings: How to learn and predict; `Settings()`, the preset "best", by default.
+            settings: How to learn and predict; `Settings()`, the preset "fast", by default.
             shared_prompt: A prompt that serves all classes from the first task on, see `adapt`. Without one, the
                 first task's own prompt does.
             domain: The old name of `shared_prompt`.

@@ -220,7 +220,8 @@ class Twin:
         both = self._weights(list(self.spaces))
         self.order = [name for name in self.spaces if both[name] >= worth * sum(both.values())]
         self.order.sort(key=lambda name: -both[name])
-        if any(space.count > 1 for space in self.spaces.values()):
+        self.single_pass = any(space.count > 1 for space in self.spaces.values())
+        if self.single_pass:
             self.order = [max(self.spaces, key=self._likelihood)]
         self.alone = self._weights(self.order[:1])[self.order[0]]
         self.weights = self._weights(self.order)
@@ -313,7 +314,7 @@ class Twin:
         shares = {
             t: sum(posterior[self.classes.index(record.name)] for record in task.records)
             for t, task in enumerate(self.tasks)
-            if task.prompt is not None
+            if task.prompt is not None and not (self.single_pass and self._made_shared_prompt(task))
         }
         likely = sorted((t for t in shares if shares[t] >= 0.1), key=lambda t: -shares[t])
         tried = sorted(likely[: 3 - len(self.order)])

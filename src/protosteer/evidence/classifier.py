@@ -15,7 +15,7 @@ out.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -77,9 +77,11 @@ class EvidenceClassifier:
         self.sorted_position = self.order.argsort()  # [C]: where the classes of the index are inside
         self.class_tasks = index.class_tasks[self.order]
         self.options = options or CandidateOptions()
-        self._prompted_tasks = _prompted_tasks(index, self.sorted_position)
         self._shared_prompt_task = _shared_prompt_task(memory)  # bool [T]
         self.passes, self.loo_predictions = self._calibrate(memory, min_pass_weight, min_unbiased)
+        if self._single_pass:  # what the shared prompt tells of its own task's classes, it tells of all
+            self.index = replace(index, prompted=index.prompted & ~self._shared_prompt_task)
+        self._prompted_tasks = _prompted_tasks(self.index, self.sorted_position)
         self.max_task_prompts = MAX_EXTRA_PASSES - len(self.passes[1:])
         # Value prototypes are stored task by task: where each begins.
         self._starts = torch.searchsorted(index.value_tasks, torch.arange(len(index.tasks) + 1)).tolist()
@@ -267,6 +269,7 @@ class EvidenceClassifier:
         together = dict(zip(scorers, weights(*scorers), strict=True))
         worth = [p for p in scorers if together[p] >= min_pass_weight * sum(together.values())]
         worth.sort(key=lambda p: -together[p])
+        self._single_pass = several
         if several:  # then a single pass is made, the best one
             worth = [max(scorers, key=lambda p: loo.log_likelihood(columns[p], weights(p)[0], unbiased))]
         together = dict(zip(worth, weights(*worth), strict=True))

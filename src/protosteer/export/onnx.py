@@ -114,7 +114,7 @@ def _arrays(learner: Learner) -> dict[str, np.ndarray]:
         "value_records": index.value_records.numpy(),
         "record_classes": index.record_classes.numpy(),
         "record_tasks": index.record_tasks.numpy(),
-        "task_prompts": np.array(rows[: len(index.tasks)], dtype=np.int64),
+        "task_prompts": np.array(rows[: len(index.tasks)], dtype=np.int64) * index.prompted.numpy(),
         "prompts": prompts,
         "enters": enters,
     }

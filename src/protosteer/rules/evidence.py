@@ -42,9 +42,8 @@ class EvidenceReader:
         options: CandidateOptions | None = None,
         min_pass_weight: float = classifier.MIN_PASS_WEIGHT,
     ):
-        self.index = Index.build(memory)
-        self.classifier = EvidenceClassifier(memory, self.index, options, min_pass_weight)
-        self.layers = self.classifier.layers
+        self.classifier = EvidenceClassifier(memory, Index.build(memory), options, min_pass_weight)
+        self.index, self.layers = self.classifier.index, self.classifier.layers
         self._shared_prompt = memory.shared_prompt
 
     def match(self, embed: Embed, count: int, exhaustive: bool = True) -> ClassifierMatches:
