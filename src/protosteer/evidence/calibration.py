@@ -21,9 +21,7 @@ UNCALIBRATED_WEIGHT = 10.0  # where no image can be left out
 MAX_CLASSES = 20_000  # that all count; of more, for each image, the most probable and evenly spaced others
 NEAREST_CLASSES, SAMPLED_CLASSES = 256, 4_096
 _BLOCK = 4_096  # classes scored at once
-# Shares of several feature spaces before any image was seen, and how many leave-one-out images they are worth.
-PRIOR_LAST, PRIOR_EARLIER, PRIOR_RIDGE = 0.4, 0.8, 0.3
-PRIOR_IMAGES = 20.0
+PRIOR_IMAGES = 20.0  # leave-one-out images that the prior shares of several feature spaces are worth
 
 
 @dataclass(frozen=True)
@@ -114,12 +112,6 @@ class LooScores:
 
         _minimise(distance, logs, 100)
         return logs.detach().softmax(dim=0)
-
-
-def prior_shares(spaces: int, ridge: bool) -> Tensor:
-    """Return the prior shares, double [S (+ 1)], of S feature spaces, the last layer's first, and of the ridge."""
-    shares = [PRIOR_LAST, *[PRIOR_EARLIER / (spaces - 1)] * (spaces - 1), *[PRIOR_RIDGE] * ridge]
-    return torch.tensor(shares, dtype=torch.double) / sum(shares)
 
 
 def _minimise(loss: Callable[[], Tensor], parameters: Tensor, steps: int) -> None:

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protosteer.evidence.calibration import LooScores, prior_shares
+from protosteer.evidence.calibration import LooScores
 from protosteer.evidence.matches import ClassifierMatches
 from protosteer.evidence.scorer import CoarseScorer
 from protosteer.model.index import Index
@@ -302,7 +302,7 @@ def _loo_scores(scorer: CoarseScorer, images: Tensor) -> LooScores:
     """Leave-one-out scores of one pass; images of a mask, bool [m], decide on the shares of several feature spaces."""
     parts = LooScores.of_parts(scorer)
     if len(scorer.spaces) > 1:
-        scorer.shares = parts.shares(prior_shares(len(scorer.spaces), scorer.ridge is not None), images)
+        scorer.shares = parts.shares(scorer.shares, images)
     return parts.weighted(scorer.shares)
 
 

@@ -2,7 +2,7 @@
 
 A score is a weighted sum of the whitened cosines to the class mean, one per feature space, and the logarithm of a
 kernel ridge regression of class membership. All are closed forms over the prototypes, so classes come and go without
-training. In one feature space the share of the regression is fixed; in several, `fit_shares` finds all shares.
+training. In one feature space the share of the regression is fixed; in several, `LooScores.shares` finds all shares.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from protosteer.evidence.whitened import WhitenedCosine, dot_means
 RIDGE_SHARE = 0.3  # weight of the regression's logarithm, as a share of the whitened cosine's
 RIDGE_FLOOR = 0.05  # a regression on zeros and ones says nothing about smaller probabilities
 RIDGE_FLOOR_SEVERAL = 0.02  # the same in several feature spaces
+# Shares of several feature spaces before any image was seen: the last layer, all earlier ones, the ridge.
+PRIOR_LAST, PRIOR_EARLIER, PRIOR_RIDGE = 0.4, 0.8, 0.3
 
 
 class CoarseScorer:
@@ -46,7 +48,7 @@ class CoarseScorer:
         self.whitened = [WhitenedCosine(statistics) for statistics in self.spaces]
         self.ridge = KernelRidge.of(self.spaces)
         self.ridge_floor = RIDGE_FLOOR_SEVERAL if several else RIDGE_FLOOR
-        self.shares = torch.tensor([1.0] * table.spaces + [RIDGE_SHARE] * (self.ridge is not None)).double()
+        self.shares = _prior_shares(table.spaces, self.ridge is not None)
         self.lengths = self.statistics.means.norm(dim=1).clamp(min=1e-12)  # [C]
 
     @property
@@ -99,3 +101,11 @@ class CoarseScorer:
 
     def _log_ridge(self, ridge: Tensor) -> Tensor:
         return ridge.clamp(min=self.ridge_floor).log()
+
+
+def _prior_shares(spaces: int, ridge: bool) -> Tensor:
+    """Shares, double [S (+ 1)], of the feature spaces, the last layer's first, and of the ridge."""
+    if spaces == 1:
+        return torch.tensor([1.0, RIDGE_SHARE][: 1 + ridge]).double()
+    shares = [PRIOR_LAST, *[PRIOR_EARLIER / (spaces - 1)] * (spaces - 1), *[PRIOR_RIDGE] * ridge]
+    return torch.tensor(shares, dtype=torch.double) / sum(shares)
