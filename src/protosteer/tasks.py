@@ -97,12 +97,13 @@ def trains_prompt(
     """Whether a task of these classes gets a prompt.
 
     A single class without any other gets none: training would draw all its images together. Neither do, by the
-    default rule, more images of known classes.
+    default rule, more images of known classes. A prompt for all classes is trained with the first task, unless tasks
+    are independent: then it could serve no other.
     """
     earlier = set() if settings.independent else set(memory.classes)
     alone = len(classes) == 1 and not earlier - set(classes)
     grown = not RULES[settings.rule].trains_known_classes and earlier >= set(classes)
-    served = settings.prompt_tasks == "first" and (shared_prompt is not None or len(memory) > 0)
+    served = settings.prompt_tasks == "first" and (shared_prompt is not None or len(memory) > 0 or settings.independent)
     return settings.prompts and not alone and not grown and not served
 
 

@@ -30,6 +30,9 @@ def check_columns(
         if group not in GROUPS:
             raise TypeError(f"classes have a group called {reprlib.repr(group)}")
         _check_starts(rows, len(names), columns[GROUPS[group][0]], group)
+    for field in columns:
+        if field.partition(".")[0] not in starts:
+            raise TypeError(f"column {reprlib.repr(field)} has no starts")
     lengths = {group: starts[group].diff() if group in starts else torch.zeros(len(names)) for group in GROUPS}
     if bool((lengths["values"] < 1).any()) or bool(((lengths["keys"] < 1) == (lengths["plain"] < 1)).any()):
         raise TypeError("a class lacks value prototypes or keys, or has both keys and a summary")
