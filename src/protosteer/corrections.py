@@ -35,7 +35,7 @@ def correct(learner: Learner, image: Any, name: str, content: bytes | None = Non
     task = correction_name(number)
     before = Memory(old for old in learner.memory.tasks if old.name != task)
     task_images = TaskImages(images, learner.backbone, learner.settings, name)
-    record = learn_class(name, task_images, before, learner.settings)
+    record = learn_class(name, task_images, before, learner.settings).computed_in(learner.backbone.precision)
     record = dataclasses.replace(
         record,
         name=task,

@@ -117,6 +117,7 @@ _METADATA = {
     "learned?": 40,
     "file?": 4096,
     "unfinished?": bool,
+    "precision?": 20,
     **dict.fromkeys(("images?", "image_bytes?", "held_out?", "trained_parameters?"), _COUNT),
     **dict.fromkeys(("key_spread?", "value_spread?", "loss?", "accuracy?"), _FINITE),
 }
