@@ -219,9 +219,14 @@ def _decision(choice: Choice) -> str:
 
 
 def _better() -> str:
-    """Say which file to put where if there is no network."""
+    """Recommend the first download, and say where to put its file if there is no network."""
     from protosteer.backbones.auto_candidates import worth_fetching
     from protosteer.backbones.hub import place_for
 
-    places = [f"put timm's file at {place_for(info)}, or " for info in worth_fetching()[:1]]
-    return f"for higher accuracy {''.join(places)}name another with --backbone"
+    if not (candidates := worth_fetching()):
+        return "for higher accuracy name another with --backbone"
+    info = candidates[0]
+    return (
+        f"for higher accuracy use --backbone {info.alias}, a download of {4 * info.parameters / 1e6:.0f} MB; without a "
+        f"network, put timm's file at {place_for(info)}"
+    )
