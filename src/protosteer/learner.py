@@ -68,11 +68,11 @@ class Learner:
     @property
     def backbone(self) -> Backbone:
         """The backbone; if its precision is "auto", it computes in fp32 under settings that reproduce the paper."""
-        return self._backbone.with_auto_as_fp32() if self.settings.reproduces_paper else self._backbone
+        return self._in_fp32 if self.settings.reproduces_paper else self._backbone
 
     @backbone.setter
     def backbone(self, backbone: Backbone) -> None:
-        self._backbone = backbone
+        self._backbone, self._in_fp32 = backbone, backbone.with_auto_as_fp32()
 
     @property
     def classes(self) -> list[str]:
