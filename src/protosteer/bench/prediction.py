@@ -36,7 +36,7 @@ def measure(
     ours = {k: partial(learner_for(computing, k).predict, pixels) for k in layers}
     passes = count + sum(len(tasks) for tasks in ours[1]().candidates)
     limit = partial(plain_passes, backbone.vit, best_batch(backbone), passes)
-    about = f"{backbone.name}: predict in {precision}, {passes / count:.2f} passes an image, against as many plain ones in fp32"
+    about = f"{backbone.name}: predict in {precision}, {passes / count:.2f} passes an image, against plain ones in fp32"
     return by_layer(name, about, count, {0: limit, **ours}, target, repeats)
 
 
