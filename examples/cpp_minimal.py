@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     parser.add_argument("--backbone", help="default: nano for digits, mini for a folder")
     parser.add_argument("--tasks", type=int, default=5)
     given = parser.parse_args(arguments)
-    backbone = Backbone.load(given.backbone or ("mini" if given.folder else "nano"))
+    backbone = Backbone.load(given.backbone or ("mini" if given.folder else "nano"), precision="fp32")
     # The paper's settings, but shorter training on small batches; a mirrored digit is no digit.
     settings = Settings.preset("paper", epochs=15, batch_size=30, neck_hidden=512)
     settings = settings if given.folder else settings.replace(augmentation="no-flip")

@@ -34,6 +34,7 @@ def correct(learner: Learner, image: Any, name: str, content: bytes | None = Non
     task = correction_name(number)
     before = Memory(old for old in learner.memory.tasks if old.name != task)
     record = learn_class(name, learner.task_images(images, name), before, learner.settings)
+    record = record.computed_in(learner.backbone.precision)
     record = dataclasses.replace(
         record,
         name=task,

@@ -66,6 +66,15 @@ class Learner:
         self._reader: tuple[tuple[TaskRecord, ...], Settings, Reader] | None = None
 
     @property
+    def backbone(self) -> Backbone:
+        """The backbone; if its precision is "auto", it computes in fp32 under settings that reproduce the paper."""
+        return self._in_fp32 if self.settings.reproduces_paper else self._backbone
+
+    @backbone.setter
+    def backbone(self, backbone: Backbone) -> None:
+        self._backbone, self._in_fp32 = backbone, backbone.with_auto_as_fp32()
+
+    @property
     def classes(self) -> list[str]:
         """Names of the classes, in the order in which they were learned first."""
         return self.memory.classes
@@ -130,11 +139,12 @@ class Learner:
         numbers = torch.tensor([number[label] for label in labels])
         callbacks = training_callbacks(name, self._run_key(classes, len(labels)), on_stage, checkpoint)
         task_images = self.task_images(cache_decoded(images), name, on_stage)
+        precision = self.backbone.precision
         record = learn_task(
             name, classes, task_images, numbers, task_images.encoder, self.memory, self.settings, callbacks,
-            self.shared_prompt, on_usable,
+            self.shared_prompt, on_usable and (lambda usable: on_usable(usable.computed_in(precision))),
         )  # fmt: skip
-        self.memory.add(record)
+        self.memory.add(record := record.computed_in(precision))
         return record
 
     def trains_prompt(self, classes: Sequence[str]) -> bool:
@@ -144,7 +154,8 @@ class Learner:
     def add_class(self, name: str, images: Any) -> TaskRecord:
         """Learn one class, or more of it, from a few images, without training, as a task of its own."""
         images = as_images(images, self.backbone.preprocessing)
-        self.memory.add(record := learn_class(name, self.task_images(images, name), self.memory, self.settings))
+        record = learn_class(name, self.task_images(images, name), self.memory, self.settings)
+        self.memory.add(record := record.computed_in(self.backbone.precision))
         return record
 
     def task_images(self, images: ImageSet, task: str, on_stage: OnStage | None = None) -> TaskImages:
@@ -235,7 +246,7 @@ class Learner:
 
     def copy(self) -> Learner:
         """Return a learner that can change without this one; records are shared, their list is not."""
-        other = Learner(self.backbone, self.settings, self._shared_prompt)
+        other = Learner(self._backbone, self.settings, self._shared_prompt)
         other.memory, other._reader = Memory(self.memory.tasks), self._reader
         return other
 
@@ -249,8 +260,8 @@ class Learner:
 
     def _run_key(self, classes: Sequence[str], images: int) -> dict[str, Any]:
         """What distinguishes the training of one task from that of another."""
-        settings, backbone = self.settings.to_dict(), self.backbone.fingerprint
-        return {"settings": settings, "classes": classes, "images": images, "backbone": backbone}
+        backbone = {"backbone": self.backbone.fingerprint, "precision": self.backbone.precision}
+        return {"settings": self.settings.to_dict(), "classes": classes, "images": images, **backbone}
 
 
 def merge(

@@ -99,6 +99,11 @@ class Values:
         """Return a copy with some settings changed."""
         return self.from_dict({**self.to_dict(), **changes})
 
+    @property
+    def reproduces_paper(self) -> bool:
+        """Return True if `auto` precision must be fp32, because a published result is to be repeated."""
+        return False
+
 
 @dataclass(frozen=True)
 class Settings(Values):
@@ -175,6 +180,11 @@ class Settings(Values):
                 "as many as the batch has images"
             )
             raise SettingsError(message, code="setting-out-of-bounds", name="prototypes_per_step")
+
+    @property
+    def reproduces_paper(self) -> bool:
+        """Return True for CPP inference, which the paper computes in fp32."""
+        return self.rule == "paper"
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Settings:

@@ -232,10 +232,10 @@ def test_a_few_small_ones_are_fetched_and_that_is_said_before(
     assert not said and not online  # nor where the user has forbidden it
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     choice = choose_backbone(folder, fetch=True, say=said.append)
-    assert sorted(trial.info.alias for trial in choice.trials) == ["dinov2-small", "nano", "vit-small"]
-    assert len(said) == 2 and all("Apache-2.0" in line and " MB" in line for line in said)
+    assert sorted(trial.info.alias for trial in choice.trials) == ["dinov2-small", "nano", "vit-small", "vit-tiny"]
+    assert len(said) == 3 and all("Apache-2.0" in line and " MB" in line for line in said)
     again = choose_backbone(folder, fetch=True, say=said.append)
-    assert len(said) == len(online) == 2  # they are on the disk now
+    assert len(said) == len(online) == 3  # they are on the disk now
     assert [(t.info.name, t.right) for t in again.trials] == [(t.info.name, t.right) for t in choice.trials]
 
 
@@ -245,7 +245,7 @@ def test_what_cannot_be_fetched_leaves_what_is_on_disk(online: list[str], tmp_pa
     choice = choose_backbone(photos(tmp_path / "photos", CLASSES), fetch=True, say=said.append)
     assert sorted(trial.info.name for trial in choice.trials) == ["mine", "nano"]
     assert len(online) == 1 and len(said) == 2  # no second attempt
-    assert said[1] == "vit-small cannot be fetched (ConnectionError); only what is on this disk is tried"
+    assert said[1] == "vit-tiny cannot be fetched (ConnectionError); only what is on this disk is tried"
 
 
 def test_nothing_is_fetched_that_this_machine_is_too_slow_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,4 +254,4 @@ def test_nothing_is_fetched_that_this_machine_is_too_slow_for(tmp_path: Path, mo
     folder, said = photos(tmp_path / "photos", CLASSES, per_class=20), []
     choice = choose_backbone(folder, fetch=True, say=said.append)
     assert choice.info.name == "nano" and not said
-    assert set(choice.left_out) == {"vit-small", "dinov2-small"}
+    assert set(choice.left_out) == {"vit-tiny", "vit-small", "dinov2-small"}

@@ -144,7 +144,7 @@ def test_every_figure_of_a_model(tmp_path: Path) -> None:
     assert {k: v for k, v in spring.items() if k != "classes"} == {
         "name": "spring", "learned": "2026-11-16", "images": 9, "image_bytes": 50_000,
         "bytes": cat + dog + 192, "prompt": prompt, "trained": True, "few_shot": False, "unfinished": False, "corrected": None,
-        "independent": True, "held_out": None,
+        "independent": True, "precision": "fp32", "held_out": None,
         "loss": 1.5, "accuracy": 90.0,
     }  # fmt: skip
     assert few_shot["few_shot"] and not few_shot["trained"] and few_shot["loss"] is None

@@ -27,6 +27,7 @@ from protosteer.cli.options import (
     Executor,
     Json,
     NewBackbone,
+    Precision,
     Preset,
     Settings,
     Threads,
@@ -93,6 +94,7 @@ def learn(
     thumbnails: Thumbnails = False,
     dry_run: Annotated[bool, Option("--dry-run", help="Report what is in the folder, and learn nothing.")] = False,
     device: Device = "auto",
+    precision: Precision = "auto",
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
@@ -114,7 +116,7 @@ def learn(
     if thumbnails and who.is_remote:
         raise CommandLineError("--thumbnails needs --engine local", code="conflicting-options")
     changes = parse_settings(set_ or []) | ({} if independent is None else {"independent": independent})
-    choice = BackboneChoice(backbone, weights, as_json)
+    choice = BackboneChoice(backbone, weights, precision, as_json)
     learners = _Learners(choice, adapted, preset, changes, holdout, lambda: prepare(device, threads))
     if who.is_remote and not dry_run:
         results = _learn_in_parallel(who, path, folders, holdout, skip_known, device, learners)
@@ -149,12 +151,13 @@ class _Learners:
         from protosteer.workflows import shared_prompt
 
         prompt = shared_prompt.read(self.adapted) if self.adapted else None
-        device, name, weights = self.prepare(), self.choice.name, self.choice.weights
+        device = self.prepare()
+        given = self.choice.name, self.choice.weights, device, self.choice.precision
         if old:
-            backbone = self.loaded[0] if self.loaded else backbone_of(old, name, weights, device)
+            backbone = self.loaded[0] if self.loaded else backbone_of(old, *given)
             learner = Learner.of_model(old, backbone)
         elif prompt:
-            backbone = backbone_of(prompt.model, name, weights, device)
+            backbone = backbone_of(prompt.model, *given)
             learner = Learner(backbone, shared_prompt=prompt.prompt_for(backbone))
         else:
             learner = Learner(self.choice.load(device, lambda: self._learned(files())))

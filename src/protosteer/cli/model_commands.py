@@ -168,7 +168,7 @@ def export(
     """Export a model to ONNX: the network, its prototypes, and a program that predicts without protosteer."""
     from protosteer.export.onnx import export_onnx
 
-    learner = open_learner(model, backbone, weights, "cpu", None)
+    learner = open_learner(model, backbone, weights, "cpu", None, "fp32")
     files = {str(path): path.stat().st_size for path in export_onnx(learner, onnx, say, option="--onnx")}
     if as_json:
         print(json.dumps({"files": files}, indent=1))

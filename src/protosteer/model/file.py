@@ -20,6 +20,7 @@ from torch import Tensor
 
 import protosteer
 from protosteer.backbones import Backbone, find_weights, full_name
+from protosteer.backbones.precision import AUTO_PRECISION
 from protosteer.errors import (
     FingerprintMismatchError,
     LearnerError,
@@ -122,7 +123,11 @@ class Model:
         return pack_tensors(header, tensors)
 
     def load_backbone(
-        self, name: str | None = None, weights: Path | None = None, device: str | torch.device = "cpu"
+        self,
+        name: str | None = None,
+        weights: Path | None = None,
+        device: str | torch.device = "cpu",
+        precision: str = AUTO_PRECISION,
     ) -> Backbone:
         """Load the model's backbone with its preprocessing, by its own name and from where its weights were by default.
 
@@ -135,7 +140,7 @@ class Model:
         try:
             given = {key: about[key] for key in ("image_size", "heads", "fingerprint")}
             given |= {key: about["preprocessing"][key] for key in ("mean", "std", "crop")}
-            return Backbone.load(name or about["name"], weights=weights, device=device, **given)
+            return Backbone.load(name or about["name"], weights=weights, device=device, precision=precision, **given)
         except FingerprintMismatchError as error:
             raise self._error(
                 "other-backbone",

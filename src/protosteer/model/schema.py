@@ -131,6 +131,7 @@ _METADATA = {
     "learned?": 40,
     "file?": _path,
     "unfinished?": bool,
+    "precision?": 20,
     **dict.fromkeys(("images?", "image_bytes?", "held_out?", "trained_parameters?"), _COUNT),
     **dict.fromkeys(("key_spread?", "value_spread?", "loss?", "accuracy?"), _FINITE),
 }

@@ -26,6 +26,7 @@ from protosteer.backbones import Backbone
 from protosteer.backbones.auto_candidates import candidates_on_disk, worth_fetching
 from protosteer.backbones.build_vit import multiply_adds
 from protosteer.backbones.hub import fetch_weights, may_fetch
+from protosteer.backbones.precision import AUTO_PRECISION
 from protosteer.backbones.registry import BackboneInfo
 from protosteer.data.images import as_images, as_labelled
 from protosteer.data.sources import read_labelled
@@ -79,9 +80,9 @@ class Choice:
     trials: tuple[Trial, ...] = ()  # none where there was nothing to choose from, or by
     left_out: dict[str, str] = field(default_factory=dict)  # what was not tried, and why
 
-    def load(self, device: str | torch.device = "cpu") -> Backbone:
+    def load(self, device: str | torch.device = "cpu", precision: str = AUTO_PRECISION) -> Backbone:
         """Load the backbone."""
-        return Backbone.load(self.info.name, device=device)
+        return Backbone.load(self.info.name, device=device, precision=precision)
 
 
 def choose_backbone(
@@ -91,6 +92,7 @@ def choose_backbone(
     seed: int = 0,
     say: Callable[[str], None] = lambda line: None,
     on_stage: OnStage | None = None,
+    precision: str = AUTO_PRECISION,
 ) -> Choice:
     """The backbone that suits images with labels, which are given as to `Learner.learn`.
 
@@ -115,7 +117,7 @@ def choose_backbone(
     trials: list[Trial] = []
     for info in sorted(tried, key=_cost):
         try:
-            trials.append(_try(info, images, labels, rows, device, on_stage))
+            trials.append(_try(info, images, labels, rows, device, on_stage, precision))
         except WeightsError as error:
             left_out[info.alias] = str(error)
     return Choice(best(trials).info, BEST, tuple(trials), left_out)
@@ -199,8 +201,9 @@ def _try(
     rows: Sequence[int],
     device: str | torch.device,
     on_stage: OnStage | None,
+    precision: str,
 ) -> Trial:
-    backbone = Backbone.load(info.name, device=device)
+    backbone = Backbone.load(info.name, device=device, precision=precision)
     images = as_images(data, backbone.preprocessing)
 
     def on_batch(done: int) -> None:
