@@ -149,7 +149,8 @@ def _message(error: Exception) -> str:
         return in_flags(str(error))
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "protosteer"
-    return f"{error.format_message().rstrip('.')}; see {command} --help"  # type: ignore[attr-defined]
+    message = error.format_message().removeprefix("Invalid value: ")  # type: ignore[attr-defined]
+    return f"{message.rstrip('.')}; see {command} --help"
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:

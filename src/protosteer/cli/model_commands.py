@@ -12,7 +12,7 @@ from typer import Argument, Option
 from protosteer.cli import completion
 from protosteer.cli.adapt import tell as tell_adapted
 from protosteer.cli.common import CommandLineError, app, check_plot, say, show, write_plot
-from protosteer.cli.loading import PANEL, clear_up, open_learner, refuse_existing
+from protosteer.cli.loading import PANEL, check_classes, clear_up, open_learner, refuse_existing
 from protosteer.cli.options import Json, ModelBackbone, ModelFile, ModelWeights, parse_pairs
 from protosteer.errors import ModelFileError, ProtosteerError
 
@@ -50,6 +50,7 @@ def forget(
     with writing(model, None), transaction(model) as change:
         held = change.read()
         memory, before = held.memory, _size(held)
+        check_classes(names or [], memory.classes)
         outcome = [forget_one(memory, task=task)] if task is not None else forget_all(memory, names or [])
         if backup:
             if backup.exists():
