@@ -29,6 +29,7 @@ RUNS = {
         "learn shop.protosteer mixed --preset instant",
     ],
     "predict": ["predict shop.protosteer new --top 2 --reject 0.05", "predict shop.protosteer new/ant --explain"],
+    "evaluate": ["evaluate shop.protosteer new"],
     "embed": ["embed shop.protosteer new --out embedded.csv"],
     "correct": [
         "correct shop.protosteer new/ant/00.png yak",

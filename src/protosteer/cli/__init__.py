@@ -21,7 +21,7 @@ from protosteer import __version__
 
 # The order of --help.
 # isort: off
-from protosteer.cli import learn, adapt, predict, correct, suggest, model_commands, serve
+from protosteer.cli import learn, predict, correct, evaluate, suggest, model_commands, adapt, serve
 from protosteer.cli import benchmarks, catalogue
 
 # isort: on
@@ -36,6 +36,7 @@ __all__ = [
     "benchmarks",
     "catalogue",
     "correct",
+    "evaluate",
     "learn",
     "main",
     "model_commands",
