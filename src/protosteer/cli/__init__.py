@@ -21,7 +21,19 @@ from protosteer import __version__
 
 # The order of --help.
 # isort: off
-from protosteer.cli import learn, predict, correct, evaluate, suggest, model_commands, adapt, serve
+from protosteer.cli import (
+    learn,
+    predict,
+    correct,
+    evaluate,
+    sort,
+    suggest,
+    rename,
+    model_commands,
+    history,
+    adapt,
+    serve,
+)
 from protosteer.cli import benchmarks, catalogue
 
 # isort: on
@@ -37,11 +49,14 @@ __all__ = [
     "catalogue",
     "correct",
     "evaluate",
+    "history",
     "learn",
     "main",
     "model_commands",
     "predict",
+    "rename",
     "serve",
+    "sort",
     "suggest",
 ]
 

@@ -58,7 +58,7 @@ def correct(
         from protosteer.model.transaction import transaction
         from protosteer.util.files import writing
 
-        with writing(model, None), transaction(model) as change:
+        with writing(model, None), transaction(model, "correct") as change:
             old, chosen = change.read(), prepare(device, threads)
             learner = Learner.of_model(old, backbone_of(old, backbone, weights, chosen))
             outcome = _correct(learner, image, name)
@@ -109,7 +109,7 @@ def _undo(path: Path, image: Path | None, as_json: bool) -> None:
         if not image_exists(image):
             raise ProtosteerError(f"{image} is not an image file; check the path", code="no-such-file", path=image)
         task = correction_name(digest(image_bytes(image)))
-    with writing(path, None), transaction(path) as change:
+    with writing(path, None), transaction(path, "correct --undo") as change:
         model = change.read()
         if task is not None and task not in model.memory.task_names:
             message = f"{image} has not been corrected in {path}; there is nothing to undo"

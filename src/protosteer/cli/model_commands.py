@@ -43,11 +43,11 @@ def forget(
     from protosteer.model.unlearning import forget as forget_one
     from protosteer.model.unlearning import forget_all
     from protosteer.util.files import read_regular, write_atomically, writing
-    from protosteer.util.text import printable
+    from protosteer.util.text import counted, printable
 
     if bool(names) == (task is not None):
         raise CommandLineError("name the classes to forget, or one task with --task", code="conflicting-options")
-    with writing(model, None), transaction(model) as change:
+    with writing(model, None), transaction(model, "forget", keep=None) as change:
         held = change.read()
         memory, before = held.memory, _size(held)
         check_classes(names or [], memory.classes)
@@ -58,6 +58,7 @@ def forget(
                 raise ProtosteerError(message, code="file-exists", path=backup)
             with writing(backup, "--backup"):
                 write_atomically(backup, read_regular(model))
+        change.forgotten = [name for one in outcome for name in one.classes], task
         change.put(held)
     left = clear_up(model, checkpoints=True)
     after = _size(held)
@@ -71,6 +72,8 @@ def forget(
             print(printable(f"forgotten: {', '.join(one.classes)} ({tasks}), {one.bytes:,} bytes"))
             print(printable(f"  {one.guarantee}"))
         print(f"before: {_counted(before)}\nafter: {_counted(after)}")
+    if change.cleaned:
+        say(f"removed from {counted(change.cleaned, 'kept version')}, too")
     if left:
         say(f"warning: {left[0]} may hold forgotten classes: it is in use, or cannot be removed")
     kept = f"; old model: {backup}" if backup else "" if left else "; no copy of the old model was kept"
@@ -114,7 +117,7 @@ def merge(
     tasks = {name for part in parts[1:] for name in part.memory.task_names}
     renames = parse_pairs(rename or [], "--rename", classes)
     merged = model_file.merge(parts, renames, parse_pairs(rename_task or [], "--rename-task", tasks))
-    with writing(out, "--out"), transaction(out) as change:
+    with writing(out, "--out"), transaction(out, "merge") as change:
         refuse_existing(out)  # again: others may have written it meanwhile
         change.put(merged)
     if merged.memory.shared_prompt is None and any(part.memory.shared_prompt is not None for part in parts):

@@ -14,6 +14,7 @@ from protosteer.util.statistics import MIN_PERCENT_IMAGES, Accuracy
 from protosteer.util.text import counted, listed, printable, similar_names
 from protosteer.workflows.holdout_eval import Check
 from protosteer.workflows.learn_folder import FolderScan, LearnResult
+from protosteer.workflows.sort_files import UNKNOWN, UNSURE
 
 MAX_NAMED_FILES = 3  # in a line
 
@@ -47,6 +48,8 @@ def scan_lines(scan: FolderScan, known: Iterable[str] = ()) -> list[str]:
             lines.append(f"warning: {path} ({label}) is the same picture as {original}; learned as {other} only")
     for path, other in list(scan.learned_as_other_class.items())[:MAX_NAMED_FILES]:
         lines.append(f"warning: {path} was learned as {other} before, and is learned again as its folder says")
+    for name in {UNKNOWN, UNSURE} & {*scan.counts}:
+        lines.append(f"warning: '{name}', a folder that sort made, is learned as a class; move its images first")
     for name, near in similar_names(scan.counts, known):
         lines.append(f"warning: class '{name}': did you mean '{near}'? The two are different classes now")
     return lines
