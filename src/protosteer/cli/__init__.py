@@ -21,19 +21,8 @@ from protosteer import __version__
 
 # The order of --help.
 # isort: off
-from protosteer.cli import (
-    learn,
-    predict,
-    correct,
-    evaluate,
-    sort,
-    suggest,
-    rename,
-    model_commands,
-    history,
-    adapt,
-    serve,
-)
+from protosteer.cli import learn, predict, correct, evaluate, sort, suggest
+from protosteer.cli import rename, model_commands, verify, history, adapt, serve
 from protosteer.cli import benchmarks, catalogue
 
 # isort: on
@@ -58,6 +47,7 @@ __all__ = [
     "serve",
     "sort",
     "suggest",
+    "verify",
 ]
 
 # typer has a click of its own, or in older versions uses the one installed; this name is right for both.

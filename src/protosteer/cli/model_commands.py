@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from protosteer import __version__
 from protosteer.cli import completion
 from protosteer.cli.adapt import tell as tell_adapted
 from protosteer.cli.common import CommandLineError, app, check_plot, say, show, write_plot
@@ -36,17 +37,24 @@ def forget(
         str | None, Option(autocompletion=completion.task_names, help="Forget a task with all its classes instead.")
     ] = None,
     backup: Annotated[Path | None, Option(help="Keep the old model in this file.")] = None,
+    certificate: Annotated[
+        Path | None, Option(metavar="FILE", help="Write what was removed, as JSON that protosteer verify checks.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Remove classes or a task from a model, and report what that guarantees. Needs no backbone."""
+    from protosteer.model.certificate import make as make_certificate
     from protosteer.model.transaction import transaction
     from protosteer.model.unlearning import forget as forget_one
     from protosteer.model.unlearning import forget_all
-    from protosteer.util.files import read_regular, write_atomically, writing
+    from protosteer.util.files import file_hash, read_regular, write_atomically, writing
     from protosteer.util.text import counted, printable
 
     if bool(names) == (task is not None):
         raise CommandLineError("name the classes to forget, or one task with --task", code="conflicting-options")
+    if certificate is not None and certificate.exists():
+        message = f"{certificate} exists already; choose another file for --certificate"
+        raise ProtosteerError(message, code="file-exists", path=certificate)
     with writing(model, None), transaction(model, "forget", keep=None) as change:
         held = change.read()
         memory, before = held.memory, _size(held)
@@ -58,8 +66,14 @@ def forget(
                 raise ProtosteerError(message, code="file-exists", path=backup)
             with writing(backup, "--backup"):
                 write_atomically(backup, read_regular(model))
+        sha256 = file_hash(model, "sha256") if certificate else ""
         change.forgotten = [name for one in outcome for name in one.classes], task
         change.put(held)
+    if certificate is not None:
+        proof = make_certificate(model, change.before, sha256, memory.tasks, outcome, __version__)
+        with writing(certificate, "--certificate"):
+            write_atomically(certificate, f"{json.dumps(proof, indent=1)}\n".encode())
+        say(f"Written: {certificate}; to check it: protosteer verify {certificate} {model}")
     left = clear_up(model, checkpoints=True)
     after = _size(held)
     if as_json:
