@@ -312,11 +312,11 @@ def _say_estimate(learners: _Learners, old: Model | None, found: FolderScan, req
     learner = (learners if named else learners.with_backbone(QUICK_BACKBONE)).make(old, lambda: found.files)
     slot = TaskSlot.prepare(learner, found, request.name, request.holdout)
     each = slot.seconds_per_image()
-    words = f"Time: about {duration(each * len(found.files))} until the model can be used"
+    words = f"Time: about {duration(each * len(found.files))} until usable"
     if training := slot.training_seconds(each):
-        maybe = ", unless the self-check finds hardly an error" if request.may_skip else ""
+        maybe = ", if it is needed" if request.may_skip else ""
         words += f", then about {duration(training)} of training{maybe}"
-    say(words if named else f"{words} (with backbone {QUICK_BACKBONE}; a larger one takes longer)")
+    say(words if named else f"{words} (backbone {QUICK_BACKBONE})")
 
 
 def warn_of_files(found: FolderScan, old: Model | None = None) -> None:

@@ -489,7 +489,9 @@ class TaskSlot:
             record = refit(self.before, record, self._images(every), every.labels, on_stage)
         record = self._with_provenance(record, every)
         record = dataclasses.replace(record, metadata=dataclasses.replace(record.metadata, unfinished=None))
-        return self.learner_with(record), dataclasses.replace(result, record=record, training=training)
+        after = self.learner_with(record)
+        accuracy = result.accuracy if training == "kept" else loo_accuracy(after)
+        return after, dataclasses.replace(result, record=record, accuracy=accuracy, training=training)
 
     def checkpoint_path(self, model: Path) -> Path:
         """Return where training is saved while it runs: beside the model, for these files alone."""

@@ -60,7 +60,7 @@ class TaskWriter:
         Returns:
             The task as it was written.
         """
-        command, keep = ("train", None) if self.unfinished else ("learn", 0)
+        command, keep = ("learn, finished", None) if self.unfinished else ("learn", 0)
         with transaction(self.path, command, keep) as change:
             if change.identity != self._identity:
                 self.say(f"{self.path} {_what_happened(change.identity)}")
