@@ -24,23 +24,23 @@ from protosteer.workflows.learn_folder import learn_folder, scan_folder
 def drawn(count: int = 60) -> Evaluation:
     draw = random.Random(0)
     images = [
-        EvaluatedImage(Path(f"{i}.png"), draw.choice("abc"), draw.choice("abd"), draw.random(), False)
+        EvaluatedImage(Path(f"{i}.png"), draw.choice("abc"), draw.choice("abe"), draw.random(), False)
         for i in range(count)
     ]
-    return Evaluation(images, {Path("x.png"): "bad"}, list("abd"))
+    return Evaluation(images, {Path("x.png"): "bad"}, list("abe"))
 
 
 def test_metrics_are_those_of_scikit_learn() -> None:
     found = drawn()
     truth, said = [i.label for i in found.images], [i.predicted for i in found.images]
-    assert found.labels == list("abcd") and found.unknown_classes == ["c"]
+    assert found.labels == list("abce") and found.unknown_classes == ["c"]
     assert found.confusion() == metrics.confusion_matrix(truth, said, labels=found.labels).tolist()
     columns = metrics.precision_recall_fscore_support(truth, said, labels=found.labels, zero_division=0)
     for i, one in enumerate(found.per_class().values()):
         values = [one.precision or 0, one.recall or 0, one.f1 or 0]
         assert values == pytest.approx([100 * float(column[i]) for column in columns[:3]])
         assert one.support == columns[3][i]
-    assert found.per_class()["d"].recall is None and found.per_class()["c"].precision is None
+    assert found.per_class()["e"].recall is None and found.per_class()["c"].precision is None
     assert found.accuracy == Accuracy(sum(a == b for a, b in zip(truth, said, strict=True)), 60)
     counts = [count for *_, count in found.most_confused()]
     assert counts == sorted(counts, reverse=True) and sum(counts) == len(found.mistakes)

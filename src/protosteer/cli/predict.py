@@ -29,7 +29,7 @@ from protosteer.cli.options import (
     path_of,
 )
 from protosteer.errors import DataError
-from protosteer.util.text import counted, listed
+from protosteer.util.text import counted, listed, printable
 
 if TYPE_CHECKING:
     from protosteer.learner import Learner
@@ -71,6 +71,7 @@ def predict(
     ] = False,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object per line.")] = False,
     as_csv: Annotated[bool, Option("--csv", help="Print CSV.")] = False,
+    per_second: Annotated[float, Option(metavar="FRAMES", help="Frames of each second of a video to look at.")] = 1.0,
     out: Annotated[str | None, Option(metavar="FILE|FOLDER", help=OUT_HELP)] = None,
     engine: Executor = "local",
     address: Address = None,
@@ -80,7 +81,10 @@ def predict(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Predict the class of images. Unreadable files are named; the others are predicted."""
+    """Predict the class of images. Unreadable files are named; the others are predicted.
+
+    Of a video that you name, what it shows from when to when: protosteer predict shop.protosteer clip.mp4 --csv
+    """
     from protosteer.workflows.learner_spec import LearnerSpec, model_digest
     from protosteer.workflows.prediction_table import Predictions
     from protosteer.workflows.sharded_predict import predictions_from_spec
@@ -92,6 +96,13 @@ def predict(
     if out is not None and explain:
         message = "--explain is not for tables; leave out --explain or --out"
         raise CommandLineError(message, code="conflicting-options")
+    if videos := named_videos(paths):
+        if out is not None or explain or reject is not None or len(videos) < len(paths):
+            message = "videos are predicted by themselves, with --json or --csv alone"
+            raise CommandLineError(message, code="conflicting-options")
+        learner = open_learner(model, backbone, weights, device, threads)
+        _print_segments(learner, videos, per_second, as_json, as_csv)
+        return
     files = find_files(paths)
     if out is None:
         learner = open_learner(model, backbone, weights, device, threads)
@@ -105,6 +116,38 @@ def predict(
     make_remote = functools.partial(predictions_from_spec, LearnerSpec.of(learner, device), top, reject)
     about = (model_digest(learner), top, reject)
     _write_rows(Predictions(learner, top, reject), make_remote, about, files, out, shard, who)
+
+
+def named_videos(words: Sequence[str]) -> list[Path]:
+    """Return the words that are video files."""
+    from protosteer.data.image_files import VIDEO_SUFFIXES
+
+    paths = [Path(word) for word in words]
+    return [path for path in paths if path.suffix.lower() in VIDEO_SUFFIXES and path.is_file()]
+
+
+def _print_segments(learner: Learner, videos: Sequence[Path], per_second: float, as_json: bool, as_csv: bool) -> None:
+    """Print a line per segment of each video."""
+    from protosteer.runtime.progress_bar import LearnProgress
+    from protosteer.workflows.prediction_table import as_csv as csv_line
+    from protosteer.workflows.video_segments import predict_video
+
+    columns = ("path", "start", "end", "label", "probability", "frames")
+    if as_csv:
+        print(",".join(columns))
+    for path in videos:
+        with sigterm_as_ctrl_c(), LearnProgress(make_console(stderr=True)) as progress:
+            segments = predict_video(learner, path, per_second, progress.on_stage)
+        for one in segments:
+            row = {"path": str(path), **vars(one)}
+            share = f"{100 * one.probability:.0f} % of {counted(one.frames, 'frame')}"
+            words = f"{path}: {clock_time(one.start)} to {clock_time(one.end)}  {one.label} ({share})"
+            print(json.dumps(row) if as_json else csv_line(row, columns) if as_csv else printable(words), flush=True)
+
+
+def clock_time(seconds: float) -> str:
+    """Format seconds as minutes and seconds, such as 1:05."""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
 def _say_rejection(learner: Learner, reject: float | None) -> None:
