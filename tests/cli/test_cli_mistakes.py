@@ -40,6 +40,7 @@ MISTAKES: dict[str, str | None] = {
     "learn new spring --adapted shop.protosteer": "not-adapted-backbone",
     "learn text spring": "damaged-model",
     "learn new .": "nested-folders",
+    "learn nowhere shop.protosteer": "model-not-first",
     "predict shop.protosteer spring --out spring/ant": "out-among-images",
     "learn shop.protosteer/new spring": "cannot-write",
     "learn loop spring": "link-loop",

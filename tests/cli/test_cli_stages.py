@@ -253,3 +253,13 @@ def test_a_new_model_is_of_the_best_preset_and_an_old_one_keeps_its_own(spring, 
     assert learn(paper, more, "--preset", "instant") == 0
     assert "another rule" in capsys.readouterr().err
     assert Learner.load(paper).reader.rule == "paper"
+
+
+def test_an_interrupted_training_is_finished_without_training(spring, tmp_path, capsys):
+    path = tmp_path / "shop.protosteer"
+    interrupted(path, spring, *QUICK)
+    assert learn(path, spring, "--preset", "instant") == 0
+    (task,) = model_file.read(path).memory.tasks
+    assert not task.metadata.unfinished and task.prompt is None and task.images == 16
+    capsys.readouterr()
+    assert main(["predict", str(path), str(spring / "ant")]) == 0 and "note: " not in capsys.readouterr().err

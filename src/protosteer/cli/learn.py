@@ -117,6 +117,9 @@ def learn(
         message = "give a model file and a folder, such as: protosteer learn shop.protosteer photos/"
         raise CommandLineError(message, code="missing-argument")
     path, *folders = given
+    if misplaced := [folder for folder in folders if folder.suffix == ".protosteer" and not folder.is_dir()]:
+        message = f"{misplaced[0]} is a model file; the model file comes first, then the folders of images"
+        raise CommandLineError(message, code="model-not-first", path=misplaced[0])
     path = output_path(path)
     who = make_executor(engine, address, device)
     if name is not None and (len(folders) > 1 or who.is_remote):

@@ -35,7 +35,10 @@ def _bounded(threads: int | None) -> int | None:
     return threads
 
 
-Threads = Annotated[int | None, Option("--threads", min=1, callback=_bounded, help="Threads of the processor.")]
+Threads = Annotated[
+    int | None,
+    Option("--threads", min=1, callback=_bounded, help="Threads of the processor (default: as many as it has cores)."),
+]
 NewBackbone = Annotated[
     str | None,
     Option(
@@ -98,6 +101,7 @@ FLAGS = {
     "folder=": "--onnx",
     "holdout=": "--holdout",
     "host=": "--host",
+    "keep_versions=": "protosteer history MODEL --keep-versions",
     "out=": "--out",
     "overwrite=True": "--overwrite",
     "port=": "--port",

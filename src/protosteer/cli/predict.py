@@ -140,8 +140,8 @@ def _print_segments(learner: Learner, videos: Sequence[Path], per_second: float,
             segments = predict_video(learner, path, per_second, progress.on_stage)
         for one in segments:
             row = {"path": str(path), **vars(one)}
-            share = f"{100 * one.probability:.0f} % of {counted(one.frames, 'frame')}"
-            words = f"{path}: {clock_time(one.start)} to {clock_time(one.end)}  {one.label} ({share})"
+            share = f"{100 * one.probability:.0f} %  ({counted(one.frames, 'frame')})"
+            words = f"{path}: {clock_time(one.start)} to {clock_time(one.end)}  {one.label} {share}"
             print(json.dumps(row) if as_json else csv_line(row, columns) if as_csv else printable(words), flush=True)
 
 

@@ -83,7 +83,9 @@ def read(path: Path) -> dict[str, Any]:
         known = contents["format"] == FORMAT
         _ = [contents[field] for field in ("forgotten", "removed", "left", "sha256_after", "exact")]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        message = f"{path} is not a certificate of forgetting; give the file that forget --certificate wrote"
+        message = (
+            f"{path} is not a certificate of forgetting; give the file that was written when the class was forgotten"
+        )
         raise ModelFileError(message, code="no-certificate", path=path) from error
     if not known or checksum != _checksum(contents):
         message = f"{path} was changed after it was written, or is of a later version; use another copy"
