@@ -178,8 +178,8 @@ def undo(model: Path) -> Path:
     kept = versions(model)
     if not kept:
         message = (
-            f"no earlier version of {model} is kept, so nothing can be undone; to keep some from now on, say "
-            "keep_versions=5"
+            f"no earlier version of {model} is kept, so nothing can be undone; to keep some from now on: "
+            "history with keep_versions=5"
         )
         raise ModelFileError(message, code="no-version", path=model)
     before, after = (model_file.read(path).memory.tasks if path.exists() else () for path in (model, kept[-1]))
