@@ -144,6 +144,22 @@ def test_a_class_that_vanishes_in_any_transaction_is_in_no_version(path):
     assert change.cleaned == 1 and all("ant" not in classes(version) for version in history.versions(path))
 
 
+def test_versions_are_clean_before_the_model_is_written(path, monkeypatch):
+    run("history", path, "--keep-versions", 5)
+    run("rename", path, "ant", "emmet")
+    before = path.read_bytes()
+
+    def fail(*_):
+        raise OSError("no space")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError), transaction(path) as change:
+        patch.setattr(model_file.Model, "write", fail)
+        forget(change.read().memory, "bee")
+        patch.setattr(history, "_clean", lambda place, *_: place.unlink() or True)  # which writes, too
+        change.put(change.read())
+    assert path.read_bytes() == before and not history.versions(path)
+
+
 def test_the_log_is_as_private_as_the_model_and_survives_damage(path):
     path.chmod(0o600)
     run("rename", path, "ant", "emmet")

@@ -128,15 +128,16 @@ def log(
     after: Sequence[TaskRecord],
     renamed: Mapping[str, str] | None = None,
     version: str | None = None,
+    hidden: set[str] | None = None,
 ) -> None:
-    """Add a change to the log; a warning says if that is not possible, since the model is written already."""
+    """Add a change to the log, without the names in `hidden`; a warning says if that fails, since the model is written."""
     names = dict(renamed or {})
     old, new = _images(before, names), _images(after, {})
     added, removed = new - old, old - new
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     entry = Entry(now, command, _first(added), _first(removed), names, len(new), version)
     try:
-        _append(model, {name: value for name, value in vars(entry).items() if value is not None})
+        _append(model, _without(entry, hidden or set()))
     except OSError as error:
         message = f"the change of {model} could not be logged in {beside(model).name} ({error.strerror})"
         warnings.warn(message, ProtosteerWarning, stacklevel=2)
@@ -195,7 +196,7 @@ def forget_in_versions(model: Path, names: Iterable[str], left: Iterable[str], t
     Older names of a class count as well. A version that cannot be cleaned, or has nothing else, is removed.
 
     Args:
-        model: The model file, which has forgotten them.
+        model: The model file, which forgets them.
         names: The classes.
         left: Classes that the model has still.
         task: If a whole task was forgotten, its name.

@@ -72,12 +72,12 @@ class Transaction:
         lost = sorted({*lost} - {*self._new.memory.classes} - {*self.renamed})
         keeps = self.keep is not None and not lost  # a version would bring forgotten classes back
         version = history.keep_version(self.path, self.keep or 0) if keeps else None
+        names, task = self.forgotten if self.forgotten[0] else (lost, None)
+        if names:  # first: after a crash, no version has what the model has not
+            self.cleaned = history.forget_in_versions(self.path, names, self._new.memory.classes, task)
         self._new.write(self.path)
         self.identity = Identity.of(self.path)
-        history.log(self.path, self.command, self.before, after, self.renamed, version)
-        names, task = self.forgotten if self.forgotten[0] else (lost, None)
-        if names:
-            self.cleaned = history.forget_in_versions(self.path, names, self._new.memory.classes, task)
+        history.log(self.path, self.command, self.before, after, self.renamed, version, {*lost})
 
 
 @contextmanager
