@@ -367,3 +367,13 @@ def test_a_reader_is_built_once_per_memory_and_settings():
     other = learner.copy()
     other.forget("ant")
     assert other.reader is not learner.reader and learner.reader.index.classes == SPRING
+
+
+def test_a_learner_says_what_it_is_and_shows_progress_if_asked_to(capsys):
+    learner = Learner(tiny_backbone(), Settings.preset("instant"))
+    assert "nothing learned yet" in repr(learner)
+    stages = []
+    learner.learn(easy_task(["ant", "bee"], 4), on_stage=stages.append, progress=True)
+    assert "2 classes in 1 task from 8 images" in repr(learner) and stages
+    learner.learn(easy_task(["cat"], 4))  # here is no terminal
+    assert capsys.readouterr().err == ""

@@ -31,7 +31,7 @@ from PIL import Image
 # The first four, too, so that no fork has to load what they load.
 import protosteer.cli
 import protosteer.data.augment
-import protosteer.report.progress
+import protosteer.runtime.progress_bar
 import protosteer.workflows.learn_folder
 from protosteer.errors import ProtosteerError
 from protosteer.model import file as model_file

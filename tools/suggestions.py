@@ -35,7 +35,8 @@ from protosteer.prediction import Prediction
 from protosteer.settings import Settings
 from protosteer.tasks import learn_task
 from protosteer.util.files import write_atomically
-from protosteer.workflows.active_learning import Pool, near_duplicates, thumbnails
+from protosteer.workflows.active_learning import Pool
+from protosteer.workflows.duplicates import near_duplicates, thumbnails
 from protosteer.workflows.label_issues import find_label_issues
 from suggestion_report import plot, table
 from unknowns import read

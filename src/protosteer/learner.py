@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from protosteer.backbones import Backbone
@@ -27,11 +28,12 @@ from protosteer.prediction import Prediction
 from protosteer.rules import RULES, Reader, reader_of
 from protosteer.runtime.callbacks import training_callbacks
 from protosteer.runtime.checkpoint import CheckpointFile
-from protosteer.runtime.progress import OnStage
+from protosteer.runtime.progress import OnStage, both
+from protosteer.runtime.progress_bar import LearnProgress
 from protosteer.runtime.task_images import TaskImages
 from protosteer.settings import Settings
 from protosteer.tasks import learn_class, learn_task, trains_prompt
-from protosteer.util.text import check_name
+from protosteer.util.text import check_name, counted
 
 # Images whose pixels and embeddings are in memory at once while predicting.
 _CHUNK = 128
@@ -64,6 +66,11 @@ class Learner:
         self.memory = Memory()
         self._shared_prompt = shared_prompt if domain is None else domain
         self._reader: tuple[tuple[TaskRecord, ...], Settings, Reader] | None = None
+
+    def __repr__(self) -> str:
+        images, tasks = sum(task.images for task in self.memory.tasks), counted(len(self.memory), "task")
+        known = f"{counted(len(self.classes), 'class')} in {tasks} from {counted(images, 'image')}"
+        return f"<Learner: {self.backbone.name}, {known if len(self.memory) else 'nothing learned yet'}>"
 
     @property
     def backbone(self) -> Backbone:
@@ -113,6 +120,7 @@ class Learner:
         on_stage: OnStage | None = None,
         checkpoint: CheckpointFile | None = None,
         on_usable: Callable[[TaskRecord], None] | None = None,
+        progress: bool | None = None,
     ) -> TaskRecord:
         """Learn one task. Nothing changes until it is learned completely; known classes grow by its images.
 
@@ -122,10 +130,15 @@ class Learner:
             on_stage: Called with each stage of progress.
             checkpoint: With one, the same call resumes an interrupted training, bit-identically.
             on_usable: Is given the record as it is before its prompt is trained.
+            progress: Show bars on standard error; by default in a terminal or notebook, if there is no `on_stage`.
 
         Returns:
             The task's record, which is in `memory` now.
         """
+        console = Console(stderr=True)
+        if progress or (progress is None and on_stage is None and console.is_terminal):
+            with LearnProgress(console) as bars:
+                return self.learn(data, name, both(bars.on_stage, on_stage), checkpoint, on_usable, False)
         name = name or self._next_name()
         images, labels = as_labelled(data, self.backbone.preprocessing)
         classes = sorted(set(labels))

@@ -10,8 +10,8 @@ from expect import expect_cli_error
 from photo_toys import photos
 from protosteer.cli import main
 from protosteer.model import file as model_file
-from protosteer.report.progress import LearnProgress
 from protosteer.runtime.checkpoint import CheckpointFile
+from protosteer.runtime.progress_bar import LearnProgress
 from protosteer.workflows import shared_prompt
 
 pytestmark = pytest.mark.slow

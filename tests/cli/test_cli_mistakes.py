@@ -39,8 +39,9 @@ MISTAKES: dict[str, str | None] = {
     "learn new spring --adapted nowhere": "no-adapted-backbone",
     "learn new spring --adapted shop.protosteer": "not-adapted-backbone",
     "learn text spring": "damaged-model",
-    "learn shop.protosteer spring": "no-new-images",
-    "learn shop.protosteer spring --skip-known": "no-new-classes",
+    "learn new .": "nested-folders",
+    "learn nowhere shop.protosteer": "model-not-first",
+    "predict shop.protosteer spring --out spring/ant": "out-among-images",
     "learn shop.protosteer/new spring": "cannot-write",
     "learn loop spring": "link-loop",
     # predict, embed

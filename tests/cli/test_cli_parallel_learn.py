@@ -14,6 +14,8 @@ from protosteer.cli import main
 from protosteer.learner import Learner
 from protosteer.model import file as model_file
 from protosteer.model.file import Model
+from protosteer.model.history import beside
+from protosteer.model.history import read as history_of
 from protosteer.serve.limits import RequestError
 from protosteer.serve.model_store import Store
 from protosteer.workflows.task_writer import TaskWriter
@@ -81,7 +83,7 @@ def put(path: Path, folder: Path):
 def test_two_learnings_that_end_together_are_both_in_the_file(model, folders, side_by_side):
     together(put(model, folders["summer"]), put(model, folders["autumn"]))
     assert sorted(model_file.read(model).memory.task_names) == ["autumn", "spring", "summer"]
-    assert [path.name for path in model.parent.iterdir()] == [model.name]
+    assert {*model.parent.iterdir()} == {model, beside(model)} and len(history_of(model)[0]) == 3
 
 
 def test_a_service_and_a_command_that_write_together_lose_nothing(model, folders, side_by_side):

@@ -10,13 +10,23 @@ from photo_toys import photos
 from protosteer.cli import main
 from protosteer.learner import Learner
 from protosteer.model import file as model_file
-from protosteer.report.progress import LearnProgress
+from protosteer.model.history import beside
 from protosteer.runtime.checkpoint import CheckpointFile
+from protosteer.runtime.progress_bar import LearnProgress
 from protosteer.settings import Settings
+from protosteer.workflows import learn_folder
 
 pytestmark = pytest.mark.slow
 
 QUICK = ["--set", "epochs=3", "--set", "batch_size=8", "--set", "neck_hidden=16", "--set", "augmentation=none"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def always_train():
+    """Also where the self-check finds no error."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learn_folder, "MIN_ERRORS", -1.0)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +97,7 @@ def test_ctrl_c_leaves_a_model_that_can_be_used_and_the_same_command_goes_on(
     assert set(left.predict(summer).labels) <= {"ant", "bee", "cat", "dog"}
     assert learn(path, summer) == 0
     assert "task summer is unfinished" in capsys.readouterr().err
-    assert path.read_bytes() == whole.read_bytes() and list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == whole.read_bytes() and {*tmp_path.iterdir()} == {path, beside(path)}
 
 
 def test_the_training_goes_on_where_it_was(spring, tmp_path, monkeypatch):
@@ -131,8 +141,7 @@ def test_other_classes_or_names_do_not_go_on_with_it(spring, tmp_path):
     interrupted(path, spring, *QUICK)
     left = path.read_bytes()
     more = photos(tmp_path / "spring", ["ant", "bee", "cow"])
-    expect_cli_error("no-new-images", "learn", path, spring, "--name", "other")
-    assert path.read_bytes() == left
+    assert learn(path, spring, "--name", "other") == 0 and path.read_bytes() == left
     assert learn(path, more, *QUICK) == 0
     tasks = model_file.read(path).memory.tasks
     assert [(task.name, task.class_names, bool(task.metadata.unfinished)) for task in tasks] == [
@@ -212,11 +221,13 @@ def test_influence_of_what_is_forgotten_meanwhile_is_told(spring, summer, tmp_pa
 def test_the_self_check_tells_what_training_brought(spring, summer, tmp_path, capsys):
     path = tmp_path / "shop.protosteer"
     assert learn(path, spring, *QUICK) == 0
-    assert "before training 2" in capsys.readouterr().out
+    assert "2 of 2 test images right with it, 2 without" in capsys.readouterr().out
     assert learn(path, summer, "--json") == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["check_before_training"].keys() == figures["check"].keys()
-    assert figures["task"]["trained"] is True
+    assert figures["task"]["trained"] is True and figures["training"] == "kept"
+    low, high = figures["self_check"]["interval"]
+    assert low < figures["self_check"]["accuracy"] <= high
     more = photos(tmp_path / "more", ["yak", "zebu"])
     assert learn(path, more, "--preset", "instant", "--json") == 0
     told = capsys.readouterr()
@@ -238,7 +249,17 @@ def test_a_new_model_is_of_the_best_preset_and_an_old_one_keeps_its_own(spring, 
     assert learn(best, more, "--preset", "fast", "--independent") == 0
     assert settings(best) == Settings.preset("fast", **{**quick, "epochs": 15, "batch_size": 50}, independent=True)
     assert model_file.read(best).memory.tasks[-1].prompt is None
-    assert "no prompt was trained" in capsys.readouterr().err
+    assert "nothing was trained" in capsys.readouterr().err
     assert learn(paper, more, "--preset", "instant") == 0
     assert "another rule" in capsys.readouterr().err
     assert Learner.load(paper).reader.rule == "paper"
+
+
+def test_an_interrupted_training_is_finished_without_training(spring, tmp_path, capsys):
+    path = tmp_path / "shop.protosteer"
+    interrupted(path, spring, *QUICK)
+    assert learn(path, spring, "--preset", "instant") == 0
+    (task,) = model_file.read(path).memory.tasks
+    assert not task.metadata.unfinished and task.prompt is None and task.images == 16
+    capsys.readouterr()
+    assert main(["predict", str(path), str(spring / "ant")]) == 0 and "note: " not in capsys.readouterr().err

@@ -29,6 +29,7 @@ RUNS = {
         "learn shop.protosteer mixed --preset instant",
     ],
     "predict": ["predict shop.protosteer new --top 2 --reject 0.05", "predict shop.protosteer new/ant --explain"],
+    "evaluate": ["evaluate shop.protosteer new"],
     "embed": ["embed shop.protosteer new --out embedded.csv"],
     "correct": [
         "correct shop.protosteer new/ant/00.png yak",
@@ -36,6 +37,10 @@ RUNS = {
         "correct shop.protosteer --undo",
     ],
     "suggest": ["suggest shop.protosteer new --count 2", "suggest shop.protosteer --check mixed --count 1"],
+    "sort": ["sort shop.protosteer new sorted --at-least 0.9", "sort sorted --undo"],
+    "rename": ["rename shop.protosteer cow calf", "rename shop.protosteer calf cow"],
+    "join": ["join shop.protosteer ant bee --as insect"],
+    "undo": ["undo shop.protosteer"],
     "inspect": ["inspect shop.protosteer"],
     "merge": ["merge shop.protosteer other.protosteer -o both.protosteer"],
     "adapt": [f"adapt spring -o my.backbone {TRAINED}", "inspect my.backbone"],

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from photo_toys import photos
 from protosteer.cli import main
+from protosteer.model.history import beside
 from rank_toys import SECONDS, TESTS, environment, run_ranks
 
 pytestmark = pytest.mark.slow
@@ -104,7 +105,8 @@ def test_two_ranks_learn_folders_one_after_the_other(tmp_path: Path, capsys: pyt
     assert main(["learn", str(tmp_path / "one.protosteer"), *map(str, folders), *NANO]) == 0
     assert json.loads(rank0[1]) == json.loads(capsys.readouterr().out)
     same_models(tmp_path / "one.protosteer", tmp_path / "two.protosteer")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b", "one.protosteer", "two.protosteer"]
+    models = [tmp_path / "one.protosteer", tmp_path / "two.protosteer"]
+    assert {*tmp_path.iterdir()} == {tmp_path / "a", tmp_path / "b", *models, *map(beside, models)}
 
 
 def test_two_ranks_adapt_a_backbone(tmp_path: Path) -> None:

@@ -275,7 +275,7 @@ def test_the_example_prints_a_line_per_image_and_marks_unknown_ones(tmp_path: Pa
     similarity = learner.predict(paths).scores.amax(1)
     (task,) = learner.memory.tasks
     between = float(similarity.mean())
-    classes = ClassTable.of(replace(record, heldout_similarities=torch.full((9,), between)) for record in task.classes)
+    classes = ClassTable.of(replace(record, heldout_similarities=torch.full((10,), between)) for record in task.classes)
     learner.memory = Memory([replace(task, classes=classes)])
     export_onnx(learner, tmp_path / "exported")
     done = run_script(tmp_path, "exported/predict.py", *paths)
@@ -286,9 +286,10 @@ def test_the_example_prints_a_line_per_image_and_marks_unknown_ones(tmp_path: Pa
     assert [line[4:] == ["unknown"] for line in lines] == (similarity < between).tolist()
 
     (tmp_path / "text.png").write_text("no image")
-    done = run_script(tmp_path, "exported/predict.py", "text.png")
+    done = run_script(tmp_path, "exported/predict.py", paths[0], "text.png", paths[1])
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("text.png cannot be read as an image")
+    assert done.stderr.splitlines()[-2].startswith("text.png cannot be read as an image")
+    assert [line.split("\t")[0] for line in done.stdout.splitlines()] == paths
 
 
 def test_an_earlier_export_is_replaced(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_a_change_is_written_with_its_side_files_after_one_read(path, monkeypatc
         change.put(change.read())
     assert len(reads) == 1 and change.identity != before
     assert model_file.read(path).memory.classes == ["dog"] and kept(path) == ["dog"]
-    assert sorted(p.name for p in path.parent.iterdir()) == [path.name, f"{path.name}.thumbs"]
+    assert sorted(p.name for p in path.parent.iterdir()) == [path.name, f"{path.name}.history", f"{path.name}.thumbs"]
 
 
 def test_without_put_or_after_an_error_nothing_is_written(path):

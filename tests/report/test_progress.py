@@ -9,8 +9,9 @@ from rich.console import Console
 
 from conftest import easy_task
 from protosteer.data.images import ArrayImages
-from protosteer.report.progress import LearnProgress, RunProgress, duration
+from protosteer.report.progress import RunProgress
 from protosteer.runtime.progress import Progress, Stage
+from protosteer.runtime.progress_bar import LearnProgress, duration
 from protosteer.streams.base import Stream, Task
 
 MATRIX = [[97.0], [90.0, 92.0]]
@@ -208,10 +209,21 @@ def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_learning_has_one_bar_with_the_time_left_of_its_stage() -> None:
     watched = Watched(terminal=True)
     watched.after(10, embed("keys", 20))
-    assert watched.bars() == ["keys 20% 40 s left, 20 of 100"]
+    assert watched.bars() == ["looking at the images 20% 40 s left, 20 of 100"]
     watched.after(40, embed("keys", 100))
     watched.train(1, 5, seconds=60)
-    assert watched.bars() == ["training, epoch 1 of 4 25% 3 min left, loss 1.23, 1,512 images/s"]
+    assert watched.bars() == ["training, round 1 of 4 25% 3 min left"]
+
+
+def test_eighty_columns_hold_the_bar() -> None:
+    watched = Watched(terminal=True, width=80)
+    for stage in (embed("keys", 12_000, 54_321), train(13)):
+        watched.after(5000, stage)
+        console = Console(file=io.StringIO(), width=80, color_system=None)
+        with console.capture() as capture:
+            console.print(watched.progress.bars.get_renderable())
+        (line,) = capture.get().splitlines()
+        assert line.count("━") + line.count("╸") >= 3 and "…" not in line
 
 
 def test_steps_of_an_interrupted_training_took_no_time_now() -> None:
@@ -229,8 +241,8 @@ def test_learning_speaks_seldom_where_there_is_no_terminal() -> None:
         watched.after(1, embed("keys", 100))
         watched.train(1, 20, seconds=100)
     assert watched.lines() == [
-        "  training, epoch 2 of 4: loss 1.23, 85.2 % right, 1,512 images/s, 50 s left",
-        "  training, epoch 4 of 4: loss 1.23, 85.2 % right, 1,512 images/s, 0 s left",
+        "  training, round 2 of 4: 50 s left",
+        "  training, round 4 of 4: 0 s left",
     ]
 
 

@@ -425,6 +425,58 @@ def test_the_second_likeliest_is_one_click_and_a_new_class_can_be_typed(visit, e
     expect(page.locator(".rows li")).to_have_count(7)
 
 
+def test_many_answers_are_confirmed_corrected_at_once_and_saved(visit, evident):
+    address, learner, folder = evident
+    page = visit(address)
+    page.get_by_label("Token").fill(TOKEN)
+    paths = new(folder, "zero", 2) + new(folder, "nine", 2)
+    choose(page, paths)
+    cards = page.locator(".card")
+    first = cards.first.locator("h3 .label").inner_text()
+    cards.first.get_by_role("button", name="Yes, right").click()
+    expect(cards.first.locator(".fix .good")).to_contain_text(f"Told: it is “{first}”.")
+    expect(cards.first.get_by_role("button", name="Yes, right")).to_be_hidden()
+    for card in cards.all()[2:]:
+        card.get_by_role("checkbox").check()
+    bulk = page.locator("#bulk")
+    expect(bulk).to_contain_text("All 2 selected pictures are")
+    bulk.get_by_role("combobox").fill("Three ")  # nearly the name of a class
+    bulk.get_by_role("button", name="Correct all").click()
+    expect(bulk.locator(".problem")).to_contain_text("“Three” would be a new class.")
+    bulk.get_by_role("combobox").fill("nines")
+    bulk.get_by_role("button", name="Correct all").click()
+    expect(bulk).to_be_hidden()
+    expect(page.locator(".rows li.new")).to_contain_text("nines")
+    assert [card.locator("h3 .label").inner_text() for card in cards.all()[2:]] == ["nines", "nines"]
+    page.get_by_role("button", name="Least certain first").click()
+    shown = [card.locator("tbody tr.first .number").first.inner_text() for card in cards.all()]
+    assert shown == sorted(shown, key=lambda text: float(text.split()[0]))
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save as CSV").click()
+    rows = Path(download.value.path()).read_text().splitlines()
+    assert rows[0] == "path,label,probability,similarity,unknown,error" and len(rows) == 5
+    while page.locator("#log li").count():
+        count = page.locator("#log li").count()
+        page.locator("#log li").first.get_by_role("button", name="Undo").click()
+        expect(page.locator("#log li")).to_have_count(count - 1)
+
+
+def test_a_name_that_is_nearly_known_is_asked_about(visit, evident):
+    address, _, folder = evident
+    page = visit(address)
+    page.get_by_label("Token").fill(TOKEN)
+    choose(page, new(folder, "nine"))
+    card = page.locator(".card")
+    card.get_by_role("button", name="another").click()
+    card.get_by_role("combobox").fill("threee")
+    card.get_by_role("combobox").press("Enter")
+    expect(card.locator(".fix .problem")).to_contain_text("“threee” would be a new class.")
+    card.get_by_role("button", name="It is “three”").click()
+    expect(card.locator(".fix .good")).to_contain_text("three")
+    card.get_by_role("button", name="Undo").click()
+    expect(card.locator(".fix p")).to_have_text("Taken back.")
+
+
 def test_how_far_a_probability_can_be_trusted_is_told(visit, evident, folder):
     address, learner, _ = evident
     page = visit(address)

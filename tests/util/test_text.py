@@ -2,7 +2,7 @@
 
 import pytest
 
-from protosteer.util.text import counted, listed, one_line, printable, suggestion
+from protosteer.util.text import counted, listed, one_line, printable, similar_names, suggestion
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,12 @@ def test_the_nearest_word_is_suggested_or_else_all() -> None:
 def test_names_of_others_stay_on_one_line() -> None:
     assert printable("Fuß ☃ 熊") == "Fuß ☃ 熊" and printable("a\tb\u2028c") == "a?b?c"
     assert one_line("two\n  lines") == "two lines"
+
+
+def test_names_that_are_probably_typing_errors() -> None:
+    known = ["tiger lily", "colt's foot", "house", "type 1", "cat", "熊"]
+    alike = ["Tiger_Lily", "tiger lilly", "colts foot", "huose", "houses"]
+    expected = ["tiger lily", "tiger lily", "colt's foot", "house", "house"]
+    assert similar_names(alike, known) == list(zip(alike, expected, strict=True))
+    assert similar_names(["type 2", "car", "lion", "☃", "狗", *known], known) == []
+    assert similar_names(["rose", "Rose"], []) == [("Rose", "rose")]

@@ -22,8 +22,9 @@ from protosteer.model.records import ClassRecord
 from protosteer.paper.prototypes import Centroids
 from protosteer.prediction import Prediction
 from protosteer.settings import Settings
-from protosteer.workflows import active_learning
-from protosteer.workflows.active_learning import Pool, near_duplicates, select_informative, suggest, thumbnails
+from protosteer.workflows import active_learning, duplicates
+from protosteer.workflows.active_learning import Pool, select_informative, suggest
+from protosteer.workflows.duplicates import near_duplicates, thumbnails
 from protosteer.workflows.label_issues import find_label_issues, mislabelled
 
 INSTANT = Settings.preset("instant")
@@ -100,7 +101,7 @@ def brute_repeats(pictures: torch.Tensor) -> dict[int, int]:
 
 
 def test_copies_are_those_of_two_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(active_learning, "_BLOCK", 7)
+    monkeypatch.setattr(duplicates, "_BLOCK", 7)
     pictures = (128 + 40 * drawn(12, 256)).repeat(3, 1)
     pictures += torch.linspace(0, 8, 36)[:, None] * drawn(36, 256, seed=1)
     pictures[[5, 20, 30]] = 17.0  # blank ones, the same

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import os
 import pickle
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,12 +20,14 @@ from expect import expect_error
 from photo_toys import ALONE, EVIDENCE, QUICK, file_bytes, photos, taught
 from protosteer.data import decode_cache
 from protosteer.data.class_folders import Files
+from protosteer.data.image_files import SKIP_REASONS
 from protosteer.data.images import FileImages
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError, LearnerError, SettingsError
 from protosteer.learner import Learner
 from protosteer.model.memory import Memory
 from protosteer.runtime.checkpoint import CheckpointFile
+from protosteer.util.statistics import Accuracy
 from protosteer.workflows import learn_folder as learn_folder_module
 from protosteer.workflows.holdout_eval import Check
 from protosteer.workflows.learn_folder import TaskSlot, held_count, learn_folder, scan_folder, split, unfinished_task
@@ -91,8 +94,9 @@ def test_known_classes_can_be_left_out_with_their_bad_files(tmp_path, before):
         (folder / name / "00.png").write_bytes(b"")
     left = scan_folder(folder, before.memory).without_known()
     assert left.counts == {"cat": 2} and left.known == {} and left.unreadable.paths == [folder / "cat" / "00.png"]
-    with expect_error("no-new-classes", LearnerError, path=tmp_path / "old"):
-        scan_folder(photos(tmp_path / "old", ["ant"]), before.memory).without_known()
+    nothing = scan_folder(photos(tmp_path / "old", ["ant"]), before.memory).without_known()
+    with expect_error("no-new-images", LearnerError, path=tmp_path / "old"):
+        learn_folder(before.copy(), nothing)
 
 
 def test_however_a_folder_is_written_it_is_the_same(tmp_path, monkeypatch):
@@ -112,9 +116,65 @@ def test_links_are_followed_and_dead_ones_are_not_images(tmp_path):
     real = photos(tmp_path / "store", ["ant"], per_class=3) / "ant"
     (tmp_path / "new" / "bee").mkdir(parents=True)
     (tmp_path / "new" / "cat").symlink_to(real, target_is_directory=True)
-    (tmp_path / "new" / "bee" / "1.png").symlink_to(real / "01.png")
+    other = photos(tmp_path / "store", ["bee"], per_class=3) / "bee"
+    (tmp_path / "new" / "bee" / "1.png").symlink_to(other / "01.png")
     (tmp_path / "new" / "bee" / "2.png").symlink_to(tmp_path / "nowhere.png")
     assert scan_folder(tmp_path / "new").counts == {"bee": 1, "cat": 3}
+
+
+def test_files_that_are_skipped_are_named_by_reason(tmp_path, monkeypatch):
+    folder = photos(tmp_path / "new", ["ant", "bee"], per_class=3)
+    (folder / "ant" / "clip.MOV").write_bytes(b"film")
+    (folder / "bee" / "notes.txt").write_bytes(b"text")
+    (folder / "bee" / "Thumbs.db").write_bytes(b"of the system")
+    (folder / "bee" / "00.png").write_bytes(b"")
+    (folder / "bee" / "phone.HEIC").write_bytes(b"not even HEIC")
+    monkeypatch.setattr("protosteer.data.image_files.formats", lambda: ["PNG"])
+    found = scan_folder(folder).skipped
+    assert {reason: [path.name for path in paths] for reason, paths in found.items()} == {
+        SKIP_REASONS["unreadable-image"]: ["00.png"],
+        SKIP_REASONS["heic-not-supported"]: ["phone.HEIC"],
+        "video": ["clip.MOV"],
+        "not an image": ["notes.txt"],
+    }
+
+
+def test_heic_is_read_where_pillow_heif_is_installed(tmp_path):
+    heif = pytest.importorskip("pillow_heif")
+    folder = photos(tmp_path / "new", ["ant", "bee"], per_class=3)
+    with Image.open(folder / "bee" / "00.png") as image:
+        heif.from_pillow(image.resize((64, 64)).rotate(90)).save(folder / "bee" / "phone.heic")
+    found = scan_folder(folder)
+    assert found.counts == {"ant": 3, "bee": 4} and not found.skipped
+
+
+def test_a_picture_is_learned_once_however_often_it_is_there(tmp_path):
+    folder = photos(tmp_path / "new", ["ant", "bee"], per_class=6)
+    one = folder / "ant" / "00.png"
+    shutil.copy(one, folder / "ant" / "z copy.png")
+    shutil.copy(one, folder / "bee" / "z stray.png")
+    with Image.open(folder / "bee" / "00.png") as image:
+        large = image.rotate(90).resize((128, 128), Image.Resampling.BICUBIC)
+    large.save(folder / "bee" / "00.png")
+    large.resize((96, 96), Image.Resampling.BICUBIC).save(folder / "bee" / "z smaller.jpg", quality=90)
+    found = scan_folder(folder)
+    assert found.counts == {"ant": 6, "bee": 6}
+    pairs = zip(found.copies.paths, found.originals.paths, strict=True)
+    assert {(copy.name, original.parent.name, original.name) for copy, original in pairs} == {
+        ("z copy.png", "ant", "00.png"),
+        ("z stray.png", "ant", "00.png"),
+        ("z smaller.jpg", "bee", "00.png"),
+    }
+    learner = Learner(tiny_backbone(), EVIDENCE.replace(prompts=False))
+    learn_folder(learner, found)
+    again = scan_folder(folder, learner.memory)
+    assert not again.files.paths and not again.copies.paths and len(again.already_learned) == 15
+
+
+def test_a_class_of_copies_alone_keeps_them(tmp_path):
+    folder = photos(tmp_path / "new", ["ant"], per_class=3)
+    shutil.copytree(folder / "ant", folder / "bee")
+    assert scan_folder(folder).counts == {"ant": 3, "bee": 3}
 
 
 # Splits
@@ -168,14 +228,14 @@ def test_what_a_taught_task_says_of_itself(before, summer, monkeypatch):
     plain = Learner.learn
 
     def learn(self, data, *rest):
-        reached.extend(data[0].images.paths)
+        reached.extend(data[0].name(row) for row in range(len(data[0])))
         return plain(self, data, *rest)
 
     monkeypatch.setattr(Learner, "learn", learn)
     outcome = learn_folder(learner, found, holdout=0.25)
     record, check = outcome.record, outcome.check
     learned, held = split(found.files, 0.25, 0)
-    assert reached == learned.paths and not set(reached) & set(held.paths)
+    assert reached == [str(path) for path in learned.paths] and not set(reached) & {*map(str, held.paths)}
     assert learner.memory.tasks[-1] is record and learner.tasks == ["spring", "summer"]
     assert [c.images for c in record.classes] == [6, 6, 6] and record.metadata.images == 18
     assert [len(c.heldout_similarities) for c in record.classes] == [2, 2, 2] and record.metadata.held_out == 6
@@ -373,9 +433,49 @@ def test_a_task_can_be_used_before_its_prompt_is_trained(spring, summer, setting
     (early,) = callbacks
     assert outcome.before_training == early.check and outcome.check is not None
     assert outcome.record.metadata.unfinished is None and outcome.record.prompt is not None
-    for fact in ("learned", "image_bytes", "held_out", "images", "settings"):
+    for fact in ("learned", "settings"):
         assert getattr(early.record.metadata, fact) == getattr(outcome.record.metadata, fact) is not None
+    kept_out = len(held) if settings is QUICK else 0  # which CPP inference needs for rejection
+    assert early.record.metadata.held_out == len(held) and outcome.record.metadata.held_out == kept_out
+    assert outcome.record.images == outcome.record.metadata.images == len(found.files) - kept_out
+    assert outcome.training == "kept" and outcome.accuracy == (outcome.check if kept_out else early).accuracy
     assert learner.memory.tasks == (*tasks, outcome.record)
+
+
+def worse_than_before(monkeypatch) -> None:
+    """Let every check after the first find all images misclassified."""
+    make, made = Check.make, []
+
+    def check(*arguments):
+        made.append(make(*arguments))
+        labels = made[-1].labels
+        return Check(labels, labels if len(made) == 1 else ["no such class"] * len(labels))
+
+    monkeypatch.setattr(Check, "make", check)
+
+
+def test_training_that_makes_it_worse_is_dropped(tmp_path, spring, summer, monkeypatch):
+    learner, instant = (taught(spring, settings=EVIDENCE) for _ in range(2))
+    worse_than_before(monkeypatch)
+    outcome = learn_folder(learner, scan_folder(summer, learner.memory), holdout=0.25)
+    assert outcome.training == "dropped" and outcome.record.prompt is None
+    assert outcome.before_training.accuracy.right > outcome.check.accuracy.right == 0
+    instant.settings = EVIDENCE.replace(prompts=False)
+    expected = learn_folder(instant, scan_folder(summer, instant.memory)).record
+    for (name, tensor), (_, other) in zip(outcome.record.tensors(), expected.tensors(), strict=True):
+        torch.testing.assert_close(tensor, other, msg=name)  # the same images, also those that were held out
+
+
+def test_training_is_skipped_where_little_is_left_to_gain(spring, summer, monkeypatch):
+    stages = []
+    learner = taught(spring, settings=EVIDENCE)
+    monkeypatch.setattr(learn_folder_module, "MIN_ERRORS", 100.0)
+    found = scan_folder(summer, learner.memory)
+    outcome = learn_folder(learner, found, on_stage=stages.append, may_skip=True)
+    assert outcome.training == "skipped" and outcome.record.images == len(found.files)
+    assert "training" not in {stage.doing for stage in stages} and not outcome.record.metadata.unfinished
+    again = scan_folder(summer, learner.memory)
+    assert not again.files.paths
 
 
 @pytest.mark.parametrize(
@@ -388,7 +488,11 @@ def test_where_no_prompt_is_trained_there_is_one_stage(tmp_path, spring, changes
     learner.settings = EVIDENCE.replace(**changes)
     found = scan_folder(photos(tmp_path / "more", classes), learner.memory)
     outcome = learn_folder(learner, found, on_usable=lambda *_: pytest.fail("two stages"))
-    assert outcome.before_training is None and outcome.record.metadata.unfinished is None and outcome.check is not None
+    assert outcome.before_training is outcome.check is outcome.training is None
+    assert outcome.record.metadata.unfinished is None and outcome.record.images == len(found.files)
+    loo = learner.reader.loo_predictions()
+    expected = Accuracy(int(loo.correct.sum()), len(loo.correct)) if len(learner.classes) > 1 else None
+    assert outcome.accuracy == expected
 
 
 def test_evidence_needs_no_calibrating_pass_unless_it_is_not_read(spring, summer):
@@ -481,7 +585,7 @@ def test_a_check_counts_by_class_and_ranks_what_was_confused():
     truth = ["a", "a", "a", "b", "b", "c", "c", "c"]
     said = ["a", "b", "b", "b", "z", "a", "z", "a"]
     check = Check(truth, said)
-    assert check.accuracy == pytest.approx(25.0)
+    assert check.accuracy == Accuracy(2, 8)
     assert check.per_class() == {"a": (3, 1), "b": (2, 1), "c": (3, 0)}
     assert check.confused() == [("a", "b", 2), ("c", "a", 2), ("b", "z", 1), ("c", "z", 1)]
     assert check.confused(1) == [("a", "b", 2)] and Check(["a"], ["a"]).confused() == []

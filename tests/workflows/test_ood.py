@@ -14,7 +14,7 @@ from protosteer.model.memory import Memory
 from protosteer.model.records import ClassRecord, TaskRecord
 from protosteer.paper.prototypes import centroids
 from protosteer.settings import Settings
-from protosteer.workflows.ood import Rejection, calibrated, own_thresholds, threshold
+from protosteer.workflows.ood import Rejection, calibrated, own_thresholds, rejected_share, threshold
 
 VALUES = centroids(torch.eye(4), 2)
 INSTANT = Settings.preset("instant")
@@ -146,3 +146,18 @@ def test_by_evidence_classes_of_one_image_each_cannot_tell():
 
 def test_a_model_that_has_learned_nothing_is_not_calibrated():
     assert not calibrated(Learner(tiny_backbone()))
+
+
+def test_the_interval_covers_the_share_that_is_rejected():
+    """Similarities are uniform, so the share below a threshold is the threshold."""
+    draw = torch.Generator().manual_seed(0)
+    low, high = rejected_share(known_by(torch.rand(99, generator=draw)), 0.1)
+    shares = [100 * threshold(known_by(torch.rand(99, generator=draw)), 0.1) for _ in range(2000)]
+    below, above = (sum(s < low for s in shares) / 2000, sum(s > high for s in shares) / 2000)
+    assert below == pytest.approx(0.025, abs=0.012) and above == pytest.approx(0.025, abs=0.012)
+
+
+def test_too_few_images_for_a_fraction_reject_nothing():
+    few = known_by(torch.rand(18))
+    assert threshold(few, 0.05) == -torch.inf and rejected_share(few, 0.05) == (0.0, 0.0)
+    assert not Rejection(few, 0.05).unknown("c0", -1.0)

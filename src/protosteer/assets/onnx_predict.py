@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -218,26 +219,36 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
 
 
+def predict_each(model: Model, paths: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yield every path with its prediction, or with the error that says why it cannot be read."""
+    try:
+        results: list[Any] = model.predict(paths)
+    except ValueError as error:
+        if len(paths) == 1:
+            yield paths[0], error
+        else:
+            for path in paths:
+                yield from predict_each(model, [path])
+    else:
+        yield from zip(paths, results, strict=True)
+
+
 def main(paths: list[str]) -> None:
-    """Predict image files and print a line for each."""
+    """Predict image files and print a line for each; name those that cannot be read."""
     if not paths:
         sys.exit("usage: python predict.py IMAGE...")
-    model = Model()
+    model, bad = Model(), 0
     for start in range(0, len(paths), BATCH):
-        some = paths[start : start + BATCH]
-        try:
-            results = model.predict(some)
-        except ValueError as error:
-            sys.exit(str(error))
-        for path, (label, probability, similarity, unknown) in zip(some, results, strict=True):
-            words = [
-                path,
-                label,
-                f"{probability:.4f}",
-                f"{similarity:.4f}",
-                *(["unknown"] if unknown else []),
-            ]
+        for path, result in predict_each(model, paths[start : start + BATCH]):
+            if isinstance(result, ValueError):
+                print(result, file=sys.stderr, flush=True)
+                bad += 1
+                continue
+            label, probability, similarity, unknown = result
+            words = [path, label, f"{probability:.4f}", f"{similarity:.4f}", *(["unknown"] if unknown else [])]
             print("\t".join(words), flush=True)
+    if bad:
+        sys.exit(f"{bad} of {len(paths)} files could not be read; the others were predicted")
 
 
 if __name__ == "__main__":

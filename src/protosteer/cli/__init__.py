@@ -21,7 +21,8 @@ from protosteer import __version__
 
 # The order of --help.
 # isort: off
-from protosteer.cli import learn, adapt, predict, correct, suggest, model_commands, serve
+from protosteer.cli import learn, predict, correct, evaluate, sort, suggest
+from protosteer.cli import rename, model_commands, verify, history, adapt, serve
 from protosteer.cli import benchmarks, catalogue
 
 # isort: on
@@ -36,12 +37,17 @@ __all__ = [
     "benchmarks",
     "catalogue",
     "correct",
+    "evaluate",
+    "history",
     "learn",
     "main",
     "model_commands",
     "predict",
+    "rename",
     "serve",
+    "sort",
     "suggest",
+    "verify",
 ]
 
 # typer has a click of its own, or in older versions uses the one installed; this name is right for both.
@@ -149,7 +155,8 @@ def _message(error: Exception) -> str:
         return in_flags(str(error))
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "protosteer"
-    return f"{error.format_message().rstrip('.')}; see {command} --help"  # type: ignore[attr-defined]
+    message = error.format_message().removeprefix("Invalid value: ")  # type: ignore[attr-defined]
+    return f"{message.rstrip('.')}; see {command} --help"
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:

@@ -77,8 +77,8 @@ def adapt(
 
 
 def _adapt(learner: Learner, found: FolderScan, out: Path) -> Adapted:
-    from protosteer.report.progress import LearnProgress
     from protosteer.runtime.checkpoint import CheckpointFile
+    from protosteer.runtime.progress_bar import LearnProgress
     from protosteer.util.files import real, replacing, writing
     from protosteer.workflows.learn_folder import TaskSlot
     from protosteer.workflows.shared_prompt import adapt

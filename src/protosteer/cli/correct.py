@@ -13,7 +13,7 @@ from protosteer.cli.common import CommandLineError, app, say, show
 from protosteer.cli.loading import PANEL, backbone_of, clear_up, prepare
 from protosteer.cli.options import Device, Json, ModelBackbone, ModelFile, ModelWeights, Precision, Threads
 from protosteer.errors import ProtosteerError
-from protosteer.util.text import printable
+from protosteer.util.text import printable, similar_names
 
 if TYPE_CHECKING:
     from protosteer.learner import Learner
@@ -59,7 +59,7 @@ def correct(
         from protosteer.model.transaction import transaction
         from protosteer.util.files import writing
 
-        with writing(model, None), transaction(model) as change:
+        with writing(model, None), transaction(model, "correct") as change:
             old, chosen = change.read(), prepare(device, threads)
             learner = Learner.of_model(old, backbone_of(old, backbone, weights, chosen, precision))
             outcome = _correct(learner, image, name)
@@ -74,9 +74,10 @@ def _correct(learner: Learner, image: Path, name: str) -> dict[str, Any]:
     from protosteer.workflows.model_summary import correction
 
     new = name not in learner.classes
+    near = next((near for _, near in similar_names([name], learner.classes)), None)
     record = learner.correct(image, name)
     ((now, probability, _),) = learner.predict(image).ranked(1)[0]
-    return {**correction(record), "new_class": new, "answer": now, "probability": probability}
+    return {**correction(record), "new_class": new, "similar_class": near, "answer": now, "probability": probability}
 
 
 def _show_outcome(outcome: dict[str, Any], image: Path, as_json: bool) -> None:
@@ -88,6 +89,10 @@ def _show_outcome(outcome: dict[str, Any], image: Path, as_json: bool) -> None:
     words += " already, one more image" if before == name else f", corrected to {name}"
     words += " (a new class)" if outcome["new_class"] else ""
     print(printable(f"{words}; now predicted {now} ({100 * outcome['probability']:.0f} %)"))
+    if outcome["similar_class"]:
+        say(
+            f"warning: class '{name}' is new: did you mean '{outcome['similar_class']}'? Then undo this, and correct again"
+        )
     if now != name:
         say("one image did not outweigh the others; correct more similar images, or learn more of the class")
 
@@ -105,7 +110,7 @@ def _undo(path: Path, image: Path | None, as_json: bool) -> None:
         if not image_exists(image):
             raise ProtosteerError(f"{image} is not an image file; check the path", code="no-such-file", path=image)
         task = correction_name(digest(image_bytes(image)))
-    with writing(path, None), transaction(path) as change:
+    with writing(path, None), transaction(path, "correct --undo") as change:
         model = change.read()
         if task is not None and task not in model.memory.task_names:
             message = f"{image} has not been corrected in {path}; there is nothing to undo"

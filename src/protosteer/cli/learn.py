@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import shlex
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from typer import Argument, Option
 
-from protosteer.cli.common import CommandLineError, app, make_console, say, show, sigterm_as_ctrl_c
+from protosteer.cli.common import CommandLineError, app, make_console, say, sigterm_as_ctrl_c
 from protosteer.cli.loading import (
     PANEL,
     BackboneChoice,
@@ -37,6 +41,7 @@ from protosteer.cli.options import (
     path_of,
 )
 from protosteer.cli.torchrun import output_path
+from protosteer.util.text import printable
 
 if TYPE_CHECKING:
     from protosteer.backbones import Backbone
@@ -52,6 +57,7 @@ if TYPE_CHECKING:
 
 ANOTHER = "another MODEL"  # what to choose where nothing can be written
 MAX_NAMED_FILES = 5  # in a line
+QUICK_BACKBONE = "mini"  # whose speed stands for that of a backbone that is still to be chosen
 
 
 @app.command(rich_help_panel=PANEL)
@@ -88,26 +94,34 @@ def learn(
     ] = None,
     set_: Settings = None,
     holdout: Annotated[
-        float, Option(help="Share of each class's images that is not learned but checks the result.")
+        float, Option(help="Share of each class's images that judges training; they are learned afterwards.")
     ] = 0.1,
     skip_known: Annotated[bool, Option("--skip-known", help="Skip classes that the model has already.")] = False,
     thumbnails: Thumbnails = False,
-    dry_run: Annotated[bool, Option("--dry-run", help="Report what is in the folder, and learn nothing.")] = False,
+    yes: Annotated[
+        bool, Option("--yes", help="Learn folders of class folders as classes, without a question.")
+    ] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Report what is in the folder and how long it takes, and learn nothing.")
+    ] = False,
     device: Device = "auto",
     precision: Precision = "auto",
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Learn the classes of a folder: a new model, or one more task of an old one.
+    """Learn the classes of a folder: a new model, or more classes and images of an old one.
 
-    If a prompt is trained, you can use the model before that, after one pass over the images. Ctrl-C or a crash
-    leaves it usable, and the same command resumes training, at most half a minute before where it was.
+    The model can be used after one look at the images. Training follows if it may gain accuracy; --preset instant
+    leaves it out. Ctrl-C or a crash leaves the model usable, and the same command resumes training.
     """
     given = [*([model] if model else []), *paths]
     if len(given) < 2:
         message = "give a model file and a folder, such as: protosteer learn shop.protosteer photos/"
         raise CommandLineError(message, code="missing-argument")
     path, *folders = given
+    if misplaced := [folder for folder in folders if folder.suffix == ".protosteer" and not folder.is_dir()]:
+        message = f"{misplaced[0]} is a model file; the model file comes first, then the folders of images"
+        raise CommandLineError(message, code="model-not-first", path=misplaced[0])
     path = output_path(path)
     who = make_executor(engine, address, device)
     if name is not None and (len(folders) > 1 or who.is_remote):
@@ -116,14 +130,18 @@ def learn(
     if thumbnails and who.is_remote:
         raise CommandLineError("--thumbnails needs --engine local", code="conflicting-options")
     changes = parse_settings(set_ or []) | ({} if independent is None else {"independent": independent})
+    check_settings(preset, changes)
+    for folder in folders:
+        _check_nested(folder, path, yes, dry_run)
+    may_skip = preset is None and not set_
     choice = BackboneChoice(backbone, weights, precision, as_json)
     learners = _Learners(choice, adapted, preset, changes, holdout, lambda: prepare(device, threads))
     if who.is_remote and not dry_run:
-        results = _learn_in_parallel(who, path, folders, holdout, skip_known, device, learners)
+        results = _learn_in_parallel(who, path, folders, holdout, skip_known, device, learners, may_skip)
     else:
         if len(folders) > 1:
             folders = [plan.folder for plan in _plans(read_model(path), folders, skip_known)]
-        request = _Request(path, name, holdout, skip_known, thumbnails, dry_run, as_json)
+        request = _Request(path, name, holdout, skip_known, thumbnails, dry_run, as_json, may_skip)
         results = [_learn_folder(folder, request, learners) for folder in folders]
     if as_json:
         choice.add_to(results)
@@ -144,6 +162,10 @@ class _Learners:
     holdout: float
     prepare: Callable[[], str]  # gives the device
     loaded: list[Backbone] = field(default_factory=list)
+
+    def with_backbone(self, name: str) -> _Learners:
+        """Return the same with a backbone of that name for a new model."""
+        return dataclasses.replace(self, choice=BackboneChoice(name, None, self.choice.precision), loaded=[])
 
     def make(self, old: Model | None, files: Callable[[], Files]) -> Learner:
         """Return a learner. A new backbone is chosen to suit the files that are learned first."""
@@ -186,6 +208,38 @@ class _Request:
     thumbnails: bool
     dry_run: bool
     as_json: bool
+    may_skip: bool
+
+
+def check_settings(preset: str | None, changes: dict[str, Any]) -> None:
+    """Reject an unknown preset or setting before any image is read."""
+    from protosteer.settings import Settings
+
+    Settings.preset(preset or "best", **changes)
+
+
+def _check_nested(folder: Path, path: Path, yes: bool, dry_run: bool) -> None:
+    """Ask before folders of class folders, such as months, are learned as classes."""
+    from protosteer.data.class_folders import nested_folders
+    from protosteer.errors import DataError
+    from protosteer.util.text import listed
+
+    nested = [] if yes else nested_folders(folder)
+    if not nested:
+        return
+    inside = next(entry.name for entry in sorted(nested[0].iterdir()) if entry.is_dir())
+    names = listed([entry.name for entry in nested], MAX_NAMED_FILES)
+    problem = f"{folder} has folders in its folders, such as {nested[0].name}/{inside}: its classes would be {names}"
+    command = shlex.join(["protosteer", "learn", str(path), *map(str, nested)])
+    if dry_run:
+        say(f"warning: {problem}; if {inside} is a class, the command is: {command}")
+    elif sys.stdin.isatty() and sys.stderr.isatty():
+        say(f"{problem}.\nIf {inside} is a class, the command is: {command}")
+        if not typer.confirm(f"Learn {names} as classes?", err=True):
+            raise typer.Abort
+    else:
+        message = f"{problem}; if {inside} is a class: {command}; if not, add --yes"
+        raise DataError(message, code="nested-folders", path=folder)
 
 
 def _learn_folder(folder: Path, request: _Request, learners: _Learners) -> dict[str, Any]:
@@ -202,16 +256,20 @@ def _learn_folder(folder: Path, request: _Request, learners: _Learners) -> dict[
     found = scan(folder, files, old, name)
     found = found.without_known() if request.skip_known and found.known else found
     if not request.as_json:
-        _show_scan(found, request.holdout, path, old)
-    if request.dry_run:
+        _show_scan(found, path, old)
+    warn_of_files(found, old)
+    if not len(found.files):
+        say(f"nothing new in {folder}; {path} stays as it is")
         return as_json(found, None)
-    found.check_new()
+    if request.dry_run:
+        _say_estimate(learners, old, found, request)
+        return as_json(found, None)
     check_place(path, ANOTHER)
     learner = learners.make(old, lambda: found.files)
     slot = TaskSlot.prepare(learner, found, name, request.holdout)
     writer.unfinished = slot.unfinished.name if slot.unfinished else None
     _say_unfinished(learner, slot)
-    result = _learn(learner, slot, writer)
+    result = _learn(learner, slot, writer, request.may_skip)
     _show_result(result, found, learner, path, request.as_json)
     if request.thumbnails:
         _keep_thumbnails(path, slot)
@@ -237,10 +295,9 @@ def scan(folder: Path, files: Files, old: Model | None = None, name: str | None 
         return scan_folder(folder, old.memory if old else None, on_file, files, name, preprocessing)
 
 
-def _show_scan(found: FolderScan, holdout: float, path: Path, old: Model | None) -> None:
+def _show_scan(found: FolderScan, path: Path, old: Model | None) -> None:
     from protosteer.report.learn import found_table
     from protosteer.util.text import counted
-    from protosteer.workflows.learn_folder import held_count
 
     say(f"{path}: {_size(old.memory)}, to be extended" if old else f"{path}: a new model")
     counts, console = found.counts, make_console()
@@ -248,30 +305,38 @@ def _show_scan(found: FolderScan, holdout: float, path: Path, old: Model | None)
     line = f"{found.folder}: {counted(len(counts), 'class')}, {counted(len(found.files), 'image')}{new}"
     console.print(line, markup=False, highlight=False, soft_wrap=True)
     if counts:
-        console.print(found_table(found, {name: held_count(n, holdout) for name, n in counts.items()}))
-    warn_of_files(found)
+        console.print(found_table(found))
+
+
+def _say_estimate(learners: _Learners, old: Model | None, found: FolderScan, request: _Request) -> None:
+    """Say how long learning would take, from the time that a few images take; of a new model with a small backbone."""
+    from protosteer.runtime.progress_bar import duration
+    from protosteer.workflows.learn_folder import TaskSlot
+
+    choice = learners.choice
+    named = old is not None or choice.name is not None or choice.weights is not None
+    learner = (learners if named else learners.with_backbone(QUICK_BACKBONE)).make(old, lambda: found.files)
+    slot = TaskSlot.prepare(learner, found, request.name, request.holdout)
+    each = slot.seconds_per_image()
+    words = f"Time: about {duration(each * len(found.files))} until usable"
+    if training := slot.training_seconds(each):
+        maybe = ", if it is needed" if request.may_skip else ""
+        words += f", then about {duration(training)} of training{maybe}"
+    say(words if named else f"{words} (backbone {QUICK_BACKBONE})")
+
+
+def warn_of_files(found: FolderScan, old: Model | None = None) -> None:
+    """Name files that are skipped and why, copies, and classes that are probably misspelt."""
+    from protosteer.report.learn import scan_lines
+
+    for line in scan_lines(found, old.memory.classes if old else ()):
+        say(line)
 
 
 def _size(memory: Memory) -> str:
     from protosteer.util.text import counted
 
     return f"{counted(len(memory.classes), 'class')} in {counted(len(memory), 'task')}"
-
-
-def warn_of_files(found: FolderScan) -> None:
-    """Name files that are skipped, or that another class was learned from."""
-    from protosteer.util.text import counted, listed
-
-    def named(files: Sequence[object]) -> str:
-        return f"{counted(len(files), 'file')}: {listed([str(file) for file in files], MAX_NAMED_FILES)}"
-
-    if found.unreadable:
-        say(f"warning: cannot be read and will be skipped: {named(found.unreadable.paths)}")
-    if found.already_learned:
-        say(f"skipped, since learned or held out before: {named(found.already_learned)}")
-    if found.learned_as_other_class:
-        others = [f"{path} ({name})" for path, name in found.learned_as_other_class.items()]
-        say(f"warning: learned as another class before: {named(others)}")
 
 
 def _say_unfinished(learner: Learner, slot: TaskSlot) -> None:
@@ -294,13 +359,13 @@ def _say_unfinished(learner: Learner, slot: TaskSlot) -> None:
         )
 
 
-def _learn(learner: Learner, slot: TaskSlot, writer: TaskWriter) -> LearnResult:
+def _learn(learner: Learner, slot: TaskSlot, writer: TaskWriter, may_skip: bool) -> LearnResult:
     """Learn the task and write it, twice if a prompt is trained."""
-    from protosteer.report.progress import LearnProgress
     from protosteer.runtime.checkpoint import CheckpointFile
+    from protosteer.runtime.progress_bar import LearnProgress, duration
     from protosteer.util.files import real, writing
 
-    path = writer.path
+    path, existed = writer.path, writer.path.exists()
     checkpoint = CheckpointFile(slot.checkpoint_path(real(path)))
 
     def put(known: Learner, result: LearnResult) -> LearnResult:
@@ -309,8 +374,10 @@ def _learn(learner: Learner, slot: TaskSlot, writer: TaskWriter) -> LearnResult:
 
     def on_usable(usable: Learner, preview: LearnResult) -> None:
         put(usable, preview)
-        checked = f" (self-check {preview.check.accuracy:.1f} %)" if preview.check else ""
-        say(f"Usable now: {path}{checked}; training the prompt for higher accuracy")
+        checked = f", self-check {preview.accuracy}" if preview.accuracy else ""
+        needed = ", if it is needed" if may_skip else ""
+        time_left = duration(slot.training_seconds(slot.seconds_per_image()))
+        say(f"Usable now: {path}{checked}; training takes about {time_left}{needed}")
 
     try:
         with (
@@ -318,11 +385,11 @@ def _learn(learner: Learner, slot: TaskSlot, writer: TaskWriter) -> LearnResult:
             writing(checkpoint.path, ANOTHER),
             LearnProgress(make_console(stderr=True)) as progress,
         ):
-            after, result = slot.learn(progress.on_stage, checkpoint, on_usable)
+            after, result = slot.learn(progress.on_stage, checkpoint, on_usable, may_skip)
             learner.memory = after.memory
             result = put(learner, result)
     except KeyboardInterrupt:
-        usable = "can be used as it is" if writer.unfinished else "is as it was"
+        usable = "can be used" if writer.unfinished else "is as it was" if existed else "was not written yet"
         say(f"stopped; {path} {usable}{resumes(checkpoint) if writer.unfinished else ''}")
         raise
     finally:
@@ -338,15 +405,16 @@ def resumes(checkpoint: CheckpointFile) -> str:
 
 
 def _show_result(result: LearnResult, found: FolderScan, learner: Learner, path: Path, as_json: bool) -> None:
-    from protosteer.report.learn import check_report, why_no_prompt
+    from protosteer.report.learn import result_lines, why_no_prompt
 
-    if result.check and not as_json:
-        show(check_report(result.check, result.before_training))
-    if result.record.prompt is None and learner.settings.prompts:
+    if not as_json:
+        for line in result_lines(result, len(learner.classes)):
+            print(printable(line))
+    if result.record.prompt is None and learner.settings.prompts and result.training is None:
         say(why_no_prompt(result.record, found))
-    if result.check is None:
-        lost = "" if not learner.reader.needs_heldout else ", and predict --reject knows nothing of these classes"
-        say(f"no image was held out: there is no self-check{lost}")
+    if result.accuracy is None:
+        few = "one class alone cannot be mistaken" if len(learner.classes) < 2 else "there are too few images"
+        say(f"no self-check: {few}")
     size = f"{_size(learner.memory)}, {path.stat().st_size:,} bytes"
     say(f"Written: {path}: {size}; task {result.record.name} is new")
 
@@ -368,7 +436,7 @@ def _plans(old: Model | None, folders: Sequence[Path], skip_known: bool) -> list
 
     plans, already_done = plan_tasks(old.memory if old else Memory(), folders, skip_known)
     for folder in already_done:
-        say(f"{folder} is a task already, with the same classes; skipped")
+        say(f"nothing new in {folder}; skipped")
     return plans
 
 
@@ -380,12 +448,13 @@ def _learn_in_parallel(
     skip_known: bool,
     device: str,
     learners: _Learners,
+    may_skip: bool,
 ) -> list[dict[str, Any]]:
     """Learn each folder on a worker, then write all tasks at once, in the order of the folders."""
     from protosteer.data.class_folders import readable
     from protosteer.report.learn import as_json
-    from protosteer.report.progress import LearnProgress
     from protosteer.runtime.progress import Stage
+    from protosteer.runtime.progress_bar import LearnProgress
     from protosteer.util.files import real, writing
     from protosteer.util.text import counted
     from protosteer.workflows.learn_folder import held_count
@@ -406,15 +475,17 @@ def _learn_in_parallel(
 
         def on_learned(plan: TaskPlan, outcome: tuple[FolderScan, LearnResult] | None) -> None:
             results[plan.folder] = as_json(*outcome) if outcome else {"task": {"name": plan.name}}
-            check = outcome[1].check if outcome else None
-            among = f", self-check {check.accuracy:.1f} % among its own classes and older ones" if check else ""
+            accuracy = outcome[1].accuracy if outcome else None
+            among = f", self-check {accuracy} among its own classes and older ones" if accuracy else ""
             how = f"learned as task {plan.name}{among}" if outcome else "was learned before an earlier stop"
             say(f"{plan.folder}: {how}")
             progress.on_stage(Stage("", "folders", len(results), len(plans)))
 
         try:
             with sigterm_as_ctrl_c(), writing(path, ANOTHER):
-                records, parts = learn_in_parallel(engine, learner, plans, real(path), holdout, device, on_learned)
+                records, parts = learn_in_parallel(
+                    engine, learner, plans, real(path), holdout, device, on_learned, may_skip
+                )
                 put_tasks(path, learner, records)
         except KeyboardInterrupt:
             say(f"stopped; {path} is as it was; the same command learns the folders that are left")

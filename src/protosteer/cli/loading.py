@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from protosteer.cli.common import CommandLineError, make_console, say, show
 from protosteer.cli.options import in_flags
-from protosteer.util.text import counted, one_line, printable
+from protosteer.util.text import counted, one_line, printable, suggestion
 
 if TYPE_CHECKING:
     from protosteer.backbones import Backbone
@@ -143,6 +143,16 @@ def check_writable(path: Path, option: str) -> None:
         tempfile.TemporaryFile(dir=folder).close()
 
 
+def check_classes(names: Sequence[str], known: Sequence[str]) -> None:
+    """Reject a class that a model does not have, and suggest the one that was meant."""
+    from protosteer.errors import LearnerError
+
+    for name in names:
+        if name not in known:
+            message = f"no class named '{name}'; {suggestion(name, known)}"
+            raise LearnerError(message, code="unknown-class", name=name, known=list(known))
+
+
 def refuse_existing(out: Path) -> None:
     """Raise an error if a file that is to be made is there already."""
     from protosteer.errors import ProtosteerError
@@ -189,7 +199,7 @@ class BackboneChoice:
 def choose_backbone(files: Files, device: str, precision: str, as_json: bool = False) -> Choice:
     """Try the available backbones on labelled files, and show how they did."""
     from protosteer.report.backbone_selection import choice_table
-    from protosteer.report.progress import LearnProgress
+    from protosteer.runtime.progress_bar import LearnProgress
     from protosteer.workflows import backbone_selection
 
     def tell(line: str) -> None:
@@ -215,7 +225,7 @@ def _decision(choice: Choice) -> str:
         return f"backbone {info.alias}: {choice.why}, by leave-one-out on {images}"
     if not info.shipped:
         return f"backbone {info.alias}: {choice.why}"
-    return f"backbone {info.alias}, {choice.why}: {info.expect}; {_better()}"
+    return f"backbone {info.alias}, {choice.why}; {_better()}"
 
 
 def _better() -> str:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from protosteer import __version__
 from protosteer.cli import completion
 from protosteer.cli.adapt import tell as tell_adapted
 from protosteer.cli.common import CommandLineError, app, check_plot, say, show, write_plot
-from protosteer.cli.loading import PANEL, clear_up, open_learner, refuse_existing
+from protosteer.cli.loading import PANEL, check_classes, clear_up, open_learner, refuse_existing
 from protosteer.cli.options import Json, ModelBackbone, ModelFile, ModelWeights, parse_pairs
 from protosteer.errors import ModelFileError, ProtosteerError
 
@@ -36,20 +37,28 @@ def forget(
         str | None, Option(autocompletion=completion.task_names, help="Forget a task with all its classes instead.")
     ] = None,
     backup: Annotated[Path | None, Option(help="Keep the old model in this file.")] = None,
+    certificate: Annotated[
+        Path | None, Option(metavar="FILE", help="Write what was removed, as JSON that protosteer verify checks.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Remove classes or a task from a model, and report what that guarantees. Needs no backbone."""
+    from protosteer.model.certificate import make as make_certificate
     from protosteer.model.transaction import transaction
     from protosteer.model.unlearning import forget as forget_one
     from protosteer.model.unlearning import forget_all
-    from protosteer.util.files import read_regular, write_atomically, writing
-    from protosteer.util.text import printable
+    from protosteer.util.files import file_hash, read_regular, write_atomically, writing
+    from protosteer.util.text import counted, printable
 
     if bool(names) == (task is not None):
         raise CommandLineError("name the classes to forget, or one task with --task", code="conflicting-options")
-    with writing(model, None), transaction(model) as change:
+    if certificate is not None and certificate.exists():
+        message = f"{certificate} exists already; choose another file for --certificate"
+        raise ProtosteerError(message, code="file-exists", path=certificate)
+    with writing(model, None), transaction(model, "forget", keep=None) as change:
         held = change.read()
         memory, before = held.memory, _size(held)
+        check_classes(names or [], memory.classes)
         outcome = [forget_one(memory, task=task)] if task is not None else forget_all(memory, names or [])
         if backup:
             if backup.exists():
@@ -57,7 +66,14 @@ def forget(
                 raise ProtosteerError(message, code="file-exists", path=backup)
             with writing(backup, "--backup"):
                 write_atomically(backup, read_regular(model), like=model)
+        sha256 = file_hash(model, "sha256") if certificate else ""
+        change.forgotten = [name for one in outcome for name in one.classes], task
         change.put(held)
+    if certificate is not None:
+        proof = make_certificate(model, change.before, sha256, memory.tasks, outcome, __version__)
+        with writing(certificate, "--certificate"):
+            write_atomically(certificate, f"{json.dumps(proof, indent=1)}\n".encode())
+        say(f"Written: {certificate}; to check it: protosteer verify {certificate} {model}")
     left = clear_up(model, checkpoints=True)
     after = _size(held)
     if as_json:
@@ -70,6 +86,8 @@ def forget(
             print(printable(f"forgotten: {', '.join(one.classes)} ({tasks}), {one.bytes:,} bytes"))
             print(printable(f"  {one.guarantee}"))
         print(f"before: {_counted(before)}\nafter: {_counted(after)}")
+    if change.cleaned:
+        say(f"removed from {counted(change.cleaned, 'kept version')}, too")
     if left:
         say(f"warning: {left[0]} may hold forgotten classes: it is in use, or cannot be removed")
     kept = f"; old model: {backup}" if backup else "" if left else "; no copy of the old model was kept"
@@ -113,7 +131,7 @@ def merge(
     tasks = {name for part in parts[1:] for name in part.memory.task_names}
     renames = parse_pairs(rename or [], "--rename", classes)
     merged = model_file.merge(parts, renames, parse_pairs(rename_task or [], "--rename-task", tasks))
-    with writing(out, "--out"), transaction(out) as change:
+    with writing(out, "--out"), transaction(out, "merge") as change:
         refuse_existing(out)  # again: others may have written it meanwhile
         change.put(merged)
     if merged.memory.shared_prompt is None and any(part.memory.shared_prompt is not None for part in parts):

@@ -42,7 +42,10 @@ def _bounded(threads: int | None) -> int | None:
     return threads
 
 
-Threads = Annotated[int | None, Option("--threads", min=1, callback=_bounded, help="Threads of the processor.")]
+Threads = Annotated[
+    int | None,
+    Option("--threads", min=1, callback=_bounded, help="Threads of the processor (default: as many as it has cores)."),
+]
 NewBackbone = Annotated[
     str | None,
     Option(
@@ -105,6 +108,7 @@ FLAGS = {
     "folder=": "--onnx",
     "holdout=": "--holdout",
     "host=": "--host",
+    "keep_versions=": "--keep-versions",
     "out=": "--out",
     "overwrite=True": "--overwrite",
     "port=": "--port",

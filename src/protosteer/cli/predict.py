@@ -6,6 +6,7 @@ import functools
 import glob
 import io
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from protosteer.cli.options import (
     path_of,
 )
 from protosteer.errors import DataError
+from protosteer.util.text import counted, listed, printable
 
 if TYPE_CHECKING:
     from protosteer.learner import Learner
@@ -48,6 +50,7 @@ OUT_HELP = (
     "File of rows (.parquet, .csv, .jsonl), or a folder (also s3://...) with a Parquet file per shard; shards that "
     "exist are skipped."
 )
+MAX_NAMED_FILES = 3  # in a line
 Shard = Annotated[int, Option(min=1, help="Images per shard, approximately.")]
 
 
@@ -60,7 +63,8 @@ def predict(
         float | None,
         Option(
             metavar="FRACTION",
-            help="Flag images as unknown that are less similar to the classes than this share of known images.",
+            help="Flag images as unknown that are less similar to the classes than this share of known images, such "
+            "as 0.05. Things that look like a known class still pass.",
         ),
     ] = None,
     explain: Annotated[
@@ -68,6 +72,7 @@ def predict(
     ] = False,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object per line.")] = False,
     as_csv: Annotated[bool, Option("--csv", help="Print CSV.")] = False,
+    per_second: Annotated[float, Option(metavar="FRAMES", help="Frames of each second of a video to look at.")] = 1.0,
     out: Annotated[str | None, Option(metavar="FILE|FOLDER", help=OUT_HELP)] = None,
     engine: Executor = "local",
     address: Address = None,
@@ -78,7 +83,10 @@ def predict(
     precision: Precision = "auto",
     threads: Threads = None,
 ) -> None:
-    """Predict the class of images. Unreadable files are named; the others are predicted."""
+    """Predict the class of images. Unreadable files are named; the others are predicted.
+
+    Of a video that you name, what it shows from when to when: protosteer predict shop.protosteer clip.mp4 --csv
+    """
     from protosteer.workflows.learner_spec import LearnerSpec, model_digest
     from protosteer.workflows.prediction_table import Predictions
     from protosteer.workflows.sharded_predict import predictions_from_spec
@@ -90,17 +98,71 @@ def predict(
     if out is not None and explain:
         message = "--explain is not for tables; leave out --explain or --out"
         raise CommandLineError(message, code="conflicting-options")
+    if videos := named_videos(paths):
+        if out is not None or explain or reject is not None or len(videos) < len(paths):
+            message = "videos are predicted by themselves, with --json or --csv alone"
+            raise CommandLineError(message, code="conflicting-options")
+        learner = open_learner(model, backbone, weights, device, threads, precision)
+        _print_segments(learner, videos, per_second, as_json, as_csv)
+        return
     files = find_files(paths)
     if out is None:
         learner = open_learner(model, backbone, weights, device, threads, precision)
+        _say_rejection(learner, reject)
         _print_predictions(Predictions(learner, top, reject, explain), files, as_json, as_csv)
         return
     _check_out(out, engine)
     who = make_executor(engine, address, device)
     learner = open_learner(model, backbone, weights, device, threads, precision)
+    _say_rejection(learner, reject)
     make_remote = functools.partial(predictions_from_spec, LearnerSpec.of(learner, device), top, reject)
     about = (model_digest(learner), top, reject)
     _write_rows(Predictions(learner, top, reject), make_remote, about, files, out, shard, who)
+
+
+def named_videos(words: Sequence[str]) -> list[Path]:
+    """Return the words that are video files."""
+    from protosteer.data.image_files import VIDEO_SUFFIXES
+
+    paths = [Path(word) for word in words]
+    return [path for path in paths if path.suffix.lower() in VIDEO_SUFFIXES and path.is_file()]
+
+
+def _print_segments(learner: Learner, videos: Sequence[Path], per_second: float, as_json: bool, as_csv: bool) -> None:
+    """Print a line per segment of each video."""
+    from protosteer.runtime.progress_bar import LearnProgress
+    from protosteer.workflows.prediction_table import as_csv as csv_line
+    from protosteer.workflows.video_segments import predict_video
+
+    columns = ("path", "start", "end", "label", "probability", "frames")
+    if as_csv:
+        print(",".join(columns))
+    for path in videos:
+        with sigterm_as_ctrl_c(), LearnProgress(make_console(stderr=True)) as progress:
+            segments = predict_video(learner, path, per_second, progress.on_stage)
+        for one in segments:
+            row = {"path": str(path), **vars(one)}
+            share = f"{100 * one.probability:.0f} %  ({counted(one.frames, 'frame')})"
+            words = f"{path}: {clock_time(one.start)} to {clock_time(one.end)}  {one.label} {share}"
+            print(json.dumps(row) if as_json else csv_line(row, columns) if as_csv else printable(words), flush=True)
+
+
+def clock_time(seconds: float) -> str:
+    """Format seconds as minutes and seconds, such as 1:05."""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def _say_rejection(learner: Learner, reject: float | None) -> None:
+    """Say how many known images will be called unknown."""
+    from protosteer.workflows.ood import rejected_share, threshold
+
+    if not reject:
+        return
+    limit, (low, high) = threshold(learner, reject), rejected_share(learner, reject)
+    if limit == -math.inf:
+        say(f"note: too few images were learned for --reject {reject:g}; no image will be called unknown")
+    else:
+        say(f"note: of known images, {100 * reject:g} % will be called unknown ({low:.0f} to {high:.0f} %)")
 
 
 def _print_predictions(maker: Predictions, files: list[Path], as_json: bool, as_csv: bool) -> None:
@@ -123,7 +185,8 @@ def _print_predictions(maker: Predictions, files: list[Path], as_json: bool, as_
             else:
                 print(write(row), flush=True)
     if bad:
-        message = f"{bad} of {len(files)} files could not be read; the others were predicted"
+        rest = "the others were predicted" if bad < len(files) else "nothing was predicted"
+        message = f"{bad} of {counted(len(files), 'file')} could not be read; {rest}"
         raise DataError(message, code="unreadable-files", count=bad)
 
 
@@ -170,6 +233,7 @@ def _embedder(model: str, weights: Path | None, device: str, threads: int | None
 
 def _check_out(out: str, engine: str) -> None:
     """Reject an --out that cannot be written, before any work is done for it."""
+    from protosteer.data.image_files import is_image
     from protosteer.data.image_lists import SUFFIXES
     from protosteer.workflows.prediction_table import is_table
 
@@ -181,6 +245,9 @@ def _check_out(out: str, engine: str) -> None:
             message = f"--out {out} is one file elsewhere; name a folder there, for one file per shard"
             raise CommandLineError(message, code="one-file-elsewhere", path=out)
         refuse_existing(Path(out))
+    elif Path(out).is_dir() and any(is_image(entry) for entry in Path(out).iterdir()):
+        message = f"--out {out} is a folder of images; name another folder, or a file such as predictions.csv"
+        raise CommandLineError(message, code="out-among-images", path=out)
     elif Path(out).suffix and not ("://" in out or out.endswith("/") or Path(out).is_dir()):
         message = f"--out {out} is neither a folder nor a file that ends in {', '.join(SUFFIXES)}"
         raise CommandLineError(message, code="bad-suffix", path=out)
@@ -197,7 +264,6 @@ def _write_rows(
 ) -> None:
     """Write the rows of all files into one file, or into a folder with a file per shard."""
     from protosteer.util.files import writing
-    from protosteer.util.text import counted
     from protosteer.workflows.prediction_table import is_table, write_table
     from protosteer.workflows.sharded_predict import write_shards
 
@@ -231,8 +297,8 @@ def _write_rows(
 
 @contextmanager
 def _bar(kind: str, total: int) -> Iterator[Callable[[int, int], None]]:
-    from protosteer.report.progress import LearnProgress
     from protosteer.runtime.progress import Stage
+    from protosteer.runtime.progress_bar import LearnProgress
 
     with LearnProgress(make_console(stderr=True)) as progress:
         yield lambda done, of: progress.on_stage(Stage("", kind, done, of))
@@ -240,10 +306,12 @@ def _bar(kind: str, total: int) -> Iterator[Callable[[int, int], None]]:
 
 def find_files(words: list[str]) -> list[Path]:
     """Return the image files that words name, in their order; listed files need not exist."""
-    from protosteer.data.image_files import image_exists
+    from protosteer.data.hf_arrow import is_set
+    from protosteer.data.image_files import VIDEO_SUFFIXES, image_exists, skipped_files
     from protosteer.data.sources import image_paths
 
     found: list[Path] = []
+    skipped: dict[str, list[Path]] = {}
     for word in words:
         path_of(word)
         if word == "-":
@@ -254,7 +322,16 @@ def find_files(words: list[str]) -> list[Path]:
             kind = "matches no file" if glob.has_magic(word) else "does not exist"
             raise DataError(f"{word} {kind}; check the path", code="no-such-file", path=word)
         for match in map(Path, matches):
+            if match.suffix.lower() in VIDEO_SUFFIXES and match.is_file():
+                skipped.setdefault("video", []).append(match)
+                continue
             found += image_paths(match)
+            if match.is_dir() and not is_set(match):
+                for kind, paths in skipped_files(match).items():
+                    skipped.setdefault(kind, []).extend(paths)
+    for kind, paths in skipped.items():
+        names = listed([str(path) for path in paths], MAX_NAMED_FILES)
+        say(f"skipped {counted(len(paths), 'file')} ({kind}): {names}")
     if not found:
         message = "no image file was named; give files, folders, patterns or a list on standard input"
         raise DataError(message, code="no-images")

@@ -91,7 +91,7 @@ def _check_out(out: Path, as_json: bool) -> None:
 
 
 def _found(learner: Learner, labelled: Files | None, files: list[Path], count: int, reject: float) -> Suggestions:
-    from protosteer.report.progress import LearnProgress
+    from protosteer.runtime.progress_bar import LearnProgress
     from protosteer.workflows.active_learning import suggest as choose
     from protosteer.workflows.label_issues import mislabelled
     from protosteer.workflows.ood import calibrated

@@ -74,6 +74,26 @@ def read_folder(folder: Path, wanted: Sequence[str] | None = None) -> Files:
     return files
 
 
+def nested_folders(folder: Path) -> list[Path]:
+    """Return the folders in `folder` that have no image of their own but sub-folders with images.
+
+    `read_folder` takes them as classes. They may be months, or other groups, whose sub-folders are the classes.
+    """
+
+    def visible(place: Path) -> list[Path]:
+        return sorted(entry for entry in place.iterdir() if not entry.name.startswith("."))
+
+    def has_images(place: Path) -> bool:
+        return any(map(is_image, visible(place)))
+
+    inside = [entry for entry in visible(folder) if entry.is_dir()] if folder.is_dir() else []
+    return [
+        entry
+        for entry in inside
+        if not has_images(entry) and any(below.is_dir() and has_images(below) for below in visible(entry))
+    ]
+
+
 def read_lists(*paths: Path) -> tuple[list[str], list[Files]]:
     """Read class names and the images of several list files; see `read_list` and `name_classes`."""
     return name_classes(*(read_list(path) for path in paths))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Condition
 
 from PIL import Image
@@ -23,7 +23,7 @@ _FORMATS = ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PP
 
 # Bytes per pixel: of an image in Pillow, by mode; of a decoder's buffers, by format.
 _IN_MEMORY = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}
-_DECODER = {"WEBP": 12, "AVIF": 12, "JPEG2000": 16, "GIF": 8}
+_DECODER = {"WEBP": 12, "AVIF": 12, "HEIF": 12, "JPEG2000": 16, "GIF": 8}
 _COLOUR = 4  # RGB takes as much as RGBA
 _PROGRESSIVE = 6  # a progressive JPEG's coefficients
 
@@ -58,7 +58,11 @@ DECODING = Budget(MAX_DECODED)
 
 @functools.cache
 def formats() -> list[str]:
-    """Return the accepted formats that this build of Pillow can read."""
+    """Return the accepted formats that this build of Pillow can read; HEIF with pillow-heif, if that is installed."""
+    with suppress(ImportError):
+        from pillow_heif import register_heif_opener
+
+        register_heif_opener()
     Image.init()
     return [name for name in _FORMATS if name in Image.OPEN]
 

@@ -56,7 +56,10 @@ def cache_decoded(images: ImageSet) -> ImageSet:
     """Wrap the parts of an image set that are decoded from files in a `DecodedCache`."""
     if isinstance(images, Joined):
         return Joined([cache_decoded(part) for part in images.parts])
-    return DecodedCache(images) if decodes_files(images) and not isinstance(images, DecodedCache) else images
+    below = images
+    while isinstance(below, Chosen):
+        below = below.images
+    return DecodedCache(images) if decodes_files(images) and not isinstance(below, DecodedCache) else images
 
 
 def decodes_files(images: ImageSet) -> bool:

@@ -20,9 +20,19 @@ from protosteer.util.files import open_regular, read_regular
 from protosteer.util.text import one_line
 
 SUFFIXES = frozenset((
-    ".apng", ".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png",
-    ".pnm", ".ppm", ".tga", ".tif", ".tiff", ".webp",
+    ".apng", ".avif", ".bmp", ".gif", ".heic", ".heif", ".hif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm",
+    ".pgm", ".png", ".pnm", ".ppm", ".tga", ".tif", ".tiff", ".webp",
 ))  # fmt: skip
+HEIC_SUFFIXES = frozenset((".heic", ".heif", ".hif"))  # photographs of phones; read if pillow-heif is installed
+VIDEO_SUFFIXES = frozenset((".3gp", ".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".webm", ".wmv"))
+_SYSTEM_FILES = frozenset(("desktop.ini", "thumbs.db"))  # which no user has made
+
+# Reasons for which files are skipped, by the code of the error that says so; for lines such as "skipped 2 videos".
+SKIP_REASONS = {
+    "unreadable-image": "damaged or not an image",
+    "image-too-large": "too many pixels",
+    "heic-not-supported": "HEIC, which needs: pip install 'protosteer[heic]'",
+}
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -44,9 +54,12 @@ def opened(path: Path, content: bytes | None = None) -> Iterator[Image.Image]:
         ):
             yield image
     except Image.DecompressionBombError as error:
-        message = f"{path} has too many pixels to be read safely; make it smaller ({error})"
+        message = f"{path} has more pixels than are read safely; make the image smaller"
         raise DataError(message, code="image-too-large", path=path) from error
     except UnidentifiedImageError as error:
+        if path.suffix.lower() in HEIC_SUFFIXES and "HEIF" not in formats():
+            message = f"{path} is a HEIC photo; to read it: pip install 'protosteer[heic]', or save it as JPEG"
+            raise DataError(message, code="heic-not-supported", path=path) from error
         message = f"{path} cannot be read as an image; replace or remove it (unknown format)"
         raise DataError(message, code="unreadable-image", path=path) from error
     except Exception as error:  # a damaged file makes decoders raise nearly anything
@@ -101,6 +114,18 @@ def images_below(folder: Path) -> list[Path]:
 def is_image(path: Path) -> bool:
     """Return True if `path` is a visible file with an image suffix."""
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+
+
+def skipped_files(folder: Path) -> dict[str, list[Path]]:
+    """Return the visible files below a folder that are no images: by "video", which is their kind, or "not an image"."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted(folder.rglob("*")):
+        if is_image(path) or any(part.startswith(".") for part in path.relative_to(folder).parts):
+            continue
+        if path.is_file() and path.name.lower() not in _SYSTEM_FILES:
+            kind = "video" if path.suffix.lower() in VIDEO_SUFFIXES else "not an image"
+            found.setdefault(kind, []).append(path)
+    return found
 
 
 def text_lines(path: Path) -> list[tuple[int, str]]:

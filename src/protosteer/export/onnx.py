@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 from collections.abc import Callable
 from importlib import resources
@@ -162,7 +163,7 @@ def _about(learner: Learner) -> dict[str, Any]:
         "preprocessing": {**backbone.preprocessing.to_dict(), "canvas": backbone.preprocessing.canvas},
         "rule": learner.reader.rule,
         **header,
-        "thresholds": {str(f): ood.threshold(learner, f) for f in FRACTIONS if able},
+        "thresholds": {str(f): limit for f in FRACTIONS if able and (limit := ood.threshold(learner, f)) > -math.inf},
         "own_thresholds": ood.own_thresholds(learner),
         "tasks": learner.tasks,
         "labels": learner.classes,

@@ -14,17 +14,32 @@ from pathlib import Path
 
 from protosteer.errors import ModelFileError
 from protosteer.model import file as model_file
-from protosteer.model import thumbnails
+from protosteer.model import history, thumbnails
 from protosteer.model.file import Model
+from protosteer.model.memory import Memory
+from protosteer.model.records import TaskRecord
 from protosteer.model.validation import check_model
 from protosteer.util.files import STALE, Identity, real, remove_leftovers, replacing
 
 
 class Transaction:
-    """One change of one model file, while nobody else changes it; made by `transaction`."""
+    """One change of one model file, while nobody else changes it; made by `transaction`.
 
-    def __init__(self, path: Path):
-        self.path = path
+    Attributes:
+        command: What the log calls the change.
+        keep: How many versions the change keeps at least; None: no version at all.
+        renamed: New names of classes by old names, for the log.
+        before: The tasks that the file held; known once it is read.
+        forgotten: Classes that are forgotten although other tasks have them, and their task.
+        cleaned: How many kept versions lost forgotten classes, too.
+    """
+
+    def __init__(self, path: Path, command: str, keep: int | None):
+        self.path, self.command, self.keep = path, command, keep
+        self.renamed: dict[str, str] = {}
+        self.before: tuple[TaskRecord, ...] = ()
+        self.forgotten: tuple[list[str], str | None] = [], None
+        self.cleaned = 0
         self.identity = Identity.of(path)  # which version is there; its `content` is None if there is no file
         self._read: Model | None = None
         self._new: Model | None = None
@@ -37,6 +52,7 @@ class Transaction:
             remove_leftovers(place.parent, place.name, older_than=STALE)
             with suppress(OSError):  # it may have been killed between the model and its thumbnails
                 thumbnails.follow(place, self._read.memory)
+            self.before = self._read.memory.tasks
         return self._read
 
     def put(self, model: Model) -> None:
@@ -55,19 +71,29 @@ class Transaction:
         if Identity.of(self.path) != self.identity:  # by a program that takes no lock
             message = f"{self.path} was changed by another process meanwhile; run the same command again"
             raise ModelFileError(message, code="changed-meanwhile", path=self.path)
+        after = self._new.memory.tasks
+        lost = Memory(self.before).classes if self.before else []
+        lost = sorted({*lost} - {*self._new.memory.classes} - {*self.renamed})
+        keeps = self.keep is not None and not lost  # a version would bring forgotten classes back
+        version = history.keep_version(self.path, self.keep or 0) if keeps else None
+        names, task = self.forgotten if self.forgotten[0] else (lost, None)
+        if names:  # first: after a crash, no version has what the model has not
+            self.cleaned = history.forget_in_versions(self.path, names, self._new.memory.classes, task)
         self._new.write(self.path)
         self.identity = Identity.of(self.path)
+        history.log(self.path, self.command, self.before, after, self.renamed, version, {*lost})
 
 
 @contextmanager
-def transaction(path: str | Path) -> Iterator[Transaction]:
+def transaction(path: str | Path, command: str = "change", keep: int | None = 0) -> Iterator[Transaction]:
     """Lock a model file, give it to be read and changed, and write the change when the block ends.
 
-    If the block raises, the file stays as it is. It need not exist yet. A `ModelFileError` says that the new model is
+    The change is logged as `command`. `keep` is how many versions it keeps at least, see `history`; None: none, also
+    if the user wants versions. If the block raises, the file stays as it is. It need not exist yet. A `ModelFileError` says that the new model is
     not valid, or that a program without locks has changed the file meanwhile.
     """
     path = Path(path)
     with replacing(real(path)):
-        change = Transaction(path)
+        change = Transaction(path, command, keep)
         yield change
         change.commit()

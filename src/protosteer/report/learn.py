@@ -1,54 +1,103 @@
-"""Format what `protosteer learn` found in a folder, and its accuracy on held-out images."""
+"""Format what `protosteer learn` found in a folder, and how accurate the model is."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from protosteer.model.records import TaskRecord
 from protosteer.report.tables import numbers, plain_table
-from protosteer.util.text import counted, printable
+from protosteer.util.statistics import MIN_PERCENT_IMAGES, Accuracy
+from protosteer.util.text import counted, listed, printable, similar_names
 from protosteer.workflows.holdout_eval import Check
 from protosteer.workflows.learn_folder import FolderScan, LearnResult
+from protosteer.workflows.sort_files import UNKNOWN, UNSURE
+
+MAX_NAMED_FILES = 3  # in a line
 
 
-def found_table(scan: FolderScan, held: Mapping[str, int]) -> Table:
-    """Show one row per class; `held` is the number of held-out images by class."""
+def found_table(scan: FolderScan) -> Table:
+    """Show one row per class."""
     known = ["Known, from task"] if scan.known else []
-    table = plain_table(None, "Class", *numbers(["Images", "Held out"]), *known)
+    table = plain_table(None, "Class", *numbers(["Images"]), *known)
     for name, count in scan.counts.items():
         task = Text(printable(", ".join(scan.known.get(name, ["new"]))))
-        table.add_row(Text(printable(name)), f"{count:,}", f"{held[name]:,}", *([task] if known else []))
+        table.add_row(Text(printable(name)), f"{count:,}", *([task] if known else []))
     return table
 
 
-def check_report(check: Check, before_training: Check | None = None) -> list[RenderableType]:
-    """Show the accuracy on held-out images by class, and the most frequent confusions."""
-    held = counted(len(check.labels), "held-out image")
-    table = plain_table(None, "Class", *numbers(["Held out", "Right", "Accuracy"]))
-    for name, (shown, good) in check.per_class().items():
-        table.add_row(Text(printable(name)), str(shown), str(good), f"{100 * good / shown:.1f} %")
-    confused = [f"  {a} taken for {b}: {counted(n, 'time')}" for a, b, n in check.confused()]
-    lines = "\n".join(["Most confused:", *map(printable, confused)])
-    summary = f"Self-check: {check.right} of {held} right, {check.accuracy:.1f} %"
-    if before_training:
-        summary += f" (before training {before_training.right}, {before_training.accuracy:.1f} %)"
-    return [Text(summary), table, *([Text(lines)] if confused else [])]
+def scan_lines(scan: FolderScan, known: Iterable[str] = ()) -> list[str]:
+    """Say which files are skipped and why, which pictures are there twice, and which names are probably misspelt.
+
+    Args:
+        scan: What was found.
+        known: Classes of the model.
+    """
+    lines = [f"skipped {files_of(paths)} ({reason}): {names_of(paths)}" for reason, paths in scan.skipped.items()]
+    if scan.already_learned:
+        lines.append(f"skipped {files_of(scan.already_learned)} (learned before): {names_of(scan.already_learned)}")
+    rows = list(zip(scan.copies.paths, scan.copies.labels, scan.originals.paths, scan.originals.labels, strict=True))
+    same = [f"{path} (of {original.name})" for path, label, original, other in rows if label == other]
+    if same:
+        lines.append(f"skipped {files_of(same)} (copy of another): {listed(same, MAX_NAMED_FILES)}")
+    for path, label, original, other in rows:
+        if label != other:
+            lines.append(f"warning: {path} ({label}) is the same picture as {original}; learned as {other} only")
+    for path, other in list(scan.learned_as_other_class.items())[:MAX_NAMED_FILES]:
+        lines.append(f"warning: {path} was learned as {other} before, and is learned again as its folder says")
+    for name in {UNKNOWN, UNSURE} & {*scan.counts}:
+        lines.append(f"warning: '{name}', a folder that sort made, is learned as a class; move its images first")
+    for name, near in similar_names(scan.counts, known):
+        lines.append(f"warning: class '{name}': did you mean '{near}'? The two are different classes now")
+    return lines
+
+
+def files_of(paths: Sequence[object]) -> str:
+    """Count files."""
+    return counted(len(paths), "file")
+
+
+def names_of(paths: Sequence[object]) -> str:
+    """List the first files."""
+    return listed([str(path) for path in paths], MAX_NAMED_FILES)
+
+
+def result_lines(result: LearnResult, classes: int) -> list[str]:
+    """Say how accurate the model is, what training brought, and what is confused most.
+
+    Args:
+        result: What was learned.
+        classes: How many classes the model knows.
+    """
+    lines, estimate = [], result.accuracy
+    if estimate:
+        images = "" if estimate.images < MIN_PERCENT_IMAGES else f"{counted(estimate.images, 'image')} of "
+        how = "never learned" if result.record.metadata.held_out else "each left out in turn"
+        lines.append(f"Self-check: {estimate} right, {images}{counted(classes, 'class')}, {how}")
+    if result.training == "skipped":
+        lines.append("Training skipped: hardly an error is left; to train nevertheless, choose the preset best")
+    check, before = result.check, result.before_training
+    if check and before:
+        right = f"{check.accuracy.right} of {counted(check.accuracy.images, 'test image')} right with it"
+        lines.append(f"Training {result.training}: {right}, {before.accuracy.right} without")
+    if check and check.confused():
+        confused = [f"{a} predicted as {b} ({counted(n, 'time')})" for a, b, n in check.confused(MAX_NAMED_FILES)]
+        lines.append(f"Most confused: {', '.join(confused)}")
+    return lines
 
 
 def why_no_prompt(record: TaskRecord, scan: FolderScan) -> str:
     """Say why a task has no prompt although the settings train prompts."""
     if scan.known.keys() >= {*record.class_names}:
-        return "no prompt was trained: more images of known classes need none"
+        return "nothing was trained: more images of known classes need no training"
     if record.shared_prompt is not None:
-        return "no prompt was trained: the shared prompt serves these classes too"
+        return "nothing was trained: what was trained before serves these classes, too"
     if len(record.classes) == 1:
-        return "no prompt was trained: one class has nothing to be told from"
-    return "no prompt was trained: by these settings only the first task has one"
+        return "nothing was trained: one class alone has none to be told from"
+    return "nothing was trained: by these settings only the first folder is trained"
 
 
 def as_json(scan: FolderScan, taught: LearnResult | None) -> dict[str, Any]:
@@ -58,6 +107,8 @@ def as_json(scan: FolderScan, taught: LearnResult | None) -> dict[str, Any]:
             "folder": str(scan.folder),
             "classes": scan.counts,
             "unreadable": [str(path) for path in scan.unreadable.paths],
+            "skipped": {reason: [str(path) for path in paths] for reason, paths in scan.skipped.items()},
+            "copies": {str(path): str(of) for path, of in zip(scan.copies.paths, scan.originals.paths, strict=True)},
             "known": scan.known,
             "again": [str(path) for path in scan.already_learned],
             "other": {str(path): name for path, name in scan.learned_as_other_class.items()},
@@ -72,6 +123,8 @@ def as_json(scan: FolderScan, taught: LearnResult | None) -> dict[str, Any]:
             "bytes": record.bytes,
             "trained": record.prompt is not None,
         }
+        outcome["training"] = taught.training
+        outcome["self_check"] = taught.accuracy and _accuracy(taught.accuracy)
         outcome["check"] = taught.check and _check(taught.check)
         outcome["check_before_training"] = taught.before_training and _check(taught.before_training)
     return outcome
@@ -79,8 +132,11 @@ def as_json(scan: FolderScan, taught: LearnResult | None) -> dict[str, Any]:
 
 def _check(check: Check) -> dict[str, Any]:
     return {
-        "images": len(check.labels),
-        "accuracy": check.accuracy,
+        **_accuracy(check.accuracy),
         "classes": {name: {"images": n, "right": right} for name, (n, right) in check.per_class().items()},
         "confused": [{"class": a, "taken_for": b, "times": times} for a, b, times in check.confused()],
     }
+
+
+def _accuracy(accuracy: Accuracy) -> dict[str, Any]:
+    return {"images": accuracy.images, "accuracy": accuracy.percent, "interval": list(accuracy.interval)}

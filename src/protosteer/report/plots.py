@@ -237,22 +237,51 @@ def class_similarity(names: Sequence[str], matrix: npt.ArrayLike, most: int = 60
     return png(_similarity_figure([names[i] for i in order], cells, title))
 
 
+def confusion_matrix(names: Sequence[str], counts: npt.ArrayLike, most: int = 60) -> bytes:
+    """Draw how often images of each class (rows, actual) were predicted as each class (columns), as counts [C, C].
+
+    Colours are shares of a row. Of more than `most` classes, those with the most errors are shown.
+    """
+    cells, title = np.asarray(counts, dtype=float), "Actual and predicted classes"
+    if len(names) > most:
+        title += f"\n{most:,} of {len(names):,} classes: those with the most errors"
+        wrong = cells.sum(axis=0) + cells.sum(axis=1) - 2 * np.diagonal(cells)
+        chosen = np.sort(np.argsort(-wrong, kind="stable")[:most])
+        names, cells = [names[i] for i in chosen], cells[np.ix_(chosen, chosen)]
+    shares = 100.0 * cells / np.maximum(cells.sum(axis=1, keepdims=True), 1.0)
+    figure, axes, size = _map_figure(names, title)
+    scale = Normalize(0.0, 100.0)
+    for i, j in np.argwhere(cells > 0) if len(names) <= MAX_NUMBERED else ():
+        ink = _ink(shares[i, j], scale)
+        axes.text(j, i, f"{cells[i, j]:.0f}", ha="center", va="center", color=ink, fontsize=min(size, 9.0))
+    image = axes.imshow(shares, cmap=HEAT, norm=scale)
+    axes.set(xlabel="predicted", ylabel="actual")
+    figure.colorbar(image, ax=axes, label="share of the class's images (%)", shrink=0.8)
+    return png(figure)
+
+
 def _similarity_figure(names: Sequence[str], cells: Floats, title: str) -> Figure:
+    figure, axes, _ = _map_figure(names, title)
+    image = _heat_map(axes, cells, _similarity_scale(cells), 2, 9 if len(names) <= MAX_NUMBERED else 0)
+    axes.set_facecolor(DIAGONAL_COLOUR)
+    figure.colorbar(image, ax=axes, label="greatest cosine between centroids", shrink=0.8)
+    return figure
+
+
+def _map_figure(names: Sequence[str], title: str) -> tuple[Figure, Axes, float]:
+    """Return a figure whose rows and columns are classes, its axes, and the size of its letters."""
     side = min(MAX_MAP_SIDE, max(2.6, 0.45 * len(names)))
     size = min(10.0, 72.0 * side / len(names) / LINE_HEIGHT)
     labels = [short_name(name) for name in names]
     margin = LETTER_WIDTH * size / 72.0 * max(map(len, labels))
     figure = Figure(figsize=(side + margin + 1.6, side + margin + 0.8), dpi=DPI, layout="compressed")
     axes = figure.subplots()
-    image = _heat_map(axes, cells, _similarity_scale(cells), 2, 9 if len(names) <= MAX_NUMBERED else 0)
-    axes.set_facecolor(DIAGONAL_COLOUR)
     axes.set_xticks(range(len(names)), labels, rotation=90, fontsize=size, parse_math=False)
     axes.set_yticks(range(len(names)), labels, fontsize=size, parse_math=False)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set_title(title, fontsize=11)
-    figure.colorbar(image, ax=axes, label="greatest cosine between centroids", shrink=0.8)
-    return figure
+    return figure, axes, size
 
 
 def _similar_adjacent(cells: Floats) -> list[int]:

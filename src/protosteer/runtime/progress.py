@@ -32,3 +32,14 @@ class Stage:
 
 
 OnStage = Callable[[Stage], None]
+
+
+def both(first: OnStage, second: OnStage | None) -> OnStage:
+    """Return what calls one after the other; the second may be missing."""
+
+    def on_stage(stage: Stage) -> None:
+        first(stage)
+        if second:
+            second(stage)
+
+    return on_stage

@@ -144,9 +144,10 @@ class Store:
         learner.memory = memory
         snapshot = Snapshot(learner, self.path, self._thumbnails)
         try:
-            with transaction(self.path) as change:
+            with transaction(self.path, "serve") as change:
                 if change.identity != self._identity:
                     raise RequestError(409, f"the model file {self.path.name} changed on disk; restart the service")
+                change.before = self.current.memory.tasks
                 change.put(learner.model)
             self._identity = change.identity
         except OSError as error:

@@ -170,9 +170,9 @@ def _reading(name: str, most: int) -> Iterator[None]:
     except Image.DecompressionBombError:
         raise RequestError(413, f"{name} has more than {most:,} pixels; make it smaller") from None
     except Exception:  # a damaged file makes decoders raise nearly anything
-        raise RequestError(
-            422, f"{name} cannot be read as an image; send a JPEG, PNG, WebP, GIF, BMP or TIFF file"
-        ) from None
+        heic = " (of HEIC, save a JPEG copy)" if name.lower().endswith((".heic", ".heif", ".hif")) else ""
+        message = f"{name} cannot be read as an image; send a JPEG, PNG, WebP, AVIF, GIF, BMP or TIFF file{heic}"
+        raise RequestError(422, message) from None
 
 
 def _each(work: Callable[[_In], _Out], items: Sequence[_In]) -> list[_Out]:

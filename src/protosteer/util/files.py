@@ -119,7 +119,7 @@ def writing(place: Path, option: str | None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        remedy = f"choose another place with {option}" if option else "make room, or see to its permissions"
+        remedy = f"choose another place with {option}" if option else "free some space, or check its permissions"
         raise ProtosteerError(
             f"cannot write to {place}: {error.strerror or error}; {remedy}", code="cannot-write", path=place
         ) from error

@@ -31,6 +31,26 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     return f"did you mean '{near[0]}'?" if near else f"there are: {listed(names, most=50)}"
 
 
+def similar_names(names: Iterable[str], known: Iterable[str]) -> list[tuple[str, str]]:
+    """Pair names with others, or with known names, that differ by case, blanks, signs or one letter.
+
+    Those are probably typing errors. Names that differ in a digit, and words of less than five letters, are not.
+    """
+    earlier, new = dict.fromkeys(known), dict.fromkeys(names)
+    shape_owners: dict[str, str] = {}  # a name without blanks and signs, and without each one of its letters
+    pairs: list[tuple[str, str]] = []
+    for name in dict.fromkeys([*earlier, *new]):
+        plain = "".join(c for c in name.casefold() if c.isalnum())
+        letters = [i for i, c in enumerate(plain) if not c.isdigit()] if len(plain) >= 5 else []
+        shapes = [shape for shape in (plain, *(plain[:i] + plain[i + 1 :] for i in letters)) if shape]
+        near = next((shape_owners[shape] for shape in shapes if shape in shape_owners), None)
+        if near is not None and name in new and name not in earlier:
+            pairs.append((name, near))
+        for shape in shapes:
+            shape_owners.setdefault(shape, name)
+    return pairs
+
+
 def printable(name: str) -> str:
     """Replace characters of an untrusted name that move the cursor or begin a new line."""
     return "".join(c if c.isprintable() else "?" for c in name)

@@ -7,8 +7,7 @@
   So an isolated outlier helps little, and so does the second image of a kind.
 - Out-of-distribution images (`ood`) are listed: they may be of new classes, or of nothing. They may be chosen as
   well: excluding them cost accuracy on photographs.
-- Near-duplicates are found by pixels, not by embeddings: to some networks a JPEG copy is further away than other
-  images are.
+- Near-duplicates are listed (`duplicates`).
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from protosteer.evidence.kernel_ridge import RIDGE, arc_cosine
 from protosteer.learner import Learner
 from protosteer.prediction import Prediction
 from protosteer.runtime.progress import OnStage, Stage
+from protosteer.workflows.duplicates import THUMBNAIL, near_duplicates, thumbnails
 from protosteer.workflows.ood import Rejection, calibrated, check_fraction
 from protosteer.workflows.prediction_table import Row
 
@@ -36,12 +36,6 @@ COUNT = 50
 REJECT = 0.05  # the share of known images that may be called out-of-distribution
 MAX_CANDIDATES = 4096  # the most uncertain images are compared; the work grows as their number squared
 MIN_UNCERTAINTY = 1e-6  # among images that are all certain, the most typical ones are chosen
-# Copies of an image, resized or saved as JPEG, differ by less than this, other images by more: docs/suggest.md.
-THUMBNAIL = 16  # pixels a side
-MAX_DISTANCE = 5.0  # grey levels of 255, root mean square
-MAX_CONTRAST_SHARE = 0.2  # of an image's own contrast: two nearly blank images are not the same
-_BLOCK = 512  # thumbnails that are compared with all others at once
-_ROUNDING = 1e-6  # of squared distances, so that a blank image is a copy of itself
 
 
 @dataclass(frozen=True)
@@ -198,23 +192,6 @@ def select_informative(embeddings: Tensor, uncertainty: Tensor, count: int) -> T
     return rows[chosen]
 
 
-def near_duplicates(thumbnails: Tensor) -> dict[int, int]:
-    """Map rows of thumbnails [N, pixels] that copy an earlier original to the row of that original."""
-    points = thumbnails.double()
-    squares = points.square().sum(dim=1)
-    contrast = points.std(dim=1, correction=0)
-    limits = (MAX_CONTRAST_SHARE * contrast).clamp(max=MAX_DISTANCE).square() * points.shape[1] + _ROUNDING
-    found: dict[int, int] = {}
-    for start in range(0, len(points), _BLOCK):
-        block, before = slice(start, start + _BLOCK), slice(start + _BLOCK)
-        distances = squares[block, None] + squares[before] - 2 * points[block] @ points[before].T
-        near = distances <= torch.minimum(limits[block, None], limits[before])
-        for row, other in near.tril(diagonal=start - 1).nonzero().tolist():
-            if other not in found:
-                found.setdefault(start + row, other)
-    return found
-
-
 def check_count(count: int) -> None:
     """Raise a SettingsError if no image is asked for."""
     if count < 1:
@@ -245,9 +222,3 @@ class _Thumbnailed(ForgivingFiles):
         found = super().pixels(rows)
         self.thumbnails[torch.as_tensor(rows)] = thumbnails(found)
         return found
-
-
-def thumbnails(pixels: Tensor) -> Tensor:
-    """Return grey levels [N, THUMBNAIL²] of pixels uint8 [N, 3, h, w]."""
-    small = F.interpolate(pixels.float().mean(dim=1, keepdim=True), (THUMBNAIL, THUMBNAIL), mode="area")
-    return small.flatten(1)

@@ -1,4 +1,4 @@
-"""Evaluate a task on its held-out images: accuracy, confusions, and similarities to its prototypes."""
+"""Estimate a model's accuracy by leave-one-out, and evaluate a task on its held-out images."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ from protosteer.learner import Learner
 from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord
 from protosteer.runtime.progress import OnStage, Stage
+from protosteer.util.statistics import Accuracy
+
+
+def loo_accuracy(learner: Learner) -> Accuracy | None:
+    """Return the leave-one-out accuracy over stored images of all classes; None if the rule or one class has none."""
+    loo = learner.reader.loo_predictions()
+    if loo is None or not len(loo.correct) or len(learner.classes) < 2:
+        return None
+    return Accuracy(int(loo.correct.sum()), len(loo.correct))
 
 
 @dataclass(frozen=True)
@@ -29,14 +38,9 @@ class Check:
         return cls(labels, _answers(learner, name, "checking", unseen, on_stage)[0])
 
     @property
-    def right(self) -> int:
+    def accuracy(self) -> Accuracy:
         """How many images were classified correctly."""
-        return sum(a == b for a, b in zip(self.labels, self.predicted, strict=True))
-
-    @property
-    def accuracy(self) -> float:
-        """Accuracy in percent."""
-        return 100.0 * self.right / len(self.labels)
+        return Accuracy(sum(a == b for a, b in zip(self.labels, self.predicted, strict=True)), len(self.labels))
 
     def per_class(self) -> dict[str, tuple[int, int]]:
         """Return for each class its number of held-out images, and how many were classified correctly."""

@@ -1,7 +1,9 @@
-"""Learn a folder of images as one task: scan it, hold images out, learn the others, evaluate on those held out.
+"""Learn a folder of images as one task: scan it, learn it, estimate the model's accuracy.
 
-Held-out images are never learned. They measure accuracy on the folder's classes among all classes the model knows;
-under CPP inference they also give the similarities from which `ood` takes its threshold.
+The accuracy over all classes is estimated by leave-one-out, which needs no held-out images. They judge training: a
+trained prompt is kept unless the model does worse with it on images that it was not trained with. Then they are
+learned, too. CPP inference has no leave-one-out predictions: there, held-out images estimate the accuracy, give the
+similarities from which `ood` takes its threshold, and are never learned.
 
 If a prompt is trained, the task exists twice: usable after one pass over its images, and finished. An unfinished
 task that a model was left with is learned again in its own place, from where its training was.
@@ -16,6 +18,7 @@ import datetime
 import hashlib
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -28,11 +31,11 @@ from torch import Tensor
 
 from protosteer.data import decode_cache
 from protosteer.data.class_folders import Files
-from protosteer.data.decode_budget import DECODING, decoded_bytes
 from protosteer.data.decode_cache import DecodedCache
-from protosteer.data.image_files import image_bytes, image_version, in_threads, opened
+from protosteer.data.hf_arrow import is_set
+from protosteer.data.image_files import SKIP_REASONS, image_bytes, image_version, in_threads, opened, skipped_files
 from protosteer.data.image_lists import is_list
-from protosteer.data.images import FileImages, ImageSet
+from protosteer.data.images import Chosen, FileImages, ImageSet
 from protosteer.data.sources import read_labelled
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError, LearnerError, SettingsError
@@ -43,12 +46,19 @@ from protosteer.paper.task import task_seed
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.progress import OnStage
 from protosteer.util.files import digest
+from protosteer.util.statistics import Accuracy
 from protosteer.util.text import check_name
-from protosteer.workflows.holdout_eval import Check, with_heldout_similarities
+from protosteer.workflows.duplicates import duplicates, thumbnails
+from protosteer.workflows.holdout_eval import Check, loo_accuracy, with_heldout_similarities
 from protosteer.workflows.known_files import KnownFiles, with_file_digests
+from protosteer.workflows.refit import refit
 
 HOLDOUT = 0.1
+MIN_ERRORS = 3.0  # percent; training removes a third of all errors at best, so of fewer less than one point
+TIMED_IMAGES = 16
+TRAINING_COST = 2.0  # of an image in an epoch, in forward passes
 MIN_HOLDOUT_IMAGES = 5  # a class with fewer images needs them all for learning
+_COMPARED = Preprocessing(64, (0.5,) * 3, (0.5,) * 3)  # what images are compared by before a backbone is chosen
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,11 @@ class FolderScan:
         files: Readable files that are new, class by class.
         digests: Digests of their contents.
         unreadable: Files that do not decode.
+        reasons: Why each of them does not.
+        other_files: Files that are no images, by what they are.
+        copies: Files that show the same picture as another one; they are not learned.
+        copy_digests: Digests of their contents.
+        originals: The file that each of them copies.
         known: Classes that the model has already, and their tasks.
         already_learned: Files that their class was learned from, or evaluated with, before.
         learned_as_other_class: Files that another class was learned from, with its name; they are learned too.
@@ -71,6 +86,11 @@ class FolderScan:
     files: Files
     digests: list[int]
     unreadable: Files
+    reasons: dict[Path, str]
+    other_files: dict[str, list[Path]]
+    copies: Files
+    copy_digests: list[int]
+    originals: Files
     known: dict[str, list[str]]
     already_learned: list[Path]
     learned_as_other_class: dict[Path, str]
@@ -86,6 +106,21 @@ class FolderScan:
         """Readable new images of each class."""
         return dict(Counter(self.files.labels))
 
+    @property
+    def skipped(self) -> dict[str, list[Path]]:
+        """Files that are not learned since they are no readable images, by reason."""
+        found: dict[str, list[Path]] = {}
+        for path in self.unreadable.paths:
+            found.setdefault(self.reasons[path], []).append(path)
+        return found | self.other_files
+
+    @property
+    def met(self) -> tuple[Files, list[int]]:
+        """New files and copies of them, with their digests: a later scan must not take a copy for a new image."""
+        files, copies = self.files, self.copies
+        every = Files([*files.paths, *copies.paths], [*files.labels, *copies.labels])
+        return every, [*self.digests, *self.copy_digests]
+
     def images(self, files: Files, preprocessing: Preprocessing) -> ImageSet:
         """Return some of the files as images; what the scan has decoded is not decoded again."""
         images = DecodedCache(FileImages(files.paths, preprocessing))
@@ -95,23 +130,20 @@ class FolderScan:
         return images
 
     def without_known(self) -> FolderScan:
-        """Return the scan without classes that the model knows already.
-
-        Raises:
-            LearnerError: Nothing is left.
-        """
-        rows, bad = (
+        """Return the scan without classes that the model knows already."""
+        rows, bad, copies = (
             [i for i, label in enumerate(files.labels) if label not in self.known]
-            for files in (self.files, self.unreadable)
+            for files in (self.files, self.unreadable, self.copies)
         )
-        if not rows:
-            raise all_known(self.folder)
         files = self.files.rows(rows)
         return dataclasses.replace(
             self,
             files=files,
             digests=[self.digests[i] for i in rows],
             unreadable=self.unreadable.rows(bad),
+            copies=self.copies.rows(copies),
+            copy_digests=[self.copy_digests[i] for i in copies],
+            originals=self.originals.rows(copies),
             known={},
             already_learned=[],
             learned_as_other_class={
@@ -128,17 +160,26 @@ class FolderScan:
 
 @dataclass(frozen=True)
 class LearnResult:
-    """A new task, and how the model did on held-out images; a check is None without any.
+    """A new task, and how accurate the model is.
 
     Attributes:
         record: The task.
-        check: The evaluation on held-out images.
+        accuracy: Over all classes: by leave-one-out, before a prompt was trained, since images are easy for a prompt
+            that was trained with them. Under CPP inference on held-out images. None if there is no estimate.
+        check: The predictions of held-out images; None if none were held out.
         before_training: The same before the prompt was trained; None if none was.
+        training: "kept", "dropped" as it made predictions worse, "skipped" as it cannot gain much; None: not wanted.
     """
 
     record: TaskRecord
+    accuracy: Accuracy | None
     check: Check | None
     before_training: Check | None = None
+    training: str | None = None
+
+
+class _SkipTrainingError(Exception):
+    """Leaves learning when the untrained task is good enough."""
 
 
 # Is given a learner that has the new task already, before its prompt is trained.
@@ -173,51 +214,70 @@ def scan_folder(
     if name is not None:
         check_name(name, "the task")
     digests: dict[int, int] = {}
+    small: list[Tensor] = []
     canvases: dict[Path, Tensor] = {}
+    reasons: dict[Path, str] = {}
     kept_bytes = 0
-    for row, read in enumerate(in_threads(lambda path: _read(path, preprocessing), files.paths)):
-        if read is not None:
+    for row, read in enumerate(in_threads(lambda path: _read(path, preprocessing or _COMPARED), files.paths)):
+        if isinstance(read, str):
+            reasons[files.paths[row]] = read
+        else:
             digests[row], canvas = read
-            if canvas is not None and kept_bytes + canvas.nbytes <= decode_cache.BUDGET:
+            small.append(thumbnails(canvas[None])[0])
+            if preprocessing is not None and kept_bytes + canvas.nbytes <= decode_cache.BUDGET:
                 canvases[files.paths[row]] = canvas
                 kept_bytes += canvas.nbytes
         on_file(row + 1, len(files))
     readable, unreadable = files.rows(digests), files.rows(i for i in range(len(files)) if i not in digests)
     empty = set(files.labels) - set(readable.labels)
     if empty:
-        message = f"class '{min(empty)}' of {folder} has no image that can be read; replace its files or remove it"
-        raise DataError(message, code="unreadable-class", name=min(empty))
+        worst = min(empty)
+        why = reasons[files.paths[files.labels.index(worst)]]
+        message = f"class '{worst}' of {folder} has no image that can be read ({why}); replace its files or remove it"
+        raise DataError(message, code="unreadable-class", name=worst)
     begun = unfinished_task(memory, folder, files.labels, name) if memory else None
     others = Memory(task for task in memory.tasks if task is not begun) if memory else Memory()
     owners = others.owners
     numbers = list(digests.values())
     found = KnownFiles.find(others.tasks, readable, numbers)
     new = sorted({*range(len(readable))} - {*found.same_class})
+    copies = _copies(readable.rows(new), [numbers[i] for i in new], [small[i] for i in new])
+    originals, copied = [i for row, i in enumerate(new) if row not in copies], [new[row] for row in copies]
     return FolderScan(
         folder,
-        readable.rows(new),
-        [numbers[i] for i in new],
+        readable.rows(originals),
+        [numbers[i] for i in originals],
         unreadable,
+        reasons,
+        skipped_files(folder) if folder.is_dir() and not is_set(folder) else {},
+        readable.rows(copied),
+        [numbers[i] for i in copied],
+        readable.rows(new[row] for row in copies.values()),
         known={label: owners[label] for label in dict.fromkeys(files.labels) if label in owners},
         already_learned=[readable.paths[i] for i in found.same_class],
-        learned_as_other_class={readable.paths[i]: label for i, label in found.other_class.items()},
+        learned_as_other_class={readable.paths[i]: found.other_class[i] for i in originals if i in found.other_class},
         preprocessing=preprocessing,
         canvases=canvases,
     )
 
 
-def _read(path: Path, preprocessing: Preprocessing | None) -> tuple[int, Tensor | None] | None:
-    """Digest and decode a file from one reading; None if it is unreadable."""
+def _copies(files: Files, digests: list[int], small: list[Tensor]) -> dict[int, int]:
+    """Map rows to the row that they copy; a class keeps its images if all of them are copies of another class's."""
+    copies = duplicates(digests, torch.stack(small)) if small else {}
+    left = {label for row, label in enumerate(files.labels) if row not in copies}
+    return {row: of for row, of in copies.items() if files.labels[row] in left}
+
+
+def _read(path: Path, preprocessing: Preprocessing) -> tuple[int, Tensor] | str:
+    """Digest and decode a file from one reading; return why if it is unreadable."""
     try:
         content = image_bytes(path)
         with opened(path, content) as image:
-            if preprocessing is not None:
-                return digest(content), preprocessing.to_canvas(image)
-            with DECODING.taken(decoded_bytes(image)):
-                image.load()
-    except (DataError, OSError):
-        return None
-    return digest(content), None
+            return digest(content), preprocessing.to_canvas(image)
+    except DataError as error:
+        return SKIP_REASONS.get(error.code, SKIP_REASONS["unreadable-image"])
+    except OSError as error:
+        return f"cannot be opened: {error.strerror}"
 
 
 def unfinished_task(memory: Memory, folder: Path, labels: Iterable[str], name: str | None) -> TaskRecord | None:
@@ -253,6 +313,7 @@ def learn_folder(
     on_stage: OnStage | None = None,
     checkpoint: CheckpointFile | None = None,
     on_usable: OnUsable | None = None,
+    may_skip: bool = False,
 ) -> LearnResult:
     """Learn a scanned folder as one task.
 
@@ -260,10 +321,11 @@ def learn_folder(
         learner: The learner; it changes when all is done, or not at all.
         found: The scan.
         name: Of the task; the folder's by default.
-        holdout: Share of each class's images that is not learned.
+        holdout: Share of each class's images that judges training; they are learned afterwards.
         on_stage: Is given the progress.
         checkpoint: Where training is saved and resumed.
         on_usable: If a prompt is trained, is called before that with a learner that can be used already.
+        may_skip: Skip training if at most `MIN_ERRORS` percent of images are wrong without it.
 
     Returns:
         The task and its evaluation.
@@ -271,7 +333,7 @@ def learn_folder(
     Raises:
         LearnerError: There is nothing new, or the name is taken.
     """
-    after, result = TaskSlot.prepare(learner, found, name, holdout).learn(on_stage, checkpoint, on_usable)
+    after, result = TaskSlot.prepare(learner, found, name, holdout).learn(on_stage, checkpoint, on_usable, may_skip)
     learner.memory = after.memory
     return result
 
@@ -335,36 +397,101 @@ class TaskSlot:
         on_stage: OnStage | None = None,
         checkpoint: CheckpointFile | None = None,
         on_usable: OnUsable | None = None,
+        may_skip: bool = False,
     ) -> tuple[Learner, LearnResult]:
         """Learn the task; see `learn_folder`. Returns a learner that knows it."""
-        preprocessing, held = self.before.backbone.preprocessing, self.held_out
-        size = sum(self.file_versions[path][0] for path in self.learned.paths)
-        today = datetime.date.today().isoformat()
-        unseen = self.found.images(held, preprocessing) if len(held) else None
+        _ = self.file_versions  # complains before anything is spent on a file that has gone
+        if not self.before.trains_prompt(sorted(set(self.found.files.labels))):
+            every = self.found.files
+            record = self.before.copy().learn((self._images(every), every.labels), self.name, on_stage)
+            record = self._with_provenance(record, every)
+            after = self.learner_with(record)
+            if not after.reader.needs_heldout:
+                return after, LearnResult(record, loo_accuracy(after), None)
         preview: list[LearnResult] = []
 
-        def finalise_record(record: TaskRecord) -> tuple[Learner, LearnResult]:
-            metadata = dataclasses.replace(record.metadata, learned=today, image_bytes=size, held_out=len(held))
-            whole = dataclasses.replace(record, metadata=metadata)
-            whole = with_file_digests(whole, self.found.files, self.found.digests)
-            after = self.learner_with(whole)
-            if unseen and after.reader.needs_heldout:
-                whole = with_heldout_similarities(whole, after, unseen, held.labels, on_stage)
-                after = self.learner_with(whole)
-            check = Check.make(after, self.name, unseen, held.labels, on_stage) if unseen else None
-            return after, LearnResult(whole, check)
-
         def usable(record: TaskRecord) -> None:
-            after, result = finalise_record(record)
+            after, result = self._checked(record, on_stage)
             preview.append(result)
             if on_usable:
                 on_usable(after, result)
+            estimate = result.accuracy
+            if may_skip and not after.reader.needs_heldout and estimate and 100 - estimate.percent <= MIN_ERRORS:
+                raise _SkipTrainingError
 
-        images = self.found.images(self.learned, preprocessing)
-        data = images, self.learned.labels
-        record = self.before.copy().learn(data, self.name, on_stage, checkpoint, usable)
-        after, result = finalise_record(record)
-        return after, dataclasses.replace(result, before_training=preview[0].check) if preview else result
+        data = self._images(self.learned), self.learned.labels
+        try:
+            record = self.before.copy().learn(data, self.name, on_stage, checkpoint, usable)
+        except _SkipTrainingError:
+            return self._with_heldout(preview[0], "skipped", on_stage)
+        after, result = self._checked(record, on_stage)
+        if not preview:
+            return after, result
+        early = preview[0]
+        result = dataclasses.replace(result, before_training=early.check, training="kept")
+        if after.reader.needs_heldout:
+            return after, result
+        result = dataclasses.replace(result, accuracy=early.accuracy)
+        if result.check and early.check and result.check.accuracy.right < early.check.accuracy.right:
+            result = dataclasses.replace(result, record=early.record)
+            return self._with_heldout(result, "dropped", on_stage)
+        return self._with_heldout(result, "kept", on_stage)
+
+    @cached_property
+    def _decoded(self) -> ImageSet:
+        return self.found.images(self.found.files, self.before.backbone.preprocessing)
+
+    def seconds_per_image(self) -> float:
+        """Time one forward pass over a few of the images, after a first one that warms up."""
+        images = self._images(self.found.files.rows(range(min(TIMED_IMAGES, len(self.found.files)))))
+        for _ in range(2):
+            began = time.perf_counter()
+            self.before.backbone.embed_set(images, None, self.before.settings.embed_batch_size)
+        return (time.perf_counter() - began) / len(images)
+
+    def training_seconds(self, seconds_per_image: float) -> float:
+        """Estimate the time of training from that of a forward pass; 0 if nothing is trained."""
+        if not self.before.trains_prompt(sorted(set(self.found.files.labels))):
+            return 0.0
+        return TRAINING_COST * seconds_per_image * self.before.settings.epochs * len(self.learned)
+
+    def _images(self, files: Files) -> ImageSet:
+        """Some of the files; whatever part an image is in, it is decoded once."""
+        rows = {path: row for row, path in enumerate(self.found.files.paths)}
+        return Chosen(self._decoded, [rows[path] for path in files.paths])
+
+    def _with_provenance(self, record: TaskRecord, learned: Files) -> TaskRecord:
+        """Return the record with its date, the files it was learned from, and all that were met."""
+        size = sum(self.file_versions[path][0] for path in learned.paths)
+        held, today = len(self.found.files) - len(learned), datetime.date.today().isoformat()
+        metadata = dataclasses.replace(record.metadata, learned=today, image_bytes=size, held_out=held)
+        return with_file_digests(dataclasses.replace(record, metadata=metadata), *self.found.met)
+
+    def _checked(self, record: TaskRecord, on_stage: OnStage | None) -> tuple[Learner, LearnResult]:
+        """Return a learner with the record, and what held-out images and leave-one-out say of it."""
+        held = self.held_out
+        record = self._with_provenance(record, self.learned)
+        after = self.learner_with(record)
+        unseen = self._images(held) if len(held) else None
+        if unseen and after.reader.needs_heldout:
+            record = with_heldout_similarities(record, after, unseen, held.labels, on_stage)
+            after = self.learner_with(record)
+        check = Check.make(after, self.name, unseen, held.labels, on_stage) if unseen else None
+        estimate = check.accuracy if check and after.reader.needs_heldout else loo_accuracy(after)
+        return after, LearnResult(record, estimate, check)
+
+    def _with_heldout(
+        self, result: LearnResult, training: str, on_stage: OnStage | None
+    ) -> tuple[Learner, LearnResult]:
+        """Learn held-out images too, now that they have judged training."""
+        record, every = result.record, self.found.files
+        if len(self.held_out):
+            record = refit(self.before, record, self._images(every), every.labels, on_stage)
+        record = self._with_provenance(record, every)
+        record = dataclasses.replace(record, metadata=dataclasses.replace(record.metadata, unfinished=None))
+        after = self.learner_with(record)
+        accuracy = result.accuracy if training == "kept" else loo_accuracy(after)
+        return after, dataclasses.replace(result, record=record, accuracy=accuracy, training=training)
 
     def checkpoint_path(self, model: Path) -> Path:
         """Return where training is saved while it runs: beside the model, for these files alone."""
@@ -423,10 +550,3 @@ def _file_version(path: Path) -> tuple[int, int]:
     except OSError as error:
         message = f"{path} has gone since its folder was read; start again ({error.strerror})"
         raise DataError(message, code="file-gone", path=path) from error
-
-
-def all_known(folder: Path) -> LearnerError:
-    """Return the error of a folder without new classes."""
-    return LearnerError(
-        f"every class of {folder} is known already; there is nothing to learn", code="no-new-classes", path=folder
-    )

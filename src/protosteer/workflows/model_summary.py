@@ -67,7 +67,8 @@ def describe(model: Model, reader: Reader) -> dict[str, Any]:
 def notes(memory: Memory, reader: Reader) -> list[str]:
     """Return sentences on what a model could do better than it does, and how."""
     unfinished = [task.name for task in memory.tasks if task.metadata.unfinished]
-    return reader.advice() + [f"task '{n}' has no prompt yet; the same learn command trains it" for n in unfinished]
+    how = "the same learn command resumes it, or with the preset instant finishes without"
+    return reader.advice() + [f"training of '{name}' was interrupted; {how}" for name in unfinished]
 
 
 def _confusable(memory: Memory) -> list[dict[str, Any]] | None:

@@ -29,8 +29,10 @@ def calibrated(learner: Learner) -> bool:
 def threshold(learner: Learner, fraction: float) -> float:
     """Return the similarity below which an image is unknown, so that at most this fraction of known ones is.
 
-    This holds on average over the choice of images that were not learned; one choice may give more or less.
-    With n of them, a fraction below 1 / (n + 1) is taken as that.
+    This is the finite-sample rule of conformal prediction: of n similarities of known images and a new one, each is
+    equally likely to be the k-th smallest, so the new one is below the k-th with probability k / (n + 1). It holds
+    on average over the choice of the n; `rejected_share` says how far one choice may be off. Where n is too small
+    for the fraction, no image is unknown.
 
     Args:
         learner: The model.
@@ -47,13 +49,28 @@ def threshold(learner: Learner, fraction: float) -> float:
             "more (under CPP inference with a share held out, holdout=0.1), or predict without rejection",
             code="not-calibrated",
         )
-    if not fraction:
-        return -torch.inf
     ordered = learner.reader.known_similarities().sort().values
-    # Of n similarities and a new one, each is equally likely to be the k-th smallest: the new one is below the
-    # k-th with probability k / (n + 1).
-    rank = int(fraction * (len(ordered) + 1) + 1e-9)
-    return float(ordered[max(rank, 1) - 1])
+    rank = _rank(fraction, len(ordered))
+    return float(ordered[rank - 1]) if rank else -torch.inf
+
+
+def rejected_share(learner: Learner, fraction: float) -> tuple[float, float]:
+    """Return the 95 % interval of the share of known images that a threshold calls unknown, in percent.
+
+    Given the n similarities, that share has the distribution Beta(k, n + 1 - k) over their choice.
+    """
+    from scipy.stats import beta
+
+    count = len(learner.reader.known_similarities())
+    rank = _rank(fraction, count)
+    if not rank:
+        return 0.0, 0.0
+    low, high = beta.ppf([0.025, 0.975], rank, count + 1 - rank)
+    return 100.0 * float(low), 100.0 * float(high)
+
+
+def _rank(fraction: float, count: int) -> int:
+    return int(fraction * (count + 1) + 1e-9)
 
 
 def check_fraction(fraction: float) -> None:

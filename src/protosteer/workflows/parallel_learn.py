@@ -28,7 +28,6 @@ from protosteer.workflows.learn_folder import (
     FolderScan,
     LearnResult,
     TaskSlot,
-    all_known,
     files_checksum,
     names_folder,
     own_name,
@@ -65,10 +64,7 @@ def plan_tasks(memory: Memory, folders: Sequence[Path], skip_known: bool = False
         skip_known: Leave out classes that the model, or an earlier folder, has.
 
     Returns:
-        The plans, and folders that are tasks already.
-
-    Raises:
-        LearnerError: A folder has no new class.
+        The plans, and folders without anything new.
     """
     owners = set(memory.classes)
     plans: list[TaskPlan] = []
@@ -84,7 +80,8 @@ def plan_tasks(memory: Memory, folders: Sequence[Path], skip_known: bool = False
         if skip_known:
             own = begun.class_names if begun else [c for c in classes if c not in owners]
         if not own:
-            raise all_known(folder)
+            already_done.append(folder)
+            continue
         name = begun.name if begun else memory.free_name(own_name(folder), [plan.name for plan in plans])
         owners |= {*own}
         plans.append(TaskPlan(folder, name, tuple(own)))
@@ -108,6 +105,7 @@ def learn_in_parallel(
     holdout: float,
     device: str,
     on_learned: OnLearned = lambda plan, outcome: None,
+    may_skip: bool = False,
 ) -> tuple[list[TaskRecord], list[Path]]:
     """Learn planned tasks on the workers of an executor.
 
@@ -116,9 +114,10 @@ def learn_in_parallel(
         learner: Knows what the model knows; it does not change.
         plans: The tasks.
         model: The model file, beside which finished records wait. A call that was stopped finds them there.
-        holdout: Share of each class's images that is not learned.
+        holdout: Share of each class's images that judges training, see `learn_folder`.
         device: Where workers compute.
         on_learned: Is called after each task.
+        may_skip: Skip training where it cannot gain much.
 
     Returns:
         The records in the order of the plans, and the files they wait in. Remove these once the model has them.
@@ -135,9 +134,9 @@ def learn_in_parallel(
         base_learner = learner.copy()
         for record in records.values():
             base_learner.memory.add(record)
-        places = {plan: _part_path(model, base_learner, plan, holdout) for plan in group}
+        places = {plan: _part_path(model, base_learner, plan, (holdout, may_skip)) for plan in group}
         parts += places.values()
-        records |= _learn_group(engine, base_learner, places, model, holdout, device, on_learned)
+        records |= _learn_group(engine, base_learner, places, model, (holdout, may_skip), device, on_learned)
     return [records[plan] for plan in plans], parts
 
 
@@ -160,7 +159,7 @@ def _learn_group(
     base_learner: Learner,
     places: dict[TaskPlan, Path],
     model: Path,
-    holdout: float,
+    how: tuple[float, bool],
     device: str,
     on_learned: OnLearned,
 ) -> dict[TaskPlan, TaskRecord]:
@@ -179,11 +178,13 @@ def _learn_group(
         on_learned(plan, outcome)
 
     jobs = [Job(f"folder {plan.folder}", (plan,)) for plan in places if plan not in records]
-    engine.run(functools.partial(_worker, LearnerSpec.of(base_learner, device), model, holdout), jobs, on_done)
+    engine.run(functools.partial(_worker, LearnerSpec.of(base_learner, device), model, *how), jobs, on_done)
     return records
 
 
-def _worker(spec: LearnerSpec, model: Path, holdout: float) -> Callable[[TaskPlan], tuple[FolderScan, LearnResult]]:
+def _worker(
+    spec: LearnerSpec, model: Path, holdout: float, may_skip: bool
+) -> Callable[[TaskPlan], tuple[FolderScan, LearnResult]]:
     learner = spec.learner()
 
     def work(plan: TaskPlan) -> tuple[FolderScan, LearnResult]:
@@ -197,7 +198,7 @@ def _worker(spec: LearnerSpec, model: Path, holdout: float) -> Callable[[TaskPla
         slot = TaskSlot.prepare(learner, found, plan.name, holdout)
         # If this worker does not see the model's folder, interrupted training begins again.
         checkpoint = CheckpointFile(slot.checkpoint_path(model)) if model.parent.is_dir() else None
-        _, result = slot.learn(checkpoint=checkpoint)
+        _, result = slot.learn(checkpoint=checkpoint, may_skip=may_skip)
         if checkpoint:
             checkpoint.clear()
         return found, result
@@ -205,10 +206,10 @@ def _worker(spec: LearnerSpec, model: Path, holdout: float) -> Callable[[TaskPla
     return work
 
 
-def _part_path(model: Path, base_learner: Learner, plan: TaskPlan, holdout: float) -> Path:
+def _part_path(model: Path, base_learner: Learner, plan: TaskPlan, how: tuple[float, bool]) -> Path:
     """Where the record of just these files and circumstances waits, beside the model."""
     backbone, memory, prompt = base_learner.backbone, base_learner.memory, base_learner.shared_prompt
-    key = [plan.name, plan.classes, holdout, base_learner.settings, backbone.fingerprint]
+    key = [plan.name, plan.classes, how, base_learner.settings, backbone.fingerprint]
     key += [backbone.precision, backbone.preprocessing, len(memory) > 0, memory.evidence]
     key.append(None if prompt is None else prompt.numpy().tobytes())
     return part_path(model, files_checksum(key, plan.files()).hexdigest())

@@ -50,7 +50,7 @@ class PredictionRow:
         probability: Its calibrated probability.
         similarity: Its cosine similarity.
         energy: Low for images like those learned, high for out-of-distribution ones.
-        unknown: True if the image is rejected as unlike all classes.
+        unknown: Whether the image is rejected as unlike all classes; None if rejection was not asked for.
         task: The task that the class was first learned in.
         passes: Forward passes that the image took.
         top: The most probable classes: `label`, `probability` and `similarity` of each.
@@ -62,7 +62,7 @@ class PredictionRow:
     probability: float
     similarity: float
     energy: float
-    unknown: bool
+    unknown: bool | None
     task: str
     passes: int
     top: list[dict[str, Any]]
@@ -88,7 +88,7 @@ def prediction_rows(
         prediction: Its prediction of B images.
         paths: B names.
         top: How many classes to list, the most probable first.
-        rejection: Decides which images are unknown; None: none is.
+        rejection: Decides which images are unknown; None: `unknown` is None.
         explain: Add which prompts were tried, what won and what came second.
     """
     greatest = prediction.similarities.amax(dim=1).tolist()
@@ -101,7 +101,7 @@ def prediction_rows(
             probability,
             similarity,
             energy=float(prediction.energy[i]),
-            unknown=rejection is not None and rejection.unknown(label, greatest[i]),
+            unknown=None if rejection is None else rejection.unknown(label, greatest[i]),
             task=prediction.tasks[i],
             passes=int(prediction.passes[i]),
             top=[{"label": name, "probability": p, "similarity": s} for name, p, s in ranking],

@@ -24,7 +24,7 @@ def put_tasks(path: Path, learner: Learner, records: Sequence[TaskRecord]) -> No
         learner: Gets the tasks of the file, and the new ones.
         records: The new tasks; those whose names are taken get a number.
     """
-    with transaction(path) as change:
+    with transaction(path, "learn") as change:
         _refresh(learner, change)
         for record in records:
             learner.memory.add(dataclasses.replace(record, name=learner.memory.free_name(record.name)))
@@ -60,7 +60,8 @@ class TaskWriter:
         Returns:
             The task as it was written.
         """
-        with transaction(self.path) as change:
+        command, keep = ("learn, finished", None) if self.unfinished else ("learn", 0)
+        with transaction(self.path, command, keep) as change:
             if change.identity != self._identity:
                 self.say(f"{self.path} {_what_happened(change.identity)}")
             before = learner.memory.tasks[: learner.tasks.index(result.record.name)]

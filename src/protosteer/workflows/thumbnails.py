@@ -34,14 +34,16 @@ def keep_thumbnails(path: Path, slot: TaskSlot) -> int:
     Returns:
         How many thumbnails were added.
     """
-    found, learned, backbone = slot.found, slot.learned, slot.before.backbone
+    found = slot.found
     digests = dict(zip(found.files.paths, found.digests, strict=True))
     seed = task_seed(slot.before.settings.seed, list(found.counts))
-    rows = [row for name in found.counts for row in _chosen(learned.labels, name, seed)]
-    images = found.images(learned, backbone.preprocessing)
-    new = [Thumb(learned.labels[row], digests[learned.paths[row]], _jpeg(images.pixels([row])[0])) for row in rows]
     with transaction(path) as change:  # what was forgotten meanwhile must not come back
         memory = change.read().memory
+        kept_out = any(task.name == slot.name and task.metadata.held_out for task in memory.tasks)
+        learned = slot.learned if kept_out else found.files
+        rows = [row for name in found.counts for row in _chosen(learned.labels, name, seed)]
+        images = found.images(learned, slot.before.backbone.preprocessing)
+        new = [Thumb(learned.labels[row], digests[learned.paths[row]], _jpeg(images.pixels([row])[0])) for row in rows]
         thumbnails.write(path, [*thumbnails.read(path, memory), *new])
         thumbnails.follow(path, memory)
     return len(new)

@@ -52,7 +52,7 @@ async function showThumbnails({ name, images }, opener) {
 
 function askDelete({ name, task }, opener) {
   const dialog = $("dialog"), close = $("dialog-close"), remove = $("dialog-delete");
-  fillDialog(`Delete “${name}”?`, ["Its prototypes are removed from the model file, and it is not recognised any more."], [`Task: ${called(task)}`, "small muted"]);
+  fillDialog(`Delete “${name}”?`, ["Its prototypes are removed from the model file, and it is not recognised any more. This cannot be undone."], [`Task: ${called(task)}`, "small muted"]);
   close.textContent = "Cancel";
   remove.hidden = remove.disabled = false;
   close.onclick = () => dialog.close();

@@ -4,6 +4,7 @@ const OFFERED = 500;  // names of classes that are offered while one is typed
 
 /** Stands under an answer, and keeps what is being typed while answers come and go. */
 function makeFix(shot) {
+  const yes = el("button", { class: "button small", type: "button", onclick: () => correct(shot, shot.result.label) }, "Yes, right");
   const second = el("button", { class: "button small", type: "button", onclick: () => correct(shot, second.value) });
   const name = el("input", { type: "text", list: "class-names", maxlength: 200, autocomplete: "off", placeholder: "known or new class", "aria-label": `What is on ${shot.name}` });
   const typed = el("span", { class: "typed", hidden: true }, name, el("button", { class: "button small", type: "submit" }, "Correct"));
@@ -16,15 +17,17 @@ function makeFix(shot) {
   const send = (event) => { event.preventDefault(); correct(shot, name.value.trim()); };
   const words = el("p", { class: "small", role: "status" });
   const row = el("form", { class: "no-it-is", novalidate: true, "aria-label": `Correct the answer to ${shot.name}`, onsubmit: send },
-    el("span", { class: "muted" }, "No, it is"), second, other, typed);
-  shot.fix = { node: el("div", { class: "fix", hidden: true }, row, words), second, name, typed, other, words };
+    yes, el("span", { class: "muted" }, "No, it is"), second, other, typed);
+  shot.fix = { node: el("div", { class: "fix", hidden: true }, row, words), yes, second, name, typed, other, words };
 }
 
 function fillFix(shot) {
-  const { node, second, words } = shot.fix, { result, error } = shot, made = correctionOf(shot);
+  const { node, yes, second, words } = shot.fix, { result, error } = shot, made = correctionOf(shot);
+  shot.pick.hidden = !state.model.teaching;
   node.hidden = !state.model.teaching || !result || Boolean(error);
   if (node.hidden) return;
   const likely = result.unknown ? result.top[0] : result.top[1];  // one that is called unknown may be what it is closest to
+  yes.hidden = result.unknown || Boolean(made);
   second.hidden = !likely;
   second.value = second.textContent = likely?.label ?? "";
   if (!made) return;
@@ -41,7 +44,75 @@ function tellFix({ fix: { words } }, text, kind) {
   words.textContent = text;
 }
 
-async function correct(shot, name) {
+/** A class that a name differs from by case, signs or one letter: probably what was meant. */
+function similar(name) {
+  const shapes = (text) => {
+    const plain = [...text.toLowerCase()].filter((c) => /[\p{L}\p{N}]/u.test(c));
+    const cut = plain.length < 5 ? [] : plain.flatMap((c, i) => (/\p{N}/u.test(c) ? [] : [plain.toSpliced(i, 1).join("")]));
+    return [plain.join(""), ...cut].filter(Boolean);
+  };
+  const mine = new Set(shapes(name));
+  if (state.classes.some((one) => one.name === name)) return null;
+  return state.classes.find((one) => shapes(one.name).some((shape) => mine.has(shape)))?.name ?? null;
+}
+
+/** Ask in a line of text which of two names is meant, and go on with it. */
+function askName(words, name, near, go) {
+  const choice = (text, chosen) => el("button", { class: "button small", type: "button", onclick: () => go(chosen) }, text);
+  words.className = "small problem";
+  words.replaceChildren(`“${name}” would be a new class. `, choice(`It is “${near}”`, near), " ", choice("It is new", name));
+}
+
+async function sendCorrection(shot, name, busy) {
+  const options = { method: "POST", headers: bearer(), body: form([shot.file]) };
+  const told = await ask(own(`corrections?class=${encodeURIComponent(name)}`), options, busy);
+  shot.correction = told.correction;
+  if (told.new_class) state.fresh = name;
+}
+
+const picked = () => state.shots.filter((shot) => shot.pick.checked && shot.result);
+
+function drawBulk() {
+  const { length } = picked();
+  $("bulk").hidden = !length || !state.model.teaching;
+  $("bulk-count").textContent = length === 1 ? "1 selected picture is" : `All ${length} selected pictures are`;
+}
+
+function tellBulk(text, kind) {
+  $("bulk-answer").className = `small ${kind}`;
+  $("bulk-answer").textContent = text;
+}
+
+async function correctAll(event, chosen) {
+  event.preventDefault();
+  const name = chosen ?? $("bulk-name").value.trim(), near = chosen ? null : similar(name), shots = picked();
+  if (!$("token").value.trim()) {
+    tellBulk("Enter the token under “Teach a class” first.", "problem");
+    return $("token").focus();
+  }
+  if (!name) {
+    tellBulk("Say what they are.", "problem");
+    return $("bulk-name").focus();
+  }
+  if (near) return askName($("bulk-answer"), name, near, (meant) => correctAll(event, meant));
+  try {
+    for (const [i, shot] of shots.entries()) {
+      tellBulk(`Correcting ${i + 1} of ${shots.length} …`, "muted");
+      await sendCorrection(shot, name, () => tellBulk("The service is busy; asking again …", "muted"));
+      shot.pick.checked = false;
+    }
+    $("bulk-name").value = "";
+    tellBulk("", "muted");
+    say(`${plural(shots.length, "picture")} corrected.`);
+  } catch (error) {
+    tellBulk(error.message, "problem");
+    if (error.status === 401) $("token").focus();
+  }
+  drawBulk();
+  await changed();
+}
+
+async function correct(shot, name, sure = false) {
   const { fix } = shot;
   if (!$("token").value.trim()) {
     tellFix(shot, "Enter the token under “Teach a class” first.", "problem");
@@ -51,13 +122,11 @@ async function correct(shot, name) {
     tellFix(shot, "Say what it is.", "problem");
     return fix.name.focus();
   }
+  const near = sure ? null : similar(name);
+  if (near) return askName(fix.words, name, near, (chosen) => correct(shot, chosen, true));
   tellFix(shot, "Correcting …", "muted");
   try {
-    const options = { method: "POST", headers: bearer(), body: form([shot.file]) };
-    const busy = () => tellFix(shot, "The service is busy; asking again …", "muted");
-    const told = await ask(own(`corrections?class=${encodeURIComponent(name)}`), options, busy);
-    shot.correction = told.correction;
-    if (told.new_class) state.fresh = name;
+    await sendCorrection(shot, name, () => tellFix(shot, "The service is busy; asking again …", "muted"));
     fix.name.value = "";
     fix.typed.hidden = true;
     fix.other.setAttribute("aria-expanded", "false");

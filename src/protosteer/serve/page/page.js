@@ -115,6 +115,9 @@ function start() {
   for (const kind of ["dragover", "dragleave", "drop"]) document.addEventListener(kind, dragged);
   document.addEventListener("paste", pasted);
   $("more").addEventListener("click", () => { state.all = !state.all; showCards(); });
+  $("order").addEventListener("click", reorder);
+  $("csv").addEventListener("click", saveCsv);
+  $("bulk").addEventListener("submit", correctAll);
   $("clear").addEventListener("click", () => { removeShots(state.shots); say("All pictures removed."); });
   $("filter").addEventListener("input", drawClasses);
   $("map-table").addEventListener("toggle", drawTable);

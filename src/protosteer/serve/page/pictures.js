@@ -46,7 +46,8 @@ function makeCard(shot) {
   const remove = el("button", { class: "plain cross", type: "button", "aria-label": `Remove ${shot.name}`, onclick: gone }, "×");
   const events = { onmouseenter: active, onmouseleave: calm, onfocusin: active, onfocusout: calm };
   makeFix(shot);
-  shot.card = el("li", { class: "card", "aria-labelledby": shot.id, ...events }, shot.image, shot.head, remove, shot.answer, shot.fix.node);
+  shot.pick = el("input", { class: "pick", type: "checkbox", "aria-label": `Select ${shot.name}`, onchange: drawBulk });
+  shot.card = el("li", { class: "card", "aria-labelledby": shot.id, ...events }, shot.pick, shot.image, shot.head, remove, shot.answer, shot.fix.node);
   fillCard(shot);
 }
 
@@ -65,8 +66,32 @@ function showCards() {
   $("cards").replaceChildren(...shown.map((shot) => shot.card));
   $("more").hidden = state.shots.length <= SHOWN_CARDS;
   $("more").textContent = state.all ? "Show fewer" : `Show all ${state.shots.length} pictures`;
-  $("clear").hidden = !state.shots.length;
+  $("clear").hidden = $("csv").hidden = !state.shots.length;
+  $("order").hidden = state.shots.length < 2;
+  drawBulk();
   $("try").classList.toggle("empty", !state.shots.length);
+}
+
+/** The least certain first, or the newest; pictures without an answer come last. */
+function reorder() {
+  state.byDoubt = !state.byDoubt;
+  const number = ({ id }) => Number(id.split("-")[1]);
+  const doubt = ({ result }) => (result ? (byEvidence() ? result.probability : result.similarity) : Infinity);
+  state.shots.sort((a, b) => (state.byDoubt ? doubt(a) - doubt(b) : 0) || number(b) - number(a));
+  $("order").textContent = state.byDoubt ? "Newest first" : "Least certain first";
+  $("cards").setAttribute("aria-label", state.byDoubt ? "Answers, least certain first" : "Answers, newest first");
+  showCards();
+}
+
+/** A file with one line per picture, as `protosteer predict --csv` has it. */
+function saveCsv() {
+  const quoted = (value) => (/[",\n]/.test(String(value)) ? `"${String(value).replaceAll('"', '""')}"` : String(value));
+  const columns = ["label", "probability", "similarity", "unknown"];
+  const line = ({ name, result, error }) => [name, ...columns.map((column) => result?.[column] ?? ""), error?.message ?? ""].map(quoted).join(",");
+  const text = [["path", ...columns, "error"].join(","), ...state.shots.map(line), ""].join("\n");
+  const url = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
+  el("a", { href: url, download: "answers.csv" }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
 }
 
 function fillCard(shot) {

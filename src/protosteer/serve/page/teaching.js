@@ -36,14 +36,15 @@ function missing(name) {
   return null;
 }
 
-async function teach(event) {
+async function teach(event, chosen) {
   event.preventDefault();
-  const name = $("class-name").value.trim(), gap = missing(name);
+  const name = chosen ?? $("class-name").value.trim(), gap = missing(name), near = chosen ? null : similar(name);
   if (gap) {
     answer(gap[0], "problem");
     $(gap[1]).focus();
     return;
   }
+  if (near) return askName($("teach-answer"), name, near, (meant) => teach(event, meant));
   $("teach-button").disabled = true;
   answer("Teaching …", "muted");
   try {

@@ -1,0 +1,94 @@
+"""`protosteer evaluate`: how good a model is on labelled images, and on what it errs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from protosteer.cli.common import (
+    CommandLineError,
+    app,
+    check_plot,
+    make_console,
+    say,
+    show,
+    sigterm_as_ctrl_c,
+    write_plot,
+)
+from protosteer.cli.loading import PANEL, open_learner
+from protosteer.cli.options import Device, Json, ModelBackbone, ModelFile, ModelWeights, Precision, Threads, path_of
+
+if TYPE_CHECKING:
+    from protosteer.data.class_folders import Files
+    from protosteer.learner import Learner
+    from protosteer.workflows.evaluate_folder import Evaluation
+
+
+@app.command(rich_help_panel=PANEL)
+def evaluate(
+    model: ModelFile,
+    folder: Annotated[
+        Path,
+        Argument(
+            metavar="FOLDER",
+            parser=path_of,
+            show_default=False,
+            help="Images that were not learned, in one sub-folder per class; or a list with columns path and label.",
+        ),
+    ],
+    html: Annotated[
+        Path | None, Option(metavar="FILE", help="HTML page with pictures of all mistakes and of the least certain.")
+    ] = None,
+    plot: Annotated[Path | None, Option(metavar="FILE", help="PNG file for the confusion matrix.")] = None,
+    as_json: Json = False,
+    as_csv: Annotated[bool, Option("--csv", help="Print one line per image as CSV.")] = False,
+    backbone: ModelBackbone = None,
+    weights: ModelWeights = None,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    threads: Threads = None,
+) -> None:
+    """Evaluate a model on labelled images: accuracy, every class, what is confused, the mistakes.
+
+    The range behind the accuracy holds its true value 19 times out of 20. Example: protosteer evaluate
+    shop.protosteer test --html report.html
+    """
+    from protosteer.data.sources import read_labelled
+    from protosteer.report import evaluate as report
+    from protosteer.report.plots import confusion_matrix
+    from protosteer.util.files import write_atomically, writing
+
+    if as_json and as_csv:
+        raise CommandLineError("choose one of --json and --csv", code="conflicting-options")
+    if html is not None and html.suffix.lower() not in (".html", ".htm"):
+        raise CommandLineError(f"{html} is not an .html file", code="bad-suffix", path=html)
+    check_plot(plot)
+    files = read_labelled(folder)  # complains before anything is loaded
+    found = _evaluate(open_learner(model, backbone, weights, device, threads, precision), files)
+    for error in found.errors.values():
+        say(f"warning: {error}")
+    for line in report.warnings(found):
+        say(line)
+    if as_json:
+        print(json.dumps(report.as_json(found), indent=1))
+    elif as_csv:
+        print(report.as_csv(found))
+    else:
+        show(report.overview(found))
+    if plot:
+        write_plot(plot, confusion_matrix(found.labels, found.confusion()))
+    if html:
+        with writing(html, "--html"):
+            write_atomically(html, report.as_html(found, f"{model.name} on {folder}").encode())
+        say(f"Written: {html}")
+
+
+def _evaluate(learner: Learner, files: Files) -> Evaluation:
+    from protosteer.runtime.progress_bar import LearnProgress
+    from protosteer.workflows.evaluate_folder import evaluate_folder
+
+    with sigterm_as_ctrl_c(), LearnProgress(make_console(stderr=True)) as progress:
+        return evaluate_folder(learner, files, progress.on_stage)

@@ -1,0 +1,69 @@
+"""`protosteer history` and `undo`: the changes of a model file, and the way back."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+from typer import Option
+
+from protosteer.cli.common import app, say, show
+from protosteer.cli.loading import PANEL
+from protosteer.cli.options import Json, ModelFile
+
+
+@app.command(rich_help_panel=PANEL)
+def history(
+    model: ModelFile,
+    keep_versions: Annotated[
+        int | None,
+        Option(
+            min=0,
+            max=1000,
+            help="Keep the last so many versions from now on, for undo; 0 removes all that are kept.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the changes of a model file: when, by which command, which classes, how many images. Needs no backbone."""
+    from protosteer.model import file as model_file
+    from protosteer.model import history as log
+    from protosteer.report.history import overview
+    from protosteer.util.files import real, replacing, writing
+
+    model_file.read(model)  # complains if there is none
+    if keep_versions is not None:
+        with writing(log.beside(model), None), replacing(real(model)):
+            log.keep_versions(model, keep_versions)
+        now = f"the last {keep_versions} versions are kept" if keep_versions else "no version is kept"
+        say(f"{model}: from now on {now}")
+    entries, keep = log.read(model)
+    kept = [path.name for path in log.versions(model)]
+    if as_json:
+        print(json.dumps({"keep_versions": keep, "versions": kept, "changes": [*map(vars, entries)]}, indent=1))
+    elif entries:
+        show(overview(entries, kept))
+    else:
+        print(f"{model}: no change is logged")
+
+
+@app.command(rich_help_panel=PANEL)
+def undo(model: ModelFile, as_json: Json = False) -> None:
+    """Take back the last change of a model file, if its earlier version is kept.
+
+    Those before rename and join are; of other commands as many as history --keep-versions says. Forgetting cannot be
+    taken back. Corrections are taken back one by one with correct --undo.
+    """
+    from protosteer.model import file as model_file
+    from protosteer.model import history as log
+    from protosteer.util.files import real, replacing, writing
+    from protosteer.util.text import counted
+
+    model_file.read(model)  # complains if there is none
+    with writing(model, None), replacing(real(model)):
+        log.undo(model)
+    memory = model_file.read(model).memory
+    if as_json:
+        print(json.dumps({"path": str(model), "classes": memory.classes}, indent=1))
+    say(f"Written: {model}: {counted(len(memory.classes), 'class')} in {counted(len(memory), 'task')}, as before")

@@ -1,0 +1,89 @@
+"""`protosteer rename` and `join`: give classes other names, or make one class of several."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from protosteer.cli import completion
+from protosteer.cli.common import CommandLineError, app, say
+from protosteer.cli.loading import PANEL, check_classes, clear_up
+from protosteer.cli.options import Json, ModelFile
+from protosteer.util.text import counted, printable, similar_names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from protosteer.model.memory import Memory
+
+ClassName = Annotated[
+    str, Argument(autocompletion=completion.class_names, show_default=False, help="A class of the model.")
+]
+
+
+@app.command(rich_help_panel=PANEL)
+def rename(
+    model: ModelFile,
+    old: ClassName,
+    new: Annotated[str, Argument(show_default=False, help="Its new name.")],
+    as_json: Json = False,
+) -> None:
+    """Rename a class. What was learned of it stays as it is. Example: protosteer rename shop.protosteer cup mug."""
+    from protosteer.model.renaming import rename as rename_class
+
+    classes = _change(model, "rename", [old], new, lambda memory: rename_class(memory, old, new))
+    _tell(model, [old], new, classes, as_json)
+
+
+@app.command(rich_help_panel=PANEL)
+def join(
+    model: ModelFile,
+    names: Annotated[
+        list[str],
+        Argument(
+            metavar="CLASS CLASS...",
+            autocompletion=completion.class_names,
+            show_default=False,
+            help="Classes of the model.",
+        ),
+    ],
+    name: Annotated[
+        str, Option("--as", metavar="NAME", show_default=False, help="Name of the class that they become.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Make one class of several. Example: protosteer join shop.protosteer "Tiger Lily" "tiger lily" --as "tiger lily"."""
+    from protosteer.model.renaming import join as join_classes
+
+    if len(set(names)) < 2:
+        raise CommandLineError("name at least two classes to join", code="missing-argument")
+    classes = _change(model, "join", names, name, lambda memory: join_classes(memory, names, name))
+    _tell(model, names, name, classes, as_json)
+
+
+def _change(path: Path, command: str, names: Sequence[str], new: str, work: Callable[[Memory], None]) -> list[str]:
+    """Change the names of classes, keep the model as it was for `undo`, and return all classes of now."""
+    from protosteer.model.transaction import transaction
+    from protosteer.util.files import writing
+
+    with writing(path, None), transaction(path, command, keep=1) as change:
+        held = change.read()
+        check_classes(names, held.memory.classes)
+        for _, near in similar_names([new], [name for name in held.memory.classes if name not in names]):
+            say(f"warning: class '{new}': did you mean '{near}'? The two are different classes now")
+        work(held.memory)
+        change.renamed = {name: new for name in names if name != new}
+        change.put(held)
+    clear_up(path)
+    return held.memory.classes
+
+
+def _tell(path: Path, old: Sequence[str], new: str, classes: list[str], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"path": str(path), "renamed": list(old), "name": new, "classes": len(classes)}, indent=1))
+    else:
+        print(printable(f"{' + '.join(old)} -> {new}"))
+    say(f"Written: {path}: {counted(len(classes), 'class')}; to undo: protosteer undo {path}")

@@ -1,0 +1,141 @@
+"""`protosteer sort`: put images into class folders by their predictions, or tag them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from protosteer.cli.common import CommandLineError, app, make_console, say, show, sigterm_as_ctrl_c
+from protosteer.cli.loading import PANEL, open_learner
+from protosteer.cli.options import Device, Json, ModelBackbone, ModelWeights, Precision, Threads, path_of
+
+if TYPE_CHECKING:
+    from protosteer.workflows.sort_files import SortCounts, Sorter
+
+
+@app.command(rich_help_panel=PANEL)
+def sort(
+    paths: Annotated[
+        list[Path],
+        Argument(
+            metavar="MODEL IN [OUT]",
+            parser=path_of,
+            show_default=False,
+            help="Model file, folder of images, and folder for the class folders. Without OUT, with --xmp, images stay "
+            "where they are and are tagged.",
+        ),
+    ],
+    mode: Annotated[str, Option(metavar="copy|move|link", help="What happens to the files.")] = "copy",
+    at_least: Annotated[
+        float, Option(metavar="PROBABILITY", help="Images whose class is less probable go to _unsure, such as 0.9.")
+    ] = 0.0,
+    reject: Annotated[
+        float,
+        Option(metavar="FRACTION", help="Images less similar than this share of known images go to _unknown; 0: none."),
+    ] = 0.05,
+    xmp: Annotated[
+        bool, Option("--xmp", help="Write the class as a tag into an XMP side file, for digiKam, Immich and others.")
+    ] = False,
+    watch: Annotated[bool, Option("--watch", help="Go on with images as they arrive, until Ctrl-C.")] = False,
+    undo: Annotated[
+        bool, Option("--undo", help="Take back all that was sorted into OUT (protosteer sort OUT --undo).")
+    ] = False,
+    backbone: ModelBackbone = None,
+    weights: ModelWeights = None,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Sort images into class folders by what the model sees. Nothing is overwritten, and --undo takes all back.
+
+    Example: protosteer sort shop.protosteer camera sorted --at-least 0.9
+    """
+    from protosteer.data.image_files import image_files, images_below
+    from protosteer.util.files import writing
+    from protosteer.workflows.sort_files import Sorter, SortOptions
+
+    if undo:
+        _undo(paths, as_json)
+        return
+    if len(paths) not in (2, 3):
+        message = "give a model file, a folder of images and a folder to sort into, such as: protosteer sort shop.protosteer camera sorted"
+        raise CommandLineError(message, code="missing-argument")
+    model, source, out = (*paths, None)[:3]
+    assert model is not None and source is not None
+    options = SortOptions(out, mode, at_least, reject or None, xmp)
+    files = images_below(source) if watch else image_files(source)  # a watched folder may be empty yet
+    sorter = Sorter(open_learner(model, backbone, weights, device, threads, precision), source, options)
+    with sigterm_as_ctrl_c(), writing(out or source, None):
+        _sort(sorter, files)
+        if watch:
+            _watch(sorter, source)
+    _tell(sorter.counts, out or source, out is not None, as_json)
+
+
+def _sort(sorter: Sorter, files: list[Path]) -> None:
+    from protosteer.runtime.progress import Stage
+    from protosteer.runtime.progress_bar import LearnProgress
+
+    with LearnProgress(make_console(stderr=True)) as progress:
+        sorter.sort(files, lambda done: progress.on_stage(Stage("", "sorting", done, len(files))))
+
+
+def _watch(sorter: Sorter, source: Path) -> None:
+    from protosteer.util.text import counted
+    from protosteer.workflows.sort_files import watch
+
+    say(f"watching {source}; Ctrl-C stops")
+    try:
+        for paths in watch(source):
+            before = sorter.counts.folders.total()
+            sorter.sort(paths)
+            if new := sorter.counts.folders.total() - before:
+                say(f"sorted {counted(new, 'image')}")
+    except KeyboardInterrupt:
+        say("stopped watching")
+
+
+def _tell(counts: SortCounts, root: Path, sorted_away: bool, as_json: bool) -> None:
+    from rich.text import Text
+
+    from protosteer.report.tables import numbers, plain_table
+    from protosteer.util.text import counted, printable
+
+    for error in counts.errors.values():
+        say(f"warning: {error}")
+    if as_json:
+        print(json.dumps(vars(counts) | {"folders": dict(counts.folders)}, indent=1))
+    elif counts.folders:
+        table = plain_table(None, "Folder" if sorted_away else "Class", *numbers(["Images"]))
+        for name, number in sorted(counts.folders.items()):
+            table.add_row(Text(printable(name)), f"{number:,}")
+        show([table])
+    if counts.side_files:
+        say(f"{counted(counts.side_files, 'XMP file')} written")
+    if counts.sorted_before:
+        say(f"skipped {counted(counts.sorted_before, 'image')} (sorted before)")
+    if counts.other_side_files:
+        say(f"skipped {counted(counts.other_side_files, 'XMP file')} (there already)")
+    how = "sorted" if sorted_away else "looked at"
+    done = f"{counted(counts.folders.total(), 'image')} {how}" if counts.folders else "nothing new"
+    undo = f"; to undo: protosteer sort {root} --undo" if counts.folders else ""
+    say(f"{root}: {done}{undo}")
+
+
+def _undo(paths: list[Path], as_json: bool) -> None:
+    from protosteer.util.files import writing
+    from protosteer.util.text import counted, listed
+    from protosteer.workflows.sort_files import undo_sort
+
+    root = paths[-1]
+    with writing(root, None):
+        count, stay = undo_sort(root)
+    if as_json:
+        print(json.dumps({"taken_back": count, "left": stay}, indent=1))
+    if stay:
+        say(f"warning: {counted(len(stay), 'file')} changed since, or without a place to go back to: {listed(stay, 3)}")
+    say(f"{root}: {counted(count, 'file')} taken back")

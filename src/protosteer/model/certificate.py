@@ -1,0 +1,111 @@
+"""A certificate of forgetting: what was removed from a model file, what is left, and how to check both.
+
+It is plain JSON with a checksum, which finds accidental changes. It is no signature: whoever can write the file can
+write another one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from protosteer.errors import ModelFileError
+from protosteer.model.memory import Memory
+from protosteer.model.records import TaskRecord
+from protosteer.model.unlearning import Forgotten
+from protosteer.util.files import file_hash, read_regular
+
+FORMAT = 1
+
+
+def record_hash(task: TaskRecord, name: str | None = None) -> str:
+    """Return the sha256 of all numbers of a task, or of one of its classes; names do not count."""
+    tensors = dict(task.tensors()) if name is None else task.classes.take([task.class_names.index(name)]).packed()
+    checksum = hashlib.sha256()
+    for key, tensor in sorted(tensors.items()):
+        checksum.update(f"{key} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        checksum.update(tensor.contiguous().cpu().numpy().tobytes())
+    return checksum.hexdigest()
+
+
+def make(
+    model: Path,
+    before: Sequence[TaskRecord],
+    sha256_before: str,
+    after: Sequence[TaskRecord],
+    forgotten: Sequence[Forgotten],
+    version: str,
+) -> dict[str, Any]:
+    """Return the certificate of a model file that has just forgotten something.
+
+    Args:
+        model: The file.
+        before: Its tasks before.
+        sha256_before: Of the file before.
+        after: Its tasks now.
+        forgotten: What was removed.
+        version: Of protosteer.
+    """
+    left = {(task.name, name) for task in after for name in task.class_names}
+    lost = [(task, name) for task in before for name in task.class_names if (task.name, name) not in left]
+    contents = {
+        "format": FORMAT,
+        "protosteer": version,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "model": model.name,
+        "sha256_before": sha256_before,
+        "sha256_after": file_hash(model, "sha256"),
+        "exact": all(one.exact for one in forgotten),
+        "forgotten": [dataclasses.asdict(one) for one in forgotten],
+        "removed": [{"class": name, "task": task.name, "sha256": record_hash(task, name)} for task, name in lost],
+        "left": [
+            {"task": t.name, "classes": t.class_names, "independent": t.independent, "sha256": record_hash(t)}
+            for t in after
+        ],
+    }
+    return {**contents, "checksum": _checksum(contents)}
+
+
+def _checksum(contents: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a certificate; a `ModelFileError` says if it is none, or was changed."""
+    try:
+        contents = json.loads(read_regular(path))
+        checksum = contents.pop("checksum")
+        known = contents["format"] == FORMAT
+        _ = [contents[field] for field in ("forgotten", "removed", "left", "sha256_after", "exact")]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        message = (
+            f"{path} is not a certificate of forgetting; give the file that was written when the class was forgotten"
+        )
+        raise ModelFileError(message, code="no-certificate", path=path) from error
+    if not known or checksum != _checksum(contents):
+        message = f"{path} was changed after it was written, or is of a later version; use another copy"
+        raise ModelFileError(message, code="changed-certificate", path=path)
+    return dict(contents)
+
+
+def check(certificate: Mapping[str, Any], model: Path, memory: Memory) -> list[tuple[bool, str]]:
+    """Compare a model file with a certificate; return for each check whether it passed, and what was checked."""
+    same = file_hash(model, "sha256") == certificate["sha256_after"]
+    now = {record_hash(task, name) for task in memory.tasks for name in task.class_names}
+    kept = sorted({entry["class"] for entry in certificate["removed"] if entry["sha256"] in now})
+    names = sorted({entry["class"] for entry in certificate["removed"]})
+    classes = ", ".join(names)
+    found = [
+        (not kept, f"{', '.join(kept)}: its numbers are in the model" if kept else f"gone from the model: {classes}")
+    ]
+    if same:
+        return [(True, "the model is the one that the certificate was written for, byte by byte"), *found]
+    left = {entry["sha256"] for entry in certificate["left"]}
+    count = len(left & {record_hash(task) for task in memory.tasks})
+    line = f"the model was changed since; {count} of {len(left)} tasks are as they were"
+    return [(True, line), *found]

@@ -1,0 +1,257 @@
+"""The log of changes of a model file, and earlier versions of it, for those who keep them.
+
+Beside `shop.protosteer` lie `shop.protosteer.history`, one JSON object per line, and, if versions are kept, the folder
+`shop.protosteer.versions`. A version is the file as it was before a change, byte by byte. `forget` removes classes from
+versions too, and their names from the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import re
+import shutil
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from protosteer.errors import ModelFileError, ProtosteerWarning
+from protosteer.model import file as model_file
+from protosteer.model.records import TaskRecord
+from protosteer.util.files import read_regular, real, write_atomically
+
+FORGOTTEN = "(forgotten)"  # in place of a name in the log
+MAX_NAMES = 100  # classes named in an entry
+MAX_VERSIONS = 1_000
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One change of a model file.
+
+    Attributes:
+        date: When, ISO 8601 in UTC.
+        command: What made it.
+        added: Images that classes gained; of very many classes, of some.
+        removed: Images that classes lost.
+        renamed: New names of classes by old names; of joined classes, one for several.
+        classes: How many classes the model had afterwards.
+        version: Name of the file that holds the model before the change, if one was kept.
+    """
+
+    date: str
+    command: str
+    added: dict[str, int]
+    removed: dict[str, int]
+    renamed: dict[str, str]
+    classes: int
+    version: str | None = None
+
+
+def beside(model: Path) -> Path:
+    """Return where the log of a model file is."""
+    return real(model).with_name(f"{real(model).name}.history")
+
+
+def versions_folder(model: Path) -> Path:
+    """Return where versions of a model file are kept."""
+    return real(model).with_name(f"{real(model).name}.versions")
+
+
+def read(model: Path) -> tuple[list[Entry], int]:
+    """Return the changes of a model file, the oldest first, and how many versions are kept."""
+    entries, keep = [], 0
+    try:
+        lines = read_regular(beside(model)).decode().splitlines()
+    except OSError:
+        return [], 0
+    for line in lines:
+        try:
+            values = json.loads(line)
+            if "keep_versions" in values:
+                keep = min(int(values["keep_versions"]), MAX_VERSIONS)
+            else:
+                entries.append(_entry(values))
+        except (KeyError, TypeError, ValueError):  # cut off by a crash, or edited by hand
+            continue
+    return entries, keep
+
+
+def _entry(values: Mapping[str, Any]) -> Entry:
+    added, removed = ({str(k): int(v) for k, v in values[field].items()} for field in ("added", "removed"))
+    renamed = {str(k): str(v) for k, v in values["renamed"].items()}
+    version = values.get("version")
+    known = isinstance(version, str) and re.fullmatch(r"\d+\.protosteer", version)
+    date, command = str(values["date"]), str(values["command"])
+    return Entry(date, command, added, removed, renamed, int(values["classes"]), version if known else None)
+
+
+def keep_versions(model: Path, count: int) -> None:
+    """Keep this many versions from now on; 0 removes all."""
+    _append(model, {"keep_versions": count})
+    _prune(model, count)
+
+
+def versions(model: Path) -> list[Path]:
+    """Return the kept versions, the oldest first."""
+    return sorted(versions_folder(model).glob("[0-9]*.protosteer"))
+
+
+def keep_version(model: Path, at_least: int = 0) -> str | None:
+    """Keep the model file as it is now, if that is wanted; return the name of the version."""
+    entries, wanted = read(model)
+    keep = max(wanted, at_least)
+    if not keep or not model.exists():
+        return None
+    folder = versions_folder(model)
+    folder.mkdir(exist_ok=True)
+    names = [*(path.name for path in versions(model)), *(entry.version for entry in entries if entry.version)]
+    number = 1 + max((int(name.partition(".")[0]) for name in names), default=0)  # never used before
+    place = folder / f"{number:06}.protosteer"
+    try:
+        os.link(real(model), place)  # the model is replaced by a new file, so that the old one can be shared
+    except OSError:
+        shutil.copy2(real(model), place)
+    _prune(model, keep)
+    return place.name
+
+
+def log(
+    model: Path,
+    command: str,
+    before: Sequence[TaskRecord],
+    after: Sequence[TaskRecord],
+    renamed: Mapping[str, str] | None = None,
+    version: str | None = None,
+    hidden: set[str] | None = None,
+) -> None:
+    """Add a change to the log, without the names in `hidden`; a warning says if that fails, since the model is written."""
+    names = dict(renamed or {})
+    old, new = _images(before, names), _images(after, {})
+    added, removed = new - old, old - new
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    entry = Entry(now, command, _first(added), _first(removed), names, len(new), version)
+    try:
+        _append(model, _without(entry, hidden or set()))
+    except OSError as error:
+        message = f"the change of {model} could not be logged in {beside(model).name} ({error.strerror})"
+        warnings.warn(message, ProtosteerWarning, stacklevel=2)
+
+
+def _images(tasks: Iterable[TaskRecord], renamed: Mapping[str, str]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for task in tasks:
+        for name, images in zip(task.classes.names, task.classes.images.tolist(), strict=True):
+            counts[renamed.get(name, name)] += int(images)
+    return counts
+
+
+def _first(counts: Counter[str]) -> dict[str, int]:
+    return dict(list(counts.items())[:MAX_NAMES])
+
+
+def _append(model: Path, values: Mapping[str, Any]) -> None:
+    """Add a line to the log, which only those may read who may read the model."""
+    mode = real(model).stat().st_mode & 0o777 if model.exists() else 0o600
+    handle = os.open(beside(model), os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode)
+    with open(handle, "w", encoding="utf-8") as file:
+        file.write(json.dumps(values) + "\n")
+
+
+def _prune(model: Path, keep: int) -> None:
+    for path in versions(model)[: -keep or None]:
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not empty, or not there
+        versions_folder(model).rmdir()
+
+
+def undo(model: Path) -> Path:
+    """Put the last kept version in the place of the model file, byte by byte; hold the lock of `transaction`.
+
+    Raises:
+        ModelFileError: No version is kept.
+    """
+    kept = versions(model)
+    if not kept:
+        message = (
+            f"no earlier version of {model} is kept, so nothing can be undone; to keep some from now on: "
+            "history with keep_versions=5"
+        )
+        raise ModelFileError(message, code="no-version", path=model)
+    before, after = (model_file.read(path).memory.tasks if path.exists() else () for path in (model, kept[-1]))
+    os.replace(kept[-1], real(model))
+    _prune(model, max(read(model)[1], len(kept)))
+    log(model, "undo", before, after)
+    return kept[-1]
+
+
+def forget_in_versions(model: Path, names: Iterable[str], left: Iterable[str], task: str | None = None) -> int:
+    """Remove forgotten classes from kept versions and their names from the log; return how many versions changed.
+
+    Older names of a class count as well. A version that cannot be cleaned, or has nothing else, is removed.
+
+    Args:
+        model: The model file, which forgets them.
+        names: The classes.
+        left: Classes that the model has still.
+        task: If a whole task was forgotten, its name.
+    """
+    entries, keep = read(model)
+    gone, everywhere, changed = set(names), set(names), 0
+    orphans = {*versions(model)} - {versions_folder(model) / entry.version for entry in entries if entry.version}
+    for orphan in orphans:  # of which no one knows under which names it has the classes
+        orphan.unlink()
+    for entry in reversed(entries):
+        gone = {old for old, new in entry.renamed.items() if new in gone} | (gone - {*entry.renamed.values()})
+        everywhere |= gone
+        place = versions_folder(model) / entry.version if entry.version else None
+        if place is not None and place.exists():
+            changed += _clean(place, gone, task)
+    hidden = everywhere - {*left}
+    lines: list[Mapping[str, Any]] = [{"keep_versions": keep}, *(_without(entry, hidden) for entry in entries)]
+    if entries:
+        write_atomically(beside(model), "".join(json.dumps(line) + "\n" for line in lines).encode())
+    _prune(model, MAX_VERSIONS)
+    return changed
+
+
+def _clean(place: Path, names: set[str], task: str | None) -> bool:
+    """Remove classes, or a task, from a version; return whether it had any of them."""
+    try:
+        version = model_file.read(place)
+    except ModelFileError:
+        place.unlink()
+        return True
+    memory = version.memory
+    owners = [t for t in memory.tasks if names & {*t.class_names} and (task is None or t.name == task)]
+    if not owners:
+        # Of a task by another name, its classes cannot be told from those of other tasks.
+        doubtful = task is not None and bool(names & {*memory.classes}) and task not in memory.task_names
+        if doubtful:
+            place.unlink()
+        return doubtful
+    for owner in owners:
+        memory.remove(owner, names & {*owner.class_names})
+    if len(memory):
+        version.write(place)
+    else:
+        place.unlink()
+    return True
+
+
+def _without(entry: Entry, names: set[str]) -> Mapping[str, Any]:
+    def counts(found: Mapping[str, int]) -> dict[str, int]:
+        kept = {name: count for name, count in found.items() if name not in names}
+        lost = sum(count for name, count in found.items() if name in names)
+        return kept | ({FORGOTTEN: lost} if lost else {})
+
+    def hide(name: str) -> str:
+        return FORGOTTEN if name in names else name
+
+    renamed = {hide(old): hide(new) for old, new in entry.renamed.items()}
+    return {**vars(entry), "added": counts(entry.added), "removed": counts(entry.removed), "renamed": renamed}

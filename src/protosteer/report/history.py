@@ -1,0 +1,37 @@
+"""Format the changes of a model file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from protosteer.model.history import Entry
+from protosteer.report.tables import numbers, plain_table
+from protosteer.util.text import listed, printable
+
+MAX_NAMED = 4  # classes of a change
+
+
+def overview(entries: Sequence[Entry], kept: Sequence[str]) -> list[RenderableType]:
+    """Show one row per change, the oldest first; `kept` are the versions that can be restored."""
+    table = plain_table(None, "When (UTC)", "Command", *numbers(["Classes"]), "Change (images)")
+    for entry in entries:
+        version = " *" if entry.version in kept else ""
+        when = entry.date[:16].replace("T", " ")
+        change = Text(printable(_change(entry) + version))
+        table.add_row(when, Text(printable(entry.command)), f"{entry.classes:,}", change)
+    return [table, *([Text("* the model before this change is kept; undo restores the latest")] if kept else [])]
+
+
+def _change(entry: Entry) -> str:
+    parts = [f"{old} is {new}" for old, new in list(entry.renamed.items())[:MAX_NAMED]]
+    for sign, counts in (("+", entry.added), ("-", entry.removed)):
+        if counts:
+            parts.append(_counts(sign, counts))
+    return "; ".join(parts) or "no image more or less"
+
+
+def _counts(sign: str, counts: Mapping[str, int]) -> str:
+    return listed([f"{name} {sign}{count:,}" for name, count in counts.items()], MAX_NAMED)

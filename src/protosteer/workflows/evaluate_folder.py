@@ -1,0 +1,148 @@
+"""Evaluate a model on a folder of labelled images that it has not learned."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from protosteer.data.class_folders import Files
+from protosteer.data.image_files import image_bytes, in_threads
+from protosteer.data.images import ForgivingFiles
+from protosteer.errors import DataError
+from protosteer.learner import Learner
+from protosteer.runtime.progress import OnStage, Stage
+from protosteer.util.files import digest
+from protosteer.util.statistics import Accuracy
+from protosteer.workflows.known_files import KnownFiles
+
+
+@dataclass(frozen=True)
+class EvaluatedImage:
+    """One labelled image and its prediction."""
+
+    path: Path
+    label: str  # actual
+    predicted: str
+    probability: float  # of the predicted class
+    learned: bool  # the model was learned from this file, so that its prediction says little
+
+    @property
+    def correct(self) -> bool:
+        """Whether the prediction is the label."""
+        return self.predicted == self.label
+
+
+@dataclass(frozen=True)
+class ClassMetrics:
+    """How one class fared, in percent; None where there is nothing to divide by."""
+
+    precision: float | None  # of images predicted as it, the share that is of it
+    recall: float | None  # of its images, the share predicted as it
+    f1: float | None
+    support: int  # images of it
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Predictions of labelled images.
+
+    Attributes:
+        images: The images that could be read.
+        errors: What is wrong with the others.
+        known: Classes of the model.
+    """
+
+    images: list[EvaluatedImage]
+    errors: dict[Path, str]
+    known: list[str]
+
+    @property
+    def accuracy(self) -> Accuracy:
+        """How many images were classified correctly."""
+        return Accuracy(sum(image.correct for image in self.images), len(self.images))
+
+    @property
+    def mistakes(self) -> list[EvaluatedImage]:
+        """Images that were misclassified, the most confident mistake first."""
+        return sorted((i for i in self.images if not i.correct), key=lambda i: (-i.probability, str(i.path)))
+
+    @property
+    def least_certain(self) -> list[EvaluatedImage]:
+        """Images that were classified correctly, the least confident first."""
+        return sorted((i for i in self.images if i.correct), key=lambda i: (i.probability, str(i.path)))
+
+    @property
+    def unknown_classes(self) -> list[str]:
+        """Classes of the folder that the model does not have; all their images are mistakes."""
+        return sorted({image.label for image in self.images} - {*self.known})
+
+    @cached_property
+    def pairs(self) -> Counter[tuple[str, str]]:
+        """How often images of one class were predicted as another, or as their own."""
+        return Counter((image.label, image.predicted) for image in self.images)
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """Classes that occur among labels or predictions, by alphabet."""
+        return sorted({name for pair in self.pairs for name in pair})
+
+    def confusion(self) -> list[list[int]]:
+        """Return counts [C, C] by `labels`: rows are actual classes, columns predicted ones."""
+        return [[self.pairs[actual, predicted] for predicted in self.labels] for actual in self.labels]
+
+    def most_confused(self, most: int = 10) -> list[tuple[str, str, int]]:
+        """Return (actual class, predicted class, count), the most frequent first."""
+        wrong = [(*pair, count) for pair, count in self.pairs.items() if pair[0] != pair[1]]
+        return sorted(wrong, key=lambda found: (-found[2], found[:2]))[:most]
+
+    def per_class(self) -> dict[str, ClassMetrics]:
+        """Return the metrics of every class that occurs."""
+        support, predicted = Counter[str](), Counter[str]()
+        for (label, guess), count in self.pairs.items():
+            support[label] += count
+            predicted[guess] += count
+
+        def share(part: float, of: float) -> float | None:
+            return 100.0 * part / of if of else None
+
+        def metrics(name: str) -> ClassMetrics:
+            right, shown, said = self.pairs[name, name], support[name], predicted[name]
+            return ClassMetrics(share(right, said), share(right, shown), share(2 * right, shown + said), shown)
+
+        return {name: metrics(name) for name in self.labels}
+
+
+def evaluate_folder(learner: Learner, files: Files, on_stage: OnStage | None = None) -> Evaluation:
+    """Predict labelled files and compare.
+
+    Args:
+        learner: The model.
+        files: Files and their classes.
+        on_stage: Is given the progress.
+
+    Raises:
+        DataError: No file can be read.
+    """
+    images = ForgivingFiles(files.paths, learner.backbone.preprocessing)
+    answers: list[tuple[str, float]] = []
+    for part in learner.stream(images):
+        answers += [(label, probability) for ((label, probability, _),) in part.ranked(1)]
+        if on_stage:
+            on_stage(Stage("", "predicting", len(answers), len(images)))
+    rows = [row for row in range(len(files)) if row not in images.errors]
+    if not rows:
+        raise DataError(f"none of {len(files)} files could be read; the first: {images.errors[0]}", code="no-images")
+    read = files.rows(rows)
+    digests = list(in_threads(lambda path: digest(image_bytes(path)), read.paths))
+    found = KnownFiles.find(learner.memory.tasks, read, digests)
+    learned = {*found.same_class, *found.other_class}
+    return Evaluation(
+        [
+            EvaluatedImage(files.paths[row], files.labels[row], *answers[row], i in learned)
+            for i, row in enumerate(rows)
+        ],
+        {files.paths[row]: error for row, error in sorted(images.errors.items())},
+        learner.classes,
+    )

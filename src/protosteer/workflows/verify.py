@@ -1,0 +1,54 @@
+"""Verify a model after forgetting: relearn its independent tasks from their folders and compare bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from protosteer.data.sources import read_labelled
+from protosteer.learner import Learner
+from protosteer.model.certificate import record_hash
+from protosteer.model.records import TaskRecord
+from protosteer.runtime.progress import OnStage
+from protosteer.settings import Settings
+from protosteer.workflows.learn_folder import learn_folder, names_folder, scan_folder
+
+
+def relearn(
+    learner: Learner, folders: Sequence[Path], on_stage: OnStage | None = None
+) -> list[tuple[bool | None, str]]:
+    """Learn folders again, each as the task that is named after it, and compare with the model.
+
+    A task that was learned independently depends on its own images alone. If learning just the classes that are left
+    gives the same bits, nothing of a forgotten class is in it.
+
+    Args:
+        learner: The model.
+        folders: Folders of class folders.
+        on_stage: Is given the progress.
+
+    Returns:
+        For each folder whether the bits are the same, None if that cannot be checked, and a sentence.
+    """
+    found: list[tuple[bool | None, str]] = []
+    for folder in folders:
+        task = next((task for task in learner.memory.tasks if names_folder(task, folder)), None)
+        if task is None:
+            found.append((None, f"{folder}: no task is named after it"))
+        elif not task.independent or task.metadata.settings is None:
+            found.append(
+                (None, f"{folder}: task {task.name} depends on other tasks; only independent ones can be checked")
+            )
+        else:
+            same = record_hash(_learned_again(learner, task, folder, on_stage)) == record_hash(task)
+            what = "learned again, the same bits" if same else "learned again, other bits"
+            found.append((same, f"{folder}: task {task.name} {what}"))
+    return found
+
+
+def _learned_again(learner: Learner, task: TaskRecord, folder: Path, on_stage: OnStage | None) -> TaskRecord:
+    settings = Settings.from_file(dict(task.metadata.settings or {})).replace(prompts=task.prompt is not None)
+    alone = Learner(learner.backbone, settings, task.shared_prompt)
+    files = read_labelled(folder, task.class_names)
+    scan = scan_folder(folder, files=files, name=task.name, preprocessing=learner.backbone.preprocessing)
+    return learn_folder(alone, scan, task.name, on_stage=on_stage).record

@@ -1,0 +1,109 @@
+"""Predict a video: its frames, and segments of one class each.
+
+Frames of a segment are independent observations of one class, so their log-probabilities are summed. The classes of all
+frames are chosen together, such that the sum is greatest when every change of class costs `CHANGE_COST` (Viterbi).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from protosteer.data.video import frames
+from protosteer.errors import SettingsError
+from protosteer.learner import Learner
+from protosteer.runtime.progress import OnStage, Stage
+
+CHANGE_COST = 3.0  # nats: frames must favour another class 20 to 1 before it begins
+MIN_PROBABILITY = 1e-4  # of a class in one frame, so that a single frame cannot rule it out
+_CHUNK = 64  # frames in memory at once
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Part of a video that shows one class.
+
+    Attributes:
+        start: Time of its first frame, in seconds.
+        end: Time of the next segment's first frame, or of the video's last one.
+        label: The class.
+        probability: Mean over its frames.
+        frames: How many were looked at.
+    """
+
+    start: float
+    end: float
+    label: str
+    probability: float
+    frames: int
+
+
+def predict_video(
+    learner: Learner, path: Path, per_second: float = 1.0, on_stage: OnStage | None = None
+) -> list[Segment]:
+    """Predict the segments of a video.
+
+    Args:
+        learner: The model.
+        path: The video file.
+        per_second: How many frames of each second are looked at.
+        on_stage: Is given the number of frames done.
+
+    Raises:
+        DataError: The file cannot be read, or PyAV is not installed.
+        SettingsError: The number of frames is not positive.
+    """
+    if not 0.0 < per_second <= 100.0:
+        message = f"per_second = {per_second}: give how many frames of a second are looked at, such as 1"
+        raise SettingsError(message, code="bad-frame-rate", value=per_second)
+    times: list[float] = []
+    parts: list[Tensor] = []
+    chunk: list[Image.Image] = []
+
+    def predict() -> None:
+        prediction = learner.predict(chunk)
+        dense = torch.zeros(len(chunk), len(prediction.classes), dtype=torch.double)
+        parts.append(dense.scatter_(1, prediction.class_ids, prediction.probabilities.double()))
+        chunk.clear()
+        if on_stage:
+            on_stage(Stage("", "frames", len(times), len(times)))
+
+    for seconds, image in frames(path, per_second):
+        times.append(seconds)
+        chunk.append(image)
+        if len(chunk) == _CHUNK:
+            predict()
+    if chunk:
+        predict()
+    return segments(times, torch.cat(parts), learner.classes)
+
+
+def segments(times: list[float], probabilities: Tensor, classes: list[str]) -> list[Segment]:
+    """Cut T frames at `times` with probabilities [T, C] into segments of one class each."""
+    labels = smoothed(probabilities.clamp(min=MIN_PROBABILITY).log(), CHANGE_COST)
+    starts = [0, *(t for t in range(1, len(labels)) if labels[t] != labels[t - 1]), len(labels)]
+    found = []
+    for first, last in zip(starts, starts[1:], strict=False):
+        mean = float(probabilities[first:last, labels[first]].mean())
+        end = times[last] if last < len(times) else times[-1]
+        found.append(Segment(times[first], end, classes[labels[first]], mean, last - first))
+    return found
+
+
+def smoothed(log_probabilities: Tensor, cost: float) -> list[int]:
+    """Return the classes [T] with the greatest sum of log-probabilities [T, C] minus `cost` for every change."""
+    score = log_probabilities[0]
+    came_from = []
+    for row in log_probabilities[1:]:
+        best = int(score.argmax())
+        stay = score >= score[best] - cost
+        came_from.append(torch.arange(len(row)).where(stay, best))
+        score = score.where(stay, score[best] - cost) + row
+    labels = [int(score.argmax())]
+    for previous in reversed(came_from):
+        labels.append(int(previous[labels[-1]]))
+    return labels[::-1]

@@ -1,0 +1,177 @@
+"""Changes of a model file are logged, kept versions come back byte by byte, and forgetting reaches them."""
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+
+from conftest import easy_task, tiny_backbone
+from expect import expect_cli_error, expect_error
+from protosteer.cli import main
+from protosteer.errors import LearnerError, ModelFileError
+from protosteer.learner import Learner
+from protosteer.model import file as model_file
+from protosteer.model import history
+from protosteer.model.renaming import join, rename
+from protosteer.model.transaction import transaction
+from protosteer.model.unlearning import forget
+from protosteer.settings import Settings
+
+INSTANT = Settings.preset("instant")
+
+
+@pytest.fixture
+def learner() -> Learner:
+    learner = Learner(tiny_backbone(), INSTANT)
+    learner.learn(easy_task(["ant", "bee", "cow"], 6), "spring")
+    learner.learn(easy_task(["dog", "bee"], 6, seed=1), "summer")
+    return learner
+
+
+@pytest.fixture
+def path(learner: Learner, tmp_path: Path) -> Path:
+    learner.save(tmp_path / "shop.protosteer")
+    return tmp_path / "shop.protosteer"
+
+
+def run(*words: object) -> None:
+    assert main([str(word) for word in words]) == 0
+
+
+def classes(path: Path) -> list[str]:
+    return model_file.read(path).memory.classes
+
+
+def test_a_renamed_class_keeps_its_records(learner):
+    images, _ = easy_task(["ant", "bee", "dog"], 4, seed=2)
+    before = learner.predict(images)
+    rename(learner.memory, "bee", "wasp")
+    after = learner.predict(images)
+    torch.testing.assert_close(after.probabilities.sort().values, before.probabilities.sort().values)
+    assert after.labels == ["wasp" if label == "bee" else label for label in before.labels]
+    assert learner.memory.owners["wasp"] == ["spring", "summer"]
+    with expect_error("class-exists", LearnerError, name="cow"):
+        rename(learner.memory, "ant", "cow")
+    with expect_error("unknown-class", LearnerError, name="eel"):
+        rename(learner.memory, "eel", "cow")
+
+
+def test_joined_classes_are_one_class_of_several_tasks(learner):
+    """As if the second class had been learned under the other's name, as a task of its own."""
+    (pixels, labels), (more, _) = easy_task(["ant", "bee"], 6), easy_task(["cow"], 6, seed=3)
+    twin, joined = Learner(tiny_backbone(), INSTANT), Learner(tiny_backbone(), INSTANT)
+    twin.learn((pixels, labels), "a")
+    twin.learn((more, ["ant"] * 6), "b")
+    joined.learn((pixels, labels), "a")
+    joined.learn((more, ["cow"] * 6), "b")
+    join(joined.memory, ["ant", "cow"], "ant")
+    images, _ = easy_task(["ant", "bee", "cow"], 4, seed=2)
+    torch.testing.assert_close(joined.predict(images).scores, twin.predict(images).scores, rtol=1e-4, atol=1e-4)
+    join(learner.memory, ["ant", "cow", "dog"], "pet")
+    assert learner.classes == ["pet", "bee"] and learner.tasks == ["spring", "spring-2", "summer"]
+    assert sum(task.images for task in learner.memory.tasks) == 30 and len(learner.predict(images)) == 12
+    with expect_error("class-exists", LearnerError, name="bee"):
+        join(learner.memory, ["pet", "pet"], "bee")
+
+
+def test_rename_and_join_are_undone_byte_by_byte(path, capsys):
+    first = path.read_bytes()
+    run("join", path, "ant", "cow", "--as", "pet")
+    assert classes(path) == ["pet", "bee", "dog"] and path.read_bytes() != first
+    run("undo", path)
+    assert path.read_bytes() == first and not history.versions_folder(path).exists()
+    expect_cli_error("no-version", "undo", path)
+    expect_cli_error("missing-argument", "join", path, "ant", "--as", "pet")
+    expect_cli_error("unknown-class", "rename", path, "amt", "pet")
+    capsys.readouterr()
+    run("history", path, "--json")
+    shown = json.loads(capsys.readouterr().out)
+    assert [change["command"] for change in shown["changes"]] == ["join", "undo"]
+    assert shown["changes"][0]["renamed"] == {"ant": "pet", "cow": "pet"} and shown["versions"] == []
+
+
+def test_versions_are_kept_if_wanted_and_no_more_than_wanted(path):
+    states = []
+    run("history", path, "--keep-versions", 2)
+    for name in ("one", "two", "three"):
+        states.append(path.read_bytes())
+        run("rename", path, classes(path)[0], name)
+    assert len(history.versions(path)) == 2
+    for expected in states[:0:-1]:
+        run("undo", path)
+        assert path.read_bytes() == expected
+    with expect_error("no-version", ModelFileError):
+        history.undo(path)
+    run("rename", path, "bee", "wasp")
+    run("history", path, "--keep-versions", 0)
+    assert not history.versions(path)
+
+
+def test_forgetting_reaches_versions_under_older_names_and_the_log(path, capsys):
+    run("history", path, "--keep-versions", 9)
+    run("rename", path, "bee", "wasp")
+    run("join", path, "wasp", "cow", "--as", "herd")
+    run("forget", path, "herd")
+    assert "removed from 2 kept versions" in capsys.readouterr().err
+    assert [classes(version) for version in history.versions(path)] == [["ant", "dog"], ["ant", "dog"]]
+    log = history.beside(path).read_text()
+    assert not any(name in log for name in ("bee", "wasp", "cow", "herd")) and history.FORGOTTEN in log
+    run("undo", path)
+    assert classes(path) == ["ant", "dog"]
+
+
+def test_forgetting_a_task_reaches_versions(path):
+    run("history", path, "--keep-versions", 9)
+    run("rename", path, "ant", "emmet")
+    run("forget", path, "--task", "summer")
+    (version,) = history.versions(path)
+    assert model_file.read(version).memory.task_names == ["spring"] and "bee" in classes(version)
+
+
+def test_a_class_that_vanishes_in_any_transaction_is_in_no_version(path):
+    history.keep_versions(path, 5)
+    with transaction(path) as change:
+        model = change.read()
+        rename(model.memory, "ant", "emmet")
+        change.renamed = {"ant": "emmet"}
+        change.put(model)
+    with transaction(path) as change:
+        model = change.read()
+        forget(model.memory, "emmet")
+        change.put(model)
+    assert change.cleaned == 1 and all("ant" not in classes(version) for version in history.versions(path))
+
+
+def test_versions_are_clean_before_the_model_is_written(path, monkeypatch):
+    run("history", path, "--keep-versions", 5)
+    run("rename", path, "ant", "emmet")
+    before = path.read_bytes()
+
+    def fail(*_):
+        raise OSError("no space")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError), transaction(path) as change:
+        patch.setattr(model_file.Model, "write", fail)
+        forget(change.read().memory, "bee")
+        patch.setattr(history, "_clean", lambda place, *_: place.unlink() or True)  # which writes, too
+        change.put(change.read())
+    assert path.read_bytes() == before and not history.versions(path)
+
+
+def test_the_log_is_as_private_as_the_model_and_survives_damage(path):
+    path.chmod(0o600)
+    run("rename", path, "ant", "emmet")
+    log = history.beside(path)
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+    log.write_text(log.read_text() + '{"date": 1}\n{"keep_versions": "x"}\n[]\nnot JSON\n')
+    entries, keep = history.read(path)
+    assert len(entries) == 1 and keep == 0 and entries[0].classes == 4
+
+
+@pytest.mark.parametrize("version", ["../x", "/etc/passwd", "1.txt", 5])
+def test_a_version_is_a_file_of_its_folder(path, version):
+    line = {"date": "", "command": "", "added": {}, "removed": {}, "renamed": {}, "classes": 1, "version": version}
+    history.beside(path).write_text(json.dumps(line) + "\n")
+    assert history.read(path)[0][0].version is None
