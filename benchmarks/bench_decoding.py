@@ -27,7 +27,7 @@ TARGET = 1.0
 
 
 def run(repeats: int) -> list[Ratio]:
-    backbones = {"learn_photos": vit_tiny(), "learn_photos_nano": Backbone.load("nano")}
+    backbones = {"learn_photos": vit_tiny(), "learn_photos_nano": Backbone.load("nano", precision="fp32")}
     with TemporaryDirectory() as folder:
         paths = photographs(Path(folder), backbones["learn_photos"])
         return [measure(name, backbone, paths, repeats) for name, backbone in backbones.items()]

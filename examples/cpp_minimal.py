@@ -39,9 +39,9 @@ class TaskImages:
         """Embed all n images under one prompt [S, L, D], or without: [n, D]."""
         return self.backbone.embed_set(self.images, prompt, self.settings.embed_batch_size)
 
-    def views(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
+    def views(self, batches: Sequence[Tensor], generator: torch.Generator) -> Iterator[Tensor]:
         """Augment the images of each batch of rows [N] and turn them into tokens [N, T, D]."""
-        for images in augmented(self.images, batches, self.augmentation, self.backbone.device):
+        for images in augmented(self.images, batches, self.augmentation, self.backbone.device, generator=generator):
             yield self.backbone.trunk(images, self.settings.prompt_from_layer - 1)
 
 
@@ -92,8 +92,8 @@ class CPP:
         index, labels = self.index(), list[str]()
         for rows in torch.arange(len(images)).split(CHUNK):
             pixels = images.pixels(rows.tolist())  # uint8 [B, 3, h, w]
-            tokens = self.backbone.trunk_pixels(pixels, self.settings.prompt_from_layer - 1)  # [B, N, D]
-            embed = prompted_forward(self.backbone, self.prompts, tokens, self.settings.embed_batch_size)
+            tokens = self.backbone.trunk_pixels(pixels, 0)  # [B, N, D], before any layer
+            embed = prompted_forward(self.backbone, self.prompts, tokens, 0, self.settings.embed_batch_size)
             scores = match(index, embed, len(rows), self.settings.neighbours).scores  # [B, C]
             labels += [self.classes[c] for c in scores.argmax(dim=1).tolist()]
         return labels
@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     parser.add_argument("--backbone", help="default: nano for digits, mini for a folder")
     parser.add_argument("--tasks", type=int, default=5)
     given = parser.parse_args(arguments)
-    backbone = Backbone.load(given.backbone or ("mini" if given.folder else "nano"))
+    backbone = Backbone.load(given.backbone or ("mini" if given.folder else "nano"), precision="fp32")
     # The paper's settings, but shorter training on small batches; a mirrored digit is no digit.
     settings = Settings.preset("paper", epochs=15, batch_size=30, neck_hidden=512)
     settings = settings if given.folder else settings.replace(augmentation="no-flip")

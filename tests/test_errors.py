@@ -17,6 +17,11 @@ def test_a_message_stays_one_line_whatever_names_it_quotes():
     assert str(error) == "list.csv: no column 'a b?[2J?'; there are: c d"
 
 
+def test_a_message_stays_short_whatever_names_it_quotes():
+    error = str(DataError(f"x.csv: no file {'y' * 100_000}; remove the row"))
+    assert len(error) < 3100 and error.startswith("x.csv: no") and error.endswith("y; remove the row")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_error_keeps_code_and_details_when_pickled(kind):
     assert kind("x").code == kind.default_code != ""

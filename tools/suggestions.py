@@ -54,7 +54,10 @@ class Embedded:
     def embed(self, prompt: Tensor | None) -> Tensor:
         return self.embeddings
 
-    def views(self, batches: Sequence[Tensor]) -> list[Tensor]:
+    def features(self, prompt: Tensor | None) -> Tensor:
+        return self.embeddings[:, None]
+
+    def views(self, batches: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:
         raise NotImplementedError("nothing is trained here")
 
     def __call__(self, rows: Tensor, prompts: Tensor | None) -> Tensor:

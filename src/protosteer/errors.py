@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar
 
+MAX_LENGTH = 3000  # characters of a message
+
 
 class ProtosteerError(Exception):
     """Base of every error that protosteer raises on purpose.
@@ -28,6 +30,8 @@ class ProtosteerError(Exception):
     def __init__(self, message: str = "", *, code: str | None = None, **details: Any):
         # Names from untrusted files may hold line breaks and control characters; a message stays one line.
         line = re.sub(r"\s*[\r\n]+\s*", " ", message)
+        if len(line) > MAX_LENGTH:  # the end says what to do
+            line = f"{line[: MAX_LENGTH * 2 // 3]} ... {line[-MAX_LENGTH // 3 :]}"
         super().__init__("".join(c if c.isprintable() else "?" for c in line))
         self.code = code or self.default_code
         self.details = details

@@ -54,7 +54,7 @@ class Learner:
 
         Args:
             backbone: The frozen ViT.
-            settings: How to learn and predict; `Settings()`, the preset "best", by default.
+            settings: How to learn and predict; `Settings()`, the preset "fast", by default.
             shared_prompt: A prompt that serves all classes from the first task on, see `adapt`. Without one, the
                 first task's own prompt does.
             domain: The old name of `shared_prompt`.
@@ -71,6 +71,15 @@ class Learner:
         images, tasks = sum(task.images for task in self.memory.tasks), counted(len(self.memory), "task")
         known = f"{counted(len(self.classes), 'class')} in {tasks} from {counted(images, 'image')}"
         return f"<Learner: {self.backbone.name}, {known if len(self.memory) else 'nothing learned yet'}>"
+
+    @property
+    def backbone(self) -> Backbone:
+        """The backbone; if its precision is "auto", it computes in fp32 under settings that reproduce the paper."""
+        return self._in_fp32 if self.settings.reproduces_paper else self._backbone
+
+    @backbone.setter
+    def backbone(self, backbone: Backbone) -> None:
+        self._backbone, self._in_fp32 = backbone, backbone.with_auto_as_fp32()
 
     @property
     def classes(self) -> list[str]:
@@ -142,12 +151,13 @@ class Learner:
         number = {label: i for i, label in enumerate(classes)}
         numbers = torch.tensor([number[label] for label in labels])
         callbacks = training_callbacks(name, self._run_key(classes, len(labels)), on_stage, checkpoint)
-        task_images = TaskImages(cache_decoded(images), self.backbone, self.settings, name, on_stage)
+        task_images = self.task_images(cache_decoded(images), name, on_stage)
+        precision = self.backbone.precision
         record = learn_task(
             name, classes, task_images, numbers, task_images.encoder, self.memory, self.settings, callbacks,
-            self.shared_prompt, on_usable,
+            self.shared_prompt, on_usable and (lambda usable: on_usable(usable.computed_in(precision))),
         )  # fmt: skip
-        self.memory.add(record)
+        self.memory.add(record := record.computed_in(precision))
         return record
 
     def trains_prompt(self, classes: Sequence[str]) -> bool:
@@ -157,9 +167,14 @@ class Learner:
     def add_class(self, name: str, images: Any) -> TaskRecord:
         """Learn one class, or more of it, from a few images, without training, as a task of its own."""
         images = as_images(images, self.backbone.preprocessing)
-        task_images = TaskImages(images, self.backbone, self.settings, name)
-        self.memory.add(record := learn_class(name, task_images, self.memory, self.settings))
+        record = learn_class(name, self.task_images(images, name), self.memory, self.settings)
+        self.memory.add(record := record.computed_in(self.backbone.precision))
         return record
+
+    def task_images(self, images: ImageSet, task: str, on_stage: OnStage | None = None) -> TaskImages:
+        """Return images as a task is learned from them: in the layers that the rule reads."""
+        layers = RULES[self.settings.rule].layers(self.settings)
+        return TaskImages(images, self.backbone, self.settings, task, on_stage, layers)
 
     def correct(self, image: Any, name: str, content: bytes | None = None) -> TaskRecord:
         """Learn one misclassified image, without training; `undo` reverts it.
@@ -202,13 +217,14 @@ class Learner:
 
     def _matches(self, images: ImageSet, chunk: int) -> Iterator[ClassifierMatches]:
         self._require_knowledge()
-        backbone, reader = self.backbone, self.reader
+        reader = self.reader
+        backbone = self.backbone.reading(reader.layers)
         batch = backbone.batch_size(self.settings.embed_batch_size)
-        layers = reader.index.shared_layers(backbone.depth)
+        layers = min(reader.index.shared_layers(backbone.depth), backbone.max_trunk)
         chunks = torch.arange(len(images)).split(chunk)
         for pixels in prefetched(images, chunks, ahead=1, device=backbone.device):
             tokens = backbone.trunk_pixels(pixels, layers, batch)
-            embed = prompted_forward(backbone, reader.index.prompts, tokens, batch)
+            embed = prompted_forward(backbone, reader.index.prompts, tokens, layers, batch)
             yield reader.match(embed, len(pixels), exhaustive=False)
 
     def _prediction(self, matches: ClassifierMatches) -> Prediction:
@@ -243,7 +259,7 @@ class Learner:
 
     def copy(self) -> Learner:
         """Return a learner that can change without this one; records are shared, their list is not."""
-        other = Learner(self.backbone, self.settings, self._shared_prompt)
+        other = Learner(self._backbone, self.settings, self._shared_prompt)
         other.memory, other._reader = Memory(self.memory.tasks), self._reader
         return other
 
@@ -257,8 +273,8 @@ class Learner:
 
     def _run_key(self, classes: Sequence[str], images: int) -> dict[str, Any]:
         """What distinguishes the training of one task from that of another."""
-        settings, backbone = self.settings.to_dict(), self.backbone.fingerprint
-        return {"settings": settings, "classes": classes, "images": images, "backbone": backbone}
+        backbone = {"backbone": self.backbone.fingerprint, "precision": self.backbone.precision}
+        return {"settings": self.settings.to_dict(), "classes": classes, "images": images, **backbone}
 
 
 def merge(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import operator
 import sys
 import warnings
@@ -29,7 +28,9 @@ AUGMENTATIONS = ("paper", "no-flip", "crop", "none")
 CLUSTERINGS = ("spectral", "kmeans")
 LABEL_ASSIGNMENTS = ("discretize", "kmeans")
 PRESETS = ("best", "fast", "instant", "paper")
+DEFAULT_PRESET = "fast"
 
+MAX_FLOAT = 1e30  # of a setting: optimisers divide it, and what comes out must be a float32
 # Settings that older files name, with the value at which they did nothing.
 RETIRED = {"cached_views": 0}
 
@@ -98,20 +99,25 @@ class Values:
         """Return a copy with some settings changed."""
         return self.from_dict({**self.to_dict(), **changes})
 
+    @property
+    def reproduces_paper(self) -> bool:
+        """Return True if `auto` precision must be fp32, because a published result is to be repeated."""
+        return False
+
 
 @dataclass(frozen=True)
 class Settings(Values):
     """How a learner learns and predicts.
 
-    `Settings()` is the preset "best": the default classifier, `rule="evidence"`. It differs from the paper's settings
-    in `rule`, `epochs` and `batch_size` alone. Only `neighbours` belongs to one rule, "paper"; under that rule,
+    `Settings()` is the preset "fast": the default classifier, `rule="evidence"`, and one prompt for all classes. It
+    differs from the paper's settings in `rule`, `feature_layers`, `prompt_tasks`, `epochs` and `batch_size`. Only `neighbours` belongs to one rule, "paper"; under that rule,
     `temperature` also scales probabilities.
     """
 
     # Prompt: L_p, its kind, and where a new task's prompt starts.
     prompts: bool = True  # False: the training-free baseline, Sec. 3.2
     # Which tasks get a prompt; "first": only the one that serves all classes.
-    prompt_tasks: str = setting("all", choices=("all", "first"))
+    prompt_tasks: str = setting("first", choices=("all", "first"))
     prompt_length: int = setting(1, at_least=1, at_most=4096)
     prompt_kind: str = setting("deep", choices=("deep", "shallow"))
     # From a later layer on: all prompts share the layers before it (not in the paper).
@@ -151,6 +157,8 @@ class Settings(Values):
 
     # Inference: the default classifier (docs/beyond.md), or CPP inference with its r nearest key centroids.
     rule: str = setting("evidence", choices=("paper", "evidence"))
+    # Layers that the default classifier reads: the last one, or several of the same forward pass.
+    feature_layers: str = setting("several", choices=("last", "several"))
     neighbours: int = setting(3, at_least=1, at_most=10_000)
     embed_batch_size: int = setting(64, at_least=1, at_most=2**16)
 
@@ -172,6 +180,11 @@ class Settings(Values):
                 "as many as the batch has images"
             )
             raise SettingsError(message, code="setting-out-of-bounds", name="prototypes_per_step")
+
+    @property
+    def reproduces_paper(self) -> bool:
+        """Return True for CPP inference, which the paper computes in fp32."""
+        return self.rule == "paper"
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Settings:
@@ -225,13 +238,13 @@ def read_toml(path: Path) -> dict[str, Any]:
     return values
 
 
-# "best" trains a prompt per task, "fast" one for all classes, "instant" nothing.
+# "fast", the default, trains one prompt for all classes, "best" one more per task, "instant" nothing.
 _PAPER_TRAINING = {"epochs": 50, "batch_size": 256}
 _CHANGES: Mapping[str, Mapping[str, Any]] = {
-    "best": {},
-    "fast": {"prompt_tasks": "first"},
+    "best": {"prompt_tasks": "all"},
+    "fast": {},
     "instant": {"prompts": False, **_PAPER_TRAINING},  # unused there; files of earlier versions say so
-    "paper": {"rule": "paper", **_PAPER_TRAINING},
+    "paper": {"rule": "paper", "feature_layers": "last", "prompt_tasks": "all", **_PAPER_TRAINING},
 }
 
 
@@ -276,8 +289,7 @@ def _typed(field: dataclasses.Field[Any], value: Any) -> Any:
         shown = f" = {value!r}" if isinstance(value, (bool, int, float, str)) else ""
         message = f"{field.name}{shown[:80]}: must be {wanted.__name__}, not {type(value).__name__}"
         raise SettingsError(message, code="wrong-setting-type", name=field.name)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise SettingsError(
-            f"{field.name} = {value}: must be a finite number", code="setting-out-of-bounds", name=field.name
-        )
+    if isinstance(value, float) and not abs(value) <= MAX_FLOAT:  # NaN neither
+        message = f"{field.name} = {value}: must be a number up to {MAX_FLOAT:g}"
+        raise SettingsError(message, code="setting-out-of-bounds", name=field.name)
     return value

@@ -163,27 +163,6 @@ def test_prompt_shapes_and_moving() -> None:
     assert backbone.to("cpu") is backbone and backbone.device == torch.device("cpu")
 
 
-def test_precision_rounds_the_arithmetic_and_nothing_else(pixels: Tensor) -> None:
-    full, rounded = tiny_backbone(), tiny_backbone()
-    rounded._precision = "bf16"
-    images = full.preprocessing(pixels)
-    prompt = torch.randn(full.prompt_shape(1)).requires_grad_()
-    for given in (None, prompt):
-        one, other = full.embed(images, given), rounded.embed(images, given)
-        assert other.dtype == torch.float32 and not torch.equal(one, other)
-        torch.testing.assert_close(one, other, atol=0.1, rtol=0.05)
-    rounded.embed(images, prompt).sum().backward()
-    assert prompt.grad is not None and prompt.grad.dtype == torch.float32
-    assert all(parameter.dtype == torch.float32 for parameter in rounded.vit.parameters())
-    assert rounded.describe()["precision"] == "bf16" and "precision" not in full.describe()
-
-
-def test_precision_is_full_on_the_cpu_unless_asked_for() -> None:
-    assert Backbone.load("nano").precision == "fp32" and Backbone.load("nano", precision="bf16").precision == "bf16"
-    with expect_error("bad-setting", SettingsError):
-        Backbone.load("nano", precision="fp8")
-
-
 def test_a_batch_is_no_larger_than_is_good_for_a_processor() -> None:
     def of(dim: int, size: int) -> Backbone:
         config = ViTConfig(size, 16, dim, depth=1, heads=3, mlp_dim=4 * dim)

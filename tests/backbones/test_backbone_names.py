@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from conftest import tiny_backbone
 from expect import expect_error
@@ -54,7 +54,12 @@ def test_statistics_that_nothing_tells_are_asked_for(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("alias", "maker"), [("vit-small", "vit_small_patch16_224"), ("dinov2-small", "vit_small_patch14_reg4_dinov2")]
+    ("alias", "maker"),
+    [
+        ("vit-tiny", "vit_tiny_patch16_224"),
+        ("vit-small", "vit_small_patch16_224"),
+        ("dinov2-small", "vit_small_patch14_reg4_dinov2"),
+    ],
 )
 def test_a_small_one_has_the_shape_that_timm_gives_its_checkpoint(alias: str, maker: str) -> None:
     with torch.device("meta"):
@@ -62,6 +67,34 @@ def test_a_small_one_has_the_shape_that_timm_gives_its_checkpoint(alias: str, ma
     known = known_weights(alias)
     assert known and known.config == derive_config(Path("theirs"), theirs.state_dict())
     assert known.parameters == sum(p.numel() for p in theirs.parameters())
+
+
+@pytest.mark.parametrize("alias", ["vit-tiny", "vit-small", "vit", "deit", "dino", "dinov2-small"])
+def test_a_short_name_has_the_preprocessing_and_licence_of_timm(alias: str) -> None:
+    import_timm()
+    from timm.models import get_pretrained_cfg
+
+    known = known_weights(alias)
+    assert known
+    theirs, ours = get_pretrained_cfg(known.name), known.preprocessing
+    assert (ours.mean, ours.std, ours.crop, ours.interpolation) == (
+        theirs.mean, theirs.std, theirs.crop_pct, theirs.interpolation
+    )  # fmt: skip
+    assert theirs.hf_hub_id == f"timm/{known.name}" and theirs.license.lower() == known.licence.lower()
+
+
+def test_real_vit_tiny_by_its_short_name(shared: Path) -> None:
+    known = known_weights("vit-tiny")
+    path = shared / "weights" / f"{known.name}.safetensors" if known else shared
+    if not path.is_file():
+        pytest.skip("no ViT-Tiny weights in the shared folder")
+    backbone = Backbone.load("vit-tiny", weights=path)
+    assert known and backbone.vit.config == known.config and (backbone.name, statistics(backbone)) == (known.name, HALF)
+    timm = import_timm()
+    theirs = timm.vit_tiny_patch16_224(pretrained=False)
+    theirs.load_state_dict(load_file(path))
+    images = torch.randn(1, 3, 224, 224)
+    assert (backbone.embed(images) - timm_embedding(theirs, images)).abs().max() <= 1e-4
 
 
 def test_dinov2_by_its_short_name_equals_timm_at_224_pixels(tmp_path: Path) -> None:

@@ -67,6 +67,61 @@ def two_directories(path: Path) -> None:
     path.write_bytes(hostile[:-22] + path.read_bytes())
 
 
+def two_sizes(path: Path, zip64: bool = False) -> None:
+    """Two directories of one length; in the one that zipfile reads, all entries are small."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02}.")
+        archive.writestr("archive/version", b"3\n" + bytes(2**26))
+    data = path.read_bytes()
+    size, start = struct.unpack_from("<II", data, len(data) - 10)
+    honest, small, at = data[start : start + size], bytearray(data[start : start + size]), 0
+    while at < len(small):
+        struct.pack_into("<I", small, at + 24, 10)
+        at += 46 + sum(struct.unpack_from("<HHH", small, at + 28))
+    end = data[-22:]
+    if zip64:  # zipfile takes what lies there, torch what is referred to
+        there, here = start + 2 * size, start + 2 * size + 56
+        record = b"PK\x06\x06" + struct.pack("<QHHIIQQQ", 44, 45, 45, 0, 0, 2, 2, size)
+        records = record + struct.pack("<Q", start) + record + struct.pack("<Q", start + size)
+        assert here - there == len(records) // 2
+        end = records + struct.pack("<4sIQI", b"PK\x06\x07", 0, there, 1) + end
+    path.write_bytes(data[:start] + honest + bytes(small) + end)
+
+
+def repeated_size(path: Path) -> None:
+    """An entry that states its size twice: first far beyond, then small."""
+    archived(("archive/data.pkl", b"\x80\x02}."))(path)
+    data = path.read_bytes()
+    size, start = struct.unpack_from("<II", data, len(data) - 10)
+    entry = bytearray(data[start:-22])
+    extra = b"".join(struct.pack("<HHQ", 1, 8, number) for number in (2**32 - 1, 4))
+    length = 46 + len("archive/data.pkl")
+    struct.pack_into("<I", entry, 24, 2**32 - 1)
+    struct.pack_into("<H", entry, 30, len(extra))
+    entry[length:length] = extra
+    end = bytearray(data[-22:])
+    struct.pack_into("<I", end, 12, size + len(extra))
+    path.write_bytes(data[:start] + entry + end)
+
+
+DIVERGING: dict[str, Make] = {
+    "two sizes": two_sizes,
+    "two sizes of 64 bits": lambda path: two_sizes(path, zip64=True),
+    "repeated size": repeated_size,
+    "comment": lambda path: (archived(("archive/data.pkl", b"\x80\x02}."))(path), path.open("ab").write(b"x")),
+}
+
+
+@pytest.mark.parametrize("fault", DIVERGING)
+def test_torch_opens_no_archive_that_zipfile_sees_otherwise(fault: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """torch reads an entry as soon as it opens an archive."""
+    path = tmp_path / "w.pth"
+    DIVERGING[fault](path)
+    monkeypatch.setattr(torch._C, "PyTorchFileReader", lambda _: pytest.fail("torch has opened it"))
+    with expect_error("damaged-weights", WeightsError, path=path):
+        read_checkpoint(path)
+
+
 def tarred(path: Path) -> None:
     """A tar file whose first bytes are pickles of nothing, and which holds torch's old format."""
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:

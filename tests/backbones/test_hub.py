@@ -26,7 +26,7 @@ def test_a_config_beside_the_file_is_read(tmp_path: Path) -> None:
     assert (backbone.preprocessing.crop, backbone.preprocessing.interpolation) == (0.95, "bilinear")
 
 
-@pytest.mark.parametrize("alias", ["vit-small", "dinov2-small", "vit", "deit", "dino"])
+@pytest.mark.parametrize("alias", ["vit-tiny", "vit-small", "dinov2-small", "vit", "deit", "dino"])
 def test_without_network_one_line_says_where_to_put_what(alias: str) -> None:
     full = full_name(alias)
     for name in (alias, full):
@@ -118,15 +118,15 @@ def test_the_list_needs_no_network_and_knows_what_is_on_disk() -> None:
     path = cache_dir() / "weights" / "mae_finetuned_vit_base.pth"
     path.parent.mkdir(parents=True)
     path.touch()
-    mini, nano, small, dinov2, *papers = list_backbones()
-    assert [row.alias for row in (mini, nano, small, dinov2)] == ["mini", "nano", "vit-small", "dinov2-small"]
+    mini, nano, tiny, small, dinov2, *papers = rows = list_backbones()
+    assert [row.alias for row in rows[:5]] == ["mini", "nano", "vit-tiny", "vit-small", "dinov2-small"]
     assert [row.alias for row in papers] == ["vit", "deit", "dino", "mae"]
     assert [row.path for row in papers] == [None, None, None, path]
     for row in (mini, nano):
         loaded = Backbone.load(row.alias)
         assert row.on_disk and row.config == loaded.vit.config
         assert (row.parameters, row.preprocessing) == (loaded.parameters, loaded.preprocessing)
-    assert (small.preprocessing.mean, dinov2.preprocessing.mean) == (HALF[0], IMAGENET[0])
+    assert [row.preprocessing.mean for row in (tiny, small, dinov2)] == [HALF[0], HALF[0], IMAGENET[0]]
     assert [row.preprocessing.mean for row in papers] == [HALF[0], *[IMAGENET[0]] * 3]
     with torch.device("meta"):
         base = ViT(ViTConfig(224, 16, 768, 12, 12, 3072))

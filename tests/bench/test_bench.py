@@ -15,7 +15,7 @@ from rich.console import Console
 
 from conftest import train
 from expect import expect_error
-from protosteer.bench import prediction, report, scaling, training
+from protosteer.bench import bf16, prediction, report, scaling, training
 from protosteer.bench.harness import Ratio, by_layer, interleaved, learner_for, memory_of, pictures, quarters
 from protosteer.bench.report import as_json, run_all, table
 from protosteer.bench.training import Step, by_pillow, naive, ours
@@ -36,6 +36,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small sizes, and a small neck: its 2048 units would take most of the time here."""
     monkeypatch.setattr(training, "Settings", partial(Settings, neck_hidden=32))
     small_sizes = {
+        bf16: {"vit_tiny": small},
         training: {"vit_tiny": small, "BATCH": 4, "BATCH_NANO": 4},
         prediction: {"vit_tiny": small, "IMAGES": 4, "NANO_IMAGES": 4, "BATCHES": (2, 4)},
         scaling: {"vit_tiny": small, "CLASSES": (50, 100), "TARGET_CLASSES": 100},
@@ -98,8 +99,8 @@ def test_our_step_is_that_of_training(monkeypatch: pytest.MonkeyPatch, from_laye
     state = torch.get_rng_state()
     step()
 
-    def in_order(count: int, _: int) -> list[torch.Tensor]:
-        torch.set_rng_state(state)
+    def in_order(count: int, _: int, generator: torch.Generator) -> list[torch.Tensor]:
+        generator.set_state(state)
         return [torch.arange(count)]
 
     monkeypatch.setattr(training_state, "epoch_batches", in_order)
@@ -163,12 +164,36 @@ def test_the_scaling_ratio_is_the_backbones_part_of_the_whole(monkeypatch: pytes
 def test_every_subject_is_in_the_help_and_can_be_measured() -> None:
     assert f"{', '.join(report.SUBJECTS)}." in inspect.signature(bench).parameters["subjects"].annotation
     before, messages = torch.get_rng_state(), []
-    ratios = run_all(None, 1, messages.append)
-    assert torch.equal(before, torch.get_rng_state()) and len(messages) == len(report.SUBJECTS)
+    ratios, skipped = run_all(None, 1, messages.append, "bf16")
+    assert torch.equal(before, torch.get_rng_state()) and len(messages) == len(report.SUBJECTS) and not skipped
     steps = ["predict", "late_predict_k2", "predict_nano", "late_predict_nano_k2"]
     steps += ["training_step", "late_training_k2", "training_step_nano", "late_training_nano_k2"]
+    steps += ["predict_bf16", "training_step_bf16"]
     assert [r.name for r in ratios] == [*steps, "many_classes", "many_classes_evidence"]
     assert all(ratio.value > 0 for ratio in ratios)
+
+
+def test_what_cannot_be_measured_is_skipped_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bf16, "cpu_has_bf16", lambda: False)
+    messages: list[str] = []
+    ratios, skipped = run_all(["bf16"], 1, messages.append)
+    assert not ratios and list(skipped) == ["bf16"] and messages == [f"skipping bf16: {skipped['bf16']}"]
+
+
+def test_bf16_is_measured_against_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference of both ratios is the same as in fp32; ours computes in bf16."""
+    kinds = []
+    for module in (prediction, training):
+        monkeypatch.setattr(module, "by_layer", lambda *given: [given])
+    predict, step = bf16.run(1)
+    original = torch.autocast.__enter__
+    monkeypatch.setattr(torch.autocast, "__enter__", lambda self: kinds.append(self.fast_dtype) or original(self))
+    for (_, _, _, sides, target, _), expected in ((predict, 1.7), (step, 1.6)):
+        sides[0]()
+        assert not kinds and list(sides) == [0, 1] and target == expected
+        sides[1]()
+        assert set(kinds) == {torch.bfloat16}
+        kinds.clear()
 
 
 def test_subjects_run_once_each_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +202,7 @@ def test_subjects_run_once_each_in_order(monkeypatch: pytest.MonkeyPatch) -> Non
     for name in report.SUBJECTS:
         monkeypatch.setitem(sys.modules, f"protosteer.bench.{name}", subject)
     messages: list[str] = []
-    assert [r.value for r in run_all(["second", "first", "second"], 4, messages.append)] == [4, 4]
+    assert [r.value for r in run_all(["second", "first", "second"], 4, messages.append)[0]] == [4, 4]
     assert [message.split()[1] for message in messages] == ["first", "second"]
     with expect_error("unknown-subject", SettingsError, name="third"):
         run_all(["first", "third"], 1, messages.append)
@@ -194,7 +219,8 @@ RATIOS = [
 
 
 def test_json_has_ratios_notes_and_machine() -> None:
-    results = json.loads(json.dumps(as_json(RATIOS)))
+    results = json.loads(json.dumps(as_json(RATIOS, {"bf16": "no such instructions"})))
+    assert results["skipped"] == {"bf16": "no such instructions"} and as_json(RATIOS)["skipped"] == {}
     assert list(results["ratios"]) == ["predict", "late_training_k10"]
     assert results["ratios"]["predict"] == pytest.approx({"value": 0.985, "target": 0.95, "spread": 0.03})
     assert results["notes"] == {"predict": RATIOS[0].notes, "late_training_k10": []}

@@ -105,7 +105,7 @@ def test_backbones_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert main(["backbones", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     rows = {row["alias"]: row for row in printed["backbones"]}
-    assert {"mini", "nano", "vit-small", "dinov2-small", "vit", "deit", "dino", "mae"} == set(rows)
+    assert {"mini", "nano", "vit-tiny", "vit-small", "dinov2-small", "vit", "deit", "dino", "mae"} == set(rows)
     assert rows["dino"]["on_disk"] and rows["dino"]["path"] == str(weights)
     assert not rows["vit"]["on_disk"] and rows["vit"]["path"] is None
     assert rows["vit"]["mean"] == [0.5, 0.5, 0.5] and rows["mae"]["pool"] == "mean"

@@ -39,8 +39,8 @@ def test_with_mini_alone_one_line_says_what_to_expect_and_which_file_to_put_wher
     monkeypatch.setattr(auto_candidates, "TOO_SMALL", NANO)  # as it is outside of tests
     out, err = run(capsys, "learn", tmp_path / "m.protosteer", folder, *INSTANT)
     (line,) = (line for line in err.splitlines() if line.startswith("backbone"))
-    place = cache_dir() / "weights" / "vit_small_patch16_224.augreg_in21k_ft_in1k.safetensors"
-    assert line.startswith("backbone mini") and str(place) in line
+    place = cache_dir() / "weights" / "vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors"
+    assert line.startswith("backbone mini") and str(place) in line and "--backbone vit-tiny" in line and "22 MB" in line
     assert "Licence" not in out and read(tmp_path / "m.protosteer").backbone["name"] == "mini"
 
 

@@ -407,10 +407,12 @@ def test_forget_removes_at_once_what_killed_processes_left_and_says_what_it_cann
 def test_forget_a_task_with_a_backup(model, capsys):
     before = model.read_bytes()
     backup = model.parent / "old.protosteer"
+    model.chmod(0o600)
     assert main(["forget", str(model), "--task", "spring", "--backup", str(backup), "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["before"]["tasks"] == 2 and figures["after"]["tasks"] == 1
     assert figures["forgotten"][0]["exact"] is True and backup.read_bytes() == before
+    assert backup.stat().st_mode & 0o777 == model.stat().st_mode & 0o777 == 0o600
     assert figures["before"]["bytes"] - figures["after"]["bytes"] == figures["forgotten"][0]["bytes"]
 
 

@@ -33,7 +33,12 @@ def same_models(one: Path, two: Path) -> None:
     mine, theirs = load_file(one), load_file(two)
     assert mine.keys() == theirs.keys()
     for name in mine:  # some are kept in half precision
-        torch.testing.assert_close(mine[name].float(), theirs[name].float(), atol=2e-3, rtol=2e-3, msg=name)
+        if name.endswith(".codes"):  # two 4-bit numbers each, which rounding may move to the next level
+            pairs = [(codes // 16, codes % 16) for codes in (mine[name].int(), theirs[name].int())]
+            moved = torch.stack([(a - b).abs() for a, b in zip(*pairs, strict=True)])
+            assert moved.max() <= 1 and moved.double().mean() < 0.01
+        else:
+            torch.testing.assert_close(mine[name].float(), theirs[name].float(), atol=2e-3, rtol=2e-3, msg=name)
 
 
 def same_runs(one: Path, two: Path) -> None:

@@ -152,6 +152,26 @@ def test_draws_and_bits_of_a_seed(kind, size, height, width):
     assert torch.equal(out, preprocessing.normalise(torch.stack(expected)))
 
 
+@pytest.mark.parametrize(("height", "width"), [(16, 16), (224, 224), (333, 251), (40, 300), (300, 40), (1, 50), (1, 1)])
+def test_boxes_are_those_of_kornia_by_any_generator(height, width):
+    """The same boxes, and as many numbers drawn; too narrow and too wide images have none that fits."""
+    torch.manual_seed(4)
+    reference = RandomResizedCrop((8, 8), scale=augment.CROP_SCALE, ratio=augment.CROP_RATIO)
+    corners = reference.forward_parameters(torch.Size((50, 3, height, width)))["src"].long()  # ends included
+    generator = torch.Generator().manual_seed(4)
+    boxes = augment.random_boxes(50, height, width, generator)
+    assert torch.equal(boxes, torch.cat([corners[:, 0], corners[:, 2] + 1], dim=1))
+    assert torch.equal(torch.rand(3, generator=generator), torch.rand(3))
+
+
+def test_a_generator_draws_what_torchs_own_would():
+    pixels, own = noise(6, 40), torch.get_rng_state()
+    found = Augmentation(LEVELS)(pixels, torch.Generator().manual_seed(9))
+    assert torch.equal(torch.get_rng_state(), own)
+    torch.manual_seed(9)
+    assert torch.equal(found, Augmentation(LEVELS)(pixels))
+
+
 def test_a_default_device_does_not_change_the_draws():
     torch.manual_seed(0)
     expected = Augmentation(LEVELS).draw((6, 3, 40, 40))
@@ -249,10 +269,9 @@ def test_crop_is_resized_as_pillow_does_it(batched):
     augmentation = Augmentation(LEVELS, "crop", batched)
     out = augmentation(pixels) * 255
     torch.manual_seed(3)
-    boxes = augmentation.boxes.forward_parameters(pixels.shape)["src"].long()
+    boxes = augmentation.draw(pixels.shape).boxes
     for image, result, box in zip(pixels, out, boxes, strict=True):
-        left, top, right, bottom = *box[0].tolist(), *(box[2] + 1).tolist()
-        cut = Image.fromarray(image.permute(1, 2, 0).numpy()).crop((left, top, right, bottom))
+        cut = Image.fromarray(image.permute(1, 2, 0).numpy()).crop(tuple(box.tolist()))
         pillow = np.asarray(cut.resize((32, 32), Image.Resampling.BICUBIC))
         assert abs(result.permute(1, 2, 0).numpy() - pillow).max() <= 2.01
 

@@ -88,3 +88,60 @@ def test_what_datasets_itself_saves_is_read(tmp_path, files):
     found = read_labelled(tmp_path / "saved")
     assert found.labels == ["cat", "cat", "dog"]
     assert [image_bytes(path) for path in found.paths] == [files[i].read_bytes() for i in (1, 3, 6)]
+
+
+def rewrite(arrow: Path, change, **options) -> None:
+    """Replace the columns of an Arrow file, and how its buffers are written."""
+    import pyarrow as pa
+
+    with pa.ipc.open_stream(arrow.read_bytes()) as stream:
+        table = stream.read_all()
+    table = change(table)
+    with pa.ipc.new_stream(str(arrow), table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table)
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+@pytest.mark.parametrize("dictionary", [False, True])
+def test_compressed_buffers_are_rejected(pets, compression, dictionary):
+    """A few bytes of them take any memory; `datasets` writes none."""
+    arrow = pets / "data-00000-of-00002.arrow"
+
+    def with_note(table):
+        note = __import__("pyarrow").array(["z" * 100_000] * len(table))
+        return table.append_column("note", note.dictionary_encode() if dictionary else note)
+
+    rewrite(arrow, with_note)
+    assert len(image_paths(pets)) == 7
+    rewrite(arrow, lambda table: table, compression=compression)
+    with expect_error("bad-image-set", DataError):
+        image_paths(pets)
+
+
+@pytest.mark.parametrize("kind", ["dictionary", "view", "runs", "null"])
+def test_rows_that_share_a_text_are_rejected(tmp_path, files, kind):
+    import pyarrow as pa
+
+    pets = save_set(tmp_path / "rows", [{"bytes": None, "path": str(files[0])}] * 9, ["cat"] * 9)
+    made = {
+        "dictionary": lambda: pa.DictionaryArray.from_arrays([0] * 9, ["z" * 100_000]),
+        "view": lambda: pa.array(["z" * 100_000] * 9, pa.string_view()),
+        "runs": lambda: pa.RunEndEncodedArray.from_arrays([9], ["z" * 100_000]),
+        "null": lambda: pa.nulls(9),
+    }[kind]()
+    arrow = next(pets.glob("*.arrow"))
+    rewrite(arrow, lambda table: table.set_column(table.column_names.index("label"), "label", made))
+    if kind == "null":  # labels that nobody has filled in
+        assert len(image_paths(pets)) == 9
+    else:
+        with expect_error("bad-image-set", DataError):
+            image_paths(pets)
+    bytes_ = pa.nulls(9) if kind == "null" else pa.nulls(9, pa.binary())
+    image = pa.StructArray.from_arrays([bytes_, made], ["bytes", "path"])
+    labels = pa.array(["cat"] * 9)
+    rewrite(
+        arrow,
+        lambda table: pa.table({"image": image, "label": labels}).replace_schema_metadata(table.schema.metadata),
+    )
+    with expect_error("bad-image-set", DataError):
+        image_paths(pets)

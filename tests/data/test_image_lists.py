@@ -108,6 +108,103 @@ def test_mistakes_in_lines_of_json(folder, line, told):
 
 def test_a_broken_parquet_file_is_told(folder):
     path = write(folder / "x.parquet", PAIRS)
+    for name, text in (("path", "poth"), ("label", "lobel")):
+        path.write_bytes(write(path, PAIRS).read_bytes().replace(name.encode(), text.encode()))
+        with expect_error("missing-column", DataError, name=name):
+            read_table(path)
+    path = write(folder / "x.parquet", PAIRS)
     path.write_bytes(path.read_bytes()[:-9])
     with expect_error("bad-list", DataError):
         read_table(path)
+
+
+def bomb(path: Path, rows: int, text: str, **options: object) -> Path:
+    """A Parquet list whose rows all have one long text."""
+    import pyarrow.parquet
+
+    values = pyarrow.array([text] * rows) if rows < 100 else pyarrow.DictionaryArray.from_arrays([0] * rows, [text])
+    table = pyarrow.table({"path": values, "label": values})
+    pyarrow.parquet.write_table(table, path, **{"compression": "zstd", "write_statistics": False, **options})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "options"),
+    [
+        (30_000, 20_000, {}),
+        (200_000, 3, {}),
+        (30_000, 4000, {}),
+        (1, 30_000_000, {"use_dictionary": False}),
+        (1, 30_000_000, {"use_dictionary": False, "data_page_version": "2.0"}),
+        (50, 1000, {"use_dictionary": False, "column_encoding": "DELTA_BYTE_ARRAY", "compression": "none"}),
+    ],
+    ids=["long", "many", "both", "compressed", "compressed-v2", "prefixes"],
+)
+def test_a_small_parquet_list_cannot_take_much_memory(tmp_path, rows, length, options):
+    """Rejected before rows are made of it; the message stays short."""
+    path = bomb(tmp_path / "x.parquet", rows, "z" * length, **options)
+    assert path.stat().st_size < 60_000
+    for read in (read_paths, read_table):
+        with expect_error("bad-list", DataError) as caught:
+            read(path)
+        assert len(str(caught.value)) < 500
+
+
+def test_forged_sizes_in_the_footer_do_not_help(tmp_path):
+    """Pages are decompressed by their own headers."""
+    path = bomb(tmp_path / "x.parquet", 1, "z" * 30_000_000, use_dictionary=False)
+    import pyarrow.parquet
+
+    metadata = pyarrow.parquet.read_metadata(path)
+    data, value = path.read_bytes(), 2 * metadata.row_group(0).column(0).total_uncompressed_size
+    varint = bytes((value >> shift & 127) | 128 for shift in (0, 7, 14)) + bytes([value >> 21])
+    assert varint in data
+    path.write_bytes(data.replace(varint, b"\x82\x80\x80\x00"))  # 1, in as many bytes
+    assert pyarrow.parquet.read_metadata(path).row_group(0).column(0).total_uncompressed_size == 1
+    with expect_error("bad-list", DataError):
+        read_paths(path)
+    place = data.index(b"\x04path")  # the schema's name; what follows are those of columns, which nobody compares
+    path.write_bytes(data[: place + 5] + data[place + 5 :].replace(b"\x04path", b"\x04pith"))
+    with expect_error("bad-list", DataError):
+        read_paths(path)
+
+
+def test_a_column_of_lists_is_bounded_too(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    table = pa.table({"path": [["z" * 30_000_000]]})
+    pyarrow.parquet.write_table(table, tmp_path / "x.parquet", compression="zstd", use_dictionary=False)
+    with expect_error("bad-list", DataError) as caught:
+        read_paths(tmp_path / "x.parquet")
+    assert "far larger" in str(caught.value)
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "zstd", "brotli", "lz4"])
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("dictionary", [False, True])
+def test_honest_parquet_lists_are_read(tmp_path, compression, version, dictionary):
+    """Names that compress well, in several pages and row groups, with statistics and without."""
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    names = [f"photos/of/one/and/the/same/kind/{i:08}.png" for i in range(600)]
+    pyarrow.parquet.write_table(
+        pa.table({"path": names, "label": [None] * len(names)}),
+        tmp_path / "x.parquet",
+        compression=compression,
+        data_page_version=version,
+        use_dictionary=dictionary,
+        write_statistics=dictionary,
+        write_page_checksum=dictionary,
+        row_group_size=250,
+        data_page_size=2048,
+    )
+    assert read_paths(tmp_path / "x.parquet") == [tmp_path / name for name in names]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_a_path_is_no_longer_than_a_file_systems(folder, suffix):
+    assert read_paths(write(folder / f"x.{suffix}", [("y" * 4096, "cat")]))
+    with expect_error("bad-list", DataError):
+        read_paths(write(folder / f"x.{suffix}", [("y" * 4097, "cat")]))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
 from expect import expect_error
@@ -15,7 +16,7 @@ from protosteer.evaluation import manifest
 from protosteer.evaluation.comparison import bins_of, gather
 from protosteer.evaluation.experiment import Experiment, run_experiment
 from protosteer.evaluation.metrics import over_seeds, summary
-from protosteer.evaluation.run_folder import RunFolder, read_run
+from protosteer.evaluation.run_folder import RunFolder, SeedFolder, read_run
 from protosteer.learner import Learner
 
 pytestmark = pytest.mark.slow
@@ -171,6 +172,42 @@ def test_a_damaged_manifest_is_named(tmp_path, text):
             action()
         assert error.value.code in ("bad-manifest", "unreadable-run")
         assert error.value.details["path"] == tmp_path / "r/manifest.json"
+
+
+@pytest.mark.parametrize("seeds", [["/../../precious"], [-1], [True], "0", [[0]], [0.0]])
+def test_a_manifest_names_seeds_and_nothing_else(tmp_path, seeds):
+    """`overwrite` removes the folders of its seeds."""
+    run(tmp_path / "r")
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "r" / "seed-").mkdir()
+    path = tmp_path / "r/manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), "seeds": seeds}))
+    for how in ({"resume": True}, {"overwrite": True}):
+        with expect_error("bad-manifest", RunError, path=path):
+            run(tmp_path / "r", **how)
+    assert (tmp_path / "precious").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("rows.json", "[5]"),
+        ("rows.json", "{}"),
+        ("rows.json", "[" * 100_000),
+        ("seconds-001.json", '"many"'),
+        ("seconds-001.json", "null"),
+        ("embeddings-001.safetensors", "no tensors"),
+    ],
+)
+def test_an_unfinished_run_of_others_is_resumed_or_told_to_be_altered(tmp_path, name, content):
+    folder = SeedFolder(tmp_path, ".safetensors")
+    folder.save_learned(0, b"state", 1.0)
+    folder.save_embeddings(0, {"a": torch.ones(2)})
+    folder.save_rows([{"accuracy": [1.0]}])
+    assert folder.rows() and folder.embeddings() and folder.learned(0) == (b"state", 1.0)
+    (tmp_path / "unfinished" / name).write_text(content)
+    with expect_error("unreadable-run", RunError, path=tmp_path / "unfinished" / name):
+        (folder.rows(), folder.embeddings(), folder.learned(0))
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 FAILURES = Path(__file__).parent / "failures"
 # Numbers that sizes, offsets and counts are wrong at, and bytes that formats give a meaning to.
 _TELLING = [b"\x00", b"\xff", b"\x7f", b"\x80", b"\xff" * 4, b"\x00" * 4, b"\x00\x00\x00\x80", b"\x7f" + b"\xff" * 7]
-_TELLING += [b"-1", b"9" * 30, b"1e999", b"NaN", b"null", b"{}", b"[", b'"', b"\n", b"\x1b[2J", b"/../"]
+_TELLING += [b"-1", b"9" * 30, b"1e999", b"NaN", b"null", b"{}", b"[", b'"', b"\n", b"\x1b[2J", b"/../", b"undefined"]
 
 
 def mutate(data: bytes, random: Random) -> bytes:

@@ -16,7 +16,7 @@ MAKE = Maker(EASE, make_images=EmbeddingCache)
 
 def filled(backbone, width=4):
     """Adapters with something in them."""
-    adapters = new_adapters(backbone, width)
+    adapters = new_adapters(backbone, width, torch.Generator())
     with torch.no_grad():
         for parameter in adapters.parameters():
             parameter.normal_()
@@ -41,7 +41,7 @@ def test_an_adapter_is_added_beside_the_mlp():
 def test_new_adapters_change_nothing_and_weights_are_shared():
     backbone, pixels = toy_backbone(), toy_images(GROUPS[0])[0]
     before = {name: tensor.clone() for name, tensor in backbone.vit.state_dict().items()}
-    adapted = with_adapters(backbone, new_adapters(backbone, 4), 0.1, trainable=True)
+    adapted = with_adapters(backbone, new_adapters(backbone, 4, torch.Generator()), 0.1, trainable=True)
     assert torch.equal(adapted.embed_pixels(pixels), backbone.embed_pixels(pixels))
     mine = {p.data_ptr() for p in backbone.vit.parameters()}
     trained = [p for p in adapted.vit.parameters() if p.data_ptr() not in mine]

@@ -101,8 +101,8 @@ def test_the_anchor_makes_up_for_a_planted_difference(weight, least, most, monke
     """A head that begins 30 above ends at the same energy as another with the anchor, far away without."""
 
     class Loud(Classifier):
-        def __init__(self, backbone, classes):
-            super().__init__(backbone, classes)
+        def __init__(self, backbone, classes, generator):
+            super().__init__(backbone, classes, generator)
             self.head.bias.data += 30
 
     means = []

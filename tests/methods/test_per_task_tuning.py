@@ -48,6 +48,15 @@ def test_a_penalty_counts():
     for penalty in (None, lambda logits: logits.square().mean()):
         torch.manual_seed(0)
         head = torch.nn.Linear(24, 3)
-        tune(task, backbone, {}, backbone.embed, head, PromptTraining(**WHOLE), penalty=penalty)
+        tune(
+            task,
+            backbone,
+            {},
+            backbone.embed,
+            head,
+            PromptTraining(**WHOLE),
+            torch.Generator().manual_seed(0),
+            penalty=penalty,
+        )
         sizes.append(float(head(backbone.embed(images)).detach().abs().mean()))
     assert sizes[1] < 0.9 * sizes[0]

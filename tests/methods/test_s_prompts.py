@@ -61,6 +61,6 @@ def test_a_task_is_learned_as_if_there_were_no_other():
         torch.manual_seed(task_seed(0, GROUPS[1]))
         start = torch.nn.Linear(24, 2).weight.detach()[None]
         head = torch.nn.Linear(24, 3)
-        prompt = tune_prompt(toy_task(GROUPS[1]), backbone, start, head, method.settings)
+        prompt = tune_prompt(toy_task(GROUPS[1]), backbone, start, head, method.settings, torch.default_generator)
     assert torch.equal(method.prompts[1], prompt) and not torch.equal(prompt, start)
     assert torch.equal(method.weight[2:], head.weight) and torch.equal(method.bias[2:], head.bias)

@@ -71,12 +71,14 @@ def put(place: str, value: Any) -> Change:
 BACKBONE: dict[str, list[Any]] = {
     "backbone": [[]],
     "backbone.name": ["a\0b", " "],
-    "backbone.fingerprint": [7, None],
+    "backbone.fingerprint": [7, None, "\udcff"],
     "backbone.heads": ["3", 0, True, GONE],
     "backbone.image_size": [32000, -1],
     "backbone.dim": [1.0],
     "backbone.depth": [2**30, 0],
-    "backbone.weights": [True],
+    "backbone.weights": [True, "\ud800", "x" * 4097],
+    "backbone.source": ["\ud800"],
+    "backbone.pool": ["\udcff"],
     "backbone.parameters": [-1],
     "backbone.preprocessing": [{}, GONE],
     "backbone.preprocessing.crop": [0.0003, 0, "1"],
@@ -87,7 +89,7 @@ BACKBONE: dict[str, list[Any]] = {
 }
 HEADER: dict[str, list[Any]] = {
     **BACKBONE,
-    "settings": [[], {"x" * 101: 1}],
+    "settings": [[], {"x" * 101: 1}, {"\udcff": 1}],
     "settings.epochs": [[1]],
     "settings.temperature": [0],
     "tasks": [{}, [7]],
@@ -101,9 +103,10 @@ HEADER: dict[str, list[Any]] = {
     "tasks.0.about.loss": ["low"],
     "tasks.0.about.images": [-3, "many"],
     "tasks.0.about.image_bytes": ["many"],
-    "tasks.0.about.learned": [5],
+    "tasks.0.about.learned": [5, "\udcff"],
+    "tasks.0.about.file": ["\ud800", "\udfff"],
     "tasks.0.about.accuracy": [True],
-    "tasks.0.about.settings": [[], {"seed": {}}],
+    "tasks.0.about.settings": [[], {"seed": {}}, {"rule": "\udcff"}],
 }
 
 
@@ -114,6 +117,13 @@ def cases(odd: dict[str, list[Any]]) -> list[tuple[str, Any]]:
 @pytest.mark.parametrize("place, value", cases(HEADER))
 def test_an_odd_header_is_rejected(place, value):
     rejected(forged(model("paper"), put(place, value)))
+
+
+def test_names_of_files_need_not_be_utf8():
+    """Linux allows any bytes; Python has them as surrogates of their own."""
+    data = forged(model("paper"), put("tasks.0.about.file", name := os.fsdecode(b"pic\xff.png")))
+    data = forged(data, put("backbone.weights", f"/there/{name}"))
+    assert model_file.unpack(data, PLACE).memory.tasks[0].metadata.file == name
 
 
 @pytest.mark.parametrize("place, value", cases(BACKBONE))
@@ -198,6 +208,15 @@ EVIDENT: dict[str, list[Callable[[Tensor], Tensor | None]]] = {
     "classes.plain.steps": [
         *(spoiled(value) for value in (torch.nan, torch.inf, -0.01, 60000.0, 0.1)),
         *(lambda t: t.float(), lambda t: t[:1], lambda t: t[:, None], missing),
+    ],
+    "starts.domain_layers": STARTS,
+    "classes.domain_layers.codes": [
+        *(lambda t: t[..., :-1], lambda t: t.float(), lambda t: t[:-1], lambda t: t[:, 0], lambda t: t[:, :1], missing),
+        lambda t: t.repeat(1, 40, 1),
+    ],
+    "classes.domain_layers.steps": [
+        *(spoiled(value) for value in (torch.nan, torch.inf, -0.01, 9.0)),
+        *(lambda t: t.float(), lambda t: t[:-1], lambda t: t[:, :-1], missing),
     ],
     "classes.plain.counts": [*COUNTS, lambda t: t * 5],
     "classes.plain.deviations": [*WIDTH, spoiled(torch.nan), spoiled(-1.0), spoiled(2.0)],

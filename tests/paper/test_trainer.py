@@ -1,6 +1,9 @@
 """Algorithm 1 against a loop written out by hand, its schedules, its head, and what it leaves alone."""
 
+import contextlib
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -9,13 +12,13 @@ import torch.nn.functional as F
 from conftest import StepCallback, easy_task, tiny_backbone, train
 from expect import expect_error
 from protosteer.data.augment import Augmentation
-from protosteer.errors import TrainingError
+from protosteer.errors import SettingsError, TrainingError
 from protosteer.paper import losses
 from protosteer.paper.prompts import initial_prompt
 from protosteer.paper.prototypes import Anchors
 from protosteer.paper.trainer import Head, learning_rate, update, weight_decay
 from protosteer.runtime.callbacks import ProgressCallback
-from protosteer.settings import Settings
+from protosteer.settings import MAX_FLOAT, Settings
 from protosteer.util.training_state import epoch_batches
 from vit_toys import small
 
@@ -121,6 +124,17 @@ def test_training_lowers_the_loss():
     assert trained.epochs[-1].loss < trained.epochs[0].loss - 0.1 and len(trained.epochs) == 25
 
 
+@pytest.mark.parametrize("name", ["learning_rate", "weight_decay", "gradient_clip", "temperature"])
+def test_the_greatest_setting_trains_or_is_told(name):
+    """Beyond that, torch would raise anything; see `MAX_FLOAT`."""
+    settings = QUICK.replace(**{name: MAX_FLOAT}, warmup_epochs=0)
+    with contextlib.suppress(TrainingError):
+        train(tiny_backbone(), *task(), settings)
+    for value in (10 * MAX_FLOAT, 1e300, math.nan, math.inf):
+        with expect_error("setting-out-of-bounds", SettingsError):
+            QUICK.replace(**{name: value})
+
+
 def test_same_seed_same_bits_and_the_callers_random_state_is_kept():
     backbone, data = tiny_backbone(), task()
     torch.manual_seed(123)
@@ -131,6 +145,26 @@ def test_same_seed_same_bits_and_the_callers_random_state_is_kept():
     again = train(backbone, *data, QUICK, anchors=prototypes(), seed=1)
     other = train(backbone, *data, QUICK, anchors=prototypes(), seed=2)
     assert torch.equal(first.prompt, again.prompt) and not torch.equal(first.prompt, other.prompt)
+
+
+@pytest.mark.parametrize("start", ["zero", "random"])
+def test_trainings_of_several_threads_do_not_disturb_each_other(start):
+    """Threads take turns after every step while another one draws from torch's own generator."""
+    settings = QUICK.replace(prompt_start=start, augmentation="paper")
+    seeds, backbone = (1, 2), tiny_backbone()
+    alone = [train(backbone, *task(), settings, anchors=prototypes(), seed=seed).prompt for seed in seeds]
+    turns = threading.Barrier(len(seeds), timeout=60)
+
+    def wait(state):
+        torch.rand(1)
+        turns.wait()
+
+    def run(seed):
+        return train(backbone, *task(), settings, anchors=prototypes(), seed=seed, callbacks=[StepCallback(wait)])
+
+    with ThreadPoolExecutor(len(seeds)) as threads:
+        together = [trained.prompt for trained in threads.map(run, seeds)]
+    assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
 
 
 def loss_of(z, labels, earlier, **given):
@@ -254,9 +288,9 @@ def test_head_samples_as_many_prototypes_as_images():
     drawn = []
 
     class Counting(Anchors):
-        def sample(self, count):
+        def sample(self, count, generator=None):
             drawn.append(count)
-            return super().sample(count)
+            return super().sample(count, generator)
 
     source = prototypes()
     counting = Counting(source.means, source.scales, source.labels)

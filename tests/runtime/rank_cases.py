@@ -46,10 +46,10 @@ def one_step(backbone: Backbone, images: ImageSet, rows: Tensor, settings: Setti
     """The loss of one batch, its embeddings, and the gradients of everything that is trained."""
     dtype = backbone.vit.cls_token.dtype
     task_images = TaskImages(images, backbone, settings, "task")
-    torch.manual_seed(0)
-    prompt = nn.Parameter(initial_prompt(backbone, settings, None).to(dtype))
-    head = Head(backbone.dim, 2, settings).to(dtype)
-    (tokens,) = task_images.views([rows])
+    generator = torch.Generator().manual_seed(0)
+    prompt = nn.Parameter(initial_prompt(backbone, settings, None, generator).to(dtype))
+    head = Head(backbone.dim, 2, settings, generator).to(dtype)
+    (tokens,) = task_images.views([rows], generator)
     embeddings = task_images.encoder.rest(tokens, settings.prompt_from_layer - 1, prompt)
     loss = head.loss(embeddings, rows % 2, earlier(dtype))
     loss.backward()

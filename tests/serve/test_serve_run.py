@@ -1,5 +1,6 @@
 """A real server on a real socket: clients that go away, uploads that are too large, and the end."""
 
+import errno
 import http.client
 import json
 import os
@@ -22,17 +23,19 @@ from fastapi import FastAPI
 import protosteer
 from protosteer.errors import ProtosteerError
 from protosteer.serve.app import run
-from serve_toys import PATIENCE, encoded, pictures, served, service, until
+from serve_toys import BEARER, PATIENCE, encoded, pictures, served, service, until
 
 PICTURE = encoded(pictures("ant", 1)[0])
 
 
-def sent(port: int, picture: bytes = PICTURE) -> http.client.HTTPConnection:
-    """A request for prediction, on its way."""
+def sent(
+    port: int, picture: bytes = PICTURE, address: str = "/predict", charset: str = "utf-8"
+) -> http.client.HTTPConnection:
+    """A request with one image, on its way."""
     head = b'--b\r\nContent-Disposition: form-data; name="images"; filename="a.png"\r\n\r\n'
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
-    headers = {"Content-Type": "multipart/form-data; boundary=b"}
-    connection.request("POST", "/predict", head + picture + b"\r\n--b--\r\n", headers)
+    headers = {"Content-Type": f"multipart/form-data; boundary=b; charset={charset}", **BEARER}
+    connection.request("POST", address, head + picture + b"\r\n--b--\r\n", headers)
     return connection
 
 
@@ -96,6 +99,61 @@ def test_requests_that_are_open_when_the_server_stops_are_answered(tmp_path, mon
         assert answer(first)[0] == 200
         for got, body in map(answer, waiting):
             assert got == status and (got == 200 or "stopping" in body["detail"])
+
+
+def test_changes_that_wait_when_the_server_stops_are_rejected(tmp_path, monkeypatch):
+    """The one under way is made; the others are not, so that the end does not wait for all of them."""
+    app = service(tmp_path)
+    store, entered, go_on, changes = app.state.service.store, threading.Event(), threading.Event(), []
+    change, uploads, decoded = store._change, app.state.service.uploads, []
+    decode = uploads.decode
+
+    def slow(memory):
+        changes.append(memory)
+        entered.set()
+        assert go_on.wait(PATIENCE)
+        change(memory)
+
+    async def counted(files):
+        decoded.append(await decode(files))
+        return decoded[-1]
+
+    monkeypatch.setattr(store, "_change", slow)
+    monkeypatch.setattr(uploads, "decode", counted)
+    with served(app) as (port, server):
+        first = sent(port, address="/classes/fox")
+        assert entered.wait(PATIENCE)
+        waiting = [sent(port, address=f"/classes/new{i}") for i in range(20)]
+        waiting += [sent(port, address="/corrections?class=ant") for _ in range(20)]
+        until(lambda: len(decoded) == 41)
+        server.should_exit = True
+        until(lambda: store._stopping)
+        go_on.set()
+        assert answer(first)[0] == 201
+        assert {answer(connection)[0] for connection in waiting} == {503}
+    assert len(changes) == 1 and "fox" in store.current.learner.classes
+
+
+@pytest.mark.parametrize("charset", ["undefined", "punycode", "idna", "zlib_codec", "no such"])
+def test_a_form_in_an_odd_charset_is_no_failure_of_the_service(tmp_path, charset, caplog):
+    with served(service(tmp_path, teach=False)) as (port, _):
+        status, _ = answer(sent(port, charset=charset))
+        assert status in (200, 422) and (status == 422 or charset != "undefined")
+    assert "Traceback" not in caplog.text
+
+
+def test_uploads_without_room_for_them_are_told_so(tmp_path, monkeypatch, caplog):
+    """Large files lie in the temporary folder."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    with served(service(tmp_path, teach=False)) as (port, _):
+        status, body = answer(sent(port, PICTURE + bytes(2**21)))
+        assert status == 507 and "No space left" in body["detail"]
+        assert answer(sent(port))[0] == 200
+    assert "Traceback" not in caplog.text
 
 
 def test_an_address_that_is_taken_is_told_in_one_line(tmp_path):

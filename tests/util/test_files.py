@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import stat
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from protosteer.util.files import (
     read_regular,
     real,
     remove_leftovers,
+    replace_folder,
     replacing,
     write_and_hold,
     write_atomically,
@@ -190,3 +192,106 @@ def test_a_leftover_dated_in_the_future_is_removed(tmp_path):
     leftover.touch()
     os.utime(leftover, (2**32, 2**32))
     assert remove_leftovers(tmp_path, "shop.protosteer") == [] and not leftover.exists()
+
+
+OLD, NEW = {"a": b"old", "b": b"old"}, {"a": b"new", "c": b"new"}
+DIES = """
+import os, sys
+from pathlib import Path
+from protosteer.util import files
+
+def dies(*arguments):
+    os._exit(9)
+
+folder, moment, exchange = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "exchange"
+swap, rename = files._exchange, Path.rename
+files._exchange = (lambda *pair: (swap(*pair), dies())) if exchange else lambda *pair: False
+if moment == "writing":
+    files.write_atomically = dies
+else:
+    Path.rename = lambda path, target: (rename(path, target), dies())
+files.replace_folder(folder, {"a": b"new", "c": b"new"})
+"""
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize(("moment", "how"), [("writing", "exchange"), ("swap", "exchange"), ("swap", "two renames")])
+def test_a_folder_is_old_or_new_wherever_its_writer_is_killed(tmp_path, moment, how):
+    """What is left goes with the next write, and where folders cannot be exchanged, the old one returns first."""
+    folder = tmp_path / "x"
+    replace_folder(folder, OLD)
+    assert contents(folder) == OLD and names(tmp_path) == ["x"]
+    died = subprocess.run([sys.executable, "-c", DIES, folder, moment, how], env={**os.environ}, check=False)
+    assert died.returncode == 9
+    (hidden,) = (path for path in tmp_path.iterdir() if path != folder)
+    if how == "exchange":
+        assert contents(folder) == (OLD if moment == "writing" else NEW)
+    else:
+        assert not folder.exists()
+        files._remove_dead_folder(hidden, folder)
+        assert contents(folder) == OLD and names(tmp_path) == ["x"]
+    replace_folder(folder, NEW)
+    assert contents(folder) == NEW and names(tmp_path) == ["x"]
+
+
+def test_only_dead_hidden_folders_of_the_same_name_go(tmp_path):
+    alive, other, dead = tmp_path / ".x.alive", tmp_path / ".x.other", tmp_path / ".x.dead"
+    for place in (alive / "new", other / "mine", dead / "new", tmp_path / ".y.dead" / "new"):
+        place.mkdir(parents=True)
+    (tmp_path / ".x.link").symlink_to(dead)
+    with files._opened_folder(alive) as lock:
+        assert files._try_lock(lock)
+        replace_folder(tmp_path / "x", NEW)
+    assert names(tmp_path) == [".x.alive", ".x.link", ".x.other", ".y.dead", "x"]
+
+
+def test_a_folder_keeps_its_permissions(tmp_path):
+    replace_folder(tmp_path / "x", OLD)
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o777 & ~files._umask()
+    (tmp_path / "x").chmod(0o700)
+    replace_folder(tmp_path / "x", NEW)
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_file_keeps_its_owner_and_permissions_and_a_copy_gets_them(tmp_path, monkeypatch):
+    """Who may not give files away keeps at least the group."""
+    path, copy, owners = tmp_path / "m", tmp_path / "copy", []
+    write_atomically(path, b"old")
+    assert path.stat().st_mode & 0o777 == 0o666 & ~files._umask()
+    path.chmod(0o600)
+    write_atomically(path, b"new")
+    write_atomically(copy, b"copy", like=path)
+    assert path.stat().st_mode & 0o777 == copy.stat().st_mode & 0o777 == 0o600
+    user, group = path.stat().st_uid, path.stat().st_gid
+    monkeypatch.setattr(os, "chown", lambda file, *ids: owners.append(ids))
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    write_atomically(path, b"newer")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "getegid", lambda: group + 1)
+    write_atomically(path, b"newest")
+    assert owners == [(-1, group), (user, group)]
+
+
+def test_a_file_is_synced_before_its_rename_and_the_folder_after(tmp_path, monkeypatch):
+    """Else a crash of the machine could leave the new name without the content, or lose both."""
+    calls = []
+
+    def watched(name, call, place):
+        monkeypatch.setattr(os, name, lambda *arguments: (calls.append((name, place(*arguments))), call(*arguments))[1])
+
+    watched("fsync", os.fsync, lambda handle: "folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file")
+    watched("replace", os.replace, lambda old, new: Path(new).name)
+    watched("rename", os.rename, lambda old, new: Path(new).name)
+    write_atomically(tmp_path / "m", b"x")
+    expected = [("fsync", "file"), ("replace", "m"), ("fsync", "folder")]
+    assert calls == expected
+    calls.clear()
+    monkeypatch.setattr(files, "_exchange", lambda one, other: calls.append(("exchange", other.name)) or True)
+    replace_folder(tmp_path / "x", {"a": b"1"})
+    replace_folder(tmp_path / "x", {"a": b"2"})
+    inside = [("fsync", "file"), ("replace", "a"), ("fsync", "folder")]
+    last = [("fsync", "folder")]
+    assert calls == [*inside, ("rename", "x"), *last, *inside, ("exchange", "x"), *last]

@@ -16,7 +16,7 @@ from protosteer.backbones.auto_candidates import candidates_on_disk
 from protosteer.backbones.build_vit import multiply_adds
 from protosteer.backbones.registry import BASE, KNOWN, SMALL
 from protosteer.errors import DataError
-from protosteer.evidence.prototype_summary import summarise_class
+from protosteer.evidence.prototype_summary import MAX_PROTOTYPES, summarise_class
 from protosteer.evidence.scorer import CoarseScorer
 from protosteer.util.files import cache_dir
 from protosteer.workflows import backbone_selection
@@ -96,7 +96,9 @@ def test_a_sample_is_even_bounded_and_the_same_for_the_same_seed() -> None:
     rows = sample(labels, 60)
     assert [sum(labels[row] == name for row in rows) for name in "abc"] == [20, 20, 3]
     assert rows == sorted(set(rows)) == sample(labels, 60) != sample(labels, 60, seed=1)
-    assert len(sample(["a"] * 300 + ["b"] * 300, 1000)) == 80  # what a class is sketched by, image for image
+    assert (
+        len(sample(["a"] * 300 + ["b"] * 300, 1000)) == 2 * MAX_PROTOTYPES
+    )  # what a class is sketched by, image for image
     many = [str(i % 100) for i in range(1000)]
     some = [many[row] for row in sample(many, 60)]
     assert len(set(some)) == 12 and all(some.count(name) == 5 for name in some)
@@ -230,10 +232,10 @@ def test_a_few_small_ones_are_fetched_and_that_is_said_before(
     assert not said and not online  # nor where the user has forbidden it
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     choice = choose_backbone(folder, fetch=True, say=said.append)
-    assert sorted(trial.info.alias for trial in choice.trials) == ["dinov2-small", "nano", "vit-small"]
-    assert len(said) == 2 and all("Apache-2.0" in line and " MB" in line for line in said)
+    assert sorted(trial.info.alias for trial in choice.trials) == ["dinov2-small", "nano", "vit-small", "vit-tiny"]
+    assert len(said) == 3 and all("Apache-2.0" in line and " MB" in line for line in said)
     again = choose_backbone(folder, fetch=True, say=said.append)
-    assert len(said) == len(online) == 2  # they are on the disk now
+    assert len(said) == len(online) == 3  # they are on the disk now
     assert [(t.info.name, t.right) for t in again.trials] == [(t.info.name, t.right) for t in choice.trials]
 
 
@@ -243,7 +245,7 @@ def test_what_cannot_be_fetched_leaves_what_is_on_disk(online: list[str], tmp_pa
     choice = choose_backbone(photos(tmp_path / "photos", CLASSES), fetch=True, say=said.append)
     assert sorted(trial.info.name for trial in choice.trials) == ["mine", "nano"]
     assert len(online) == 1 and len(said) == 2  # no second attempt
-    assert said[1] == "vit-small cannot be fetched (ConnectionError); only what is on this disk is tried"
+    assert said[1] == "vit-tiny cannot be fetched (ConnectionError); only what is on this disk is tried"
 
 
 def test_nothing_is_fetched_that_this_machine_is_too_slow_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,4 +254,4 @@ def test_nothing_is_fetched_that_this_machine_is_too_slow_for(tmp_path: Path, mo
     folder, said = photos(tmp_path / "photos", CLASSES, per_class=20), []
     choice = choose_backbone(folder, fetch=True, say=said.append)
     assert choice.info.name == "nano" and not said
-    assert set(choice.left_out) == {"vit-small", "dinov2-small"}
+    assert set(choice.left_out) == {"vit-tiny", "vit-small", "dinov2-small"}

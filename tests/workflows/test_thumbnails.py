@@ -10,6 +10,7 @@ from PIL import Image
 
 from conftest import tiny_backbone
 from photo_toys import photos
+from protosteer.cli import main
 from protosteer.errors import ProtosteerWarning
 from protosteer.learner import Learner
 from protosteer.model import thumbnails
@@ -63,6 +64,21 @@ def test_a_forgotten_class_leaves_no_thumbnail(taught):
     learner.save(path)
     kept = thumbnails.beside(path).read_bytes()
     assert not any(jpeg in kept for jpeg in jpegs) and b"bee" not in kept
+    assert names(path, learner) == ["ant"] * MAX_THUMBNAILS + ["cat"] * MAX_THUMBNAILS
+
+
+def test_the_same_command_clears_up_after_one_that_was_killed_before_the_thumbnails(taught, monkeypatch):
+    """It is an error, since the class is gone already, but pictures and half-written files go."""
+    path, learner, _ = taught
+    with monkeypatch.context() as patch:
+        patch.setattr(thumbnails, "follow", lambda *_: None)  # as if there had been no time for it
+        learner.forget("bee")
+        learner.save(path)
+    half = path.with_name(".m.protosteer.thumbs.dead.tmp")
+    half.write_bytes(b"bee")
+    assert b"bee" in thumbnails.beside(path).read_bytes()
+    assert main(["forget", str(path), "bee"]) == 2
+    assert b"bee" not in thumbnails.beside(path).read_bytes() and not half.exists()
     assert names(path, learner) == ["ant"] * MAX_THUMBNAILS + ["cat"] * MAX_THUMBNAILS
 
 

@@ -17,6 +17,8 @@ from protosteer.backbones.build_vit import fingerprint as weights_fingerprint
 from protosteer.backbones.build_vit import load_vit
 from protosteer.backbones.checkpoint_io import read_checkpoint
 from protosteer.backbones.hub import config_beside, fetch_weights, find_weights
+from protosteer.backbones.layer_features import feature_spaces, layer_features, max_trunk
+from protosteer.backbones.precision import AUTO_PRECISION, FP32, auto_precision, check_precision
 from protosteer.backbones.prompting import Prompt, all_tokens, run_rest
 from protosteer.backbones.registry import AUTO, full_name, known_weights, preprocessing
 from protosteer.data.images import ArrayImages, ImageSet
@@ -29,7 +31,6 @@ from protosteer.util.distributed import ProcessGroup
 # memory for every activation, embedding was a quarter slower; much smaller batches have too little to do.
 _CPU_ACTIVATION = 10 * 2**20
 MAX_PROMPT_TOKENS = 4096  # more would take gigabytes per image
-PRECISIONS = ("auto", "fp32", "bf16")
 
 
 class Backbone:
@@ -47,19 +48,17 @@ class Backbone:
         preprocessing: Preprocessing,
         fingerprint: str | None = None,
         source: Path | None = None,
-        precision: str = "auto",
+        precision: str = AUTO_PRECISION,
     ):
-        if precision not in PRECISIONS:
-            message = f"precision {precision!r} is unknown; choose one of {', '.join(PRECISIONS)}"
-            raise SettingsError(message, code="bad-setting", name="precision")
         self.name = name
         self.vit = vit
         self.dim, self.depth, self.image_size = vit.config.dim, vit.config.depth, vit.config.image_size
         self.preprocessing = preprocessing
         self._fingerprint = fingerprint or weights_fingerprint(vit.state_dict(), vit.config)
         self.source = source
-        self._precision = precision
+        self._precision = check_precision(precision)
         self.trainable = False
+        self.layers = "last"
 
     @classmethod
     def load(
@@ -72,7 +71,7 @@ class Backbone:
         crop: float | None = None,
         heads: int | None = None,
         device: str | torch.device = "cpu",
-        precision: str = "auto",
+        precision: str = AUTO_PRECISION,
         fingerprint: str | None = None,
     ) -> Backbone:
         """Load a backbone; weights that are not on this disk are downloaded.
@@ -86,7 +85,7 @@ class Backbone:
             crop: Share of the resized image that the centre crop keeps, likewise.
             heads: Number of attention heads, likewise.
             device: Where to compute.
-            precision: "fp32", "bf16", or "auto": bf16 on a CUDA device that supports it, else fp32.
+            precision: "fp32", "bf16", or "auto": bf16 if the processor or GPU has instructions for it, else fp32.
             fingerprint: The sha256 that the weights must have.
 
         Raises:
@@ -121,6 +120,27 @@ class Backbone:
         copied.vit.requires_grad_(False)
         copied._fingerprint, copied.trainable = self.fingerprint, False
         return copied
+
+    def reading(self, layers: str) -> Backbone:
+        """Return this backbone with embeddings of the "last" layer, or of "several" side by side; weights are shared.
+
+        Those of several layers are [B, S * D]; the first D numbers are the embedding of the last layer.
+        """
+        if layers == self.layers:
+            return self
+        copied = copy.copy(self)
+        copied.layers = layers
+        return copied
+
+    @property
+    def width(self) -> int:
+        """Return the width of an embedding: D, or S * D of several layers."""
+        return self.dim if self.layers == "last" else self.dim * len(feature_spaces(self.vit.config))
+
+    @property
+    def max_trunk(self) -> int:
+        """Return how many first layers may be computed by `trunk`, apart from an embedding."""
+        return self.depth if self.layers == "last" else max_trunk(self.vit.config)
 
     @property
     def fingerprint(self) -> str:
@@ -176,10 +196,21 @@ class Backbone:
 
     @property
     def precision(self) -> str:
-        """Return the precision of computations, "fp32" or "bf16"; weights stay in fp32."""
-        if self._precision != "auto":
-            return self._precision
-        return "bf16" if self.device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+        """Return the precision of computations, "fp32" or "bf16"; weights and embeddings are fp32 in both."""
+        return auto_precision(self.device) if self._precision == AUTO_PRECISION else self._precision
+
+    def in_precision(self, precision: str) -> Backbone:
+        """Return a backbone with these very weights that computes in another precision."""
+        if self._precision == precision:
+            return self
+        copied = copy.copy(self)
+        copied._precision = check_precision(precision)
+        return copied
+
+    def with_auto_as_fp32(self) -> Backbone:
+        """Return this backbone in fp32 if its precision was left to the hardware, else as it is."""
+        chosen = self._precision != AUTO_PRECISION or self.precision == FP32
+        return self if chosen else self.in_precision(FP32)
 
     def embed(self, images: Tensor, prompt: Prompt | None = None) -> Tensor:
         """Embed normalised images [B, 3, H, W] to [B, D].
@@ -210,7 +241,10 @@ class Backbone:
         """Finish `embed` from the tokens that `trunk` returned for the same number of layers."""
         with self._computing(prompt) as moved_prompt:
             moved = tokens.to(self.vit.cls_token, non_blocking=True)
-            return run_rest(self.vit, moved, layers, moved_prompt).to(self.vit.cls_token.dtype)
+            if self.layers == "last":
+                return run_rest(self.vit, moved, layers, moved_prompt).to(self.vit.cls_token.dtype)
+            assert moved_prompt is None or isinstance(moved_prompt, Tensor)
+            return layer_features(self.vit, moved, layers, moved_prompt).to(self.vit.cls_token.dtype)
 
     @contextmanager
     def _computing(self, prompt: Prompt | None = None) -> Iterator[Prompt | None]:
@@ -218,7 +252,7 @@ class Backbone:
         gradients = self.trainable or (prompt is not None and prompt.requires_grad)
         with (
             torch.set_grad_enabled(gradients and torch.is_grad_enabled()),
-            nullcontext() if self.precision == "fp32" else torch.autocast(self.device.type, torch.bfloat16),
+            nullcontext() if self.precision == FP32 else torch.autocast(self.device.type, torch.bfloat16),
         ):
             yield None if prompt is None else prompt.to(self.vit.cls_token)
 
@@ -261,7 +295,7 @@ class Backbone:
             whole: Return all tokens instead.
 
         Returns:
-            float32 [N, D] on the CPU, or [N, T, D] if `whole`.
+            float32 [N, D] on the CPU, [N, S * D] of several layers, or [N, T, D] if `whole`.
 
         Raises:
             DataError: There is neither one prompt nor one per image.
@@ -273,7 +307,7 @@ class Backbone:
         group = ProcessGroup() if self.trainable else group_for(prompt)
         batch_size = min(self.batch_size(batch_size), max(1, -(-len(order) // group.size)))
         batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-        embeddings, done = torch.empty(0, self.dim), 0
+        embeddings, done = torch.empty(0, self.width), 0
         for part in embed_batches(self, images, prompt, batches, whole, group):
             embeddings = embeddings if done else part.new_empty(len(order), *part.shape[1:])
             embeddings[done : done + len(part)] = part
@@ -299,7 +333,7 @@ class Backbone:
             "preprocessing": self.preprocessing.to_dict(),
             "pool": self.vit.config.pool,
             "parameters": self.parameters,
-            **({} if self.precision == "fp32" else {"precision": self.precision}),
+            **({} if self.precision == FP32 else {"precision": self.precision}),
         }
 
     def __repr__(self) -> str:

@@ -9,6 +9,7 @@ import contextlib
 import math
 import pickletools
 import re
+import struct
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
@@ -32,6 +33,9 @@ _NAMES = re.compile(
     r"|torch (?:\w+Storage|Size|device|b?float\d+)"
 )
 _ZIP = b"PK\x03\x04"
+_END = struct.Struct("<4s8xIIH")  # of a zip file: mark, size and offset of the directory, length of a comment
+_END64 = struct.Struct("<4s36xQQ")  # with 64 bits, and where that is
+_LOCATOR = struct.Struct("<4s4xQ4x")
 _LEGACY_PICKLES = 4  # a magic number, a version, the machine, the weights
 
 Test = Callable[[Any], bool]
@@ -60,6 +64,7 @@ def check_pickle(path: Path) -> None:
     """
     with open_regular(path) as file:
         if file.read(len(_ZIP)) == _ZIP:
+            _check_one_directory(path)
             check_zip(path)
             archive = torch._C.PyTorchFileReader(str(path))
             records = archive.get_all_records()
@@ -74,6 +79,38 @@ def check_pickle(path: Path) -> None:
                 raise ValueError("it is a tar file")  # torch's oldest format, which it tries before plain pickles
             file.seek(0)
             _check_names(step for _ in range(_LEGACY_PICKLES) for step in pickletools.genops(file))
+
+
+def _check_one_directory(path: Path) -> None:
+    """Raise `ValueError` if torch could read other sizes from a zip file than `zipfile`, which `check_zip` asks.
+
+    torch trusts the offsets that the end of the file states; zipfile takes what lies right before that end. Of several
+    sizes of one entry beyond 32 bits, torch takes the first, zipfile the last.
+    """
+    with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+        stop = file.seek(0, 2) - _END.size
+        file.seek(max(0, stop - _END64.size - _LOCATOR.size))
+        tail = file.read()
+        mark, size, start, comment = _END.unpack(tail[-_END.size :])
+        if tail[: -_END.size][-_LOCATOR.size :].startswith(b"PK\x06\x07"):
+            stop -= _END64.size + _LOCATOR.size
+            _, size, start = _END64.unpack(tail[: _END64.size])
+            _, there = _LOCATOR.unpack(tail[_END64.size : -_END.size])
+            comment += there != stop
+        if mark != b"PK\x05\x06" or comment or start + size != stop or start != archive.start_dir:
+            raise ValueError("its directory is not where its end says")
+        if any(_has_field(entry.extra, 1) for entry in archive.infolist()):
+            raise ValueError("an entry has more than 4 GB")
+
+
+def _has_field(extra: bytes, wanted: int) -> bool:
+    """Tell whether the extra data of a zip file's entry has a field of this kind."""
+    while len(extra) >= 4:
+        kind, length = struct.unpack_from("<HH", extra)
+        if kind == wanted:
+            return True
+        extra = extra[4 + length :]
+    return False
 
 
 def _check_names(steps: Iterable[tuple[pickletools.OpcodeInfo, Any, int | None]]) -> None:

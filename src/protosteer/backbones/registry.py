@@ -22,6 +22,7 @@ HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 NOT_STATED = "not stated"  # the licence of a file that says nothing about it
 BASE = ViTConfig(image_size=224, patch_size=16, dim=768, depth=12, heads=12, mlp_dim=3072)
 SMALL = replace(BASE, dim=384, heads=6, mlp_dim=1536)
+TINY = replace(BASE, dim=192, heads=3, mlp_dim=768)
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,8 @@ def _parameters(config: ViTConfig) -> int:
         return sum(p.numel() for p in ViT(config).parameters())
 
 
-# A new checkpoint needs one entry here; a shipped one also its file among the assets.
+# A new checkpoint needs one entry here; a shipped one also its file among the assets. The first that is worth fetching
+# is what messages recommend.
 KNOWN = (
     BackboneInfo(
         MINI,
@@ -101,6 +103,7 @@ KNOWN = (
         ViTConfig(image_size=32, patch_size=8, dim=128, depth=3, heads=4, mlp_dim=512, pool="mean"),
         shipped=True,
     ),
+    BackboneInfo("vit-tiny", "vit_tiny_patch16_224.augreg_in21k_ft_in1k", "Apache-2.0", TINY, worth_fetching=True),
     BackboneInfo("vit-small", "vit_small_patch16_224.augreg_in21k_ft_in1k", "Apache-2.0", SMALL, worth_fetching=True),
     BackboneInfo(
         "dinov2-small",

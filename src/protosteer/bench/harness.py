@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.backbones import IMAGENET, Backbone
+from protosteer.backbones.precision import FP32
 from protosteer.data.transforms import Preprocessing
 from protosteer.evidence.prototype_summary import ClassSummary
 from protosteer.learner import Learner
@@ -86,11 +87,12 @@ def quarters(backbone: Backbone) -> range:
 
 
 def vit_tiny() -> Backbone:
-    """Return a random ViT-Ti/16 at 224 px: the shape of DeiT-Tiny."""
+    """Return a random ViT-Ti/16 at 224 px, in fp32: the shape of DeiT-Tiny."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         vit = ViT(ViTConfig(image_size=224, patch_size=16, dim=192, depth=12, heads=3, mlp_dim=768))
-    return Backbone("random ViT-Ti/16", vit, Preprocessing(224, IMAGENET["mean"], IMAGENET["std"]))
+    preprocessing = Preprocessing(224, IMAGENET["mean"], IMAGENET["std"])
+    return Backbone("random ViT-Ti/16", vit, preprocessing, precision=FP32)
 
 
 def pictures(backbone: Backbone, count: int, seed: int = 0) -> Tensor:

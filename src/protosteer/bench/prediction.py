@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from protosteer.backbones import Backbone
+from protosteer.backbones.precision import FP32
 from protosteer.bench.harness import Ratio, by_layer, interleaved, learner_for, pictures, quarters, vit_tiny
 from protosteer.paper.vit import ViT
 
@@ -23,17 +24,20 @@ TARGET = 0.95
 def run(repeats: int) -> list[Ratio]:
     """Measure a ViT-Ti and `nano`."""
     tiny = measure("predict", vit_tiny(), IMAGES, repeats)
-    return tiny + measure("predict_nano", Backbone.load("nano"), NANO_IMAGES, repeats)
+    return tiny + measure("predict_nano", Backbone.load("nano", precision=FP32), NANO_IMAGES, repeats)
 
 
-def measure(name: str, backbone: Backbone, count: int, repeats: int) -> list[Ratio]:
-    """Measure prediction of `count` images by one backbone."""
-    pixels = pictures(backbone, count)
-    ours = {k: partial(learner_for(backbone, k).predict, pixels) for k in quarters(backbone)}
+def measure(
+    name: str, backbone: Backbone, count: int, repeats: int, precision: str = FP32, target: float = TARGET
+) -> list[Ratio]:
+    """Measure prediction of `count` images in a precision, against plain passes in fp32; late prompts in fp32 alone."""
+    pixels, computing = pictures(backbone, count), backbone.in_precision(precision)
+    layers = quarters(backbone) if precision == FP32 else [1]
+    ours = {k: partial(learner_for(computing, k).predict, pixels) for k in layers}
     passes = count + sum(len(tasks) for tasks in ours[1]().candidates)
     limit = partial(plain_passes, backbone.vit, best_batch(backbone), passes)
-    about = f"{backbone.name}: predict, {passes / count:.2f} passes an image, against as many plain ones"
-    return by_layer(name, about, count, {0: limit, **ours}, TARGET, repeats)
+    about = f"{backbone.name}: predict in {precision}, {passes / count:.2f} passes an image, against plain ones in fp32"
+    return by_layer(name, about, count, {0: limit, **ours}, target, repeats)
 
 
 def plain_passes(vit: ViT, batch: Tensor, passes: int) -> None:

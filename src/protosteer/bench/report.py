@@ -3,43 +3,54 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from rich.console import RenderableType
 from rich.text import Text
 
+from protosteer.backbones.precision import AUTO_PRECISION
 from protosteer.bench.harness import Ratio
 from protosteer.errors import SettingsError
 from protosteer.evaluation.manifest import circumstances
 from protosteer.report.tables import plain_table
 
-SUBJECTS = ("prediction", "training", "scaling")  # modules, imported when measured
+SUBJECTS = ("prediction", "training", "bf16", "scaling")  # modules, imported when measured
 
 
 def run_all(
-    names: Sequence[str] | None, repeats: int, on_message: Callable[[str], None] = lambda _: None
-) -> list[Ratio]:
-    """Measure subjects, always in the order of SUBJECTS."""
+    names: Sequence[str] | None,
+    repeats: int,
+    on_message: Callable[[str], None] = lambda _: None,
+    precision: str = AUTO_PRECISION,
+) -> tuple[list[Ratio], dict[str, str]]:
+    """Measure subjects, always in the order of SUBJECTS; return the ratios, and why subjects were skipped."""
     unknown = [name for name in names or () if name not in SUBJECTS]
     if unknown:
         message = f"nothing to measure is called {unknown[0]!r}; choose from {', '.join(SUBJECTS)}"
         raise SettingsError(message, code="unknown-subject", name=unknown[0])
     if repeats < 1:
         raise SettingsError(f"repeats = {repeats}: must be at least 1", code="too-few-repeats")
-    ratios: list[Ratio] = []
+    ratios, skipped = list[Ratio](), dict[str, str]()
     for name in SUBJECTS:
-        if not names or name in names:
-            on_message(f"measuring {name} ...")
-            ratios += importlib.import_module(f"protosteer.bench.{name}").run(repeats)
-    return ratios
+        if names and name not in names:
+            continue
+        subject = importlib.import_module(f"protosteer.bench.{name}")
+        reason = subject.skip_reason(precision) if hasattr(subject, "skip_reason") else None
+        on_message(f"skipping {name}: {reason}" if reason else f"measuring {name} ...")
+        if reason:
+            skipped[name] = reason
+        else:
+            ratios += subject.run(repeats)
+    return ratios, skipped
 
 
-def as_json(ratios: Sequence[Ratio]) -> dict[str, Any]:
-    """Return ratios, notes, and the machine and versions they were measured with."""
+def as_json(ratios: Sequence[Ratio], skipped: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return ratios, skipped subjects, notes, and the machine and versions they were measured with."""
     return {
         "ratios": {r.name: {"value": r.value, "target": r.target, "spread": r.spread} for r in ratios},
+        "skipped": dict(skipped or {}),
         "notes": {r.name: r.notes for r in ratios},
         **circumstances(torch.device("cpu")),
     }

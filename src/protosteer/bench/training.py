@@ -15,6 +15,7 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from torch import Tensor, nn
 
 from protosteer.backbones import Backbone
+from protosteer.backbones.precision import FP32
 from protosteer.bench.harness import Ratio, by_layer, pictures, quarters, vit_tiny
 from protosteer.data.augment import Augmentation, Choices
 from protosteer.paper.prompts import initial_prompt
@@ -34,14 +35,15 @@ def run(repeats: int) -> list[Ratio]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         tiny = measure("training_step", vit_tiny(), BATCH, repeats)
-        return tiny + measure("training_step_nano", Backbone.load("nano"), BATCH_NANO, repeats)
+        return tiny + measure("training_step_nano", Backbone.load("nano", precision=FP32), BATCH_NANO, repeats)
 
 
-def measure(name: str, backbone: Backbone, size: int, repeats: int) -> list[Ratio]:
-    """Measure steps of `size` images with one backbone."""
-    pixels = pictures(backbone, size)
-    steps = {0: naive(backbone, pixels), **{k: ours(backbone, pixels, k) for k in quarters(backbone)}}
-    about = f"training step, {backbone.name}, batch of {size}: naive / ours"
+def measure(name: str, backbone: Backbone, size: int, repeats: int, precision: str = FP32) -> list[Ratio]:
+    """Measure steps of `size` images in a precision, against naive ones in fp32; late prompts in fp32 alone."""
+    pixels, computing = pictures(backbone, size), backbone.in_precision(precision)
+    layers = quarters(backbone) if precision == FP32 else [1]
+    steps = {0: naive(backbone, pixels), **{k: ours(computing, pixels, k) for k in layers}}
+    about = f"training step, {backbone.name}, batch of {size}: naive in fp32 / ours in {precision}"
     return by_layer(name, about, size, steps, TARGET, repeats)
 
 

@@ -11,7 +11,17 @@ from typer import Argument, Option
 from protosteer.cli.common import app, make_console, say, sigterm_as_ctrl_c
 from protosteer.cli.learn import resumes, scan, warn_of_files
 from protosteer.cli.loading import PANEL, BackboneChoice, check_place, prepare, refuse_existing
-from protosteer.cli.options import Device, Json, NewBackbone, Settings, Threads, Weights, parse_settings, path_of
+from protosteer.cli.options import (
+    Device,
+    Json,
+    NewBackbone,
+    Precision,
+    Settings,
+    Threads,
+    Weights,
+    parse_settings,
+    path_of,
+)
 from protosteer.cli.torchrun import output_path
 
 if TYPE_CHECKING:
@@ -36,6 +46,7 @@ def adapt(
     weights: Weights = None,
     set_: Settings = None,
     device: Device = "auto",
+    precision: Precision = "auto",
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
@@ -46,7 +57,7 @@ def adapt(
     """
     from protosteer.data.sources import read_labelled
     from protosteer.learner import Learner
-    from protosteer.settings import Settings
+    from protosteer.settings import DEFAULT_PRESET, Settings
     from protosteer.util.text import counted
 
     out = output_path(out)
@@ -56,8 +67,8 @@ def adapt(
     classes, images = counted(len(found.counts), "class"), counted(len(found.files), "image")
     say(f"{folder}: {classes}, {images}")
     warn_of_files(found)
-    settings = Settings.preset("best", **parse_settings(set_ or []))
-    choice = BackboneChoice(backbone, weights, as_json)
+    settings = Settings.preset(DEFAULT_PRESET, **parse_settings(set_ or []))
+    choice = BackboneChoice(backbone, weights, precision, as_json)
     learner = Learner(choice.load(prepare(device, threads), lambda: found.files), settings)
     adapted = _adapt(learner, found, out)
     if as_json:

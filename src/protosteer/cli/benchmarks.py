@@ -26,9 +26,11 @@ from protosteer.cli.common import (
 )
 from protosteer.cli.loading import make_executor
 from protosteer.cli.options import (
+    PRECISION,
     Address,
     Executor,
     Json,
+    PrecisionName,
     Preset,
     Settings,
     Threads,
@@ -127,9 +129,7 @@ def run(
     device: Annotated[
         str | None, Option(autocompletion=completion.device_names, help="auto (the default), cpu, cuda or mps.")
     ] = None,
-    precision: Annotated[
-        str | None, Option(metavar="auto|fp32|bf16", help="Of the backbone; auto is bf16 on CUDA and fp32 elsewhere.")
-    ] = None,
+    precision: Annotated[PrecisionName | None, PRECISION] = None,
     threads: Threads = None,
     engine: Executor = "local",
     address: Address = None,
@@ -219,9 +219,14 @@ def _run_several(values: Mapping[str, Any], how: Mapping[str, Any], as_json: boo
 @app.command(rich_help_panel=PANEL)
 def bench(
     subjects: Annotated[
-        list[str] | None, Argument(metavar="SUBJECT", help="Of prediction, training, scaling.", show_default=False)
+        list[str] | None,
+        Argument(metavar="SUBJECT", help="Of prediction, training, bf16, scaling.", show_default=False),
     ] = None,
     repeats: Annotated[int, Option(min=1, help="Interleaved repeats; medians are reported.")] = 5,
+    precision: Annotated[
+        PrecisionName,
+        Option(help="fp32 skips the subject bf16; auto skips it on processors without such instructions."),
+    ] = "auto",
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
@@ -233,9 +238,9 @@ def bench(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    ratios = run_all(subjects or None, repeats, say)
+    ratios, skipped = run_all(subjects or None, repeats, say, precision)
     if as_json:
-        print(json.dumps(figures(ratios), indent=1))
+        print(json.dumps(figures(ratios, skipped), indent=1))
     else:
         show(table(ratios))
 

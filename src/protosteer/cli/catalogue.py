@@ -14,7 +14,7 @@ from protosteer.cli import completion
 from protosteer.cli.common import app, make_console, say, show
 from protosteer.cli.learn import scan, warn_of_files
 from protosteer.cli.loading import choose_backbone, prepare
-from protosteer.cli.options import Device, Json, Threads
+from protosteer.cli.options import Device, Json, Precision, Threads
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -75,6 +75,7 @@ def backbones(
         ),
     ] = None,
     device: Device = "auto",
+    precision: Precision = "auto",
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
@@ -84,7 +85,7 @@ def backbones(
     from protosteer.util.files import cache_dir
 
     if try_ is not None:
-        _try(try_, prepare(device, threads), as_json)
+        _try(try_, prepare(device, threads), precision, as_json)
         return
     folder = cache_dir() / "weights"
     rows = list_backbones()
@@ -102,14 +103,14 @@ def backbones(
     )
 
 
-def _try(folder: Path, device: str, as_json: bool) -> None:
+def _try(folder: Path, device: str, precision: str, as_json: bool) -> None:
     """Choose a backbone for a folder as `learn` would."""
     from protosteer.data.sources import read_labelled
     from protosteer.report.backbone_selection import as_json as figures
 
     found = scan(folder, read_labelled(folder))
     warn_of_files(found)
-    choice = choose_backbone(found.files, device, as_json)
+    choice = choose_backbone(found.files, device, precision, as_json)
     if as_json:
         print(json.dumps(figures(choice), indent=1))
 

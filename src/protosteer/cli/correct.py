@@ -11,7 +11,7 @@ from typer import Argument, Option
 from protosteer.cli import completion
 from protosteer.cli.common import CommandLineError, app, say, show
 from protosteer.cli.loading import PANEL, backbone_of, clear_up, prepare
-from protosteer.cli.options import Device, Json, ModelBackbone, ModelFile, ModelWeights, Threads
+from protosteer.cli.options import Device, Json, ModelBackbone, ModelFile, ModelWeights, Precision, Threads
 from protosteer.errors import ProtosteerError
 from protosteer.util.text import printable, similar_names
 
@@ -37,6 +37,7 @@ def correct(
     backbone: ModelBackbone = None,
     weights: ModelWeights = None,
     device: Device = "auto",
+    precision: Precision = "auto",
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
@@ -60,7 +61,7 @@ def correct(
 
         with writing(model, None), transaction(model, "correct") as change:
             old, chosen = change.read(), prepare(device, threads)
-            learner = Learner.of_model(old, backbone_of(old, backbone, weights, chosen))
+            learner = Learner.of_model(old, backbone_of(old, backbone, weights, chosen, precision))
             outcome = _correct(learner, image, name)
             change.put(learner.model)
         clear_up(model)

@@ -15,6 +15,7 @@ from rich.console import Console
 
 import protosteer
 from protosteer.backbones import MINI, NANO, Backbone
+from protosteer.backbones.precision import FP32
 from protosteer.cli.common import say
 from protosteer.evaluation.protocol import Run, run_stream
 from protosteer.learner import Learner
@@ -41,7 +42,11 @@ VARIANTS: dict[str, tuple[str, type[CPP], dict[str, Any]]] = {
     "multi-centroid": ("nothing is trained; several prototypes per class", CPP, {"prompts": False}),
     "prompts": ("a prompt per task; one prototype per class", CPP, {"centroids": 1}),
     "cpp": ("a prompt per task; several prototypes per class", CPP, {}),
-    "protosteer": ("trained as cpp; the default classifier predicts", Protosteer, {"rule": "evidence"}),
+    "protosteer": (
+        "one prompt for all tasks; the default classifier reads several layers",
+        Protosteer,
+        {"rule": "evidence", "feature_layers": "several", "prompt_tasks": "first"},
+    ),
 }
 PAPER, OURS = "cpp", "protosteer"
 SHOWN = ("baseline", PAPER, OURS)  # in matrices and plots of them
@@ -67,12 +72,15 @@ def run_demo(
     settings: Settings = DEMO,
     model: str = MODEL,
 ) -> Outcome:
-    """Run all variants and write the files. `log` shows the story; the figures are returned."""
+    """Run all variants and write the files. `log` shows the story; the figures are returned.
+
+    A backbone loaded here computes in fp32, so that results are the same on every machine.
+    """
     began = time.perf_counter()
     with writing(out, "--out"):
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()  # better now than after a minute's work
-    backbone = backbone or Backbone.load(NANO)
+    backbone = backbone or Backbone.load(NANO, precision=FP32)
     stream = stream or split_digits()
     settings = settings.replace(seed=seed)
     _introduce(log, backbone, stream)
@@ -110,7 +118,7 @@ def run_photos(
     out: Path, seed: int, log: Console, folder: Path | None, name: str | None, weights: Path | None
 ) -> Outcome:
     """The same for class folders of the user's; without any, for details of photographs that are always there."""
-    backbone = Backbone.load(name or MINI, weights=weights)
+    backbone = Backbone.load(name or MINI, weights=weights, precision=FP32)
     stream, options = "split-details", StreamOptions()
     if folder is not None:
         stream, options = f"folder:{folder}", StreamOptions(train_per_class=TAUGHT, test_per_class=TESTED)

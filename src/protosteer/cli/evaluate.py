@@ -19,7 +19,7 @@ from protosteer.cli.common import (
     write_plot,
 )
 from protosteer.cli.loading import PANEL, open_learner
-from protosteer.cli.options import Device, Json, ModelBackbone, ModelFile, ModelWeights, Threads, path_of
+from protosteer.cli.options import Device, Json, ModelBackbone, ModelFile, ModelWeights, Precision, Threads, path_of
 
 if TYPE_CHECKING:
     from protosteer.data.class_folders import Files
@@ -48,6 +48,7 @@ def evaluate(
     backbone: ModelBackbone = None,
     weights: ModelWeights = None,
     device: Device = "auto",
+    precision: Precision = "auto",
     threads: Threads = None,
 ) -> None:
     """Evaluate a model on labelled images: accuracy, every class, what is confused, the mistakes.
@@ -66,7 +67,7 @@ def evaluate(
         raise CommandLineError(f"{html} is not an .html file", code="bad-suffix", path=html)
     check_plot(plot)
     files = read_labelled(folder)  # complains before anything is loaded
-    found = _evaluate(open_learner(model, backbone, weights, device, threads), files)
+    found = _evaluate(open_learner(model, backbone, weights, device, threads, precision), files)
     for error in found.errors.values():
         say(f"warning: {error}")
     for line in report.warnings(found):

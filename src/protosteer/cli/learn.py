@@ -31,6 +31,7 @@ from protosteer.cli.options import (
     Executor,
     Json,
     NewBackbone,
+    Precision,
     Preset,
     Settings,
     Threads,
@@ -104,6 +105,7 @@ def learn(
         bool, Option("--dry-run", help="Report what is in the folder and how long it takes, and learn nothing.")
     ] = False,
     device: Device = "auto",
+    precision: Precision = "auto",
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
@@ -132,7 +134,7 @@ def learn(
     for folder in folders:
         _check_nested(folder, path, yes, dry_run)
     may_skip = preset is None and not set_
-    choice = BackboneChoice(backbone, weights, as_json)
+    choice = BackboneChoice(backbone, weights, precision, as_json)
     learners = _Learners(choice, adapted, preset, changes, holdout, lambda: prepare(device, threads))
     if who.is_remote and not dry_run:
         results = _learn_in_parallel(who, path, folders, holdout, skip_known, device, learners, may_skip)
@@ -163,7 +165,7 @@ class _Learners:
 
     def with_backbone(self, name: str) -> _Learners:
         """Return the same with a backbone of that name for a new model."""
-        return dataclasses.replace(self, choice=BackboneChoice(name, None), loaded=[])
+        return dataclasses.replace(self, choice=BackboneChoice(name, None, self.choice.precision), loaded=[])
 
     def make(self, old: Model | None, files: Callable[[], Files]) -> Learner:
         """Return a learner. A new backbone is chosen to suit the files that are learned first."""
@@ -171,12 +173,13 @@ class _Learners:
         from protosteer.workflows import shared_prompt
 
         prompt = shared_prompt.read(self.adapted) if self.adapted else None
-        device, name, weights = self.prepare(), self.choice.name, self.choice.weights
+        device = self.prepare()
+        given = self.choice.name, self.choice.weights, device, self.choice.precision
         if old:
-            backbone = self.loaded[0] if self.loaded else backbone_of(old, name, weights, device)
+            backbone = self.loaded[0] if self.loaded else backbone_of(old, *given)
             learner = Learner.of_model(old, backbone)
         elif prompt:
-            backbone = backbone_of(prompt.model, name, weights, device)
+            backbone = backbone_of(prompt.model, *given)
             learner = Learner(backbone, shared_prompt=prompt.prompt_for(backbone))
         else:
             learner = Learner(self.choice.load(device, lambda: self._learned(files())))
@@ -189,10 +192,10 @@ class _Learners:
 
     def _learned(self, files: Files) -> Files:
         """Files that a new model will learn: held-out ones must not choose its backbone."""
-        from protosteer.settings import Settings
+        from protosteer.settings import DEFAULT_PRESET, Settings
         from protosteer.workflows.learn_folder import split
 
-        settings = Settings.preset(self.preset or "best", **self.changes)  # complains before anything is tried
+        settings = Settings.preset(self.preset or DEFAULT_PRESET, **self.changes)  # complains before anything is tried
         return split(files, self.holdout, settings.seed)[0]
 
 

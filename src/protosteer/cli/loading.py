@@ -34,13 +34,15 @@ def read_model(path: Path) -> Model | None:
     return model_file.read(path) if path.exists() else None
 
 
-def open_learner(path: Path, name: str | None, weights: Path | None, device: str, threads: int | None) -> Learner:
+def open_learner(
+    path: Path, name: str | None, weights: Path | None, device: str, threads: int | None, precision: str
+) -> Learner:
     """Return the learner of a model file; see `open_learners`."""
-    return open_learners([path], name, weights, device, threads)[0]
+    return open_learners([path], name, weights, device, threads, precision)[0]
 
 
 def open_learners(
-    paths: Sequence[Path], name: str | None, weights: Path | None, device: str, threads: int | None
+    paths: Sequence[Path], name: str | None, weights: Path | None, device: str, threads: int | None, precision: str
 ) -> list[Learner]:
     """Return the learners of model files; models of the same backbone share one copy of it."""
     from protosteer.learner import Learner
@@ -54,7 +56,7 @@ def open_learners(
         about = model.backbone
         same = repr((about["fingerprint"], about["preprocessing"]))
         if same not in loaded:
-            loaded[same] = backbone_of(model, name, weights, chosen)
+            loaded[same] = backbone_of(model, name, weights, chosen, precision)
         learners.append(Learner.of_model(model, loaded[same]))
     return learners
 
@@ -67,13 +69,13 @@ def say_notes(learner: Learner) -> None:
         say(printable(f"note: {note}"))
 
 
-def backbone_of(model: Model, name: str | None, weights: Path | None, device: str) -> Backbone:
+def backbone_of(model: Model, name: str | None, weights: Path | None, device: str, precision: str) -> Backbone:
     """Load the backbone of a model: the named one, or the one it knows by name, fingerprint and place."""
     from protosteer.errors import ModelFileError, WeightsError
 
     known = model.backbone["name"]
     try:
-        return model.load_backbone(name, weights, device)
+        return model.load_backbone(name, weights, device, precision)
     except WeightsError as error:
         if name or weights:
             message = f"{model.path} was learned with backbone '{known}', and {weights or name} cannot be it ({error})"
@@ -162,7 +164,7 @@ def refuse_existing(out: Path) -> None:
 class BackboneChoice:
     """What a user said about the backbone: where an old model's is, or which one a new model gets."""
 
-    def __init__(self, name: str | None, weights: Path | None, as_json: bool = False):
+    def __init__(self, name: str | None, weights: Path | None, precision: str, as_json: bool = False):
         from protosteer.backbones import AUTO
 
         if name == AUTO and weights is not None:
@@ -170,6 +172,7 @@ class BackboneChoice:
             raise CommandLineError(message, code="conflicting-options")
         self.name = None if name == AUTO else name
         self.weights = weights
+        self.precision = precision
         self.as_json = as_json
         self.choice: Choice | None = None  # once it is made
 
@@ -177,12 +180,13 @@ class BackboneChoice:
         """Load the backbone of a new model; one that was not named is chosen to suit `files()`."""
         from protosteer.backbones import Backbone
 
-        if self.name is not None:
-            return Backbone.load(self.name, weights=self.weights, device=device)
-        if self.weights is not None:  # what it is called may tell what is not in the file
-            return Backbone.load(self.weights.stem, weights=self.weights, device=device)
-        self.choice = choose_backbone(files(), device, self.as_json)
-        return self.choice.load(device)
+        name = self.name
+        if name is None and self.weights is not None:
+            name = self.weights.stem  # what it is called may tell what is not in the file
+        if name is not None:
+            return Backbone.load(name, weights=self.weights, device=device, precision=self.precision)
+        self.choice = choose_backbone(files(), device, self.precision, self.as_json)
+        return self.choice.load(device, self.precision)
 
     def add_to(self, figures: list[dict[str, Any]]) -> None:
         """Add the choice to the results of the first folder, which it was chosen by."""
@@ -192,7 +196,7 @@ class BackboneChoice:
             figures[0]["backbone"] = as_json(self.choice)
 
 
-def choose_backbone(files: Files, device: str, as_json: bool = False) -> Choice:
+def choose_backbone(files: Files, device: str, precision: str, as_json: bool = False) -> Choice:
     """Try the available backbones on labelled files, and show how they did."""
     from protosteer.report.backbone_selection import choice_table
     from protosteer.runtime.progress_bar import LearnProgress
@@ -202,8 +206,10 @@ def choose_backbone(files: Files, device: str, as_json: bool = False) -> Choice:
         say(in_flags(one_line(line)))
 
     with LearnProgress(make_console(stderr=True)) as progress:
-        data = files.paths, files.labels
-        choice = backbone_selection.choose_backbone(data, device, fetch=True, say=tell, on_stage=progress.on_stage)
+        data, on_stage = (files.paths, files.labels), progress.on_stage
+        choice = backbone_selection.choose_backbone(
+            data, device, True, say=tell, on_stage=on_stage, precision=precision
+        )
     for name, why in choice.left_out.items():
         tell(printable(f"backbone {name} was not tried: {why}"))
     if choice.trials and not as_json:
@@ -223,9 +229,14 @@ def _decision(choice: Choice) -> str:
 
 
 def _better() -> str:
-    """Say which file to put where if there is no network."""
+    """Recommend the first download, and say where to put its file if there is no network."""
     from protosteer.backbones.auto_candidates import worth_fetching
     from protosteer.backbones.hub import place_for
 
-    places = [f"put the weights of {info.alias} at {place_for(info)}, or " for info in worth_fetching()[:1]]
-    return f"a larger one is more accurate: {''.join(places)}name it with --backbone"
+    if not (candidates := worth_fetching()):
+        return "for higher accuracy name another with --backbone"
+    info = candidates[0]
+    return (
+        f"for higher accuracy use --backbone {info.alias}, a download of {4 * info.parameters / 1e6:.0f} MB; without a "
+        f"network, put timm's file at {place_for(info)}"
+    )

@@ -65,7 +65,7 @@ def forget(
                 message = f"{backup} exists already; choose another file for --backup"
                 raise ProtosteerError(message, code="file-exists", path=backup)
             with writing(backup, "--backup"):
-                write_atomically(backup, read_regular(model))
+                write_atomically(backup, read_regular(model), like=model)
         sha256 = file_hash(model, "sha256") if certificate else ""
         change.forgotten = [name for one in outcome for name in one.classes], task
         change.put(held)
@@ -186,7 +186,7 @@ def export(
     """Export a model to ONNX: the network, its prototypes, and a program that predicts without protosteer."""
     from protosteer.export.onnx import export_onnx
 
-    learner = open_learner(model, backbone, weights, "cpu", None)
+    learner = open_learner(model, backbone, weights, "cpu", None, "fp32")
     files = {str(path): path.stat().st_size for path in export_onnx(learner, onnx, say, option="--onnx")}
     if as_json:
         print(json.dumps({"files": files}, indent=1))

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
@@ -18,6 +18,13 @@ from protosteer.errors import SettingsError
 
 Json = Annotated[bool, Option("--json", help="Print the results as JSON.")]
 Device = Annotated[str, Option("--device", autocompletion=completion.device_names, help="auto, cpu, cuda or mps.")]
+PrecisionName = Literal["auto", "fp32", "bf16"]
+PRECISION = Option(
+    "--precision",
+    help="Precision of forward passes; auto: bf16 if the processor or GPU has instructions for it, else fp32, and "
+    "always fp32 to reproduce the paper.",
+)
+Precision = Annotated[PrecisionName, PRECISION]
 
 
 def path_of(text: str) -> Path:
@@ -59,8 +66,8 @@ Preset = Annotated[
         "--preset",
         metavar="NAME",
         autocompletion=completion.preset_names,
-        help="What is trained: nothing (instant), one shared prompt (fast), a prompt per task (best, the default), "
-        "or a prompt per task with CPP inference, as in the paper (paper).",
+        help="What is trained: nothing (instant), one shared prompt (fast, the default), one more prompt per task "
+        "(best), or a prompt per task with CPP inference, as in the paper (paper).",
     ),
 ]
 Settings = Annotated[

@@ -24,6 +24,7 @@ from protosteer.cli.options import (
     ModelBackbone,
     ModelFile,
     ModelWeights,
+    Precision,
     Threads,
     Weights,
     path_of,
@@ -79,6 +80,7 @@ def predict(
     backbone: ModelBackbone = None,
     weights: ModelWeights = None,
     device: Device = "auto",
+    precision: Precision = "auto",
     threads: Threads = None,
 ) -> None:
     """Predict the class of images. Unreadable files are named; the others are predicted.
@@ -100,18 +102,18 @@ def predict(
         if out is not None or explain or reject is not None or len(videos) < len(paths):
             message = "videos are predicted by themselves, with --json or --csv alone"
             raise CommandLineError(message, code="conflicting-options")
-        learner = open_learner(model, backbone, weights, device, threads)
+        learner = open_learner(model, backbone, weights, device, threads, precision)
         _print_segments(learner, videos, per_second, as_json, as_csv)
         return
     files = find_files(paths)
     if out is None:
-        learner = open_learner(model, backbone, weights, device, threads)
+        learner = open_learner(model, backbone, weights, device, threads, precision)
         _say_rejection(learner, reject)
         _print_predictions(Predictions(learner, top, reject, explain), files, as_json, as_csv)
         return
     _check_out(out, engine)
     who = make_executor(engine, address, device)
-    learner = open_learner(model, backbone, weights, device, threads)
+    learner = open_learner(model, backbone, weights, device, threads, precision)
     _say_rejection(learner, reject)
     make_remote = functools.partial(predictions_from_spec, LearnerSpec.of(learner, device), top, reject)
     about = (model_digest(learner), top, reject)
@@ -200,6 +202,7 @@ def embed(
     shard: Shard = 1024,
     weights: Weights = None,
     device: Device = "auto",
+    precision: Precision = "auto",
     threads: Threads = None,
 ) -> None:
     """Write the backbone's embedding of each image, without a prompt, and the sha256 of its file."""
@@ -210,22 +213,22 @@ def embed(
     files = find_files(paths)
     _check_out(out, engine)
     who = make_executor(engine, address, device)
-    learner = _embedder(model, weights, device, threads)
+    learner = _embedder(model, weights, device, threads, precision)
     backbone = learner.backbone
     make_remote = functools.partial(embeddings_from_spec, LearnerSpec.of(learner, device))
-    about = (backbone.fingerprint, backbone.preprocessing)
+    about = (backbone.fingerprint, backbone.preprocessing, backbone.precision)
     _write_rows(Embeddings(backbone), make_remote, about, files, out, shard, who)
 
 
-def _embedder(model: str, weights: Path | None, device: str, threads: int | None) -> Learner:
+def _embedder(model: str, weights: Path | None, device: str, threads: int | None, precision: str) -> Learner:
     """Return a learner without classes, with a model's backbone or the named one."""
     from protosteer.backbones import Backbone
     from protosteer.learner import Learner
 
     place = path_of(model)
     if place.exists() or place.suffix == ".protosteer":
-        return Learner(open_learner(place, None, weights, device, threads).backbone)
-    return Learner(Backbone.load(model, weights=weights, device=prepare(device, threads)))
+        return Learner(open_learner(place, None, weights, device, threads, precision).backbone)
+    return Learner(Backbone.load(model, weights=weights, device=prepare(device, threads), precision=precision))
 
 
 def _check_out(out: str, engine: str) -> None:

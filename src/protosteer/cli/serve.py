@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from protosteer.cli.common import CommandLineError, app, say
 from protosteer.cli.loading import PANEL, open_learners, say_notes
-from protosteer.cli.options import Device, ModelBackbone, ModelWeights, Threads, path_of
+from protosteer.cli.options import Device, ModelBackbone, ModelWeights, Precision, Threads, path_of
 
 if TYPE_CHECKING:
     from protosteer.learner import Learner
@@ -50,6 +50,7 @@ def serve(
     backbone: ModelBackbone = None,
     weights: ModelWeights = None,
     device: Device = "auto",
+    precision: Precision = "auto",
     threads: Threads = None,
 ) -> None:
     """Serve models over HTTP, with a web UI to try them. Stop with Ctrl-C."""
@@ -60,7 +61,7 @@ def serve(
         raise CommandLineError("--token needs --allow-teach", code="conflicting-options")
     places = [_place(word) for word in models]
     check_names(places)  # before anything is loaded
-    learners = open_learners([path for _, path in places], backbone, weights, device, threads)
+    learners = open_learners([path for _, path in places], backbone, weights, device, threads, precision)
     token = token or (os.environ.get("PROTOSTEER_TOKEN") if allow_teach else None)
     made = secrets.token_urlsafe(18) if allow_teach and token is None else None
     (name, first), *others = places

@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from protosteer.cli.common import CommandLineError, app, make_console, say, show, sigterm_as_ctrl_c
 from protosteer.cli.loading import PANEL, open_learner
-from protosteer.cli.options import Device, Json, ModelBackbone, ModelWeights, Threads, path_of
+from protosteer.cli.options import Device, Json, ModelBackbone, ModelWeights, Precision, Threads, path_of
 
 if TYPE_CHECKING:
     from protosteer.workflows.sort_files import SortCounts, Sorter
@@ -46,6 +46,7 @@ def sort(
     backbone: ModelBackbone = None,
     weights: ModelWeights = None,
     device: Device = "auto",
+    precision: Precision = "auto",
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
@@ -67,7 +68,7 @@ def sort(
     assert model is not None and source is not None
     options = SortOptions(out, mode, at_least, reject or None, xmp)
     files = images_below(source) if watch else image_files(source)  # a watched folder may be empty yet
-    sorter = Sorter(open_learner(model, backbone, weights, device, threads), source, options)
+    sorter = Sorter(open_learner(model, backbone, weights, device, threads, precision), source, options)
     with sigterm_as_ctrl_c(), writing(out or source, None):
         _sort(sorter, files)
         if watch:

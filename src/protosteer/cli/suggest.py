@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from protosteer.cli.common import CommandLineError, app, make_console, say, show, sigterm_as_ctrl_c
 from protosteer.cli.loading import PANEL, open_learner, refuse_existing
-from protosteer.cli.options import Device, Json, ModelBackbone, ModelFile, ModelWeights, Threads, path_of
+from protosteer.cli.options import Device, Json, ModelBackbone, ModelFile, ModelWeights, Precision, Threads, path_of
 from protosteer.cli.predict import find_files
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def suggest(
     backbone: ModelBackbone = None,
     weights: ModelWeights = None,
     device: Device = "auto",
+    precision: Precision = "auto",
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
@@ -69,7 +70,7 @@ def suggest(
         _check_out(out, as_json)
     labelled = read_folder(check) if check is not None else None  # complains before anything is loaded
     files = find_files(paths) if paths else []
-    learner = open_learner(model, backbone, weights, device, threads)
+    learner = open_learner(model, backbone, weights, device, threads, precision)
     found = _found(learner, labelled, files, count, reject)
     for error in found.errors.values():
         say(f"warning: {error}")

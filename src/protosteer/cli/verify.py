@@ -10,7 +10,7 @@ from typer import Argument
 
 from protosteer.cli.common import app, make_console, sigterm_as_ctrl_c
 from protosteer.cli.loading import PANEL, backbone_of, prepare
-from protosteer.cli.options import Device, Json, ModelBackbone, ModelFile, ModelWeights, Threads, path_of
+from protosteer.cli.options import Device, Json, ModelBackbone, ModelFile, ModelWeights, Precision, Threads, path_of
 from protosteer.errors import ProtosteerError
 
 
@@ -32,6 +32,7 @@ def verify(
     backbone: ModelBackbone = None,
     weights: ModelWeights = None,
     device: Device = "auto",
+    precision: Precision = "auto",
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
@@ -50,7 +51,7 @@ def verify(
         influence = "; ".join(one["guarantee"] for one in contents["forgotten"] if not one["exact"])
         found.append((None, f"not exact: {influence}"))
     if folders:
-        learner = Learner.of_model(held, backbone_of(held, backbone, weights, prepare(device, threads)))
+        learner = Learner.of_model(held, backbone_of(held, backbone, weights, prepare(device, threads), precision))
         with sigterm_as_ctrl_c(), LearnProgress(make_console(stderr=True)) as progress:
             found += relearn(learner, folders, progress.on_stage)
     words = {True: "checked", False: "FAILED", None: "not checked"}

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from kornia.augmentation import RandomResizedCrop
 from kornia.color import rgb_to_grayscale
 from kornia.filters import gaussian_blur2d
 from torch import Tensor
@@ -39,6 +38,7 @@ from protosteer.util.distributed import ProcessGroup
 
 CROP_SCALE = (0.8, 1.0)
 CROP_RATIO = (3 / 4, 4 / 3)
+BOX_TRIES = 10
 FLIP = 0.5
 JITTER = 0.8
 JITTER_RANGE = (0.4, 0.4, 0.2, 0.1)  # around NEUTRAL
@@ -72,7 +72,7 @@ class Choices:
 
 
 class Augmentation:
-    """Turn pixels into normalised training images; all randomness comes from torch's global CPU generator.
+    """Turn pixels into normalised training images; all randomness comes from a CPU generator, or torch's own.
 
     `kind`: "paper"; "no-flip", for images that must not be mirrored, such as digits; "crop", the random crop alone;
     "none", the evaluation preprocessing. `batched`: the whole batch (True), image by image (False), or by size and
@@ -86,35 +86,37 @@ class Augmentation:
         self.preprocessing = preprocessing
         self.kind = kind
         self.batched = batched
-        size = preprocessing.image_size
-        self.boxes = RandomResizedCrop((size, size), scale=CROP_SCALE, ratio=CROP_RATIO)
 
-    def __call__(self, pixels: Tensor) -> Tensor:
+    def __call__(self, pixels: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Augment uint8 [B, 3, h, w] to float32 [B, 3, s, s] on the same device."""
-        return self.apply(pixels, self.draw(pixels.shape))
+        return self.apply(pixels, self.draw(pixels.shape, generator))
 
-    def draw(self, shape: Sequence[int]) -> Choices:
+    def draw(self, shape: Sequence[int], generator: torch.Generator | None = None) -> Choices:
         """Draw random choices for pixels of the given shape [B, 3, h, w]; only steps of this kind are drawn.
 
         The order of the draws is part of what a seed means, so it must not change.
         """
         count, size = shape[0], self.preprocessing.image_size
+
+        def happens(probability: float) -> Tensor:
+            return torch.rand(count, generator=generator) < probability
+
         with torch.device("cpu"):
             choices = _no_change(shape)
             if self.kind != "none":
-                corners = self.boxes.forward_parameters(torch.Size(shape))["src"].long()  # ends included
-                choices.boxes = torch.cat([corners[:, 0], corners[:, 2] + 1], dim=1)
+                choices.boxes = random_boxes(count, shape[2], shape[3], generator)
             if self.kind == "paper":
-                choices.mirrored = _happens(FLIP, count)
+                choices.mirrored = happens(FLIP)
             if self.kind in ("paper", "no-flip"):
-                choices.jittered = _happens(JITTER, count)
-                choices.grey = _happens(GREY, count)
-                choices.blurred = _happens(BLUR, count)
-                choices.solarized = _happens(SOLARIZE, count)
-                up_or_down = 2 * torch.rand(count, 4) - 1
+                choices.jittered = happens(JITTER)
+                choices.grey = happens(GREY)
+                choices.blurred = happens(BLUR)
+                choices.solarized = happens(SOLARIZE)
+                up_or_down = 2 * torch.rand(count, 4, generator=generator) - 1
                 choices.factors = torch.tensor(NEUTRAL) + torch.tensor(JITTER_RANGE) * up_or_down
-                choices.orders = torch.rand(count, 4).argsort(dim=1)
-                choices.radii = torch.empty(count).uniform_(*BLUR_RADIUS) * (size / BLUR_IMAGE_SIZE)
+                choices.orders = torch.rand(count, 4, generator=generator).argsort(dim=1)
+                radii = torch.empty(count).uniform_(*BLUR_RADIUS, generator=generator)
+                choices.radii = radii * (size / BLUR_IMAGE_SIZE)
         return choices
 
     @torch.no_grad()
@@ -135,6 +137,7 @@ def augmented(
     augment: Augmentation,
     device: torch.device,
     group: ProcessGroup | None = None,
+    generator: torch.Generator | None = None,
 ) -> Iterator[Tensor]:
     """Normalised [B, 3, H, W] for every batch of row numbers [B], decoded ahead, newly augmented each time.
 
@@ -145,7 +148,7 @@ def augmented(
     shares = [group.share(len(rows)) for rows in batches]
     rank_rows = [rows[share] for rows, share in zip(batches, shares, strict=True)]
     for rows, share, pixels in zip(batches, shares, prefetched(images, rank_rows, device=device), strict=True):
-        choices = augment.draw((len(rows), *pixels.shape[1:]))
+        choices = augment.draw((len(rows), *pixels.shape[1:]), generator)
         yield augment.apply(pixels.to(device, non_blocking=True), choices.of(share))
 
 
@@ -157,8 +160,30 @@ def _no_change(shape: Sequence[int]) -> Choices:
     return Choices(boxes, never, never, factors, orders, never, never, torch.zeros(count), never)
 
 
-def _happens(probability: float, count: int) -> Tensor:
-    return torch.rand(count) < probability
+def random_boxes(count: int, height: int, width: int, generator: torch.Generator | None) -> Tensor:
+    """Draw boxes int64 [B, 4] for RandomResizedCrop: left, top, right, bottom; the last two are exclusive.
+
+    Of `BOX_TRIES` areas and aspect ratios (width / height, log-uniform) the first that fits in the image counts. If
+    none fits, the box is the largest in the middle range of ratios. Numbers are drawn in the order and arithmetic of
+    kornia's RandomResizedCrop, which knows torch's own generator only.
+    """
+
+    def uniform(low: Tensor | float, high: Tensor | float, *shape: int) -> Tensor:
+        return low + torch.rand(count, *shape, generator=generator) * (high - low)
+
+    scale, limits = torch.tensor(CROP_SCALE), torch.tensor(CROP_RATIO).log()
+    area = uniform(scale[0], scale[1], BOX_TRIES) * height * width  # [B, BOX_TRIES]
+    ratio = uniform(limits[0], limits[1], BOX_TRIES).exp()
+    sizes = torch.stack([(area * ratio).sqrt().round(), (area / ratio).sqrt().round()], dim=2)  # width, height
+    fits = ((sizes > 0) & (sizes <= torch.tensor([width, height]))).all(dim=2)
+    narrow, wide = width / height < CROP_RATIO[0], width / height > CROP_RATIO[1]
+    whole = [round(height * CROP_RATIO[1]) if wide else width, round(width / CROP_RATIO[0]) if narrow else height]
+    first = sizes[torch.arange(count), fits.int().argmax(dim=1)]  # [B, 2]; argmax: the first of equals
+    chosen = torch.where(fits.any(dim=1)[:, None], first, torch.tensor(whole, dtype=first.dtype))
+    columns = (uniform(0.0, 1.0) * (width - chosen[:, 0] + 1)).floor()
+    rows = (uniform(0.0, 1.0) * (height - chosen[:, 1] + 1)).floor()
+    corner = torch.stack([columns, rows], dim=1)
+    return torch.cat([corner, corner + chosen], dim=1).long()
 
 
 def _one_by_one(pixels: Tensor, choices: Choices, size: int) -> Tensor:

@@ -12,6 +12,7 @@ import errno
 import functools
 import json
 import os
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from protosteer.util.text import listed, one_line
 
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 _SUFFIX = ".arrow"
+# Each cell stands by itself. In dictionaries, views and runs, many rows can share one large text.
+_PLAIN = ("primitive", "string", "large_string", "null")
 _MAX_MAPPED = 64  # Arrow files that stay mapped into memory
 
 
@@ -98,11 +101,41 @@ def _opened(arrow: Path) -> tuple[Any, dict[str, Any]]:
 def _mapped(arrow: str, size: int, time: int) -> tuple[Any, dict[str, Any]]:
     """Map a file; `size` and `time` make sure that a changed file is mapped again."""
     pa = pyarrow()
-    with pa.memory_map(arrow) as file, pa.ipc.open_stream(file) as stream:
-        table = stream.read_all()
+    with pa.memory_map(arrow) as file:
+        if any(_is_compressed(message) for message in pa.ipc.MessageReader.open_stream(file)):
+            raise ValueError("its buffers are compressed, which `datasets` never does")
+        file.seek(0)
+        with pa.ipc.open_stream(file) as stream:
+            table = stream.read_all()
     table.validate(full=True)  # else pyarrow would read beyond the end of a damaged file
     metadata = json.loads((table.schema.metadata or {})[b"huggingface"])
     return table, dict(metadata["info"]["features"])
+
+
+def _is_compressed(message: Any) -> bool:
+    """Tell by a message's metadata, a flatbuffer: compressed buffers could take any memory.
+
+    A table begins with the distance back to its vtable, which has the position of each field, or 0 if it is absent.
+    The header is field 2 of a message, the rows are field 1 of a dictionary, and their compression is field 3.
+    """
+    data = bytes(message.metadata)
+
+    def field(table: int, number: int) -> int:
+        vtable = table - struct.unpack_from("<i", data, table)[0]
+        if 4 + 2 * number >= struct.unpack_from("<H", data, vtable)[0]:
+            return 0
+        position = struct.unpack_from("<H", data, vtable + 4 + 2 * number)[0]
+        return table + position if position else 0
+
+    def target(place: int) -> int:
+        return int(place + struct.unpack_from("<I", data, place)[0])
+
+    if message.type not in ("record batch", "dictionary"):
+        return False
+    rows = target(field(target(0), 2))
+    if message.type == "dictionary":
+        rows = target(field(rows, 1))
+    return field(rows, 3) != 0
 
 
 def _image_column(features: dict[str, Any]) -> str:
@@ -127,7 +160,8 @@ def _image_paths(arrow: Path, table: Any, column: str) -> Iterator[Path]:
     row = 0
     for chunk in table.column(column).chunks:
         parts = dict(zip((field.name for field in chunk.type), chunk.flatten(), strict=True))
-        names = parts["path"].to_pylist()
+        _require_type(parts["bytes"], "binary", "large_binary")
+        names = _require_type(parts["path"], *_PLAIN).to_pylist()
         for embedded, name in zip(parts["bytes"].is_valid().to_pylist(), names, strict=True):
             if not embedded and not name:
                 message = f"{arrow / str(row)} has no image; leave such rows out with Dataset.filter"
@@ -136,13 +170,20 @@ def _image_paths(arrow: Path, table: Any, column: str) -> Iterator[Path]:
             row += 1
 
 
+def _require_type(column: Any, *kinds: str) -> Any:
+    """Return a column whose type is one of `pyarrow.types.is_...`; raise a `ValueError` for others."""
+    if not any(getattr(pyarrow().types, f"is_{kind}")(column.type) for kind in kinds):
+        raise ValueError(f"a column is of type {column.type}, which `datasets` never writes here")
+    return column
+
+
 def _labels(table: Any, features: dict[str, Any]) -> list[Any]:
     """Return each row's label; None where there is none."""
     names = [name for name, feature in features.items() if _kind(feature) == "ClassLabel"]
     column = next((name for name in ("label", "labels", *names) if name in features), None)
     if column is None:
         return [None] * len(table)
-    values = table.column(column).to_pylist()
+    values = _require_type(table.column(column), *_PLAIN).to_pylist()
     classes: Sequence[str] | None = features[column].get("names") if column in names else None
     if classes is None:
         return list(values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import reprlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ from typing import Any
 from protosteer.data.class_folders import Files
 from protosteer.data.hf_arrow import pyarrow
 from protosteer.data.image_files import image_exists
+from protosteer.data.parquet_guard import check_pages, max_rows, max_size
 from protosteer.errors import DataError, ProtosteerError
 from protosteer.util.files import read_regular
 from protosteer.util.text import listed, one_line
 
 SUFFIXES = (".parquet", ".csv", ".jsonl")
 _MAX_NAMED = 3  # rows that a message names
+_MAX_PATH = 4096  # characters, as Linux allows
 
 # Position of a row for messages, and its cells in the requested columns.
 Rows = Iterator[tuple[str, list[Any]]]
@@ -80,7 +83,7 @@ def _reject_repeated(path: Path, positions: Sequence[str], files: Files) -> None
 
 
 def _name(path: Path, position: str, cell: Any) -> str:
-    if isinstance(cell, str) and cell.strip() and "\0" not in cell:
+    if isinstance(cell, str) and cell.strip() and "\0" not in cell and len(cell) <= _MAX_PATH:
         return cell
     message = f"{path}, {position}: column path has no file's name; fill it in, or remove the row"
     raise DataError(message, code="bad-list", path=path)
@@ -97,7 +100,7 @@ def _label(path: Path, position: str, cell: Any) -> str:
     label = label_of(cell)
     if label is not None:
         return label
-    fault = "is missing" if cell is None or cell == "" else f"is {cell!r}"
+    fault = "is missing" if cell is None or cell == "" else f"is {reprlib.repr(cell)}"
     message = f"{path}, {position}: the label {fault}; give a word or a whole number, or remove the row"
     raise DataError(message, code="bad-label", path=path)
 
@@ -125,13 +128,30 @@ def _require(path: Path, present: Sequence[str], columns: Sequence[str]) -> None
 
 
 def _parquet_rows(path: Path, columns: Sequence[str]) -> Rows:
-    file = pyarrow().parquet.ParquetFile(io.BytesIO(read_regular(path)))
+    data, pa = read_regular(path), pyarrow()
+    file = pa.parquet.ParquetFile(io.BytesIO(data))
     _require(path, file.schema_arrow.names, columns)
-    row = 0
+    leaves = [file.schema.column(i).path for i in range(len(file.schema))]
+    check_pages(data, [i for i, name in enumerate(leaves) if name.split(".")[0] in columns])
+    # Dictionaries stay dictionaries: a text that many rows have is in memory once.
+    plain = [name for name in columns if name in leaves]
+    file = pa.parquet.ParquetFile(io.BytesIO(data), read_dictionary=plain)
+    row = characters = 0
     for batch in file.iter_batches(columns=list(columns)):
-        for cells in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
+        for cells in zip(*(_cells(batch.column(name), pa) for name in columns), strict=True):
             row += 1
+            characters += len(str(cells[0]))
+            if row > max_rows(len(data)) or characters > max_size(len(data)):
+                message = f"{path} has far more rows than a file of {len(data):,} bytes can need; save it again as CSV"
+                raise DataError(message, code="bad-list", path=path)
             yield f"row {row}", list(cells)
+
+
+def _cells(column: Any, pa: Any) -> list[Any]:
+    if not pa.types.is_dictionary(column.type):
+        return list(column.to_pylist())
+    values = column.dictionary.to_pylist()
+    return [None if i is None else values[i] for i in column.indices.to_pylist()]
 
 
 def _csv_rows(path: Path, columns: Sequence[str]) -> Rows:

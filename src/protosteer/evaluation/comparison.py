@@ -84,7 +84,11 @@ def _shared(configuration: dict[str, Any]) -> list[str]:
     """Describe stream and backbone; the rest of a stream follows from its options."""
     stream, backbone = configuration["stream"], configuration["backbone"]
     options = {name: value for name, value in stream["options"].items() if value is not None}
-    weights = {"fingerprint": backbone["fingerprint"][:8], "image_size": backbone["image_size"]}
+    weights = {
+        "fingerprint": backbone["fingerprint"][:8],
+        "image_size": backbone["image_size"],
+        "precision": backbone["precision"],
+    }
     return [stream["name"], *_words(options), backbone["name"], *_words(weights)]
 
 

@@ -73,7 +73,7 @@ class Experiment:
         data_dir: Where datasets are; None: the default folder.
         skip_unreadable: Whether to skip images that cannot be decoded.
         device: The device.
-        precision: The precision of forward passes.
+        precision: The precision of forward passes, see `Backbone.load`; auto is fp32 if the paper is reproduced.
         threads: The number of CPU threads; None: torch's choice.
         out: The run folder; None: one under runs/.
     """
@@ -140,6 +140,11 @@ class Experiment:
         return method.settings_from({**method.preset(self.preset), **self.settings, "seed": seed})
 
     @property
+    def reproduces_paper(self) -> bool:
+        """Whether `auto` precision must be fp32."""
+        return self.settings_for(0).reproduces_paper
+
+    @property
     def folder(self) -> Path:
         """The run folder: `out`, or one under runs/ that names stream, method and backbone."""
         if self.out is not None:
@@ -151,7 +156,8 @@ class Experiment:
         """Load the backbone on its device."""
         crop = self.crop if self.crop is not None else find_benchmark(self.stream).crop
         device, size = choose_device(self.device), self.image_size
-        return Backbone.load(self.backbone, self.weights, size, crop=crop, device=device, precision=self.precision)
+        loaded = Backbone.load(self.backbone, self.weights, size, crop=crop, device=device, precision=self.precision)
+        return loaded.with_auto_as_fp32() if self.reproduces_paper else loaded
 
 
 def _typed(name: str, value: Any, hint: Any) -> Any:
@@ -277,7 +283,8 @@ def run_experiment(
         reporter = make_reporter(stream, runs, folder.log) if make_reporter else Reporter()
         with reporter, _warnings_to(reporter.say):
             if engine and engine.is_remote:
-                _run_remotely(engine, experiment, seeds, len(stream), reporter, checkpoint_seconds)
+                resolved = dataclasses.replace(experiment, precision=context.backbone.precision)
+                _run_remotely(engine, resolved, seeds, len(stream), reporter, checkpoint_seconds)
             else:
                 run = _seed_runner(experiment, context, reporter, checkpoint_seconds)
                 for seed in seeds:

@@ -11,6 +11,7 @@ import torch
 
 import protosteer
 from protosteer.backbones import Backbone
+from protosteer.backbones.precision import FP32
 from protosteer.methods import METHODS, Method
 from protosteer.settings import RETIRED, Values
 from protosteer.streams import Stream, StreamOptions
@@ -24,6 +25,7 @@ _PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "kornia", "pillow")
 def configuration(method: type[Method], settings: Values, backbone: Backbone, stream: Stream) -> dict[str, Any]:
     """Describe all that determines the results except the seed; equal configurations are one experiment."""
     weights = {key: value for key, value in backbone.describe().items() if key != "source"}
+    weights["precision"] = backbone.precision
     chosen = {key: value for key, value in settings.to_dict().items() if key != "seed"}
     return {"stream": stream.about, "method": method.name, "settings": chosen, "backbone": weights}
 
@@ -31,7 +33,7 @@ def configuration(method: type[Method], settings: Values, backbone: Backbone, st
 def upgraded(configuration: dict[str, Any]) -> dict[str, Any]:
     """Convert a configuration of an older version.
 
-    Retired settings that had no effect are removed; settings that came later get their defaults.
+    Retired settings that had no effect are removed; settings that came later get their defaults, precision fp32.
     """
     settings = configuration.get("settings", {})
     kept = {name: v for name, v in settings.items() if name not in RETIRED or v != RETIRED[name]}
@@ -40,7 +42,9 @@ def upgraded(configuration: dict[str, Any]) -> dict[str, Any]:
     added = {name: v for name, v in defaults.items() if name not in kept and name != "seed"}
     stream = configuration.get("stream", {})
     options = {**StreamOptions().to_dict(), **stream.get("options", {})}
-    return {**configuration, "stream": {**stream, "options": options}, "settings": {**kept, **added}}
+    backbone = {"precision": FP32, **configuration.get("backbone", {})}
+    changed = {"stream": {**stream, "options": options}, "settings": {**kept, **added}, "backbone": backbone}
+    return {**configuration, **changed}
 
 
 def circumstances(device: torch.device) -> dict[str, Any]:

@@ -14,16 +14,46 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
 from protosteer.errors import RunError
 from protosteer.evaluation import manifest, metrics
+from protosteer.model.schema import check
 from protosteer.runtime.checkpoint import SECONDS, CheckpointFile
-from protosteer.util.files import remove_leftovers, write_atomically
-from protosteer.util.text import listed
+from protosteer.util.files import read_regular, remove_leftovers, write_atomically
+from protosteer.util.text import listed, one_line, printable
 
 MANIFEST, METRICS, LOG, LOCK = "manifest.json", "metrics.json", "log.txt", ".protosteer.lock"
+_MAX_ITEMS = 10**5
+
+
+def _table(value: Any, where: str) -> None:
+    if type(value) is not dict or any(len(name) > 200 or len(str(one)) > 10**5 for name, one in value.items()):
+        raise TypeError(f"{where} is no table of short values")
+
+
+_NUMBER, _SEED = (-1e30, 1e30), (0, 2**63)
+_MATRIX = [[(-1e3, 1e3), 1, _MAX_ITEMS], 1, _MAX_ITEMS]
+# A folder may be another's: names of folders and files are made of what it says. See `model.schema.check`.
+_MANIFEST = {
+    "format": (manifest.FORMAT, manifest.FORMAT),
+    "seeds": [_SEED, 0, _MAX_ITEMS],
+    "sessions": [{"circumstances": _table}, 1, _MAX_ITEMS],
+    "configuration": {
+        "method": 200,
+        "settings": _table,
+        "stream": {"name": 4096, "options?": _table},
+        "backbone": {"name": 200, "fingerprint": 128, "image_size": (1, 2**20)},
+    },
+}
+_FIGURES = {
+    "seed": _SEED,
+    "matrix": _MATRIX,
+    "diagnosis?": {"mean?": _table},
+    "reliability?": [{"images": (0, 2**40), "confidence?": (0.0, 100.0), "accuracy?": (0.0, 100.0)}, 1, 1000],
+}
 
 
 class SeedFolder:
@@ -39,6 +69,8 @@ class SeedFolder:
         """Return the rows of the matrix that were saved."""
         path = self.unfinished / "rows.json"
         rows = read_json(path) if path.is_file() else []
+        with _reading(path):
+            check(rows, [_table, 0, _MAX_ITEMS], "a row")
         return rows if self._model(len(rows) - 1).is_file() else []
 
     def save_rows(self, rows: list[dict[str, Any]]) -> None:
@@ -49,7 +81,10 @@ class SeedFolder:
         """Return the state after a task, and the seconds that learning it took; None if it was not saved."""
         if not self._model(task).is_file():
             return None
-        return self._model(task).read_bytes(), float(read_json(self._unfinished("seconds", task)))
+        seconds = read_json(place := self._unfinished("seconds", task))
+        with _reading(place):
+            check(seconds, _NUMBER, "its number")
+        return self._model(task).read_bytes(), float(seconds)
 
     def save_learned(self, task: int, state: bytes, seconds: float) -> None:
         """Save the state after a task, and remove its checkpoint."""
@@ -59,7 +94,11 @@ class SeedFolder:
 
     def embeddings(self) -> list[Mapping[str, Tensor]]:
         """Return the embeddings behind the saved rows; an interrupted evaluation is repeated."""
-        return [load_file(self._unfinished("embeddings", task)) for task in range(len(self.rows()))]
+        found: list[Mapping[str, Tensor]] = []
+        for place in (self._unfinished("embeddings", task) for task in range(len(self.rows()))):
+            with _reading(place):
+                found.append(load_file(place))
+        return found
 
     def save_embeddings(self, task: int, embeddings: Mapping[str, Tensor]) -> None:
         """Save the embeddings of a task's evaluation."""
@@ -105,10 +144,11 @@ class RunFolder:
         if not file.is_file():
             return None
         known = read_json(file)
-        complete = isinstance(known, dict) and known.keys() >= {"configuration", "seeds", "sessions"}
-        if not complete or known.get("format") != manifest.FORMAT or not known["sessions"]:
-            message = f"{file} is not of run format {manifest.FORMAT}, or was altered; choose another folder"
-            raise RunError(message, code="bad-manifest", path=file)
+        try:
+            check(known, _MANIFEST, "its")
+        except TypeError as error:
+            message = f"{file} is not of run format {manifest.FORMAT}, or was altered ({error}); choose another folder"
+            raise RunError(message, code="bad-manifest", path=file) from error
         return {**known, "configuration": manifest.upgraded(known["configuration"])}
 
     def seed(self, seed: int) -> Path:
@@ -267,21 +307,41 @@ def read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     if known is None:
         message = f"{path} is not a run folder: it has no {MANIFEST}; pass a folder that `run` wrote"
         raise RunError(message, code="not-a-run", path=path)
-    done = [read_json(folder.seed(s) / METRICS) for s in known["seeds"] if folder.finished(s)]
+    done = [_read_figures(folder.seed(s) / METRICS) for s in known["seeds"] if folder.finished(s)]
     if not done:
         message = f"{path} has no finished seed; continue the run with resume=True"
         raise RunError(message, code="no-finished-seed", path=path)
     return known["configuration"], done
 
 
+def _read_figures(path: Path) -> dict[str, Any]:
+    """Read the metrics of a seed: numbers, or null, and what else is known by name."""
+    with _reading(path):
+        figures = json.loads(read_regular(path))
+        check(figures, _FIGURES, "its")
+        causes = (figures.get("diagnosis") or {}).get("mean") or {}
+        for name, value in [*figures.items(), *causes.items()]:
+            if type(value) in (int, float):
+                check(value, _NUMBER, f"its {printable(name)}")
+        if any(len(row) != i + 1 for i, row in enumerate(figures["matrix"])):
+            raise TypeError("its matrix is not triangular")
+        return dict(figures)
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file of a run folder."""
+    with _reading(path):
+        return json.loads(read_regular(path))
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn any error about the content of a file into a `RunError` that names it."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(
-            f"{path} cannot be read ({error}); the folder was altered", code="unreadable-run", path=path
-        ) from error
+        yield
+    except (OSError, ValueError, TypeError, LookupError, RecursionError, SafetensorError) as error:
+        message = f"{path} cannot be read ({one_line(str(error))}); the folder was altered"
+        raise RunError(message, code="unreadable-run", path=path) from error
 
 
 def write_json(path: Path, value: Any) -> None:

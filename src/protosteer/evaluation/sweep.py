@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
+from protosteer.backbones.precision import AUTO_PRECISION, FP32
 from protosteer.errors import ProtosteerError, SettingsError
 from protosteer.evaluation.experiment import Experiment, check_choice, open_context, run_experiment
 from protosteer.evaluation.run_folder import RunFolder
@@ -62,6 +63,8 @@ def experiments_of(values: Mapping[str, Any]) -> list[Experiment]:
         except SettingsError as error:
             raise SettingsError(f"method {name}: {error}", code=error.code, **error.details) from error
         experiments.append(made)
+    if experiments[0].precision == AUTO_PRECISION and any(made.reproduces_paper for made in experiments):
+        return [dataclasses.replace(made, precision=FP32) for made in experiments]  # what is compared computes alike
     return experiments
 
 

@@ -11,7 +11,6 @@ import io
 import json
 import math
 import os
-import tempfile
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -27,10 +26,10 @@ from protosteer.backbones import Backbone
 from protosteer.errors import LearnerError, ProtosteerError
 from protosteer.learner import Learner
 from protosteer.paper.vit import shared_layers
-from protosteer.util.files import write_atomically, writing
+from protosteer.util.files import replace_folder, writing
 from protosteer.workflows import ood
 
-FORMATS = {"paper": "protosteer-onnx-3", "evidence": "protosteer-onnx-4"}
+FORMATS = {"paper": "protosteer-onnx-3", "evidence": "protosteer-onnx-5"}
 FRACTIONS = (0.01, 0.02, 0.05, 0.1, 0.2)  # of known images that are rejected; a threshold is written for each
 _TOLERANCE = 1e-3
 
@@ -56,8 +55,8 @@ true where a prompt token comes into a layer. No prompt: length 0, or false ever
 _CONTENTS = {
     "paper": {"arrays": "key and value centroids, prompts", "numbers": "neighbours, temperature"},
     "evidence": {
-        "arrays": "class means and points in each view, value centroids, prompts",
-        "numbers": "weights of the views, when an image needs further passes",
+        "arrays": "class means and prototypes in each layer, value centroids, prompts",
+        "numbers": "weights of layers, when an image needs further passes",
     },
 }
 
@@ -80,8 +79,9 @@ def export_onnx(
         raise LearnerError("nothing has been learned yet; there is nothing to export", code="nothing-learned")
     folder = Path(os.path.realpath(folder))
     _check_place(folder)
-    arrays, graph = _arrays(learner), network(learner.backbone)
-    difference = _check(graph, learner.backbone, arrays)
+    backbone = learner.backbone.reading(learner.reader.layers)
+    arrays, graph = _arrays(learner), network(backbone)
+    difference = _check(graph, backbone, arrays)
     if on_message:
         name = learner.backbone.name
         on_message(f"embedding.onnx computes what {name} does (greatest difference {difference:.0e})")
@@ -99,7 +99,7 @@ def export_onnx(
         "README.md": readme.encode(),
     }
     with writing(folder, option):
-        _replace_folder(folder, contents)
+        replace_folder(folder, contents)
     return [folder / name for name in contents]
 
 
@@ -114,7 +114,7 @@ def _arrays(learner: Learner) -> dict[str, np.ndarray]:
         "value_records": index.value_records.numpy(),
         "record_classes": index.record_classes.numpy(),
         "record_tasks": index.record_tasks.numpy(),
-        "task_prompts": np.array(rows[: len(index.tasks)], dtype=np.int64),
+        "task_prompts": np.array(rows[: len(index.tasks)], dtype=np.int64) * index.prompted.numpy(),
         "prompts": prompts,
         "enters": enters,
     }
@@ -185,9 +185,10 @@ def _check(graph: bytes, backbone: Backbone, arrays: dict[str, np.ndarray], most
         used = tokens[entering.any(axis=1)][:, entering.any(axis=0)]
         prompt = torch.from_numpy(used).to(backbone.device) if used.size else None
         with torch.no_grad():
-            ours.append(backbone.vit(image[None].to(backbone.device), prompt).float().cpu())
-    theirs = torch.from_numpy(session.run(None, feed)[0])
-    difference = float((F.normalize(theirs, dim=1) - F.normalize(torch.cat(ours), dim=1)).abs().max())
+            ours.append(backbone.embed(image[None], prompt).float().cpu())
+    pair = (torch.cat(ours), torch.from_numpy(session.run(None, feed)[0]))
+    ours_units, theirs = (F.normalize(one.unflatten(1, (-1, backbone.dim)), dim=2) for one in pair)
+    difference = float((theirs - ours_units).abs().max())
     if not difference <= _TOLERANCE:
         raise ProtosteerError(
             f"onnxruntime {onnxruntime.__version__} computes other embeddings than {backbone.name} "
@@ -226,21 +227,3 @@ def _is_export(folder: Path) -> bool:
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(about, dict) and str(about.get("format", "")).startswith("protosteer-onnx-")
-
-
-def _replace_folder(folder: Path, contents: dict[str, bytes]) -> None:
-    """Build a folder beside the wanted one and rename it: the old one or the new one, never a mixture."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as beside:
-        new, old = Path(beside, "new"), Path(beside, "old")
-        new.mkdir()
-        for name, data in contents.items():
-            write_atomically(new / name, data)
-        if folder.exists():
-            folder.rename(old)
-        try:
-            new.rename(folder)
-        except BaseException:
-            if old.exists():
-                old.rename(folder)
-            raise

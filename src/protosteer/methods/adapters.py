@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import copy
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protosteer.backbones import Backbone
+from protosteer.util.seeded import seeded
 
 
 class Adapter(nn.Module):
     """relu(x A + a) B + b over tokens of dimension `dim`, with a hidden `width`; its output starts at zero."""
 
-    def __init__(self, dim: int, width: int):
+    def __init__(self, dim: int, width: int, generator: torch.Generator | None = None):
         super().__init__()
-        self.down = nn.Linear(dim, width)
-        self.up = nn.Linear(width, dim)
+        self.down = seeded(lambda: nn.Linear(dim, width), generator)
+        self.up = seeded(lambda: nn.Linear(width, dim), generator)
         for zero in (self.down.bias, self.up.weight, self.up.bias):
             nn.init.zeros_(zero)
 
@@ -39,9 +41,9 @@ class AdaptedMlp(nn.Module):
         return self.mlp(x) + self.scale * self.adapter(x)
 
 
-def new_adapters(backbone: Backbone, width: int) -> nn.ModuleList:
+def new_adapters(backbone: Backbone, width: int, generator: torch.Generator) -> nn.ModuleList:
     """Create one adapter per layer of the backbone."""
-    adapters = (Adapter(backbone.dim, width) for _ in range(backbone.depth))
+    adapters = (Adapter(backbone.dim, width, generator) for _ in range(backbone.depth))
     return nn.ModuleList(adapters).to(backbone.device)
 
 

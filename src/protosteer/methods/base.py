@@ -105,6 +105,7 @@ class Method(ABC):
     Attributes:
         backbone: The backbone that test images are embedded with: the given one, or a trainable copy of it.
         tasks: The names of the classes that each task introduced.
+        generator: Draws everything random; `learn` seeds it by the task. torch's own is never used.
     """
 
     name: ClassVar[str]  # set by `register_method`
@@ -141,6 +142,7 @@ class Method(ABC):
         self.settings = settings
         self.embed_batch_size: int = settings.embed_batch_size
         self.tasks: list[list[str]] = []
+        self.generator = torch.Generator()
 
     @property
     def classes(self) -> list[str]:

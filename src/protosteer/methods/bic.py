@@ -67,7 +67,8 @@ class BiC(Rehearsal):
         """Copy the teacher and draw the held-out images."""
         self.teacher = Teacher(self.backbone, self.head) if self.tasks else None
         classes = len(self.classes) + len(labels.unique())
-        self.held = draw_held_out(labels, self.settings.held_out, self.settings.buffer_size // classes)
+        s = self.settings
+        self.held = draw_held_out(labels, s.held_out, s.buffer_size // classes, self.generator)
 
     def training_set(self, images: ImageSet, labels: Tensor) -> tuple[ImageSet, Tensor]:
         """Return buffer and task without the held-out images."""
@@ -98,7 +99,7 @@ class BiC(Rehearsal):
         held, new = self.all_held(), len(self.tasks[-1])
         if self.teacher:
             self.correction = self.fit_correction(both, targets, held.nonzero()[:, 0], new)
-        rows = rows_to_keep(targets, held, self.settings.held_out, self.settings.buffer_size)
+        rows = rows_to_keep(targets, held, self.settings.held_out, self.settings.buffer_size, self.generator)
         self.buffer.offer(task.train, labels, rows, held=self.held)
         self.teacher = None
 
@@ -135,8 +136,8 @@ def bias(logits: Tensor, labels: Tensor, new: int) -> Tensor:
     return numbers.detach()
 
 
-def draw_held_out(labels: Tensor, share: float, quota: int) -> Tensor:
-    """Draw the images of labels [n] to hold out, bool [n], by torch's generator.
+def draw_held_out(labels: Tensor, share: float, quota: int, generator: torch.Generator | None = None) -> Tensor:
+    """Draw the images of labels [n] to hold out, bool [n].
 
     Of each class a share of the `quota` that the buffer will hold; at least one image, at most half of the class.
     """
@@ -144,11 +145,13 @@ def draw_held_out(labels: Tensor, share: float, quota: int) -> Tensor:
     for label in labels.unique():
         own = (labels == label).nonzero()[:, 0]
         count = min(max(1, int(share * min(quota, len(own)))), len(own) // 2)
-        held[own[torch.randperm(len(own))[:count]]] = True
+        held[own[torch.randperm(len(own), generator=generator)[:count]]] = True
     return held
 
 
-def rows_to_keep(labels: Tensor, held: Tensor, share: float, size: int) -> Tensor:
+def rows_to_keep(
+    labels: Tensor, held: Tensor, share: float, size: int, generator: torch.Generator | None = None
+) -> Tensor:
     """Choose the rows that a buffer of `size` keeps, balanced among held-out images and among the others.
 
     Of labels [n] and held [n]. Held-out images get a share of the buffer, or one place per class; others are drawn.
@@ -156,5 +159,5 @@ def rows_to_keep(labels: Tensor, held: Tensor, share: float, size: int) -> Tenso
     room = min(max(int(share * size), len(labels.unique())), size // 2)
     aside, others = held.nonzero()[:, 0], (~held).nonzero()[:, 0]
     aside = aside[balanced(labels[aside], room)]
-    others = others[torch.randperm(len(others))]  # of each class, those that come first are kept
+    others = others[torch.randperm(len(others), generator=generator)]  # of each class, those that come first are kept
     return torch.cat([aside, others[balanced(labels[others], size - len(aside))]])

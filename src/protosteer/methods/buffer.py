@@ -67,15 +67,17 @@ class Buffer:
         both: ImageSet = Joined([self.images, cache_decoded(images)]) if len(self) else images
         return both, torch.cat([self.labels, labels])
 
-    def offer_balanced(self, images: ImageSet, labels: Tensor, size: int) -> None:
-        """Keep `size` images, equally many of each class; new ones are drawn by torch's generator."""
-        order = torch.randperm(len(labels))
+    def offer_balanced(
+        self, images: ImageSet, labels: Tensor, size: int, generator: torch.Generator | None = None
+    ) -> None:
+        """Keep `size` images, equally many of each class; new ones are drawn."""
+        order = torch.randperm(len(labels), generator=generator)
         drawn = labels[order]
         self.offer(Chosen(images, order.tolist()), drawn, balanced(torch.cat([self.labels, drawn]), size))
 
-    def draw(self, count: int) -> Tensor:
-        """Draw at most `count` rows without repetition, by torch's generator."""
-        return torch.randperm(len(self))[:count]
+    def draw(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """Draw at most `count` rows without repetition."""
+        return torch.randperm(len(self), generator=generator)[:count]
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return all contents as tensors by name."""
@@ -88,7 +90,7 @@ class Buffer:
         self.notes = {n.removeprefix(_NOTES): t for n, t in tensors.items() if n.startswith(_NOTES)}
 
 
-def reservoir(size: int, count: int, offered: int, new: int) -> Tensor:
+def reservoir(size: int, count: int, offered: int, new: int, generator: torch.Generator | None = None) -> Tensor:
     """Choose rows by reservoir sampling: every image ever offered is kept with equal probability (Vitter, 1985).
 
     Args:
@@ -96,15 +98,16 @@ def reservoir(size: int, count: int, offered: int, new: int) -> Tensor:
         count: How many it holds.
         offered: How many it was offered so far.
         new: How many are offered now.
+        generator: Draws the rows; None: torch's own.
 
     Returns:
-        The rows to keep, drawn by torch's generator.
+        The rows to keep.
     """
     rows = list(range(count))
     for i in range(new):
         if len(rows) < size:
             rows.append(count + i)
-        elif (place := int(torch.randint(offered + i + 1, ()))) < size:
+        elif (place := int(torch.randint(offered + i + 1, (), generator=generator))) < size:
             rows[place] = count + i
     return torch.tensor(rows, dtype=torch.long)
 

@@ -36,6 +36,7 @@ from protosteer.methods.finetune_base import Network, Rehearsal, RehearsalSettin
 from protosteer.methods.training_utils import minimise
 from protosteer.paper.losses import contrastive
 from protosteer.settings import setting
+from protosteer.util.seeded import seeded
 
 PROJECTION_DIM = 128  # the authors' code, networks/resnet_big.py
 RIDGE = 1e-4  # of the head, for images that are separable; our choice
@@ -66,11 +67,11 @@ class Co2L(Rehearsal):
 
     def __init__(self, backbone: Backbone, settings: Co2LSettings):
         super().__init__(backbone, settings)
-        with torch.random.fork_rng():
-            torch.manual_seed(settings.seed)
-            hidden = nn.Linear(backbone.dim, backbone.dim)
-            self.projection = nn.Sequential(hidden, nn.ReLU(), nn.Linear(backbone.dim, PROJECTION_DIM))
-        self.projection.to(backbone.device)
+        dim, generator = backbone.dim, self.generator.manual_seed(settings.seed)
+        projection = seeded(
+            lambda: nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, PROJECTION_DIM)), generator
+        )
+        self.projection = projection.to(backbone.device)
         # Backbone and projection before the current task; None in the first.
         self.past: tuple[Backbone, nn.Module] | None = None
 
@@ -102,7 +103,7 @@ class Co2L(Rehearsal):
         both, targets = self.buffer.joined_with(task.train, labels)
         embeddings = self.backbone.embed_set(both, batch_size=self.settings.embed_batch_size)
         self.head.assign(*linear(embeddings, targets, len(self.classes)))
-        self.buffer.offer_balanced(task.train, labels, self.settings.buffer_size)
+        self.buffer.offer_balanced(task.train, labels, self.settings.buffer_size, self.generator)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters of the first stage, which has no head."""

@@ -94,7 +94,9 @@ class CODAPrompt(Prompted):
         new = {}
         for name, width in (("prompts", s.prompt_length * dim), ("keys", dim), ("attention", dim)):
             earlier = self._rows(name) if self.tasks else torch.empty(len(layers), 0, width)
-            new[name] = torch.stack([orthonormal(s.components, earlier[layer].cpu()) for layer in layers])
+            new[name] = torch.stack(
+                [orthonormal(s.components, earlier[layer].cpu(), self.generator) for layer in layers]
+            )
         new["prompts"] = new["prompts"].unflatten(2, (s.prompt_length, dim))
         return new
 
@@ -126,9 +128,9 @@ class CODAPrompt(Prompted):
         return total
 
 
-def orthonormal(count: int, earlier: Tensor) -> Tensor:
+def orthonormal(count: int, earlier: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Draw orthonormal rows [count, W], orthogonal to the rows of `earlier` [k, W] if dimensions allow."""
-    drawn = torch.randn(count, earlier.shape[1])
+    drawn = torch.randn(count, earlier.shape[1], generator=generator)
     if len(earlier) + count <= earlier.shape[1]:
         span = torch.linalg.qr(earlier.T).Q  # [W, k]
         for _ in range(2):  # the second time removes what rounding left

@@ -69,13 +69,17 @@ class DualPrompt(Prompted):
 
     def new_shared(self) -> dict[str, Tensor]:
         """Initialise the general prompt."""
-        return {"general": small(self.layers[0], 2, half(self.settings.general_length), self.backbone.dim)}
+        return {
+            "general": small(
+                self.layers[0], 2, half(self.settings.general_length), self.backbone.dim, generator=self.generator
+            )
+        }
 
     def new_task_parameters(self) -> dict[str, Tensor]:
         """Start an expert prompt as a copy of the previous one, with a new key."""
         shape = (self.layers[1], 2, half(self.settings.expert_length), self.backbone.dim)
-        expert = self.past["experts"][-1].clone() if self.tasks else small(*shape)
-        return {"experts": expert, "keys": small(self.backbone.dim)}
+        expert = self.past["experts"][-1].clone() if self.tasks else small(*shape, generator=self.generator)
+        return {"experts": expert, "keys": small(self.backbone.dim, generator=self.generator)}
 
     def training_prompt(self, queries: Tensor) -> tuple[Prompt, Tensor]:
         """Return the current task's expert prompt, and the distance of its key to queries [B, D]."""

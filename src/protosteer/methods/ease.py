@@ -76,12 +76,11 @@ class EASE(Method):
     def learn(self, task: TrainingTask) -> None:
         """Train the task's adapters, then update the prototypes in all spaces."""
         s, classes = self.settings, number_labels(task, [])[0]
-        with torch.random.fork_rng():
-            torch.manual_seed(task_seed(s.seed, classes))
-            adapters = new_adapters(self.backbone, s.adapter_width)
-            head = CosineHead(self.backbone.dim, len(classes), self.backbone.device)
-            learning = with_adapters(self.backbone, adapters, s.adapter_scale, trainable=True)
-            tune(task, learning, dict(adapters.named_parameters()), learning.embed, head, s)
+        self.generator.manual_seed(task_seed(s.seed, classes))
+        adapters = new_adapters(self.backbone, s.adapter_width, self.generator)
+        head = CosineHead(self.backbone.dim, len(classes), self.backbone.device, self.generator)
+        learning = with_adapters(self.backbone, adapters, s.adapter_scale, trainable=True)
+        tune(task, learning, dict(adapters.named_parameters()), learning.embed, head, s, self.generator)
         self.add_space(adapters)
         self.tasks.append(classes)
         self.update_prototypes(task)
@@ -117,7 +116,7 @@ class EASE(Method):
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore prototypes and adapters; see `Method.load_state_dict`."""
         width = self.settings.adapter_width
-        made = [new_adapters(self.backbone, width) for _ in self.tasks]
+        made = [new_adapters(self.backbone, width, self.generator) for _ in self.tasks]
         self.adapters, self.adapted = nn.ModuleList(made), []
         super().load_state_dict(tensors)
         loaded, self.adapters = list(self.adapters), nn.ModuleList()

@@ -34,6 +34,7 @@ from protosteer.methods.training_utils import answer_by, number_labels, task_see
 from protosteer.paper.vit import Block
 from protosteer.runtime.progress import Stage
 from protosteer.settings import setting
+from protosteer.util.seeded import seeded
 
 TEMPERATURES = (0.001, 0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # the code's "fast mode"
 
@@ -52,12 +53,13 @@ class ESNSettings(PromptTraining):
 class Classifier(nn.Module):
     """A token, the layer in which it attends to the backbone's tokens, and a head."""
 
-    def __init__(self, backbone: Backbone, classes: int):
+    def __init__(self, backbone: Backbone, classes: int, generator: torch.Generator | None = None):
         super().__init__()
         config = backbone.vit.config
         self.token = nn.Parameter(backbone.vit.cls_token.detach().cpu().clone())  # [1, 1, D]
-        self.layer = Block(dataclasses.replace(config, mlp_dim=config.dim // 2, layer_scale=False, qkv_bias=True))
-        self.head = nn.Linear(config.dim, classes)
+        small = dataclasses.replace(config, mlp_dim=config.dim // 2, layer_scale=False, qkv_bias=True)
+        self.layer = seeded(lambda: Block(small), generator)
+        self.head = seeded(lambda: nn.Linear(config.dim, classes), generator)
         self.to(backbone.device)
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -98,21 +100,20 @@ class ESN(Method):
     def learn(self, task: TrainingTask) -> None:
         """Train the task's classifier, with the prompt on the first task, and search its temperature."""
         s, classes = self.settings, number_labels(task, [])[0]
-        with torch.random.fork_rng():
-            torch.manual_seed(task_seed(s.seed, classes))
-            new = Classifier(self.backbone, len(classes))
-            prompt, trained = self.prompt, {"token": new.token, **dict(new.layer.named_parameters("layer"))}
-            if not self.tasks:
-                start = nn.Linear(self.backbone.dim, s.prompt_length).weight.detach()
-                prompt = trained["prompt"] = nn.Parameter(start.to(self.backbone.device)[None])
+        self.generator.manual_seed(task_seed(s.seed, classes))
+        new = Classifier(self.backbone, len(classes), self.generator)
+        prompt, trained = self.prompt, {"token": new.token, **dict(new.layer.named_parameters("layer"))}
+        if not self.tasks:
+            start = seeded(lambda: nn.Linear(self.backbone.dim, s.prompt_length), self.generator).weight.detach()
+            prompt = trained["prompt"] = nn.Parameter(start.to(self.backbone.device)[None])
 
-            def embed(images: Tensor) -> Tensor:
-                return new.embed(self.backbone.tokens(images, prompt))
+        def embed(images: Tensor) -> Tensor:
+            return new.embed(self.backbone.tokens(images, prompt))
 
-            def penalty(logits: Tensor) -> Tensor:
-                return s.anchor_weight * (energy(logits) - s.anchor).square().mean()
+        def penalty(logits: Tensor) -> Tensor:
+            return s.anchor_weight * (energy(logits) - s.anchor).square().mean()
 
-            tune(task, self.backbone, trained, embed, new.head, s, penalty)
+        tune(task, self.backbone, trained, embed, new.head, s, self.generator, penalty)
         self.prompt = prompt.detach().cpu()
         self.classifiers.append(new.requires_grad_(False))
         self.tasks.append(classes)
@@ -146,8 +147,7 @@ class ESN(Method):
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Create the classifiers and restore everything; see `Method.load_state_dict`."""
-        with torch.random.fork_rng():  # their initial weights are overwritten
-            made = [Classifier(self.backbone, len(task)).requires_grad_(False) for task in self.tasks]
+        made = [Classifier(self.backbone, len(task), self.generator).requires_grad_(False) for task in self.tasks]
         self.classifiers = nn.ModuleList(made)
         super().load_state_dict(tensors)
 

@@ -75,7 +75,7 @@ class EWC(Network):
 
     def end_task(self, task: TrainingTask, labels: Tensor) -> None:
         """Add the task's Fisher information."""
-        rows = torch.randperm(len(task.train))[: self.settings.fisher_images]
+        rows = torch.randperm(len(task.train), generator=self.generator)[: self.settings.fisher_images]
         found = self.information(Chosen(task.train, rows.tolist()))
         for name, earlier in self.fisher.items():
             found[name][: len(earlier)] += earlier
@@ -91,7 +91,8 @@ class EWC(Network):
         for row in range(len(images)):
             pixels = self.backbone.preprocessing(images.pixels([row]), self.backbone.device)
             logits = self.head(self.backbone.embed(pixels))
-            label = torch.multinomial(logits.detach().cpu().softmax(dim=1), 1)[0].to(logits.device)
+            probabilities = logits.detach().cpu().softmax(dim=1)
+            label = torch.multinomial(probabilities, 1, generator=self.generator)[0].to(logits.device)
             log_p = -F.cross_entropy(logits, label)
             gradients = torch.autograd.grad(log_p, list(parameters.values()), materialize_grads=True)
             for name, gradient in zip(found, gradients, strict=True):

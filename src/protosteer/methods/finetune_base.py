@@ -56,20 +56,16 @@ class Network(Method):
     def learn(self, task: TrainingTask) -> None:
         """Train on the task, with the hooks before and after it."""
         classes, labels = number_labels(task, self.classes)
-        with torch.random.fork_rng():
-            # Seeded by the new classes, or by the task's name if all classes are known.
-            torch.manual_seed(task_seed(self.settings.seed, classes or [task.name]))
-            self.begin_task(task, labels)
-            self.head.grow(len(classes))
-            images, targets = self.training_set(task.train, labels)
-            parameters, optimiser = self.parameters(), self.optimiser()
-            fit(
-                TrainingJob(
-                    task, images, targets, self.backbone, parameters, optimiser, self.loss, self.settings, self.views
-                )
-            )
-            self.tasks.append(classes)
-            self.end_task(task, labels)
+        # Seeded by the new classes, or by the task's name if all classes are known.
+        self.generator.manual_seed(task_seed(self.settings.seed, classes or [task.name]))
+        self.begin_task(task, labels)
+        self.head.grow(len(classes), self.generator)
+        images, targets = self.training_set(task.train, labels)
+        parameters, optimiser = self.parameters(), self.optimiser()
+        s, loss, drawn = self.settings, self.loss, self.generator
+        fit(TrainingJob(task, images, targets, self.backbone, parameters, optimiser, loss, s, drawn, self.views))
+        self.tasks.append(classes)
+        self.end_task(task, labels)
 
     def begin_task(self, task: TrainingTask, labels: Tensor) -> None:
         """Prepare for a task; the head has no rows for its new classes yet."""
@@ -107,7 +103,7 @@ class Network(Method):
         """Return to the pre-trained weights, with a new head for all classes so far."""
         self.backbone = self.pretrained.trainable_copy()
         self.head = Head(self.backbone.dim, self.backbone.device)
-        self.head.grow(len(self.classes))
+        self.head.grow(len(self.classes), self.generator)
 
     def answer(self, images: Images) -> Answer:
         """Predict the class of the largest logit."""
@@ -150,14 +146,14 @@ class Rehearsal(Network):
         """Draw at most `count` images from the buffer and augment them; returns [b, 3, H, W] and their rows [b]."""
         from protosteer.data.augment import Augmentation
 
-        rows = self.buffer.draw(count)
+        rows = self.buffer.draw(count, self.generator)
         augment = Augmentation(self.backbone.preprocessing, self.settings.augmentation)
-        return augment(self.buffer.pixels[rows].to(self.backbone.device)), rows
+        return augment(self.buffer.pixels[rows].to(self.backbone.device), self.generator), rows
 
     def sample_into_buffer(self, task: TrainingTask, labels: Tensor, **notes: Tensor) -> None:
         """Offer the task's images to the buffer, by reservoir sampling; notes [n, ...] are stored with them."""
         buffer, size = self.buffer, self.settings.buffer_size
-        rows = reservoir(size, len(buffer), buffer.offered, len(labels))
+        rows = reservoir(size, len(buffer), buffer.offered, len(labels), self.generator)
         buffer.offer(task.train, labels, rows, **notes)
 
     def end_task(self, task: TrainingTask, labels: Tensor) -> None:

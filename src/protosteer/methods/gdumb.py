@@ -55,14 +55,14 @@ class GDumb(Rehearsal):
 
     def training_set(self, images: ImageSet, labels: Tensor) -> tuple[ImageSet, Tensor]:
         """Update the buffer and return it."""
-        self.buffer.offer_balanced(images, labels, self.settings.buffer_size)
+        self.buffer.offer_balanced(images, labels, self.settings.buffer_size, self.generator)
         return self.buffer.images, self.buffer.labels
 
     def loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the cross-entropy, with CutMix in some steps; see `Network.loss`."""
-        if torch.rand(()) >= self.settings.cutmix:
+        if torch.rand((), generator=self.generator) >= self.settings.cutmix:
             return super().loss(images, labels)
-        mixed, partners, share = cutmix(images)
+        mixed, partners, share = cutmix(images, self.generator)
         embeddings = self.backbone.embed(mixed)
         logits = self.head(embeddings)
         own, other = F.cross_entropy(logits, labels), F.cross_entropy(logits, labels[partners])
@@ -72,21 +72,21 @@ class GDumb(Rehearsal):
         """Leave the buffer as it was trained on."""
 
 
-def cutmix(images: Tensor) -> tuple[Tensor, Tensor, float]:
+def cutmix(images: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor, float]:
     """Cover a box of each image [B, 3, H, W] by that of its partner in the batch; the box is the same for all.
 
     Returns the images, the rows of the partners [B], and the box's share of the area, which is uniform in 0..1 before the
-    box is cut off at the edge. All by torch's generator.
+    box is cut off at the edge.
     """
     height, width = images.shape[2:]
-    side = float(torch.rand(())) ** 0.5
-    middle = torch.rand(2)
+    side = float(torch.rand((), generator=generator)) ** 0.5
+    middle = torch.rand(2, generator=generator)
     boxes = [
         (round(max(0.0, float(m) - side / 2) * n), round(min(1.0, float(m) + side / 2) * n))
         for m, n in zip(middle, (height, width), strict=True)
     ]
     (top, bottom), (left, right) = boxes
-    partners = torch.randperm(len(images))
+    partners = torch.randperm(len(images), generator=generator)
     mixed = images.clone()
     mixed[:, :, top:bottom, left:right] = images[partners, :, top:bottom, left:right]
     return mixed, partners, (bottom - top) * (right - left) / (height * width)

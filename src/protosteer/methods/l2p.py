@@ -70,7 +70,8 @@ class L2P(Prompted):
     def new_shared(self) -> dict[str, Tensor]:
         """Initialise the pool and its keys."""
         s, dim = self.settings, self.backbone.dim
-        return {"prompts": small(s.pool_size, s.prompt_length, dim), "keys": small(s.pool_size, dim)}
+        prompts = small(s.pool_size, s.prompt_length, dim, generator=self.generator)
+        return {"prompts": prompts, "keys": small(s.pool_size, dim, generator=self.generator)}
 
     def prompt(self, queries: Tensor) -> Prompt:
         """Select the prompts of queries [B, D]."""

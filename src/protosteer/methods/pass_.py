@@ -71,7 +71,7 @@ class PASS(Network):
         """Copy the backbone and add the head's rows of rotated classes."""
         self.before = self.backbone.frozen_copy() if self.tasks else None
         # With the row per class that `Network` adds, there is one for each class and rotation.
-        self.head.grow((ROTATIONS - 1) * len(labels.unique()))
+        self.head.grow((ROTATIONS - 1) * len(labels.unique()), self.generator)
 
     def optimiser(self) -> torch.optim.Optimizer:
         """Create the optimiser of a task."""
@@ -92,9 +92,10 @@ class PASS(Network):
         return value, features[: len(images)]
 
     def draw(self, count: int) -> tuple[Tensor, Tensor]:
-        """Draw prototypes moved by noise [count, D], and their classes [count], by torch's generator."""
-        owners = torch.randint(len(self.prototypes), (count,))
-        return self.prototypes[owners] + self.radius * torch.randn(count, self.backbone.dim), owners
+        """Draw prototypes moved by noise [count, D], and their classes [count]."""
+        owners = torch.randint(len(self.prototypes), (count,), generator=self.generator)
+        noise = torch.randn(count, self.backbone.dim, generator=self.generator)
+        return self.prototypes[owners] + self.radius * noise, owners
 
     def end_task(self, task: TrainingTask, labels: Tensor) -> None:
         """Compute the prototypes of the task's classes; on the first task, the radius too."""

@@ -13,6 +13,7 @@ from protosteer.backbones import Backbone
 from protosteer.methods.base import TrainingTask
 from protosteer.methods.training_utils import TrainingJob, TrainingSettings, fit, number_labels, task_seed
 from protosteer.settings import setting
+from protosteer.util.seeded import seeded
 
 MOMENTUM = 0.9
 
@@ -36,9 +37,10 @@ class PromptTraining(TrainingSettings):
 class CosineHead(nn.Module):
     """Cosine similarities to one row per class, times a trained scale that starts at 1."""
 
-    def __init__(self, dim: int, classes: int, device: torch.device):
+    def __init__(self, dim: int, classes: int, device: torch.device, generator: torch.Generator | None = None):
         super().__init__()
-        self.weight = nn.Parameter(nn.Linear(dim, classes, bias=False).weight.detach().to(device))
+        rows = seeded(lambda: nn.Linear(dim, classes, bias=False), generator).weight
+        self.weight = nn.Parameter(rows.detach().to(device))
         self.scale = nn.Parameter(torch.ones((), device=device))
 
     def forward(self, embeddings: Tensor) -> Tensor:
@@ -53,11 +55,10 @@ def tune(
     embed: Callable[[Tensor], Tensor],
     head: nn.Module,
     settings: TrainingSettings,
+    generator: torch.Generator,
     penalty: Callable[[Tensor], Tensor] | None = None,
 ) -> None:
     """Train parameters and a head by cross-entropy over the task's classes, in alphabetical order.
-
-    Seed torch's generator before.
 
     Args:
         task: The task.
@@ -66,6 +67,7 @@ def tune(
         embed: Maps normalised images [B, 3, H, W] to embeddings [B, D], through the parameters.
         head: Maps embeddings to logits [B, K].
         settings: How to train.
+        generator: Draws batches and augmentations.
         penalty: Maps logits [B, K] to a value that is added to the loss.
     """
     trained = dict([*parameters.items(), *head.named_parameters("head")])
@@ -79,23 +81,27 @@ def tune(
         return value if penalty is None else value + penalty(logits), embeddings
 
     labels = number_labels(task, [])[1]
-    fit(TrainingJob(task, task.train, labels, backbone, trained, optimiser, loss, settings))
+    fit(TrainingJob(task, task.train, labels, backbone, trained, optimiser, loss, settings, generator))
 
 
 def tune_prompt(
-    task: TrainingTask, backbone: Backbone, start: Tensor, head: nn.Module, settings: TrainingSettings
+    task: TrainingTask,
+    backbone: Backbone,
+    start: Tensor,
+    head: nn.Module,
+    settings: TrainingSettings,
+    generator: torch.Generator,
 ) -> Tensor:
     """Train a prompt [S, L, D] from `start` with a head, as `tune` does, and return it."""
     prompt = nn.Parameter(start.to(backbone.device, copy=True))
-    tune(task, backbone, {"prompt": prompt}, lambda images: backbone.embed(images, prompt), head, settings)
+    tune(task, backbone, {"prompt": prompt}, lambda images: backbone.embed(images, prompt), head, settings, generator)
     return prompt.detach().cpu()
 
 
 def tune_deep_prompt(task: TrainingTask, backbone: Backbone, settings: PromptTraining) -> Tensor:
     """Train a deep prompt [depth, L, D] on one task, from zero, under a head that is discarded."""
     classes = number_labels(task, [])[0]
-    with torch.random.fork_rng():
-        torch.manual_seed(task_seed(settings.seed, classes))
-        head = CosineHead(backbone.dim, len(classes), backbone.device)
-        start = torch.zeros(backbone.prompt_shape(settings.prompt_length))
-        return tune_prompt(task, backbone, start, head, settings)
+    generator = torch.Generator().manual_seed(task_seed(settings.seed, classes))
+    head = CosineHead(backbone.dim, len(classes), backbone.device, generator)
+    start = torch.zeros(backbone.prompt_shape(settings.prompt_length))
+    return tune_prompt(task, backbone, start, head, settings, generator)

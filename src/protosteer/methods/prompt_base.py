@@ -85,14 +85,13 @@ class Prompted(Method):
         """Train the shared parameters, those of the task, and the head."""
         classes, labels = number_labels(task, self.classes)
         s = self.settings
-        with torch.random.fork_rng():
-            torch.manual_seed(task_seed(s.seed, classes))
-            shared = self._parameters(self.shared or self.new_shared())
-            self.shared, self.current = shared, self._parameters(self.new_task_parameters())
-            self.head.grow(len(classes))
-            trained = {**shared, **self.current, **dict(self.head.named_parameters("head"))}
-            optimiser = torch.optim.Adam(trained.values(), s.learning_rate, weight_decay=s.weight_decay)
-            fit(TrainingJob(task, task.train, labels, self.backbone, trained, optimiser, self.loss, s))
+        self.generator.manual_seed(task_seed(s.seed, classes))
+        shared = self._parameters(self.shared or self.new_shared())
+        self.shared, self.current = shared, self._parameters(self.new_task_parameters())
+        self.head.grow(len(classes), self.generator)
+        trained = {**shared, **self.current, **dict(self.head.named_parameters("head"))}
+        optimiser = torch.optim.Adam(trained.values(), s.learning_rate, weight_decay=s.weight_decay)
+        fit(TrainingJob(task, task.train, labels, self.backbone, trained, optimiser, self.loss, s, self.generator))
         self.past, self.current = {name: self.all_tasks(name).detach() for name in self.current}, {}
         self.tasks.append(classes)
 
@@ -136,9 +135,9 @@ class Prompted(Method):
         return {name: nn.Parameter(tensor.detach().to(self.backbone.device)) for name, tensor in tensors.items()}
 
 
-def small(*shape: int) -> Tensor:
+def small(*shape: int, generator: torch.Generator) -> Tensor:
     """Draw uniformly from 0 to 0.01, as the official code of L2P and DualPrompt initialises prompts and keys."""
-    return torch.rand(shape) * 0.01
+    return torch.rand(shape, generator=generator) * 0.01
 
 
 def similarity(queries: Tensor, keys: Tensor) -> Tensor:

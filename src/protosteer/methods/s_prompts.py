@@ -24,6 +24,7 @@ from protosteer.methods.per_task_tuning import PromptTraining, tune_prompt
 from protosteer.methods.training_utils import answer_by, embed_task, number_labels, task_seed
 from protosteer.paper.prototypes import centroids
 from protosteer.settings import setting
+from protosteer.util.seeded import seeded
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,10 @@ class SPrompts(Method):
         s, dim, device = self.settings, self.backbone.dim, self.backbone.device
         classes = number_labels(task, [])[0]
         seed = task_seed(s.seed, classes)
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            start = nn.Linear(dim, s.prompt_length).weight.detach().view(self.shape)
-            head = nn.Linear(dim, len(classes)).to(device)
-            prompt = tune_prompt(task, self.backbone, start, head, s)
+        self.generator.manual_seed(seed)
+        start = seeded(lambda: nn.Linear(dim, s.prompt_length), self.generator).weight.detach().view(self.shape)
+        head = seeded(lambda: nn.Linear(dim, len(classes)), self.generator).to(device)
+        prompt = tune_prompt(task, self.backbone, start, head, s, self.generator)
         plain = embed_task(task, self.backbone, self.embed_batch_size)
         means = centroids(F.normalize(plain, dim=1), s.centroids, "kmeans", seed=seed % 2**32).means
         self.prompts = torch.cat([self.prompts, prompt[None]])

@@ -104,7 +104,7 @@ class SLCA(Network):
             self.factors = torch.cat([self.factors, factor[None].float()])
         self.head.assign(*self._rows(self.trained))
         if known:
-            torch.manual_seed(task_seed(self.settings.seed, self.tasks[-1]))
+            self.generator.manual_seed(task_seed(self.settings.seed, self.tasks[-1]))
             self.align()
 
     @staticmethod
@@ -113,7 +113,7 @@ class SLCA(Network):
         return head.weight.detach().clone(), head.bias.detach().clone()
 
     def align(self) -> None:
-        """Train the head on features drawn from all classes, by torch's generator."""
+        """Train the head on features drawn from all classes."""
         s, device = self.settings, self.head.weight.device
         labels = torch.arange(len(self.means)).repeat_interleave(s.align_draws)
         optimiser = torch.optim.SGD(
@@ -122,7 +122,7 @@ class SLCA(Network):
         for epoch in range(s.align_epochs):
             optimiser.param_groups[0]["lr"] = cosine(epoch, s.align_epochs + 1, s.learning_rate, 0.0)
             features = self.draw()
-            for rows in torch.randperm(len(labels)).split(s.align_draws):
+            for rows in torch.randperm(len(labels), generator=self.generator).split(s.align_draws):
                 logits = self.normalise(self.head(features[rows]))
                 optimiser.zero_grad()
                 F.cross_entropy(logits, labels[rows].to(device)).backward()
@@ -132,7 +132,8 @@ class SLCA(Network):
         """Draw features of every class, one class after the other, [K * draws, D]."""
         task_of = torch.tensor([t for t, task in enumerate(self.tasks) for _ in task])
         scale = 0.9 + 0.1 * (task_of + 1) / len(self.tasks)
-        noise = torch.randn(len(self.means), self.settings.align_draws, self.backbone.dim)
+        shape = len(self.means), self.settings.align_draws, self.backbone.dim
+        noise = torch.randn(shape, generator=self.generator)
         centres = (scale[:, None] * self.means)[:, None]  # [K, 1, D]
         return (centres + noise @ self.factors.mT).flatten(0, 1)
 

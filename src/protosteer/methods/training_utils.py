@@ -22,6 +22,7 @@ from protosteer.runtime.callbacks import training_callbacks
 from protosteer.runtime.progress import Stage
 from protosteer.settings import AUGMENTATIONS, setting
 from protosteer.util.distributed import process_group
+from protosteer.util.seeded import seeded
 from protosteer.util.training_state import TrainingState
 
 __all__ = [
@@ -114,11 +115,11 @@ class Head(nn.Module):
         self.weight = nn.Parameter(torch.empty(0, dim, device=device))
         self.bias = nn.Parameter(torch.empty(0, device=device))
 
-    def grow(self, new: int) -> None:
-        """Add freshly initialised rows for this many new classes."""
+    def grow(self, new: int, generator: torch.Generator | None = None) -> None:
+        """Add freshly initialised rows for this many new classes, drawn by a generator or torch's own."""
         if not new:
             return
-        fresh = nn.Linear(self.weight.shape[1], new).to(self.weight.device)
+        fresh = seeded(lambda: nn.Linear(self.weight.shape[1], new), generator).to(self.weight.device)
         self.assign(
             torch.cat([self.weight.detach(), fresh.weight.detach()]),
             torch.cat([self.bias.detach(), fresh.bias.detach()]),
@@ -155,8 +156,9 @@ class TrainingJob:
         parameters: The parameters to train, by name.
         optimiser: Their optimiser.
         loss: Maps normalised images [B, 3, H, W] and labels [B] to a loss and the embeddings [B, D] behind it.
-            All its randomness must come from torch's generator; seed that before training.
+            All its randomness must come from `generator`.
         settings: Epochs, batch size, schedule and so on.
+        generator: Draws batches and augmentations; seed it before. A resumed training continues its numbers.
         views: Augmentations of each image. The loss gets [views * B, 3, H, W]: the batch, then the batch again.
     """
 
@@ -168,6 +170,7 @@ class TrainingJob:
     optimiser: torch.optim.Optimizer
     loss: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     settings: TrainingSettings
+    generator: torch.Generator
     views: int = 1
 
 
@@ -180,7 +183,7 @@ def fit(job: TrainingJob) -> None:
         raise LearnerError(message, code="single-process-method")
     s, labels, optimiser, device = job.settings, job.labels, job.optimiser, job.backbone.device
     images, augment = cache_decoded(job.images), Augmentation(job.backbone.preprocessing, s.augmentation)
-    state = TrainingState(job.parameters, optimiser, labels, s.batch_size, s.epochs)
+    state = TrainingState(job.parameters, optimiser, labels, s.batch_size, s.epochs, job.generator)
     rates = [group["lr"] for group in optimiser.param_groups]
     run_key = {"settings": s.to_dict(), "classes": labels.unique().tolist(), "images": len(labels)}
     callbacks = training_callbacks(job.task.name, run_key, job.task.on_stage, job.task.checkpoint)
@@ -189,7 +192,8 @@ def fit(job: TrainingJob) -> None:
     while state.epoch < s.epochs:
         batches = state.remaining_batches()
         repeated = [rows.repeat(job.views) for rows in batches]
-        for rows, views in zip(batches, augmented(images, repeated, augment, device), strict=True):
+        pictures = augmented(images, repeated, augment, device, generator=job.generator)
+        for rows, views in zip(batches, pictures, strict=True):
             if s.schedule == "cosine":
                 for group, rate in zip(optimiser.param_groups, rates, strict=True):
                     group["lr"] = cosine(state.step, state.steps, rate, 0.0)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 import protosteer
 from protosteer.backbones import Backbone, find_weights, full_name
+from protosteer.backbones.precision import AUTO_PRECISION
 from protosteer.errors import (
     FingerprintMismatchError,
     LearnerError,
@@ -40,7 +41,7 @@ from protosteer.util.files import read_regular, real, write_atomically
 from protosteer.util.tensor_file import pack_tensors, unpack_tensors
 from protosteer.util.text import check_name
 
-FORMAT = 4  # see `legacy` for earlier ones, which are still read
+FORMAT = 5  # see `legacy` for earlier ones, which are still read
 ADAPTED = "adapted"  # stands for "format" in the header of a shared prompt: workflows/shared_prompt.py
 
 
@@ -122,7 +123,11 @@ class Model:
         return pack_tensors(header, tensors)
 
     def load_backbone(
-        self, name: str | None = None, weights: Path | None = None, device: str | torch.device = "cpu"
+        self,
+        name: str | None = None,
+        weights: Path | None = None,
+        device: str | torch.device = "cpu",
+        precision: str = AUTO_PRECISION,
     ) -> Backbone:
         """Load the model's backbone with its preprocessing, by its own name and from where its weights were by default.
 
@@ -135,7 +140,7 @@ class Model:
         try:
             given = {key: about[key] for key in ("image_size", "heads", "fingerprint")}
             given |= {key: about["preprocessing"][key] for key in ("mean", "std", "crop")}
-            return Backbone.load(name or about["name"], weights=weights, device=device, **given)
+            return Backbone.load(name or about["name"], weights=weights, device=device, precision=precision, **given)
         except FingerprintMismatchError as error:
             raise self._error(
                 "other-backbone",
@@ -216,7 +221,7 @@ def _check_alike(first: Model, other: Model) -> None:
             f"{theirs['preprocessing']}; learn one of them again with the other's",
             code="other-preprocessing",
         )
-    for setting in ("rule", "neighbours", "temperature"):
+    for setting in ("rule", "neighbours", "temperature", "feature_layers"):
         here, there = getattr(first.settings, setting), getattr(other.settings, setting)
         if here != there:
             message = f"models predict differently: {setting} is {here} and {there}; make them equal"

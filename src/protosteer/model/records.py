@@ -60,6 +60,7 @@ class TaskMetadata:
     held_out: int | None = None  # images that were not learned but checked the result
     file: str | None = None  # the name of the only one that was learned
     unfinished: bool | None = None  # can be used, but its prompt was still to be trained
+    precision: str | None = None  # of its features; None is fp32
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for a file, without unknown values."""
@@ -93,6 +94,11 @@ class TaskRecord:
     def images(self) -> int:
         """Return how many images its classes were learned from."""
         return int(self.classes.images.sum())
+
+    def computed_in(self, precision: str) -> TaskRecord:
+        """Return a copy that states the precision of its features."""
+        stated = None if precision == "fp32" else precision
+        return dataclasses.replace(self, metadata=dataclasses.replace(self.metadata, precision=stated))
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield all tensors as a file keeps them, with unique names, but for the shared prompt."""

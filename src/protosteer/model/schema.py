@@ -3,7 +3,7 @@
 A specification is data:
 
 - `(least, most)`: a whole number, or any number where the bounds are floats.
-- An int `n`: a text of at most n characters.
+- An int `n`: a text of at most n characters, which UTF-8 can encode.
 - `bool`: a flag.
 - `[each, least, most]`: a list of least to most values, each as specified.
 - A dict: a record. A key that ends in "?" may be absent or null; keys of later versions are ignored.
@@ -21,6 +21,7 @@ from protosteer.util.text import NAME_LENGTH, check_name
 MAX_DEPTH = 2**10  # layers
 MAX_COUNT = 2**40  # of images, bytes, parameters
 _MAX_ITEMS = 10**6
+_MAX_PATH = 4096  # characters
 _LINE = 100  # characters of the name or value of a setting
 
 
@@ -56,7 +57,7 @@ def check(value: Any, spec: Any, where: str) -> None:
     elif spec is bool:
         _require(type(value) is bool, value, where)
     elif isinstance(spec, int):
-        _require(type(value) is str and len(value) <= spec, value, where)
+        _require(type(value) is str and len(value) <= spec and _encodable(value), value, where)
     else:
         spec(value, where)
 
@@ -64,6 +65,19 @@ def check(value: Any, spec: Any, where: str) -> None:
 def _require(condition: bool, value: Any, where: str) -> None:
     if not condition:
         raise TypeError(f"{where} is {reprlib.repr(value)}")
+
+
+def _encodable(text: str, errors: str = "strict") -> bool:
+    try:
+        text.encode("utf-8", errors)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _path(value: Any, where: str) -> None:
+    """A file's name need not be UTF-8: bytes that are none are there as `os.fsdecode` has them."""
+    _require(type(value) is str and len(value) <= _MAX_PATH and _encodable(value, "surrogateescape"), value, where)
 
 
 def _name(value: Any, where: str, most: int = NAME_LENGTH) -> None:
@@ -88,7 +102,7 @@ def _settings(value: Any, where: str) -> None:
     _require(type(value) is dict, value, where)
     for key, one in value.items():
         plain = not isinstance(one, (dict, list)) and len(key) <= _LINE and len(str(one)) <= _LINE
-        _require(plain, one, f"{where}, {reprlib.repr(key)}")
+        _require(plain and _encodable(f"{key}{one}"), one, f"{where}, {reprlib.repr(key)}")
 
 
 _COUNT, _FINITE = (0, MAX_COUNT), (-float(MAX_COUNT), float(MAX_COUNT))
@@ -106,8 +120,8 @@ _BACKBONE = {
     },
     "dim?": (1, 2**16),
     "depth?": (1, MAX_DEPTH),
-    "weights?": 4096,
-    "source?": 4096,
+    "weights?": _path,
+    "source?": _path,
     "pool?": 20,
     "parameters?": (1, MAX_COUNT),
     "precision?": 20,
@@ -115,8 +129,9 @@ _BACKBONE = {
 _METADATA = {
     "settings?": _settings,
     "learned?": 40,
-    "file?": 4096,
+    "file?": _path,
     "unfinished?": bool,
+    "precision?": 20,
     **dict.fromkeys(("images?", "image_bytes?", "held_out?", "trained_parameters?"), _COUNT),
     **dict.fromkeys(("key_spread?", "value_spread?", "loss?", "accuracy?"), _FINITE),
 }

@@ -8,7 +8,6 @@ class that is forgotten, or a correction that is undone, loses its thumbnails wi
 from __future__ import annotations
 
 import io
-import stat
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -51,10 +50,8 @@ def write(model: str | Path, thumbs: Iterable[Thumb]) -> None:
         "sizes": torch.tensor([len(thumb.jpeg) for thumb in kept], dtype=torch.int32),
         "jpegs": torch.frombuffer(bytearray(b"".join(thumb.jpeg for thumb in kept)), dtype=torch.uint8),
     }
-    place, file = beside(model), real(Path(model))
-    if file.is_file() and not place.exists():  # the same permissions as the model
-        place.touch(mode=stat.S_IMODE(file.stat().st_mode))
-    write_atomically(place, pack_tensors({"thumbs": FORMAT, "classes": names}, tensors))
+    data = pack_tensors({"thumbs": FORMAT, "classes": names}, tensors)
+    write_atomically(beside(model), data, like=real(Path(model)))
 
 
 def read(model: str | Path, memory: Memory) -> list[Thumb]:

@@ -9,17 +9,17 @@ with transaction("shop.protosteer") as change:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from protosteer.errors import ModelFileError
 from protosteer.model import file as model_file
-from protosteer.model import history
+from protosteer.model import history, thumbnails
 from protosteer.model.file import Model
 from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord
 from protosteer.model.validation import check_model
-from protosteer.util.files import Identity, real, replacing
+from protosteer.util.files import STALE, Identity, real, remove_leftovers, replacing
 
 
 class Transaction:
@@ -45,9 +45,13 @@ class Transaction:
         self._new: Model | None = None
 
     def read(self) -> Model:
-        """Return what the file holds; it is read once."""
+        """Return what the file holds; it is read once. What a killed change left beside it goes."""
         if self._read is None:
             self._read = model_file.read(self.path)
+            place = real(self.path)
+            remove_leftovers(place.parent, place.name, older_than=STALE)
+            with suppress(OSError):  # it may have been killed between the model and its thumbnails
+                thumbnails.follow(place, self._read.memory)
             self.before = self._read.memory.tasks
         return self._read
 

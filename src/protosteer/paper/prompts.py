@@ -22,6 +22,10 @@ class Encoder(Protocol):
     depth: int
 
     @property
+    def width(self) -> int:
+        """How many numbers `rest` gives of an image: D."""
+
+    @property
     def device(self) -> torch.device:
         """Where prompts are trained."""
 
@@ -37,11 +41,13 @@ def prompt_shape(encoder: Encoder, settings: Settings) -> tuple[int, int, int]:
     return encoder.prompt_shape(settings.prompt_length, settings.prompt_kind == "deep", settings.prompt_from_layer)
 
 
-def initial_prompt(encoder: Encoder, settings: Settings, start: Tensor | None) -> Tensor:
-    """[S, L, D]: the previous task's prompt `start` if it has this shape, zero, or small random numbers."""
+def initial_prompt(
+    encoder: Encoder, settings: Settings, start: Tensor | None, generator: torch.Generator | None = None
+) -> Tensor:
+    """[S, L, D]: the previous task's prompt `start` if it has this shape, zero, or small numbers by the generator."""
     shape = prompt_shape(encoder, settings)
     if settings.prompt_start == "random":
-        return nn.init.trunc_normal_(torch.empty(shape), std=0.02)
+        return nn.init.trunc_normal_(torch.empty(shape), std=0.02, generator=generator)
     if start is None or settings.prompt_start == "zero" or start.shape != shape:
         return torch.zeros(shape)
     return start.detach().clone()
@@ -52,12 +58,13 @@ def trunk_layers(prompts: Sequence[Tensor | None], depth: int) -> int:
     return min((shared_layers(prompt, depth) for prompt in prompts if prompt is not None), default=0)
 
 
-def prompted_forward(encoder: Encoder, prompts: Sequence[Tensor | None], tokens: Tensor, batch_size: int) -> Embed:
-    """Make the `Embed` of B images, given as tokens [B, N, D] that have left the `trunk_layers`."""
-    layers = trunk_layers(prompts, encoder.depth)
+def prompted_forward(
+    encoder: Encoder, prompts: Sequence[Tensor | None], tokens: Tensor, layers: int, batch_size: int
+) -> Embed:
+    """Make the `Embed` of B images, given as tokens [B, N, D] that have left `layers` layers: see `trunk_layers`."""
 
     def embed(rows: Tensor, tasks: Tensor | None) -> Tensor:
-        embeddings = torch.empty(len(rows), encoder.dim)
+        embeddings = torch.empty(len(rows), encoder.width)
         groups = [torch.arange(len(rows))] if tasks is None else _same_shape(prompts, tasks)
         for part in (part for group in groups for part in group.split(batch_size)):
             own = None if tasks is None else torch.stack([prompts[t] for t in tasks[part].tolist()])

@@ -118,10 +118,10 @@ class Anchors:
         means = torch.cat([one.means for one in values])
         return cls(means, scales, torch.tensor(labels).repeat_interleave(sizes))
 
-    def sample(self, count: int) -> tuple[Tensor, Tensor]:
+    def sample(self, count: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """Draw M = `count` prototypes with replacement, perturb and normalise them: [M, D], and labels [M]."""
-        rows = torch.randint(len(self.means), (count,)).to(self.means.device)
-        noise = torch.randn(count, self.means.shape[1]).to(self.means.device)
+        rows = torch.randint(len(self.means), (count,), generator=generator).to(self.means.device)
+        noise = torch.randn(count, self.means.shape[1], generator=generator).to(self.means.device)
         return F.normalize(self.means[rows] + self.scales[rows] * noise, dim=1), self.labels[rows]
 
     def to(self, device: torch.device) -> Anchors:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from protosteer.errors import ProtosteerWarning
@@ -31,7 +32,7 @@ class Embedder(Protocol):
 class TrainingImages(Embedder, Protocol):
     """The images of one task, as a prompt is trained with them."""
 
-    def views(self, batches: Sequence[Tensor]) -> Iterable[Tensor]:
+    def views(self, batches: Sequence[Tensor], generator: torch.Generator) -> Iterable[Tensor]:
         """See `trainer.Views`."""
 
 

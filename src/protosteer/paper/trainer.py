@@ -14,10 +14,12 @@ from protosteer.paper import diagnostics, losses
 from protosteer.paper.prompts import Encoder, initial_prompt
 from protosteer.paper.prototypes import Anchors
 from protosteer.settings import Settings
+from protosteer.util.seeded import seeded
 from protosteer.util.training_state import Callback, Epoch, TrainingState
 
-# Maps batches of rows [N] to their images, newly augmented, as tokens [N, T, D] after the layers without a prompt.
-Views = Callable[[Sequence[Tensor]], Iterable[Tensor]]
+# Maps batches of rows [N] to their images, newly augmented by the training's generator, as tokens [N, T, D] after the
+# layers without a prompt.
+Views = Callable[[Sequence[Tensor], torch.Generator], Iterable[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -48,49 +50,48 @@ def train_prompt(
         settings: Loss, optimisation, prompt.
         start: The previous task's prompt; see `initial_prompt`.
         anchors: Value prototypes of earlier tasks.
-        seed: Of all that is random; the caller's generator is left as it was.
+        seed: Of the one generator that everything random is drawn by; torch's own is neither read nor moved.
         callbacks: Follow the training.
 
     Raises:
         TrainingError: The loss is not finite.
     """
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        prompt = nn.Parameter(initial_prompt(encoder, settings, start).to(encoder.device))  # [S, L, D]
-        head = Head(encoder.dim, int(labels.max()) + 1, settings).to(encoder.device)
-        optimiser = torch.optim.AdamW([prompt, *head.parameters()], lr=settings.learning_rate)
-        trained = {"prompt": prompt, **{f"head.{name}": p for name, p in head.named_parameters()}}
-        state = TrainingState(trained, optimiser, labels, settings.batch_size, settings.epochs)
-        anchors = anchors.to(encoder.device) if anchors else None
-        for callback in callbacks:
-            callback.on_train_begin(state)
+    generator = torch.Generator().manual_seed(seed)
+    prompt = nn.Parameter(initial_prompt(encoder, settings, start, generator).to(encoder.device))  # [S, L, D]
+    head = Head(encoder.dim, int(labels.max()) + 1, settings, generator).to(encoder.device)
+    optimiser = torch.optim.AdamW([prompt, *head.parameters()], lr=settings.learning_rate)
+    trained = {"prompt": prompt, **{f"head.{name}": p for name, p in head.named_parameters()}}
+    state = TrainingState(trained, optimiser, labels, settings.batch_size, settings.epochs, generator)
+    anchors = anchors.to(encoder.device) if anchors else None
+    for callback in callbacks:
+        callback.on_train_begin(state)
 
-        while state.epoch < settings.epochs:
-            batches = state.remaining_batches()
-            for rows, tokens in zip(batches, views(batches), strict=True):  # [N], [N, T, D]
-                set_rates(optimiser, state.step, state.steps, settings)
-                embeddings = encoder.rest(tokens, settings.prompt_from_layer - 1, prompt)  # [N, D]
-                loss = head.loss(embeddings, labels[rows].to(encoder.device), anchors)
-                update(loss, [[prompt], list(head.parameters())], optimiser, settings.gradient_clip)
-                state.end_step(loss, embeddings)
-                for callback in callbacks:
-                    callback.on_step_end(state)
-            state.end_epoch(diagnostics.accuracy_and_spread)
-        return Trained(prompt.detach().cpu(), state.history, sum(p.numel() for p in trained.values()))
+    while state.epoch < settings.epochs:
+        batches = state.remaining_batches()
+        for rows, tokens in zip(batches, views(batches, generator), strict=True):  # [N], [N, T, D]
+            set_rates(optimiser, state.step, state.steps, settings)
+            embeddings = encoder.rest(tokens, settings.prompt_from_layer - 1, prompt)  # [N, D]
+            loss = head.loss(embeddings, labels[rows].to(encoder.device), anchors)
+            update(loss, [[prompt], list(head.parameters())], optimiser, settings.gradient_clip)
+            state.end_step(loss, embeddings)
+            for callback in callbacks:
+                callback.on_step_end(state)
+        state.end_epoch(diagnostics.accuracy_and_spread)
+    return Trained(prompt.detach().cpu(), state.history, sum(p.numel() for p in trained.values()))
 
 
 class Head(nn.Module):
     """The neck m_sigma, an MLP, and the loss behind it."""
 
-    def __init__(self, dim: int, classes: int, settings: Settings):
+    def __init__(self, dim: int, classes: int, settings: Settings, generator: torch.Generator | None = None):
         super().__init__()
-        self.settings = settings
+        self.settings, self.generator = settings, generator  # None: torch's own
         widths = [dim] + [settings.neck_hidden] * (settings.neck_layers - 1) + [dim]
         layers: list[nn.Module] = []
         for inputs, outputs in zip(widths, widths[1:], strict=False):
-            layers += [_linear(inputs, outputs), nn.GELU()]
+            layers += [_linear(inputs, outputs, generator), nn.GELU()]
         self.neck = nn.Sequential(*layers[:-1])
-        self.classifier = _linear(dim, classes) if settings.loss == "cross-entropy" else None
+        self.classifier = _linear(dim, classes, generator) if settings.loss == "cross-entropy" else None
 
     def loss(self, embeddings: Tensor, labels: Tensor, anchors: Anchors | None) -> Tensor:
         """Loss of a batch: embeddings [N, D] under the prompt, labels [N]."""
@@ -103,15 +104,16 @@ class Head(nn.Module):
         count = len(labels) if settings.prototypes_per_step < 0 else settings.prototypes_per_step  # M
         sampled = sampled_labels = None
         if anchors is not None and count:
-            sampled, sampled_labels = anchors.sample(count)  # [M, D], [M]
+            sampled, sampled_labels = anchors.sample(count, self.generator)  # [M, D], [M]
             sampled_labels = sampled_labels + labels.max() + 1  # none of the task's own labels
         rows = settings.anchor_rows == "images+prototypes"
         return losses.cpl(z, labels, settings.temperature, sampled, sampled_labels, settings.uniformity, rows)
 
 
-def _linear(inputs: int, outputs: int) -> nn.Linear:
-    layer = nn.Linear(inputs, outputs)
-    nn.init.trunc_normal_(layer.weight, std=0.02)
+def _linear(inputs: int, outputs: int, generator: torch.Generator | None) -> nn.Linear:
+    # torch's initialisation is drawn and discarded: the numbers that follow are part of what a seed means.
+    layer = seeded(lambda: nn.Linear(inputs, outputs), generator)
+    nn.init.trunc_normal_(layer.weight, std=0.02, generator=generator)
     nn.init.zeros_(layer.bias)
     return layer
 

@@ -70,7 +70,7 @@ class Attention(nn.Module):
         if extra is not None:
             more_k, more_v = (t.expand(len(x), -1, -1, -1) for t in extra)  # [B, heads, L, D / heads] each
             k, v = torch.cat([k, more_k], dim=2), torch.cat([v, more_v], dim=2)
-        out = F.scaled_dot_product_attention(q, k, v)  # [B, heads, queries, D / heads]
+        out = attend(q, k, v)  # [B, heads, queries, D / heads]
         return self.proj(out.transpose(1, 2).flatten(2))  # [B, queries, D]
 
     def keys_values(self, x: Tensor) -> KeysValues:
@@ -86,6 +86,17 @@ class Attention(nn.Module):
     def _split_heads(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
         """[B, N, parts * D] -> `parts` tensors [B, heads, N, D / heads]."""
         return x.unflatten(2, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(d)) v, of queries, keys and values [B, heads, N, d].
+
+    On a CPU, torch's fused kernel computes bf16 no faster than fp32: two matrix products take half its time,
+    and less of it in the backward pass (docs/performance.md).
+    """
+    if q.dtype != torch.bfloat16 or q.device.type != "cpu":
+        return F.scaled_dot_product_attention(q, k, v)
+    return ((q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)).softmax(dim=-1) @ v
 
 
 class LayerScale(nn.Module):

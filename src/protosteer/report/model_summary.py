@@ -56,6 +56,7 @@ def _header(description: Description) -> Table:
         **(_evidence(evidence) if evidence else {}),
         "Unknown images": _unknown(description["rejection"], bool(evidence)),
         "Backbone": _backbone(description["backbone"]),
+        "Precision": " and ".join(description["precision"]) or "nothing has been learned",
         "Settings": ", ".join(f"{setting['name']} {_value(setting['value'])}" for setting in changed) or "defaults",
     }
     table = Table.grid(Column(style="bold", no_wrap=True), Column(overflow="fold"), padding=(0, 2, 0, 0))

@@ -51,7 +51,7 @@ class CheckpointCallback:
                     key: value.float().reshape(()) if key == "step" else torch.empty_like(parameter).copy_(value)
                     for key, value in moments.items()
                 }
-            torch.set_rng_state(tensors["rng"])
+            state.generator.set_state(tensors["rng"])
             self.earlier_seconds = float(about["seconds"])
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             message = (
@@ -67,7 +67,7 @@ class CheckpointCallback:
     def save(self, state: TrainingState) -> None:
         """Write parameters, optimiser, random state and position to the file."""
         tensors, notes = state.state_dict()
-        tensors = {**tensors, "rng": torch.get_rng_state()}
+        tensors = {**tensors, "rng": state.generator.get_state()}
         moments: list[str] = []
         for name, parameter in state.parameters.items():
             tensors[name] = parameter.detach()

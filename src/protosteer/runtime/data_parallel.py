@@ -20,14 +20,14 @@ from protosteer.util.distributed import ProcessGroup, process_group
 
 
 def augmented_tokens(
-    images: ImageSet, batches: Sequence[Tensor], backbone: Backbone, settings: Settings
+    images: ImageSet, batches: Sequence[Tensor], generator: torch.Generator, backbone: Backbone, settings: Settings
 ) -> Iterator[Tensor]:
     """Augment this rank's rows of each batch of row numbers [N] and yield their tokens before any prompt."""
     # Imports kornia, which prediction does not need.
     from protosteer.data.augment import Augmentation, augmented
 
     augment = Augmentation(backbone.preprocessing, settings.augmentation)
-    for pictures in augmented(images, batches, augment, backbone.device, process_group()):
+    for pictures in augmented(images, batches, augment, backbone.device, process_group(), generator):
         yield backbone.trunk(pictures, settings.prompt_from_layer - 1)
 
 
@@ -40,6 +40,7 @@ class DataParallelEncoder:
     def __init__(self, backbone: Backbone, group: ProcessGroup):
         self.backbone, self.group = backbone, group
         self.dim, self.depth, self.prompt_shape = backbone.dim, backbone.depth, backbone.prompt_shape
+        self.width = backbone.width
         self.shares: list[slice] = []
 
     @property
@@ -47,9 +48,11 @@ class DataParallelEncoder:
         """The device of the backbone."""
         return self.backbone.device
 
-    def views(self, images: ImageSet, batches: Sequence[Tensor], settings: Settings) -> Iterator[Tensor]:
+    def views(
+        self, images: ImageSet, batches: Sequence[Tensor], generator: torch.Generator, settings: Settings
+    ) -> Iterator[Tensor]:
         """Yield `augmented_tokens`."""
-        tokens = augmented_tokens(images, batches, self.backbone, settings)
+        tokens = augmented_tokens(images, batches, generator, self.backbone, settings)
         for rows, own in zip(batches, tokens, strict=True):
             self.shares = self.group.shares(len(rows))
             yield own

@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import errno
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch import Tensor
@@ -19,7 +21,7 @@ from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord
 from protosteer.model.transaction import transaction
 from protosteer.model.unlearning import Forgotten, forget, undo
-from protosteer.serve.limits import RequestError
+from protosteer.serve.limits import RequestError, stopping_error
 from protosteer.serve.schemas import Corrected
 from protosteer.serve.served_model import Snapshot
 from protosteer.util.files import Identity, real
@@ -44,6 +46,19 @@ class Store:
         self._thumbnails = thumbnails
         self.current = Snapshot(learner.copy(), self.path, thumbnails)
         self._lock = threading.Lock()
+        self._stopping = False
+
+    def stop(self) -> None:
+        """Reject requested changes that have not begun. Return at once."""
+        self._stopping = True
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Wait until no other change is under way; raise `RequestError` 503 if the service stops meanwhile."""
+        with self._lock:
+            if self._stopping:
+                raise stopping_error()
+            yield
 
     def check_trainable(self, name: str) -> None:
         """Raise `RequestError` 422 if a class would get no prompt of its own."""
@@ -61,7 +76,7 @@ class Store:
 
     def add(self, name: str, pixels: Tensor, image_bytes: int) -> TaskRecord:
         """Learn a class, or more images of a known one, from pixels [n, 3, h, w]; return its record."""
-        with self._lock:
+        with self._turn():
             record = self.current.learner.copy().add_class(name, pixels)
             metadata = dataclasses.replace(record.metadata, image_bytes=image_bytes)
             record = dataclasses.replace(record, metadata=metadata)
@@ -70,7 +85,7 @@ class Store:
 
     def correct(self, name: str, pixels: Tensor, content: bytes, file: str) -> Corrected:
         """Correct the label of one image [3, h, w], whose file has this name and these bytes, to a known or new class."""
-        with self._lock:
+        with self._turn():
             learner = self.current.learner.copy()
             new = name not in learner.classes
             record = learner.correct(pixels[None], name, content)
@@ -83,7 +98,7 @@ class Store:
 
     def undo(self, id: str) -> TaskRecord:
         """Undo a correction by its id; `LAST` means the last one. Return its record."""
-        with self._lock:
+        with self._turn():
             memory = Memory(self.current.memory.tasks)
             try:
                 record = undo(memory, None if id == LAST else id)
@@ -95,7 +110,7 @@ class Store:
 
     def forget(self, name: str) -> Forgotten:
         """Forget a class, and return what that guarantees."""
-        with self._lock:
+        with self._turn():
             memory = Memory(self.current.memory.tasks)
             if name not in memory.classes:
                 raise RequestError(404, f"no class is named '{name}'; GET /classes lists them")

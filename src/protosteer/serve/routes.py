@@ -63,7 +63,7 @@ def _add_predict(router: APIRouter, chosen: Any, default_reject: float) -> None:
         "/predict",
         response_model=schemas.Predictions,
         openapi_extra=schemas.IMAGES,
-        responses=schemas.errors(408, 413, 422, 503),
+        responses=schemas.errors(408, 413, 422, 503, 507),
     )
     async def predict(
         request: Request, top: Top = 5, reject: Reject = default_reject, service: Service = chosen

@@ -229,7 +229,7 @@ _MEANINGS = {
     413: "Too many images, bytes or pixels",
     422: "A bad image, which is named, or a bad option",
     503: "Too much to do; Retry-After says when to try again",
-    507: "No space to write the model",
+    507: "No space to write the model, or for large uploads",
 }
 
 

@@ -124,6 +124,7 @@ class Service:
     def stop(self) -> None:
         """Accept nothing more. Return at once; may be called more than once."""
         self.batcher.stop(_DRAIN_SECONDS)
+        self.store.stop()
         self.jobs.stop()
 
     async def join(self) -> None:

@@ -99,6 +99,12 @@ class Uploads:
             if error.detail.startswith("Too many files"):
                 raise RequestError(413, f"more than {limits.images} images; send fewer at once") from None
             raise RequestError(422, f"the form cannot be read ({error.detail}); send multipart/form-data") from None
+        except (ValueError, LookupError):  # a charset that decodes nothing, such as `undefined`
+            raise RequestError(422, "the form's names cannot be decoded; send multipart/form-data in UTF-8") from None
+        except OSError as error:  # large files lie in the temporary folder
+            raise RequestError(
+                507, f"there is no room for the images ({error.strerror or error}); try again later", retry_after=60
+            ) from None
 
     def _files(self, form: FormData) -> list[UploadFile]:
         files = []

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import glob
 import hashlib
 import os
+import shutil
 import stat
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -24,6 +26,7 @@ if sys.platform != "win32":
     import fcntl
 
 _TEMPORARY, _CHECKPOINT = ".tmp", ".part"
+_NEW, _OLD = "new", "old"  # in the hidden folder of `replace_folder`
 # Seconds after which a file that cannot be locked counts as abandoned: a file in use is written to more often.
 STALE = 3600.0
 
@@ -33,17 +36,20 @@ def cache_dir() -> Path:
     return Path(os.environ.get("PROTOSTEER_CACHE") or Path.home() / ".cache" / "protosteer").expanduser()
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace the file at `path` with `data`: write a temporary file beside it, sync, rename, sync the folder."""
-    write_and_hold(path, data).close()
+def write_atomically(path: Path, data: bytes, like: Path | None = None) -> None:
+    """Replace the file at `path` with `data`: write a temporary file beside it, sync, rename, sync the folder.
+
+    The file keeps its owner and permissions; a new one has those of `like`, or the usual ones.
+    """
+    write_and_hold(path, data, like).close()
 
 
-def write_and_hold(path: Path, data: bytes) -> FileIO:
+def write_and_hold(path: Path, data: bytes, like: Path | None = None) -> FileIO:
     """Replace the file at `path` with `data`, and hold a lock on it until the returned file is closed."""
     file, temporary = _begin(path)
     try:
         _write_all(file.fileno(), data)
-        _put_in_place(file, temporary, path)
+        _put_in_place(file, temporary, path, like)
     except BaseException:
         _give_up(file, temporary)
         raise
@@ -70,18 +76,19 @@ def _begin(path: Path) -> tuple[FileIO, str]:
     return _new_temporary(path)
 
 
-def _put_in_place(file: FileIO, temporary: str, path: Path) -> None:
+def _put_in_place(file: FileIO, temporary: str, path: Path, like: Path | None = None) -> None:
     os.fsync(file.fileno())
-    os.chmod(temporary, _mode(path))
+    _set_access(temporary, path, like)
     if sys.platform == "win32":  # which renames no open file
         file.close()
     os.replace(temporary, path)
-    with contextlib.suppress(OSError):  # some file systems cannot sync a folder
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
+    _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    with contextlib.suppress(OSError), _opened_folder(path) as folder:  # some file systems cannot sync a folder
+        if folder is not None:
             os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def _give_up(file: FileIO, temporary: str) -> None:
@@ -116,6 +123,67 @@ def writing(place: Path, option: str | None) -> Iterator[None]:
         raise ProtosteerError(
             f"cannot write to {place}: {error.strerror or error}; {remedy}", code="cannot-write", path=place
         ) from error
+
+
+def replace_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Replace a folder by one with these files: at any moment there is the old one or the new one, whole.
+
+    The new one is built in a hidden folder beside it, which is locked and in the end removed. What a killed process
+    left of one is removed here; where a system cannot exchange folders, an old one that it moved away returns first.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in folder.parent.glob(f".{glob.escape(folder.name)}.*"):
+        _remove_dead_folder(leftover, folder)
+    beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    with _opened_folder(beside) as lock:
+        if lock is not None:
+            _try_lock(lock)
+        try:
+            new, old = beside / _NEW, beside / _OLD
+            new.mkdir()
+            for name, data in contents.items():
+                write_atomically(new / name, data)
+            _set_access(new, folder)
+            if not folder.exists():
+                new.rename(folder)
+            elif not _exchange(new, folder):
+                folder.rename(old)
+                try:
+                    new.rename(folder)
+                except BaseException:
+                    old.rename(folder)
+                    raise
+            _sync_folder(folder.parent)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two folders in one step; return False where the system cannot."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):  # TypeError: Windows
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    if rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0:
+        return True
+    if (number := ctypes.get_errno()) in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        return False
+    raise OSError(number, os.strerror(number), str(other))
+
+
+def _remove_dead_folder(leftover: Path, folder: Path) -> None:
+    """Remove a hidden folder of `replace_folder` that no process has locked; return an old folder to its place."""
+    with contextlib.suppress(OSError):
+        if leftover.is_symlink() or not {entry.name for entry in leftover.iterdir()} <= {_NEW, _OLD}:
+            return
+        with _opened_folder(leftover) as lock:
+            dead = _try_lock(lock) if lock is not None else None
+            if dead is False or (dead is None and time.time() - leftover.stat().st_mtime < STALE):
+                return
+            if (leftover / _OLD).exists() and not folder.exists():
+                (leftover / _OLD).rename(folder)
+            shutil.rmtree(leftover)
 
 
 def remove_leftovers(folder: Path, name: str | None = None, older_than: float = 0.0) -> list[Path]:
@@ -230,12 +298,17 @@ class Identity:
         return cls((status.st_ino, status.st_size, status.st_mtime_ns))
 
 
-def _mode(path: Path) -> int:
-    """Return the permissions the file has, so that a private one stays private, or the usual ones."""
-    try:
-        return stat.S_IMODE(path.stat().st_mode)
-    except OSError:
-        return 0o666 & ~_umask()
+def _set_access(new: str | Path, *models: Path | None) -> None:
+    """Give a new file or folder the owner and permissions of the first model that is there, or the usual ones."""
+    model = next((path for path in models if path is not None and path.exists()), None)
+    if model is None:
+        os.chmod(new, (0o777 if os.path.isdir(new) else 0o666) & ~_umask())
+        return
+    status = os.stat(model)
+    if sys.platform != "win32" and (status.st_uid, status.st_gid) != (os.geteuid(), os.getegid()):
+        with contextlib.suppress(OSError):  # only root can give a file away, only to one's groups can others
+            os.chown(new, status.st_uid if os.geteuid() == 0 else -1, status.st_gid)
+    os.chmod(new, stat.S_IMODE(status.st_mode))
 
 
 def _umask() -> int:

@@ -1,8 +1,9 @@
-"""Query the machine: processor, memory, open files; and tune the memory allocator."""
+"""Query the machine: processor, bf16, memory, open files; and tune the memory allocator."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import os
 import platform
@@ -37,6 +38,15 @@ def processor_name() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+@functools.cache
+def cpu_has_bf16() -> bool:
+    """Return True if the processor has AVX512-BF16 or AMX-BF16; False if the system does not report it."""
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        flags = next((line.split() for line in file if line.startswith("flags")), [])
+        return "avx512_bf16" in flags or "amx_bf16" in flags
+    return False
 
 
 def most_open_files() -> float:

@@ -43,11 +43,13 @@ class TrainingState:
         labels: Tensor,
         batch_size: int,
         epochs: int,
+        generator: torch.Generator,
     ):
         self.parameters = parameters
         self.optimiser = optimiser
         self.labels = labels
         self.batch_size = batch_size
+        self.generator = generator  # of everything random in this training
         self.steps_per_epoch = max(1, len(labels) // batch_size)
         self.steps = self.steps_per_epoch * epochs
         self.history: list[Epoch] = []  # of finished epochs
@@ -67,7 +69,7 @@ class TrainingState:
 
     def remaining_batches(self) -> list[Tensor]:
         """Batches of the current epoch that are left; a new epoch is shuffled."""
-        self.batches = self.batches or epoch_batches(len(self.labels), self.batch_size)
+        self.batches = self.batches or epoch_batches(len(self.labels), self.batch_size, self.generator)
         return self.batches[len(self.losses) :]
 
     def end_step(self, loss: Tensor, embeddings: Tensor) -> None:
@@ -101,7 +103,7 @@ class TrainingState:
         self.batches, self.embeddings = list(tensors["order"]), [tensors["seen"]]
 
 
-def epoch_batches(count: int, batch_size: int) -> list[Tensor]:
+def epoch_batches(count: int, batch_size: int, generator: torch.Generator | None = None) -> list[Tensor]:
     """Rows of one epoch in random order; a short last batch is dropped, unless it is the only one."""
-    batches = list(torch.randperm(count).split(batch_size))
+    batches = list(torch.randperm(count, generator=generator).split(batch_size))
     return batches[:-1] if len(batches) > 1 and len(batches[-1]) < batch_size else batches

@@ -26,6 +26,7 @@ from protosteer.backbones import Backbone
 from protosteer.backbones.auto_candidates import candidates_on_disk, worth_fetching
 from protosteer.backbones.build_vit import multiply_adds
 from protosteer.backbones.hub import fetch_weights, may_fetch
+from protosteer.backbones.precision import AUTO_PRECISION
 from protosteer.backbones.registry import BackboneInfo
 from protosteer.data.images import as_images, as_labelled
 from protosteer.data.sources import read_labelled
@@ -79,9 +80,9 @@ class Choice:
     trials: tuple[Trial, ...] = ()  # none where there was nothing to choose from, or by
     left_out: dict[str, str] = field(default_factory=dict)  # what was not tried, and why
 
-    def load(self, device: str | torch.device = "cpu") -> Backbone:
+    def load(self, device: str | torch.device = "cpu", precision: str = AUTO_PRECISION) -> Backbone:
         """Load the backbone."""
-        return Backbone.load(self.info.name, device=device)
+        return Backbone.load(self.info.name, device=device, precision=precision)
 
 
 def choose_backbone(
@@ -91,6 +92,7 @@ def choose_backbone(
     seed: int = 0,
     say: Callable[[str], None] = lambda line: None,
     on_stage: OnStage | None = None,
+    precision: str = AUTO_PRECISION,
 ) -> Choice:
     """The backbone that suits images with labels, which are given as to `Learner.learn`.
 
@@ -115,7 +117,7 @@ def choose_backbone(
     trials: list[Trial] = []
     for info in sorted(tried, key=_cost):
         try:
-            trials.append(_try(info, images, labels, rows, device, on_stage))
+            trials.append(_try(info, images, labels, rows, device, on_stage, precision))
         except WeightsError as error:
             left_out[info.alias] = str(error)
     return Choice(best(trials).info, BEST, tuple(trials), left_out)
@@ -174,7 +176,7 @@ def sample(labels: Sequence[str], most: int, seed: int = 0) -> list[int]:
 
 
 def left_out_right(embeddings: Tensor, labels: Sequence[str]) -> tuple[int, int]:
-    """Of embeddings [n, D], how many are predicted right without themselves, and of how many that is known."""
+    """Of embeddings [n, D] or [n, S, D], how many are predicted right without themselves, and of how many."""
     names = sorted(set(labels))
     owners = torch.tensor([names.index(label) for label in labels])
     scorer = CoarseScorer([summarise_class(embeddings[owners == i]) for i in range(len(names))])
@@ -199,8 +201,9 @@ def _try(
     rows: Sequence[int],
     device: str | torch.device,
     on_stage: OnStage | None,
+    precision: str,
 ) -> Trial:
-    backbone = Backbone.load(info.name, device=device)
+    backbone = Backbone.load(info.name, device=device, precision=precision)
     images = as_images(data, backbone.preprocessing)
 
     def on_batch(done: int) -> None:
@@ -209,9 +212,9 @@ def _try(
 
     backbone.embed_set(images, rows=rows[:1])  # the first image takes longer than others
     began = time.perf_counter()
-    embeddings = backbone.embed_set(images, on_batch=on_batch, rows=rows)
+    embeddings = backbone.reading("several").embed_set(images, on_batch=on_batch, rows=rows)
     seconds = time.perf_counter() - began
-    right, of = left_out_right(embeddings, [labels[row] for row in rows])
+    right, of = left_out_right(embeddings.unflatten(1, (-1, backbone.dim)), [labels[row] for row in rows])
     return Trial(info, right, of, len(rows) / seconds)
 
 

@@ -498,7 +498,7 @@ class TaskSlot:
         learner, files = self.before, self.found.files
         backbone = learner.backbone
         key = (self.requested_name, self.holdout, learner.settings, backbone.fingerprint)
-        checksum = files_checksum((*key, backbone.preprocessing), files, self.file_versions)
+        checksum = files_checksum((*key, backbone.precision, backbone.preprocessing), files, self.file_versions)
         for task in learner.memory.tasks:
             for _, tensor in task.tensors():
                 checksum.update(tensor.contiguous().numpy().tobytes())

@@ -20,11 +20,12 @@ class LearnerSpec:
     model: Model
     shared_prompt: Tensor | None
     device: str  # as for `choose_device`
+    precision: str  # the same in every process, whatever its hardware
 
     @classmethod
     def of(cls, learner: Learner, device: str) -> LearnerSpec:
         """Describe a learner that is to run on a device."""
-        return cls(learner.model, learner.shared_prompt, device)
+        return cls(learner.model, learner.shared_prompt, device, learner.backbone.precision)
 
     def learner(self) -> Learner:
         """Load the backbone and return the learner.
@@ -32,7 +33,8 @@ class LearnerSpec:
         Raises:
             ProtosteerError: The weights are missing, or are others.
         """
-        backbone = self.model.backbone_for(self.model.load_backbone(device=choose_device(self.device)))
+        loaded = self.model.load_backbone(device=choose_device(self.device), precision=self.precision)
+        backbone = self.model.backbone_for(loaded)
         learner = Learner(backbone, self.model.settings, self.shared_prompt)
         learner.memory = self.model.memory
         return learner
@@ -41,5 +43,6 @@ class LearnerSpec:
 def model_digest(learner: Learner) -> str:
     """Return a sha256 that is equal for learners with equal predictions, wherever their files are."""
     backbone = learner.backbone
-    about = {"fingerprint": backbone.fingerprint, "preprocessing": backbone.preprocessing.to_dict()}
+    names = ("fingerprint", "preprocessing", "precision")
+    about = {name: value for name, value in backbone.describe().items() if name in names}
     return hashlib.sha256(Model(Path(), about, learner.settings, learner.memory).pack()).hexdigest()

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from protosteer.backbones.precision import FP32
 from protosteer.model.file import Model
 from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord
@@ -52,6 +53,7 @@ def describe(model: Model, reader: Reader) -> dict[str, Any]:
     return {
         "file": {"path": str(model.path), "bytes": file_bytes},
         "backbone": {name: model.backbone.get(name) for name in names},
+        "precision": sorted({task["precision"] for task in tasks}),
         "settings": {"all": settings, "changed": changed},
         "totals": _totals(tasks, file_bytes),
         **reader.describe(),
@@ -93,6 +95,7 @@ def _task(task: TaskRecord) -> dict[str, Any]:
         "corrected": task.corrected_from,
         "unfinished": bool(about.unfinished),
         "independent": task.independent,
+        "precision": about.precision or FP32,
         "held_out": about.held_out,
         "loss": about.loss,
         "accuracy": about.accuracy,

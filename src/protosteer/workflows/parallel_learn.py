@@ -210,6 +210,6 @@ def _part_path(model: Path, base_learner: Learner, plan: TaskPlan, how: tuple[fl
     """Where the record of just these files and circumstances waits, beside the model."""
     backbone, memory, prompt = base_learner.backbone, base_learner.memory, base_learner.shared_prompt
     key = [plan.name, plan.classes, how, base_learner.settings, backbone.fingerprint]
-    key += [backbone.preprocessing, len(memory) > 0, memory.evidence]
+    key += [backbone.precision, backbone.preprocessing, len(memory) > 0, memory.evidence]
     key.append(None if prompt is None else prompt.numpy().tobytes())
     return part_path(model, files_checksum(key, plan.files()).hexdigest())
