@@ -13,7 +13,6 @@ from protosteer.paper import diagnostics
 from protosteer.paper.task import task_seed
 from protosteer.rules import RULES, Embeddings
 from protosteer.runtime.progress import OnStage
-from protosteer.runtime.task_images import TaskImages
 
 
 def refit(
@@ -31,14 +30,10 @@ def refit(
         on_stage: Is given the progress.
     """
     settings, rule = learner.settings, RULES[learner.settings.rule]
-    task_images = TaskImages(images, learner.backbone, settings, record.name, on_stage)
+    task_images = learner.task_images(images, record.name, on_stage)
     prompt, shared_prompt = record.prompt, record.shared_prompt
-    plain = task_images.embed(None)
-    values = plain if prompt is None else task_images.embed(prompt)
-    shared = None
-    if shared_prompt is not None:
-        same = prompt is not None and prompt.equal(shared_prompt)
-        shared = values if same else task_images.embed(shared_prompt)
+    plain, values = task_images.features(None), task_images.embed(prompt)
+    shared = None if shared_prompt is None else task_images.features(shared_prompt)
     embeddings, seed = Embeddings(plain, values, shared), task_seed(settings.seed, record.class_names)
     numbers = plain.new_tensor([record.class_names.index(label) for label in labels])
     classes = ClassTable.of(
@@ -48,7 +43,7 @@ def refit(
     metadata = dataclasses.replace(
         record.metadata,
         images=len(labels),
-        key_spread=round(diagnostics.spread(plain), 6),
+        key_spread=round(diagnostics.spread(plain[:, 0]), 6),
         value_spread=round(diagnostics.spread(values), 6),
     )
     return dataclasses.replace(record, classes=classes, metadata=metadata)
