@@ -218,7 +218,7 @@ def test_a_killed_learning_leaves_a_model_that_can_be_used(model, tmp_path, how)
         "b.CheckpointFile.__init__.__defaults__ = (0.0,); sys.exit(main(sys.argv[1:]))"
     )
     words = [sys.executable, "-c", code, "learn", str(model), str(more), *TRAINED]
-    words += ["--set", "prompts=true", "--set", "epochs=3000"]
+    words += ["--preset", "best", "--set", "epochs=3000"]
     process = subprocess.Popen(
         words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )

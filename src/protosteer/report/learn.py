@@ -78,7 +78,7 @@ def result_lines(result: LearnResult, classes: int) -> list[str]:
         how = "never learned" if result.record.metadata.held_out else "each left out in turn"
         lines.append(f"Self-check: {estimate} right, {images}{counted(classes, 'class')}, {how}")
     if result.training == "skipped":
-        lines.append("Training skipped: hardly an error is left; to train nevertheless, choose the preset best")
+        lines.append("Training skipped: hardly an error is left; to train nevertheless, choose a preset, such as fast")
     check, before = result.check, result.before_training
     if check and before:
         right = f"{check.accuracy.right} of {counted(check.accuracy.images, 'test image')} right with it"
