@@ -89,7 +89,7 @@ def teach_all(learner: Learner, folders: Mapping[str, Path], holdout: float, mod
     for name, folder in folders.items():
         if name not in learner.tasks:
             taught = learn_folder(learner, scan_folder(folder, learner.memory), name, holdout)
-            check = f", {taught.check.accuracy:.1f} % of the held-out images right" if taught.check else ""
+            check = f", {taught.check.accuracy.percent:.1f} % of the held-out images right" if taught.check else ""
             print(f"{name}: {', '.join(taught.record.class_names)}{check}", file=sys.stderr, flush=True)
             if model:
                 learner.save(model)

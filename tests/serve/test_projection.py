@@ -123,12 +123,14 @@ def test_axes_do_not_depend_on_the_order_of_classes_or_on_which_side_was_factore
 @pytest.mark.parametrize("first", ["plain", "domain"])
 def test_by_evidence_pictures_lie_where_their_classes_do_in_the_first_view(first, monkeypatch):
     monkeypatch.setitem(RULES, "evidence", EvidenceRule(min_pass_weight=0.0))  # so that both views are there
-    learner = Learner(tiny_backbone(), Settings.preset("best", epochs=1, neck_hidden=16, augmentation="none"))
+    learner = Learner(
+        tiny_backbone(), Settings.preset("best", epochs=1, neck_hidden=16, augmentation="none", feature_layers="last")
+    )
     for names in (["cat", "dog"], ["ant", "bee"]):  # not in the order of their names
         learner.learn(easy_task(names))
-    learner.reader.classifier.spaces.sort(key=lambda view: (view.prompt is None) == (first == "domain"))
-    view = learner.reader.classifier.spaces[0]
-    assert (view.prompt is None) == (first == "plain") and len(learner.reader.classifier.spaces) == 2
+    learner.reader.classifier.passes.sort(key=lambda view: (view.prompt is None) == (first == "domain"))
+    view = learner.reader.classifier.passes[0]
+    assert (view.prompt is None) == (first == "plain") and len(learner.reader.classifier.passes) == 2
     projection = Projection.fit(learner.memory, learner.reader)
     sketches = [record.plain if first == "plain" else record.shared for record in learner.memory.records]
     means = torch.stack([(sketch.points * sketch.counts[:, None]).sum(dim=0) for sketch in sketches])
