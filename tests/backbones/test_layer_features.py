@@ -33,6 +33,7 @@ def test_spaces_follow_from_the_depth():
         assert spaces[0] == FeatureSpace(depth, "token") and len(set(spaces)) == len(spaces)
         assert all(1 <= space.layer <= depth for space in spaces)
         assert all(space.layer < depth for space in spaces if space.pool == "mean")
+        assert any(space.pool == "mean" for space in spaces) == (depth >= 6)
 
 
 @pytest.mark.parametrize("prompt_layers", [None, 1, 4, DEPTH], ids=["none", "shallow", "late", "deep"])

@@ -144,7 +144,7 @@ class Layers:
         self.points = np.stack([layer.points for layer in self.layers], axis=1)  # [P, S, D]
         self.shares = np.array([1.0, 0.3])  # of several layers: found by `fit_shares`
         if several:
-            weights = np.array([0.4, *[0.8 / (self.count - 1)] * (self.count - 1), 0.3])
+            weights = np.array([0.4, *[0.16] * (self.count - 1), 0.3])
             self.shares = weights / weights.sum()
 
     def parts(self, image: Array, keep: NDArray[np.bool_] | None = None) -> tuple[Array, Array]:

@@ -17,6 +17,7 @@ from protosteer.paper.vit import ViT, ViTConfig
 # Layers before the last one, of 12, for tokens that are pooled as the output is, and for the other kind.
 SAME_POOLING_OFFSETS = (0, 1, 2, 4)
 OTHER_POOLING_OFFSETS = (2, 5)
+MIN_DEPTH_OTHER_POOLING = 6  # in shallower ViTs, tokens that are not pooled carry no summary of the image
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ def feature_spaces(config: ViTConfig) -> tuple[FeatureSpace, ...]:
     """Return the feature spaces of a ViT, the output first, chosen by its depth alone."""
     same = [config.depth - round(offset * config.depth / 12) for offset in SAME_POOLING_OFFSETS]
     # In the last layer only the pooled tokens are computed.
-    other = [min(config.depth - 1, config.depth - round(o * config.depth / 12)) for o in OTHER_POOLING_OFFSETS]
+    offsets = OTHER_POOLING_OFFSETS if config.depth >= MIN_DEPTH_OTHER_POOLING else ()
+    other = [min(config.depth - 1, config.depth - round(offset * config.depth / 12)) for offset in offsets]
     pools = (config.pool, "mean" if config.pool == "token" else "token")
     chosen = [FeatureSpace(layer, pool) for pool, part in zip(pools, (same, other), strict=True) for layer in part]
     return tuple(dict.fromkeys(space for space in chosen if space.layer >= 1))

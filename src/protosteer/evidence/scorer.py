@@ -22,8 +22,8 @@ from protosteer.evidence.whitened import WhitenedCosine, dot_means
 RIDGE_SHARE = 0.3  # weight of the regression's logarithm, as a share of the whitened cosine's
 RIDGE_FLOOR = 0.05  # a regression on zeros and ones says nothing about smaller probabilities
 RIDGE_FLOOR_SEVERAL = 0.02  # the same in several feature spaces
-# Shares of several feature spaces before any image was seen: the last layer, all earlier ones, the ridge.
-PRIOR_LAST, PRIOR_EARLIER, PRIOR_RIDGE = 0.4, 0.8, 0.3
+# Weights of several feature spaces before any image was seen: the last layer, each earlier space, the ridge.
+PRIOR_LAST, PRIOR_EARLIER, PRIOR_RIDGE = 0.4, 0.16, 0.3
 
 
 class CoarseScorer:
@@ -107,5 +107,5 @@ def _prior_shares(spaces: int, ridge: bool) -> Tensor:
     """Shares, double [S (+ 1)], of the feature spaces, the last layer's first, and of the ridge."""
     if spaces == 1:
         return torch.tensor([1.0, RIDGE_SHARE][: 1 + ridge]).double()
-    shares = [PRIOR_LAST, *[PRIOR_EARLIER / (spaces - 1)] * (spaces - 1), *[PRIOR_RIDGE] * ridge]
+    shares = [PRIOR_LAST, *[PRIOR_EARLIER] * (spaces - 1), *[PRIOR_RIDGE] * ridge]
     return torch.tensor(shares, dtype=torch.double) / sum(shares)
