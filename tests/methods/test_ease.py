@@ -23,7 +23,7 @@ def filled(backbone, width=4):
     return adapters
 
 
-def test_an_adapter_is_added_beside_the_mlp():
+def test_an_adapter_reads_the_residual_stream_beside_the_mlp():
     torch.manual_seed(0)
     backbone = toy_backbone()
     adapters = filled(backbone)
@@ -32,7 +32,7 @@ def test_an_adapter_is_added_beside_the_mlp():
     after = x + plain.attn(plain.norm1(x), None, None)
     read = plain.norm2(after)
     mlp = F.gelu(read @ plain.mlp.fc1.weight.T + plain.mlp.fc1.bias) @ plain.mlp.fc2.weight.T
-    narrow = (read @ own.down.weight.T + own.down.bias).clamp(min=0)
+    narrow = (after @ own.down.weight.T + own.down.bias).clamp(min=0)
     expected = after + mlp + plain.mlp.fc2.bias + 0.3 * (narrow @ own.up.weight.T + own.up.bias)
     torch.testing.assert_close(block(x), expected, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(block(x), plain(x))

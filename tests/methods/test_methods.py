@@ -20,6 +20,7 @@ from protosteer.methods.checks import Check, Maker, checks_for, learn_task
 from protosteer.methods.cpp import CPP
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.ncm import NCM
+from protosteer.methods.ridge import Ridge
 from protosteer.methods.testing import GROUPS, toy_backbone, toy_images
 
 
@@ -32,7 +33,7 @@ one_maker = cache(maker)  # checks share what was learned
 
 def is_quick(name: str) -> bool:
     """Of those that train, one with prompts and one that trains the whole backbone stand for all in haste."""
-    return name in ("cpp", "finetune") or not hasattr(METHODS[name].settings_class, "epochs")
+    return name in ("cpp", "finetune", "ranpac", "layup") or not hasattr(METHODS[name].settings_class, "epochs")
 
 
 @pytest.mark.parametrize(
@@ -149,7 +150,7 @@ ADAPTERS = 2 * (2 * 24 * 4 + 24 + 4)  # per layer: down and up, with their biase
 # Bytes that tasks of 2, 3 and 1 classes add, and trained parameters in all.
 COUNTS: dict[str, tuple[list[int], int]] = {
     "finetune": ([4 * n * 25 + 4 * first * NETWORK for n, first in ((2, 1), (3, 0), (1, 0))], NETWORK + 6 * 25),
-    "aper": ([4 * 2 * 2 * 24 + 2 * 200, 3 * 200, 200], 2 * 2 * 24 + 2 * 24 + 1),
+    "aper": ([4 * 2 * 2 * 24 + 8 + 2 * 200, 3 * 200, 200], 2 * 2 * 24 + 2 * 24 + 1),
     "s-prompts": ([4 * 48 + n * 100 + 5 * 104 for n in (2, 3, 1)], 3 * 2 * 24 + 6 * 25),
     "ease": ([4 * (ADAPTERS + 24 * n) for n in (2, 2 * 3 + 2, 3 + 5)], 3 * ADAPTERS + 6 * 24 + 3),
     "knn": ([8 * n * 104 for n in (2, 3, 1)], 0),
@@ -165,7 +166,7 @@ def test_bytes_and_parameters_are_counted(name):
 
 @pytest.mark.parametrize(
     "name",
-    [n for n, m in METHODS.items() if m.state_fields and n != "ranpac"],  # RanPAC counts as its paper does
+    [n for n, m in METHODS.items() if m.state_fields and not issubclass(m, Ridge)],  # these count as their papers do
 )
 def test_bytes_of_tasks_add_up_to_the_state(name):
     method = one_maker(name).after()

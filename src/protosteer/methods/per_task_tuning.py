@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protosteer.backbones import Backbone
+from protosteer.methods.adapters import new_adapters, with_adapters
 from protosteer.methods.base import TrainingTask
 from protosteer.methods.training_utils import TrainingJob, TrainingSettings, fit, number_labels, task_seed
 from protosteer.settings import setting
@@ -99,3 +100,17 @@ def tune_deep_prompt(task: TrainingTask, backbone: Backbone, settings: PromptTra
         head = CosineHead(backbone.dim, len(classes), backbone.device)
         start = torch.zeros(backbone.prompt_shape(settings.prompt_length))
         return tune_prompt(task, backbone, start, head, settings)
+
+
+def tune_adapters(
+    task: TrainingTask, backbone: Backbone, settings: TrainingSettings, width: int, scale: float
+) -> nn.ModuleList:
+    """Train new adapters, one per layer, on one task, under a head that is discarded."""
+    classes = number_labels(task, [])[0]
+    with torch.random.fork_rng():
+        torch.manual_seed(task_seed(settings.seed, classes))
+        adapters = new_adapters(backbone, width)
+        head = CosineHead(backbone.dim, len(classes), backbone.device)
+        adapted = with_adapters(backbone, adapters, scale, trainable=True)
+        tune(task, adapted, dict(adapters.named_parameters()), adapted.embed, head, settings)
+    return adapters
