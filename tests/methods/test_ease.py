@@ -2,9 +2,11 @@
 
 import math
 
+import pytest
 import torch
 import torch.nn.functional as F
 
+from protosteer.errors import ProtosteerWarning
 from protosteer.evaluation.embedding_cache import EmbeddingCache
 from protosteer.methods.adapters import new_adapters, with_adapters
 from protosteer.methods.checks import Maker, learn_task
@@ -121,3 +123,8 @@ def test_each_space_is_computed_once_per_image():
     for _ in range(2):
         answer = method.answer(images)
     assert images.forward_passes == 3 * len(images) and answer.prompts.tolist() == [2] * len(images)
+
+
+def test_training_that_changes_nothing_is_named():
+    with pytest.warns(ProtosteerWarning, match="learning_rate"):
+        learn_task(Maker(EASE, {"learning_rate": 1e-9})(), GROUPS[0])

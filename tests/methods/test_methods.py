@@ -15,8 +15,8 @@ from protosteer.cli import app, benchmarks
 from protosteer.cli.benchmarks import run
 from protosteer.errors import SettingsError
 from protosteer.evaluation.embedding_cache import EmbeddingCache
-from protosteer.methods import METHODS, find_method
-from protosteer.methods.checks import Check, Maker, checks_for, learn_task
+from protosteer.methods import METHODS, Answer, find_method
+from protosteer.methods.checks import Check, Maker, check_training_changes_what_predicts, checks_for, learn_task
 from protosteer.methods.cpp import CPP
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.ncm import NCM
@@ -193,3 +193,13 @@ def test_the_command_line_says_where_methods_are_listed():
     option = inspect.signature(run).parameters["method"].annotation
     help_text = eval(option, vars(benchmarks)).__metadata__[0].help
     assert "`protosteer methods`" in help_text and "methods" in typer.main.get_command(app).commands
+
+
+def test_a_method_whose_training_has_no_effect_fails_the_check():
+    class Idle(METHODS["finetune"]):  # type: ignore[misc, valid-type]
+        def answer(self, images: Any) -> Answer:
+            embeddings = images.embed(torch.arange(len(images)), key="plain", backbone=self.pretrained)
+            return Answer(embeddings.argmax(dim=1))
+
+    with pytest.raises(AssertionError, match="training changed neither"):
+        check_training_changes_what_predicts(Maker(Idle))

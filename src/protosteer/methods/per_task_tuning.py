@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -10,12 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protosteer.backbones import Backbone
+from protosteer.errors import ProtosteerWarning
 from protosteer.methods.adapters import new_adapters, with_adapters
 from protosteer.methods.base import TrainingTask
 from protosteer.methods.training_utils import TrainingJob, TrainingSettings, fit, number_labels, task_seed
 from protosteer.settings import setting
 
 MOMENTUM = 0.9
+UNCHANGED = 1e-5  # 1 - cosine of features that training has not changed
+PROBED = 64  # images of which that is measured
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,9 @@ def tune_deep_prompt(task: TrainingTask, backbone: Backbone, settings: PromptTra
         torch.manual_seed(task_seed(settings.seed, classes))
         head = CosineHead(backbone.dim, len(classes), backbone.device)
         start = torch.zeros(backbone.prompt_shape(settings.prompt_length))
-        return tune_prompt(task, backbone, start, head, settings)
+        prompt = tune_prompt(task, backbone, start, head, settings)
+    warn_if_unchanged(task, backbone, backbone, prompt)
+    return prompt
 
 
 def tune_adapters(
@@ -113,4 +119,18 @@ def tune_adapters(
         head = CosineHead(backbone.dim, len(classes), backbone.device)
         adapted = with_adapters(backbone, adapters, scale, trainable=True)
         tune(task, adapted, dict(adapters.named_parameters()), adapted.embed, head, settings)
+    warn_if_unchanged(task, backbone, adapted)
     return adapters
+
+
+def warn_if_unchanged(task: TrainingTask, plain: Backbone, adapted: Backbone, prompt: Tensor | None = None) -> None:
+    """Warn if training has hardly changed the features: the method then predicts from those of the plain backbone."""
+    rows = list(range(min(PROBED, len(task.train))))
+    before, after = plain.embed_set(task.train, rows=rows), adapted.embed_set(task.train, prompt, rows=rows)
+    cosine = float(F.cosine_similarity(before.double(), after.double()).mean())
+    if 1 - cosine < UNCHANGED:
+        message = (
+            f"task {task.name!r}: training hardly changed the features (mean cosine to the plain ones {cosine:.6f}); "
+            "raise learning_rate or epochs"
+        )
+        warnings.warn(message, ProtosteerWarning, stacklevel=2)
