@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protosteer.backbones import Backbone
+from protosteer.data.decode_cache import cache_decoded
 from protosteer.data.images import ImageSet
 from protosteer.methods.base import Answer, Images, Method, TrainingTask
-from protosteer.methods.buffer import Buffer, reservoir
+from protosteer.methods.buffer import Buffer
 from protosteer.methods.training_utils import (
     Head,
     TrainingJob,
@@ -63,11 +65,10 @@ class Network(Method):
             self.head.grow(len(classes))
             images, targets = self.training_set(task.train, labels)
             parameters, optimiser = self.parameters(), self.optimiser()
-            fit(
-                TrainingJob(
-                    task, images, targets, self.backbone, parameters, optimiser, self.loss, self.settings, self.views
-                )
+            job = TrainingJob(
+                task, images, targets, self.backbone, parameters, optimiser, self.loss, self.settings, self.views
             )
+            fit(self.watched(job))
             self.tasks.append(classes)
             self.end_task(task, labels)
 
@@ -77,6 +78,10 @@ class Network(Method):
     def training_set(self, images: ImageSet, labels: Tensor) -> tuple[ImageSet, Tensor]:
         """Return the images and labels to train on, given the task's."""
         return images, labels
+
+    def watched(self, job: TrainingJob) -> TrainingJob:
+        """Return the job of a task, with what is to happen after each step."""
+        return job
 
     def optimiser(self) -> torch.optim.Optimizer:
         """Create the optimiser of a task."""
@@ -154,12 +159,22 @@ class Rehearsal(Network):
         augment = Augmentation(self.backbone.preprocessing, self.settings.augmentation)
         return augment(self.buffer.pixels[rows].to(self.backbone.device)), rows
 
-    def sample_into_buffer(self, task: TrainingTask, labels: Tensor, **notes: Tensor) -> None:
-        """Offer the task's images to the buffer, by reservoir sampling; notes [n, ...] are stored with them."""
-        buffer, size = self.buffer, self.settings.buffer_size
-        rows = reservoir(size, len(buffer), buffer.offered, len(labels))
-        buffer.offer(task.train, labels, rows, **notes)
 
-    def end_task(self, task: TrainingTask, labels: Tensor) -> None:
-        """Update the buffer with the task's images."""
-        self.sample_into_buffer(task, labels)
+class OnlineRehearsal(Rehearsal):
+    """Rehearsal that offers a task's images to the buffer at every step, so the current task is replayed too.
+
+    The buffer is filled by reservoir sampling over all steps of all epochs; an image can be in it more than once.
+    """
+
+    def watched(self, job: TrainingJob) -> TrainingJob:
+        """Offer the images of each step to the buffer."""
+        images = cache_decoded(job.images)
+
+        def on_step(rows: Tensor) -> None:
+            self.buffer.sample(images, rows, job.labels[rows], self.settings.buffer_size, **self.notes())
+
+        return dataclasses.replace(job, images=images, on_step=on_step, companion=self.buffer)
+
+    def notes(self) -> dict[str, Tensor]:
+        """Return what to store with each image of the last step, [B, ...] by name."""
+        return {}

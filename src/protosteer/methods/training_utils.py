@@ -22,11 +22,11 @@ from protosteer.runtime.callbacks import training_callbacks
 from protosteer.runtime.progress import Stage
 from protosteer.settings import AUGMENTATIONS, setting
 from protosteer.util.distributed import process_group
-from protosteer.util.training_state import TrainingState
+from protosteer.util.training_state import Stateful, TrainingState
 
 __all__ = [
     "Head", "TrainingJob", "TrainingSettings", "answer_by", "class_means", "embed_task", "fit", "minimise",
-    "number_labels", "task_seed", "update_means",
+    "number_labels", "scheduled_rate", "task_seed", "update_means",
 ]  # fmt: skip
 
 
@@ -37,7 +37,7 @@ class TrainingSettings(MethodSettings):
     epochs: int = setting(5, at_least=1, at_most=100_000)
     batch_size: int = setting(64, at_least=2, at_most=2**16)
     learning_rate: float = setting(1e-4, at_least=0)
-    schedule: str = setting("constant", choices=("constant", "cosine"))
+    schedule: str = setting("constant", choices=("constant", "cosine", "step"))  # "step": a tenth after 90 %
     weight_decay: float = setting(1e-2, at_least=0)
     gradient_clip: float = setting(5.0, above=0)
     augmentation: str = setting("paper", choices=AUGMENTATIONS)
@@ -158,6 +158,8 @@ class TrainingJob:
             All its randomness must come from torch's generator; seed that before training.
         settings: Epochs, batch size, schedule and so on.
         views: Augmentations of each image. The loss gets [views * B, 3, H, W]: the batch, then the batch again.
+        on_step: Called after each step with the rows of its batch.
+        companion: What `on_step` changes; a checkpoint saves and restores it.
     """
 
     task: TrainingTask
@@ -169,6 +171,8 @@ class TrainingJob:
     loss: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     settings: TrainingSettings
     views: int = 1
+    on_step: Callable[[Tensor], None] | None = None
+    companion: Stateful | None = None
 
 
 def fit(job: TrainingJob) -> None:
@@ -180,7 +184,7 @@ def fit(job: TrainingJob) -> None:
         raise LearnerError(message, code="single-process-method")
     s, labels, optimiser, device = job.settings, job.labels, job.optimiser, job.backbone.device
     images, augment = cache_decoded(job.images), Augmentation(job.backbone.preprocessing, s.augmentation)
-    state = TrainingState(job.parameters, optimiser, labels, s.batch_size, s.epochs)
+    state = TrainingState(job.parameters, optimiser, labels, s.batch_size, s.epochs, job.companion)
     rates = [group["lr"] for group in optimiser.param_groups]
     run_key = {"settings": s.to_dict(), "classes": labels.unique().tolist(), "images": len(labels)}
     callbacks = training_callbacks(job.task.name, run_key, job.task.on_stage, job.task.checkpoint)
@@ -190,15 +194,23 @@ def fit(job: TrainingJob) -> None:
         batches = state.remaining_batches()
         repeated = [rows.repeat(job.views) for rows in batches]
         for rows, views in zip(batches, augmented(images, repeated, augment, device), strict=True):
-            if s.schedule == "cosine":
-                for group, rate in zip(optimiser.param_groups, rates, strict=True):
-                    group["lr"] = cosine(state.step, state.steps, rate, 0.0)
+            for group, rate in zip(optimiser.param_groups, rates, strict=True):
+                group["lr"] = scheduled_rate(s.schedule, state.step, state.steps, rate)
             loss, embeddings = job.loss(views, labels[rows].to(device))
             update(loss, [list(job.parameters.values())], optimiser, s.gradient_clip)
             state.end_step(loss, embeddings)
+            if job.on_step:
+                job.on_step(rows)
             for callback in callbacks:
                 callback.on_step_end(state)
         state.end_epoch(accuracy_and_spread)
+
+
+def scheduled_rate(schedule: str, step: int, steps: int, rate: float) -> float:
+    """Return the learning rate of a step; "step" falls to a tenth after 90 % of the steps."""
+    if schedule == "cosine":
+        return cosine(step, steps, rate, 0.0)
+    return rate / 10 if schedule == "step" and step >= 0.9 * steps else rate
 
 
 def minimise(loss: Callable[[], Tensor], parameters: Sequence[Tensor], steps: int = 100) -> None:
