@@ -1,4 +1,4 @@
-"""Every setting of the learner, with its default and bounds. `Settings.preset("paper")` are the paper's."""
+"""Every setting of the learner, with its default and bounds. docs/method.md says what each preset is."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ else:
 AUGMENTATIONS = ("paper", "no-flip", "crop", "none")
 CLUSTERINGS = ("spectral", "kmeans")
 LABEL_ASSIGNMENTS = ("discretize", "kmeans")
-PRESETS = ("best", "fast", "instant", "paper")
+PAPER_PRESETS = ("paper", "paper-text", "authors")
+PRESETS = ("best", "fast", "instant", *PAPER_PRESETS)
 
 # Settings that older files name, with the value at which they did nothing.
 RETIRED = {"cached_views": 0}
@@ -116,7 +117,8 @@ class Settings(Values):
     prompt_kind: str = setting("deep", choices=("deep", "shallow"))
     # From a later layer on: all prompts share the layers before it (not in the paper).
     prompt_from_layer: int = setting(1, at_least=1, at_most=1000)
-    prompt_start: str = setting("previous", choices=("previous", "zero", "random"))
+    # "previous": the first one at zero, or at small random numbers if it has several tokens, which would stay equal.
+    prompt_start: str = setting("previous", choices=("previous", "zero-then-previous", "zero", "random"))
 
     # Contrastive prototypical loss, Eq. 6.
     loss: str = setting("cpl", choices=("cpl", "supcon", "cross-entropy"))
@@ -231,7 +233,16 @@ _CHANGES: Mapping[str, Mapping[str, Any]] = {
     "best": {},
     "fast": {"prompt_tasks": "first"},
     "instant": {"prompts": False, **_PAPER_TRAINING},  # unused there; files of earlier versions say so
+    # Between the two readings below: the authors' noise, the text's rows of the loss.
     "paper": {"rule": "paper", **_PAPER_TRAINING},
+    "paper-text": {"rule": "paper", **_PAPER_TRAINING, "noise": "class"},
+    "authors": {
+        "rule": "paper",
+        **_PAPER_TRAINING,
+        "anchor_rows": "images+prototypes",
+        "prototypes_per_step": 256,
+        "prompt_start": "zero-then-previous",
+    },
 }
 
 

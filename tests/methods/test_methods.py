@@ -189,6 +189,16 @@ def test_cpp_is_the_learner():
     assert torch.equal(answer.candidates.sum(dim=1), answer.prompts) and int(answer.prompts.min()) >= 1
 
 
+def test_memory_by_the_papers_two_definitions():
+    """Two layers of one token of 24 numbers for each task, centroids counted by hand."""
+    found = maker("cpp").after(2).paper_bytes()
+    assert found["prompt_bytes_per_task"] == 4 * 2 * 24
+    prototypes = 2 * 2 * 5  # two keys and two values of each of five classes
+    assert found["appendix_bytes_per_class"] == pytest.approx(4 * 24 * (2 * 2 + prototypes + 5) / 5)
+    assert list(maker("protosteer").after(2).paper_bytes()) == ["prompt_bytes_per_task"]
+    assert maker("ncm").after(2).paper_bytes() == {}
+
+
 def test_the_command_line_says_where_methods_are_listed():
     option = inspect.signature(run).parameters["method"].annotation
     help_text = eval(option, vars(benchmarks)).__metadata__[0].help

@@ -259,6 +259,10 @@ class Method(ABC):
         rows = owners.bincount(minlength=sum(counts)).split(counts)
         return [total // len(owners) * int(part.sum()) for part in rows]
 
+    def paper_bytes(self) -> dict[str, float]:
+        """Return the memory as the method's paper defines it, by the metric's name; {} if that is `bytes_per_task`."""
+        return {}
+
     def trained_parameters(self) -> int:
         """Return how many parameters were trained, over all tasks."""
         return 0

@@ -17,7 +17,7 @@ from protosteer.methods.base import Answer, Images, Method, Source, TrainingTask
 from protosteer.model import file as model_file
 from protosteer.model.memory import Memory
 from protosteer.paper.prompts import Embed
-from protosteer.settings import Settings, preset
+from protosteer.settings import PAPER_PRESETS, Settings, preset
 
 
 @register_method("cpp")
@@ -35,8 +35,8 @@ class CPP(Method):
 
     @classmethod
     def preset(cls, name: str | None) -> dict[str, Any]:
-        """Return the paper's settings; the method has no other preset."""
-        return preset("paper") | super().preset(name)
+        """Return the settings of a reading of the paper, see docs/method.md; None: those of `paper`."""
+        return preset(name) if name in PAPER_PRESETS else preset("paper") | super().preset(name)
 
     def __init__(self, backbone: Backbone, settings: Settings):
         super().__init__(backbone, settings)
@@ -98,6 +98,21 @@ class CPP(Method):
     def bytes_per_task(self) -> list[int]:
         """Return the bytes of each task's record."""
         return [task.bytes for task in self.memory.tasks]
+
+    def paper_bytes(self) -> dict[str, float]:
+        """Return the paper's two definitions of memory in float32, which differ.
+
+        Table 5 counts a task's prompt alone: 12 x 768 numbers, 0.035 MB. The appendix counts 12.2 x 768 numbers per
+        class: its share of the prompt (12 / 10), its key and value prototypes (5 + 5), and one variance.
+        """
+        prompts = [task.prompt for task in self.memory.tasks if task.prompt is not None]
+        prompt = sum(p.numel() for p in prompts) * 4.0
+        found = {"prompt_bytes_per_task": prompt / len(self.memory.tasks)}
+        if self.settings.rule == "paper":
+            index, classes = self.learner.reader.index.prototypes, len(self.classes)
+            rows = len(index.keys) + len(index.values) + classes
+            found["appendix_bytes_per_class"] = (prompt + rows * 4.0 * self.backbone.dim) / classes
+        return found
 
     def trained_parameters(self) -> int:
         """Return the size of prompts and discarded necks."""
