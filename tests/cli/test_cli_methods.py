@@ -70,12 +70,22 @@ def test_rehearsal_is_told_by_what_a_method_declares():
 
     kinds = {
         "no": {},
-        "all embeddings": {"state_grows": True},
         "all images": {"state_grows": True, "uses_rehearsal": True},
         "2,000 images": {"uses_rehearsal": True, "settings_class": Buffered},
     }
     for words, declared in kinds.items():
         assert describe(type("Declared", (NCM,), declared)).rehearsal == words
+
+
+def test_stored_features_are_no_secret():
+    """The default classifier stores vectors of single images: not their pixels, but not nothing."""
+    told = {name: describe(METHODS[name]) for name in ("protosteer", "knn", "cpp", "er")}
+    assert {name: (about.rehearsal, about.features) for name, about in told.items()} == {
+        "protosteer": ("no", "up to 40 per class"),
+        "knn": ("no", "all"),
+        "cpp": ("no", "no"),
+        "er": ("500 images", "no"),
+    }
 
 
 def test_parameters_are_those_of_a_first_task_of_ten_classes():

@@ -119,6 +119,7 @@ class Method(ABC):
     suffix: ClassVar[str] = ".safetensors"  # of state files
     trains_backbone: ClassVar[bool] = False  # then `backbone` is a trainable copy
     uses_rehearsal: ClassVar[bool] = False  # stores images of earlier tasks: `buffer_size` of them, or all
+    stored_features: ClassVar[str] = "no"  # feature vectors of single images that are stored, in words
     state_grows: ClassVar[bool] = False  # stores something of every image, without limit
     supports_repeated_classes: ClassVar[bool] = False  # a task may bring more images of known classes
 

@@ -15,6 +15,8 @@ class Protosteer(CPP):
 
     source = Source("protosteer", "Prediction by evidence: docs/beyond.md", "this repository", 2026)
 
+    stored_features = "up to 40 per class"
+
     @classmethod
     def preset(cls, name: str | None) -> dict[str, Any]:
         """Return the settings of a preset; None: those of `best`."""
