@@ -1,6 +1,7 @@
 """Every registered method passes the checks that its capabilities ask for, and what is special about each."""
 
 import inspect
+import math
 from functools import cache
 from typing import Any
 
@@ -22,6 +23,7 @@ from protosteer.methods.finetune import Finetune
 from protosteer.methods.ncm import NCM
 from protosteer.methods.ridge import Ridge
 from protosteer.methods.testing import GROUPS, toy_backbone, toy_images
+from protosteer.streams import BENCHMARKS
 
 
 def maker(name: str, **changes: Any) -> Maker:
@@ -187,6 +189,21 @@ def test_cpp_is_the_learner():
     labels = [method.classes[k] for k in answer.classes.tolist()]
     assert labels == method.learner.predict(pixels).labels
     assert torch.equal(answer.candidates.sum(dim=1), answer.prompts) and int(answer.prompts.min()) >= 1
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_published_settings_and_grids_are_valid(name):
+    method = METHODS[name]
+    default = method.settings_from(method.preset(None))
+    assert set(method.published) <= set(BENCHMARKS) and bool(method.published) <= bool(method.published_source)
+    for benchmark in method.published:
+        default.replace(**method.published_settings(benchmark))
+    for setting, values in method.grid.items():
+        assert getattr(default, setting) in values
+        assert [getattr(default.replace(**{setting: value}), setting) for value in values] == list(values)
+    assert math.prod(map(len, method.grid.values())) == 3, "an equal search for all"
+    with expect_error("no-published-settings", SettingsError, method=name, benchmark="split-details"):
+        method.published_settings("split-details")
 
 
 def test_memory_by_the_papers_two_definitions():

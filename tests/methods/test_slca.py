@@ -96,6 +96,7 @@ def test_the_backbone_learns_slowly():
 
 def test_rates_fall_to_a_tenth_at_the_authors_milestone():
     """Epoch 18 of 20, whatever the number of steps."""
-    rates = [scheduled_rate("step", step, 20 * 7, 0.01) for step in range(20 * 7)]
+    step_settings, settings = SLCA.settings_from({}), SLCA.settings_from({"schedule": "constant"})
+    rates = [scheduled_rate(step_settings, step, 20 * 7, 0.01) for step in range(20 * 7)]
     assert rates == [0.01] * 18 * 7 + [0.001] * 2 * 7
-    assert scheduled_rate("constant", 139, 140, 0.01) == 0.01
+    assert scheduled_rate(settings, 139, 140, 0.01) == 0.01

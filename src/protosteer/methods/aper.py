@@ -42,6 +42,12 @@ class APER(FirstSession):
     source = Source("Zhou et al.", "Revisiting class-incremental learning with pre-trained models", "IJCV", 2024)
     trains = "a prompt or adapters, on the first task"
     settings_class = APERSettings
+    published = {
+        "split-cifar100": {},
+        "imagenet-r": {"batch_size": 24, "learning_rate": 0.05, "prompt_length": 30},
+    }
+    published_source = "LAMDA-PILOT, exps/aper_vpt_deep.json and exps/aper_vpt_deep_inr.json"
+    grid = {"learning_rate": (0.01, 0.1, 1.0)}
     supports_repeated_classes = True
     state_fields = {**FirstSession.state_fields, "means": "per class", "counts": "per class"}
     test_settings = {"epochs": 2, "batch_size": 8, "prompt_length": 2, "augmentation": "crop"}

@@ -5,8 +5,9 @@ The method itself is in `protosteer/paper/`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -29,6 +30,11 @@ class CPP(Method):
     )
     trains = "a prompt per task, a neck that is thrown away"
     settings_class = Settings
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = dict.fromkeys(
+        ("split-cifar100", "imagenet-r", "five-datasets", "imagenet-subset"), {}
+    )
+    published_source = "the paper's appendix; preset authors is the authors' code"
+    grid = {"learning_rate": (3e-4, 1e-3, 3e-3)}
     suffix = ".protosteer"
     supports_repeated_classes = True
     test_settings = {"epochs": 2, "batch_size": 8, "neck_hidden": 16, "augmentation": "crop", "centroids": 2}

@@ -59,6 +59,15 @@ class DualPrompt(Prompted):
     )
     trains = "a prompt for all tasks and one per task, head"
     settings_class = DualPromptSettings
+    published = {
+        "split-cifar100": {"batch_size": 24, "learning_rate": 0.0028125, "expert_length": 5, "length": "both"},
+        "imagenet-r": {"epochs": 50, "batch_size": 24, "learning_rate": 0.00046875, "length": "both"},
+        "imagenet-subset": {"epochs": 50},
+    }
+    published_source = (
+        "JH-LEE-KR/dualprompt-pytorch, whose rate is times batch size / 256; CPP's appendix (ImageNet-subset)"
+    )
+    grid = {"learning_rate": (1.5e-3, 5e-3, 0.015)}
     test_settings = {**Prompted.test_settings, "expert_length": 4}
     settings: DualPromptSettings
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -40,6 +41,7 @@ class Network(Method):
 
     trains = "backbone, head"
     trains_backbone = True
+    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {"learning_rate": (3e-5, 1e-4, 3e-4)}
     state_fields = {"vit": "once", "head": "per class"}
     test_settings = {"epochs": 6, "batch_size": 8, "learning_rate": 5e-3, "augmentation": "crop"}
     settings: TrainingSettings
@@ -142,6 +144,12 @@ class Rehearsal(Network):
     """
 
     uses_rehearsal = True
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "split-cifar100": {"buffer_size": 5000},
+        "imagenet-r": {"buffer_size": 5000},
+        "five-datasets": {"buffer_size": 500},
+    }
+    published_source = "CPP's Table 1 (buffers)"
     settings_class: ClassVar[type[TrainingSettings]] = RehearsalSettings
     state_fields = {**Network.state_fields, "buffer": "once"}
     test_settings = {**Network.test_settings, "learning_rate": 3e-3, "buffer_size": 20}

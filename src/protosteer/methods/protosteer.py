@@ -15,6 +15,7 @@ class Protosteer(CPP):
 
     source = Source("protosteer", "Prediction by evidence: docs/beyond.md", "this repository", 2026)
 
+    published = {}
     stored_features = "up to 40 per class"
 
     @classmethod

@@ -41,6 +41,17 @@ class RanPAC(Ridge):
         "McDonnell et al.", "RanPAC: random projections and pre-trained models for continual learning", "NeurIPS", 2023
     )
     settings_class = RanPACSettings
+    published = {
+        "split-cifar100": {"first_session": "adapter"},
+        "cub200": {"first_session": "adapter"},
+        "imagenet-r": {
+            "first_session": "adapter", "epochs": 10, "batch_size": 16, "learning_rate": 0.05, "weight_decay": 5e-3,
+        },
+    }  # fmt: skip
+    published_source = (
+        "args/*_publish.csv of the authors' code; ImageNet-R, where they use SSF: LAMDA-PILOT, ranpac_inr.json"
+    )
+    grid = {"features": (2000, 5000, 10_000)}
     state_fields = {**Ridge.state_fields, "errors": "once"}
     test_settings = {"features": 50, "epochs": 2, "batch_size": 8, "augmentation": "crop", "prompt_length": 2}
 

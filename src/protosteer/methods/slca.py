@@ -13,7 +13,7 @@ as in the authors' code (in the paper, n is the norm of all logits). Before draw
 scaled by 0.9 + 0.1 t / tasks, likewise from the code. The next task continues with the head before alignment, so both
 are stored.
 
-As there, rates fall to a tenth after 90 % of the training: epoch 18 of 20. Differences: gradients are clipped as for
+As there, rates fall to a tenth at a milestone: epoch 18 of 20. Differences: gradients are clipped as for
 every other method here, and new rows of the head are initialised as torch's linear layers.
 """
 
@@ -65,6 +65,13 @@ class SLCA(Network):
         2023,
     )
     settings_class = SLCASettings
+    published = {
+        "split-cifar100": {},
+        "imagenet-r": {"epochs": 50, "milestone": 0.8},
+        "cub200": {"epochs": 50, "milestone": 0.8},
+    }
+    published_source = "exps/slca/*.json of the authors' code (GengDavid/SLCA)"
+    grid = {"learning_rate": (3e-3, 1e-2, 3e-2)}
     state_fields = {**Network.state_fields, "trained": "per class", "means": "per class", "factors": "per class"}
     test_settings = {**Network.test_settings, "epochs": 5, "learning_rate": 0.1, "align_epochs": 3, "align_draws": 32}
     settings: SLCASettings

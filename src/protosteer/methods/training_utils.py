@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protosteer.backbones import Backbone
+from protosteer.backbones.prompting import Prompt
 from protosteer.data.decode_cache import cache_decoded
 from protosteer.data.images import ImageSet
 from protosteer.errors import LearnerError
@@ -37,7 +38,8 @@ class TrainingSettings(MethodSettings):
     epochs: int = setting(5, at_least=1, at_most=100_000)
     batch_size: int = setting(64, at_least=2, at_most=2**16)
     learning_rate: float = setting(1e-4, at_least=0)
-    schedule: str = setting("constant", choices=("constant", "cosine", "step"))  # "step": a tenth after 90 %
+    schedule: str = setting("constant", choices=("constant", "cosine", "step"))
+    milestone: float = setting(0.9, at_least=0, at_most=1)  # share of the steps after which "step" falls to a tenth
     weight_decay: float = setting(1e-2, at_least=0)
     gradient_clip: float = setting(5.0, above=0)
     augmentation: str = setting("paper", choices=AUGMENTATIONS)
@@ -59,7 +61,7 @@ def number_labels(task: TrainingTask, known: Sequence[str]) -> tuple[list[str], 
 
 
 def embed_task(
-    task: TrainingTask, backbone: Backbone, batch_size: int, stage: str = "keys", prompt: Tensor | None = None
+    task: TrainingTask, backbone: Backbone, batch_size: int, stage: str = "keys", prompt: Prompt | None = None
 ) -> Tensor:
     """Embed a task's training images with the evaluation transform.
 
@@ -68,7 +70,7 @@ def embed_task(
         backbone: The backbone.
         batch_size: Images per forward pass.
         stage: What to call this in progress reports.
-        prompt: A prompt [S, L, D] for all images.
+        prompt: A prompt [S, L, D] for all images, or another kind that `Backbone.embed` accepts.
 
     Returns:
         Embeddings [n, D].
@@ -195,7 +197,7 @@ def fit(job: TrainingJob) -> None:
         repeated = [rows.repeat(job.views) for rows in batches]
         for rows, views in zip(batches, augmented(images, repeated, augment, device), strict=True):
             for group, rate in zip(optimiser.param_groups, rates, strict=True):
-                group["lr"] = scheduled_rate(s.schedule, state.step, state.steps, rate)
+                group["lr"] = scheduled_rate(s, state.step, state.steps, rate)
             loss, embeddings = job.loss(views, labels[rows].to(device))
             update(loss, [list(job.parameters.values())], optimiser, s.gradient_clip)
             state.end_step(loss, embeddings)
@@ -206,11 +208,11 @@ def fit(job: TrainingJob) -> None:
         state.end_epoch(accuracy_and_spread)
 
 
-def scheduled_rate(schedule: str, step: int, steps: int, rate: float) -> float:
-    """Return the learning rate of a step; "step" falls to a tenth after 90 % of the steps."""
-    if schedule == "cosine":
+def scheduled_rate(settings: TrainingSettings, step: int, steps: int, rate: float) -> float:
+    """Return the learning rate of a step, given that of the first."""
+    if settings.schedule == "cosine":
         return cosine(step, steps, rate, 0.0)
-    return rate / 10 if schedule == "step" and step >= 0.9 * steps else rate
+    return rate / 10 if settings.schedule == "step" and step >= settings.milestone * steps else rate
 
 
 def minimise(loss: Callable[[], Tensor], parameters: Sequence[Tensor], steps: int = 100) -> None:
