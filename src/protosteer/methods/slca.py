@@ -106,14 +106,18 @@ class SLCA(Network):
             weight[:known], bias[:known] = self._rows(self.trained)
         self.trained.assign(weight, bias)
         embeddings = embed_task(task, self.backbone, self.embed_batch_size, "statistics").double()
-        for number in labels.unique():
-            mean, factor = gaussian(embeddings[labels == number])
-            self.means = torch.cat([self.means, mean[None].float()])
-            self.factors = torch.cat([self.factors, factor[None].float()])
+        self.add_gaussians(embeddings, labels, RIDGE)
         self.head.assign(*self._rows(self.trained))
         if known:
             torch.manual_seed(task_seed(self.settings.seed, self.tasks[-1]))
             self.align()
+
+    def add_gaussians(self, embeddings: Tensor, labels: Tensor, ridge: float) -> None:
+        """Store the Gaussians of new classes, from embeddings [n, D] in double precision."""
+        for number in labels.unique():
+            mean, factor = gaussian(embeddings[labels == number], ridge)
+            self.means = torch.cat([self.means, mean[None].float()])
+            self.factors = torch.cat([self.factors, factor[None].float()])
 
     @staticmethod
     def _rows(head: Head) -> tuple[Tensor, Tensor]:
@@ -131,10 +135,14 @@ class SLCA(Network):
             optimiser.param_groups[0]["lr"] = cosine(epoch, s.align_epochs + 1, s.learning_rate, 0.0)
             features = self.draw()
             for rows in torch.randperm(len(labels)).split(s.align_draws):
-                logits = self.normalise(self.head(features[rows]))
+                logits = self.aligning_logits(features[rows])
                 optimiser.zero_grad()
                 F.cross_entropy(logits, labels[rows].to(device)).backward()
                 optimiser.step()
+
+    def aligning_logits(self, features: Tensor) -> Tensor:
+        """Compute the logits [B, K] of drawn features [B, D] that alignment trains on."""
+        return self.normalise(self.head(features))
 
     def draw(self) -> Tensor:
         """Draw features of every class, one class after the other, [K * draws, D]."""
@@ -150,8 +158,8 @@ class SLCA(Network):
         return logits / (torch.stack(norms).mean(dim=0)[:, None] + 1e-7) / self.settings.temperature
 
 
-def gaussian(rows: Tensor) -> tuple[Tensor, Tensor]:
+def gaussian(rows: Tensor, ridge: float = RIDGE) -> tuple[Tensor, Tensor]:
     """Return the mean [D] of rows [n, D] and the Cholesky factor [D, D] of their covariance plus a ridge."""
     centred = rows - rows.mean(dim=0)
     covariance = centred.T @ centred / max(1, len(rows) - 1)
-    return rows.mean(dim=0), torch.linalg.cholesky(covariance + RIDGE * torch.eye(rows.shape[1]).to(rows))
+    return rows.mean(dim=0), torch.linalg.cholesky(covariance + ridge * torch.eye(rows.shape[1]).to(rows))
