@@ -14,6 +14,7 @@ from protosteer.methods.testing import GROUPS, toy_backbone, toy_images, toy_tas
 SMALL = {"epochs": 2, "batch_size": 8, "learning_rate": 0.01, "augmentation": "crop"}
 
 
+ADAPTER = {**SMALL, "first_session": "adapter", "learning_rate": 0.3, "adapter_scale": 1.0}
 CHECKS = (  # the others do not depend on what was adapted
     checks.check_batches_do_not_change_predictions,
     checks.check_seed_determines_the_state,
@@ -27,7 +28,7 @@ KINDS = [(name, kind) for name in ("ranpac", "layup") for kind in ("prompt", "vp
 
 @pytest.mark.parametrize(("name", "kind"), [*KINDS, ("aper", "adapter")])
 def test_checks_pass_with_every_kind(name, kind):
-    make = Maker(METHODS[name], {"first_session": kind, **SMALL})
+    make = Maker(METHODS[name], ADAPTER if kind == "adapter" else {"first_session": kind, **SMALL})
     for check in CHECKS:
         check(make)
     labels = [make.after().classes.index(label) for group in GROUPS for label in group for _ in range(5)]
@@ -52,10 +53,10 @@ def test_zeros_stand_for_the_defaults_of_each_kind():
 
 @pytest.mark.parametrize("name", ["ranpac", "layup", "aper"])
 def test_features_are_those_of_the_adapted_backbone(name):
-    make = Maker(METHODS[name], {"first_session": "adapter", **SMALL}, make_images=EmbeddingCache)
+    make = Maker(METHODS[name], ADAPTER, make_images=EmbeddingCache)
     method, backbone = make.after(), toy_backbone()
-    adapters = tune_adapters(toy_task(GROUPS[0]), backbone, method.settings, 64, 0.1)
-    adapted = with_adapters(backbone, adapters, 0.1, trainable=False)
+    adapters = tune_adapters(toy_task(GROUPS[0]), backbone, method.settings, 64, 1.0)
+    adapted = with_adapters(backbone, adapters, 1.0, trainable=False)
     expected = adapted.embed_pixels(toy_images(GROUPS[1], per_class=5, seed=90)[0], method.features)
     found = method.embed(make.images(method, GROUPS[1]))
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
