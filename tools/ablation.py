@@ -137,7 +137,7 @@ def readings(learner: Learner) -> Iterator[tuple[str, Learner, Any, dict[str, An
     yield "no own prompts", bare, classifier, {}
     yield "no prompt for all classes", reduced(shared_prompt=None), classifier, {}
     yield "no prompts at all", reduced(prompt=None, shared_prompt=None), classifier, {}
-    one_space = {"EvidenceClassifier": partial(EvidenceClassifier, min_space_weight=0.49)}
+    one_space = {"EvidenceClassifier": partial(EvidenceClassifier, min_pass_weight=0.49)}
     yield "prompt for all classes alone, one pass", bare, rules.evidence, one_space
     yield "no ridge", learner, kernel_ridge, {"MAX_PROTOTYPES": 0, "LANDMARKS": 0}
     ten = {"MAX_PROTOTYPES": 0, "LANDMARKS": 1000}

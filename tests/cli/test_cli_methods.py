@@ -9,6 +9,7 @@ from expect import expect_cli_error
 from protosteer.cli import main
 from protosteer.evaluation import method_info
 from protosteer.evaluation.method_info import describe, first_task_parameters
+from protosteer.evidence.prototype_summary import MAX_PROTOTYPES
 from protosteer.methods import METHODS
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.ncm import NCM, NCMSettings
@@ -81,7 +82,7 @@ def test_stored_features_are_no_secret():
     """The default classifier stores vectors of single images: not their pixels, but not nothing."""
     told = {name: describe(METHODS[name]) for name in ("protosteer", "knn", "cpp", "er")}
     assert {name: (about.rehearsal, about.features) for name, about in told.items()} == {
-        "protosteer": ("no", "up to 40 per class"),
+        "protosteer": ("no", f"up to {MAX_PROTOTYPES} per class"),
         "knn": ("no", "all"),
         "cpp": ("no", "no"),
         "er": ("500 images", "no"),

@@ -59,7 +59,9 @@ class EmbeddingCache:
             own = prompt[~known[rows]] if prompt is not None and prompt.ndim == 4 else prompt
             self._add(name, new, self._compute(new, own, backbone))
             self._new.setdefault(name, []).append(new)
-        return self._known[name][0][rows] if name in self._known else torch.empty(0, self.method.backbone.dim)
+        if name not in self._known:
+            return torch.empty(0, (backbone or self.method.backbone).width)
+        return self._known[name][0][rows]
 
     def tokens(self, rows: Tensor, prompt: Tensor | None = None) -> Tensor:
         """Return the output tokens of some rows; they are not cached."""

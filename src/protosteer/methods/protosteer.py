@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from protosteer.evidence.prototype_summary import MAX_PROTOTYPES
 from protosteer.methods.base import Source, register_method
 from protosteer.methods.cpp import CPP
-from protosteer.settings import preset
+from protosteer.settings import DEFAULT_PRESET, preset
 
 
 @register_method("protosteer")
@@ -16,9 +17,9 @@ class Protosteer(CPP):
     source = Source("protosteer", "Prediction by evidence: docs/beyond.md", "this repository", 2026)
 
     published = {}
-    stored_features = "up to 40 per class"
+    stored_features = f"up to {MAX_PROTOTYPES} per class"
 
     @classmethod
     def preset(cls, name: str | None) -> dict[str, Any]:
-        """Return the settings of a preset; None: those of `best`."""
-        return preset(name or "best")
+        """Return the settings of a preset; None: those of the default."""
+        return preset(name or DEFAULT_PRESET)

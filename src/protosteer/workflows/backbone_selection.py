@@ -174,7 +174,7 @@ def sample(labels: Sequence[str], most: int, seed: int = 0) -> list[int]:
 
 
 def left_out_right(embeddings: Tensor, labels: Sequence[str]) -> tuple[int, int]:
-    """Of embeddings [n, D], how many are predicted right without themselves, and of how many that is known."""
+    """Of embeddings [n, D] or [n, S, D], how many are predicted right without themselves, and of how many."""
     names = sorted(set(labels))
     owners = torch.tensor([names.index(label) for label in labels])
     scorer = CoarseScorer([summarise_class(embeddings[owners == i]) for i in range(len(names))])
