@@ -114,7 +114,8 @@ class Method(ABC):
     # Published settings by the benchmark's name, as far as they differ from the defaults, and where they are published.
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     published_source: ClassVar[str] = ""
-    # What tuning tries: a few values of a few settings, all combinations. The same number for every method is fair.
+    # What tuning tries: a few values of a few settings, all combinations; as many for every method. Defaults come first,
+    # so that they win ties.
     grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     test_settings: ClassVar[Mapping[str, Any]] = {}  # under which it learns toy images within a second
     # Attributes that hold everything learned: tensors, dictionaries of tensors, or objects with `state_dict` and

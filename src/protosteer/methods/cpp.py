@@ -1,6 +1,13 @@
 """Contrastive Prototypical Prompt (Li et al., WACV 2024): a `Learner` with the paper's settings.
 
-The method itself is in `protosteer/paper/`.
+Each task trains a prompt by a contrastive loss, under a neck that is discarded. A class is stored as key prototypes
+(embeddings without a prompt) and value prototypes (under its task's prompt). The nearest keys of an image name the
+prompts to try, and the nearest value predicts the class. The method itself is in `protosteer/paper/`.
+
+The paper's text and the authors' code differ. The presets `paper-text` and `authors` are either of them, the default
+`paper` is between: the authors' noise on prototypes, the text's rows of the loss. Differences from both: class means
+(`centroids=1`) are matched with those of all classes, and the outputs of prompts are not averaged with mean pooling, as
+the text has it but not the code. docs/method.md lists every choice.
 """
 
 from __future__ import annotations
@@ -34,7 +41,7 @@ class CPP(Method):
         ("split-cifar100", "imagenet-r", "five-datasets", "imagenet-subset"), {}
     )
     published_source = "the paper's appendix; preset authors is the authors' code"
-    grid = {"learning_rate": (3e-4, 1e-3, 3e-3)}
+    grid = {"learning_rate": (1e-3, 3e-4, 3e-3)}
     suffix = ".protosteer"
     supports_repeated_classes = True
     test_settings = {"epochs": 2, "batch_size": 8, "neck_hidden": 16, "augmentation": "crop", "centroids": 2}

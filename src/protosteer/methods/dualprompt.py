@@ -67,7 +67,7 @@ class DualPrompt(Prompted):
     published_source = (
         "JH-LEE-KR/dualprompt-pytorch, whose rate is times batch size / 256; CPP's appendix (ImageNet-subset)"
     )
-    grid = {"learning_rate": (1.5e-3, 5e-3, 0.015)}
+    grid = {"learning_rate": (5e-3, 1.5e-3, 0.015)}
     test_settings = {**Prompted.test_settings, "expert_length": 4}
     settings: DualPromptSettings
 

@@ -87,7 +87,7 @@ class ESN(Method):
     settings_class = ESNSettings
     published = {"split-cifar100": {}, "five-datasets": {"epochs": 10}}
     published_source = "README of the authors' code (iamwangyabin/ESN)"
-    grid = {"learning_rate": (3e-3, 0.01, 0.03)}
+    grid = {"learning_rate": (0.01, 3e-3, 0.03)}
     state_fields = {"prompt": "once", "temperatures": "per task", "classifiers": "per task"}
     # With so few images, tasks can be separated only if energies come close to their anchor.
     test_settings = {

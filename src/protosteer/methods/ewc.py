@@ -45,7 +45,7 @@ class EWC(Network):
 
     source = Source("Kirkpatrick et al.", "Overcoming catastrophic forgetting in neural networks", "PNAS", 2017)
     settings_class = EWCSettings
-    grid = {"penalty": (1e4, 1e6, 1e8)}
+    grid = {"penalty": (1e6, 1e4, 1e8)}
     supports_repeated_classes = True
     state_fields = {**Network.state_fields, "fisher": "once"}
     test_settings = {**Network.test_settings, "fisher_images": 4, "penalty": 400.0}

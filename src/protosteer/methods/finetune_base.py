@@ -41,7 +41,7 @@ class Network(Method):
 
     trains = "backbone, head"
     trains_backbone = True
-    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {"learning_rate": (3e-5, 1e-4, 3e-4)}
+    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {"learning_rate": (1e-4, 3e-5, 3e-4)}
     state_fields = {"vit": "once", "head": "per class"}
     test_settings = {"epochs": 6, "batch_size": 8, "learning_rate": 5e-3, "augmentation": "crop"}
     settings: TrainingSettings

@@ -84,7 +84,7 @@ class InfLoRA(Network):
     settings_class = InfLoRASettings
     published = {"split-cifar100": {}, "imagenet-r": {"epochs": 50, "energy": 0.98}}
     published_source = "configs/cifar100_inflora.json and configs/mimg10_inflora.json of the authors' code"
-    grid = {"learning_rate": (1.5e-4, 5e-4, 1.5e-3)}
+    grid = {"learning_rate": (5e-4, 1.5e-4, 1.5e-3)}
     state_fields = {"projections": "once", "attention": "once", "head": "per class"}
     test_settings = {**Network.test_settings, "epochs": 10, "learning_rate": 0.03, "rank": 6, "energy": 0.6}
     settings: InfLoRASettings

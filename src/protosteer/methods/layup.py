@@ -53,7 +53,7 @@ class LayUP(Ridge):
         2024,
     )
     settings_class = LayUPSettings
-    grid = {"layers": (3, 6, 12)}
+    grid = {"layers": (6, 3, 12)}
     test_settings = {"epochs": 2, "batch_size": 8, "augmentation": "crop", "prompt_length": 2}
     settings: LayUPSettings
 

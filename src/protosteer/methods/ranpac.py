@@ -51,7 +51,7 @@ class RanPAC(Ridge):
     published_source = (
         "args/*_publish.csv of the authors' code; ImageNet-R, where they use SSF: LAMDA-PILOT, ranpac_inr.json"
     )
-    grid = {"features": (2000, 5000, 10_000)}
+    grid = {"features": (10_000, 2000, 5000)}
     state_fields = {**Ridge.state_fields, "errors": "once"}
     test_settings = {"features": 50, "epochs": 2, "batch_size": 8, "augmentation": "crop", "prompt_length": 2}
 

@@ -53,7 +53,7 @@ class SPrompts(Method):
     )
     trains = "a prompt and a head per task"
     settings_class = SPromptsSettings
-    grid = {"learning_rate": (3e-3, 0.01, 0.03)}
+    grid = {"learning_rate": (0.01, 3e-3, 0.03)}
     state_fields = {
         "prompts": "per task", "weight": "per class", "bias": "per class", "centroids": "once", "owners": "once",
     }  # fmt: skip

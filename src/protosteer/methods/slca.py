@@ -71,7 +71,7 @@ class SLCA(Network):
         "cub200": {"epochs": 50, "milestone": 0.8},
     }
     published_source = "exps/slca/*.json of the authors' code (GengDavid/SLCA)"
-    grid = {"learning_rate": (3e-3, 1e-2, 3e-2)}
+    grid = {"learning_rate": (1e-2, 3e-3, 3e-2)}
     state_fields = {**Network.state_fields, "trained": "per class", "means": "per class", "factors": "per class"}
     test_settings = {**Network.test_settings, "epochs": 5, "learning_rate": 0.1, "align_epochs": 3, "align_draws": 32}
     settings: SLCASettings
