@@ -21,7 +21,7 @@ def test_a_low_rank_update_is_that_of_the_merged_weights():
     expected = plain(x)
     expected[..., 6:] += x @ (changed.up @ changed.down).T
     torch.testing.assert_close(changed(x), expected)
-    torch.testing.assert_close(changed.merged()(x), expected)
+    torch.testing.assert_close(changed.to_plain()(x), expected)
 
 
 def test_grams_are_those_of_all_tokens_before_attention():

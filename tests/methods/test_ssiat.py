@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from protosteer.methods.checks import Maker, learn_task
 from protosteer.methods.slca import gaussian
-from protosteer.methods.ssiat import RIDGE, SSIAT, shifted
+from protosteer.methods.ssiat import RIDGE, SSIAT, shift_means
 from protosteer.methods.testing import GROUPS, toy_backbone, toy_images
 
 MAKE = Maker(SSIAT)
@@ -17,13 +17,15 @@ def test_means_shift_as_in_a_loop():
     torch.manual_seed(0)
     means, before = 2 * torch.randn(3, 4), 2 * torch.randn(6, 4)
     after = before + torch.randn(6, 4)
-    found = shifted(means, before, after)
+    found = shift_means(means, before, after)
     for k in range(3):
         weights = [math.exp(-float((f - means[k]).square().sum()) / 32) + 1e-5 for f in before]
         move = sum(w * (b - a) for w, a, b in zip(weights, before, after, strict=True)) / sum(weights)
         torch.testing.assert_close(found[k], means[k] + move)
     far = torch.full((1, 4), 1e3)  # too far away from all: the mean shift of all images
-    torch.testing.assert_close(shifted(far, before, after), far + (after - before).mean(dim=0), rtol=1e-5, atol=1e-3)
+    torch.testing.assert_close(
+        shift_means(far, before, after), far + (after - before).mean(dim=0), rtol=1e-5, atol=1e-3
+    )
 
 
 def test_earlier_means_move_and_new_ones_are_those_of_the_adapted_backbone():
@@ -31,7 +33,7 @@ def test_earlier_means_move_and_new_ones_are_those_of_the_adapted_backbone():
     pixels, names = toy_images(GROUPS[1])
     before, after = one.backbone.embed_pixels(pixels), two.backbone.embed_pixels(pixels)
     assert not torch.allclose(before, after, atol=1e-3)
-    torch.testing.assert_close(two.means[:2], shifted(one.means, before, after), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(two.means[:2], shift_means(one.means, before, after), rtol=1e-4, atol=1e-4)
     for k, name in enumerate(GROUPS[1]):
         own = after[[label == name for label in names]].double()
         mean, factor = gaussian(own, RIDGE)

@@ -84,12 +84,12 @@ class Buffer:
                 places[place] = i
         to, chosen = (torch.tensor(list(part), dtype=torch.long) for part in (places.keys(), places.values()))
         if len(chosen):
-            self.pixels = _placed(self.pixels, images.pixels(rows[chosen].tolist()), to, count)
-            self.labels = _placed(self.labels, labels[chosen], to, count)
+            self.pixels = _place_rows(self.pixels, images.pixels(rows[chosen].tolist()), to, count)
+            self.labels = _place_rows(self.labels, labels[chosen], to, count)
         for name, values in notes.items():
             earlier = self.notes.get(name, values[:0])
             earlier = F.pad(earlier, (0, values.shape[1] - earlier.shape[1]), value=torch.nan)
-            self.notes[name] = _placed(earlier, values[chosen], to, count)
+            self.notes[name] = _place_rows(earlier, values[chosen], to, count)
 
     def joined_with(self, images: ImageSet, labels: Tensor) -> tuple[ImageSet, Tensor]:
         """Return the buffer followed by a task's images, and all labels; rows are those of `offer`."""
@@ -118,14 +118,11 @@ class Buffer:
         self.notes = {n.removeprefix(_NOTES): t.clone() for n, t in tensors.items() if n.startswith(_NOTES)}
 
 
-def _placed(old: Tensor, new: Tensor, places: Tensor, count: int) -> Tensor:
+def _place_rows(old: Tensor, new: Tensor, places: Tensor, count: int) -> Tensor:
     """Write new rows to their places of old ones, grown to `count` rows; the old tensor may change."""
-    if len(old) < count:
-        old = (
-            torch.cat([old, new.new_empty(count - len(old), *new.shape[1:])])
-            if len(old)
-            else new.new_empty(count, *new.shape[1:])
-        )
+    more = new.new_empty(count - len(old), *new.shape[1:])
+    if len(more):
+        old = torch.cat([old, more]) if len(old) else more
     old[places] = new
     return old
 

@@ -9,7 +9,7 @@ confidence of a classifier is its energy
 
 To make energies comparable, all classifiers are trained towards the same one: the loss has the term
 anchor_weight * mean (A_t - anchor)^2. In the authors' code and by default, A_t = - log sum exp(-z_t), which is close to
-the smallest logit. With `anchored=energy`, A_t is E_t at tau = 1, the energy that decides.
+the smallest logit. With `anchor_kind=energy`, A_t is E_t at tau = 1, the energy that decides.
 
 The temperature is voted on. Each task but the first searches the tau at which most of its images have the least energy
 under its own classifier. Every tau that was found votes for the task of least energy. The task with most votes, the
@@ -49,7 +49,7 @@ class ESNSettings(PromptTraining):
     prompt_length: int = 100
     anchor: float = -10.0
     anchor_weight: float = setting(0.1, at_least=0)
-    anchored: str = setting("authors", choices=("authors", "energy"))
+    anchor_kind: str = setting("authors", choices=("authors", "energy"))
 
 
 class Classifier(nn.Module):
@@ -92,7 +92,7 @@ class ESN(Method):
     # With so few images, tasks can be separated only if energies come close to their anchor.
     test_settings = {
         "epochs": 20, "batch_size": 8, "prompt_length": 2, "learning_rate": 0.05, "gradient_clip": 1.0,
-        "augmentation": "none", "anchored": "energy",
+        "augmentation": "none", "anchor_kind": "energy",
     }  # fmt: skip
 
     def __init__(self, backbone: Backbone, settings: ESNSettings):
@@ -116,7 +116,7 @@ class ESN(Method):
                 return new.embed(self.backbone.tokens(images, prompt))
 
             def penalty(logits: Tensor) -> Tensor:
-                anchored = energy(logits if s.anchored == "energy" else -logits)
+                anchored = energy(logits if s.anchor_kind == "energy" else -logits)
                 return s.anchor_weight * (anchored - s.anchor).square().mean()
 
             tune(task, self.backbone, trained, embed, new.head, s, penalty)

@@ -70,7 +70,7 @@ class Network(Method):
             job = TrainingJob(
                 task, images, targets, self.backbone, parameters, optimiser, self.loss, self.settings, self.views
             )
-            fit(self.watched(job))
+            fit(self.training_job(job))
             self.tasks.append(classes)
             self.end_task(task, labels)
 
@@ -81,8 +81,8 @@ class Network(Method):
         """Return the images and labels to train on, given the task's."""
         return images, labels
 
-    def watched(self, job: TrainingJob) -> TrainingJob:
-        """Return the job of a task, with what is to happen after each step."""
+    def training_job(self, job: TrainingJob) -> TrainingJob:
+        """Return the job to train a task by, given the plain one: to do something after each step, for instance."""
         return job
 
     def optimiser(self) -> torch.optim.Optimizer:
@@ -174,7 +174,7 @@ class OnlineRehearsal(Rehearsal):
     The buffer is filled by reservoir sampling over all steps of all epochs; an image can be in it more than once.
     """
 
-    def watched(self, job: TrainingJob) -> TrainingJob:
+    def training_job(self, job: TrainingJob) -> TrainingJob:
         """Offer the images of each step to the buffer."""
         images = cache_decoded(job.images)
 

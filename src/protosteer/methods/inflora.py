@@ -64,7 +64,7 @@ class LowRankQKV(nn.Linear):
         low = F.linear(F.linear(x, self.down), self.up)
         return super().forward(x) + F.pad(low, (x.shape[-1], 0))
 
-    def merged(self) -> nn.Linear:
+    def to_plain(self) -> nn.Linear:
         """Return a plain projection that computes the same."""
         plain = nn.Linear(self.down.shape[1], len(self.weight), bias=self.bias is not None, device="meta")
         plain.weight, plain.bias = self.weight, self.bias
@@ -153,7 +153,7 @@ class InfLoRA(Network):
         """Add the updates to the weights, and protect the directions that the task needs."""
         for attention in self._attentions():
             assert isinstance(attention.qkv, LowRankQKV)
-            attention.qkv = attention.qkv.merged()
+            attention.qkv = attention.qkv.to_plain()
         s, done = self.settings, len(self.tasks) - 1
         share = min(1.0, s.energy + (1 - s.energy) * done / s.expected_tasks)
         grams = self.input_grams(task)

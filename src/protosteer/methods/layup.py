@@ -66,13 +66,13 @@ class LayUP(Ridge):
         """Read the tokens of the last layers under the first session's prompt, if there is one."""
         return LayerTokens(self.layers, self.adaptation.get("prompt"))
 
-    def hidden(self, embeddings: Tensor) -> Tensor:
+    def map_features(self, embeddings: Tensor) -> Tensor:
         """Return class tokens [n, k * D], each with its norm if the settings say so."""
         if not self.settings.layer_norm:
             return embeddings
         return F.layer_norm(embeddings.unflatten(1, (self.layers, -1)), (self.backbone.dim,)).flatten(1)
 
-    def strength(self, hidden: Tensor, targets: Tensor, spectrum: Spectrum) -> float:
+    def choose_strength(self, hidden: Tensor, targets: Tensor, spectrum: Spectrum) -> float:
         """Choose the lambda of the best accuracy over the folds."""
         earlier = self.sums - hidden.T @ targets
         folds = stratified_folds(targets.argmax(dim=1))

@@ -62,11 +62,11 @@ class RanPAC(Ridge):
         # The squared leave-one-out error for each lambda.
         self.errors = torch.zeros(len(LAMBDAS), dtype=torch.float64)
 
-    def hidden(self, embeddings: Tensor) -> Tensor:
+    def map_features(self, embeddings: Tensor) -> Tensor:
         """Project embeddings [n, D] to features [n, M]."""
         return F.relu(embeddings @ self.projection)
 
-    def strength(self, hidden: Tensor, targets: Tensor, spectrum: Spectrum) -> float:
+    def choose_strength(self, hidden: Tensor, targets: Tensor, spectrum: Spectrum) -> float:
         """Choose the lambda of the smallest leave-one-out error over all tasks."""
         self.errors = self.errors + loo_errors(hidden, targets, self.sums, spectrum, LAMBDAS)
         return float(LAMBDAS[self.errors.argmin()])

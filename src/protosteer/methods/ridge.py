@@ -49,11 +49,11 @@ class Ridge(FirstSession):
         self.weights = torch.empty(features, 0)  # W [M, K]
 
     @abstractmethod
-    def hidden(self, embeddings: Tensor) -> Tensor:
+    def map_features(self, embeddings: Tensor) -> Tensor:
         """Compute features [n, M] from what the backbone returned for n images."""
 
     @abstractmethod
-    def strength(self, hidden: Tensor, targets: Tensor, spectrum: Spectrum) -> float:
+    def choose_strength(self, hidden: Tensor, targets: Tensor, spectrum: Spectrum) -> float:
         """Choose lambda from a task's features [n, M] and one-hot labels [n, K].
 
         `factor` has the earlier tasks only, `sums` and `spectrum` have this task too.
@@ -63,11 +63,11 @@ class Ridge(FirstSession):
         """Adapt to the first task; add the task to the sums, and solve for the weights."""
         self.adapt(task)
         classes, labels = number_labels(task, self.classes)
-        hidden = self.hidden(self.embed_task(task)).double()
+        hidden = self.map_features(self.embed_task(task)).double()
         targets = F.one_hot(labels, len(self.classes) + len(classes)).double()
         self.sums = F.pad(self.sums, (0, len(classes))) + hidden.T @ targets
         roots, directions = spectrum = spectrum_of(torch.cat([self.factor, hidden]))
-        strength = self.strength(hidden, targets, spectrum)
+        strength = self.choose_strength(hidden, targets, spectrum)
         self.factor = roots[:, None] * directions
         shrunk = 1 / (roots**2 + strength)
         self.weights = (directions.T @ (shrunk[:, None] * (directions @ self.sums))).float()
@@ -76,7 +76,7 @@ class Ridge(FirstSession):
     def answer(self, images: Images) -> Answer:
         """Predict the class with the largest score."""
         self.require_knowledge()
-        return Answer((self.hidden(self.embed(images)) @ self.weights).argmax(dim=1))
+        return Answer((self.map_features(self.embed(images)) @ self.weights).argmax(dim=1))
 
     def bytes_per_task(self) -> list[int]:
         """Return the bytes of the sums G and C in float32, as the papers store them; G comes with the first task."""

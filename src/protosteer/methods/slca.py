@@ -135,12 +135,12 @@ class SLCA(Network):
             optimiser.param_groups[0]["lr"] = cosine(epoch, s.align_epochs + 1, s.learning_rate, 0.0)
             features = self.draw()
             for rows in torch.randperm(len(labels)).split(s.align_draws):
-                logits = self.aligning_logits(features[rows])
+                logits = self.alignment_logits(features[rows])
                 optimiser.zero_grad()
                 F.cross_entropy(logits, labels[rows].to(device)).backward()
                 optimiser.step()
 
-    def aligning_logits(self, features: Tensor) -> Tensor:
+    def alignment_logits(self, features: Tensor) -> Tensor:
         """Compute the logits [B, K] of drawn features [B, D] that alignment trains on."""
         return self.normalise(self.head(features))
 

@@ -83,7 +83,7 @@ class SSIAT(SLCA):
         if self.tasks:
             self.before = embed_task(task, self.backbone, self.embed_batch_size, "statistics")
 
-    def watched(self, job: TrainingJob) -> TrainingJob:
+    def training_job(self, job: TrainingJob) -> TrainingJob:
         """Train later tasks for fewer epochs."""
         if not self.tasks:
             return job
@@ -106,7 +106,7 @@ class SSIAT(SLCA):
         cosines = F.linear(F.normalize(features.to(weight.device), dim=1), F.normalize(weight, dim=1))
         return cosines / self.settings.temperature
 
-    def aligning_logits(self, features: Tensor) -> Tensor:
+    def alignment_logits(self, features: Tensor) -> Tensor:
         """Align on the logits that decide."""
         return self.logits(features)
 
@@ -122,7 +122,7 @@ class SSIAT(SLCA):
         after = embed_task(task, self.backbone, self.embed_batch_size, "statistics")
         earlier = len(self.means)
         if earlier:
-            self.means = shifted(self.means, self.before, after)
+            self.means = shift_means(self.means, self.before, after)
         self.add_gaussians(after.double(), labels, RIDGE)
         if earlier:
             torch.manual_seed(task_seed(self.settings.seed, self.tasks[-1]))
@@ -144,7 +144,7 @@ class SSIAT(SLCA):
         return sum(p.numel() for p in self.adapters.parameters()) + self.head.weight.numel()
 
 
-def shifted(means: Tensor, before: Tensor, after: Tensor) -> Tensor:
+def shift_means(means: Tensor, before: Tensor, after: Tensor) -> Tensor:
     """Move class means [K, D] as images that were near them have moved, from `before` to `after`, [n, D] each."""
     weights = (torch.cdist(means, before).square() / (-2 * SIGMA**2)).exp() + 1e-5  # [K, n]
     return means + weights / weights.sum(dim=1, keepdim=True) @ (after - before)
