@@ -78,6 +78,16 @@ def test_rehearsal_is_told_by_what_a_method_declares():
         assert describe(type("Declared", (NCM,), declared)).rehearsal == words
 
 
+def test_published_settings_are_shown_with_their_source(capsys):
+    assert main(["methods", "dualprompt"]) == 0
+    out = capsys.readouterr().out
+    assert "dualprompt-pytorch" in out and "expert_length=5" in out and "imagenet-r" in out
+    told = describe(METHODS["dualprompt"]).to_dict()
+    assert told["published"]["imagenet-subset"] == {"epochs": 50} and told["grid"]["learning_rate"][0] == 5e-3
+    assert main(["methods", "layup"]) == 0
+    assert "Published" not in capsys.readouterr().out
+
+
 def test_stored_features_are_no_secret():
     """The default classifier stores vectors of single images: not their pixels, but not nothing."""
     told = {name: describe(METHODS[name]) for name in ("protosteer", "knn", "cpp", "er")}

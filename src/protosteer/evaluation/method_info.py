@@ -36,6 +36,9 @@ class MethodInfo:
         about: The docstring of its module.
         settings: The default settings.
         choices: The choices of settings that have some.
+        published: Published settings by benchmark, as far as they differ from the defaults.
+        published_source: Where they are published.
+        grid: What tuning tries.
     """
 
     name: str
@@ -47,6 +50,9 @@ class MethodInfo:
     about: str
     settings: Mapping[str, Any]
     choices: Mapping[str, Sequence[str]]
+    published: Mapping[str, Mapping[str, Any]]
+    published_source: str
+    grid: Mapping[str, Sequence[Any]]
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as plain data."""
@@ -66,6 +72,9 @@ def describe(method: type[Method]) -> MethodInfo:
         about=inspect.cleandoc(sys.modules[method.__module__].__doc__ or ""),
         settings={name: value for name, value in settings.to_dict().items() if name != "seed"},
         choices={name: list(b["choices"]) for name, b in settings.bounds().items() if "choices" in b},
+        published={benchmark: method.published_settings(benchmark) for benchmark in method.published},
+        published_source=method.published_source,
+        grid={name: list(values) for name, values in method.grid.items()},
     )
 
 

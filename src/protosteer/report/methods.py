@@ -43,7 +43,17 @@ def method_report(method: MethodInfo, parameters: int | None) -> list[Renderable
         ("parameters", _count(parameters)),
     ):
         facts.add_row(name, Text(value))
-    return [facts, *_paragraphs(method.about), _settings(method)]
+    return [facts, *_paragraphs(method.about), _settings(method), *_published(method)]
+
+
+def _published(method: MethodInfo) -> list[RenderableType]:
+    """Show the published settings of each benchmark, if any are known, and where they come from."""
+    if not method.published:
+        return []
+    table = plain_table(None, Column("Benchmark", style="bold", no_wrap=True), "Published settings")
+    for benchmark, values in method.published.items():
+        table.add_row(benchmark, ", ".join(f"{n}={json.dumps(v)}" for n, v in values.items()) or "the defaults")
+    return [table, Text(f"Source: {method.published_source}\n")]
 
 
 def _stored(method: MethodInfo) -> str:
