@@ -24,14 +24,6 @@ def test_forgetting_is_not_clipped():
     assert metrics.forgetting([[50.0], [60.0, 70.0]], 1) == pytest.approx(-10)
 
 
-def test_a_gain_counts_as_nothing_in_clipped_forgetting():
-    matrix = [[50.0], [60.0, 70.0], [45.0, 80.0, 90.0]]
-    assert metrics.forgetting(matrix, 2) == pytest.approx((15 - 10) / 2)
-    found = metrics.clipped_forgetting(matrix)
-    assert found == {"last_clipped_forgetting": pytest.approx(15 / 2), "avg_clipped_forgetting": pytest.approx(15 / 4)}
-    assert metrics.clipped_forgetting([[40.0]]) == dict.fromkeys(found, 0.0)
-
-
 def test_one_task_has_nothing_to_forget():
     assert metrics.summary([[40.0]]) == {
         "last_accuracy": 40.0, "avg_accuracy": 40.0, "last_forgetting": 0.0, "avg_forgetting": 0.0,

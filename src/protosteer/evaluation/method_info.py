@@ -72,7 +72,7 @@ def describe(method: type[Method]) -> MethodInfo:
         about=inspect.cleandoc(sys.modules[method.__module__].__doc__ or ""),
         settings={name: value for name, value in settings.to_dict().items() if name != "seed"},
         choices={name: list(b["choices"]) for name, b in settings.bounds().items() if "choices" in b},
-        published={benchmark: method.published_settings(benchmark) for benchmark in method.published},
+        published={stream: dict(values) for stream, values in method.published.items()},
         published_source=method.published_source,
         grid={name: list(values) for name, values in method.grid.items()},
     )

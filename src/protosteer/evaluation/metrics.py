@@ -40,16 +40,11 @@ def anytime_accuracy(accuracies: Sequence[float], train_images: Sequence[int]) -
     return sum(a * n for a, n in zip(accuracies, weights, strict=True)) / sum(weights)
 
 
-def forgetting(matrix: Matrix, i: int, clipped: bool = False) -> float:
-    """Compute F_i: the mean over earlier tasks of the largest drop in accuracy.
-
-    The paper's formula does not clip. With `clipped`, a task that has gained counts as 0, as in the authors' code, whose
-    values are the published ones.
-    """
+def forgetting(matrix: Matrix, i: int) -> float:
+    """Compute F_i: the mean over earlier tasks of the largest drop in accuracy; not clipped at 0."""
     if i == 0:
         return 0.0
-    drops = [max(matrix[k][j] - matrix[i][j] for k in range(j, i)) for j in range(i)]
-    return _mean([max(drop, 0.0) for drop in drops] if clipped else drops)
+    return _mean([max(matrix[k][j] - matrix[i][j] for k in range(j, i)) for j in range(i)])
 
 
 def summary(matrix: Matrix, test_images: Sequence[int] | None = None) -> dict[str, float]:
@@ -76,13 +71,6 @@ def summary(matrix: Matrix, test_images: Sequence[int] | None = None) -> dict[st
         over_images = [image_accuracy(matrix, i, test_images) for i in tasks]
         figures |= {"last_image_accuracy": over_images[-1], "avg_image_accuracy": _mean(over_images)}
     return figures
-
-
-def clipped_forgetting(matrix: Matrix) -> dict[str, float]:
-    """Compute last and average forgetting, each task's clipped at 0."""
-    values = [forgetting(matrix, i, clipped=True) for i in range(len(matrix))]
-    average = _mean(values[1:]) if len(values) > 1 else 0.0
-    return {"last_clipped_forgetting": values[-1], "avg_clipped_forgetting": average}
 
 
 def reliability(confidence: Tensor, right: Tensor) -> list[dict[str, Any]]:

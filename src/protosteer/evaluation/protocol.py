@@ -55,7 +55,6 @@ class Run:
         last, tasks = self.rows[-1], len(self.rows)
         return {
             **metrics.summary(self.matrix, self.test_images),
-            **metrics.clipped_forgetting(self.matrix),
             "anytime_accuracy": metrics.anytime_accuracy(self._accuracy_so_far(), self.train_images[:tasks]),
             **self._blurred(),
             "passes_per_image": last.get("passes_per_image"),

@@ -109,15 +109,12 @@ class Method(ABC):
 
     name: ClassVar[str]  # set by `register_method`
     source: ClassVar[Source]
+    published_source: ClassVar[str] = ""  # where the settings in `published` come from
     trains: ClassVar[str] = "nothing"  # in a few words
     settings_class: ClassVar[type[Values]] = MethodSettings
-    # Published settings by the benchmark's name, as far as they differ from the defaults, and where they are published.
-    published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    published_source: ClassVar[str] = ""
-    # What tuning tries: a few values of a few settings, all combinations; as many for every method. Defaults come first,
-    # so that they win ties.
-    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     test_settings: ClassVar[Mapping[str, Any]] = {}  # under which it learns toy images within a second
+    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # values of settings that `protosteer tune` tries
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # settings of the publication, by name of the stream
     # Attributes that hold everything learned: tensors, dictionaries of tensors, or objects with `state_dict` and
     # `load_state_dict`. Each has the growth of its bytes: "once" (with the first task), "per class", "per task" (one
     # module each, of a ModuleList), or the name of the attribute that has the class of each row.
@@ -142,19 +139,6 @@ class Method(ABC):
                 f"method {cls.name} has no preset {name!r}; leave it out", code="unknown-preset", name=name
             )
         return {}
-
-    @classmethod
-    def published_settings(cls, benchmark: str) -> dict[str, Any]:
-        """Return the published settings for a benchmark, as far as they differ from the defaults.
-
-        Raises:
-            SettingsError: None are known (code "no-published-settings").
-        """
-        if benchmark not in cls.published:
-            known = f"it has some for {', '.join(cls.published)}" if cls.published else "it has none at all"
-            message = f"method {cls.name} has no published settings for {benchmark}; {known}; leave --settings out"
-            raise SettingsError(message, code="no-published-settings", method=cls.name, benchmark=benchmark)
-        return dict(cls.published[benchmark])
 
     def __init__(self, backbone: Backbone, settings: Any):
         self.backbone = backbone

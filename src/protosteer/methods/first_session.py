@@ -25,7 +25,7 @@ from protosteer.methods.adapters import new_adapters, with_adapters
 from protosteer.methods.base import Images, Method, TrainingTask
 from protosteer.methods.per_task_tuning import PromptTraining, tune_adapters, tune_deep_prompt
 from protosteer.methods.training_utils import embed_task, number_labels, task_seed
-from protosteer.paper.trainer import train_prompt
+from protosteer.paper.trainer import Head, train_prompt
 from protosteer.runtime.callbacks import training_callbacks
 from protosteer.runtime.task_images import TaskImages
 from protosteer.settings import Settings, setting
@@ -67,34 +67,30 @@ class FirstSession(Method):
     Attributes:
         adaptation: What the first task trained: a "prompt", the parameters of the adapters, or nothing.
         adapted: The backbone with its adapters; the given one if there are none.
-        trained: The number of parameters trained, those of the discarded head included.
     """
 
     settings_class = FirstSessionSettings
-    state_fields = {"adaptation": "once", "trained": "once"}
+    state_fields = {"adaptation": "once"}
     settings: FirstSessionSettings
 
     def __init__(self, backbone: Backbone, settings: FirstSessionSettings):
         super().__init__(backbone, settings)
         self.adaptation: dict[str, Tensor] = {}
         self.adapted = backbone
-        self.trained = torch.tensor(0)
 
     def adapt(self, task: TrainingTask) -> None:
         """Adapt to the task if it is the first; a single class is not adapted to."""
         kind, classes = self.settings.first_session, number_labels(task, [])[0]
         if self.tasks or kind == "none" or len(classes) == 1:
             return
-        head = len(classes) * self.backbone.dim + 1
         if kind == "prompt":
-            self.adaptation["prompt"], head = train_shared_prompt(task, self.backbone, self.settings.prompt_training())
+            self.adaptation["prompt"] = train_shared_prompt(task, self.backbone, self.settings.prompt_training())
         elif kind == "vpt":
             self.adaptation["prompt"] = tune_deep_prompt(task, self.backbone, self.settings.training())
         else:
             s = self.settings.training()
             adapters = tune_adapters(task, self.backbone, s, s.adapter_width, s.adapter_scale)
             self.adaptation = {name: tensor.cpu() for name, tensor in adapters.state_dict().items()}
-        self.trained = torch.tensor(head + sum(tensor.numel() for tensor in self.adaptation.values()))
         self._build_adapted()
 
     def _build_adapted(self) -> None:
@@ -127,25 +123,29 @@ class FirstSession(Method):
         self._build_adapted()
 
     def trained_parameters(self) -> int:
-        """Return the size of the adaptation and of its discarded head."""
-        return int(self.trained)
+        """Return the size of the adaptation and of the neck or head that was discarded."""
+        if not self.adaptation:
+            return 0
+        dim, classes = self.backbone.dim, len(self.tasks[0])
+        discarded = classes * dim + 1
+        if self.settings.first_session == "prompt":
+            with torch.device("meta"):
+                neck = Head(dim, classes, self.settings.prompt_training())
+            discarded = sum(p.numel() for p in neck.parameters())
+        return discarded + sum(tensor.numel() for tensor in self.adaptation.values())
 
 
-def train_shared_prompt(task: TrainingTask, backbone: Backbone, settings: Settings) -> tuple[Tensor, int]:
+def train_shared_prompt(task: TrainingTask, backbone: Backbone, settings: Settings) -> Tensor:
     """Train a prompt [S, L, D] on a task as the first task of a `Learner` does.
 
     Args:
         task: The task, of two classes or more.
         backbone: The frozen backbone.
         settings: How to train.
-
-    Returns:
-        The prompt, and the number of parameters of the neck that was trained with it.
     """
     classes, labels = number_labels(task, [])
     images = TaskImages(cache_decoded(task.train), backbone, settings, task.name, task.on_stage)
     run_key = {"settings": settings.to_dict(), "classes": classes, "images": len(labels)}
     callbacks = training_callbacks(task.name, run_key, task.on_stage, task.checkpoint)
     seed = task_seed(settings.seed, classes)
-    trained = train_prompt(images.encoder, images.views, labels, settings, seed=seed, callbacks=callbacks)
-    return trained.prompt, trained.parameters - trained.prompt.numel()
+    return train_prompt(images.encoder, images.views, labels, settings, seed=seed, callbacks=callbacks).prompt

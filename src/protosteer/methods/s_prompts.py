@@ -51,9 +51,9 @@ class SPrompts(Method):
         "NeurIPS",
         2022,
     )
+    grid = {"learning_rate": (0.01, 3e-3, 0.03)}
     trains = "a prompt and a head per task"
     settings_class = SPromptsSettings
-    grid = {"learning_rate": (0.01, 3e-3, 0.03)}
     state_fields = {
         "prompts": "per task", "weight": "per class", "bias": "per class", "centroids": "once", "owners": "once",
     }  # fmt: skip
