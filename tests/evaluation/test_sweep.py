@@ -43,7 +43,11 @@ def test_all_or_commas_make_several_and_one_name_does_not() -> None:
 
 def test_settings_go_to_those_that_have_them() -> None:
     made = settings(several("ncm,ranpac,cpp", centroids=3, features=20, epochs=2))
-    assert made == {"ncm": {"centroids": 3}, "ranpac": {"features": 20}, "cpp": {"centroids": 3, "epochs": 2}}
+    assert made == {
+        "ncm": {"centroids": 3},
+        "ranpac": {"features": 20, "epochs": 2},
+        "cpp": {"centroids": 3, "epochs": 2},
+    }
     assert settings(several("ncm,ranpac", seeds="0,1")) == {"ncm": {}, "ranpac": {}}
 
 
@@ -68,7 +72,7 @@ def test_each_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.Monkey
         ("ncm,cp", {}, "unknown-method"),
         ("ncm,", {}, "unknown-method"),
         ("ncm,cpp", {"epohcs": 3}, "unknown-setting"),
-        ("ncm,ranpac", {"epochs": 3}, "unknown-setting"),
+        ("ncm,slda", {"epochs": 3}, "unknown-setting"),
         ("ranpac,cpp", {"epochs": 0}, "setting-out-of-bounds"),
         ("ncm,ranpac", {"preset": "fast"}, "unknown-preset"),
         ("ncm,cpp", {"seed": 3}, "seed-not-seeds"),

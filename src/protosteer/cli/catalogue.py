@@ -37,7 +37,7 @@ def methods(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the methods: paper, images kept for rehearsal, what is trained."""
+    """List the methods: paper, images or features stored, what is trained."""
     from protosteer.backbones import NANO, Backbone
     from protosteer.evaluation.method_info import CLASSES, describe, first_task_parameters
     from protosteer.methods import METHODS, find_method

@@ -65,6 +65,7 @@ class Run:
             "retrieval_accuracy": last["retrieval_accuracy"],
             "bytes_per_task": last["bytes"] / tasks,
             "bytes_per_class": last["bytes"] / sum(self.classes[:tasks]),
+            **last.get("paper_bytes", {}),
             "trained_parameters": last["trained_parameters"],
             "train_seconds": self._sum("train_seconds"),
             "eval_seconds": self._sum("eval_seconds"),
@@ -222,6 +223,7 @@ def _evaluate(
         "forward_passes": sum(cache.forward_passes for cache in caches) - passes,
         "naive_forward_passes": sum(cache.requests for cache in caches) - requests,
         "bytes": sum(method.bytes_per_task()),  # of the state
+        "paper_bytes": method.paper_bytes(),  # as the method's paper counts
         "trained_parameters": method.trained_parameters(),  # since the run began
     }
 

@@ -110,9 +110,12 @@ class Method(ABC):
 
     name: ClassVar[str]  # set by `register_method`
     source: ClassVar[Source]
+    published_source: ClassVar[str] = ""  # where the settings in `published` come from
     trains: ClassVar[str] = "nothing"  # in a few words
     settings_class: ClassVar[type[Values]] = MethodSettings
     test_settings: ClassVar[Mapping[str, Any]] = {}  # under which it learns toy images within a second
+    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # values of settings that `protosteer tune` tries
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # settings of the publication, by name of the stream
     # Attributes that hold everything learned: tensors, dictionaries of tensors, or objects with `state_dict` and
     # `load_state_dict`. Each has the growth of its bytes: "once" (with the first task), "per class", "per task" (one
     # module each, of a ModuleList), or the name of the attribute that has the class of each row.
@@ -120,6 +123,7 @@ class Method(ABC):
     suffix: ClassVar[str] = ".safetensors"  # of state files
     trains_backbone: ClassVar[bool] = False  # then `backbone` is a trainable copy
     uses_rehearsal: ClassVar[bool] = False  # stores images of earlier tasks: `buffer_size` of them, or all
+    stored_features: ClassVar[str] = "no"  # feature vectors of single images that are stored, in words
     state_grows: ClassVar[bool] = False  # stores something of every image, without limit
     supports_repeated_classes: ClassVar[bool] = False  # a task may bring more images of known classes
 
@@ -260,6 +264,10 @@ class Method(ABC):
         owners: Tensor = getattr(self, growth)
         rows = owners.bincount(minlength=sum(counts)).split(counts)
         return [total // len(owners) * int(part.sum()) for part in rows]
+
+    def paper_bytes(self) -> dict[str, float]:
+        """Return the memory as the method's paper defines it, by the metric's name; {} if that is `bytes_per_task`."""
+        return {}
 
     def trained_parameters(self) -> int:
         """Return how many parameters were trained, over all tasks."""

@@ -49,6 +49,13 @@ class ICaRL(Rehearsal):
 
     source = Source("Rebuffi et al.", "iCaRL: incremental classifier and representation learning", "CVPR", 2017)
     settings_class = ICaRLSettings
+    published = {
+        "split-cifar100": {"epochs": 70},
+        "imagenet-subset": {"epochs": 60},
+    }
+    published_source = (
+        "CPP's appendix (buffer, learning rate); the authors' code (epochs: 70 for CIFAR-100, 60 for ImageNet)"
+    )
     state_fields = {**Rehearsal.state_fields, "means": "once"}
     settings: ICaRLSettings
 

@@ -36,6 +36,7 @@ class KNN(FeatureBank):
         "Wu et al.", "Unsupervised feature learning via non-parametric instance discrimination", "CVPR", 2018
     )
     settings_class = KNNSettings
+    grid = {"neighbours": (20, 5, 50)}
 
     def answer(self, images: Images) -> Answer:
         """Predict the class with most of the votes."""

@@ -37,6 +37,7 @@ class NCM(Method):
 
     source = Source("Mensink et al.", "Distance-based image classification: nearest class mean", "TPAMI", 2013)
     settings_class = NCMSettings
+    grid = {"centroids": (1, 3, 5)}
     supports_repeated_classes = True
     state_fields = {"means": "owners", "owners": "owners", "counts": "owners"}
 

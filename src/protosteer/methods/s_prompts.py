@@ -52,6 +52,7 @@ class SPrompts(Method):
         "NeurIPS",
         2022,
     )
+    grid = {"learning_rate": (0.01, 3e-3, 0.03)}
     trains = "a prompt and a head per task"
     settings_class = SPromptsSettings
     state_fields = {
