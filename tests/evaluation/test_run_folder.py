@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_folder_holds_everything(finished):
     names = set(contents(finished))
     models = {f"seed-{s}/task-{t:02}.protosteer" for s in (0, 1) for t in (1, 2, 3)}
-    assert names == models | {
-        "manifest.json", "metrics.json", "log.txt", "seed-0/matrix.csv", "seed-0/metrics.json",
-        "seed-1/matrix.csv", "seed-1/metrics.json", ".protosteer.lock",
-    }  # fmt: skip
+    results = ("matrix.csv", "metrics.json", "classes.json", *(f"predictions-{t:02}.npz" for t in (1, 2, 3)))
+    seeds = {f"seed-{s}/{name}" for s in (0, 1) for name in results}
+    assert names == models | seeds | {"manifest.json", "metrics.json", "log.txt", ".protosteer.lock"}
     learner = Learner.load(finished / "seed-1" / "task-02.protosteer")
     assert learner.classes == [str(digit) for digit in range(7)] and learner.settings.seed == 1
 
@@ -68,6 +68,36 @@ def test_the_manifest_tells_where_the_figures_come_from(finished):
     assert session["command"] == ["protosteer", "run", "split-digits"]
     assert {"torch", "numpy", "kornia"} <= session["circumstances"]["versions"].keys()
     assert session["circumstances"]["threads"] >= 1 and session["circumstances"]["machine"]["processor"]
+    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    done = subprocess.run(git, capture_output=True, text=True)
+    recorded = session["circumstances"]["commit"]
+    assert recorded["hash"] == done.stdout.strip() if done.returncode == 0 else recorded is None
+
+
+def test_the_commit_is_that_of_the_package_and_never_of_a_checkout_around_it(tmp_path, monkeypatch):
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True, capture_output=True)
+
+    def found() -> Any:
+        manifest.commit.cache_clear()
+        return manifest.commit()
+
+    package = tmp_path / "src" / "protosteer" / "__init__.py"
+    package.parent.mkdir(parents=True)
+    package.touch()
+    monkeypatch.setattr(manifest.protosteer, "__file__", str(package))
+    try:
+        assert found() is None, "no checkout"
+        git("init")
+        assert found() is None, "installed into somebody's checkout, not part of it"
+        git("add", ".")
+        git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-m", "first")
+        (tmp_path / "notes.txt").touch()  # no code
+        assert found()["clean"] is True and len(found()["hash"]) == 40
+        (package.parent / "new.py").touch()
+        assert found()["clean"] is False
+    finally:
+        manifest.commit.cache_clear()
 
 
 def test_figures_are_the_same_in_every_file(finished):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
+import subprocess
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,6 +54,7 @@ def circumstances(device: torch.device) -> dict[str, Any]:
             "python": platform.python_version(),
             **{name: metadata.version(name) for name in _PACKAGES},
         },
+        "commit": commit(),
         "machine": {
             "system": platform.system(),
             "processor": processor_name(),
@@ -60,6 +64,22 @@ def circumstances(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "processes": process_group().size,
     }
+
+
+@functools.cache
+def commit() -> dict[str, Any] | None:
+    """Return the git commit of this package, and whether its files are as committed; None outside a checkout."""
+    folder = Path(protosteer.__file__).resolve().parent
+    try:
+        _git(folder, "ls-files", "--error-unmatch", "__init__.py")  # an installed copy may lie in another checkout
+        return {"hash": _git(folder, "rev-parse", "HEAD"), "clean": not _git(folder, "status", "--porcelain", ".")}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(folder: Path, *words: str) -> str:
+    command = ["git", "-C", str(folder), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:

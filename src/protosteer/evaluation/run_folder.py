@@ -1,7 +1,8 @@
 """Run folders (docs/runs.md). The process may be killed at any moment.
 
 `seed-0/unfinished/` has what an interrupted run resumes from; it is removed when the seed is finished. Every file is
-written atomically, in this order: the model of a task, the embeddings of its evaluation, its row of the matrix.
+written atomically, in this order: the model of a task, predictions and embeddings of its evaluation, its row of the
+matrix.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from torch import Tensor
 
 from protosteer.errors import RunError
 from protosteer.evaluation import manifest, metrics
+from protosteer.evaluation.predictions import Predictions
 from protosteer.runtime.checkpoint import SECONDS, CheckpointFile
 from protosteer.util.files import remove_leftovers, write_atomically
 from protosteer.util.text import listed
 
 MANIFEST, METRICS, LOG, LOCK = "manifest.json", "metrics.json", "log.txt", ".protosteer.lock"
+CLASSES = "classes.json"
 
 
 class SeedFolder:
@@ -45,15 +48,15 @@ class SeedFolder:
         """Save the rows of the matrix."""
         write_json(self.unfinished / "rows.json", rows)
 
-    def learned(self, task: int) -> tuple[bytes, float] | None:
-        """Return the state after a task, and the seconds that learning it took; None if it was not saved."""
+    def learned(self, task: int) -> tuple[bytes, dict[str, Any]] | None:
+        """Return the state after a task, and what its training took; None if it was not saved."""
         if not self._model(task).is_file():
             return None
-        return self._model(task).read_bytes(), float(read_json(self._unfinished("seconds", task)))
+        return self._model(task).read_bytes(), read_json(self._unfinished("learned", task))
 
-    def save_learned(self, task: int, state: bytes, seconds: float) -> None:
-        """Save the state after a task, and remove its checkpoint."""
-        write_json(self._unfinished("seconds", task), seconds)
+    def save_learned(self, task: int, state: bytes, training: Mapping[str, Any]) -> None:
+        """Save the state after a task and what its training took, and remove its checkpoint."""
+        write_json(self._unfinished("learned", task), training)
         write_atomically(self._model(task), state)
         self.checkpoint(task).clear()
 
@@ -66,17 +69,26 @@ class SeedFolder:
         whole = {name: tensor.contiguous() for name, tensor in embeddings.items()}
         write_atomically(self._unfinished("embeddings", task), save(whole))
 
+    def predictions(self, task: int) -> Predictions:
+        """Return the predictions after a task."""
+        return Predictions.load(self._predictions(task))
+
+    def save_predictions(self, task: int, predictions: Predictions) -> None:
+        """Save the predictions after a task."""
+        predictions.save(self._predictions(task))
+
     def checkpoint(self, task: int) -> CheckpointFile:
         """Return the checkpoint of a task's training."""
         return CheckpointFile(self._unfinished("training", task), self.checkpoint_seconds)
 
     def finish(self, figures: dict[str, Any]) -> None:
-        """Write the seed's metrics, and its matrix as CSV."""
+        """Write the seed's metrics, its matrix as CSV, and metrics of each class."""
         matrix = figures["matrix"]  # tasks that were not learned yet are empty
         lines: list[list[Any]] = [["after_task", *(f"task_{j + 1}" for j in range(len(matrix)))]]
         lines += [[i + 1, *row, *[""] * (len(matrix) - len(row))] for i, row in enumerate(matrix)]
         text = "".join(",".join(map(str, line)) + "\n" for line in lines)
         write_atomically(self.path / "matrix.csv", text.encode())
+        write_json(self.path / CLASSES, self.predictions(len(matrix) - 1).by_class())
         write_json(self.path / METRICS, figures)
 
     def clean(self) -> None:
@@ -87,8 +99,11 @@ class SeedFolder:
     def _model(self, task: int) -> Path:
         return self.path / f"task-{task + 1:02}{self.suffix}"
 
+    def _predictions(self, task: int) -> Path:
+        return self.path / f"predictions-{task + 1:02}.npz"
+
     def _unfinished(self, kind: str, task: int) -> Path:
-        suffix = "json" if kind == "seconds" else "safetensors"
+        suffix = "json" if kind == "learned" else "safetensors"
         return self.unfinished / f"{kind}-{task + 1:03}.{suffix}"
 
 
@@ -156,11 +171,12 @@ class RunFolder:
             self._check_same(old, configuration, resume)
             if self.finished(*wanted):
                 return wanted, []
-            earlier = {"processes": 1, **old["sessions"][-1]["circumstances"]}  # as older versions had it
+            added = {"processes": 1, "commit": circumstances["commit"]}  # which older versions did not record
+            earlier = {**added, **old["sessions"][-1]["circumstances"]}
             changed = manifest.differences(earlier, circumstances)
             if changed:
                 messages = [
-                    f"resuming under other circumstances ({listed(changed, 4)}): results may differ in their last bits"
+                    f"resuming under other circumstances ({listed(changed, 4)}): results may differ, if only in their last bits"
                 ]
         session = {
             "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -69,12 +69,14 @@ class Answer:
         candidates: The tasks retrieved, bool [B, T].
         prompts: Forward passes after the first, int64 [B].
         confidence: The predicted probability that each answer is right, [B].
+        scores: A score of every class, the larger the more likely, [B, K]; probabilities if there is a confidence.
     """
 
     classes: Tensor
     candidates: Tensor | None = None
     prompts: Tensor | None = None
     confidence: Tensor | None = None
+    scores: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -139,8 +139,9 @@ class Head(nn.Module):
 
 def answer_by(logits: Tensor, **more: Tensor) -> Answer:
     """Predict the class of the largest of logits [B, K], with its softmax as confidence."""
-    best = logits.detach().cpu().softmax(dim=1).max(dim=1)
-    return Answer(best.indices, confidence=best.values, **more)
+    probabilities = logits.detach().cpu().softmax(dim=1)
+    best = probabilities.max(dim=1)
+    return Answer(best.indices, confidence=best.values, scores=probabilities, **more)
 
 
 @dataclass(frozen=True)
