@@ -209,6 +209,14 @@ class Settings(Values):
         Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def parse_value(text: str) -> Any:
+    """Parse a value as typed: JSON (5, 0.1, true), or else a bare word."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):  # also of numbers without end
+        return text.strip()
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file of `name = value` lines."""
     try:

@@ -121,7 +121,7 @@ def test_csv_has_every_figure_as_a_plain_number() -> None:
     figures = set(seed(0)) - {"seed", "matrix", "diagnosis"}
     columns = {f"{name}_{kind}" for name in figures for kind in ("mean", "std")}
     causes = {f"diagnosis_{name}_{kind}" for name in DIAGNOSIS for kind in ("mean", "std")}
-    assert set(cpp) == {"run", "seeds"} | columns | causes
+    assert set(cpp) == {"run", "n", "class_orders", "seeds"} | columns | causes
     assert float(cpp["last_accuracy_mean"]) == 92.0 and float(cpp["last_accuracy_std"]) == 2.0
     assert cpp["train_seconds_mean"] == "12355" and cpp["diagnosis_not_retrieved_std"] == "1"
     assert cpp["seeds"] == "3" and ncm["seeds"] == "1"

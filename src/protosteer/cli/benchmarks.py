@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -99,7 +100,17 @@ def run(
     image_size: Annotated[int | None, Option(help="Image size to run the backbone at.")] = None,
     crop: Annotated[float | None, Option(help="Share kept by the centre crop (default: the benchmark's).")] = None,
     seeds: Annotated[str | None, Option(help="Seeds, such as 0,1,2 (default: 0, or the resumed run's).")] = None,
+    class_orders: Annotated[
+        str | None, Option(metavar="N,...", help="Seeds of class orders, such as 1993,1,2: a run for each.")
+    ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        Option(metavar="NAME=VALUE,...", help="A run for each value of a setting; repeatable, for a grid."),
+    ] = None,
     preset: Preset = None,
+    settings: Annotated[
+        Literal["published"] | None, Option(help="Settings that the method's authors published for the benchmark.")
+    ] = None,
     set_: Settings = None,
     config: Annotated[Path | None, Option(help="TOML file with any of these names and settings.")] = None,
     class_order: Annotated[
@@ -145,8 +156,10 @@ def run(
 ) -> None:
     """Run a benchmark: learn its tasks one after the other, and test on all classes so far after each."""
     given = {name: value for name, value in locals().items() if value is not None}
-    for name in ("set_", "config", "resume", "overwrite", "as_json", "engine", "address"):
+    for name in ("set_", "config", "resume", "overwrite", "as_json", "engine", "address", "settings"):
         given.pop(name, None)
+    if settings:
+        given["published"] = True
 
     from protosteer.evaluation.experiment import overridden
     from protosteer.evaluation.sweep import names_several
@@ -168,7 +181,7 @@ def run(
         "on_message": lambda line: say(in_flags(line)),
         "engine": who,
     }
-    if names_several(values.get("method")):
+    if names_several(values):
         _run_several(values, how, as_json)
     else:
         _run_one(values, how, as_json)
@@ -196,22 +209,24 @@ def _on_this_rank(experiment: Experiment) -> Experiment:
 
 
 def _run_several(values: Mapping[str, Any], how: Mapping[str, Any], as_json: bool) -> None:
-    from protosteer.evaluation.sweep import experiments_of, run_several
+    from protosteer.evaluation.sweep import plan_experiments, run_several
     from protosteer.report.compare import comparison_tables
     from protosteer.util.text import counted, one_line
 
-    experiments = [_on_this_rank(experiment) for experiment in experiments_of(values)]
-    place = experiments[0].folder.parent
+    plan = {label: [_on_this_rank(one) for one in row] for label, row in plan_experiments(values).items()}
+    folders = [one.folder for row in plan.values() for one in row]
+    place = Path(os.path.commonpath([folder.parent for folder in folders]))
     with _interruptible(place):
-        outcome = run_several(experiments, **how)
+        outcome = run_several(plan, **how)
     if as_json:
-        print(json.dumps(outcome.figures, indent=1))
+        # One row has the form of one run: its class orders are beside its seeds.
+        print(json.dumps(outcome.figures if len(plan) > 1 else next(iter(outcome.figures.values()), {}), indent=1))
     elif outcome.figures:
         show(comparison_tables({name: figures["seeds"] for name, figures in outcome.figures.items()}))
     if outcome.figures:
-        say(f"Written: {counted(len(outcome.figures), 'run folder')} in {place}")
-    for name, error in outcome.failed.items():
-        say(f"error: method {name}: {one_line(in_flags(str(error)))}")
+        say(f"Written: {counted(len(folders), 'run folder')} in {place}")
+    for label, error in outcome.failed.items():
+        say(f"error: method {label}: {one_line(in_flags(str(error)))}")
     if outcome.failed:
         raise typer.Exit(1)
 
@@ -254,7 +269,7 @@ def _interruptible(folder: Path) -> Iterator[None]:
 
 @app.command(rich_help_panel=PANEL)
 def compare(
-    runs: Annotated[list[str], Argument(metavar="RUN...", help="Run folders, or LABEL=FOLDER.")],
+    runs: Annotated[list[str], Argument(metavar="RUN...", help="Folders of runs, or LABEL=FOLDER.")],
     markdown: Annotated[bool, Option("--markdown", help="Print Markdown.")] = False,
     as_csv: Annotated[bool, Option("--csv", help="Print CSV: mean and standard deviation of every metric.")] = False,
     as_json: Json = False,
@@ -266,7 +281,7 @@ def compare(
         Path | None, Option(help="PNG file for accuracy against memory, training time and forward passes per image.")
     ] = None,
 ) -> None:
-    """Compare finished runs: one row per configuration, mean and standard deviation over its seeds."""
+    """Compare finished runs: one row per configuration, mean and deviation over its class orders and seeds."""
     from protosteer.evaluation.comparison import bins_of, gather
     from protosteer.evaluation.metrics import over_seeds
     from protosteer.report.compare import comparison_csv, comparison_markdown, comparison_tables
@@ -281,7 +296,7 @@ def compare(
     rows = gather(runs)
     if as_json:
         spreads = {label: over_seeds(seeds) for label, seeds in rows.items()}
-        whole = {k: {"mean": mean, "std": std, "seeds": rows[k]} for k, (mean, std) in spreads.items()}
+        whole = {k: {"mean": m, "std": s, "n": len(rows[k]), "seeds": rows[k]} for k, (m, s) in spreads.items()}
         print(json.dumps(whole, indent=1))
     elif as_csv:
         print(comparison_csv(rows), end="")

@@ -114,6 +114,8 @@ class Method(ABC):
     trains: ClassVar[str] = "nothing"  # in a few words
     settings_class: ClassVar[type[Values]] = MethodSettings
     test_settings: ClassVar[Mapping[str, Any]] = {}  # under which it learns toy images within a second
+    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # values of settings that `protosteer tune` tries
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # settings of the publication, by name of the stream
     # Attributes that hold everything learned: tensors, dictionaries of tensors, or objects with `state_dict` and
     # `load_state_dict`. Each has the growth of its bytes: "once" (with the first task), "per class", "per task" (one
     # module each, of a ModuleList), or the name of the attribute that has the class of each row.

@@ -1,6 +1,6 @@
-"""Compare runs by mean and standard deviation over seeds, for terminals, Markdown and spreadsheets.
+"""Compare runs by mean and standard deviation over class orders and seeds, for terminals, papers and spreadsheets.
 
-Every function takes rows: a label and the metrics of each of its seeds, as `run --json` names them.
+Every function takes rows: a label and the metrics of each of its runs, as `run --json` names them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from rich.table import Table
 
 from protosteer.report.tables import DIAGNOSIS, METRICS, Metric, Row, present, spread_over_seeds, spread_table
-from protosteer.util.text import without_control
+from protosteer.util.text import counted, without_control
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 
@@ -48,16 +48,25 @@ KINDS = (
 def comparison_tables(rows: Rows) -> list[Table]:
     """Make tables that fit a terminal: quality, cost, and each kind of diagnosis."""
     flat = list(_flat(rows).items())
-    counts = {len(seeds) for _, seeds in flat}
-    over = f"{min(counts)} seeds" if len(counts) == 1 else "seeds"
-    spread = ", 1 seed" if counts == {1} else f", mean ± std over {over}"
+    repeats = {_repeats(runs) for _, runs in flat}
+    over = min(repeats) if len(repeats) == 1 else "n runs"
+    spread = ", 1 seed" if repeats == {"1 seed"} else f", mean ± std over {over}"
+    title = f"Accuracy (%) and forgetting (points){spread}"
     return [
-        spread_table(f"Accuracy (%) and forgetting (points){spread}", QUALITY, flat, count_seeds=len(counts) > 1),
+        spread_table(title, QUALITY, flat, count_runs=len(repeats) > 1),
         *_blurry(flat),
         spread_table("Decisions after the last task", _narrow(METRICS, DECIDING), flat),
         spread_table("Cost", _narrow(METRICS, COSTS), flat),
         *(table for title, names in KINDS for table in _causes(title, names, flat)),
     ]
+
+
+def _repeats(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Describe how many runs a row averages over, such as "6 runs (3 class orders, 2 seeds)"."""
+    orders, seeds = (len({run.get(name) for run in runs}) for name in ("class_order", "seed"))
+    if orders == 1:
+        return counted(len(runs), "seed")
+    return f"{len(runs)} runs ({orders} class orders, {counted(seeds, 'seed')})"
 
 
 def _blurry(rows: Sequence[Row]) -> list[Table]:
@@ -96,10 +105,13 @@ def comparison_csv(rows: Rows) -> str:
 
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["run", "seeds", *(f"{name}_{kind}" for name in columns for kind in ("mean", "std"))])
+    repeats = ["n", "class_orders", "seeds"]
+    writer.writerow(["run", *repeats, *(f"{name}_{kind}" for name in columns for kind in ("mean", "std"))])
     for label, spread in spreads.items():
         cells = (format(kind[name], ".12g") if name in kind else "" for name in columns for kind in spread)
-        writer.writerow([without_control(label), len(rows[label]), *cells])
+        runs = rows[label]
+        distinct = [len({run.get(name) for run in runs}) for name in ("class_order", "seed")]
+        writer.writerow([without_control(label), len(runs), *distinct, *cells])
     return file.getvalue()
 
 
@@ -115,7 +127,7 @@ def _with_diagnosis(seed: Mapping[str, Any]) -> dict[str, Any]:
 
 def _markdown(rows: Rows, metrics: Mapping[str, Metric]) -> str:
     titles = (metric.title for metric in metrics.values())
-    lines = [["run", "seeds", *titles], ["---", *["---:"] * (1 + len(metrics))]]
+    lines = [["run", "n", *titles], ["---", *["---:"] * (1 + len(metrics))]]
     for label, seeds in rows.items():
         mean, std = spread_over_seeds(seeds)
         cells = (metric.number(mean.get(name), std.get(name), " ± ") for name, metric in metrics.items())

@@ -130,17 +130,17 @@ def metrics_table(rows: Mapping[str, Mapping[str, float | None]], title: str | N
 
 
 def spread_table(
-    title: str | None, metrics: Mapping[str, Metric], rows: Sequence[Row], count_seeds: bool = False
+    title: str | None, metrics: Mapping[str, Metric], rows: Sequence[Row], count_runs: bool = False
 ) -> Table:
     """Show means and standard deviations over seeds, one line per row; a metric that no row has is skipped."""
     metrics = present(metrics, rows)
     headings = numbers(metric.heading for metric in metrics.values())
-    table = plain_table(title, labels(), *numbers(["Seeds"] if count_seeds else []), *headings)
+    table = plain_table(title, labels(), *numbers(["n"] if count_runs else []), *headings)
     for name, seeds in rows:
         mean, std = spread_over_seeds(seeds)
         # A narrow cell breaks before the sign, which stays with its deviation.
         cells = (metric.number(mean.get(key), std.get(key)) for key, metric in metrics.items())
-        table.add_row(label(name), *([str(len(seeds))] if count_seeds else []), *cells)
+        table.add_row(label(name), *([str(len(seeds))] if count_runs else []), *cells)
     return table
 
 

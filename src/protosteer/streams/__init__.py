@@ -7,6 +7,7 @@ from pathlib import Path
 from protosteer.data.datasets.base import Benchmark, Reading
 from protosteer.data.datasets.registry import BENCHMARKS, open_benchmark
 from protosteer.data.downloads import Say, to_stderr
+from protosteer.data.labelled import Dataset
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError
 from protosteer.streams import folder
@@ -16,7 +17,7 @@ from protosteer.util.text import suggestion
 
 __all__ = [
     "BENCHMARKS", "Benchmark", "Stream", "StreamOptions", "Task",
-    "find_benchmark", "open_stream", "split_digits",
+    "find_benchmark", "load_dataset", "open_stream", "split", "split_digits",
 ]  # fmt: skip
 
 
@@ -52,9 +53,25 @@ def open_stream(
     Returns:
         The stream.
     """
-    benchmark, reading = find_benchmark(name), Reading(preprocessing, skip_unreadable, on_message)
-    own = name.startswith(folder.PREFIX)
-    dataset = folder.load(name, reading) if own else open_benchmark(benchmark, data_dir, reading)
+    benchmark = find_benchmark(name)
+    dataset = load_dataset(benchmark, preprocessing, data_dir, skip_unreadable, on_message)
+    return split(benchmark, dataset, options, on_message)
+
+
+def load_dataset(
+    benchmark: Benchmark,
+    preprocessing: Preprocessing,
+    data_dir: Path | None = None,
+    skip_unreadable: bool = False,
+    on_message: Say = to_stderr,
+) -> Dataset:
+    """Load a benchmark's images; see `open_stream`."""
+    reading = Reading(preprocessing, skip_unreadable, on_message)
+    return benchmark.load(reading) if benchmark.load else open_benchmark(benchmark, data_dir, reading)
+
+
+def split(benchmark: Benchmark, dataset: Dataset, options: StreamOptions, on_message: Say = to_stderr) -> Stream:
+    """Split a benchmark's images into tasks; see `open_stream`."""
     stream = build(benchmark, dataset, options)
     if options.blurry:
         counts = (f"{sum(task.visitors.values())} of {len(task.train)} in {task.name}" for task in stream)

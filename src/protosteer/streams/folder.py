@@ -7,6 +7,7 @@ of a class depends only on its number of images.
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -30,23 +31,19 @@ def benchmark(name: str) -> Benchmark:
         raise DataError(
             "folder: needs a path; write folder:PATH, with one sub-folder per class in PATH", code="no-folder"
         )
-    path = _path(name)
+    path = Path(name.removeprefix(PREFIX)).expanduser()
     # Only the folder's own name: checksums identify the images, wherever the folder is.
-    return Benchmark(f"{PREFIX}{path.resolve().name}", f"Classes of {path}", tasks=5, crop=None)
+    own, title = f"{PREFIX}{path.resolve().name}", f"Classes of {path}"
+    return Benchmark(own, title, tasks=5, crop=None, load=functools.partial(load, path))
 
 
-def load(name: str, reading: Reading) -> Dataset:
+def load(path: Path, reading: Reading) -> Dataset:
     """Load the images of `folder:PATH`; the natural order of classes is alphabetical."""
-    path = _path(name)
     train, test = _splits(path, reading)
     classes = sorted({*train.labels, *test.labels})
     checksums = {TRAIN: tree_checksum(train.paths, path), TESTS[0]: tree_checksum(test.paths, path)}
     first, second = (labelled(files, classes, reading) for files in (train, test))
     return Dataset(path.name, classes, first, second, checksums)
-
-
-def _path(name: str) -> Path:
-    return Path(name.removeprefix(PREFIX)).expanduser()
 
 
 def _splits(path: Path, reading: Reading) -> tuple[Files, Files]:
