@@ -271,8 +271,12 @@ def _interruptible(folder: Path) -> Iterator[None]:
 def compare(
     runs: Annotated[list[str], Argument(metavar="RUN...", help="Folders of runs, or LABEL=FOLDER.")],
     markdown: Annotated[bool, Option("--markdown", help="Print Markdown.")] = False,
+    latex: Annotated[bool, Option("--latex", help="Print LaTeX, for the package booktabs.")] = False,
     as_csv: Annotated[bool, Option("--csv", help="Print CSV: mean and standard deviation of every metric.")] = False,
     as_json: Json = False,
+    test: Annotated[
+        bool, Option("--test", help="Add confidence intervals, and tests of every row against the first.")
+    ] = False,
     plot: Annotated[Path | None, Option(help="PNG file for the accuracy after each task.")] = None,
     reliability: Annotated[
         Path | None, Option(help="PNG file for accuracy against confidence, for methods that report it.")
@@ -284,26 +288,30 @@ def compare(
     """Compare finished runs: one row per configuration, mean and deviation over its class orders and seeds."""
     from protosteer.evaluation.comparison import bins_of, gather
     from protosteer.evaluation.metrics import over_seeds
-    from protosteer.report.compare import comparison_csv, comparison_markdown, comparison_tables
+    from protosteer.evaluation.significance import compare_with_first
+    from protosteer.report import compare as report
     from protosteer.report.pareto import pareto_plot
     from protosteer.report.plots import accuracy_bands
     from protosteer.report.reliability import reliability_plot
 
-    if markdown + as_csv + as_json > 1:
-        raise CommandLineError("choose one of --markdown, --csv and --json", code="conflicting-options")
+    if markdown + latex + as_csv + as_json > 1:
+        raise CommandLineError("choose one of --markdown, --latex, --csv and --json", code="conflicting-options")
     for picture in (plot, reliability, pareto):
         check_plot(picture)
     rows = gather(runs)
+    tests = compare_with_first(rows) if test else {}
     if as_json:
         spreads = {label: over_seeds(seeds) for label, seeds in rows.items()}
         whole = {k: {"mean": m, "std": s, "n": len(rows[k]), "seeds": rows[k]} for k, (m, s) in spreads.items()}
-        print(json.dumps(whole, indent=1))
+        print(json.dumps({k: {**row, "test": tests[k]} if test else row for k, row in whole.items()}, indent=1))
     elif as_csv:
-        print(comparison_csv(rows), end="")
+        print(report.comparison_csv(rows, tests), end="")
     elif markdown:
-        print(comparison_markdown(rows), end="")
+        print(report.comparison_markdown(rows, tests), end="")
+    elif latex:
+        print(report.comparison_latex(rows, tests), end="")
     else:
-        show(comparison_tables(rows))
+        show([*report.comparison_tables(rows), *([report.comparison_tests(tests)] if test else [])])
     if plot:
         matrices = {label: [seed["matrix"] for seed in seeds] for label, seeds in rows.items()}
         write_plot(plot, accuracy_bands(matrices))

@@ -59,6 +59,8 @@ class Run:
         return {
             **metrics.summary(self.matrix, self.test_images),
             "anytime_accuracy": metrics.anytime_accuracy(self._accuracy_so_far(), self.train_images[:tasks]),
+            "task_incremental_accuracy": _average(last.get("given_task_accuracy")),
+            "forward_transfer": self._forward_transfer(),
             **self._blurred(),
             "passes_per_image": last.get("passes_per_image"),
             "overall_passes_per_image": self._overall("passes_per_image"),
@@ -80,6 +82,10 @@ class Run:
         """Return the accuracy after each task, on all test images of the classes learned by then."""
         over_images = (metrics.image_accuracy(self.matrix, i, self.test_images) for i in range(len(self.rows)))
         return [row.get("seen_accuracy", a) for row, a in zip(self.rows, over_images, strict=True)]
+
+    def _forward_transfer(self) -> float | None:
+        before = [row.get("next_accuracy") for row in self.rows]
+        return metrics.forward_transfer(before, [row.get("known_classes", 1) for row in self.rows])
 
     def _blurred(self) -> dict[str, float]:
         """Return the percentage of training images in another task than their class's; nothing if 0."""
@@ -242,6 +248,8 @@ def _evaluate(
     row = {
         "accuracy": [100.0 * int(hits.sum()) / len(hits) for hits in right[: i + 1]],  # on each task so far
         "given_task_accuracy": _given_task(predictions, i),
+        "next_accuracy": _average((100.0 * predictions.right[predictions.task == i + 1]).tolist()),
+        "known_classes": len(method.classes),
         **(seen if stream.blurry else {}),  # on all images of the classes seen
         "passes_per_image": 1 + (prompts_per_image or 0),  # all passes, the plain one included
         "prompts_per_image": prompts_per_image,
@@ -264,6 +272,10 @@ def _given_task(predictions: Predictions, i: int) -> list[float] | None:
     right = predictions.given_task == predictions.actual
     own = [right[predictions.task == j] for j in range(i + 1)]
     return [100.0 * int(hits.sum()) / len(hits) for hits in own]
+
+
+def _average(values: Sequence[float] | None) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def _tests(stream: Stream, i: int, caches: list[EmbeddingCache]) -> list[tuple[int, list[str], Images]]:
