@@ -42,11 +42,16 @@ from protosteer.cli.torchrun import output_path
 
 if TYPE_CHECKING:
     from protosteer.evaluation.experiment import Experiment
+    from protosteer.evaluation.sweep import Plan
 
 PANEL = "Benchmarks"
 STREAMS = (
     "split-cifar100, five-datasets, imagenet-subset, imagenet-r, cub200, split-digits, split-details or folder:PATH."
 )
+Sweep = Annotated[
+    list[str] | None,
+    Option("--sweep", metavar="NAME=VALUE,...", help="A run for each value of a setting; repeatable, for a grid."),
+]
 
 
 @app.command(rich_help_panel=PANEL)
@@ -103,10 +108,7 @@ def run(
     class_orders: Annotated[
         str | None, Option(metavar="N,...", help="Seeds of class orders, such as 1993,1,2: a run for each.")
     ] = None,
-    sweep: Annotated[
-        list[str] | None,
-        Option(metavar="NAME=VALUE,...", help="A run for each value of a setting; repeatable, for a grid."),
-    ] = None,
+    sweep: Sweep = None,
     preset: Preset = None,
     settings: Annotated[
         Literal["published"] | None, Option(help="Settings that the method's authors published for the benchmark.")
@@ -162,29 +164,34 @@ def run(
         given["published"] = True
 
     from protosteer.evaluation.experiment import overridden
-    from protosteer.evaluation.sweep import names_several
-    from protosteer.report.progress import RunProgress, SweepProgress
+    from protosteer.evaluation.sweep import names_several, plan_experiments
     from protosteer.settings import read_toml
 
     values = overridden(read_toml(config) if config else {}, given | parse_settings(set_ or []))
-    log = make_console(stderr=True)
-    who = make_executor(engine, address, values.get("device", "auto"))
+    how = run_options(engine, address, values.get("device", "auto"), resume, overwrite)
+    if names_several(values):
+        report_plan(plan_experiments(values), how, as_json)
+    else:
+        _run_one(values, how, as_json)
+
+
+def run_options(engine: str, address: str | None, device: str, resume: bool, overwrite: bool) -> dict[str, Any]:
+    """Return the arguments of `run_experiment` that do not change results: where it runs, who is told."""
+    from protosteer.report.progress import RunProgress, SweepProgress
+
+    log, executor = make_console(stderr=True), make_executor(engine, address, device)
 
     def reporter(stream: Any, runs: Any, note: Any) -> Any:
-        return SweepProgress(log, note) if who.is_remote else RunProgress(log, stream, runs, note)
+        return SweepProgress(log, note) if executor.is_remote else RunProgress(log, stream, runs, note)
 
-    how = {
+    return {
         "resume": resume,
         "overwrite": overwrite,
         "command": command_line(),
         "make_reporter": reporter,
         "on_message": lambda line: say(in_flags(line)),
-        "engine": who,
+        "engine": executor,
     }
-    if names_several(values):
-        _run_several(values, how, as_json)
-    else:
-        _run_one(values, how, as_json)
 
 
 def _run_one(values: Mapping[str, Any], how: Mapping[str, Any], as_json: bool) -> None:
@@ -208,12 +215,13 @@ def _on_this_rank(experiment: Experiment) -> Experiment:
     return dataclasses.replace(experiment, out=out)
 
 
-def _run_several(values: Mapping[str, Any], how: Mapping[str, Any], as_json: bool) -> None:
-    from protosteer.evaluation.sweep import plan_experiments, run_several
+def report_plan(plan: Plan, how: Mapping[str, Any], as_json: bool) -> None:
+    """Run planned experiments and print the table that compares them, or JSON."""
+    from protosteer.evaluation.sweep import run_several
     from protosteer.report.compare import comparison_tables
     from protosteer.util.text import counted, one_line
 
-    plan = {label: [_on_this_rank(one) for one in row] for label, row in plan_experiments(values).items()}
+    plan = {label: [_on_this_rank(one) for one in row] for label, row in plan.items()}
     folders = [one.folder for row in plan.values() for one in row]
     place = Path(os.path.commonpath([folder.parent for folder in folders]))
     with _interruptible(place):

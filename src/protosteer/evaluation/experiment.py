@@ -19,7 +19,7 @@ from protosteer.data.labelled import Dataset
 from protosteer.errors import ProtosteerError, ProtosteerWarning, RunError, SettingsError
 from protosteer.evaluation import manifest
 from protosteer.evaluation.protocol import Run, run_stream
-from protosteer.evaluation.run_folder import METRICS, RunFolder, SeedFolder
+from protosteer.evaluation.run_folder import METRICS, RunFolder, SeedFolder, read_run
 from protosteer.methods import find_method
 from protosteer.runtime.checkpoint import SECONDS
 from protosteer.runtime.device import choose_device
@@ -28,7 +28,7 @@ from protosteer.runtime.progress import Stage
 from protosteer.settings import Values, unknown_setting
 from protosteer.streams import Benchmark, Stream, StreamOptions, find_benchmark, load_dataset, split
 from protosteer.util.files import replacing, writing
-from protosteer.util.text import one_line
+from protosteer.util.text import listed, one_line
 
 
 class Reporter:
@@ -78,6 +78,7 @@ class Experiment:
         precision: The precision of forward passes.
         threads: The number of CPU threads; None: torch's choice.
         out: The run folder; None: one under runs/.
+        states_from: A run folder whose learned states are evaluated; None: learn.
     """
 
     stream: str
@@ -97,6 +98,7 @@ class Experiment:
     precision: str = "auto"
     threads: int | None = None
     out: Path | None = None
+    states_from: Path | None = None
 
     def __post_init__(self) -> None:
         if self.options.blurry:
@@ -241,7 +243,26 @@ class ExperimentContext:
     def configuration(self, experiment: Experiment) -> dict[str, Any]:
         """Describe all that determines the experiment's results except the seed."""
         method, settings = find_method(experiment.method), experiment.settings_for(0)
-        return manifest.configuration(method, settings, self.backbone, self.stream(experiment.options))
+        found = manifest.configuration(method, settings, self.backbone, self.stream(experiment.options))
+        return found | (_learned_with(experiment.states_from, found) if experiment.states_from else {})
+
+
+def _learned_with(run: Path, configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings under which a run learned, where an evaluation of its states has others.
+
+    Raises:
+        RunError: The run learned other images, or with another backbone (code "other-configuration").
+    """
+    old, _ = read_run(run)
+    parts = ("checksums", "judged_on", "class_order", "tasks")
+    known, found = ({**c["backbone"], **{part: c["stream"][part] for part in parts}} for c in (old, configuration))
+    changed = manifest.differences(known, found)
+    if changed:
+        message = f"{run} learned with other images or weights ({listed(changed, 4)}); name those of the run"
+        raise RunError(message, code="other-configuration", path=run, changed=changed)
+    settings = configuration["settings"]
+    other = {name: value for name, value in old["settings"].items() if settings.get(name) != value}
+    return {"learned_with": other} if other else {}
 
 
 def open_context(experiment: Experiment, on_message: Callable[[str], None] = lambda line: None) -> ExperimentContext:
@@ -333,6 +354,8 @@ def _run_seed(
     if folder.finished(seed):
         reporter.begin(f"seed {seed}", "finished already", len(stream))
     else:
+        if experiment.states_from:
+            store.copy_learned(RunFolder(experiment.states_from).seed(seed))
         done = len(store.rows())
         start = f"{method.name}, resumes after task {done}" if done else method.name
         reporter.begin(f"seed {seed}", f"{start}, {len(stream)} tasks, {len(stream.classes)} classes", done)

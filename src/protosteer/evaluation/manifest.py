@@ -71,8 +71,9 @@ def commit() -> dict[str, Any] | None:
     """Return the git commit of this package, and whether its files are as committed; None outside a checkout."""
     folder = Path(protosteer.__file__).resolve().parent
     try:
-        _git(folder, "ls-files", "--error-unmatch", "__init__.py")  # an installed copy may lie in another checkout
-        return {"hash": _git(folder, "rev-parse", "HEAD"), "clean": not _git(folder, "status", "--porcelain", ".")}
+        if not _git(folder, "ls-files", "__init__.py"):  # an installed copy may lie in another checkout
+            return None
+        return {"hash": _git(folder, "rev-parse", "HEAD"), "clean": not _git(folder, "status", "-s", ".")}
     except (OSError, subprocess.SubprocessError):
         return None
 

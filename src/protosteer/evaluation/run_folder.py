@@ -60,6 +60,15 @@ class SeedFolder:
         write_atomically(self._model(task), state)
         self.checkpoint(task).clear()
 
+    def copy_learned(self, finished: Path) -> None:
+        """Copy the states of a finished seed, as if this one had learned them."""
+        rows = read_json(finished / METRICS)["after_each_task"]
+        other = SeedFolder(finished, self.suffix)
+        for task, row in enumerate(rows):
+            if not self._model(task).is_file():
+                training = {"train_seconds": row["train_seconds"], "losses": row.get("losses", [])}
+                self.save_learned(task, other._model(task).read_bytes(), training)
+
     def embeddings(self) -> list[Mapping[str, Tensor]]:
         """Return the embeddings behind the saved rows; an interrupted evaluation is repeated."""
         return [load_file(self._unfinished("embeddings", task)) for task in range(len(self.rows()))]

@@ -237,6 +237,15 @@ def _diagnosis(seeds: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
+def trials_table(trials: Sequence[Any]) -> Table:
+    """Show the settings that were tried and their validation accuracy, the best first."""
+    names = list(trials[0].settings)
+    table = plain_table("Accuracy (%) on validation images of the first task", *numbers([*names, "accuracy"]))
+    for trial in trials:
+        table.add_row(*(printable(str(trial.settings[name])) for name in names), f"{trial.accuracy:.2f}")
+    return table
+
+
 def plain_table(title: str | None = None, *columns: Column | str) -> Table:
     """Make a table in the common style: one line below the headings, no other."""
     heading = None if title is None else Text(title, style="bold")  # never markup

@@ -33,8 +33,8 @@ class StreamOptions:
         tasks: The number of tasks, as equal in size as possible, the larger ones first.
         base: The number of classes of the first task; 0: increments only.
         increment: The number of classes of each other task; the last may be smaller. B50-Inc10 is base 50, increment 10.
-        task_file: A JSON list of lists of class names, or one task per line, names separated by commas. Other classes
-            are omitted.
+        task_file: A JSON list of lists of class names, the manifest of a run, or one task per line, names separated by
+            commas. Other classes are omitted.
         train_per_class: At most the first N training images of each class, in file order.
         test_per_class: At most the first N test (or validation) images of each class, in file order.
         validation: This share of each class's training images is held out and replaces the test images, which are not
@@ -184,7 +184,7 @@ def _by_increments(classes: int, base: int, increment: int) -> list[int]:
 
 def _read_tasks(path: Path, classes: Sequence[str]) -> list[list[str]]:
     lines = [line for _, line in text_lines(path)]
-    if path.suffix.lower() == ".json" or lines[:1] and lines[0].startswith("["):
+    if path.suffix.lower() == ".json" or lines[:1] and lines[0].startswith(("[", "{")):
         tasks = _json_tasks(path, "\n".join(lines))
     else:
         tasks = [[name.strip() for name in line.split(",") if name.strip()] for line in lines]
@@ -198,6 +198,12 @@ def _read_tasks(path: Path, classes: Sequence[str]) -> list[list[str]]:
 def _json_tasks(path: Path, text: str) -> list[list[str]]:
     try:
         tasks = json.loads(text)
+        if isinstance(tasks, dict):  # the manifest of a run
+            tasks = [task["classes"] for task in tasks["configuration"]["stream"]["tasks"]]
+    except (KeyError, TypeError) as error:
+        raise DataError(
+            f"{path} is no manifest of a run: {error} is missing", code="invalid-json", path=path
+        ) from error
     except json.JSONDecodeError as error:
         raise DataError(f"{path} is not valid JSON: {error}; repair it", code="invalid-json", path=path) from error
     lists = isinstance(tasks, list) and all(isinstance(task, list) for task in tasks)
