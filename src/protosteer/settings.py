@@ -26,6 +26,7 @@ else:
     from typing_extensions import Self
 
 AUGMENTATIONS = ("paper", "no-flip", "crop", "none")
+LOSSES = ["cpl", "supcon", "cross-entropy"]  # `paper.losses.register_loss` adds to them
 CLUSTERINGS = ("spectral", "kmeans")
 LABEL_ASSIGNMENTS = ("discretize", "kmeans")
 PRESETS = ("best", "fast", "instant", "paper")
@@ -119,7 +120,7 @@ class Settings(Values):
     prompt_start: str = setting("previous", choices=("previous", "zero", "random"))
 
     # Contrastive prototypical loss, Eq. 6.
-    loss: str = setting("cpl", choices=("cpl", "supcon", "cross-entropy"))
+    loss: str = setting("cpl", choices=LOSSES)
     temperature: float = setting(0.6, above=0)
     uniformity: bool = False  # True: positives return to the denominator (ablation)
     # -1: as many as the batch has images; 0: none (ablation).

@@ -150,7 +150,7 @@ class Experiment:
         """The run folder: `out`, or one under runs/ that names stream, method and backbone."""
         if self.out is not None:
             return self.out
-        name = "-".join([find_benchmark(self.stream).name, self.method, self.backbone])
+        name = "-".join([find_benchmark(self.stream).name, find_method(self.method).name, self.backbone])
         return Path("runs") / re.sub(r"[^\w.+-]+", "-", name)
 
     def load_backbone(self) -> Backbone:

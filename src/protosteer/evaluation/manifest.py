@@ -6,6 +6,7 @@ import functools
 import os
 import platform
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from protosteer.methods import METHODS, Method
 from protosteer.settings import RETIRED, Values
 from protosteer.streams import Stream, StreamOptions
 from protosteer.util.distributed import process_group
+from protosteer.util.files import file_hash
 from protosteer.util.system import processor_name
 
 FORMAT = 1
@@ -28,7 +30,16 @@ def configuration(method: type[Method], settings: Values, backbone: Backbone, st
     """Describe all that determines the results except the seed; equal configurations are one experiment."""
     weights = {key: value for key, value in backbone.describe().items() if key != "source"}
     chosen = {key: value for key, value in settings.to_dict().items() if key != "seed"}
-    return {"stream": stream.about, "method": method.name, "settings": chosen, "backbone": weights}
+    found = {"stream": stream.about, "method": method.name, "settings": chosen, "backbone": weights}
+    return found | _plugin(method)
+
+
+def _plugin(method: type[Method]) -> dict[str, Any]:
+    """Identify the file of a method from outside this package, which no commit of ours covers."""
+    file = getattr(sys.modules.get(method.__module__), "__file__", None)
+    if method.__module__.split(".")[0] == protosteer.__name__ or file is None:
+        return {}
+    return {"plugin": {"file": Path(file).name, "sha256": file_hash(Path(file), "sha256")}}
 
 
 def upgraded(configuration: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from protosteer.evaluation.experiment import (
 )
 from protosteer.evaluation.metrics import over_seeds
 from protosteer.evaluation.run_folder import RunFolder
-from protosteer.methods import METHODS, find_method
+from protosteer.methods import METHODS, find_method, load_plugins
 from protosteer.runtime.checkpoint import SECONDS
 from protosteer.runtime.executor import Executor
 from protosteer.settings import parse_value, unknown_setting
@@ -75,10 +75,8 @@ def plan_experiments(values: Mapping[str, Any]) -> Plan:
     orders, axes = parse_orders(values.pop("class_orders", None)), parse_sweep(values.pop("sweep", ()))
     if orders and "class_order" in values:
         raise SettingsError("class_order and class_orders are given; choose one", code="conflicting-options")
-    able = [name for name, method in METHODS.items() if method.supports_repeated_classes or not values.get("blurry")]
-    method = values.get("method", Experiment.method)
-    named = method.split(",") if method != ALL else able
-    names = list(dict.fromkeys(find_method(name.strip()).name for name in named))
+    specs = {find_method(word).name: word for word in _methods(values)}  # a file's method is found by its file
+    names = list(specs)
     run = {*Experiment.hints(), *get_type_hints(StreamOptions), "seed"}  # seed: its error says that it is `seeds`
     _check_axes(axes, run)
     _check_known([name for name in {**values, **axes} if name not in run], names, run)
@@ -96,9 +94,17 @@ def plan_experiments(values: Mapping[str, Any]) -> Plan:
             parts = [name] if len(names) > 1 else []
             parts += [f"{key}-{value}" for key, value in chosen.items()]
             label = ", ".join([name, *(f"{key} {value}" for key, value in chosen.items())])
-            one = functools.partial(_experiment, {**own, **chosen, "method": name}, parts)
+            one = functools.partial(_experiment, {**own, **chosen, "method": specs[name]}, parts)
             plan[label] = [one(order) for order in orders] or [one()]
     return plan
+
+
+def _methods(values: Mapping[str, Any]) -> list[str]:
+    named: str = values.get("method", Experiment.method)
+    if named != ALL:
+        return [word.strip() for word in named.split(",")]
+    load_plugins()
+    return [name for name, method in METHODS.items() if method.supports_repeated_classes or not values.get("blurry")]
 
 
 def _experiment(values: Mapping[str, Any], parts: Sequence[str], order: str | None = None) -> Experiment:
@@ -110,7 +116,8 @@ def _experiment(values: Mapping[str, Any], parts: Sequence[str], order: str | No
         message = str(error) if str(error).startswith("method ") else f"method {values['method']}: {error}"
         raise SettingsError(message, code=error.code, **error.details) from error
     # The default folder names the method already.
-    own = [re.sub(r"[^\w.+-]+", "-", part) for part in parts if made.out is not None or part != values["method"]]
+    name = find_method(made.method).name
+    own = [re.sub(r"[^\w.+-]+", "-", part) for part in parts if made.out is not None or part != name]
     return dataclasses.replace(made, out=Path(made.folder, *own)) if own else made
 
 

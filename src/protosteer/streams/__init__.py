@@ -13,6 +13,7 @@ from protosteer.errors import DataError
 from protosteer.streams import folder
 from protosteer.streams.base import Stream, Task, build
 from protosteer.streams.options import StreamOptions
+from protosteer.util.plugins import entry_point_names, is_file_spec, load_entry_point, load_from_file
 from protosteer.util.text import suggestion
 
 __all__ = [
@@ -20,15 +21,26 @@ __all__ = [
     "find_benchmark", "load_dataset", "open_stream", "split", "split_digits",
 ]  # fmt: skip
 
+ENTRY_POINTS = "protosteer.streams"
+
 
 def find_benchmark(name: str) -> Benchmark:
-    """Return the benchmark of this name, or of `folder:PATH`; an error if there is none."""
+    """Return the benchmark of a name, of `folder:PATH`, of an installed package, or of `path/to/file.py:NAME`.
+
+    Raises:
+        DataError: There is none (code "unknown-stream"), or it is no `Benchmark` (code "not-a-benchmark").
+    """
     if name.startswith(folder.PREFIX):
         return folder.benchmark(name)
-    if name not in BENCHMARKS:
-        known = [*BENCHMARKS, f"{folder.PREFIX}PATH"]
+    if name in BENCHMARKS:
+        return BENCHMARKS[name]
+    found = load_from_file(name) if is_file_spec(name) else load_entry_point(ENTRY_POINTS, name)
+    if found is None:
+        known = [*BENCHMARKS, f"{folder.PREFIX}PATH", *entry_point_names(ENTRY_POINTS)]
         raise DataError(f"no stream is called '{name}'; {suggestion(name, known)}", code="unknown-stream", name=name)
-    return BENCHMARKS[name]
+    if not isinstance(found, Benchmark):
+        raise DataError(f"{name} is not a protosteer.streams.Benchmark", code="not-a-benchmark", name=name)
+    return found
 
 
 def open_stream(
