@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 
 PANEL = "Benchmarks"
 STREAMS = (
-    "split-cifar100, five-datasets, imagenet-subset, imagenet-r, cub200, split-digits, split-details or folder:PATH."
+    "split-cifar100, five-datasets, split-digits and others (`protosteer datasets` lists their data), folder:PATH, "
+    "domains:PATH, or path/to/file.py:NAME."
 )
 Sweep = Annotated[
     list[str] | None,
@@ -123,6 +124,9 @@ def run(
     increment: Annotated[int | None, Option(help="Classes of every further task.")] = None,
     task_file: Annotated[Path | None, Option(help="File with the classes of each task.")] = None,
     train_per_class: Annotated[int | None, Option(help="At most this many, in file order.")] = None,
+    shots: Annotated[
+        int | None, Option(help="Training images per class after the first task: few-shot class-incremental learning.")
+    ] = None,
     test_per_class: Annotated[int | None, Option(help="At most this many, in file order.")] = None,
     validation: Annotated[
         float | None, Option(help="Evaluate on this share of the training images instead of the test images.")

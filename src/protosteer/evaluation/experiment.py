@@ -101,7 +101,7 @@ class Experiment:
     states_from: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.options.blurry:
+        if self.options.blurry or find_benchmark(self.stream).domains:
             find_method(self.method).require_repeated_classes()
 
     @classmethod

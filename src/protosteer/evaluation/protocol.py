@@ -30,7 +30,7 @@ class Run:
 
     Attributes:
         test_images: The number of test images of each task.
-        classes: The number of classes of each task.
+        classes: The number of classes that each task introduced.
         train_images: The number of training images of each task.
         rows: What was measured after each task; see `_evaluate`.
         diagnosis: The error analysis after the last task.
@@ -143,12 +143,12 @@ def run_stream(
     Returns:
         The results.
     """
-    if stream.blurry:
+    if stream.repeats_classes:
         method.require_repeated_classes()
     caches = [EmbeddingCache(method, task.test) for task in stream]
     run = Run(
         [len(task.test) for task in stream],
-        [len(task.classes) for task in stream],
+        [len(set(task.classes).difference(*(other.classes for other in stream[:i]))) for i, task in enumerate(stream)],
         [len(task.train) for task in stream],
         visiting_images=sum(sum(task.visitors.values()) for task in stream),
     )
@@ -232,10 +232,15 @@ def _evaluate(
     for done, (j, labels, images) in enumerate(tests, 1):
         answer = method.answer(images)
         builder.add(j, stream[j].classes, labels, answer)
+        if stream.domains and j > i:  # measures forward transfer only
+            continue
         right.append(answer.classes == torch.tensor([number[label] for label in labels]))
         prompts.append(answer.prompts)
         if answer.candidates is not None:
-            owning = torch.tensor([[label in classes for classes in brought] for label in labels])
+            owners = [t == j for t in range(i + 1)]  # of an image in a domain: its own
+            owning = torch.tensor(
+                [owners if stream.domains else [label in classes for classes in brought] for label in labels]
+            )
             retrieved.append((answer.candidates & owning).any(dim=1))
         confidence.append(answer.confidence)
         if on_stage:
@@ -279,12 +284,16 @@ def _average(values: Sequence[float] | None) -> float | None:
 
 
 def _tests(stream: Stream, i: int, caches: list[EmbeddingCache]) -> list[tuple[int, list[str], Images]]:
-    """Return task, labels and test images after task i: every task so far, then later classes that came early."""
+    """Return task, labels and test images after task i: every task so far, then what is known of later tasks.
+
+    With blurry task boundaries, these are the images of classes that came early. Of domains, only the next one counts.
+    """
     tests: list[tuple[int, list[str], Images]] = [
         (j, task.test_labels, cache) for j, (task, cache) in enumerate(zip(stream[: i + 1], caches, strict=False))
     ]
     known = stream.classes_until(i)
-    for j, (task, cache) in enumerate(zip(stream[i + 1 :], caches[i + 1 :], strict=True), i + 1):
+    later = slice(i + 1, i + 2 if stream.domains else None)
+    for j, (task, cache) in enumerate(zip(stream[later], caches[later], strict=True), i + 1):
         rows = [row for row, label in enumerate(task.test_labels) if label in known]
         if rows:
             tests.append((j, [task.test_labels[row] for row in rows], CacheRows(cache, torch.tensor(rows))))

@@ -27,7 +27,7 @@ from protosteer.methods import METHODS, find_method, load_plugins
 from protosteer.runtime.checkpoint import SECONDS
 from protosteer.runtime.executor import Executor
 from protosteer.settings import parse_value, unknown_setting
-from protosteer.streams import StreamOptions
+from protosteer.streams import StreamOptions, find_benchmark
 from protosteer.streams.options import SEED
 from protosteer.util.text import counted, listed
 
@@ -104,7 +104,8 @@ def _methods(values: Mapping[str, Any]) -> list[str]:
     if named != ALL:
         return [word.strip() for word in named.split(",")]
     load_plugins()
-    return [name for name, method in METHODS.items() if method.supports_repeated_classes or not values.get("blurry")]
+    repeats = values.get("blurry") or ("stream" in values and find_benchmark(values["stream"]).domains)
+    return [name for name, method in METHODS.items() if method.supports_repeated_classes or not repeats]
 
 
 def _experiment(values: Mapping[str, Any], parts: Sequence[str], order: str | None = None) -> Experiment:

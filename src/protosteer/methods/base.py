@@ -272,8 +272,8 @@ class Method(ABC):
         """Raise SettingsError (code "no-repeated-classes") unless known classes may come again."""
         if not cls.supports_repeated_classes:
             message = (
-                f"method {cls.name} cannot learn more images of a known class, which blurry task boundaries need; "
-                "choose another method, or leave blurry out"
+                f"method {cls.name} cannot learn more images of a known class, which blurry task boundaries and domains "
+                "need; choose another method or stream"
             )
             raise SettingsError(message, code="no-repeated-classes", method=cls.name)
 

@@ -30,13 +30,13 @@ def find_benchmark(name: str) -> Benchmark:
     Raises:
         DataError: There is none (code "unknown-stream"), or it is no `Benchmark` (code "not-a-benchmark").
     """
-    if name.startswith(folder.PREFIX):
+    if name.startswith((folder.PREFIX, folder.DOMAINS)):
         return folder.benchmark(name)
     if name in BENCHMARKS:
         return BENCHMARKS[name]
     found = load_from_file(name) if is_file_spec(name) else load_entry_point(ENTRY_POINTS, name)
     if found is None:
-        known = [*BENCHMARKS, f"{folder.PREFIX}PATH", *entry_point_names(ENTRY_POINTS)]
+        known = [*BENCHMARKS, f"{folder.PREFIX}PATH", f"{folder.DOMAINS}PATH", *entry_point_names(ENTRY_POINTS)]
         raise DataError(f"no stream is called '{name}'; {suggestion(name, known)}", code="unknown-stream", name=name)
     if not isinstance(found, Benchmark):
         raise DataError(f"{name} is not a protosteer.streams.Benchmark", code="not-a-benchmark", name=name)

@@ -17,7 +17,7 @@ from protosteer.util.text import listed, suggestion
 NATURAL = "natural"
 SEED = "seed:"
 _SHARES = {"validation": "training images", "blurry": "training images", "disjoint": "classes"}
-_AT_LEAST = {"tasks": 1, "base": 0, "increment": 1, "train_per_class": 1, "test_per_class": 1}
+_AT_LEAST = {"tasks": 1, "base": 0, "increment": 1, "train_per_class": 1, "test_per_class": 1, "shots": 1}
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class StreamOptions:
             commas. Other classes are omitted.
         train_per_class: At most the first N training images of each class, in file order.
         test_per_class: At most the first N test (or validation) images of each class, in file order.
+        shots: At most the first N training images of each class after the first task (few-shot class-incremental
+            learning).
         validation: This share of each class's training images is held out and replaces the test images, which are not
             read. The training cap is applied before.
         blurry: This share of each class's training images arrives in other tasks; see `blurry.py`.
@@ -50,6 +52,7 @@ class StreamOptions:
     task_file: Path | None = None
     train_per_class: int | None = None
     test_per_class: int | None = None
+    shots: int | None = None
     validation: float = 0.0
     blurry: float = 0.0
     disjoint: float = 0.0
@@ -143,6 +146,22 @@ def group_classes(classes: Sequence[str], options: StreamOptions, default_tasks:
         sizes = _evenly(len(classes), options.tasks or min(default_tasks, len(classes)))
     ends = np.cumsum(sizes).tolist()
     return [ordered[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+
+def group_domains(classes: Sequence[str], options: StreamOptions) -> list[list[str]]:
+    """Split classes named DOMAIN/CLASS into a task for each domain; `class_order` is the order of the domains.
+
+    Raises:
+        DataError: An option splits classes instead of domains (code "domain-option").
+    """
+    for name in ("tasks", "base", "increment", "task_file", "blurry"):
+        if getattr(options, name):
+            message = f"{name} splits classes, but the tasks of this stream are its domains; leave it out"
+            raise DataError(message, code="domain-option", name=name)
+    groups: dict[str, list[str]] = {}
+    for label in classes:
+        groups.setdefault(label.partition("/")[0], []).append(label)
+    return [groups[domain] for domain in order_classes(list(groups), options.class_order)]
 
 
 def order_classes(classes: Sequence[str], order: str) -> list[str]:
