@@ -150,6 +150,9 @@ def run(
     threads: Threads = None,
     engine: Executor = "local",
     address: Address = None,
+    logger: Annotated[
+        Literal["tensorboard", "wandb", "mlflow"] | None, Option(help="Log losses and metrics there as well.")
+    ] = None,
     out: Annotated[
         Path | None,
         Option(
@@ -162,7 +165,7 @@ def run(
 ) -> None:
     """Run a benchmark: learn its tasks one after the other, and test on all classes so far after each."""
     given = {name: value for name, value in locals().items() if value is not None}
-    for name in ("set_", "config", "resume", "overwrite", "as_json", "engine", "address", "settings"):
+    for name in ("set_", "config", "resume", "overwrite", "as_json", "engine", "address", "settings", "logger"):
         given.pop(name, None)
     if settings:
         given["published"] = True
@@ -172,7 +175,7 @@ def run(
     from protosteer.settings import read_toml
 
     values = overridden(read_toml(config) if config else {}, given | parse_settings(set_ or []))
-    how = run_options(engine, address, values.get("device", "auto"), resume, overwrite)
+    how = {**run_options(engine, address, values.get("device", "auto"), resume, overwrite), "logger": logger}
     if names_several(values):
         report_plan(plan_experiments(values), how, as_json)
     else:

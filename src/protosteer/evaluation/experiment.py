@@ -18,6 +18,7 @@ from protosteer.backbones import NANO, Backbone
 from protosteer.data.labelled import Dataset
 from protosteer.errors import ProtosteerError, ProtosteerWarning, RunError, SettingsError
 from protosteer.evaluation import manifest
+from protosteer.evaluation.loggers import LoggingReporter, find_logger
 from protosteer.evaluation.protocol import Run, run_stream
 from protosteer.evaluation.run_folder import METRICS, RunFolder, SeedFolder, read_run
 from protosteer.methods import find_method
@@ -27,6 +28,7 @@ from protosteer.runtime.executor import Executor, Job
 from protosteer.runtime.progress import Stage
 from protosteer.settings import Values, unknown_setting
 from protosteer.streams import Benchmark, Stream, StreamOptions, find_benchmark, load_dataset, split
+from protosteer.util.distributed import process_group
 from protosteer.util.files import replacing, writing
 from protosteer.util.text import listed, one_line
 
@@ -290,6 +292,7 @@ def run_experiment(
     checkpoint_seconds: float = SECONDS,
     context: ExperimentContext | None = None,
     engine: Executor | None = None,
+    logger: str | None = None,
 ) -> dict[str, Any]:
     """Run every seed that is not finished.
 
@@ -303,14 +306,18 @@ def run_experiment(
         checkpoint_seconds: The least time between two checkpoints of a training.
         context: Backbone and data set; None: loaded here.
         engine: Runs the seeds; None: this process, one after the other.
+        logger: Where to log: "tensorboard", "wandb" or "mlflow"; None: nowhere.
 
     Returns:
         Metrics as `run --json` prints them.
     """
     check_choice(resume, overwrite)
+    if logger:
+        find_logger(logger)  # raises before any work
     context = context or open_context(experiment, on_message)
     opening = functools.partial(opened, context, resume, overwrite, command, on_message)
     if engine and engine.is_remote:
+        check_local_logger(logger)
         (outcome,) = run_remotely(engine, [experiment], opening, make_reporter, checkpoint_seconds)
         if isinstance(outcome, ProtosteerError):
             raise outcome
@@ -318,10 +325,19 @@ def run_experiment(
     with opening(experiment) as (folder, stream, seeds):
         runs = [f"seed {seed}" for seed in seeds]
         reporter = make_reporter(stream, runs, folder.log) if make_reporter else Reporter()
+        if logger and process_group().is_rank0:
+            reporter = LoggingReporter(reporter, logger, folder.path, context.configuration(experiment))
         with reporter, _warnings_to(reporter.say):
             for seed in seeds:
                 _run_seed(experiment, context, seed, reporter, checkpoint_seconds)
         return folder.finish()
+
+
+def check_local_logger(logger: str | None) -> None:
+    """Raise if runs on workers, whose progress is not seen here, are to be logged."""
+    if logger:
+        message = "a logger follows runs in this process; run them with the local engine, or without a logger"
+        raise SettingsError(message, code="remote-logger")
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from protosteer.errors import ProtosteerError, SettingsError
 from protosteer.evaluation.experiment import (
     Experiment,
     check_choice,
+    check_local_logger,
     open_context,
     opened,
     published_settings,
@@ -212,6 +213,7 @@ def run_several(
         RunFolder(experiment.folder).check(context.configuration(experiment), resume, overwrite)
     found: list[dict[str, Any] | ProtosteerError]
     if engine and engine.is_remote:
+        check_local_logger(options.get("logger"))
         opening = functools.partial(opened, context, resume, overwrite, options.get("command", ()), on_message)
         seconds = options.get("checkpoint_seconds", SECONDS)
         found = run_remotely(engine, experiments, opening, options.get("make_reporter"), seconds)
