@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -24,6 +25,9 @@ class CustomPrompt(Protocol):
     def __getitem__(self, rows: Any) -> CustomPrompt: ...
     def to(self, like: Tensor) -> CustomPrompt:
         """Move to the device and type of a tensor."""
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> CustomPrompt:
+        """Change every tensor."""
 
     def rest(self, vit: ViT, x: Tensor, done: int) -> Tensor:
         """Embed [B, D] from the tokens x [B, N, D] after `done` layers."""
