@@ -350,9 +350,9 @@ def opened(
     experiment: Experiment,
 ) -> Iterator[tuple[RunFolder, Stream, list[int]]]:
     """Lock an experiment's folder and write its manifest; yields the folder, the stream and the seeds to run."""
-    folder = RunFolder(experiment.folder)
+    folder, configuration = RunFolder(experiment.folder), context.configuration(experiment)
     with writing(folder.path, "out="), folder.locked():
-        now, configuration = manifest.circumstances(context.backbone.device), context.configuration(experiment)
+        now = manifest.circumstances(context.backbone.device)
         seeds, lines = folder.open(configuration, now, command, experiment.seeds, resume, overwrite)
         for line in lines:
             on_message(line)
