@@ -92,8 +92,8 @@ class CPP:
         index, labels = self.index(), list[str]()
         for rows in torch.arange(len(images)).split(CHUNK):
             pixels = images.pixels(rows.tolist())  # uint8 [B, 3, h, w]
-            tokens = self.backbone.trunk_pixels(pixels, self.settings.prompt_from_layer - 1)  # [B, N, D]
-            embed = prompted_forward(self.backbone, self.prompts, tokens, self.settings.embed_batch_size)
+            tokens = self.backbone.trunk_pixels(pixels, 0)  # [B, N, D], before any layer
+            embed = prompted_forward(self.backbone, self.prompts, tokens, 0, self.settings.embed_batch_size)
             scores = match(index, embed, len(rows), self.settings.neighbours).scores  # [B, C]
             labels += [self.classes[c] for c in scores.argmax(dim=1).tolist()]
         return labels

@@ -13,7 +13,7 @@ from protosteer.workflows.learn_folder import learn_folder, scan_folder
 
 QUICK = Settings.preset("paper", epochs=2, batch_size=8, neck_hidden=16, augmentation="none", centroids=2)
 ALONE = QUICK.replace(independent=True)
-EVIDENCE = QUICK.replace(rule="evidence")
+EVIDENCE = QUICK.replace(rule="evidence", feature_layers="several")
 
 
 def photos(folder: Path, classes: list[str], per_class: int = 8, seed: int = 0) -> Path:

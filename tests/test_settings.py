@@ -19,9 +19,9 @@ def test_the_papers_settings():
     assert s.rule == "paper"
 
 
-def test_the_default_is_the_preset_best_everywhere():
-    assert Settings() == Settings.preset("best") == Learner(tiny_backbone()).settings
-    assert Learner(tiny_backbone(), Settings(epochs=5)).settings == Settings.preset("best", epochs=5)
+def test_the_default_is_the_preset_fast_everywhere():
+    assert Settings() == Settings.preset("fast") == Learner(tiny_backbone()).settings
+    assert Learner(tiny_backbone(), Settings(epochs=5)).settings == Settings.preset("fast", epochs=5)
     assert (Settings().rule, Settings().epochs, Settings().batch_size) == ("evidence", 15, 50)
 
 

@@ -43,7 +43,7 @@ def test_vectors_are_read_by_the_rule_that_reads_images():
     backbone = tiny_backbone()
     images, labels = easy_task(["ant", "bee", "cat"], 12)
     new = easy_task(["ant", "bee", "cat"], 5, seed=1)[0]
-    learner = Learner(backbone, INSTANT)
+    learner = Learner(backbone, INSTANT.replace(feature_layers="last"))
     learner.learn((images, labels))
     wanted = learner.predict(new)
     vectors = backbone.embed_pixels(images).numpy()

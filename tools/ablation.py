@@ -1,12 +1,10 @@
-"""What each piece of prediction by evidence is worth: one learned model, read again and again with a piece
-taken out.
+"""Measure what each piece of the default classifier is worth: one learned model, read with a piece removed or changed.
 
-    python tools/ablation.py experiments/beyond/best.toml runs/q10/seed-0/task-10.protosteer \
+    python tools/ablation.py experiments/beyond/fast.toml runs/q10-fast/seed-0/task-10.protosteer \
         --weights weights/deit_tiny_patch16_224.safetensors --data-dir data
 
-Images are the stream's test images, or with --validation N the next N training images of each class after
-those that were learned: what numbers are chosen by. Every image is embedded once in every space; all readings
-share that.
+Images are the stream's test images, or with --validation N the next N training images of each class after those that
+were learned. Every image is embedded once under each prompt; all readings share that.
 """
 
 from __future__ import annotations
@@ -14,14 +12,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer import rules
@@ -29,14 +25,15 @@ from protosteer.backbones import Backbone
 from protosteer.data.images import Chosen, ImageSet
 from protosteer.evaluation.experiment import Experiment
 from protosteer.evaluation.metrics import calibration_error, reliability
-from protosteer.evidence import classifier, kernel_ridge, scorer
+from protosteer.evidence import calibration, classifier, kernel_ridge, scorer
+from protosteer.evidence.calibration import LooScores
 from protosteer.evidence.class_statistics import ClassStatistics
-from protosteer.evidence.classifier import EvidenceClassifier
-from protosteer.evidence.scorer import CoarseScorer
 from protosteer.evidence.whitened import WhitenedCosine
 from protosteer.learner import Learner
 from protosteer.model import file as model_file
+from protosteer.model.class_table import LAYERS, ClassTable
 from protosteer.model.memory import Memory
+from protosteer.model.records import TaskRecord
 from protosteer.rules import Reader
 from protosteer.settings import read_toml
 from protosteer.streams import open_stream
@@ -54,16 +51,18 @@ class Pictures:
     def under(self, prompt: Tensor | None) -> Tensor:
         key = b"" if prompt is None else prompt.numpy().tobytes()
         if key not in self.known:
-            self.known[key] = torch.cat([self.backbone.embed_set(images, prompt) for images, _ in self.parts])
+            wide = self.backbone.reading("several")
+            self.known[key] = torch.cat([wide.embed_set(images, prompt) for images, _ in self.parts])
         return self.known[key]
 
     def embed(self, reader: Reader) -> Any:
-        prompts = reader.index.prompts
+        prompts, width = reader.index.prompts, self.backbone.reading(reader.layers).width
 
         def embed(rows: Tensor, numbers: Tensor | None) -> Tensor:
             if numbers is None or not len(rows):
-                return self.under(None)[rows]
-            return torch.stack([self.under(prompts[t])[row] for row, t in zip(rows, numbers.tolist(), strict=True)])
+                return self.under(None)[rows, :width]
+            pairs = zip(rows, numbers.tolist(), strict=True)
+            return torch.stack([self.under(prompts[t])[row, :width] for row, t in pairs])
 
         return embed
 
@@ -112,50 +111,46 @@ class NotWhitened(WhitenedCosine):
         self.squared_lengths = self._squared_lengths()
 
 
-class RidgeAlone(CoarseScorer):
-    def scores(self, embeddings: Tensor, classes: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        assert self.ridge and classes is None
-        unit = F.normalize(embeddings.double(), dim=1)
-        return self.ridge.scores(unit).clamp(min=scorer.RIDGE_FLOOR).log(), super().scores(embeddings)[1]
+class PriorShares(LooScores):
+    def shares(self, prior: Tensor, images: Tensor) -> Tensor:
+        return prior
 
-    def loo_scores(self, classes: slice | None = None) -> tuple[Tensor, Tensor]:
-        assert self.ridge
-        columns = self.ridge.loo_scores[:, classes or self.statistics.all_classes]
-        return columns.clamp(min=scorer.RIDGE_FLOOR).log(), super().loo_scores(classes)[1]
+
+class RidgeAlone(LooScores):
+    def shares(self, prior: Tensor, images: Tensor) -> Tensor:
+        return (torch.arange(len(prior)) == len(prior) - 1).double()
 
 
 def readings(learner: Learner) -> Iterator[tuple[str, Learner, Any, dict[str, Any]]]:
-    """Name, the model to read, and what to change meanwhile."""
+    """Yield a name, the model to read, and what to change meanwhile."""
 
-    def reduced(**changes: Any) -> Learner:
+    def changed_tasks(change: Callable[[TaskRecord], TaskRecord]) -> Learner:
         other = learner.copy()
-        other.memory = Memory(dataclasses.replace(task, **changes) for task in learner.memory.tasks)
+        other.memory = Memory(change(task) for task in learner.memory.tasks)
         return other
 
-    bare = reduced(prompt=None)
+    def last_layer(task: TaskRecord) -> TaskRecord:
+        table = task.classes
+        starts = {group: rows for group, rows in table.starts.items() if group not in LAYERS.values()}
+        return dataclasses.replace(task, classes=ClassTable.of_columns(table.names, table.columns, starts))
+
     yield "everything", learner, classifier, {}
-    yield "no own prompts", bare, classifier, {}
-    yield "no prompt for all classes", reduced(shared_prompt=None), classifier, {}
-    yield "no prompts at all", reduced(prompt=None, shared_prompt=None), classifier, {}
-    one_space = {"EvidenceClassifier": partial(EvidenceClassifier, min_space_weight=0.49)}
-    yield "prompt for all classes alone, one pass", bare, rules.evidence, one_space
+    yield "last layer alone", changed_tasks(last_layer), classifier, {}
+    if learner.memory.shared_prompt is not None:
+        bare = changed_tasks(lambda task: dataclasses.replace(task, shared_prompt=None))
+        yield "last layer alone, without the shared prompt", bare, classifier, {}
+    if sum(task.prompt is not None for task in learner.memory.tasks) > 1:
+        yield "no task-specific prompts", changed_tasks(lambda t: dataclasses.replace(t, prompt=None)), classifier, {}
+        no_gate = {"CONFIDENT": 1.1, "MIN_TASK_PROB": 0.0}
+        yield "task-specific prompts for every image", learner, classifier, no_gate
     yield "no ridge", learner, kernel_ridge, {"MAX_PROTOTYPES": 0, "LANDMARKS": 0}
-    ten = {"MAX_PROTOTYPES": 0, "LANDMARKS": 1000}
-    yield "ridge with ten landmarks per class", learner, kernel_ridge, ten
-    yield "ridge alone", learner, classifier, {"CoarseScorer": RidgeAlone}
-    yield "not whitened", learner, scorer, {"WhitenedCosine": NotWhitened}
-    no_gate = {"CONFIDENT": 1.1, "MIN_TASK_PROB": 0.0}
-    yield "no gate: every prompt for every image", learner, classifier, no_gate
-    yield "at most one own prompt", learner, classifier, {"MAX_EXTRA_PASSES": 1}
-    yield "second view never worth a pass", learner, rules.evidence, one_space
-    yield "sure from 0.9", learner, classifier, {"CONFIDENT": 0.9}
-    yield "open from 0.05", learner, classifier, {"MIN_TASK_PROB": 0.05}
-    yield "fine evidence, half as much", learner, classifier, {"TASK_PROMPT_WEIGHT": 0.25}
-    yield "fine evidence, twice as much", learner, classifier, {"TASK_PROMPT_WEIGHT": 1.0}
-    yield "half the ridge", learner, scorer, {"RIDGE_SHARE": 0.15}
-    yield "twice the ridge", learner, scorer, {"RIDGE_SHARE": 0.6}
-    yield "lambda 0.01", learner, kernel_ridge, {"RIDGE": 0.01}
-    yield "lambda 0.1", learner, kernel_ridge, {"RIDGE": 0.1}
+    yield "ridge alone", learner, classifier, {"LooScores": RidgeAlone}
+    yield "cosines not whitened", learner, scorer, {"WhitenedCosine": NotWhitened}
+    yield "shares fixed at the prior", learner, classifier, {"LooScores": PriorShares}
+    yield "prior worth 5 images", learner, calibration, {"PRIOR_IMAGES": 5.0}
+    yield "prior worth 100 images", learner, calibration, {"PRIOR_IMAGES": 100.0}
+    yield "lambda 0.02", learner, kernel_ridge, {"RIDGE_SEVERAL": 0.02}
+    yield "lambda 0.1", learner, kernel_ridge, {"RIDGE_SEVERAL": 0.1}
 
 
 def main() -> None:

@@ -111,7 +111,7 @@ def measure(real: Real, bulk: SummaryTable, images: Tensor) -> str:
     evidence = seconds(lambda: held.append(CoarseScorer(bulk)))
     coarse = held[0]
     assert isinstance(coarse, CoarseScorer)
-    vectors = coarse.whitened.units(coarse.statistics.means)
+    vectors = coarse.whitened[0].units(coarse.statistics.means)
     parted = seconds(lambda: held.append(CandidateSearch(vectors, CandidateOptions())))
     short = held[1]
     assert isinstance(short, CandidateSearch)
@@ -121,7 +121,7 @@ def measure(real: Real, bulk: SummaryTable, images: Tensor) -> str:
         return torch.cat([coarse.scores(some)[0].argmax(dim=1) for some in parts])
 
     def candidates(queries: Tensor) -> tuple[Tensor, Tensor]:
-        scored = short.find(coarse.whitened.units(F.normalize(queries.double(), dim=1)))
+        scored = short.find(coarse.whitened[0].units(F.normalize(queries.double(), dim=1)))
         found, scores = scored.class_ids, scored.scores(coarse, queries)[0]
         scored.posterior(scores)
         assert found is not None

@@ -53,6 +53,9 @@ class Embedded:
     def embed(self, prompt: Tensor | None) -> Tensor:
         return self.embeddings
 
+    def features(self, prompt: Tensor | None) -> Tensor:
+        return self.embeddings[:, None]
+
     def views(self, batches: Sequence[Tensor]) -> list[Tensor]:
         raise NotImplementedError("nothing is trained here")
 

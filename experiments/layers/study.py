@@ -1,7 +1,8 @@
-"""Measure the classifier of `reference.py` beside NCM, SLDA, RanPAC and LayUP, on cached features of a frozen ViT.
+"""Measure the default classifier beside NCM, SLDA, RanPAC and LayUP, on cached features of a frozen ViT.
 
     python experiments/layers/study.py features mini cifar100 learned.safetensors --data-dir data --last 20
     python experiments/layers/study.py evaluate learned.safetensors heldout.safetensors --methods ours,ncm
+    python experiments/layers/study.py plot few-and-many.png results.jsonl
 
 `features` draws images `first` to `last` of each class in a fixed random order: disjoint ranges share no image.
 Without `--last`, all images are used, in file order. `evaluate` prints results as JSON; "a+b" joins two caches.
@@ -9,15 +10,14 @@ Without `--last`, all images are used, in file order. `evaluate` prints results 
 
 from __future__ import annotations
 
-import ast
 import json
 import random
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import reference
 import torch
 import torch.nn.functional as F
 import typer
@@ -26,9 +26,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from protosteer.backbones import Backbone
+from protosteer.backbones.layer_features import feature_spaces
 from protosteer.data.class_folders import read_folder
 from protosteer.data.datasets.base import Reading
 from protosteer.data.datasets.registry import DATASETS, open_dataset
+from protosteer.model.class_table import ClassTable
+from protosteer.model.memory import Memory
+from protosteer.model.records import TaskRecord
+from protosteer.paper.vit import ViTConfig
+from protosteer.rules import RULES, Embeddings, reader_of
+from protosteer.settings import Settings
 
 SIDE = 256  # pixels of images from class folders, before the backbone's preprocessing
 LAYUP_LAYERS = 6
@@ -100,11 +107,9 @@ def compute_features(model: Backbone, pixels: Tensor) -> Features:
 @app.command()
 def evaluate(
     train: str, test: str, methods: str = "ours", per_class: int | None = None, projections: int = 2000,
-    constant: list[str] = [],  # noqa: B006
+    tasks: int = 10,
 ) -> None:  # fmt: skip
-    """Fit METHODS (ours, ncm, slda, ranpac, layup) and print their accuracy; --constant NAME=VALUE changes `reference`."""
-    for name, value in (text.split("=") for text in constant):
-        setattr(reference, name, type(getattr(reference, name))(ast.literal_eval(value)))
+    """Fit METHODS (ours, last-layer, ncm, slda, ranpac, layup) and print their accuracy; ours learns in TASKS tasks."""
     torch.set_num_threads(1)
     learned, heldout = load_features(train, per_class), load_features(test)
     y, x, query, labels = learned["labels"], learned["embedding"], heldout["embedding"], heldout["labels"]
@@ -117,10 +122,40 @@ def evaluate(
         "ranpac": lambda: ridge((x @ matrix).relu(), y, (query @ matrix).relu()),
         "layup": lambda: ridge(stacks[0], y, stacks[1]),
     }
-    row: dict[str, Any] = {}
+    row: dict[str, Any] = {"train": train, "test": test, "per_class": per_class}
     for method in methods.split(","):
-        row |= ours(learned, heldout) if method == "ours" else {method: accuracy(scorers[method](), labels)}
+        if method in scorers:
+            row[method] = accuracy(scorers[method](), labels)
+        else:
+            layers = "several" if method == "ours" else "last"
+            row |= {f"{method}{key}": value for key, value in ours(learned, heldout, layers, tasks).items()}
     print(json.dumps(json.loads(json.dumps(row), parse_float=lambda text: round(float(text), 3))))
+
+
+@app.command()
+def plot(out: Path, results: Path) -> None:
+    """Draw accuracy against images per class, from lines that `evaluate --per-class` printed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    names = {"ncm": "NCM", "slda": "SLDA", "layup": "LayUP", "ranpac": "RanPAC", "ours": "protosteer, instant"}
+    lines = defaultdict(list)
+    for row in map(json.loads, results.read_text().splitlines()):
+        for method in (method for method in names if method in row):
+            lines[method].append((row["per_class"], row[method]))
+    figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    for method, label in names.items():
+        if lines[method]:
+            count, percent = zip(*sorted(lines[method]), strict=True)
+            axes.plot(count, percent, "o-", label=label, linewidth=2.4 if method == "ours" else 1.2, markersize=4)
+    axes.set(xscale="log", xlabel="training images per class", ylabel="accuracy, %")
+    axes.set_xticks(count, [str(number) for number in count])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(out, dpi=150)
 
 
 def load_features(paths: str, per_class: int | None = None) -> Features:
@@ -132,30 +167,37 @@ def load_features(paths: str, per_class: int | None = None) -> Features:
     return {key: value[torch.cat(rows)] for key, value in joined.items()}
 
 
-def ours(learned: Features, heldout: Features) -> dict[str, Any]:
-    """Fit the classifier of `reference.py` and measure it; "loo" is the accuracy of leave-one-out."""
-    (x, similar), (query, _), y = feature_spaces(learned), feature_spaces(heldout), learned["labels"]
+def ours(learned: Features, heldout: Features, layers: str, tasks: int) -> dict[str, float]:
+    """Learn and predict by the default classifier with nothing trained; "_loo" is the accuracy of leave-one-out."""
+    x, query, y, labels = spaces(learned), spaces(heldout), learned["labels"], heldout["labels"]
+    if layers == "last":
+        x, query = x[:, :1], query[:, :1]
+    settings, rule, memory = Settings.preset("instant", feature_layers=layers), RULES["evidence"], Memory()
     start = time.perf_counter()
-    summaries = [reference.summarise_class(x[y == label], seed=label) for label in range(int(y.max()) + 1)]
-    classifier = reference.LayerClassifier(summaries, similar)
+    for number, group in enumerate(torch.arange(int(y.max()) + 1).chunk(tasks)):
+        rows = [(label, y == label) for label in group.tolist()]
+        parts = [(label, Embeddings(x[own], x[own][:, 0])) for label, own in rows]
+        records = [rule.summarise(f"{label:04}", part, settings, label, False) for label, part in parts]
+        memory.add(TaskRecord(f"task {number}", ClassTable.of(records), None))
+    reader = reader_of(memory, settings)
     seconds = time.perf_counter() - start
-    logits, labels = torch.cat([classifier.logits(part) for part in query.split(2000)]), heldout["labels"]
+    chunks = [part.flatten(1) for part in query.split(2000)]
+    logits = torch.cat([reader.match(lambda rows, _, c=chunk: c[rows], len(chunk)).scores for chunk in chunks])
+    predictions = reader.loo_predictions()
+    assert predictions is not None
     return {
-        "ours": accuracy(logits, labels), "ece": calibration_error(logits, labels),
-        "nll": float(F.cross_entropy(logits, labels)), "seconds": seconds, "scale": classifier.scale,
-        "loo": accuracy(classifier.loo_logits(), classifier.loo_labels), "shares": classifier.shares.tolist(),
-        "kB": sum(summary.byte_count for summary in summaries) / len(summaries) / 1000,
+        "": accuracy(logits, labels), "_ece": calibration_error(logits, labels),
+        "_nll": float(F.cross_entropy(logits, labels)), "_loo": 100 * float(predictions.correct.double().mean()),
+        "_kB": float(memory.table.bytes_per_class().double().mean()) / 1000, "_seconds": seconds,
     }  # fmt: skip
 
 
-def feature_spaces(cache: Features) -> tuple[Tensor, int]:
-    """Return unit features [N, S, D] and how many spaces are pooled like the output; these come first."""
-    tokens, pooled = cache["tokens"].float(), int(cache["pooled"][0])
-    similar, others = reference.feature_layers(tokens.shape[1])
-    spaces = [F.normalize(cache["embedding"].double(), dim=-1)]
-    spaces += [reference.unit_features(tokens[:, layer - 1, pooled]) for layer in similar[1:]]
-    spaces += [reference.unit_features(tokens[:, layer - 1, 1 - pooled]) for layer in others]
-    return torch.stack(spaces, dim=1).float(), len(similar)
+def spaces(cache: Features) -> Tensor:
+    """Return the feature spaces that the default classifier reads, [N, S, D]."""
+    tokens, pool = cache["tokens"].float(), "mean" if int(cache["pooled"][0]) else "token"
+    _, *others = feature_spaces(ViTConfig(1, 1, tokens.shape[-1], tokens.shape[1], 1, 1, pool=pool))
+    earlier = [tokens[:, space.layer - 1, int(space.pool == "mean")] for space in others]
+    return torch.stack([cache["embedding"], *(F.layer_norm(part, part.shape[-1:]) for part in earlier)], dim=1)
 
 
 def class_means(x: Tensor, y: Tensor) -> Tensor:

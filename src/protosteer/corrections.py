@@ -14,7 +14,6 @@ from protosteer.data.images import as_images
 from protosteer.errors import DataError
 from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord, correction_name
-from protosteer.runtime.task_images import TaskImages
 from protosteer.tasks import learn_class
 from protosteer.util.files import digest
 
@@ -34,8 +33,7 @@ def correct(learner: Learner, image: Any, name: str, content: bytes | None = Non
     number = digest(content or (image_bytes(file) if file else images.pixels([0]).numpy().tobytes()))
     task = correction_name(number)
     before = Memory(old for old in learner.memory.tasks if old.name != task)
-    task_images = TaskImages(images, learner.backbone, learner.settings, name)
-    record = learn_class(name, task_images, before, learner.settings)
+    record = learn_class(name, learner.task_images(images, name), before, learner.settings)
     record = dataclasses.replace(
         record,
         name=task,

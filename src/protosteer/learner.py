@@ -52,7 +52,7 @@ class Learner:
 
         Args:
             backbone: The frozen ViT.
-            settings: How to learn and predict; `Settings()`, the preset "best", by default.
+            settings: How to learn and predict; `Settings()`, the preset "fast", by default.
             shared_prompt: A prompt that serves all classes from the first task on, see `adapt`. Without one, the
                 first task's own prompt does.
             domain: The old name of `shared_prompt`.
@@ -129,7 +129,7 @@ class Learner:
         number = {label: i for i, label in enumerate(classes)}
         numbers = torch.tensor([number[label] for label in labels])
         callbacks = training_callbacks(name, self._run_key(classes, len(labels)), on_stage, checkpoint)
-        task_images = TaskImages(cache_decoded(images), self.backbone, self.settings, name, on_stage)
+        task_images = self.task_images(cache_decoded(images), name, on_stage)
         record = learn_task(
             name, classes, task_images, numbers, task_images.encoder, self.memory, self.settings, callbacks,
             self.shared_prompt, on_usable,
@@ -144,9 +144,13 @@ class Learner:
     def add_class(self, name: str, images: Any) -> TaskRecord:
         """Learn one class, or more of it, from a few images, without training, as a task of its own."""
         images = as_images(images, self.backbone.preprocessing)
-        task_images = TaskImages(images, self.backbone, self.settings, name)
-        self.memory.add(record := learn_class(name, task_images, self.memory, self.settings))
+        self.memory.add(record := learn_class(name, self.task_images(images, name), self.memory, self.settings))
         return record
+
+    def task_images(self, images: ImageSet, task: str, on_stage: OnStage | None = None) -> TaskImages:
+        """Return images as a task is learned from them: in the layers that the rule reads."""
+        layers = RULES[self.settings.rule].layers(self.settings)
+        return TaskImages(images, self.backbone, self.settings, task, on_stage, layers)
 
     def correct(self, image: Any, name: str, content: bytes | None = None) -> TaskRecord:
         """Learn one misclassified image, without training; `undo` reverts it.
@@ -189,13 +193,14 @@ class Learner:
 
     def _matches(self, images: ImageSet, chunk: int) -> Iterator[ClassifierMatches]:
         self._require_knowledge()
-        backbone, reader = self.backbone, self.reader
+        reader = self.reader
+        backbone = self.backbone.reading(reader.layers)
         batch = backbone.batch_size(self.settings.embed_batch_size)
-        layers = reader.index.shared_layers(backbone.depth)
+        layers = min(reader.index.shared_layers(backbone.depth), backbone.max_trunk)
         chunks = torch.arange(len(images)).split(chunk)
         for pixels in prefetched(images, chunks, ahead=1, device=backbone.device):
             tokens = backbone.trunk_pixels(pixels, layers, batch)
-            embed = prompted_forward(backbone, reader.index.prompts, tokens, batch)
+            embed = prompted_forward(backbone, reader.index.prompts, tokens, layers, batch)
             yield reader.match(embed, len(pixels), exhaustive=False)
 
     def _prediction(self, matches: ClassifierMatches) -> Prediction:

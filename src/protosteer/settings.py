@@ -30,6 +30,7 @@ LOSSES = ["cpl", "supcon", "cross-entropy"]  # `paper.losses.register_loss` adds
 CLUSTERINGS = ("spectral", "kmeans")
 LABEL_ASSIGNMENTS = ("discretize", "kmeans")
 PRESETS = ("best", "fast", "instant", "paper")
+DEFAULT_PRESET = "fast"
 
 # Settings that older files name, with the value at which they did nothing.
 RETIRED = {"cached_views": 0}
@@ -104,15 +105,15 @@ class Values:
 class Settings(Values):
     """How a learner learns and predicts.
 
-    `Settings()` is the preset "best": the default classifier, `rule="evidence"`. It differs from the paper's settings
-    in `rule`, `epochs` and `batch_size` alone. Only `neighbours` belongs to one rule, "paper"; under that rule,
+    `Settings()` is the preset "fast": the default classifier, `rule="evidence"`, and one prompt for all classes. It
+    differs from the paper's settings in `rule`, `feature_layers`, `prompt_tasks`, `epochs` and `batch_size`. Only `neighbours` belongs to one rule, "paper"; under that rule,
     `temperature` also scales probabilities.
     """
 
     # Prompt: L_p, its kind, and where a new task's prompt starts.
     prompts: bool = True  # False: the training-free baseline, Sec. 3.2
     # Which tasks get a prompt; "first": only the one that serves all classes.
-    prompt_tasks: str = setting("all", choices=("all", "first"))
+    prompt_tasks: str = setting("first", choices=("all", "first"))
     prompt_length: int = setting(1, at_least=1, at_most=4096)
     prompt_kind: str = setting("deep", choices=("deep", "shallow"))
     # From a later layer on: all prompts share the layers before it (not in the paper).
@@ -152,6 +153,8 @@ class Settings(Values):
 
     # Inference: the default classifier (docs/beyond.md), or CPP inference with its r nearest key centroids.
     rule: str = setting("evidence", choices=("paper", "evidence"))
+    # Layers that the default classifier reads: the last one, or several of the same forward pass.
+    feature_layers: str = setting("several", choices=("last", "several"))
     neighbours: int = setting(3, at_least=1, at_most=10_000)
     embed_batch_size: int = setting(64, at_least=1, at_most=2**16)
 
@@ -234,13 +237,13 @@ def read_toml(path: Path) -> dict[str, Any]:
     return values
 
 
-# "best" trains a prompt per task, "fast" one for all classes, "instant" nothing.
+# "fast", the default, trains one prompt for all classes, "best" one more per task, "instant" nothing.
 _PAPER_TRAINING = {"epochs": 50, "batch_size": 256}
 _CHANGES: Mapping[str, Mapping[str, Any]] = {
-    "best": {},
-    "fast": {"prompt_tasks": "first"},
+    "best": {"prompt_tasks": "all"},
+    "fast": {},
     "instant": {"prompts": False, **_PAPER_TRAINING},  # unused there; files of earlier versions say so
-    "paper": {"rule": "paper", **_PAPER_TRAINING},
+    "paper": {"rule": "paper", "feature_layers": "last", "prompt_tasks": "all", **_PAPER_TRAINING},
 }
 
 

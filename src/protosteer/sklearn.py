@@ -137,13 +137,16 @@ def _match(reader: Reader, vectors: Tensor) -> ClassifierMatches:
 
 
 class _Embedded:
-    """The `Embedder` of embeddings [n, D] that are at hand."""
+    """The `LayerEmbedder` of embeddings [n, D] that are at hand."""
 
     def __init__(self, embeddings: Tensor):
         self.embeddings = embeddings
 
     def embed(self, prompt: Tensor | None) -> Tensor:
         return self.embeddings
+
+    def features(self, prompt: Tensor | None) -> Tensor:
+        return self.embeddings[:, None]
 
 
 def _units(vectors: np.ndarray) -> Tensor:

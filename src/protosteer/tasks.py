@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -30,10 +31,21 @@ from protosteer.util.text import check_name
 from protosteer.util.training_state import Callback
 
 
+class LayerEmbedder(Embedder, Protocol):
+    """Images that can be embedded in several layers."""
+
+    def features(self, prompt: Tensor | None) -> Tensor:
+        """[n, S, D]: all images under a prompt [S, L, D], or without one, in the layers that the rule reads."""
+
+
+class TaskImages(LayerEmbedder, TrainingImages, Protocol):
+    """The images of one task, as a prompt is trained with them and as they are stored."""
+
+
 def learn_task(
     name: str,
     classes: Sequence[str],
-    images: TrainingImages,
+    images: TaskImages,
     labels: Tensor,
     encoder: Encoder,
     memory: Memory,
@@ -62,9 +74,9 @@ def learn_task(
 
     def on_keys(keys: Tensor) -> None:
         nonlocal shared
-        shared = None if shared_prompt is None else images.embed(shared_prompt)
+        shared = None if shared_prompt is None else images.features(shared_prompt)
         if trains and on_usable:
-            usable = record(Embeddings(keys, keys, shared), None, shared_prompt)
+            usable = record(Embeddings(images.features(None), keys, shared), None, shared_prompt)
             metadata = dataclasses.replace(usable.metadata, unfinished=True)
             on_usable(dataclasses.replace(usable, metadata=metadata))
 
@@ -75,8 +87,8 @@ def learn_task(
         images, labels, encoder, settings.replace(prompts=trains), start, anchors, seed, callbacks, on_keys
     )
     if learned.prompt is not None and prompt_becomes_shared(settings, memory, shared_prompt):
-        shared, shared_prompt = learned.values, learned.prompt
-    return record(Embeddings(learned.keys, learned.values, shared), learned.training, shared_prompt)
+        shared, shared_prompt = images.features(learned.prompt), learned.prompt
+    return record(Embeddings(images.features(None), learned.values, shared), learned.training, shared_prompt)
 
 
 def trains_prompt(
@@ -85,12 +97,13 @@ def trains_prompt(
     """Whether a task of these classes gets a prompt.
 
     A single class without any other gets none: training would draw all its images together. Neither do, by the
-    default rule, more images of known classes.
+    default rule, more images of known classes. A prompt for all classes is trained with the first task, unless tasks
+    are independent: then it could serve no other.
     """
     earlier = set() if settings.independent else set(memory.classes)
     alone = len(classes) == 1 and not earlier - set(classes)
     grown = not RULES[settings.rule].trains_known_classes and earlier >= set(classes)
-    served = settings.prompt_tasks == "first" and (shared_prompt is not None or len(memory) > 0)
+    served = settings.prompt_tasks == "first" and (shared_prompt is not None or len(memory) > 0 or settings.independent)
     return settings.prompts and not alone and not grown and not served
 
 
@@ -100,7 +113,7 @@ def prompt_becomes_shared(settings: Settings, memory: Memory, shared_prompt: Ten
     return RULES[settings.rule].uses_shared_prompt and first and not settings.independent
 
 
-def learn_class(name: str, images: Embedder, memory: Memory, settings: Settings) -> TaskRecord:
+def learn_class(name: str, images: LayerEmbedder, memory: Memory, settings: Settings) -> TaskRecord:
     """Learn one class of a few images as a task of its own, without training.
 
     For CPP inference it gets a copy of the prompt of the task whose keys are nearest. The default rule needs none.
@@ -108,14 +121,13 @@ def learn_class(name: str, images: Embedder, memory: Memory, settings: Settings)
     check_name(name, "the class")
     rule = RULES[settings.rule]
     shared_prompt = memory.shared_prompt if rule.uses_shared_prompt else None
-    plain = images.embed(None)
-    shared = None if shared_prompt is None else images.embed(shared_prompt)
+    shared = None if shared_prompt is None else images.features(shared_prompt)
     nearest = None
     if len(memory) and rule.copies_nearest_prompt:
-        nearest = memory.tasks[nearest_task(Index.build(memory).prototypes, plain)]
+        nearest = memory.tasks[nearest_task(Index.build(memory).prototypes, images.embed(None))]
     prompt = nearest.prompt if nearest else None
-    values = plain if prompt is None else images.embed(prompt)
-    embeddings, seed = Embeddings(plain, values, shared), task_seed(settings.seed, [name])
+    values = images.embed(prompt)
+    embeddings, seed = Embeddings(images.features(None), values, shared), task_seed(settings.seed, [name])
     record = rule.summarise_few_shot(name, embeddings, settings, seed)
     # A copied prompt was trained with whatever its original was trained with.
     independent = nearest is None or prompt is None or nearest.independent
@@ -142,7 +154,7 @@ def _metadata(settings: Settings, embeddings: Embeddings, training: Trained | No
     return TaskMetadata(
         settings=settings.to_dict(),
         images=len(embeddings.plain),
-        key_spread=round(diagnostics.spread(embeddings.plain), 6),
+        key_spread=round(diagnostics.spread(embeddings.plain[:, 0]), 6),
         value_spread=round(diagnostics.spread(embeddings.values), 6),
         loss=training.epochs[-1].loss if training else None,
         accuracy=training.epochs[-1].accuracy if training else None,

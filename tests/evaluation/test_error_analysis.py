@@ -93,8 +93,8 @@ def test_errors_by_evidence_agree_with_a_twin_that_looks_at_one_image_after_the_
 def coarse_logits(method: Protosteer, pixels: torch.Tensor) -> list[float]:
     """Of one image: the first view, and the second with it where that leaves the image unsure."""
     read = method.learner.reader.classifier
-    first, logits = read.spaces[0], None
-    for space in read.spaces:
+    first, logits = read.passes[0], None
+    for space in read.passes:
         prompt = None if space.prompt is None else read.index.prompts[space.prompt]
         scores = space.scorer.scores(method.backbone.embed_pixels(pixels, prompt))[0][0]
         if logits is None:

@@ -81,8 +81,8 @@ class World:
 @pytest.mark.parametrize("again", [(), ("a", "d")])
 def test_all_images_together_are_decided_as_one_by_one(domain, worth, again):
     world = World(domain=domain, again=again)
-    read = EvidenceClassifier(world.memory, Index.build(world.memory), min_space_weight=worth)
-    assert len(read.spaces) == (2 if domain and not worth else 1)
+    read = EvidenceClassifier(world.memory, Index.build(world.memory), min_pass_weight=worth)
+    assert len(read.passes) == (2 if domain and not worth else 1)
     matches = read.match(world.embed, IMAGES)
     answers = Twin(*as_tasks(world.memory), worth=worth).predict(world.embed_all)
     np.testing.assert_allclose(matches.scores.numpy(), answers.scores, atol=1e-4)
@@ -113,7 +113,7 @@ def test_probabilities_mean_what_they_say():
 @pytest.mark.parametrize("domain", [False, True])
 def test_left_out_images_are_answered_as_images_are(domain):
     world = World(domain=domain, noise=0.7)
-    limits = {"min_space_weight": 0.0, "min_unbiased": IMAGES}  # more images than there are: all are taken
+    limits = {"min_pass_weight": 0.0, "min_unbiased": IMAGES}  # more images than there are: all are taken
     read = EvidenceClassifier(world.memory, Index.build(world.memory), **limits)
     twin = Twin(*as_tasks(world.memory), worth=0.0, enough=IMAGES)
     confidence, right = twin.checked()
@@ -186,7 +186,7 @@ def test_forgetting_an_independent_task_leaves_no_trace():
 def test_models_with_different_prompts_for_all_merge_without_one():
     merged = merge(taught(SPRING), taught(SUMMER))
     assert merged.memory.shared_prompt is None
-    assert [view.prompt for view in merged.reader.classifier.spaces] == [None]
+    assert [view.prompt for view in merged.reader.classifier.passes] == [None]
     assert len(merged.predict(images(SPRING))) == 12
 
 

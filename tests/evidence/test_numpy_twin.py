@@ -103,7 +103,7 @@ def assert_predicts_as_its_twin(learner: Learner, tolerance: float) -> Answers:
 
     def embed(prompt):
         under = None if prompt is None else torch.tensor(prompt).float()
-        return backbone.embed(images, under).double().numpy()
+        return backbone.reading("several").embed(images, under).double().numpy()
 
     prediction, answers = learner.predict(queries()), Twin(*as_tasks(learner.memory)).predict(embed)
     for part in ("scores", "probabilities", "similarities", "energy"):

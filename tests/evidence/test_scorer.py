@@ -150,7 +150,7 @@ def test_one_image_per_class_leaves_nothing_to_whiten_with():
     drawn = sketches(clouds([1, 1, 1]))
     coarse = CoarseScorer(drawn)
     means = coarse.statistics.means
-    scores = coarse.whitened.scores(coarse.statistics.points)
+    scores = coarse.whitened[0].scores(coarse.statistics.points)
     assert torch.allclose(scores.diagonal(), torch.ones(3).double()) and not len(coarse.statistics.loo_rows)
     centred = F.normalize(means - means.mean(dim=0), dim=1)
     assert torch.allclose(scores, centred @ centred.T)
@@ -177,13 +177,13 @@ def test_ridge_over_points_with_counts_is_ridge_over_their_copies():
     points = drawn[0].points.repeat_interleave(counts, dim=0)
     copies = [ClassSummary(points, torch.ones(len(points), dtype=torch.int64), drawn[0].deviations), *drawn[1:]]
     unit = F.normalize(queries().double(), dim=1)
-    ours, theirs = (KernelRidge(ClassStatistics.of(s)).scores(unit) for s in (weighted, copies))
+    ours, theirs = (KernelRidge([ClassStatistics.of(s)]).scores(unit) for s in (weighted, copies))
     assert torch.allclose(ours, theirs, atol=1e-8)
 
 
 def test_left_out_ridge_scores_are_those_of_a_ridge_without_the_point():
     space = ClassStatistics.of(sketches(clouds()))
-    ridge, rows, targets = KernelRidge(space), space.loo_rows, F.one_hot(space.owners).double()
+    ridge, rows, targets = KernelRidge([space]), space.loo_rows, F.one_hot(space.owners).double()
     ours = ridge.loo_scores
     assert len(rows) == len(ridge.points)
     for row in rows.tolist():
@@ -198,7 +198,7 @@ def test_left_out_similarity_is_that_to_the_mean_of_the_others():
     drawn = sketches(clouds())
     coarse = CoarseScorer(drawn)
     _, similarities = coarse.loo_scores()
-    whitened = coarse.whitened.loo_scores()
+    whitened = coarse.whitened[0].loo_scores()
     points = drawn[1].points.double()
     others = points[1:].mean(dim=0)
     plain = 2 * similarities[7, 1] - whitened[7, 1]  # image 0 of class 1
@@ -214,7 +214,7 @@ def test_order_of_classes_changes_nothing_but_columns():
 
 def test_landmarks_that_are_all_points_make_the_exact_ridge():
     space = ClassStatistics.of(sketches(clouds([60, 5, 9])))
-    exact, ours = KernelRidge(space), NystromRidge(space)
+    exact, ours = KernelRidge([space]), NystromRidge([space])
     unit = F.normalize(queries().double(), dim=1)
     assert torch.allclose(ours.scores(unit), exact.scores(unit), atol=1e-4)
     assert torch.allclose(ours.loo_scores, exact.loo_scores, atol=1e-4)
@@ -224,7 +224,7 @@ def test_landmarks_span_a_ridge_over_all_points(monkeypatch):
     """Against the normal equations in the span of the landmarks, with and without each image."""
     monkeypatch.setattr(ridging, "LANDMARKS", 7)
     space = ClassStatistics.of(sketches(clouds()))
-    ours, points = NystromRidge(space), F.normalize(space.points.double(), dim=1)
+    ours, points = NystromRidge([space]), F.normalize(space.points.double(), dim=1)
     assert len(ours.points) == 7
     unit = F.normalize(queries().double(), dim=1)
     across, targets = arc_cosine(points, ours.points), F.one_hot(space.owners).double()
@@ -241,11 +241,11 @@ def test_landmarks_span_a_ridge_over_all_points(monkeypatch):
 
 def test_how_many_points_there_are_decides_on_the_ridge(monkeypatch):
     space = ClassStatistics.of(sketches(clouds()))
-    assert type(KernelRidge.of(space)) is KernelRidge
+    assert type(KernelRidge.of([space])) is KernelRidge
     monkeypatch.setattr(ridging, "MAX_PROTOTYPES", len(space.points) - 1)
-    assert type(KernelRidge.of(space)) is NystromRidge
+    assert type(KernelRidge.of([space])) is NystromRidge
     monkeypatch.setattr(ridging, "MIN_LANDMARKS_PER_CLASS", ridging.LANDMARKS // 2)
-    assert KernelRidge.of(space) is None
+    assert KernelRidge.of([space]) is None
 
 
 def test_images_to_leave_out_are_spread_evenly_where_there_are_too_many(monkeypatch):
@@ -263,4 +263,4 @@ def test_without_room_for_the_ridge_whitening_stands_alone(monkeypatch):
     monkeypatch.setattr(ridging, "LANDMARKS", 5)
     coarse = CoarseScorer(sketches(clouds()))
     unit = F.normalize(queries().double(), dim=1)
-    assert coarse.ridge is None and torch.equal(coarse.scores(queries())[0], coarse.whitened.scores(unit))
+    assert coarse.ridge is None and torch.equal(coarse.scores(queries())[0], coarse.whitened[0].scores(unit))

@@ -163,14 +163,14 @@ def test_weights_are_in_the_network_file_and_once(mixed: Mixed) -> None:
 def by_evidence(tmp_path_factory: pytest.TempPathFactory) -> Mixed:
     """A prompt for all classes, tasks with prompts of their own, one with none, a class of a handful."""
     root, patch = tmp_path_factory.mktemp("evidence"), pytest.MonkeyPatch()
-    patch.setitem(RULES, "evidence", EvidenceRule(min_space_weight=0.0))  # so that both views are there
+    patch.setitem(RULES, "evidence", EvidenceRule(min_pass_weight=0.0))  # so that both views are there
     learner = Learner(Backbone.load("nano"), QUICK.replace(rule="evidence", independent=False))
     for t, digits in enumerate([[4, 5], [0, 1], [2, 3]]):  # names of classes do not come in their order
         learner.learn(digit_files(root / f"task {t}", digits, 0, 20 + 10 * t), name=f"task {t}")
     learner.add_class("digit 6", pictures(digit_files(root / "few", [6], 0, 6)))
     learner.add_class("digit 7", pictures(digit_files(root / "one", [7], 0, 1)))
     export_onnx(learner, root / "exported")
-    assert len(learner.reader.classifier.spaces) == 2
+    assert len(learner.reader.classifier.passes) == 2
     patch.undo()
     return learner, root / "exported", pictures(digit_files(root / "test", list(range(10)), 100, 20))
 
@@ -215,7 +215,7 @@ def test_each_rule_has_a_format_of_its_own(mixed: Mixed, by_evidence: Mixed) -> 
     abouts = [json.loads((folder / "model.json").read_bytes()) for _, folder, _ in (mixed, by_evidence)]
     assert [(about["format"], about["rule"]) for about in abouts] == [
         ("protosteer-onnx-3", "paper"),
-        ("protosteer-onnx-4", "evidence"),
+        ("protosteer-onnx-5", "evidence"),
     ]
     assert "neighbours" not in abouts[1] and abouts[1]["temperature"] == 1.0
     # Without a prompt, and under the first task's, which is stored once though it is the one for all classes.

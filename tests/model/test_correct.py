@@ -92,9 +92,9 @@ def test_what_cannot_be_one_correction_is_refused_and_nothing_changes():
 def test_corrected_images_do_not_calibrate():
     """They were chosen because they were hard: probabilities would be lower than accuracy."""
     learner = knowing()
-    usual = learner.reader.classifier.spaces[0]
+    usual = learner.reader.classifier.passes[0]
     learner.correct(wrong(learner), "ant")  # counts as one image, which could be left out
-    read = learner.reader.classifier.spaces[0]
+    read = learner.reader.classifier.passes[0]
     assert len(read.scorer.statistics.loo_rows) == len(usual.loo_max_similarity) + 1
     assert len(read.loo_max_similarity) == len(usual.loo_max_similarity)
 

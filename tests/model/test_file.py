@@ -96,8 +96,8 @@ def test_a_link_stays_one_and_the_file_behind_it_changes(learner, saved):
 
 def test_a_newer_format_is_refused_with_the_version_that_wrote_it(saved):
     header, tensors = unpack_tensors(saved.read_bytes(), "pets")
-    saved.write_bytes(pack_tensors({**header, "format": 5}, tensors))
-    with expect_error("unknown-format", ModelFileError, path=saved, format=5):
+    saved.write_bytes(pack_tensors({**header, "format": 6}, tensors))
+    with expect_error("unknown-format", ModelFileError, path=saved, format=6):
         model_file.read(saved)
 
 

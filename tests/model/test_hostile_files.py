@@ -199,6 +199,15 @@ EVIDENT: dict[str, list[Callable[[Tensor], Tensor | None]]] = {
         *(spoiled(value) for value in (torch.nan, torch.inf, -0.01, 60000.0, 0.1)),
         *(lambda t: t.float(), lambda t: t[:1], lambda t: t[:, None], missing),
     ],
+    "starts.domain_layers": STARTS,
+    "classes.domain_layers.codes": [
+        *(lambda t: t[..., :-1], lambda t: t.float(), lambda t: t[:-1], lambda t: t[:, 0], lambda t: t[:, :1], missing),
+        lambda t: t.repeat(1, 40, 1),
+    ],
+    "classes.domain_layers.steps": [
+        *(spoiled(value) for value in (torch.nan, torch.inf, -0.01, 9.0)),
+        *(lambda t: t.float(), lambda t: t[:-1], lambda t: t[:, :-1], missing),
+    ],
     "classes.plain.counts": [*COUNTS, lambda t: t * 5],
     "classes.plain.deviations": [*WIDTH, spoiled(torch.nan), spoiled(-1.0), spoiled(2.0)],
 }

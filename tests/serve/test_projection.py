@@ -122,7 +122,7 @@ def test_axes_do_not_depend_on_the_order_of_classes_or_on_which_side_was_factore
 
 @pytest.mark.parametrize("first", ["plain", "domain"])
 def test_by_evidence_pictures_lie_where_their_classes_do_in_the_first_view(first, monkeypatch):
-    monkeypatch.setitem(RULES, "evidence", EvidenceRule(min_space_weight=0.0))  # so that both views are there
+    monkeypatch.setitem(RULES, "evidence", EvidenceRule(min_pass_weight=0.0))  # so that both views are there
     learner = Learner(tiny_backbone(), Settings.preset("best", epochs=1, neck_hidden=16, augmentation="none"))
     for names in (["cat", "dog"], ["ant", "bee"]):  # not in the order of their names
         learner.learn(easy_task(names))

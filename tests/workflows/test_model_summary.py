@@ -125,9 +125,11 @@ def test_every_figure_of_a_model(tmp_path: Path) -> None:
     assert told["backbone"] == {k: v for k, v in BACKBONE.items() if k != "heads"}
     assert told["settings"]["all"] == Settings.preset("paper", epochs=3, independent=True).to_dict()
     assert told["settings"]["changed"] == [
+        {"name": "prompt_tasks", "value": "all", "default": "first"},
         {"name": "epochs", "value": 3, "default": 15},
         {"name": "batch_size", "value": 256, "default": 50},
         {"name": "rule", "value": "paper", "default": "evidence"},
+        {"name": "feature_layers", "value": "last", "default": "several"},
         {"name": "independent", "value": True, "default": False},
     ]
     cat = (3 + 2 + 2) * 24 * 4 + 2 * 8 + 4 * 4
@@ -189,12 +191,13 @@ def test_by_evidence_the_views_and_what_calibrates_them_are_told(tmp_path: Path)
     assert told["rule"] == "evidence" and told["notes"] == []
     assert told["evidence"] == {
         "domain_prompt": {"layers": domain.shape[0], "length": 1, "bytes": domain.nbytes},
-        "views": [{"prompt": v.prompt is not None, "weight": v.weight} for v in learner.reader.classifier.spaces],
-        "left_out": 10 + 10 + 3,
+        "views": [{"prompt": v.prompt is not None, "weight": v.weight} for v in learner.reader.classifier.passes],
+        "shares": learner.reader.classifier.passes[0].scorer.shares.tolist(),
+        "left_out": 8 + 8 + 3,
     }
-    assert told["rejection"] == {"calibrated": True, "images": 23, "held_out": 0}
-    assert [c["points"] for task in told["tasks"] for c in task["classes"]] == [40, 40, 3]
-    assert told["totals"]["points"] == 83
+    assert told["rejection"] == {"calibrated": True, "images": 19, "held_out": 0}
+    assert [c["points"] for task in told["tasks"] for c in task["classes"]] == [27, 27, 3]
+    assert told["totals"]["points"] == 57
     for task, record in zip(told["tasks"], learner.memory.tasks, strict=True):
         prompt = task["prompt"]["bytes"] if task["prompt"] else 0
         assert sum(c["bytes"] for c in task["classes"]) + prompt == task["bytes"] == record.bytes

@@ -87,22 +87,25 @@ class Model:
         return softmax(logits).max(axis=1) < self.about["sure"]
 
     def coarse(self, view: int, embeddings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Evidence and similarity [B, classes]: whitened cosine and kernel ridge; whitened and plain cosine."""
+        """Scores and similarities [B, classes]: whitened cosines of each layer and kernel ridge; cosines of the last."""
         named, prefix = self.arrays.items(), f"view{view}_"
         mine = {name.removeprefix(prefix): array for name, array in named if name.startswith(prefix)}
-        units = embeddings.astype(np.float64)
-        units /= np.linalg.norm(units, axis=1, keepdims=True)
-        centred = units - mine["centre"]
-        own = ((centred @ mine["precision"]) * centred).sum(axis=1, keepdims=True)
-        whitened = centred @ mine["whitened"].T / np.sqrt(np.maximum(own * mine["lengths"], 1e-24))
-        evidence = whitened
+        layers, dim = mine["centre"].shape
+        units = unit_vectors(embeddings.astype(np.float64).reshape(-1, layers, dim))
+        parts = []
+        for layer, centre in enumerate(mine["centre"]):
+            centred = units[:, layer] - centre
+            own = ((centred @ mine["precision"][layer]) * centred).sum(axis=1, keepdims=True)
+            lengths = np.sqrt(np.maximum(own * mine["lengths"][layer], 1e-24))
+            parts.append(centred @ mine["whitened"][layer].T / lengths)
         if "points" in mine:
-            cosine = np.clip(units @ mine["points"].T, -1, 1)
+            joint = unit_vectors(units - mine["ridge_centre"]).reshape(len(units), -1) / np.sqrt(layers)
+            cosine = np.clip(joint @ mine["points"].T, -1, 1)
             angle = np.arccos(cosine)
             kernel = (np.sin(angle) + (np.pi - angle) * cosine) / np.pi
-            ridge = np.maximum(kernel @ mine["weights"], self.about["ridge_floor"])
-            evidence = whitened + self.about["ridge_share"] * np.log(ridge)
-        return evidence, (whitened + units @ mine["means"].T) / 2
+            parts.append(np.log(np.maximum(kernel @ mine["weights"], self.about["ridge_floor"])))
+        scores = sum(share * part for share, part in zip(mine["shares"], parts, strict=True))
+        return scores, (parts[0] + units[:, 0] @ mine["means"].T) / 2
 
     def fine(self, images: np.ndarray, seen: dict[int, np.ndarray], tried: np.ndarray) -> np.ndarray:
         """Return [B, classes]: greatest similarity under the prompts of the class's tasks.
@@ -111,11 +114,12 @@ class Model:
         """
         rows, tasks = tried.nonzero()
         prompts = self.arrays["task_prompts"][tasks]
-        embeddings = np.empty((len(rows), self.arrays["values"].shape[1]), dtype=np.float32)
+        dim = self.arrays["values"].shape[1]
+        embeddings = np.empty((len(rows), dim), dtype=np.float32)
         new = ~np.isin(prompts, list(seen))
-        embeddings[new] = self.embed(images[rows[new]], prompts[new])
+        embeddings[new] = self.embed(images[rows[new]], prompts[new])[:, :dim]
         for prompt, units in seen.items():
-            embeddings[prompts == prompt] = units[rows[prompts == prompt]]
+            embeddings[prompts == prompt] = units[rows[prompts == prompt], :dim]
         similarity = np.maximum.reduceat(embeddings @ self.arrays["values"].T, self.starts, axis=1)
         pairs, records = (tasks[:, None] == self.tasks).nonzero()
         fine = np.full((len(images), len(self.labels)), -np.inf)
@@ -145,8 +149,9 @@ class Model:
         return scores
 
     def embed(self, images: np.ndarray, prompts: np.ndarray) -> np.ndarray:
-        """Unit vectors [B, D] of images, each under the prompt of its row."""
-        embeddings = np.empty((len(images), self.arrays["values"].shape[1]), dtype=np.float32)
+        """Unit vectors of images, each under the prompt of its row: [B, D], or of several layers side by side."""
+        width = self.network.get_outputs()[0].shape[1]
+        embeddings = np.empty((len(images), width), dtype=np.float32)
         for start in range(0, len(images), BATCH):
             some = slice(start, start + BATCH)
             enters = self.arrays["enters"][prompts[some]]
@@ -157,7 +162,13 @@ class Model:
                 "enters": enters[:, :, :length],
             }
             embeddings[some] = self.network.run(None, feed)[0]
-        return embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
+        dim = self.arrays["values"].shape[1]
+        return unit_vectors(embeddings.reshape(len(images), width // dim, dim)).reshape(len(images), width)
+
+
+def unit_vectors(vectors: np.ndarray) -> np.ndarray:
+    """Scale vectors [..., D] to length 1."""
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

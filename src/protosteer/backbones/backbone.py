@@ -17,6 +17,7 @@ from protosteer.backbones.build_vit import fingerprint as weights_fingerprint
 from protosteer.backbones.build_vit import load_vit
 from protosteer.backbones.checkpoint_io import read_checkpoint
 from protosteer.backbones.hub import config_beside, fetch_weights, find_weights
+from protosteer.backbones.layer_features import feature_spaces, layer_features, max_trunk
 from protosteer.backbones.prompting import Prompt, all_tokens, run_rest
 from protosteer.backbones.registry import AUTO, full_name, known_weights, preprocessing
 from protosteer.backbones.row_sharing import share_rows
@@ -61,6 +62,7 @@ class Backbone:
         self.source = source
         self._precision = precision
         self.trainable = False
+        self.layers = "last"
 
     @classmethod
     def load(
@@ -122,6 +124,27 @@ class Backbone:
         copied.vit.requires_grad_(False)
         copied._fingerprint, copied.trainable = self.fingerprint, False
         return copied
+
+    def reading(self, layers: str) -> Backbone:
+        """Return this backbone with embeddings of the "last" layer, or of "several" side by side; weights are shared.
+
+        Those of several layers are [B, S * D]; the first D numbers are the embedding of the last layer.
+        """
+        if layers == self.layers:
+            return self
+        copied = copy.copy(self)
+        copied.layers = layers
+        return copied
+
+    @property
+    def width(self) -> int:
+        """Return the width of an embedding: D, or S * D of several layers."""
+        return self.dim if self.layers == "last" else self.dim * len(feature_spaces(self.vit.config))
+
+    @property
+    def max_trunk(self) -> int:
+        """Return how many first layers may be computed by `trunk`, apart from an embedding."""
+        return self.depth if self.layers == "last" else max_trunk(self.vit.config)
 
     @property
     def fingerprint(self) -> str:
@@ -214,7 +237,10 @@ class Backbone:
         """Finish `embed` from the tokens that `trunk` returned for the same number of layers."""
         with self._computing(prompt) as moved_prompt:
             moved = tokens.to(self.vit.cls_token, non_blocking=True)
-            return run_rest(self.vit, moved, layers, moved_prompt).to(self.vit.cls_token.dtype)
+            if self.layers == "last":
+                return run_rest(self.vit, moved, layers, moved_prompt).to(self.vit.cls_token.dtype)
+            assert moved_prompt is None or isinstance(moved_prompt, Tensor)
+            return layer_features(self.vit, moved, layers, moved_prompt).to(self.vit.cls_token.dtype)
 
     @contextmanager
     def _computing(self, prompt: Prompt | None = None) -> Iterator[Prompt | None]:
@@ -265,7 +291,7 @@ class Backbone:
             whole: Return all tokens instead.
 
         Returns:
-            float32 [N, D] on the CPU, or [N, T, D] if `whole`.
+            float32 [N, D] on the CPU, [N, S * D] of several layers, or [N, T, D] if `whole`.
 
         Raises:
             DataError: There is neither one prompt nor one per image.
@@ -277,7 +303,7 @@ class Backbone:
         group = ProcessGroup() if self.trainable else group_for(prompt)
         batch_size = min(self.batch_size(batch_size), max(1, -(-len(order) // group.size)))
         batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-        embeddings, done = torch.empty(0, self.dim), 0
+        embeddings, done = torch.empty(0, self.width), 0
         for part in embed_batches(self, images, prompt, batches, whole, group):
             embeddings = embeddings if done else part.new_empty(len(order), *part.shape[1:])
             embeddings[done : done + len(part)] = part

@@ -46,7 +46,7 @@ def adapt(
     """
     from protosteer.data.sources import read_labelled
     from protosteer.learner import Learner
-    from protosteer.settings import Settings
+    from protosteer.settings import DEFAULT_PRESET, Settings
     from protosteer.util.text import counted
 
     out = output_path(out)
@@ -56,7 +56,7 @@ def adapt(
     classes, images = counted(len(found.counts), "class"), counted(len(found.files), "image")
     say(f"{folder}: {classes}, {images}")
     warn_of_files(found)
-    settings = Settings.preset("best", **parse_settings(set_ or []))
+    settings = Settings.preset(DEFAULT_PRESET, **parse_settings(set_ or []))
     choice = BackboneChoice(backbone, weights, as_json)
     learner = Learner(choice.load(prepare(device, threads), lambda: found.files), settings)
     adapted = _adapt(learner, found, out)

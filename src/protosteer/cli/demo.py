@@ -41,7 +41,11 @@ VARIANTS: dict[str, tuple[str, type[CPP], dict[str, Any]]] = {
     "multi-centroid": ("nothing is trained; several prototypes per class", CPP, {"prompts": False}),
     "prompts": ("a prompt per task; one prototype per class", CPP, {"centroids": 1}),
     "cpp": ("a prompt per task; several prototypes per class", CPP, {}),
-    "protosteer": ("trained as cpp; the default classifier predicts", Protosteer, {"rule": "evidence"}),
+    "protosteer": (
+        "one prompt for all tasks; the default classifier reads several layers",
+        Protosteer,
+        {"rule": "evidence", "feature_layers": "several", "prompt_tasks": "first"},
+    ),
 }
 PAPER, OURS = "cpp", "protosteer"
 SHOWN = ("baseline", PAPER, OURS)  # in matrices and plots of them

@@ -167,10 +167,10 @@ class _Learners:
 
     def _learned(self, files: Files) -> Files:
         """Files that a new model will learn: held-out ones must not choose its backbone."""
-        from protosteer.settings import Settings
+        from protosteer.settings import DEFAULT_PRESET, Settings
         from protosteer.workflows.learn_folder import split
 
-        settings = Settings.preset(self.preset or "best", **self.changes)  # complains before anything is tried
+        settings = Settings.preset(self.preset or DEFAULT_PRESET, **self.changes)  # complains before anything is tried
         return split(files, self.holdout, settings.seed)[0]
 
 

@@ -56,8 +56,8 @@ Preset = Annotated[
         "--preset",
         metavar="NAME",
         autocompletion=completion.preset_names,
-        help="What is trained: nothing (instant), one shared prompt (fast), a prompt per task (best, the default), "
-        "or a prompt per task with CPP inference, as in the paper (paper).",
+        help="What is trained: nothing (instant), one shared prompt (fast, the default), one more prompt per task "
+        "(best), or a prompt per task with CPP inference, as in the paper (paper).",
     ),
 ]
 Settings = Annotated[

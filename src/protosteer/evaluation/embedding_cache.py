@@ -53,7 +53,7 @@ class EmbeddingCache:
         if key is None and (prompt is not None or backbone is not None):
             return self._compute(rows, prompt, backbone)
         name = self._name(key) if backbone is None else f"backbone {key}"
-        embeddings, known = self._of(name)
+        embeddings, known = self._of(name, (backbone or self.method.backbone).width)
         new = rows[~known[rows]]
         if len(new):
             own = prompt[~known[rows]] if prompt is not None and prompt.ndim == 4 else prompt
@@ -88,9 +88,9 @@ class EmbeddingCache:
         for part, rows in taken.items():
             kind, _, name = part.partition("/")
             if kind == "rows":
-                embeddings, known = self._of(name)
-                embeddings[rows] = taken[f"embeddings/{name}"]
-                known[rows] = True
+                restored = taken[f"embeddings/{name}"]
+                embeddings, known = self._of(name, restored.shape[1])
+                embeddings[rows], known[rows] = restored, True
 
     def _name(self, key: str | None) -> str:
         """Return the cache key; drop embeddings of earlier weights."""
@@ -104,9 +104,9 @@ class EmbeddingCache:
             self._version = version
         return f"{version} {name}"
 
-    def _of(self, name: str) -> tuple[Tensor, Tensor]:
+    def _of(self, name: str, width: int) -> tuple[Tensor, Tensor]:
         if name not in self._known:
-            empty = torch.zeros(len(self.images), self.method.backbone.dim)
+            empty = torch.zeros(len(self.images), width)
             self._known[name] = empty, torch.zeros(len(self.images), dtype=torch.bool)
         return self._known[name]
 

@@ -1,4 +1,4 @@
-"""Calibrate the weights of feature spaces by leave-one-out: no image need be held out.
+"""Calibrate the weights of feature spaces and scores by leave-one-out: no image need be held out.
 
 Never are the scores of all classes needed at once. Beyond `MAX_CLASSES` classes they are computed block by block. Of
 each image the most probable classes stay, and evenly spaced others, which stand for all others in a sum.
@@ -7,7 +7,7 @@ each image the most probable classes stay, and evenly spaced others, which stand
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,7 @@ UNCALIBRATED_WEIGHT = 10.0  # where no image can be left out
 MAX_CLASSES = 20_000  # that all count; of more, for each image, the most probable and evenly spaced others
 NEAREST_CLASSES, SAMPLED_CLASSES = 256, 4_096
 _BLOCK = 4_096  # classes scored at once
+PRIOR_IMAGES = 20.0  # leave-one-out images that the prior shares of several feature spaces are worth
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,19 @@ class LooScores:
         return cls.among_all(*_loo_scores(scorers, statistics.all_classes), statistics.loo_labels)
 
     @classmethod
+    def of_parts(cls, scorer: CoarseScorer) -> LooScores:
+        """Score the leave-one-out images of a scorer of few classes, part by part."""
+        parts, similarities = scorer.loo_parts()
+        return cls.among_all(torch.stack(parts, dim=-1), similarities[..., None], scorer.statistics.loo_labels)
+
+    @classmethod
+    def join(cls, parts: Sequence[LooScores]) -> LooScores:
+        """Join the scores of the same images against all classes."""
+        fields = ("scores", "true_class", "mean", "max_similarity")
+        joined = {name: torch.cat([getattr(part, name) for part in parts], dim=-1) for name in fields}
+        return cls(log_count=parts[0].log_count, **joined)
+
+    @classmethod
     def among_all(cls, scores: Tensor, similarities: Tensor, labels: Tensor) -> LooScores:
         """Take scores and similarities [m, C, k] of all classes, and the true classes [m]."""
         true_class = scores[torch.arange(len(labels)), labels]
@@ -60,19 +74,57 @@ class LooScores:
             return [UNCALIBRATED_WEIGHT / len(spaces)] * len(spaces)
         logs = torch.full((len(spaces),), math.log(UNCALIBRATED_WEIGHT / len(spaces)), dtype=torch.double)
         logs.requires_grad_()
-        optimiser = torch.optim.LBFGS([logs], max_iter=50, line_search_fn="strong_wolfe")
         smoothing = 1 / (len(true_class) + 1)
         target = (1 - smoothing) * true_class + smoothing * mean
 
-        def loss() -> Tensor:
-            optimiser.zero_grad()
-            total = (scores @ logs.exp() + log_count).logsumexp(dim=1)
-            entropy = (total - target @ logs.exp()).mean()
-            entropy.backward()
-            return entropy
+        def entropy() -> Tensor:
+            return ((scores @ logs.exp() + log_count).logsumexp(dim=1) - target @ logs.exp()).mean()
 
-        optimiser.step(loss)
+        _minimise(entropy, logs, 50)
         return logs.detach().exp().tolist()
+
+    def weighted(self, shares: Tensor) -> LooScores:
+        """Return the weighted sum of all scores as a single one."""
+        scores, true_class, mean = ((x @ shares)[..., None] for x in (self.scores, self.true_class, self.mean))
+        return LooScores(scores, self.log_count, true_class, mean, self.max_similarity[:, :1])
+
+    def log_likelihood(self, space: int, weight: float, images: Tensor) -> float:
+        """Return the mean log probability of the true classes of images (bool [m]) by one space alone."""
+        total = (weight * self.scores[images][..., space] + self.log_count[images]).logsumexp(dim=1)
+        return float((weight * self.true_class[images][:, space] - total).mean())
+
+    def shares(self, prior: Tensor, images: Tensor) -> Tensor:
+        """Find the shares [k] of k scores, which add up to 1, by the leave-one-out images of a mask (bool [m]).
+
+        They minimise the squared Hellinger distance between probabilities and labels, 2 (1 - sqrt p) per image, with a
+        Dirichlet prior worth `PRIOR_IMAGES` images. The distance is bounded: a few outliers cannot decide, as they
+        would in the likelihood.
+        """
+        scores, true_class = self.scores[images], self.true_class[images]
+        if not len(true_class):
+            return prior
+        logs = (UNCALIBRATED_WEIGHT * prior).log().requires_grad_()
+
+        def distance() -> Tensor:
+            chosen = true_class @ logs.exp() - (scores @ logs.exp() + self.log_count[images]).logsumexp(dim=1)
+            distances = 2 * (1 - (chosen / 2).exp()).sum()
+            return (distances - PRIOR_IMAGES * prior @ logs.log_softmax(dim=0)) / len(chosen)
+
+        _minimise(distance, logs, 100)
+        return logs.detach().softmax(dim=0)
+
+
+def _minimise(loss: Callable[[], Tensor], parameters: Tensor, steps: int) -> None:
+    """Minimise a loss over parameters, in place, by L-BFGS."""
+    optimiser = torch.optim.LBFGS([parameters], max_iter=steps, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        value = loss()
+        value.backward()
+        return value
+
+    optimiser.step(closure)
 
 
 def loo_probabilities(table: SummaryTable, labels: Tensor, images: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -28,6 +28,7 @@ class ClassStatistics:
     """
 
     table: SummaryTable  # P prototypes [P, D]
+    space: int  # the feature space
     counts: Tensor  # [P]: images behind each prototype
     owners: Tensor  # [P]: the class of each
     summaries: Tensor  # [P]: the summary of each
@@ -43,11 +44,13 @@ class ClassStatistics:
         summaries: Sequence[ClassSummary] | SummaryTable,
         labels: Tensor | None = None,
         loo_rows: Tensor | None = None,
+        space: int = 0,
+        spread: bool = True,
     ) -> ClassStatistics:
-        """Compute the statistics of R summaries.
+        """Compute the statistics of R summaries in one feature space.
 
         Without `labels` [R], each summary is a class of its own; without `loo_rows` [m], evenly spaced prototypes are
-        scored by leave-one-out.
+        scored by leave-one-out. `spread`: count the deviations of images from their prototypes.
         """
         table = summaries if isinstance(summaries, SummaryTable) else SummaryTable.of(summaries)
         labels = torch.arange(len(table.lengths)) if labels is None else labels
@@ -56,28 +59,38 @@ class ClassStatistics:
         sizes = torch.zeros(classes, dtype=torch.double).index_add_(0, owners, counts)
         means = torch.zeros(classes, dim, dtype=torch.double)
         for block in blocks(len(owners)):
-            means.index_add_(0, owners[block], table.decoded(block) * counts[block, None])
+            means.index_add_(0, owners[block], table.decoded(block, space) * counts[block, None])
         means /= sizes[:, None]
         sampled = _covariance_classes(classes, len(owners))
         images = torch.zeros(len(labels), dtype=torch.double).index_add_(0, owner_summaries, counts)  # [R]
         squares = torch.zeros(dim, dtype=torch.double)
-        for block in blocks(len(labels)):
+        for block in blocks(len(labels)) if spread else ():
             squares += (images * sampled[labels])[block] @ table.deviations[block].double().square()
         scatter = torch.diag(squares)
         for rows in sampled[owners].nonzero()[:, 0].split(BLOCK):
-            residuals = (table.decoded(rows) - means[owners[rows]]) * counts[rows, None].sqrt()
+            residuals = (table.decoded(rows, space) - means[owners[rows]]) * counts[rows, None].sqrt()
             scatter += residuals.T @ residuals
         dof = float(((sizes - 1) * sampled).sum())
         if loo_rows is None:
             within = torch.arange(len(owners)) - (table.lengths.cumsum(0) - table.lengths)[owner_summaries]
             exact = (within < table.num_exact[owner_summaries]) & (sizes[owners] > 1)
             loo_rows = _evenly_spaced(exact.nonzero()[:, 0], max_loo_images(classes))
-        return cls(table, counts, owners, owner_summaries, loo_rows, sizes, means, scatter, dof)
+        return cls(table, space, counts, owners, owner_summaries, loo_rows, sizes, means, scatter, dof)
 
     @property
     def points(self) -> Tensor:
         """float32 [P, D]: the prototypes."""
-        return self.table.decoded()
+        return self.table.decoded(space=self.space)
+
+    @property
+    def loo_points(self) -> Tensor:
+        """[m, D]: the images that are scored by leave-one-out, in double precision."""
+        return self.table.decoded(self.loo_rows, self.space).double()
+
+    @property
+    def centre(self) -> Tensor:
+        """[D]: the mean of all class means; of a single class, the origin."""
+        return self.means.mean(dim=0) if len(self.means) > 1 else torch.zeros_like(self.means[0])
 
     @property
     def all_classes(self) -> slice:

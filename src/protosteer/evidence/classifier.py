@@ -1,19 +1,21 @@
-"""The default classifier: calibrated scores in one or two feature spaces, then under a few tasks' prompts.
+"""The default classifier: calibrated scores from one forward pass, then under a few tasks' prompts if there are any.
 
-1. Embed an image in the better feature space of all classes: without a prompt, or under the shared prompt. Scores
-   there give a posterior. A confident image is done after this single pass.
-2. Embed the others in the second feature space, if it is worth its pass.
-3. Embed those still uncertain under the prompts of the tasks that the posterior leaves open. The similarity to a
+1. Embed an image as all classes are stored: without a prompt, or under the shared prompt. Scores in several layers
+   give a posterior. A confident image is done after this single pass.
+2. Embed those still uncertain under the prompts of the tasks that the posterior leaves open. The similarity to a
    class's value prototypes, each under its own task's prompt, is added to its score.
 
-Weights of the feature spaces come from leave-one-out scores of stored images, so that probabilities are calibrated
-and no image is held out.
+A model that stores the last layer alone, as those of earlier versions do, has a step between: uncertain images are
+embedded both without and under the shared prompt, if the second pass is worth it.
+
+All weights come from leave-one-out scores of stored images, so that probabilities are calibrated and no image is held
+out.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -30,26 +32,26 @@ from protosteer.search.candidates import CandidateOptions, CandidateSearch, Scor
 
 CONFIDENT = 0.8  # probability of a class from which on no further pass is made
 MIN_TASK_PROB = 0.1  # probability of a task from which on its prompt is tried
-MAX_EXTRA_PASSES = 2  # after the first: in the second feature space, and under prompts of the most probable tasks
-MIN_SPACE_WEIGHT = 0.2  # share of all weight from which on a second feature space is worth a pass
+MAX_EXTRA_PASSES = 2  # after the first: the second of all classes, and under prompts of the most probable tasks
+MIN_PASS_WEIGHT = 0.2  # share of all weight from which on a second pass is worth it
 MIN_UNBIASED = 50  # images that the shared prompt was not trained with, to calibrate by them alone
-TASK_PROMPT_WEIGHT = 0.5  # of similarities under tasks' prompts, as a share of the feature spaces' weight
+TASK_PROMPT_WEIGHT = 0.5  # of similarities under tasks' prompts, as a share of the weight of all classes' passes
 
 
 @dataclass(frozen=True)
-class FeatureSpace:
-    """One way to embed images that all classes are stored in."""
+class Pass:
+    """A forward pass that all classes are stored under."""
 
     prompt: int | None  # its number in the index; None: no prompt
     scorer: CoarseScorer
-    weight: float  # together with the other feature spaces
+    weight: float  # together with the other pass
     solo_weight: float  # by itself
     loo_max_similarity: Tensor  # [n]: greatest similarities of leave-one-out images
 
 
 @dataclass(frozen=True)
 class LooPredictions:
-    """How confident steps 1 and 2 are of m stored images by leave-one-out, and whether they are correct."""
+    """How confident the passes of all classes are of m stored images by leave-one-out, and whether they are correct."""
 
     confidence: Tensor  # [m]: probability of the top-1 class
     correct: Tensor  # bool [m]
@@ -66,7 +68,7 @@ class EvidenceClassifier:
         memory: Memory,
         index: Index,
         options: CandidateOptions | None = None,
-        min_space_weight: float = MIN_SPACE_WEIGHT,
+        min_pass_weight: float = MIN_PASS_WEIGHT,
         min_unbiased: int = MIN_UNBIASED,
     ):
         """Compute all that prediction needs from a memory whose classes all have summaries, and its index."""
@@ -75,56 +77,68 @@ class EvidenceClassifier:
         self.sorted_position = self.order.argsort()  # [C]: where the classes of the index are inside
         self.class_tasks = index.class_tasks[self.order]
         self.options = options or CandidateOptions()
-        self._prompted_tasks = _prompted_tasks(index, self.sorted_position)
         self._shared_prompt_task = _shared_prompt_task(memory)  # bool [T]
-        self.spaces, self.loo_predictions = self._calibrate(memory, min_space_weight, min_unbiased)
-        self.max_task_prompts = MAX_EXTRA_PASSES - len(self.spaces[1:])
+        self.passes, self.loo_predictions = self._calibrate(memory, min_pass_weight, min_unbiased)
+        if self._single_pass:  # what the shared prompt tells of its own task's classes, it tells of all
+            self.index = replace(index, prompted=index.prompted & ~self._shared_prompt_task)
+        self._prompted_tasks = _prompted_tasks(self.index, self.sorted_position)
+        self.max_task_prompts = MAX_EXTRA_PASSES - len(self.passes[1:])
         # Value prototypes are stored task by task: where each begins.
         self._starts = torch.searchsorted(index.value_tasks, torch.arange(len(index.tasks) + 1)).tolist()
+
+    @property
+    def dim(self) -> int:
+        """D: the width of an embedding of the last layer."""
+        return self.passes[0].scorer.statistics.means.shape[1]
+
+    @property
+    def layers(self) -> str:
+        """What images must be embedded by: the "last" layer, or "several"."""
+        return "several" if len(self.passes[0].scorer.spaces) > 1 else "last"
 
     @cached_property
     def candidate_search(self) -> CandidateSearch | None:
         """Search among the whitened class means; None where classes are so few that all are scored."""
         if len(self.order) < self.options.min_classes:
             return None
-        scorer = self.spaces[0].scorer
-        return CandidateSearch(scorer.whitened.units(scorer.statistics.means), self.options)
+        scorer = self.passes[0].scorer
+        return CandidateSearch(scorer.whitened[0].units(scorer.statistics.means), self.options)
 
     def match(self, embed: Embed, count: int, exhaustive: bool = True, task_prompts: bool = True) -> ClassifierMatches:
         """Classify B images by `embed`, which takes rows [m] and numbers of prompts [m] or none: logits [B, C] or [B, n].
 
-        Without `exhaustive`, only candidates are scored where classes are very many. `task_prompts`: do step 3.
+        Without `exhaustive`, only candidates are scored where classes are very many. `task_prompts`: do step 2.
         """
-        first = self.spaces[0]
+        first = self.passes[0]
         shown = embed(torch.arange(count), _number(first.prompt, count))
         scored = ScoredClasses() if exhaustive else self._candidates(shown)
         scores, similarities = scored.scores(first.scorer, shown)
         logits, passes = first.solo_weight * scores, torch.ones(count, dtype=torch.int64)
         under_shared = shown if first.prompt is not None else None
-        for space in self.spaces[1:]:
+        for later in self.passes[1:]:
             rows = _uncertain(scored.posterior(logits))
             second = torch.full_like(shown, torch.nan)
             if len(rows):
-                second[rows] = embed(rows, _number(space.prompt, len(rows)))
-                other, _ = scored.rows(rows).scores(space.scorer, second[rows])
-                logits[rows] = first.weight * scores[rows] + space.weight * other
+                second[rows] = embed(rows, _number(later.prompt, len(rows)))
+                other, _ = scored.rows(rows).scores(later.scorer, second[rows])
+                logits[rows] = first.weight * scores[rows] + later.weight * other
                 passes[rows] += 1
-            under_shared = under_shared if space.prompt is None else second
+            under_shared = under_shared if later.prompt is None else second
         tried = self._open_tasks(scored.posterior(logits), scored.class_ids) & task_prompts
         images, tasks = tried.nonzero().T
         if len(images):
             embeddings, embedded = self._embed_prompted(embed, under_shared, images, tasks)
             similar = self._task_similarities(embeddings, images, tasks, scored.class_ids, logits.shape)
-            logits += TASK_PROMPT_WEIGHT * sum(space.weight for space in self.spaces) * similar
+            logits += TASK_PROMPT_WEIGHT * sum(each.weight for each in self.passes) * similar
             passes += torch.bincount(embedded, minlength=count)
-        return self._matches(scored, logits, similarities, tried, shown, passes)
+        return self._matches(scored, logits, similarities, tried, shown[:, : self.dim], passes)
 
     def _candidates(self, embeddings: Tensor) -> ScoredClasses:
         search = self.candidate_search
         if search is None:
             return ScoredClasses()
         units = F.normalize(embeddings.double(), dim=1)
-        return search.find(self.spaces[0].scorer.whitened.units(units))
+        return search.find(self.passes[0].scorer.whitened[0].units(units))
 
     def _matches(
         self,
@@ -179,15 +193,15 @@ class EvidenceClassifier:
     ) -> tuple[Tensor, Tensor]:
         """Embed images [m] under the prompts of tasks [m]: unit vectors [m, D], and the images that took a pass.
 
-        under_shared: images [B, D] under the shared prompt; the task that it comes from needs no other pass.
+        under_shared: images [B, S * D] under the shared prompt; the task that it comes from needs no other pass.
         """
         known = torch.zeros_like(tasks, dtype=torch.bool)
         if under_shared is not None:
             known = self._shared_prompt_task[tasks]
-        embeddings = torch.empty(len(images), self.index.values.shape[1])
-        embeddings[~known] = embed(images[~known], tasks[~known])
+        embeddings = torch.empty(len(images), self.dim)
+        embeddings[~known] = embed(images[~known], tasks[~known])[:, : self.dim]
         if under_shared is not None:
-            embeddings[known] = under_shared[images[known]]
+            embeddings[known] = under_shared[images[known], : self.dim]
         return F.normalize(embeddings, dim=1), images[~known]
 
     def _task_similarities(
@@ -218,24 +232,23 @@ class EvidenceClassifier:
         return torch.where(similar.isinf(), highest, similar)
 
     def _calibrate(
-        self, memory: Memory, min_space_weight: float, min_unbiased: int
-    ) -> tuple[list[FeatureSpace], LooPredictions]:
-        """The feature spaces worth a pass, the one with the greatest weight first; and leave-one-out predictions.
+        self, memory: Memory, min_pass_weight: float, min_unbiased: int
+    ) -> tuple[list[Pass], LooPredictions]:
+        """The passes worth making, the one with the greatest weight first; and leave-one-out predictions.
 
         Summaries of one class are ordered by the names of their tasks.
         """
         index, labels = self.index, self.sorted_position[self.index.record_classes]
         by_name = torch.tensor(sorted(range(len(memory)), key=memory.task_names.__getitem__)).argsort()
         order = (labels * len(memory) + by_name[index.record_tasks]).argsort()
+        few = len(self.order) < self.options.min_classes  # of very many classes, the last layer alone is read
         scorers: dict[int | None, CoarseScorer] = {}
         for prompt, part in ((None, "plain"), (len(memory), "domain")):
             if part == "plain" or memory.shared_prompt is not None:
                 table = memory.table.summaries(part)
                 assert table is not None
-                scorers[prompt] = CoarseScorer(table.take(order), labels[order])
-        statistics = scorers[None].statistics  # the same images are left out in every space
-        loo = LooScores.of(list(scorers.values()))
-        columns = {prompt: column for column, prompt in enumerate(scorers)}
+                scorers[prompt] = CoarseScorer((table if few else table.last_layer()).take(order), labels[order])
+        statistics = scorers[None].statistics  # the same images are left out in every pass
         tasks = index.record_tasks[order][statistics.summaries[statistics.loo_rows]]
         # Images that were learned because they had been misclassified are harder than images are.
         not_correction = torch.tensor([task.corrected_from is None for task in memory.tasks])[tasks]
@@ -244,23 +257,30 @@ class EvidenceClassifier:
         # Images that the shared prompt was trained with are easier under it than others.
         unbiased = not_correction & ~self._shared_prompt_task[tasks]
         unbiased = unbiased if int(unbiased.sum()) >= min_unbiased else not_correction
+        several = any(len(scorer.spaces) > 1 for scorer in scorers.values())
+        each = list(scorers.values())
+        loo = LooScores.join([_loo_scores(scorer, unbiased) for scorer in each]) if several else LooScores.of(each)
+        columns = {prompt: column for column, prompt in enumerate(scorers)}
 
-        @functools.cache  # the weight of one space by itself is asked for three times
+        @functools.cache  # the weight of one pass by itself is asked for three times
         def weights(*prompts: int | None) -> list[float]:
             return loo.weights([columns[p] for p in prompts], unbiased)
 
         together = dict(zip(scorers, weights(*scorers), strict=True))
-        worth = [p for p in scorers if together[p] >= min_space_weight * sum(together.values())]
+        worth = [p for p in scorers if together[p] >= min_pass_weight * sum(together.values())]
         worth.sort(key=lambda p: -together[p])
+        self._single_pass = several
+        if several:  # then a single pass is made, the best one
+            worth = [max(scorers, key=lambda p: loo.log_likelihood(columns[p], weights(p)[0], unbiased))]
         together = dict(zip(worth, weights(*worth), strict=True))
 
-        def space(prompt: int | None) -> FeatureSpace:
+        def chosen(prompt: int | None) -> Pass:
             images = not_correction if prompt is None else unbiased
             similarity = loo.max_similarity[:, columns[prompt]][images]
-            return FeatureSpace(prompt, scorers[prompt], together[prompt], weights(prompt)[0], similarity)
+            return Pass(prompt, scorers[prompt], together[prompt], weights(prompt)[0], similarity)
 
-        spaces = [space(prompt) for prompt in worth]
-        return spaces, _loo_predictions(spaces, loo, [columns[p] for p in worth], unbiased)
+        passes = [chosen(prompt) for prompt in worth]
+        return passes, _loo_predictions(passes, loo, [columns[p] for p in worth], unbiased)
 
 
 def _prompted_tasks(index: Index, sorted_position: Tensor) -> list[Tensor]:
@@ -278,8 +298,16 @@ def _prompted_tasks(index: Index, sorted_position: Tensor) -> list[Tensor]:
     return found
 
 
-def _loo_predictions(spaces: list[FeatureSpace], loo: LooScores, columns: list[int], images: Tensor) -> LooPredictions:
-    """Steps 1 and 2 on leave-one-out images, bool [m]; columns: places of the feature spaces in `loo`."""
+def _loo_scores(scorer: CoarseScorer, images: Tensor) -> LooScores:
+    """Leave-one-out scores of one pass; images of a mask, bool [m], decide on the shares of several feature spaces."""
+    parts = LooScores.of_parts(scorer)
+    if len(scorer.spaces) > 1:
+        scorer.shares = parts.shares(scorer.shares, images)
+    return parts.weighted(scorer.shares)
+
+
+def _loo_predictions(passes: list[Pass], loo: LooScores, columns: list[int], images: Tensor) -> LooPredictions:
+    """The passes of all classes on leave-one-out images, bool [m]; columns: their places in `loo`."""
     scores, true_class = (x[images][..., columns] for x in (loo.scores, loo.true_class))
     log_count = loo.log_count[images]
 
@@ -289,10 +317,10 @@ def _loo_predictions(spaces: list[FeatureSpace], loo: LooScores, columns: list[i
         best = logits.amax(dim=1)
         return (best - (logits + log_count).logsumexp(dim=1)).exp(), own >= best - 1e-9  # but for rounding
 
-    confidence, correct = predict([spaces[0].solo_weight, *(0.0 for _ in spaces[1:])])
-    if len(spaces) > 1:
+    confidence, correct = predict([passes[0].solo_weight, *(0.0 for _ in passes[1:])])
+    if len(passes) > 1:
         confident = confidence >= CONFIDENT
-        later = predict([space.weight for space in spaces])
+        later = predict([each.weight for each in passes])
         confidence, correct = confidence.where(confident, later[0]), correct.where(confident, later[1])
     return LooPredictions(confidence, correct)
 

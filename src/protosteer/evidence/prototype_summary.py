@@ -1,12 +1,15 @@
-"""Class summaries: what the default classifier stores of a class, as 8-bit unit vectors.
+"""Class summaries: what the default classifier stores of a class, as unit vectors of 8 bits, or 4 in earlier layers.
 
-Up to `MAX_PROTOTYPES` images are stored one by one. Of more, `EXACT_PROTOTYPES` images are stored as they are and
+Up to `MAX_PROTOTYPES` images are stored one by one (25 kB in six layers of width 192). Of more, `EXACT_PROTOTYPES` images are stored as they are and
 the rest as k-means groups: the score of a stored image without itself is known exactly, which calibrates scores.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,55 +17,115 @@ from torch import Tensor
 
 from protosteer.paper.prototypes import centroids, check_embeddings
 
-MAX_PROTOTYPES = 40  # per class
-EXACT_PROTOTYPES = 10  # of these, images as they are
+MAX_PROTOTYPES = 34  # per class
+MAX_PAIRED_PROTOTYPES = 27  # per class and summary where a class has two: without and under the shared prompt
+EXACT_PROTOTYPES = 8  # of these, images as they are
+MAX_EXACT_PROTOTYPES = 10  # the same in files of earlier versions
+
+
+@dataclass(frozen=True)
+class LayerCodes:
+    """P prototypes in the S - 1 feature spaces of earlier layers, two 4-bit numbers to a byte: see `encode_layers`.
+
+    Those that are groups of images are coded as offsets from the mean of their class's single images.
+    """
+
+    codes: Tensor  # uint8 [P, S - 1, ceil(D / 2)]
+    steps: Tensor  # half [P, S - 1]
+
+    def __getitem__(self, rows: Any) -> LayerCodes:
+        return LayerCodes(self.codes[rows], self.steps[rows])
 
 
 @dataclass(frozen=True)
 class ClassSummary:
-    """Prototypes of one class in one feature space, as unit vectors.
+    """Prototypes of one class as unit vectors, in one feature space or several.
 
     A prototype is a multiple of -127 to 127 of its own scale. Scales and deviations are numbers that half
     precision holds, so that a file needs eight bits per number.
 
     points: [k, D]. counts: int64 [k], images behind each. deviations: [D], root mean square distance of images to
-    their prototypes, per dimension.
+    their prototypes, per dimension. layers: the same prototypes in earlier layers.
     """
 
     points: Tensor
     counts: Tensor
     deviations: Tensor
+    layers: LayerCodes | None = None
 
     @property
     def num_exact(self) -> int:
         """How many prototypes are single images; they come first, the same images in every feature space."""
         few = len(self.points) == int(self.counts.sum())
-        return len(self.points) if few else min(EXACT_PROTOTYPES, int((self.counts == 1).cumprod(0).sum()))
+        return len(self.points) if few else min(MAX_EXACT_PROTOTYPES, int((self.counts == 1).cumprod(0).sum()))
 
 
-def summarise_class(embeddings: Tensor, seed: int = 0) -> ClassSummary:
-    """Summarise one class's embeddings [n, D]; the same seed gives the same summary."""
-    units = F.normalize(torch.from_numpy(check_embeddings(embeddings)), dim=1).float()
-    if len(units) <= MAX_PROTOTYPES:
-        ones = torch.ones(len(units), dtype=torch.int64)
-        return ClassSummary(quantize_int8(units), ones, torch.zeros(units.shape[1]))
-    exact = torch.zeros(len(units), dtype=torch.bool).index_fill_(0, exact_rows(len(units), seed), True)
-    groups = centroids(units[~exact], MAX_PROTOTYPES - EXACT_PROTOTYPES, "kmeans", seed=seed % 2**32)
-    ones = torch.ones(EXACT_PROTOTYPES, dtype=torch.int64)
-    within = (groups.deviations**2 * groups.counts[:, None]).sum(dim=0) / len(units)
-    return ClassSummary(
-        quantize_int8(torch.cat([units[exact], groups.means])),
-        torch.cat([ones, groups.counts]),
-        round_to_half(within.sqrt()),
-    )
+def summarise_class(embeddings: Tensor, seed: int = 0, most: int = MAX_PROTOTYPES) -> ClassSummary:
+    """Summarise one class's embeddings, [n, D] or [n, S, D] of S layers, by at most `most` prototypes.
+
+    The same seed gives the same summary.
+    """
+    spaces = embeddings.shape[1] if embeddings.ndim == 3 else 1
+    vectors = torch.from_numpy(check_embeddings(embeddings.flatten(1))).unflatten(1, (spaces, -1))
+    units = F.normalize(vectors, dim=2).float()  # [n, S, D]
+    exact = torch.zeros(len(units), dtype=torch.bool).index_fill_(0, exact_rows(len(units), seed, most), True)
+    images, ones = units[exact], torch.ones(int(exact.sum()), dtype=torch.int64)
+    codes = encode_layers(images[:, 1:]) if spaces > 1 else None
+    if exact.all():
+        return ClassSummary(quantize_int8(images[:, 0]), ones, torch.zeros(units.shape[2]), codes)
+    groups = centroids(units[~exact].flatten(1), most - EXACT_PROTOTYPES, "kmeans", seed=seed % 2**32)
+    # The largest group comes first, so that no group of one image can be taken for one of the single images.
+    order = groups.counts.argsort(descending=True, stable=True)
+    means, counts = groups.means[order].unflatten(1, (spaces, -1)), groups.counts[order]
+    if codes is not None:
+        offsets = encode_layers(means[:, 1:] - decode_layers(codes, units.shape[2]).mean(dim=0))
+        codes = LayerCodes(torch.cat([codes.codes, offsets.codes]), torch.cat([codes.steps, offsets.steps]))
+    within = (groups.deviations**2 * groups.counts[:, None]).sum(dim=0)[: units.shape[2]] / len(units)
+    points = quantize_int8(torch.cat([images, means])[:, 0])
+    return ClassSummary(points, torch.cat([ones, counts]), round_to_half(within.sqrt()), codes)
 
 
-def exact_rows(count: int, seed: int) -> Tensor:
-    """Rows, ascending, of the images that a summary of `count` images stores one by one."""
-    if count <= MAX_PROTOTYPES:
+def exact_rows(count: int, seed: int, most: int = MAX_PROTOTYPES) -> Tensor:
+    """Rows, ascending, of the images that a summary of `count` images by `most` prototypes stores one by one."""
+    if count <= most:
         return torch.arange(count)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     return order[:EXACT_PROTOTYPES].sort().values
+
+
+_LEVELS = 16
+_STEP = 0.3352  # of 16 even levels for a normal distribution of deviation 1, with the least mean square error
+
+
+def encode_layers(vectors: Tensor) -> LayerCodes:
+    """Code vectors [k, S, D] in 4 bits; a code depends on its own vector alone.
+
+    A cosine transform first spreads outlying dimensions over all others, so that even levels fit every backbone. The
+    step is the least-squares one.
+    """
+    turned = vectors.double() @ _cosine_transform(vectors.shape[2]).T
+    spread = turned.square().mean(dim=2, keepdim=True).sqrt().clamp(min=1e-12)
+    numbers = (turned / (_STEP * spread)).floor().clamp(-_LEVELS // 2, _LEVELS // 2 - 1)
+    levels = numbers + 0.5
+    steps = (turned * levels).sum(dim=2) / levels.square().sum(dim=2)
+    nibbles = F.pad((numbers + _LEVELS // 2).to(torch.uint8), (0, vectors.shape[2] % 2))
+    return LayerCodes(nibbles[..., 0::2] * _LEVELS + nibbles[..., 1::2], steps.half())
+
+
+def decode_layers(layers: LayerCodes, dim: int) -> Tensor:
+    """Decode what `encode_layers` made of vectors: float32 [P, S - 1, dim]."""
+    numbers = torch.stack([layers.codes // _LEVELS, layers.codes % _LEVELS], dim=-1).flatten(2)[..., :dim]
+    levels = (numbers.float() + (0.5 - _LEVELS // 2)) * layers.steps.float()[..., None]
+    return levels @ _cosine_transform(dim).float()
+
+
+@functools.lru_cache(maxsize=4)
+def _cosine_transform(dim: int) -> Tensor:
+    """Return the orthonormal cosine transform of type II, double [dim, dim]."""
+    places = torch.arange(dim, dtype=torch.double)
+    matrix = torch.cos(math.pi / dim * places[:, None] * (places + 0.5)) * math.sqrt(2 / dim)
+    matrix[0] /= math.sqrt(2)
+    return matrix
 
 
 def pack_prototypes(points: Tensor) -> dict[str, Tensor]:

@@ -1,13 +1,15 @@
-"""Score embeddings against all classes in one feature space, from a few prototypes per class.
+"""Score embeddings against all classes, from a few prototypes per class.
 
-A score is the whitened cosine to the class mean plus the logarithm of a kernel ridge regression of class
-membership. Both are closed forms over the prototypes, so classes come and go without training.
+A score is a weighted sum of the whitened cosines to the class mean, one per feature space, and the logarithm of a
+kernel ridge regression of class membership. All are closed forms over the prototypes, so classes come and go without
+training. In one feature space the share of the regression is fixed; in several, `LooScores.shares` finds all shares.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -19,13 +21,17 @@ from protosteer.evidence.whitened import WhitenedCosine, dot_means
 
 RIDGE_SHARE = 0.3  # weight of the regression's logarithm, as a share of the whitened cosine's
 RIDGE_FLOOR = 0.05  # a regression on zeros and ones says nothing about smaller probabilities
+RIDGE_FLOOR_SEVERAL = 0.02  # the same in several feature spaces
+# Shares of several feature spaces before any image was seen: the last layer, all earlier ones, the ridge.
+PRIOR_LAST, PRIOR_EARLIER, PRIOR_RIDGE = 0.4, 0.8, 0.3
 
 
 class CoarseScorer:
-    """Scores embeddings against C classes, and measures how similar they are to them.
+    """Scores embeddings against C classes in S feature spaces, and measures how similar they are to them.
 
-    Similarity is the mean of the cosines to a class mean with and without whitening. It tells images that are like
-    no class: whitening sees small differences; without it, an image must lie where images lie at all.
+    Similarity is the mean of the cosines to a class mean with and without whitening, in the first feature space. It
+    tells images that are like no class: whitening sees small differences; without it, an image must lie where images
+    lie at all.
     """
 
     def __init__(
@@ -35,44 +41,71 @@ class CoarseScorer:
         loo_rows: Tensor | None = None,
     ):
         """Compute what scores need; for the arguments see `ClassStatistics.of`."""
-        self.statistics = ClassStatistics.of(summaries, labels, loo_rows)
-        self.whitened = WhitenedCosine(self.statistics)
-        self.ridge = KernelRidge.of(self.statistics)
+        table = summaries if isinstance(summaries, SummaryTable) else SummaryTable.of(summaries)
+        several = table.spaces > 1
+        self.spaces = [ClassStatistics.of(table, labels, loo_rows, s, not several) for s in range(table.spaces)]
+        self.statistics = self.spaces[0]
+        self.whitened = [WhitenedCosine(statistics) for statistics in self.spaces]
+        self.ridge = KernelRidge.of(self.spaces)
+        self.ridge_floor = RIDGE_FLOOR_SEVERAL if several else RIDGE_FLOOR
+        self.shares = _prior_shares(table.spaces, self.ridge is not None)
         self.lengths = self.statistics.means.norm(dim=1).clamp(min=1e-12)  # [C]
 
     @property
     def directions(self) -> Tensor:
-        """[C, D]: the class means as unit vectors."""
+        """[C, D]: the class means as unit vectors, in the first feature space."""
         return F.normalize(self.statistics.means, dim=1)
 
     def scores(self, embeddings: Tensor, classes: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Score embeddings [B, D] against all classes, [n] or for each image its own [B, n].
+        """Score embeddings [B, S * D] against all classes, [n] or for each image its own [B, n].
 
         Returns scores and similarities (cosines), each [B, C] or [B, n].
         """
-        unit = F.normalize(embeddings.double(), dim=1)
-        whitened = self.whitened.scores(unit, classes)
+        units = F.normalize(embeddings.double().unflatten(1, (len(self.spaces), -1)), dim=2)  # [B, S, D]
+        parts = [whitened.scores(units[:, s], classes) for s, whitened in enumerate(self.whitened)]
         lengths = self.lengths if classes is None else self.lengths[classes]
-        plain = dot_means(unit, self.statistics.means, classes) / lengths
-        ridge = self.ridge.scores(unit) if self.ridge else None
-        if ridge is not None and classes is not None:
-            ridge = ridge[:, classes] if classes.ndim == 1 else ridge.gather(1, classes)
-        return _combine(whitened, ridge, plain)
+        plain = dot_means(units[:, 0], self.statistics.means, classes) / lengths
+        similarities = (parts[0] + plain) / 2
+        if self.ridge:
+            ridge = self.ridge.scores(units.flatten(1))
+            if classes is not None:
+                ridge = ridge[:, classes] if classes.ndim == 1 else ridge.gather(1, classes)
+            parts.append(self._log_ridge(ridge))
+        return self._weighted(parts), similarities
 
-    def loo_scores(self, classes: slice | None = None) -> tuple[Tensor, Tensor]:
-        """Return scores and similarities [m, C] of leave-one-out images, each as if not learned; or a range of classes."""
-        statistics = self.statistics
-        owners, classes = statistics.loo_labels, classes or statistics.all_classes
-        points = statistics.table.decoded(statistics.loo_rows).double()
+    def loo_parts(self, classes: slice | None = None) -> tuple[list[Tensor], Tensor]:
+        """Score leave-one-out images, each as if not learned, against all classes or a range of them.
+
+        Returns the parts [m, C] that `shares` weights, and similarities [m, C].
+        """
+        statistics, classes = self.statistics, classes or self.statistics.all_classes
+        owners, points = statistics.loo_labels, statistics.loo_points
         plain = points @ statistics.means[classes].T / self.lengths[classes]
         own = rows_in_class_range(owners, classes)
         others = statistics.sizes[owners][:, None] * statistics.means[owners] - points
         plain[own] = F.cosine_similarity(points, others, dim=1)[own[0]]
-        ridge = self.ridge.loo_scores[:, classes] if self.ridge else None
-        return _combine(self.whitened.loo_scores(classes), ridge, plain)
+        parts = [whitened.loo_scores(classes) for whitened in self.whitened]
+        similarities = (parts[0] + plain) / 2
+        if self.ridge:
+            parts.append(self._log_ridge(self.ridge.loo_scores[:, classes]))
+        return parts, similarities
+
+    def loo_scores(self, classes: slice | None = None) -> tuple[Tensor, Tensor]:
+        """Return scores and similarities [m, C] of leave-one-out images; see `loo_parts`."""
+        parts, similarities = self.loo_parts(classes)
+        return self._weighted(parts), similarities
+
+    def _weighted(self, parts: Sequence[Tensor]) -> Tensor:
+        first, *others = (share * part for share, part in zip(self.shares, parts, strict=True))
+        return sum(others, first)
+
+    def _log_ridge(self, ridge: Tensor) -> Tensor:
+        return ridge.clamp(min=self.ridge_floor).log()
 
 
-def _combine(whitened: Tensor, ridge: Tensor | None, plain: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores and similarities of three kinds of scores, of one shape."""
-    scores = whitened if ridge is None else whitened + RIDGE_SHARE * ridge.clamp(min=RIDGE_FLOOR).log()
-    return scores, (whitened + plain) / 2
+def _prior_shares(spaces: int, ridge: bool) -> Tensor:
+    """Shares, double [S (+ 1)], of the feature spaces, the last layer's first, and of the ridge."""
+    if spaces == 1:
+        return torch.tensor([1.0, RIDGE_SHARE][: 1 + ridge]).double()
+    shares = [PRIOR_LAST, *[PRIOR_EARLIER / (spaces - 1)] * (spaces - 1), *[PRIOR_RIDGE] * ridge]
+    return torch.tensor(shares, dtype=torch.double) / sum(shares)

@@ -18,7 +18,7 @@ class WhitenedCosine:
 
     def __init__(self, statistics: ClassStatistics):
         self.statistics = statistics
-        dof, means = statistics.dof, statistics.means
+        dof = statistics.dof
         covariance = statistics.scatter / max(dof, 1.0)
         self.shrinkage = oas(covariance, dof)
         scale = covariance.trace() / len(covariance)
@@ -27,8 +27,7 @@ class WhitenedCosine:
         self.precision = torch.eye(len(shrunk)).double() if flat else _inverse(shrunk)  # [D, D]
         # What one image adds to the shrunk covariance is this much of the square of its residual.
         self.share = 0.0 if flat else (1 - self.shrinkage) / max(dof, 1.0)
-        # A single class is centred on the origin.
-        self.centre = means.mean(dim=0) if len(means) > 1 else torch.zeros_like(means[0])
+        self.centre = statistics.centre
         self.squared_lengths = self._squared_lengths()  # [C]
 
     def _squared_lengths(self) -> Tensor:
@@ -64,8 +63,7 @@ class WhitenedCosine:
         Morrison); shrinkage and centre stay.
         """
         statistics = self.statistics
-        rows, owners, classes = statistics.loo_rows, statistics.loo_labels, classes or statistics.all_classes
-        points = statistics.table.decoded(rows).double()
+        owners, classes, points = statistics.loo_labels, classes or statistics.all_classes, statistics.loo_points
         sizes, own_means = statistics.sizes[owners], statistics.means[owners]
         centred, residual = points - self.centre, points - own_means
         white_residual, white_point = residual @ self.precision, centred @ self.precision

@@ -29,7 +29,7 @@ from protosteer.paper.vit import shared_layers
 from protosteer.util.files import write_atomically, writing
 from protosteer.workflows import ood
 
-FORMATS = {"paper": "protosteer-onnx-3", "evidence": "protosteer-onnx-4"}
+FORMATS = {"paper": "protosteer-onnx-3", "evidence": "protosteer-onnx-5"}
 FRACTIONS = (0.01, 0.02, 0.05, 0.1, 0.2)  # of known images that are rejected; a threshold is written for each
 _TOLERANCE = 1e-3
 
@@ -55,8 +55,8 @@ true where a prompt token comes into a layer. No prompt: length 0, or false ever
 _CONTENTS = {
     "paper": {"arrays": "key and value centroids, prompts", "numbers": "neighbours, temperature"},
     "evidence": {
-        "arrays": "class means and points in each view, value centroids, prompts",
-        "numbers": "weights of the views, when an image needs further passes",
+        "arrays": "class means and prototypes in each layer, value centroids, prompts",
+        "numbers": "weights of layers, when an image needs further passes",
     },
 }
 
@@ -79,8 +79,9 @@ def export_onnx(
         raise LearnerError("nothing has been learned yet; there is nothing to export", code="nothing-learned")
     folder = Path(os.path.realpath(folder))
     _check_place(folder)
-    arrays, graph = _arrays(learner), network(learner.backbone)
-    difference = _check(graph, learner.backbone, arrays)
+    backbone = learner.backbone.reading(learner.reader.layers)
+    arrays, graph = _arrays(learner), network(backbone)
+    difference = _check(graph, backbone, arrays)
     if on_message:
         name = learner.backbone.name
         on_message(f"embedding.onnx computes what {name} does (greatest difference {difference:.0e})")
@@ -113,7 +114,7 @@ def _arrays(learner: Learner) -> dict[str, np.ndarray]:
         "value_records": index.value_records.numpy(),
         "record_classes": index.record_classes.numpy(),
         "record_tasks": index.record_tasks.numpy(),
-        "task_prompts": np.array(rows[: len(index.tasks)], dtype=np.int64),
+        "task_prompts": np.array(rows[: len(index.tasks)], dtype=np.int64) * index.prompted.numpy(),
         "prompts": prompts,
         "enters": enters,
     }
@@ -184,9 +185,10 @@ def _check(graph: bytes, backbone: Backbone, arrays: dict[str, np.ndarray], most
         used = tokens[entering.any(axis=1)][:, entering.any(axis=0)]
         prompt = torch.from_numpy(used).to(backbone.device) if used.size else None
         with torch.no_grad():
-            ours.append(backbone.vit(image[None].to(backbone.device), prompt).float().cpu())
-    theirs = torch.from_numpy(session.run(None, feed)[0])
-    difference = float((F.normalize(theirs, dim=1) - F.normalize(torch.cat(ours), dim=1)).abs().max())
+            ours.append(backbone.embed(image[None], prompt).float().cpu())
+    pair = (torch.cat(ours), torch.from_numpy(session.run(None, feed)[0]))
+    ours_units, theirs = (F.normalize(one.unflatten(1, (-1, backbone.dim)), dim=2) for one in pair)
+    difference = float((theirs - ours_units).abs().max())
     if not difference <= _TOLERANCE:
         raise ProtosteerError(
             f"onnxruntime {onnxruntime.__version__} computes other embeddings than {backbone.name} "

@@ -25,6 +25,7 @@ from torch import Tensor
 
 import protosteer
 from protosteer.backbones import Backbone
+from protosteer.backbones.layer_features import FeatureSpace, feature_spaces
 from protosteer.errors import WeightsError
 from protosteer.paper.vit import Block, ViT
 
@@ -41,7 +42,7 @@ def network(backbone: Backbone) -> bytes:
             code="weights-too-large",
         )
     graph, config = _Graph(), backbone.vit.config
-    _forward(graph, backbone.vit)
+    _forward(graph, backbone.vit, backbone.layers)
     size = config.image_size
     slots: list[str | int | None] = ["batch", config.depth, "length"]
     inputs = [
@@ -49,7 +50,7 @@ def network(backbone: Backbone) -> bytes:
         helper.make_tensor_value_info("prompts", TensorProto.FLOAT, [*slots, config.dim]),
         helper.make_tensor_value_info("enters", TensorProto.BOOL, slots),
     ]
-    outputs = [helper.make_tensor_value_info("embeddings", TensorProto.FLOAT, ["batch", config.dim])]
+    outputs = [helper.make_tensor_value_info("embeddings", TensorProto.FLOAT, ["batch", backbone.width])]
     model = helper.make_model(
         helper.make_graph(graph.nodes, backbone.name, inputs, outputs, list(graph.constants.values())),
         opset_imports=[helper.make_opsetid("", _OPSET)],
@@ -106,9 +107,12 @@ class _Graph:
         return self.op("Unsqueeze", x, self.constant(list(axes)))
 
 
-def _forward(graph: _Graph, vit: ViT) -> None:
-    """What `ViT.forward` computes, with slots for prompts."""
+def _forward(graph: _Graph, vit: ViT, layers: str) -> None:
+    """What `ViT.forward` computes, or `layer_features` if layers are "several", with slots for prompts."""
     config = vit.config
+    others = feature_spaces(config)[1:] if layers == "several" else ()
+    pooled: dict[FeatureSpace, str] = {}
+    plain = torch.nn.LayerNorm(config.dim)
     tokens, count = _embed_patches(graph, vit), 1 + config.registers + config.patches
     # Added to the similarities of a layer's queries and keys: 0 for tokens, which are first, and used slots.
     entering = graph.op("Cast", "enters", to=TensorProto.FLOAT)
@@ -126,12 +130,19 @@ def _forward(graph: _Graph, vit: ViT) -> None:
         alone = i == config.depth - 1 and config.pool == "token"  # nothing but the class token is asked for
         x = _block(graph, block, f"blocks.{i}", x, bias, queries=1 if alone else None)
         tokens, slots = graph.cut(x, 0, count), graph.cut(x, count, None)
-    if config.pool == "token":
-        graph.norm(graph.take(tokens, 0, 1), vit.norm, "norm", "embeddings")
-    else:
-        patches = graph.cut(tokens, count - config.patches, None)
-        mean = graph.op("ReduceMean", patches, axes=[1], keepdims=0)
-        graph.norm(mean, vit.fc_norm, "fc_norm", "embeddings")
+        for space in (space for space in others if space.layer == i + 1):
+            token = _pooled(graph, tokens, count - config.patches, space.pool)
+            pooled[space] = graph.norm(token, plain, "layers")
+    norm = (vit.norm, "norm") if config.pool == "token" else (vit.fc_norm, "fc_norm")
+    last = graph.norm(_pooled(graph, tokens, count - config.patches, config.pool), *norm)
+    graph.op("Concat", last, *(pooled[space] for space in others), output="embeddings", axis=1)
+
+
+def _pooled(graph: _Graph, tokens: str, patches: int, pool: str) -> str:
+    """[B, D]: the class token, or the mean of the tokens from `patches` on."""
+    if pool == "token":
+        return graph.take(tokens, 0, 1)
+    return graph.op("ReduceMean", graph.cut(tokens, patches, None), axes=[1], keepdims=0)
 
 
 def _embed_patches(graph: _Graph, vit: ViT) -> str:

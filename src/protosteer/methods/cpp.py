@@ -72,15 +72,16 @@ class CPP(Method):
 
     def embedder(self, images: Images) -> Embed:
         """Wrap `images.embed` as inference calls it, with the numbers of the index's prompts."""
-        names, prompts = [*self.learner.tasks, "for all classes"], self.learner.reader.index.prompts
+        names, reader = [*self.learner.tasks, "for all classes"], self.learner.reader
+        backbone, prompts = self.backbone.reading(reader.layers), reader.index.prompts
 
         def embed(rows: Tensor, numbers: Tensor | None) -> Tensor:
             if numbers is None:
-                return images.embed(rows)
-            embeddings = torch.empty(len(rows), self.backbone.dim)
+                return images.embed(rows, None, reader.layers, backbone)
+            embeddings = torch.empty(len(rows), backbone.width)
             for number in numbers.unique().tolist():  # cached by task
-                own = numbers == number
-                embeddings[own] = images.embed(rows[own], prompts[number], names[number])
+                own, key = numbers == number, f"{reader.layers} {names[number]}"
+                embeddings[own] = images.embed(rows[own], prompts[number], key, backbone)
             return embeddings
 
         return embed

@@ -6,7 +6,7 @@ from typing import Any
 
 from protosteer.methods.base import Source, register_method
 from protosteer.methods.cpp import CPP
-from protosteer.settings import preset
+from protosteer.settings import DEFAULT_PRESET, preset
 
 
 @register_method("protosteer")
@@ -17,5 +17,5 @@ class Protosteer(CPP):
 
     @classmethod
     def preset(cls, name: str | None) -> dict[str, Any]:
-        """Return the settings of a preset; None: those of `best`."""
-        return preset(name or "best")
+        """Return the settings of a preset; None: those of the default."""
+        return preset(name or DEFAULT_PRESET)

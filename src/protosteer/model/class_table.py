@@ -14,18 +14,20 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from protosteer.evidence.prototype_summary import ClassSummary, half_if_lossless
+from protosteer.evidence.prototype_summary import ClassSummary, LayerCodes, half_if_lossless
 from protosteer.evidence.summary_table import SummaryTable, join_rows, ragged_rows
 from protosteer.model.records import ClassRecord
 from protosteer.paper.prototypes import Centroids
 
 SUMMARIES = ("plain", "domain")
+LAYERS = {part: f"{part}_layers" for part in SUMMARIES}  # the same prototypes in earlier layers, where there are
 # Columns of each group, which share the rows of a class. Names are those of a file: "domain" is the shared prompt,
 # "held_out" the held-out similarities, "seen" the digests of files.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "keys": ("keys",),
     "values": ("values.means", "values.deviations", "values.counts"),
     **{part: tuple(f"{part}.{x}" for x in ("points", "steps", "counts", "deviations")) for part in SUMMARIES},
+    **{group: tuple(f"{group}.{x}" for x in ("codes", "steps")) for group in LAYERS.values()},
     "held_out": ("held_out",),
     "seen": ("seen",),
 }
@@ -39,7 +41,8 @@ class ClassTable(Sequence[ClassRecord]):
         names: Names of the classes.
         columns: "values.means" and "values.deviations" [V, D], "values.counts" int64 [V]; "plain.points" [P, D],
             "plain.steps" [P] where prototypes have eight bits, "plain.counts" int64 [P], "plain.deviations" with one
-            row per class that has prototypes, and the same of "domain"; "keys" [K, D] of classes without "plain";
+            row per class that has prototypes, and the same of "domain"; of either, the same prototypes in earlier
+            layers, "plain_layers.codes" and "plain_layers.steps"; "keys" [K, D] of classes without "plain";
             "held_out" [H]; "seen" int64 [S]. A group that no class has is absent.
         starts: int64 [C + 1] for each group: the rows of class i are `starts[i]` to `starts[i + 1] - 1`.
     """
@@ -57,6 +60,8 @@ class ClassTable(Sequence[ClassRecord]):
             "values": [_fields("values", r.values) for r in records],
             "plain": [_fields("plain", r.plain) for r in records],
             "domain": [_fields("domain", r.shared) for r in records],
+            LAYERS["plain"]: [_fields(LAYERS["plain"], r.plain and r.plain.layers) for r in records],
+            LAYERS["domain"]: [_fields(LAYERS["domain"], r.shared and r.shared.layers) for r in records],
             "held_out": [_fields("held_out", r.heldout_similarities) for r in records],
             "seen": [_fields("seen", r.file_digests) for r in records],
         }
@@ -145,7 +150,10 @@ class ClassTable(Sequence[ClassRecord]):
         return "plain" in self.starts and bool((self.lengths("plain") > 0).all())
 
     def summaries(self, part: str) -> SummaryTable | None:
-        """Return the "plain" or "domain" summaries of all classes; None where a class has none."""
+        """Return the "plain" or "domain" summaries of all classes; None where a class has none.
+
+        Without earlier layers, unless all classes have them.
+        """
         return self._summaries(part) if len(self) and bool((self.lengths(part) > 0).all()) else None
 
     @property
@@ -216,8 +224,10 @@ class ClassTable(Sequence[ClassRecord]):
     def _summaries(self, part: str) -> SummaryTable:
         """Return the summaries of the classes that have one."""
         points, counts, deviations = (self.columns[f"{part}.{x}"] for x in ("points", "counts", "deviations"))
-        lengths = self.lengths(part)
-        return SummaryTable(points, counts, deviations, lengths[lengths > 0], self.columns.get(f"{part}.steps"))
+        lengths, layers = self.lengths(part), None
+        if torch.equal(lengths, self.lengths(LAYERS[part])):
+            layers = LayerCodes(*(self.columns[field] for field in GROUPS[LAYERS[part]]))
+        return SummaryTable(points, counts, deviations, lengths[lengths > 0], self.columns.get(f"{part}.steps"), layers)
 
     def _field_starts(self, field: str) -> Tensor:
         group, _, column = field.partition(".")
@@ -249,14 +259,14 @@ class ClassTable(Sequence[ClassRecord]):
         if part not in self.starts:
             return None
         table = self._summaries(part)
-        return ClassSummary(table.decoded(), table.counts, table.deviations[0].float())
+        return ClassSummary(table.decoded(), table.counts, table.deviations[0].float(), table.layers)
 
 
-def _fields(group: str, part: Centroids | ClassSummary | Tensor | None) -> Mapping[str, Tensor] | None:
+def _fields(group: str, part: Centroids | ClassSummary | LayerCodes | Tensor | None) -> Mapping[str, Tensor] | None:
     """Columns of one class, with a first axis of rows."""
     if part is None or isinstance(part, Tensor):
         return None if part is None else {group: part}
-    fields = {f"{group}.{name}": tensor for name, tensor in vars(part).items()}
+    fields = {f"{group}.{name}": tensor for name, tensor in vars(part).items() if isinstance(tensor, Tensor)}
     if group in SUMMARIES:
         fields[f"{group}.deviations"] = fields[f"{group}.deviations"][None]
     return fields

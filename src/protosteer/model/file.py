@@ -40,7 +40,7 @@ from protosteer.util.files import read_regular, real, write_atomically
 from protosteer.util.tensor_file import pack_tensors, unpack_tensors
 from protosteer.util.text import check_name
 
-FORMAT = 4  # see `legacy` for earlier ones, which are still read
+FORMAT = 5  # see `legacy` for earlier ones, which are still read
 ADAPTED = "adapted"  # stands for "format" in the header of a shared prompt: workflows/shared_prompt.py
 
 
@@ -216,7 +216,7 @@ def _check_alike(first: Model, other: Model) -> None:
             f"{theirs['preprocessing']}; learn one of them again with the other's",
             code="other-preprocessing",
         )
-    for setting in ("rule", "neighbours", "temperature"):
+    for setting in ("rule", "neighbours", "temperature", "feature_layers"):
         here, there = getattr(first.settings, setting), getattr(other.settings, setting)
         if here != there:
             message = f"models predict differently: {setting} is {here} and {there}; make them equal"

@@ -1,7 +1,7 @@
 """Model files of earlier versions, mapped to the tensors of today's format.
 
 Format 1 (CPP inference) and format 2 (the default classifier) keep each class by itself, as
-`tasks.T.classes.C.PART`. Format 3, for 1,000 classes and more, keeps columns as today.
+`tasks.T.classes.C.PART`. Format 3, for 1,000 classes and more, and format 4 keep columns as today, of the last layer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from protosteer.evidence.prototype_summary import ClassSummary, unpack_prototype
 from protosteer.model.class_table import GROUPS, SUMMARIES
 from protosteer.model.validation import check_coding
 
-FORMATS = (1, 2, 3)
+FORMATS = (1, 2, 3, 4)
 # Single images that lead the prototypes of a class of many, in files from before prototypes had eight bits.
 EARLY_EXACT = 5
 
@@ -27,7 +27,7 @@ def upgrade(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[st
 
     The header is checked, the tensors are not: a KeyError or TypeError tells what is absent or does not fit.
     """
-    if header["format"] == 3:
+    if header["format"] in (3, 4):
         return dict(tensors)
     apart = ((t, c) for t, task in enumerate(header["tasks"]) for c in range(len(task["classes"])))
     classes = [_class(tensors, f"tasks.{t}.classes.{c}.") for t, c in apart]
@@ -70,7 +70,10 @@ def _early(columns: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     Where groups of one image follow in one of the two spaces, they would be taken for images that the other space
     lacks: they move to the end.
     """
-    parts = [ClassSummary(*(columns[f"{part}.{x}"] for x in ("points", "counts", "deviations"))) for part in SUMMARIES]
+    parts = [
+        ClassSummary(columns[f"{part}.points"], columns[f"{part}.counts"], columns[f"{part}.deviations"])
+        for part in SUMMARIES
+    ]
     for part, one in zip(SUMMARIES, parts, strict=True):
         if one.counts.dtype != torch.int64 or one.counts.shape != one.points.shape[:1]:
             raise TypeError(f"counts of {part} are not as many as prototypes, or not whole numbers")

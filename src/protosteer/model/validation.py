@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from protosteer.backbones.backbone import MAX_PROMPT_TOKENS
-from protosteer.model.class_table import GROUPS, SUMMARIES
+from protosteer.model.class_table import GROUPS, LAYERS, SUMMARIES
 from protosteer.model.memory import Memory
 from protosteer.model.schema import MAX_COUNT, MAX_DEPTH
 
 MAX_VALUE = 2.0**20  # in an embedding or a prompt
+MAX_SPACES = 64  # feature spaces
 _UNIT = 1.01  # greatest number in a unit vector, with what rounding adds
 _BLOCK = 8192  # rows that are checked at a time, so that little memory is taken
 
@@ -29,6 +30,9 @@ def check_columns(
         if group not in GROUPS:
             raise TypeError(f"classes have a group called {reprlib.repr(group)}")
         _check_starts(rows, len(names), columns[GROUPS[group][0]], group)
+    for field in columns:
+        if field.partition(".")[0] not in starts:
+            raise TypeError(f"column {reprlib.repr(field)} has no starts")
     lengths = {group: starts[group].diff() if group in starts else torch.zeros(len(names)) for group in GROUPS}
     if bool((lengths["values"] < 1).any()) or bool(((lengths["keys"] < 1) == (lengths["plain"] < 1)).any()):
         raise TypeError("a class lacks value prototypes or keys, or has both keys and a summary")
@@ -45,6 +49,11 @@ def check_columns(
         _check_floats(columns["keys"], 2, dim, "keys", kinds=(torch.float32,))
     for part in (part for part in SUMMARIES if part in starts):
         _check_summaries(columns, part, dim, int((lengths[part] > 0).sum()))
+        if LAYERS[part] in starts:
+            _check_layers(columns, LAYERS[part], dim)
+            present = lengths[LAYERS[part]]
+            if bool(((present > 0) & (present != lengths[part])).any()):
+                raise TypeError(f"prototypes of {part} are not as many in earlier layers")
     if "held_out" in starts:
         _check_floats(columns["held_out"], 1, None, "held-out similarities", kinds=(torch.float32,), empty=True)
     if "seen" in starts and (columns["seen"].ndim != 1 or columns["seen"].dtype != torch.int64):
@@ -130,6 +139,17 @@ def _check_summaries(columns: Mapping[str, Tensor], part: str, dim: int, classes
     _check_floats(deviations, 2, dim, f"deviations of {part}", 0.0, _UNIT)
     if len(deviations) != classes:
         raise TypeError(f"deviations of {part} are not as many as classes that have prototypes")
+
+
+def _check_layers(columns: Mapping[str, Tensor], group: str, dim: int) -> None:
+    """Check the codes of prototypes in earlier layers."""
+    codes, steps = columns[f"{group}.codes"], columns[f"{group}.steps"]
+    if codes.dtype != torch.uint8 or codes.ndim != 3 or codes.shape[2] != -(-dim // 2) or not codes.numel():
+        raise TypeError(f"codes of {group} have shape {list(codes.shape)}, {codes.dtype}")
+    # Eight steps bound a number of a unit vector.
+    _check_floats(steps, 2, codes.shape[1], f"steps of {group}", 0.0, 2 * _UNIT, (torch.float16,))
+    if len(steps) != len(codes) or codes.shape[1] >= MAX_SPACES:
+        raise TypeError(f"steps of {group} are not as many as prototypes, or of {codes.shape[1]} layers")
 
 
 def _check_counts(counts: Tensor, number: int, what: str) -> None:

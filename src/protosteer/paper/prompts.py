@@ -22,6 +22,10 @@ class Encoder(Protocol):
     depth: int
 
     @property
+    def width(self) -> int:
+        """How many numbers `rest` gives of an image: D."""
+
+    @property
     def device(self) -> torch.device:
         """Where prompts are trained."""
 
@@ -52,12 +56,13 @@ def trunk_layers(prompts: Sequence[Tensor | None], depth: int) -> int:
     return min((shared_layers(prompt, depth) for prompt in prompts if prompt is not None), default=0)
 
 
-def prompted_forward(encoder: Encoder, prompts: Sequence[Tensor | None], tokens: Tensor, batch_size: int) -> Embed:
-    """Make the `Embed` of B images, given as tokens [B, N, D] that have left the `trunk_layers`."""
-    layers = trunk_layers(prompts, encoder.depth)
+def prompted_forward(
+    encoder: Encoder, prompts: Sequence[Tensor | None], tokens: Tensor, layers: int, batch_size: int
+) -> Embed:
+    """Make the `Embed` of B images, given as tokens [B, N, D] that have left `layers` layers: see `trunk_layers`."""
 
     def embed(rows: Tensor, tasks: Tensor | None) -> Tensor:
-        embeddings = torch.empty(len(rows), encoder.dim)
+        embeddings = torch.empty(len(rows), encoder.width)
         groups = [torch.arange(len(rows))] if tasks is None else _same_shape(prompts, tasks)
         for part in (part for group in groups for part in group.split(batch_size)):
             own = None if tasks is None else torch.stack([prompts[t] for t in tasks[part].tolist()])

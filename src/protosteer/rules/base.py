@@ -43,6 +43,8 @@ class Reader(Protocol):
     """Whether probabilities are calibrated; else they are nearly flat, and similarities tell more."""
     retrieves_tasks: bool
     """Whether `Matches.candidates` are tasks retrieved for an image, rather than prompts tried to decide."""
+    layers: str
+    """What images are embedded by: the "last" layer, or "several"."""
     needs_heldout: bool
     """Whether rejection needs similarities of images that were held out when a class was learned."""
 
@@ -50,7 +52,8 @@ class Reader(Protocol):
         """Classify `count` images.
 
         Args:
-            embed: Embeds images by rows [m], each under a prompt of the index, by number [m], or none: [m, D].
+            embed: Embeds images by rows [m], each under a prompt of the index, by number [m], or none: [m, D], or
+                [m, S * D] of several layers.
             count: B, the number of images; rows are 0 to B - 1.
             exhaustive: Score all classes. Else, where they are very many, only the candidates of each image.
 
@@ -98,11 +101,11 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class Embeddings:
-    """The same n images in each feature space, [n, D] each."""
+    """The same n images without and under prompts, in S feature spaces: the last layer, or several, the last one first."""
 
-    plain: Tensor  # without a prompt
-    values: Tensor  # under their task's prompt; without one, the plain ones
-    shared: Tensor | None = None  # under the shared prompt
+    plain: Tensor  # [n, S, D]: without a prompt
+    values: Tensor  # [n, D]: under their task's prompt; without one, without; the last layer alone
+    shared: Tensor | None = None  # [n, S, D]: under the shared prompt
 
     def of_class(self, rows: Tensor) -> Embeddings:
         """Select the images of a mask [n]."""
@@ -119,6 +122,9 @@ class Rule(Protocol):
     """Whether more images of known classes get a prompt of their own."""
     copies_nearest_prompt: bool
     """Whether a few-shot class gets a copy of the prompt of the task with the nearest keys."""
+
+    def layers(self, settings: Settings) -> str:
+        """Return what new images are embedded by: the "last" layer, or "several"."""
 
     def summarise(
         self, name: str, embeddings: Embeddings, settings: Settings, seed: int, prompted: bool

@@ -12,8 +12,7 @@ from torch import Tensor
 from protosteer.evidence import classifier
 from protosteer.evidence.classifier import EvidenceClassifier, LooPredictions
 from protosteer.evidence.matches import ClassifierMatches
-from protosteer.evidence.prototype_summary import round_to_half, summarise_class
-from protosteer.evidence.scorer import RIDGE_FLOOR, RIDGE_SHARE
+from protosteer.evidence.prototype_summary import MAX_PAIRED_PROTOTYPES, round_to_half, summarise_class
 from protosteer.model.class_table import ClassTable
 from protosteer.model.index import Index
 from protosteer.model.memory import Memory
@@ -41,10 +40,10 @@ class EvidenceReader:
         self,
         memory: Memory,
         options: CandidateOptions | None = None,
-        min_space_weight: float = classifier.MIN_SPACE_WEIGHT,
+        min_pass_weight: float = classifier.MIN_PASS_WEIGHT,
     ):
-        self.index = Index.build(memory)
-        self.classifier = EvidenceClassifier(memory, self.index, options, min_space_weight)
+        self.classifier = EvidenceClassifier(memory, Index.build(memory), options, min_pass_weight)
+        self.index, self.layers = self.classifier.index, self.classifier.layers
         self._shared_prompt = memory.shared_prompt
 
     def match(self, embed: Embed, count: int, exhaustive: bool = True) -> ClassifierMatches:
@@ -53,7 +52,7 @@ class EvidenceReader:
 
     def known_similarities(self) -> Tensor:
         """See `Reader.known_similarities`: by leave-one-out."""
-        return self.classifier.spaces[0].loo_max_similarity
+        return self.classifier.passes[0].loo_max_similarity
 
     def class_thresholds(self) -> dict[str, float]:
         """See `Reader.class_thresholds`: few-shot classes are classes like any other."""
@@ -61,7 +60,7 @@ class EvidenceReader:
 
     def class_directions(self) -> Tensor:
         """See `Reader.class_directions`: class means in the first feature space."""
-        return self.classifier.spaces[0].scorer.directions[self.classifier.sorted_position]
+        return self.classifier.passes[0].scorer.directions[self.classifier.sorted_position]
 
     def explain(self, prediction: Prediction) -> list[dict[str, Any]]:
         """See `Reader.explain`: the tasks whose prompts were tried, and the runner-up."""
@@ -107,14 +106,15 @@ class EvidenceReader:
         return self.classifier.loo_predictions
 
     def describe(self) -> dict[str, Any]:
-        """See `Reader.describe`: the shared prompt, and the feature spaces with their weights."""
-        spaces, prompt = self.classifier.spaces, self._shared_prompt
+        """See `Reader.describe`: the shared prompt, the passes with their weights, the shares of the layers."""
+        passes, prompt = self.classifier.passes, self._shared_prompt
         shared = None
         if prompt is not None:
             shared = {"layers": prompt.shape[0], "length": prompt.shape[1], "bytes": prompt.nbytes}
         about = {
             "domain_prompt": shared,
-            "views": [{"prompt": space.prompt is not None, "weight": space.weight} for space in spaces],
+            "views": [{"prompt": each.prompt is not None, "weight": each.weight} for each in passes],
+            "shares": passes[0].scorer.shares.tolist(),  # of the layers, the last one first, and of the ridge
             "left_out": len(self.known_similarities()),
         }
         return {"rule": self.rule, "evidence": about}
@@ -125,27 +125,28 @@ class EvidenceReader:
 
     def export(self) -> Exported:
         """See `Reader.export`: in double precision, as scores are computed."""
-        spaces, order = self.classifier.spaces, self.classifier.sorted_position
+        passes, order = self.classifier.passes, self.classifier.sorted_position
         arrays: dict[str, np.ndarray] = {}
-        for number, scorer in enumerate(space.scorer for space in spaces):
+        for number, scorer in enumerate(each.scorer for each in passes):
             parts = {
-                "centre": scorer.whitened.centre,
-                "precision": scorer.whitened.precision,
-                "whitened": scorer.whitened.directions[order],
-                "lengths": scorer.whitened.squared_lengths[order],
+                "centre": torch.stack([one.centre for one in scorer.whitened]),
+                "precision": torch.stack([one.precision for one in scorer.whitened]),
+                "whitened": torch.stack([one.directions[order] for one in scorer.whitened]),
+                "lengths": torch.stack([one.squared_lengths[order] for one in scorer.whitened]),
                 "means": scorer.directions[order],
+                "shares": scorer.shares,
             }
             if scorer.ridge:
                 parts |= {"points": scorer.ridge.points, "weights": scorer.ridge.weights[:, order]}
+                parts |= {"ridge_centre": scorer.ridge.centre.unflatten(0, (len(scorer.spaces), -1))}
             arrays |= {f"view{number}_{name}": tensor.numpy() for name, tensor in parts.items()}
         header = {
-            "views": [{"prompt": s.prompt, "weight": s.weight, "alone": s.solo_weight} for s in spaces],
+            "views": [{"prompt": s.prompt, "weight": s.weight, "alone": s.solo_weight} for s in passes],
             "sure": classifier.CONFIDENT,
             "open": classifier.MIN_TASK_PROB,
             "most": self.classifier.max_task_prompts,
             "fine": classifier.TASK_PROMPT_WEIGHT,
-            "ridge_share": RIDGE_SHARE,
-            "ridge_floor": RIDGE_FLOOR,
+            "ridge_floor": passes[0].scorer.ridge_floor,
             "temperature": self.temperature,
         }
         return Exported(arrays, header)
@@ -159,7 +160,7 @@ class EvidenceRule:
     """
 
     candidates: CandidateOptions = field(default_factory=CandidateOptions)
-    min_space_weight: float = classifier.MIN_SPACE_WEIGHT
+    min_pass_weight: float = classifier.MIN_PASS_WEIGHT
     uses_shared_prompt = True
     trains_known_classes = False
     copies_nearest_prompt = False
@@ -167,12 +168,23 @@ class EvidenceRule:
     def summarise(
         self, name: str, embeddings: Embeddings, settings: Settings, seed: int, prompted: bool
     ) -> ClassRecord:
-        """See `Rule.summarise`: a summary per feature space; without a prompt, one value prototype."""
+        """See `Rule.summarise`: a summary without a prompt, and one under the shared prompt.
+
+        Where there are both, earlier layers are stored under the shared prompt alone. Without a prompt of its own, a
+        task has one value prototype per class.
+        """
         values = class_prototypes(embeddings.values, settings.centroids if prompted else 1, settings, seed)
-        plain = summarise_class(embeddings.plain, seed)
-        shared = None if embeddings.shared is None else summarise_class(embeddings.shared, seed)
+        if embeddings.shared is None:
+            plain, shared = summarise_class(embeddings.plain, seed), None
+        else:
+            pair = embeddings.plain[:, :1], embeddings.shared
+            plain, shared = (summarise_class(one, seed, MAX_PAIRED_PROTOTYPES) for one in pair)
         values = Centroids(round_to_half(values.means), round_to_half(values.deviations), values.counts)
         return ClassRecord(name, plain.points, values, plain=plain, shared=shared)
+
+    def layers(self, settings: Settings) -> str:
+        """See `Rule.layers`."""
+        return settings.feature_layers
 
     def summarise_few_shot(self, name: str, embeddings: Embeddings, settings: Settings, seed: int) -> ClassRecord:
         """See `Rule.summarise_few_shot`."""
@@ -186,4 +198,4 @@ class EvidenceRule:
         """See `Rule.reader`."""
         if not memory.evidence:
             return PaperReader(memory, settings)
-        return EvidenceReader(memory, self.candidates, self.min_space_weight)
+        return EvidenceReader(memory, self.candidates, self.min_pass_weight)

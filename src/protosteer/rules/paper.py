@@ -34,6 +34,7 @@ class PaperReader:
     calibrated_probabilities = False
     retrieves_tasks = True
     needs_heldout = True
+    layers = "last"
     max_cosines = 2**27  # of images and value prototypes in memory at once
 
     def __init__(self, memory: Memory, settings: Settings):
@@ -164,6 +165,10 @@ class PaperRule:
     trains_known_classes = True
     copies_nearest_prompt = True
 
+    def layers(self, settings: Settings) -> str:
+        """See `Rule.layers`: the paper reads the last one."""
+        return "last"
+
     def summarise(
         self, name: str, embeddings: Embeddings, settings: Settings, seed: int, prompted: bool
     ) -> ClassRecord:
@@ -190,7 +195,8 @@ class PaperRule:
 
 
 def _prototypes(name: str, embeddings: Embeddings, count: int, settings: Settings, seed: int) -> ClassRecord:
-    keys, values = (class_prototypes(e, count, settings, seed) for e in (embeddings.plain, embeddings.values))
+    groups = (embeddings.plain[:, 0], embeddings.values)
+    keys, values = (class_prototypes(group, count, settings, seed) for group in groups)
     return ClassRecord(name, keys.means, values)
 
 

@@ -39,6 +39,7 @@ class DataParallelEncoder:
     def __init__(self, backbone: Backbone, group: ProcessGroup):
         self.backbone, self.group = backbone, group
         self.dim, self.depth, self.prompt_shape = backbone.dim, backbone.depth, backbone.prompt_shape
+        self.width = backbone.width
         self.shares: list[slice] = []
 
     @property

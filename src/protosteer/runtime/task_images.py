@@ -16,12 +16,23 @@ from protosteer.util.distributed import process_group
 
 
 class TaskImages:
-    """The `TrainingImages` of `paper.task`."""
+    """The `TrainingImages` of `paper.task`, which also give embeddings of several layers.
+
+    A prompt is trained by the last layer. Both kinds of embeddings come from the same forward passes.
+    """
 
     def __init__(
-        self, images: ImageSet, backbone: Backbone, settings: Settings, task: str, on_stage: OnStage | None = None
+        self,
+        images: ImageSet,
+        backbone: Backbone,
+        settings: Settings,
+        task: str,
+        on_stage: OnStage | None = None,
+        layers: str = "last",
     ):
         self.images = images
+        self.layers = layers
+        self._features: dict[bytes | None, Tensor] = {}  # by prompt
         self.backbone = backbone
         self.settings = settings
         self.task = task
@@ -36,12 +47,21 @@ class TaskImages:
 
     def embed(self, prompt: Tensor | None) -> Tensor:
         """All images under a prompt [S, L, D], or without one -> [n, D]."""
+        return self.features(prompt)[:, 0]
+
+    def features(self, prompt: Tensor | None) -> Tensor:
+        """All images under a prompt [S, L, D], or without one -> [n, S, D]; computed once."""
 
         def on_batch(done: int) -> None:
             if self.on_stage:
                 self.on_stage(Stage(self.task, "values" if prompt is not None else "keys", done, len(self.images)))
 
-        return self.backbone.embed_set(self.images, prompt, self.settings.embed_batch_size, on_batch)
+        key = None if prompt is None else prompt.detach().cpu().contiguous().numpy().tobytes()
+        if key not in self._features:
+            backbone = self.backbone.reading(self.layers)
+            embeddings = backbone.embed_set(self.images, prompt, self.settings.embed_batch_size, on_batch)
+            self._features[key] = embeddings.unflatten(1, (-1, backbone.dim))
+        return self._features[key]
 
     def views(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
         """Yield the augmented tokens of each batch of row numbers, see `paper.trainer.Views`."""

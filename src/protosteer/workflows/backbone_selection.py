@@ -174,7 +174,7 @@ def sample(labels: Sequence[str], most: int, seed: int = 0) -> list[int]:
 
 
 def left_out_right(embeddings: Tensor, labels: Sequence[str]) -> tuple[int, int]:
-    """Of embeddings [n, D], how many are predicted right without themselves, and of how many that is known."""
+    """Of embeddings [n, D] or [n, S, D], how many are predicted right without themselves, and of how many."""
     names = sorted(set(labels))
     owners = torch.tensor([names.index(label) for label in labels])
     scorer = CoarseScorer([summarise_class(embeddings[owners == i]) for i in range(len(names))])
@@ -209,9 +209,9 @@ def _try(
 
     backbone.embed_set(images, rows=rows[:1])  # the first image takes longer than others
     began = time.perf_counter()
-    embeddings = backbone.embed_set(images, on_batch=on_batch, rows=rows)
+    embeddings = backbone.reading("several").embed_set(images, on_batch=on_batch, rows=rows)
     seconds = time.perf_counter() - began
-    right, of = left_out_right(embeddings, [labels[row] for row in rows])
+    right, of = left_out_right(embeddings.unflatten(1, (-1, backbone.dim)), [labels[row] for row in rows])
     return Trial(info, right, of, len(rows) / seconds)
 
 

@@ -10,14 +10,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from protosteer.evidence.prototype_summary import exact_rows
+from protosteer.evidence.prototype_summary import EXACT_PROTOTYPES, exact_rows
 from protosteer.model import thumbnails
 from protosteer.model.thumbnails import Thumb
 from protosteer.model.transaction import transaction
 from protosteer.paper.task import task_seed
 from protosteer.workflows.learn_folder import TaskSlot
 
-MAX_THUMBNAILS = 10  # of each class and task
+MAX_THUMBNAILS = EXACT_PROTOTYPES  # of each class and task
 SIDE = 64  # pixels
 _JPEG_QUALITY = 80
 
