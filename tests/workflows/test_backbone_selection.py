@@ -96,7 +96,9 @@ def test_a_sample_is_even_bounded_and_the_same_for_the_same_seed() -> None:
     rows = sample(labels, 60)
     assert [sum(labels[row] == name for row in rows) for name in "abc"] == [20, 20, 3]
     assert rows == sorted(set(rows)) == sample(labels, 60) != sample(labels, 60, seed=1)
-    assert len(sample(["a"] * 300 + ["b"] * 300, 1000)) == 2 * MAX_PROTOTYPES  # what a class is sketched by, image for image
+    assert (
+        len(sample(["a"] * 300 + ["b"] * 300, 1000)) == 2 * MAX_PROTOTYPES
+    )  # what a class is sketched by, image for image
     many = [str(i % 100) for i in range(1000)]
     some = [many[row] for row in sample(many, 60)]
     assert len(set(some)) == 12 and all(some.count(name) == 5 for name in some)

@@ -142,7 +142,7 @@ def check_learns_each_task(make: Maker) -> None:
             assert answer.scores.shape == (len(truth), len(method.classes))
             assert torch.equal(answer.scores.argmax(dim=1), answer.classes)
             if answer.confidence is not None:
-                assert torch.allclose(answer.scores.sum(dim=1), torch.ones(len(truth)), atol=1e-4)
+                assert torch.allclose(answer.scores.sum(dim=1).float(), torch.ones(len(truth)), atol=1e-4)
 
 
 def check_batches_do_not_change_predictions(make: Maker) -> None:
