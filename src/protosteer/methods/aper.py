@@ -55,8 +55,7 @@ class APER(Method):
         rows = torch.arange(len(images))
         features = torch.cat([images.embed(rows), images.embed(rows, self.prompt, "adapted")], dim=1)
         similarity = F.normalize(features, dim=1) @ F.normalize(self.means, dim=1).T  # [B, K]
-        ones = torch.ones(len(images), dtype=torch.long)
-        return Answer(similarity.argmax(dim=1), prompts=ones, scores=similarity)
+        return Answer(similarity.argmax(dim=1), prompts=torch.ones(len(images), dtype=torch.long))
 
     def trained_parameters(self) -> int:
         """Return the size of the prompt and of the discarded head."""
