@@ -123,7 +123,8 @@ def test_tuning_sees_the_first_task_s_training_images_alone(monkeypatch):
     assert len(first.test) == round(0.2 * len(stream[0].train)) == len(stream[0].train) - len(first.train)
 
 
-def test_defaults_win_ties_and_a_method_without_grid_is_named():
+def test_defaults_win_ties_and_a_method_without_grid_is_named(monkeypatch):
+    monkeypatch.setattr(NCM, "grid", {})
     experiment = Experiment.from_values({"stream": "split-digits", "method": "ncm", "tasks": 10, "device": "cpu"})
     trials = tune(experiment, {"neighbours": (1, 2)})  # without effect on accuracy
     assert trials[0].settings == {"neighbours": 3} and len(trials) == 3

@@ -26,11 +26,15 @@ class CustomPrompt(Protocol):
     def to(self, like: Tensor) -> CustomPrompt:
         """Move to the device and type of a tensor."""
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> CustomPrompt:
-        """Change every tensor."""
-
     def rest(self, vit: ViT, x: Tensor, done: int) -> Tensor:
         """Embed [B, D] from the tokens x [B, N, D] after `done` layers."""
+
+
+class TrainablePrompt(CustomPrompt, Protocol):
+    """A custom prompt that may require gradients."""
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> CustomPrompt:
+        """Change every tensor."""
 
 
 Prompt = Tensor | CustomPrompt  # a tensor is [S, L, D] for all images, or [B, S, L, D], one each

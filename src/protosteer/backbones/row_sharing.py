@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from protosteer.backbones.prompting import Prompt
+from protosteer.backbones.prompting import Prompt, TrainablePrompt
 from protosteer.util.distributed import GatherRows, ProcessGroup, SumGradients
 
 _group = ProcessGroup()
@@ -40,7 +40,10 @@ def share_rows(
         return compute(images, prompt)
     own, shares = group.share(len(images)), group.shares(len(images))
     if prompt is not None:
-        prompt = prompt.map(lambda t: _summed(t, group)) if not isinstance(prompt, Tensor) else _summed(prompt, group)
+        if isinstance(prompt, Tensor):
+            prompt = _summed(prompt, group)
+        elif prompt.requires_grad:
+            prompt = cast(TrainablePrompt, prompt).map(lambda tensor: _summed(tensor, group))
         prompt = prompt[own] if prompt.ndim == 4 else prompt
     trained = {f"vit.{name}": _summed(p, group) for name, p in vit.named_parameters() if p.requires_grad}
     part = functional_call(_Computed(vit, compute), trained, (images[own], prompt))
