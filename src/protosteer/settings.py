@@ -25,6 +25,7 @@ else:
     from typing_extensions import Self
 
 AUGMENTATIONS = ("paper", "no-flip", "crop", "none")
+LOSSES = ["cpl", "supcon", "cross-entropy"]  # `paper.losses.register_loss` adds to them
 CLUSTERINGS = ("spectral", "kmeans")
 LABEL_ASSIGNMENTS = ("discretize", "kmeans")
 PAPER_PRESETS = ("paper", "paper-text", "authors")
@@ -127,7 +128,7 @@ class Settings(Values):
     prompt_start: str = setting("previous", choices=("previous", "zero-then-previous", "zero", "random"))
 
     # Contrastive prototypical loss, Eq. 6.
-    loss: str = setting("cpl", choices=("cpl", "supcon", "cross-entropy"))
+    loss: str = setting("cpl", choices=LOSSES)
     temperature: float = setting(0.6, above=0)
     uniformity: bool = False  # True: positives return to the denominator (ablation)
     # -1: as many as the batch has images; 0: none (ablation).
@@ -222,6 +223,14 @@ class Settings(Values):
         """Write all settings as `name = value` lines."""
         lines = [f"{name} = {json.dumps(value)}" for name, value in self.to_dict().items()]
         Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def parse_value(text: str) -> Any:
+    """Parse a value as typed: JSON (5, 0.1, true), or else a bare word."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):  # also of numbers without end
+        return text.strip()
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -153,7 +153,7 @@ ADAPTERS = 2 * (2 * 24 * 4 + 24 + 4)  # per layer: down and up, with their biase
 COUNTS: dict[str, tuple[list[int], int]] = {
     "finetune": ([4 * n * 25 + 4 * first * NETWORK for n, first in ((2, 1), (3, 0), (1, 0))], NETWORK + 6 * 25),
     "aper": ([4 * 2 * 2 * 24 + 2 * 200, 3 * 200, 200], 2 * 2 * 24 + 2 * 24 + 1),
-    "s-prompts": ([4 * 48 + n * 100 + 5 * 104 for n in (2, 3, 1)], 3 * 2 * 24 + 6 * 25),
+    "s-prompts": ([4 * 48 + n * 116 + 5 * 104 for n in (2, 3, 1)], 3 * 2 * 24 + 6 * 25),
     "ease": ([4 * (ADAPTERS + 24 * n) for n in (2, 2 * 3 + 2, 3 + 5)], 3 * ADAPTERS + 6 * 24 + 3),
     "knn": ([8 * n * 104 for n in (2, 3, 1)], 0),
     "ncm": ([n * 112 for n in (2, 3, 1)], 0),

@@ -14,6 +14,8 @@ from protosteer.methods.checks import Maker, learn_task
 from protosteer.methods.derpp import DERpp
 from protosteer.methods.finetune_base import Rehearsal
 from protosteer.methods.testing import GROUPS, toy_images
+from protosteer.runtime.checkpoint import CheckpointFile
+from protosteer.runtime.progress import Stage
 
 pytestmark = pytest.mark.slow
 
@@ -111,6 +113,22 @@ def test_the_current_task_is_replayed(name):
     method.replay = lambda count: lengths.append(len(method.buffer)) or plain(count)
     learn_task(method, GROUPS[0])
     assert lengths[0] == 8 and max(lengths) == 20 and method.buffer.offered == 16 * method.settings.epochs
+
+
+@pytest.mark.parametrize("name", ["er", "der++"])
+def test_an_interrupted_first_task_resumes_with_its_buffer(name, tmp_path):
+    """The new learner's buffer is empty when its training is resumed."""
+    make, checkpoint = maker(name), CheckpointFile(tmp_path / "checkpoint", seconds=0)
+
+    def stop(stage: Stage) -> None:
+        if stage.training and stage.training.step == 3:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        learn_task(make(), GROUPS[0], on_stage=stop, checkpoint=checkpoint)
+    learner = make()
+    learn_task(learner, GROUPS[0], checkpoint=checkpoint)
+    assert learner.state() == make.after(1).state()
 
 
 def test_every_image_is_kept_with_the_same_probability():

@@ -22,7 +22,7 @@ from protosteer import __version__
 # The order of --help.
 # isort: off
 from protosteer.cli import learn, adapt, predict, correct, suggest, model_commands, serve
-from protosteer.cli import benchmarks, catalogue
+from protosteer.cli import benchmarks, experiments, catalogue
 
 # isort: on
 from protosteer.cli.common import app, say
@@ -36,6 +36,7 @@ __all__ = [
     "benchmarks",
     "catalogue",
     "correct",
+    "experiments",
     "learn",
     "main",
     "model_commands",

@@ -69,12 +69,14 @@ class Answer:
         candidates: The tasks retrieved, bool [B, T].
         prompts: Forward passes after the first, int64 [B].
         confidence: The predicted probability that each answer is right, [B].
+        scores: A score of every class, the larger the more likely, [B, K]; probabilities if there is a confidence.
     """
 
     classes: Tensor
     candidates: Tensor | None = None
     prompts: Tensor | None = None
     confidence: Tensor | None = None
+    scores: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -278,8 +280,8 @@ class Method(ABC):
         """Raise SettingsError (code "no-repeated-classes") unless known classes may come again."""
         if not cls.supports_repeated_classes:
             message = (
-                f"method {cls.name} cannot learn more images of a known class, which blurry task boundaries need; "
-                "choose another method, or leave blurry out"
+                f"method {cls.name} cannot learn more images of a known class, which blurry task boundaries and domains "
+                "need; choose another method or stream"
             )
             raise SettingsError(message, code="no-repeated-classes", method=cls.name)
 

@@ -141,6 +141,11 @@ def check_learns_each_task(make: Maker) -> None:
         answer = method.answer(make.images(method, group))
         assert answer.classes.dtype == torch.int64 and answer.classes.shape == truth.shape
         assert (answer.classes == truth).float().mean() > 0.8, (group, answer.classes)
+        if answer.scores is not None:
+            assert answer.scores.shape == (len(truth), len(method.classes))
+            assert torch.equal(answer.scores.argmax(dim=1), answer.classes)
+            if answer.confidence is not None:
+                assert torch.allclose(answer.scores.sum(dim=1).float(), torch.ones(len(truth)), atol=1e-4)
 
 
 def check_batches_do_not_change_predictions(make: Maker) -> None:

@@ -77,7 +77,7 @@ class CPP(Method):
         probabilities = (matches.scores / reader.temperature).softmax(dim=1)
         confidence, classes = probabilities.amax(dim=1), matches.scores.argmax(dim=1)
         candidates = matches.candidates if reader.retrieves_tasks else None
-        return Answer(classes, candidates, matches.passes - 1, confidence)
+        return Answer(classes, candidates, matches.passes - 1, confidence, probabilities)
 
     def diagnose(self, images: Images, truth: Tensor, task: int, own: Tensor) -> dict[str, float]:
         """Analyse errors as the learner's rule does: `Reader.diagnose`."""

@@ -112,7 +112,7 @@ class EASE(Method):
         counts = [len(names) for names in self.tasks]
         found = scores(torch.stack(features), self.prototypes, counts, self.settings.alpha)
         passes = torch.full((len(images),), len(self.tasks) - 1)  # the plain backbone is not used
-        return Answer(found.argmax(dim=1), prompts=passes)
+        return Answer(found.argmax(dim=1), prompts=passes, scores=found)
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore prototypes and adapters; see `Method.load_state_dict`."""

@@ -96,7 +96,8 @@ class FeCAM(Method):
         """Predict the class with the least distance."""
         self.require_knowledge()
         queries = F.normalize(images.embed(torch.arange(len(images))))
-        return Answer(self.distances(queries).argmin(dim=1))
+        distances = self.distances(queries)
+        return Answer(distances.argmin(dim=1), scores=-distances)
 
     def distances(self, queries: Tensor) -> Tensor:
         """Compute squared distances [B, K] of unit-length queries [B, D] to every class."""

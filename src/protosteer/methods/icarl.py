@@ -110,7 +110,8 @@ class ICaRL(Rehearsal):
         """Predict the class with the nearest mean of exemplars."""
         self.require_knowledge()
         features = F.normalize(images.embed(torch.arange(len(images))), dim=1)
-        return Answer((features @ self.means.T).argmax(dim=1))
+        scores = features @ self.means.T
+        return Answer(scores.argmax(dim=1), scores=scores)
 
 
 def herding(features: Tensor, count: int) -> Tensor:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from protosteer.backbones import Backbone
 from protosteer.backbones.prompting import Prompt
+from protosteer.backbones.row_sharing import sharing_rows
 from protosteer.data.decode_cache import cache_decoded
 from protosteer.data.images import ImageSet
-from protosteer.errors import LearnerError
 from protosteer.methods.base import Answer, MethodSettings, TrainingTask
 from protosteer.paper.diagnostics import accuracy_and_spread
 from protosteer.paper.task import task_seed
@@ -142,8 +142,9 @@ class Head(nn.Module):
 
 def answer_by(logits: Tensor, **more: Tensor) -> Answer:
     """Predict the class of the largest of logits [B, K], with its softmax as confidence."""
-    best = logits.detach().cpu().softmax(dim=1).max(dim=1)
-    return Answer(best.indices, confidence=best.values, **more)
+    probabilities = logits.detach().cpu().softmax(dim=1)
+    best = probabilities.max(dim=1)
+    return Answer(best.indices, confidence=best.values, scores=probabilities, **more)
 
 
 @dataclass(frozen=True)
@@ -181,12 +182,12 @@ class TrainingJob:
 
 
 def fit(job: TrainingJob) -> None:
-    """Train parameters on augmented images; an interrupted training resumes bit-identically."""
+    """Train parameters on augmented images; an interrupted training resumes bit-identically.
+
+    Under torchrun, every rank augments the whole batch, and embeds its own rows: see `backbones.row_sharing`.
+    """
     from protosteer.data.augment import Augmentation, augmented
 
-    if process_group().size > 1:
-        message = "this method can be trained by one process only; run it without torchrun, or its seeds in parallel"
-        raise LearnerError(message, code="single-process-method")
     s, labels, optimiser, device = job.settings, job.labels, job.optimiser, job.backbone.device
     images, augment = cache_decoded(job.images), Augmentation(job.backbone.preprocessing, s.augmentation)
     state = TrainingState(job.parameters, optimiser, labels, s.batch_size, s.epochs, job.generator, job.companion)
@@ -202,7 +203,8 @@ def fit(job: TrainingJob) -> None:
         for rows, views in zip(batches, pictures, strict=True):
             for group, rate in zip(optimiser.param_groups, rates, strict=True):
                 group["lr"] = scheduled_rate(s, state.step, state.steps, rate)
-            loss, embeddings = job.loss(views, labels[rows].to(device))
+            with sharing_rows(process_group()):
+                loss, embeddings = job.loss(views, labels[rows].to(device))
             update(loss, [list(job.parameters.values())], optimiser, s.gradient_clip)
             state.end_step(loss, embeddings)
             if job.on_step:

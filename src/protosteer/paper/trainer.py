@@ -71,13 +71,21 @@ def train_prompt(
         for rows, tokens in zip(batches, views(batches, generator), strict=True):  # [N], [N, T, D]
             set_rates(optimiser, state.step, state.steps, settings)
             embeddings = encoder.rest(tokens, settings.prompt_from_layer - 1, prompt)  # [N, D]
-            loss = head.loss(embeddings, labels[rows].to(encoder.device), anchors)
+            loss = batch_loss(head, embeddings, labels[rows].to(encoder.device), anchors)
             update(loss, [[prompt], list(head.parameters())], optimiser, settings.gradient_clip)
             state.end_step(loss, embeddings)
             for callback in callbacks:
                 callback.on_step_end(state)
         state.end_epoch(diagnostics.accuracy_and_spread)
     return Trained(prompt.detach().cpu(), state.history, sum(p.numel() for p in trained.values()))
+
+
+def batch_loss(head: Head, embeddings: Tensor, labels: Tensor, anchors: Anchors | None) -> Tensor:
+    """Loss of a batch: embeddings [N, D] under the prompt, labels [N]; that of `register_loss`, or the paper's."""
+    own = losses.REGISTERED.get(head.settings.loss)
+    if own is None:
+        return head.loss(embeddings, labels, anchors)
+    return own(F.normalize(head.neck(embeddings), dim=1), labels, anchors, head.settings, head.generator)
 
 
 class Head(nn.Module):
