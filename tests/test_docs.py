@@ -33,8 +33,8 @@ pytestmark = pytest.mark.slow
 
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
-README, API, SERVICE, DATA = (
-    REPOSITORY / name for name in ("README.md", "docs/api.md", "docs/service.md", "docs/data.md")
+README, API, SERVICE, DATA, EXTEND = (
+    REPOSITORY / name for name in ("README.md", "docs/api.md", "docs/service.md", "docs/data.md", "docs/extend.md")
 )
 
 # A comment before a block says that it is not run, and why; weights other than ours need a download.
@@ -163,6 +163,20 @@ def test_the_data_page_runs_from_list_to_cleanlab(pictures):
     assert names["suspects"][0] == (str(wrong), "one", "zero")
     assert names["grown"].classes_.tolist() == names["images"].learner_.classes == ["one", "two", "zero"]
     assert len(names["quality"]) == 6 and 0 < min(names["quality"]) < max(names["quality"]) < 1
+
+
+def test_python_of_the_page_on_extensions_runs(pictures):
+    from protosteer.methods import METHODS
+    from protosteer.paper import losses
+    from protosteer.settings import LOSSES
+
+    try:
+        names = play(EXTEND)
+        assert len(names["run"].matrix) == 2 and names["accuracy"] == names["run"].matrix[-1]
+    finally:
+        METHODS.pop("own-means", None)
+        losses.REGISTERED.pop("margin", None)
+        LOSSES[:] = [name for name in LOSSES if name != "margin"]
 
 
 def json_like(value: object) -> str:

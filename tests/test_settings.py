@@ -7,7 +7,7 @@ from expect import expect_error
 from protosteer.errors import SettingsError
 from protosteer.learner import Learner
 from protosteer.methods.cpp import CPP
-from protosteer.settings import PRESETS, Settings
+from protosteer.settings import PAPER_PRESETS, PRESETS, Settings
 
 
 def test_the_papers_settings():
@@ -26,8 +26,18 @@ def test_the_default_is_the_preset_fast_everywhere():
 
 
 def test_method_cpp_runs_with_the_papers_settings():
-    for name in (None, "paper"):
-        assert CPP.settings_from({**CPP.preset(name), "epochs": 3}) == Settings.preset("paper", epochs=3)
+    for name in (None, *PAPER_PRESETS):
+        assert CPP.settings_from({**CPP.preset(name), "epochs": 3}) == Settings.preset(name or "paper", epochs=3)
+    with expect_error("unknown-preset", SettingsError, name="fast"):
+        CPP.preset("fast")
+
+
+def test_the_two_readings_of_the_paper():
+    between = Settings.preset("paper")
+    assert Settings.preset("paper-text") == between.replace(noise="class")
+    assert Settings.preset("authors") == between.replace(
+        anchor_rows="images+prototypes", prototypes_per_step=256, prompt_start="zero-then-previous"
+    )
 
 
 def test_settings_are_frozen():

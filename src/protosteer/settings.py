@@ -1,4 +1,4 @@
-"""Every setting of the learner, with its default and bounds. `Settings.preset("paper")` are the paper's."""
+"""Every setting of the learner, with its default and bounds. docs/method.md says what each preset is."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ else:
     from typing_extensions import Self
 
 AUGMENTATIONS = ("paper", "no-flip", "crop", "none")
+LOSSES = ["cpl", "supcon", "cross-entropy"]  # `paper.losses.register_loss` adds to them
 CLUSTERINGS = ("spectral", "kmeans")
 LABEL_ASSIGNMENTS = ("discretize", "kmeans")
-PRESETS = ("best", "fast", "instant", "paper")
+PAPER_PRESETS = ("paper", "paper-text", "authors")
+PRESETS = ("best", "fast", "instant", *PAPER_PRESETS)
 DEFAULT_PRESET = "fast"
 
 MAX_FLOAT = 1e30  # of a setting: optimisers divide it, and what comes out must be a float32
@@ -122,10 +124,11 @@ class Settings(Values):
     prompt_kind: str = setting("deep", choices=("deep", "shallow"))
     # From a later layer on: all prompts share the layers before it (not in the paper).
     prompt_from_layer: int = setting(1, at_least=1, at_most=1000)
-    prompt_start: str = setting("previous", choices=("previous", "zero", "random"))
+    # "previous": the first one at zero, or at small random numbers if it has several tokens, which would stay equal.
+    prompt_start: str = setting("previous", choices=("previous", "zero-then-previous", "zero", "random"))
 
     # Contrastive prototypical loss, Eq. 6.
-    loss: str = setting("cpl", choices=("cpl", "supcon", "cross-entropy"))
+    loss: str = setting("cpl", choices=LOSSES)
     temperature: float = setting(0.6, above=0)
     uniformity: bool = False  # True: positives return to the denominator (ablation)
     # -1: as many as the batch has images; 0: none (ablation).
@@ -222,6 +225,14 @@ class Settings(Values):
         Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def parse_value(text: str) -> Any:
+    """Parse a value as typed: JSON (5, 0.1, true), or else a bare word."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):  # also of numbers without end
+        return text.strip()
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file of `name = value` lines."""
     try:
@@ -240,11 +251,20 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 # "fast", the default, trains one prompt for all classes, "best" one more per task, "instant" nothing.
 _PAPER_TRAINING = {"epochs": 50, "batch_size": 256}
+_PAPER = {"rule": "paper", "feature_layers": "last", "prompt_tasks": "all", **_PAPER_TRAINING}
 _CHANGES: Mapping[str, Mapping[str, Any]] = {
     "best": {"prompt_tasks": "all"},
     "fast": {},
     "instant": {"prompts": False, **_PAPER_TRAINING},  # unused there; files of earlier versions say so
-    "paper": {"rule": "paper", "feature_layers": "last", "prompt_tasks": "all", **_PAPER_TRAINING},
+    # Between the two readings below: the authors' noise, the text's rows of the loss.
+    "paper": _PAPER,
+    "paper-text": {**_PAPER, "noise": "class"},
+    "authors": {
+        **_PAPER,
+        "anchor_rows": "images+prototypes",
+        "prototypes_per_step": 256,
+        "prompt_start": "zero-then-previous",
+    },
 }
 
 

@@ -193,7 +193,9 @@ def test_a_model_that_changed_meanwhile_loses_nothing(photos, model, monkeypatch
         other.memory.replace(last, dataclasses.replace(last, name="autumn"))
         other.save(model)
 
-    found = learn_while(change, photos, model, monkeypatch, *TRAINED, "--set", "prompts=true", "--set", "prompt_tasks=all")
+    found = learn_while(
+        change, photos, model, monkeypatch, *TRAINED, "--set", "prompts=true", "--set", "prompt_tasks=all"
+    )
     assert found.task_names == ["spring", "summer", "autumn", "autumn-2"]
     assert sorted(found.classes) == ["five", "four", "nine", "one", "six", "three", "two"]
     assert re.search("warning: .*zero.*autumn-2", capsys.readouterr().err)

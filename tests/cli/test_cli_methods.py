@@ -9,6 +9,7 @@ from expect import expect_cli_error
 from protosteer.cli import main
 from protosteer.evaluation import method_info
 from protosteer.evaluation.method_info import describe, first_task_parameters
+from protosteer.evidence.prototype_summary import MAX_PROTOTYPES
 from protosteer.methods import METHODS
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.ncm import NCM, NCMSettings
@@ -70,12 +71,32 @@ def test_rehearsal_is_told_by_what_a_method_declares():
 
     kinds = {
         "no": {},
-        "all embeddings": {"state_grows": True},
         "all images": {"state_grows": True, "uses_rehearsal": True},
         "2,000 images": {"uses_rehearsal": True, "settings_class": Buffered},
     }
     for words, declared in kinds.items():
         assert describe(type("Declared", (NCM,), declared)).rehearsal == words
+
+
+def test_published_settings_are_shown_with_their_source(capsys):
+    assert main(["methods", "dualprompt"]) == 0
+    out = capsys.readouterr().out
+    assert "dualprompt-pytorch" in out and "expert_length=5" in out and "imagenet-r" in out
+    told = describe(METHODS["dualprompt"]).to_dict()
+    assert told["published"]["imagenet-subset"] == {"epochs": 50} and told["grid"]["learning_rate"][0] == 5e-3
+    assert main(["methods", "layup"]) == 0
+    assert "Published" not in capsys.readouterr().out
+
+
+def test_stored_features_are_no_secret():
+    """The default classifier stores vectors of single images: not their pixels, but not nothing."""
+    told = {name: describe(METHODS[name]) for name in ("protosteer", "knn", "cpp", "er")}
+    assert {name: (about.rehearsal, about.features) for name, about in told.items()} == {
+        "protosteer": ("no", f"up to {MAX_PROTOTYPES} per class"),
+        "knn": ("no", "all"),
+        "cpp": ("no", "no"),
+        "er": ("500 images", "no"),
+    }
 
 
 def test_parameters_are_those_of_a_first_task_of_ten_classes():

@@ -82,7 +82,7 @@ def test_compare_prints_tables_and_draws(tmp_path, capsys):
     assert len(table) == 2 and float(table[0]["last_accuracy_mean"]) > 0
     assert main(["compare", *folders, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert list(rows) == ["ncm, centroids 1", "two"] and set(rows["two"]) == {"mean", "std", "seeds"}
+    assert list(rows) == ["ncm", "two"] and set(rows["two"]) == {"mean", "std", "n", "seeds"}
     for option in ("--plot", "--reliability"):
         place = tmp_path / "p.png" / "q.png"
         code = "cannot-write" if option == "--plot" else None

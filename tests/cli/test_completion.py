@@ -68,7 +68,7 @@ def test_tab_offers_names_that_fit(model, line, offered, monkeypatch, capsys):
 def test_names_are_those_of_the_registries():
     assert set(completion.method_names()) == {*METHODS}
     assert completion.backbone_names() == ["auto", *(row.alias for row in list_backbones())]
-    assert set(completion.stream_names()) == {*BENCHMARKS, "folder:"}
+    assert set(completion.stream_names()) == {*BENCHMARKS, "folder:", "domains:"}
     assert set(completion.dataset_names()) == {row.info.name for row in list_datasets(None)}
     assert set(completion.preset_names()) == {*PRESETS}
 

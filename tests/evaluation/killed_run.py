@@ -27,7 +27,17 @@ VALUES = {
     "batch_size": 12, "neck_hidden": 64, "augmentation": "no-flip", "centroids": 2, "seeds": [0, 1], "device": "cpu",
 }  # fmt: skip
 OPERATIONS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
-FILES = ("training-", "task-", "seconds-", "embeddings-", "rows.json", "metrics.json", "matrix.csv", "manifest.json")
+FILES = (
+    "training-",
+    "task-",
+    "learned-",
+    "predictions-",
+    "embeddings-",
+    "rows.json",
+    "metrics.json",
+    "matrix.csv",
+    "manifest.json",
+)
 
 
 def die(*_: Any) -> None:

@@ -27,6 +27,7 @@ def test_forgetting_is_not_clipped():
 def test_one_task_has_nothing_to_forget():
     assert metrics.summary([[40.0]]) == {
         "last_accuracy": 40.0, "avg_accuracy": 40.0, "last_forgetting": 0.0, "avg_forgetting": 0.0,
+        "clipped_forgetting": 0.0, "backward_transfer": 0.0,
     }  # fmt: skip
 
 
@@ -98,3 +99,15 @@ def test_over_seeds_by_hand():
     assert std["last_accuracy"] == pytest.approx(8**0.5) and std["passes"] == 0.0
     alone = metrics.over_seeds(seeds[1:])[1]
     assert alone == dict.fromkeys(["last_accuracy", "passes", "retrieval", "nan"], 0.0)
+
+
+def test_backward_and_forward_transfer_and_clipped_forgetting_by_hand():
+    matrix = [[90.0], [80.0, 70.0], [95.0, 60.0, 50.0]]
+    found = metrics.summary(matrix)
+    assert found["backward_transfer"] == pytest.approx(((95 - 90) + (60 - 70)) / 2)
+    assert found["last_forgetting"] == pytest.approx(((90 - 95) + (70 - 60)) / 2)
+    assert found["clipped_forgetting"] == pytest.approx((0 + 10) / 2)
+    one = metrics.summary([[90.0]])
+    assert one["backward_transfer"] == one["clipped_forgetting"] == 0.0
+    assert metrics.forward_transfer([40.0, None, 80.0], [4, 5, 10]) == pytest.approx(((40 - 25) + (80 - 10)) / 2)
+    assert metrics.forward_transfer([None, None], [2, 4]) is None

@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_folder_holds_everything(finished):
     names = set(contents(finished))
     models = {f"seed-{s}/task-{t:02}.protosteer" for s in (0, 1) for t in (1, 2, 3)}
-    assert names == models | {
-        "manifest.json", "metrics.json", "log.txt", "seed-0/matrix.csv", "seed-0/metrics.json",
-        "seed-1/matrix.csv", "seed-1/metrics.json", ".protosteer.lock",
-    }  # fmt: skip
+    results = ("matrix.csv", "metrics.json", "classes.json", *(f"predictions-{t:02}.npz" for t in (1, 2, 3)))
+    seeds = {f"seed-{s}/{name}" for s in (0, 1) for name in results}
+    assert names == models | seeds | {"manifest.json", "metrics.json", "log.txt", ".protosteer.lock"}
     learner = Learner.load(finished / "seed-1" / "task-02.protosteer")
     assert learner.classes == [str(digit) for digit in range(7)] and learner.settings.seed == 1
 
@@ -69,6 +69,36 @@ def test_the_manifest_tells_where_the_figures_come_from(finished):
     assert session["command"] == ["protosteer", "run", "split-digits"]
     assert {"torch", "numpy", "kornia"} <= session["circumstances"]["versions"].keys()
     assert session["circumstances"]["threads"] >= 1 and session["circumstances"]["machine"]["processor"]
+    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    done = subprocess.run(git, capture_output=True, text=True)
+    recorded = session["circumstances"]["commit"]
+    assert recorded["hash"] == done.stdout.strip() if done.returncode == 0 else recorded is None
+
+
+def test_the_commit_is_that_of_the_package_and_never_of_a_checkout_around_it(tmp_path, monkeypatch):
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True, capture_output=True)
+
+    def found() -> Any:
+        manifest.commit.cache_clear()
+        return manifest.commit()
+
+    package = tmp_path / "src" / "protosteer" / "__init__.py"
+    package.parent.mkdir(parents=True)
+    package.touch()
+    monkeypatch.setattr(manifest.protosteer, "__file__", str(package))
+    try:
+        assert found() is None, "no checkout"
+        git("init")
+        assert found() is None, "installed into somebody's checkout, not part of it"
+        git("add", ".")
+        git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-m", "first")
+        (tmp_path / "notes.txt").touch()  # no code
+        assert found()["clean"] is True and len(found()["hash"]) == 40
+        (package.parent / "new.py").touch()
+        assert found()["clean"] is False
+    finally:
+        manifest.commit.cache_clear()
 
 
 def test_figures_are_the_same_in_every_file(finished):
@@ -194,17 +224,19 @@ def test_a_manifest_names_seeds_and_nothing_else(tmp_path, seeds):
         ("rows.json", "[5]"),
         ("rows.json", "{}"),
         ("rows.json", "[" * 100_000),
-        ("seconds-001.json", '"many"'),
-        ("seconds-001.json", "null"),
+        ("learned-001.json", '"many"'),
+        ("learned-001.json", "null"),
+        ("learned-001.json", '{"train_seconds": "many"}'),
+        ("learned-001.json", '{"train_seconds": 1.0, "losses": [5]}'),
         ("embeddings-001.safetensors", "no tensors"),
     ],
 )
 def test_an_unfinished_run_of_others_is_resumed_or_told_to_be_altered(tmp_path, name, content):
     folder = SeedFolder(tmp_path, ".safetensors")
-    folder.save_learned(0, b"state", 1.0)
+    folder.save_learned(0, b"state", training := {"train_seconds": 1.0, "losses": [[0.5, 0.25]]})
     folder.save_embeddings(0, {"a": torch.ones(2)})
     folder.save_rows([{"accuracy": [1.0]}])
-    assert folder.rows() and folder.embeddings() and folder.learned(0) == (b"state", 1.0)
+    assert folder.rows() and folder.embeddings() and folder.learned(0) == (b"state", training)
     (tmp_path / "unfinished" / name).write_text(content)
     with expect_error("unreadable-run", RunError, path=tmp_path / "unfinished" / name):
         (folder.rows(), folder.embeddings(), folder.learned(0))
@@ -355,7 +387,7 @@ def test_seeds_of_one_configuration_are_one_row(tmp_path):
     run(tmp_path / "c", seeds="0", centroids=2)
     rows = gather([str(tmp_path / name) for name in "bac"])
     assert {label: [s["seed"] for s in seeds] for label, seeds in rows.items()} == {
-        "ncm, centroids 1": [0, 1, 2],
+        "ncm": [0, 1, 2],
         "ncm, centroids 2": [0],
     }
     run(tmp_path / "d", **{**TRAINED, "test_per_class": 3})
@@ -374,8 +406,8 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
         gather([str(tmp_path / "a"), str(tmp_path / "b")])
     with expect_error("repeated-label", RunError, label="x"):
         gather([f"x={tmp_path / 'a'}", f"x={tmp_path / 'c'}"])
-    with expect_error("not-a-run", RunError, path=tmp_path):
-        gather([str(tmp_path)])
+    with expect_error("not-a-run", RunError, path=tmp_path / "a" / "seed-0"):
+        gather([str(tmp_path / "a" / "seed-0")])
     (tmp_path / "a/seed-0/metrics.json").unlink()
     with expect_error("no-finished-seed", RunError):
         read_run(tmp_path / "a")

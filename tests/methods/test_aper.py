@@ -17,7 +17,7 @@ MAKE = Maker(APER, make_images=EmbeddingCache)
 def test_the_prompt_is_the_first_tasks_and_stays():
     backbone, method = toy_backbone(), MAKE.after()
     prompt = tune_deep_prompt(toy_task(GROUPS[0]), backbone, method.settings)
-    assert torch.equal(method.prompt, prompt) and prompt.shape == (2, 2, 24)
+    assert torch.equal(method.adaptation["prompt"], prompt) and prompt.shape == (2, 2, 24)
     assert prompt.flatten(1).norm(dim=1).min() > 0  # every layer has learned from it
     other = tune_deep_prompt(toy_task(GROUPS[1]), backbone, method.settings)
     assert not torch.allclose(prompt, other)
@@ -27,7 +27,7 @@ def test_decisions_are_scikit_learns_under_the_cosine():
     method = MAKE.after()
 
     def features(pixels):
-        return torch.cat([method.backbone.embed_pixels(pixels, p) for p in (None, method.prompt)], dim=1)
+        return torch.cat([method.backbone.embed_pixels(pixels, p) for p in (None, method.adaptation["prompt"])], dim=1)
 
     train = torch.cat([features(toy_images(group)[0]) for group in GROUPS])
     names = [label for group in GROUPS for label in toy_images(group)[1]]

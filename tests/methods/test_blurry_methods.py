@@ -43,7 +43,7 @@ def learned(name: str, parts: list[list[int]], **settings: float) -> Method:
 @pytest.mark.parametrize("name", CLOSED)
 def test_two_parts_of_a_class_are_the_class(name, monkeypatch):
     if name == "aper":  # its prompt is the first task's, whatever comes later
-        monkeypatch.setattr("protosteer.methods.aper.tune_deep_prompt", lambda *_: torch.zeros(2, 2, 24))
+        monkeypatch.setattr("protosteer.methods.first_session.tune_deep_prompt", lambda *_: torch.zeros(2, 2, 24))
     whole, parted = learned(name, [list(range(27))]), learned(name, PARTS)
     assert parted.tasks == [["ant", "bee"], [], ["cat"]]
     for what in CLOSED[name]:

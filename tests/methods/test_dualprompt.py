@@ -85,3 +85,5 @@ def test_layers_follow_the_depth_of_the_backbone(depth, general, expert):
     method.shared, experts = (method._parameters(method.new_shared()), method.new_task_parameters()["experts"][None])
     assert [t.shape[2] for t in method._prefix(experts).layers] == [3] * general + [10] * expert
     assert method.backbone.embed(torch.zeros(2, 3, 16, 16), method._prefix(experts)).shape == (2, 24)
+    method.settings = method.settings.replace(length="both")
+    assert method.new_shared()["general"].shape == (general, 2, 5, 24)

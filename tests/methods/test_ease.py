@@ -2,9 +2,11 @@
 
 import math
 
+import pytest
 import torch
 import torch.nn.functional as F
 
+from protosteer.errors import ProtosteerWarning
 from protosteer.evaluation.embedding_cache import EmbeddingCache
 from protosteer.methods.adapters import new_adapters, with_adapters
 from protosteer.methods.checks import Maker, learn_task
@@ -23,7 +25,7 @@ def filled(backbone, width=4):
     return adapters
 
 
-def test_an_adapter_is_added_beside_the_mlp():
+def test_an_adapter_reads_the_residual_stream_beside_the_mlp():
     torch.manual_seed(0)
     backbone = toy_backbone()
     adapters = filled(backbone)
@@ -32,7 +34,7 @@ def test_an_adapter_is_added_beside_the_mlp():
     after = x + plain.attn(plain.norm1(x), None, None)
     read = plain.norm2(after)
     mlp = F.gelu(read @ plain.mlp.fc1.weight.T + plain.mlp.fc1.bias) @ plain.mlp.fc2.weight.T
-    narrow = (read @ own.down.weight.T + own.down.bias).clamp(min=0)
+    narrow = (after @ own.down.weight.T + own.down.bias).clamp(min=0)
     expected = after + mlp + plain.mlp.fc2.bias + 0.3 * (narrow @ own.up.weight.T + own.up.bias)
     torch.testing.assert_close(block(x), expected, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(block(x), plain(x))
@@ -121,3 +123,8 @@ def test_each_space_is_computed_once_per_image():
     for _ in range(2):
         answer = method.answer(images)
     assert images.forward_passes == 3 * len(images) and answer.prompts.tolist() == [2] * len(images)
+
+
+def test_training_that_changes_nothing_is_named():
+    with pytest.warns(ProtosteerWarning, match="learning_rate"):
+        learn_task(Maker(EASE, {"learning_rate": 1e-9})(), GROUPS[0])

@@ -96,8 +96,9 @@ def test_a_task_finds_the_temperature_at_which_it_knows_its_own_images():
     assert method.find_temperature(toy_task(GROUPS[1])) == torch.tensor(expected)
 
 
+@pytest.mark.parametrize("anchor_kind", ["authors", "energy"])
 @pytest.mark.parametrize(("weight", "least", "most"), [(0.1, 0, 3), (0.0, 20, math.inf)])
-def test_the_anchor_makes_up_for_a_planted_difference(weight, least, most, monkeypatch):
+def test_the_anchor_makes_up_for_a_planted_difference(weight, least, most, anchor_kind, monkeypatch):
     """A head that begins 30 above ends at the same energy as another with the anchor, far away without."""
 
     class Loud(Classifier):
@@ -108,10 +109,13 @@ def test_the_anchor_makes_up_for_a_planted_difference(weight, least, most, monke
     means = []
     for kind in (Classifier, Loud):
         monkeypatch.setattr(esn, "Classifier", kind)
-        method = Maker(ESN, {"anchor": -10.0, "anchor_weight": weight, "gradient_clip": 5.0})()
+        method = Maker(
+            ESN, {"anchor": -10.0, "anchor_weight": weight, "gradient_clip": 5.0, "anchor_kind": anchor_kind}
+        )()
         learn_task(method, GROUPS[1])
         tokens = method.backbone.embed_set(ArrayImages(toy_images(GROUPS[1])[0]), method.prompt, whole=True)
-        means.append(float(energy(method.classifiers[0](tokens)).mean()))
+        logits = method.classifiers[0](tokens)
+        means.append(float(energy(logits if anchor_kind == "energy" else -logits).mean()))
     assert least <= abs(means[0] - means[1]) <= most, means
 
 

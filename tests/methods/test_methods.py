@@ -1,6 +1,7 @@
 """Every registered method passes the checks that its capabilities ask for, and what is special about each."""
 
 import inspect
+import math
 from functools import cache
 from typing import Any
 
@@ -15,12 +16,14 @@ from protosteer.cli import app, benchmarks
 from protosteer.cli.benchmarks import run
 from protosteer.errors import SettingsError
 from protosteer.evaluation.embedding_cache import EmbeddingCache
-from protosteer.methods import METHODS, find_method
-from protosteer.methods.checks import Check, Maker, checks_for, learn_task
+from protosteer.methods import METHODS, Answer, find_method
+from protosteer.methods.checks import Check, Maker, check_training_changes_what_predicts, checks_for, learn_task
 from protosteer.methods.cpp import CPP
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.ncm import NCM
+from protosteer.methods.ridge import Ridge
 from protosteer.methods.testing import GROUPS, toy_backbone, toy_images
+from protosteer.streams import BENCHMARKS
 
 
 def maker(name: str, **changes: Any) -> Maker:
@@ -32,7 +35,7 @@ one_maker = cache(maker)  # checks share what was learned
 
 def is_quick(name: str) -> bool:
     """Of those that train, one with prompts and one that trains the whole backbone stand for all in haste."""
-    return name in ("cpp", "finetune") or not hasattr(METHODS[name].settings_class, "epochs")
+    return name in ("cpp", "finetune", "ranpac", "layup") or not hasattr(METHODS[name].settings_class, "epochs")
 
 
 @pytest.mark.parametrize(
@@ -150,7 +153,7 @@ ADAPTERS = 2 * (2 * 24 * 4 + 24 + 4)  # per layer: down and up, with their biase
 COUNTS: dict[str, tuple[list[int], int]] = {
     "finetune": ([4 * n * 25 + 4 * first * NETWORK for n, first in ((2, 1), (3, 0), (1, 0))], NETWORK + 6 * 25),
     "aper": ([4 * 2 * 2 * 24 + 2 * 200, 3 * 200, 200], 2 * 2 * 24 + 2 * 24 + 1),
-    "s-prompts": ([4 * 48 + n * 100 + 5 * 104 for n in (2, 3, 1)], 3 * 2 * 24 + 6 * 25),
+    "s-prompts": ([4 * 48 + n * 116 + 5 * 104 for n in (2, 3, 1)], 3 * 2 * 24 + 6 * 25),
     "ease": ([4 * (ADAPTERS + 24 * n) for n in (2, 2 * 3 + 2, 3 + 5)], 3 * ADAPTERS + 6 * 24 + 3),
     "knn": ([8 * n * 104 for n in (2, 3, 1)], 0),
     "ncm": ([n * 112 for n in (2, 3, 1)], 0),
@@ -165,7 +168,7 @@ def test_bytes_and_parameters_are_counted(name):
 
 @pytest.mark.parametrize(
     "name",
-    [n for n, m in METHODS.items() if m.state_fields and n != "ranpac"],  # RanPAC counts as its paper does
+    [n for n, m in METHODS.items() if m.state_fields and not issubclass(m, Ridge)],  # these count as their papers do
 )
 def test_bytes_of_tasks_add_up_to_the_state(name):
     method = one_maker(name).after()
@@ -188,7 +191,40 @@ def test_cpp_is_the_learner():
     assert torch.equal(answer.candidates.sum(dim=1), answer.prompts) and int(answer.prompts.min()) >= 1
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_published_settings_and_grids_are_valid(name):
+    method = METHODS[name]
+    default = method.settings_from(method.preset(None))
+    assert set(method.published) <= set(BENCHMARKS) and bool(method.published) <= bool(method.published_source)
+    for values in method.published.values():
+        default.replace(**values)
+    for setting, values in method.grid.items():
+        assert getattr(default, setting) == values[0], "the default comes first and wins ties"
+        assert [getattr(default.replace(**{setting: value}), setting) for value in values] == list(values)
+    assert math.prod(map(len, method.grid.values())) == 3, "an equal search for all"
+
+
+def test_memory_by_the_papers_two_definitions():
+    """Two layers of one token of 24 numbers for each task, centroids counted by hand."""
+    found = maker("cpp").after(2).paper_bytes()
+    assert found["prompt_bytes_per_task"] == 4 * 2 * 24
+    prototypes = 2 * 2 * 5  # two keys and two values of each of five classes
+    assert found["appendix_bytes_per_class"] == pytest.approx(4 * 24 * (2 * 2 + prototypes + 5) / 5)
+    assert list(maker("protosteer").after(2).paper_bytes()) == ["prompt_bytes_per_task"]
+    assert maker("ncm").after(2).paper_bytes() == {}
+
+
 def test_the_command_line_says_where_methods_are_listed():
     option = inspect.signature(run).parameters["method"].annotation
     help_text = eval(option, vars(benchmarks)).__metadata__[0].help
     assert "`protosteer methods`" in help_text and "methods" in typer.main.get_command(app).commands
+
+
+def test_a_method_whose_training_has_no_effect_fails_the_check():
+    class Idle(METHODS["finetune"]):  # type: ignore[misc, valid-type]
+        def answer(self, images: Any) -> Answer:
+            embeddings = images.embed(torch.arange(len(images)), key="plain", backbone=self.pretrained)
+            return Answer(embeddings.argmax(dim=1))
+
+    with pytest.raises(AssertionError, match="training changed neither"):
+        check_training_changes_what_predicts(Maker(Idle))

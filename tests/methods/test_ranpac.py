@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from protosteer.methods import ranpac
 from protosteer.methods.checks import Maker
 from protosteer.methods.ranpac import LAMBDAS, RanPAC
+from protosteer.methods.ridge import loo_errors, spectrum_of
 from protosteer.methods.testing import GROUPS, toy_images
 
 
@@ -33,14 +33,14 @@ def test_task_by_task_equals_the_ridge_of_all_images(features):
 
 
 @pytest.mark.parametrize("features", [5, 40])
-def test_errors_of_images_left_out_are_those_of_leaving_them_out(features, monkeypatch):
-    monkeypatch.setattr(ranpac, "LAMBDAS", torch.tensor([0.1, 1.0, 100.0], dtype=torch.float64))
+def test_errors_of_images_left_out_are_those_of_leaving_them_out(features):
+    strengths = torch.tensor([0.1, 1.0, 100.0], dtype=torch.float64)
     draw = torch.Generator().manual_seed(0)
     earlier, hidden = (torch.randn(12, features, generator=draw, dtype=torch.float64) for _ in range(2))
     past, targets = (F.one_hot(torch.arange(12) % 3).double() for _ in range(2))
     sums = earlier.T @ past + hidden.T @ targets
-    found = ranpac._loo_errors(hidden, targets, sums, *ranpac._spectrum(torch.cat([earlier, hidden])))
-    for ridge, error in zip(ranpac.LAMBDAS, found, strict=True):
+    found = loo_errors(hidden, targets, sums, spectrum_of(torch.cat([earlier, hidden])), strengths)
+    for ridge, error in zip(strengths, found, strict=True):
         expected = 0.0
         for i in range(12):
             rest = torch.cat([earlier, hidden[:i], hidden[i + 1 :]])

@@ -14,7 +14,8 @@ from protosteer.methods.checks import Maker, learn_task
 from protosteer.methods.derpp import DERpp
 from protosteer.methods.finetune_base import Rehearsal
 from protosteer.methods.testing import GROUPS, toy_images
-from protosteer.streams.base import TrainingTask
+from protosteer.runtime.checkpoint import CheckpointFile
+from protosteer.runtime.progress import Stage
 
 pytestmark = pytest.mark.slow
 
@@ -83,39 +84,65 @@ def test_derpp_adds_the_drift_of_logits_and_another_draw():
     assert value.item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_derpp_keeps_what_the_network_said_at_the_end_of_the_images_own_task():
-    make = maker("der++", buffer_size=12)
-    first, later = make.after(1), make.after(3)
-    logits, labels = later.buffer.notes["logits"], later.buffer.labels
-    for row in (labels < 2).nonzero()[:, 0].tolist():
-        then = first.head(first.backbone.embed_pixels(later.buffer.pixels[row : row + 1]))[0]
-        torch.testing.assert_close(logits[row, :2], then.detach(), rtol=1e-4, atol=1e-4)
-    known = (~logits.isnan()).sum(dim=1)
-    assert torch.equal(known, torch.tensor([2, 2, 5, 5, 5, 6])[labels]) and logits.shape[1] == 6
+def test_derpp_stores_the_logits_of_the_moment():
+    """Those of the step that offered the image, under the weights before the step's update."""
+    method, said = maker("der++", buffer_size=12, augmentation="none")(), []
+    plain = method.loss
+
+    def loss(images, labels):
+        logits = method.head(method.backbone.embed(images)).detach()
+        said.extend(zip(labels.tolist(), logits, strict=True))
+        return plain(images, labels)
+
+    method.loss = loss
+    for group in GROUPS:
+        learn_task(method, group)
+    logits, labels = method.buffer.notes["logits"], method.buffer.labels
+    for stored, label in zip(logits, labels.tolist(), strict=True):
+        known = stored[~stored.isnan()]
+        moments = [z for k, z in said if k == label and len(z) == len(known)]
+        assert any(torch.allclose(known, z, atol=1e-5) for z in moments)
+    counts = (~logits.isnan()).sum(dim=1)
+    assert torch.equal(counts, torch.tensor([2, 2, 5, 5, 5, 6])[labels]) and logits.shape[1] == 6
 
 
 @pytest.mark.parametrize("name", ["er", "der++"])
-def test_with_nothing_to_replay_it_is_finetuning(name):
-    mine = maker(name).after(1)
-    plain = Maker(METHODS["finetune"], {"epochs": METHODS[name].test_settings["epochs"]}).after(1)
-    for key, parameter in plain.parameters().items():
-        assert torch.equal(parameter, mine.parameters()[key]), key
+def test_the_current_task_is_replayed(name):
+    method, lengths = maker(name)(), []
+    plain = method.replay
+    method.replay = lambda count: lengths.append(len(method.buffer)) or plain(count)
+    learn_task(method, GROUPS[0])
+    assert lengths[0] == 8 and max(lengths) == 20 and method.buffer.offered == 16 * method.settings.epochs
+
+
+@pytest.mark.parametrize("name", ["er", "der++"])
+def test_an_interrupted_first_task_resumes_with_its_buffer(name, tmp_path):
+    """The new learner's buffer is empty when its training is resumed."""
+    make, checkpoint = maker(name), CheckpointFile(tmp_path / "checkpoint", seconds=0)
+
+    def stop(stage: Stage) -> None:
+        if stage.training and stage.training.step == 3:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        learn_task(make(), GROUPS[0], on_stage=stop, checkpoint=checkpoint)
+    learner = make()
+    learn_task(learner, GROUPS[0], checkpoint=checkpoint)
+    assert learner.state() == make.after(1).state()
 
 
 def test_every_image_is_kept_with_the_same_probability():
-    """24 images in three tasks, 6 places: each is kept in a quarter of 400 trials."""
+    """24 images in steps of several sizes, 6 places: each is kept in a quarter of 400 trials."""
     torch.manual_seed(0)
-    counts = torch.zeros(24)
-    method = maker("er", buffer_size=6)()
+    counts, images = torch.zeros(24), ArrayImages(torch.arange(24).byte().view(-1, 1, 1, 1).expand(-1, 3, 1, 1))
     for _ in range(400):
-        method.buffer = Buffer()
-        for part in torch.arange(24).split([5, 12, 7]):
-            pixels = part.to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 1, 1)
-            task = TrainingTask("some", ["a"], ArrayImages(pixels), ["a"] * len(part))
-            method.end_task(task, part)
-            assert len(method.buffer) <= 6
-        assert torch.equal(method.buffer.pixels[:, 0, 0, 0].long(), method.buffer.labels)
-        counts[method.buffer.labels] += 1
+        buffer = Buffer()
+        for rows in torch.arange(24).split([4, 5, 12, 3]):
+            buffer.sample(images, rows, rows, 6, twice=2.0 * rows[:, None])
+            assert len(buffer) == min(6, buffer.offered)
+        assert torch.equal(buffer.pixels[:, 0, 0, 0].long(), buffer.labels)
+        assert torch.equal(buffer.notes["twice"][:, 0], 2.0 * buffer.labels)
+        counts[buffer.labels] += 1
     deviation = (400 * 0.25 * 0.75) ** 0.5
     assert (counts - 100).abs().max() < 4.5 * deviation, counts
 

@@ -1,6 +1,9 @@
 """S-Prompts against scikit-learn's K-means, a search through all centroids and heads applied by hand."""
 
+from dataclasses import replace
+
 import torch
+import torch.nn.functional as F
 from sklearn.cluster import KMeans
 from sklearn.metrics import pairwise_distances
 
@@ -9,8 +12,9 @@ from protosteer.evaluation.embedding_cache import EmbeddingCache
 from protosteer.methods.checks import Maker
 from protosteer.methods.per_task_tuning import tune_prompt
 from protosteer.methods.s_prompts import SPrompts
-from protosteer.methods.testing import GROUPS, toy_backbone, toy_images, toy_task
+from protosteer.methods.testing import GROUPS, PlainImages, toy_backbone, toy_images, toy_task
 from protosteer.methods.training_utils import task_seed
+from protosteer.streams.base import training_view
 
 MAKE = Maker(SPrompts, make_images=EmbeddingCache)
 
@@ -64,3 +68,21 @@ def test_a_task_is_learned_as_if_there_were_no_other():
         prompt = tune_prompt(toy_task(GROUPS[1]), backbone, start, head, method.settings, torch.default_generator)
     assert torch.equal(method.prompts[1], prompt) and not torch.equal(prompt, start)
     assert torch.equal(method.weight[2:], head.weight) and torch.equal(method.bias[2:], head.bias)
+
+
+def test_a_class_has_a_row_in_the_head_of_every_task_that_brings_it():
+    method = SPrompts(toy_backbone(), SPrompts.settings_class(**SPrompts.test_settings))
+    for name, classes in (("day", ["ant", "bee"]), ("night", ["bee", "cat"])):
+        with training_view(replace(toy_task(classes), name=name)) as task:
+            method.learn(task)
+    assert method.tasks == [["ant", "bee"], ["cat"]] and method.heads.tolist() == [[0, 0], [0, 1], [1, 1], [1, 2]]
+    pixels, labels = toy_images(["ant", "bee", "cat"], per_class=4, seed=50)
+    answer = method.answer(PlainImages(method, ArrayImages(pixels)))
+    # By hand: the head of the chosen task, over its own classes.
+    plain = F.normalize(method.backbone.embed_pixels(pixels), dim=1)
+    chosen = method.owners[torch.cdist(plain, method.centroids, p=1).argmin(dim=1)].tolist()
+    for row, t in enumerate(chosen):
+        prompted = method.backbone.embed_pixels(pixels[row : row + 1], method.prompts[t])
+        own = slice(0, 2) if t == 0 else slice(2, 4)
+        best = int(F.linear(prompted, method.weight[own], method.bias[own]).argmax())
+        assert method.classes[answer.classes[row]] == [["ant", "bee"], ["bee", "cat"]][t][best]

@@ -9,6 +9,7 @@ import torch
 from protosteer.methods.checks import Maker
 from protosteer.methods.slca import SLCA, gaussian
 from protosteer.methods.testing import GROUPS, toy_backbone, toy_images
+from protosteer.methods.training_utils import scheduled_rate
 
 
 def planted(**settings: float) -> SLCA:
@@ -91,3 +92,11 @@ def test_the_backbone_learns_slowly():
     assert slow["lr"] == pytest.approx(0.005) and head["lr"] == 0.02
     assert sum(p.numel() for p in slow["params"]) == method.backbone.parameters
     assert [p.shape for p in head["params"]] == [(6, 24), (6,)]
+
+
+def test_rates_fall_to_a_tenth_at_the_authors_milestone():
+    """Epoch 18 of 20, whatever the number of steps."""
+    step_settings, settings = SLCA.settings_from({}), SLCA.settings_from({"schedule": "constant"})
+    rates = [scheduled_rate(step_settings, step, 20 * 7, 0.01) for step in range(20 * 7)]
+    assert rates == [0.01] * 18 * 7 + [0.001] * 2 * 7
+    assert scheduled_rate(settings, 139, 140, 0.01) == 0.01

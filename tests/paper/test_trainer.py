@@ -201,14 +201,30 @@ def test_the_head_takes_the_loss_that_is_asked_for(change, kind):
     torch.testing.assert_close(found, loss_of(z, labels, prototypes().sample(8), kind=kind))
 
 
-def test_cross_entropy_has_a_classifier_behind_the_neck():
-    head, embeddings, labels = (
-        Head(24, 3, QUICK.replace(loss="cross-entropy")),
-        torch.randn(6, 24),
-        torch.arange(6) % 3,
-    )
-    expected = F.cross_entropy(head.classifier(head.neck(embeddings)), labels)
+def test_cross_entropy_has_a_weight_normalised_classifier_on_the_normalised_neck():
+    head = Head(24, 3, QUICK.replace(loss="cross-entropy"))
+    embeddings, labels = torch.randn(6, 24), torch.arange(6) % 3
+    twin = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(24, 3, bias=False))
+    twin.parametrizations.weight.original0.data = head.classifier.lengths.detach() * torch.tensor([[1.0], [2.0], [3.0]])
+    twin.parametrizations.weight.original1.data = head.classifier.directions.detach().clone()
+    assert torch.equal(head.classifier.lengths, torch.ones(3, 1))
+    head.classifier.lengths.data *= torch.tensor([[1.0], [2.0], [3.0]])
+    expected = F.cross_entropy(twin(F.normalize(head.neck(embeddings), dim=1)), labels)
     torch.testing.assert_close(head.loss(embeddings, labels, prototypes()), expected)
+    assert all(p.requires_grad for p in head.classifier.parameters())
+
+
+def test_tokens_of_a_longer_prompt_differ():
+    """From zero, equal tokens stay equal for ever, as in the authors' code; by default, they do not start so."""
+    found = {}
+    for start in ("previous", "zero-then-previous"):
+        settings = QUICK.replace(prompt_length=3, prompt_start=start)
+        found[start] = train(tiny_backbone(), *task(), settings).prompt
+    tokens = found["zero-then-previous"]
+    assert torch.equal(tokens, tokens[:, :1].expand_as(tokens)) and tokens.abs().max() > 1e-4
+    assert (found["previous"][:, 0] - found["previous"][:, 1]).abs().max() > 1e-3
+    one = [train(tiny_backbone(), *task(), QUICK.replace(prompt_start=start)).prompt for start in found]
+    assert torch.equal(*one)
 
 
 @pytest.mark.parametrize(

@@ -262,3 +262,35 @@ def test_prompt_of_wrong_shape_is_rejected(shape: tuple[int, ...]) -> None:
 def test_images_of_wrong_size_are_rejected() -> None:
     with expect_error("bad-image-shape", DataError, size=16):
         random_vit()(torch.randn(4, 3, 20, 20))
+
+
+class Lora(nn.Linear):
+    """A linear layer whose forward adds something, as loralib's does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x.flip(-1).repeat(1, 1, 3)
+
+
+def patched(linear: nn.Linear) -> None:
+    plain = linear.forward
+    linear.forward = lambda x: plain(x) + x.flip(-1).repeat(1, 1, 3)  # type: ignore[method-assign]
+
+
+def subclassed(linear: nn.Linear) -> None:
+    linear.__class__ = Lora
+
+
+def hooked(linear: nn.Linear) -> None:
+    linear.register_forward_hook(lambda _module, inputs, out: out + inputs[0].flip(-1).repeat(1, 1, 3))
+
+
+@pytest.mark.parametrize("prompted", [False, True])
+@pytest.mark.parametrize("change", [subclassed, patched, hooked])
+def test_a_changed_projection_is_never_bypassed(change: Any, prompted: bool) -> None:
+    vit, images = random_vit(), torch.randn(2, 3, 16, 16)
+    prompt = torch.randn(vit.config.depth, 2, vit.config.dim) if prompted else None
+    plain = vit(images, prompt)
+    change(vit.blocks[-1].attn.qkv)
+    expected = all_tokens(vit, images, prompt)[:, 0]
+    torch.testing.assert_close(vit(images, prompt), expected, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(vit(images, prompt), plain, atol=1e-2)

@@ -121,7 +121,7 @@ def test_csv_has_every_figure_as_a_plain_number() -> None:
     figures = set(seed(0)) - {"seed", "matrix", "diagnosis"}
     columns = {f"{name}_{kind}" for name in figures for kind in ("mean", "std")}
     causes = {f"diagnosis_{name}_{kind}" for name in DIAGNOSIS for kind in ("mean", "std")}
-    assert set(cpp) == {"run", "seeds"} | columns | causes
+    assert set(cpp) == {"run", "n", "class_orders", "seeds"} | columns | causes
     assert float(cpp["last_accuracy_mean"]) == 92.0 and float(cpp["last_accuracy_std"]) == 2.0
     assert cpp["train_seconds_mean"] == "12355" and cpp["diagnosis_not_retrieved_std"] == "1"
     assert cpp["seeds"] == "3" and ncm["seeds"] == "1"
@@ -158,3 +158,45 @@ def test_an_unknown_spread_is_no_number() -> None:
     unknown = {"mean": DIAGNOSIS | {"value_spread": float("nan")}, "tasks": []}
     rows = {"x": [seed(i, diagnosis=unknown) for i in range(2)]}
     assert "nan" not in compare.comparison_markdown(rows) + compare.comparison_csv(rows)
+
+
+TESTS = {
+    "ncm": {"accuracy": 80.0, "accuracy_low": 77.5, "accuracy_high": 82.25},
+    "cpp": {
+        "accuracy": 82.0, "accuracy_low": 79.0, "accuracy_high": 84.0, "pairs": 3, "difference": 2.0,
+        "difference_low": 1.0, "difference_high": 3.0, "mcnemar_p": 0.0123, "mcnemar_holm_p": 0.0246, "t_p": None,
+        "wilcoxon_p": 0.25,
+    },
+}  # fmt: skip
+
+
+def test_tests_are_in_every_form() -> None:
+    rows = {name: ROWS[name] for name in TESTS}
+    cells_of_cpp = ["82.00 [79.00, 84.00]", "2.00 [1.00, 3.00]", "3", "0.0123", "0.0246", "–", "0.25"]
+    last = compare.comparison_markdown(rows, TESTS).split("\n\n")[2].splitlines()
+    assert cells(last[-1]) == ["cpp", *cells_of_cpp] and cells(last[2])[1:3] == ["80.00 [77.50, 82.25]", "–"]
+    ncm, cpp = csv.DictReader(io.StringIO(compare.comparison_csv(rows, TESTS)))
+    assert cpp["test_mcnemar_p"] == "0.0123" and ncm["test_mcnemar_p"] == cpp["test_t_p"] == ""
+    console = Console(file=io.StringIO(), width=140)
+    console.print(compare.comparison_tests(TESTS))
+    assert " ".join(cells_of_cpp[:2]) in " ".join(console.file.getvalue().split())
+
+
+def test_latex_escapes_and_has_as_many_cells_in_every_row() -> None:
+    rows = {"a_b & 5 % #1 ^ \\x": ROWS["cpp"], "ncm": ROWS["ncm"]}
+    text = compare.comparison_latex(rows, {})
+    lines_ = text.splitlines()
+    assert lines_[0].startswith(r"\begin{tabular}{lrr") and lines_[1] == r"\toprule" and lines_[-1] == r"\end{tabular}"
+    body = [line for line in lines_ if line.endswith(r" \\")]
+    columns = lines_[0].partition("}{")[2].rstrip("}")
+    counts = {len(line.replace(r"\&", "and").split(" & ")) for line in body}
+    assert len(body) == 3 and counts == {len(columns)}
+    assert body[1].startswith(r"a\_b \& 5 \% \#1 \textasciicircum{} \textbackslash{}x & 3 & 92.00 $\pm$ 2.00")
+    assert "–" not in text and "±" not in text
+    assert compare.comparison_latex(rows, {"ncm": TESTS["ncm"]}).count(r"\begin{tabular}") == 2
+
+
+def test_transfer_has_a_table_if_a_run_has_it() -> None:
+    more = {"clipped_forgetting": 4.0, "backward_transfer": -3.0, "task_incremental_accuracy": 99.0}
+    found = [line.split() for line in lines({"cpp": [seed(0, **more)]}, 80)]
+    assert ["cpp", *(f"{value:.2f}" for value in (seed(0)["avg_forgetting"], 4.0, -3.0, 99.0))] in found

@@ -34,7 +34,7 @@ def train(step: int) -> Stage:
     """One of 4 epochs of 5 steps."""
     epoch = (step + 4) // 5
     accuracy = 85.25 if epoch > 1 else None
-    return Stage("task", "training", step, 20, Progress(epoch, 4, step, 20, 1.234, accuracy, 1512.4, 9.0))
+    return Stage("task", "training", step, 20, Progress(epoch, 4, step, 20, (1.234,), accuracy, 1512.4, 9.0))
 
 
 class Watched:

@@ -8,25 +8,28 @@ Writes the results of this rank to FOLDER/RANK.pt: by case, a dict of tensors.
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
 from conftest import easy_task, tiny_backbone, train
-from expect import expect_error
 from protosteer.backbones import Backbone
+from protosteer.backbones.row_sharing import sharing_rows
 from protosteer.data.decode_cache import DecodedCache
 from protosteer.data.images import ArrayImages, Chosen, FileImages, ImageSet, Joined, LazyImages
+from protosteer.evaluation.embedding_cache import EmbeddingCache
 from protosteer.learner import Learner
 from protosteer.methods import find_method
+from protosteer.methods.prefix_vit import Prefix
 from protosteer.paper.prompts import initial_prompt
 from protosteer.paper.prototypes import Anchors
 from protosteer.paper.trainer import Head
 from protosteer.runtime.task_images import TaskImages
 from protosteer.settings import Settings
 from protosteer.streams.base import TrainingTask
-from protosteer.util.distributed import join
+from protosteer.util.distributed import ProcessGroup, join, process_group
 from vit_toys import small
 
 SETTINGS = Settings.preset("paper", epochs=3, batch_size=5, neck_hidden=16, augmentation="paper", prompt_start="random")
@@ -118,21 +121,59 @@ def write_images(folder: Path) -> None:
 
 def all_cases(folder: Path) -> dict[str, Case]:
     return {
-        **steps(), "training": training(), "embeddings": embeddings(folder), "learned": learned()
+        **steps(), **methods(), **shared_rows(process_group()), "training": training(), "embeddings": embeddings(folder), "learned": learned()
     }  # fmt: skip
 
 
-def refuse_whole_backbones() -> None:
-    images, labels = easy_task(["ant", "bee"])
-    finetune = find_method("finetune")
-    method = finetune(tiny_backbone(), finetune.settings_class(epochs=1))
-    with expect_error("single-process-method"):
-        method.learn(TrainingTask("first", ["ant", "bee"], ArrayImages(images), labels))
+# One of each kind: the whole backbone, with a buffer, with a penalty on weights, two views and a loss of the whole
+# batch, prompts by tokens, by prefixes; adapters.
+METHODS = ("finetune", "er", "ewc", "co2l", "l2p", "dualprompt", "ease")
+
+
+def methods() -> dict[str, Case]:
+    """What methods that train by `fit` answer after two tasks, of few steps, so that rounding does not grow.
+
+    Not their weights: keys' biases have no effect and no gradient but rounding, which Adam scales up.
+    """
+    found = {}
+    for name in METHODS:
+        kind = find_method(name)
+        short = {"epochs": 1, "learning_rate": 1e-3, "batch_size": 8}
+        method = kind(tiny_backbone(), kind.settings_from({**kind.test_settings, **short}))
+        for classes in (["ant", "bee"], ["cat", "dog"]):
+            images, labels = easy_task(classes)
+            method.learn(TrainingTask(classes[0], classes, ArrayImages(images), labels))
+        pixels = ArrayImages(easy_task(["ant", "bee", "cat", "dog"], seed=40)[0])
+        answer = method.answer(EmbeddingCache(method, pixels))
+        scores = answer.classes if answer.scores is None else answer.scores
+        found[name] = {"scores": scores, "embeddings": EmbeddingCache(method, pixels).embed(torch.arange(32))}
+    return found
+
+
+def shared_rows(group: ProcessGroup) -> dict[str, Case]:
+    """Gradients, in double precision, of a loss of whole batches and a penalty on weights."""
+    found = {}
+    for count in (1, 2, 5, 8):
+        for kind in ("none", "one", "each", "prefix"):
+            backbone, draw = small().trainable_copy(), torch.Generator().manual_seed(count)
+            backbone.vit.to(torch.float64)
+            images = torch.randn(count, 3, 16, 16, generator=draw, dtype=torch.float64)
+            shapes = {"one": (2, 1, 24), "each": (count, 2, 1, 24), "prefix": (count, 2, 1, 24)}
+            given = torch.randn(shapes.get(kind, (1,)), generator=draw, dtype=torch.float64).requires_grad_()
+            prompt: Any = {"none": None, "prefix": Prefix((given,))}.get(kind, given)
+            with sharing_rows(group):
+                z = backbone.embed(images, prompt)
+                tokens = backbone.tokens(images, None)
+            weight = backbone.vit.blocks[0].mlp.fc1.weight
+            loss = (z @ z.T).square().mean() + tokens.norm() + weight.square().sum() + given.square().sum()
+            loss.backward()
+            gradients = {n: p.grad for n, p in backbone.vit.named_parameters() if p.grad is not None}
+            found[f"rows {count} {kind}"] = {"z": z.detach(), "prompt": given.grad, **gradients}
+    return found
 
 
 if __name__ == "__main__":
     group = join()
     out = Path(sys.argv[1])
     torch.save(all_cases(out), out / f"{group.size}-{os.environ['RANK']}.pt")
-    refuse_whole_backbones()
     group.leave()

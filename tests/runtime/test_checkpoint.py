@@ -73,7 +73,8 @@ def test_a_resumed_training_makes_only_the_steps_that_are_left(tmp_path):
     pixels, _ = easy_task(["ant", "bee"])
     callbacks = [CheckpointCallback(CheckpointFile(path), {"seed": 3}), ProgressCallback("task", stages.append)]
     train(tiny_backbone(), pixels, torch.tensor([0] * 8 + [1] * 8), SETTINGS, seed=3, callbacks=callbacks)
-    assert [stage.training.step for stage in stages] == [7, 8, 9]
+    assert [stage.training.step for stage in stages] == [6, 7, 8, 9]  # first where it resumes
+    assert len(stages[0].training.losses) == stages[0].training.epoch
 
 
 def test_the_checkpoint_of_another_training_is_ignored(tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import rank_cases
 import torch
-from rank_cases import STEPS, Case
+from rank_cases import METHODS, STEPS, Case
 from torch import Tensor
 
 from rank_toys import run_ranks
@@ -68,3 +68,23 @@ def test_every_rank_has_all_embeddings(ranks: list[dict[str, Case]], single: dic
 
 def test_a_learner_learns_the_same(ranks: list[dict[str, Case]], single: dict[str, Case]) -> None:
     torch.testing.assert_close(same(ranks, "learned"), single["learned"], atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_of_the_common_loop_learn_as_in_one_process(
+    name: str, ranks: list[dict[str, Case]], single: dict[str, Case]
+) -> None:
+    found, expected = same(ranks, name), single[name]
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, atol=1e-3, rtol=1e-3, msg=f"{name}: {key}")
+
+
+@pytest.mark.parametrize("kind", ["none", "one", "each", "prefix"])
+@pytest.mark.parametrize("count", [1, 2, 5, 8])
+def test_shared_rows_have_the_gradients_of_one_process(
+    count: int, kind: str, ranks: list[dict[str, Case]], single: dict[str, Case]
+) -> None:
+    found, expected = same(ranks, f"rows {count} {kind}"), single[f"rows {count} {kind}"]
+    assert found.keys() == expected.keys() and len(found) > 10
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, atol=1e-10, rtol=1e-10, msg=key)

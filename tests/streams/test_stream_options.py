@@ -199,6 +199,7 @@ def test_options_are_ready_for_json(tmp_path):
         "task_file": None,
         "train_per_class": None,
         "test_per_class": None,
+        "shots": None,
         "validation": 0.25,
         "blurry": 0.0,
         "disjoint": 0.0,

@@ -21,6 +21,7 @@ from protosteer.backbones.layer_features import feature_spaces, layer_features, 
 from protosteer.backbones.precision import AUTO_PRECISION, FP32, auto_precision, check_precision
 from protosteer.backbones.prompting import Prompt, all_tokens, run_rest
 from protosteer.backbones.registry import AUTO, full_name, known_weights, preprocessing
+from protosteer.backbones.row_sharing import share_rows
 from protosteer.data.images import ArrayImages, ImageSet
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError, SettingsError, WeightsError
@@ -224,10 +225,13 @@ class Backbone:
         Raises:
             DataError: The images are not floats.
         """
-        return self.rest(self.trunk(images, 0), 0, prompt)
+        return share_rows(self.vit, images, prompt, lambda own, p: self.rest(self.trunk(own, 0), 0, p))
 
     def tokens(self, images: Tensor, prompt: Tensor | None = None) -> Tensor:
         """Embed images as `embed` does, but return all tokens [B, N, D]; a prompt's L tokens are at 1 : 1 + L."""
+        return share_rows(self.vit, images, prompt, self._tokens)
+
+    def _tokens(self, images: Tensor, prompt: Tensor | None) -> Tensor:
         with self._computing(prompt):
             moved = None if prompt is None else prompt.to(self.vit.cls_token)
             return all_tokens(self.vit, self._moved(images), moved).to(self.vit.cls_token.dtype)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from protosteer.backbones.prompting import Prompt
+from protosteer.backbones.row_sharing import sharing_rows
 from protosteer.data.images import ImageSet
 from protosteer.data.prefetch import prefetched
 from protosteer.util.distributed import ProcessGroup, process_group
@@ -45,7 +46,8 @@ def embed_batches(
     rows = [batch[group.rank if group.rank < len(batch) else 0] for batch in rounds]
     for batch, pixels in zip(rounds, prefetched(images, rows, device=backbone.device), strict=True):
         prompts = prompt[done : done + len(pixels)] if one_each(prompt) else prompt
-        part = compute(backbone.preprocessing(pixels, backbone.device), prompts).float()
+        with sharing_rows(ProcessGroup()):  # ranks have a batch each
+            part = compute(backbone.preprocessing(pixels, backbone.device), prompts).float()
         counts = [len(share) for share in batch]
         yield group.gather(part, counts + [0] * (group.size - len(batch))).cpu()
         done += len(pixels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -27,6 +28,13 @@ class CustomPrompt(Protocol):
 
     def rest(self, vit: ViT, x: Tensor, done: int) -> Tensor:
         """Embed [B, D] from the tokens x [B, N, D] after `done` layers."""
+
+
+class TrainablePrompt(CustomPrompt, Protocol):
+    """A custom prompt that may require gradients."""
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> CustomPrompt:
+        """Change every tensor."""
 
 
 Prompt = Tensor | CustomPrompt  # a tensor is [S, L, D] for all images, or [B, S, L, D], one each

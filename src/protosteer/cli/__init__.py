@@ -23,7 +23,7 @@ from protosteer import __version__
 # isort: off
 from protosteer.cli import learn, predict, correct, evaluate, sort, suggest
 from protosteer.cli import rename, model_commands, verify, history, adapt, serve
-from protosteer.cli import benchmarks, catalogue
+from protosteer.cli import benchmarks, experiments, catalogue
 
 # isort: on
 from protosteer.cli.common import app, say
@@ -38,6 +38,7 @@ __all__ = [
     "catalogue",
     "correct",
     "evaluate",
+    "experiments",
     "history",
     "learn",
     "main",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -43,11 +44,17 @@ from protosteer.cli.torchrun import output_path
 
 if TYPE_CHECKING:
     from protosteer.evaluation.experiment import Experiment
+    from protosteer.evaluation.sweep import Plan
 
 PANEL = "Benchmarks"
 STREAMS = (
-    "split-cifar100, five-datasets, imagenet-subset, imagenet-r, cub200, split-digits, split-details or folder:PATH."
+    "split-cifar100, five-datasets, split-digits and others (`protosteer datasets` lists their data), folder:PATH, "
+    "domains:PATH, or path/to/file.py:NAME."
 )
+Sweep = Annotated[
+    list[str] | None,
+    Option("--sweep", metavar="NAME=VALUE,...", help="A run for each value of a setting; repeatable, for a grid."),
+]
 
 
 @app.command(rich_help_panel=PANEL)
@@ -101,7 +108,14 @@ def run(
     image_size: Annotated[int | None, Option(help="Image size to run the backbone at.")] = None,
     crop: Annotated[float | None, Option(help="Share kept by the centre crop (default: the benchmark's).")] = None,
     seeds: Annotated[str | None, Option(help="Seeds, such as 0,1,2 (default: 0, or the resumed run's).")] = None,
+    class_orders: Annotated[
+        str | None, Option(metavar="N,...", help="Seeds of class orders, such as 1993,1,2: a run for each.")
+    ] = None,
+    sweep: Sweep = None,
     preset: Preset = None,
+    settings: Annotated[
+        Literal["published"] | None, Option(help="Settings that the method's authors published for the benchmark.")
+    ] = None,
     set_: Settings = None,
     config: Annotated[Path | None, Option(help="TOML file with any of these names and settings.")] = None,
     class_order: Annotated[
@@ -112,6 +126,9 @@ def run(
     increment: Annotated[int | None, Option(help="Classes of every further task.")] = None,
     task_file: Annotated[Path | None, Option(help="File with the classes of each task.")] = None,
     train_per_class: Annotated[int | None, Option(help="At most this many, in file order.")] = None,
+    shots: Annotated[
+        int | None, Option(help="Training images per class after the first task: few-shot class-incremental learning.")
+    ] = None,
     test_per_class: Annotated[int | None, Option(help="At most this many, in file order.")] = None,
     validation: Annotated[
         float | None, Option(help="Evaluate on this share of the training images instead of the test images.")
@@ -133,6 +150,9 @@ def run(
     threads: Threads = None,
     engine: Executor = "local",
     address: Address = None,
+    logger: Annotated[
+        Literal["tensorboard", "wandb", "mlflow"] | None, Option(help="Log losses and metrics there as well.")
+    ] = None,
     out: Annotated[
         Path | None,
         Option(
@@ -145,33 +165,40 @@ def run(
 ) -> None:
     """Run a benchmark: learn its tasks one after the other, and test on all classes so far after each."""
     given = {name: value for name, value in locals().items() if value is not None}
-    for name in ("set_", "config", "resume", "overwrite", "as_json", "engine", "address"):
+    for name in ("set_", "config", "resume", "overwrite", "as_json", "engine", "address", "settings", "logger"):
         given.pop(name, None)
+    if settings:
+        given["published"] = True
 
     from protosteer.evaluation.experiment import overridden
-    from protosteer.evaluation.sweep import names_several
-    from protosteer.report.progress import RunProgress, SweepProgress
+    from protosteer.evaluation.sweep import names_several, plan_experiments
     from protosteer.settings import read_toml
 
     values = overridden(read_toml(config) if config else {}, given | parse_settings(set_ or []))
-    log = make_console(stderr=True)
-    who = make_executor(engine, address, values.get("device", "auto"))
+    how = {**run_options(engine, address, values.get("device", "auto"), resume, overwrite), "logger": logger}
+    if names_several(values):
+        report_plan(plan_experiments(values), how, as_json)
+    else:
+        _run_one(values, how, as_json)
+
+
+def run_options(engine: str, address: str | None, device: str, resume: bool, overwrite: bool) -> dict[str, Any]:
+    """Return the arguments of `run_experiment` that do not change results: where it runs, who is told."""
+    from protosteer.report.progress import RunProgress, SweepProgress
+
+    log, executor = make_console(stderr=True), make_executor(engine, address, device)
 
     def reporter(stream: Any, runs: Any, note: Any) -> Any:
-        return SweepProgress(log, note) if who.is_remote else RunProgress(log, stream, runs, note)
+        return SweepProgress(log, note) if executor.is_remote else RunProgress(log, stream, runs, note)
 
-    how = {
+    return {
         "resume": resume,
         "overwrite": overwrite,
         "command": command_line(),
         "make_reporter": reporter,
         "on_message": lambda line: say(in_flags(line)),
-        "engine": who,
+        "engine": executor,
     }
-    if names_several(values.get("method")):
-        _run_several(values, how, as_json)
-    else:
-        _run_one(values, how, as_json)
 
 
 def _run_one(values: Mapping[str, Any], how: Mapping[str, Any], as_json: bool) -> None:
@@ -195,23 +222,26 @@ def _on_this_rank(experiment: Experiment) -> Experiment:
     return dataclasses.replace(experiment, out=out)
 
 
-def _run_several(values: Mapping[str, Any], how: Mapping[str, Any], as_json: bool) -> None:
-    from protosteer.evaluation.sweep import experiments_of, run_several
+def report_plan(plan: Plan, how: Mapping[str, Any], as_json: bool) -> None:
+    """Run planned experiments and print the table that compares them, or JSON."""
+    from protosteer.evaluation.sweep import run_several
     from protosteer.report.compare import comparison_tables
     from protosteer.util.text import counted, one_line
 
-    experiments = [_on_this_rank(experiment) for experiment in experiments_of(values)]
-    place = experiments[0].folder.parent
+    plan = {label: [_on_this_rank(one) for one in row] for label, row in plan.items()}
+    folders = [one.folder for row in plan.values() for one in row]
+    place = Path(os.path.commonpath([folder.parent for folder in folders]))
     with _interruptible(place):
-        outcome = run_several(experiments, **how)
+        outcome = run_several(plan, **how)
     if as_json:
-        print(json.dumps(outcome.figures, indent=1))
+        # One row has the form of one run: its class orders are beside its seeds.
+        print(json.dumps(outcome.figures if len(plan) > 1 else next(iter(outcome.figures.values()), {}), indent=1))
     elif outcome.figures:
         show(comparison_tables({name: figures["seeds"] for name, figures in outcome.figures.items()}))
     if outcome.figures:
-        say(f"Written: {counted(len(outcome.figures), 'run folder')} in {place}")
-    for name, error in outcome.failed.items():
-        say(f"error: method {name}: {one_line(in_flags(str(error)))}")
+        say(f"Written: {counted(len(folders), 'run folder')} in {place}")
+    for label, error in outcome.failed.items():
+        say(f"error: method {label}: {one_line(in_flags(str(error)))}")
     if outcome.failed:
         raise typer.Exit(1)
 
@@ -259,10 +289,14 @@ def _interruptible(folder: Path) -> Iterator[None]:
 
 @app.command(rich_help_panel=PANEL)
 def compare(
-    runs: Annotated[list[str], Argument(metavar="RUN...", help="Run folders, or LABEL=FOLDER.")],
+    runs: Annotated[list[str], Argument(metavar="RUN...", help="Folders of runs, or LABEL=FOLDER.")],
     markdown: Annotated[bool, Option("--markdown", help="Print Markdown.")] = False,
+    latex: Annotated[bool, Option("--latex", help="Print LaTeX, for the package booktabs.")] = False,
     as_csv: Annotated[bool, Option("--csv", help="Print CSV: mean and standard deviation of every metric.")] = False,
     as_json: Json = False,
+    test: Annotated[
+        bool, Option("--test", help="Add confidence intervals, and tests of every row against the first.")
+    ] = False,
     plot: Annotated[Path | None, Option(help="PNG file for the accuracy after each task.")] = None,
     reliability: Annotated[
         Path | None, Option(help="PNG file for accuracy against confidence, for methods that report it.")
@@ -271,29 +305,33 @@ def compare(
         Path | None, Option(help="PNG file for accuracy against memory, training time and forward passes per image.")
     ] = None,
 ) -> None:
-    """Compare finished runs: one row per configuration, mean and standard deviation over its seeds."""
+    """Compare finished runs: one row per configuration, mean and deviation over its class orders and seeds."""
     from protosteer.evaluation.comparison import bins_of, gather
     from protosteer.evaluation.metrics import over_seeds
-    from protosteer.report.compare import comparison_csv, comparison_markdown, comparison_tables
+    from protosteer.evaluation.significance import compare_with_first
+    from protosteer.report import compare as report
     from protosteer.report.pareto import pareto_plot
     from protosteer.report.plots import accuracy_bands
     from protosteer.report.reliability import reliability_plot
 
-    if markdown + as_csv + as_json > 1:
-        raise CommandLineError("choose one of --markdown, --csv and --json", code="conflicting-options")
+    if markdown + latex + as_csv + as_json > 1:
+        raise CommandLineError("choose one of --markdown, --latex, --csv and --json", code="conflicting-options")
     for picture in (plot, reliability, pareto):
         check_plot(picture)
     rows = gather(runs)
+    tests = compare_with_first(rows) if test else {}
     if as_json:
         spreads = {label: over_seeds(seeds) for label, seeds in rows.items()}
-        whole = {k: {"mean": mean, "std": std, "seeds": rows[k]} for k, (mean, std) in spreads.items()}
-        print(json.dumps(whole, indent=1))
+        whole = {k: {"mean": m, "std": s, "n": len(rows[k]), "seeds": rows[k]} for k, (m, s) in spreads.items()}
+        print(json.dumps({k: {**row, "test": tests[k]} if test else row for k, row in whole.items()}, indent=1))
     elif as_csv:
-        print(comparison_csv(rows), end="")
+        print(report.comparison_csv(rows, tests), end="")
     elif markdown:
-        print(comparison_markdown(rows), end="")
+        print(report.comparison_markdown(rows, tests), end="")
+    elif latex:
+        print(report.comparison_latex(rows, tests), end="")
     else:
-        show(comparison_tables(rows))
+        show([*report.comparison_tables(rows), *([report.comparison_tests(tests)] if test else [])])
     if plot:
         matrices = {label: [seed["matrix"] for seed in seeds] for label, seeds in rows.items()}
         write_plot(plot, accuracy_bands(matrices))

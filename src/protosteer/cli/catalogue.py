@@ -37,12 +37,14 @@ def methods(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the methods: paper, images kept for rehearsal, what is trained."""
+    """List the methods: paper, images or features stored, what is trained."""
     from protosteer.backbones import NANO, Backbone
     from protosteer.evaluation.method_info import CLASSES, describe, first_task_parameters
-    from protosteer.methods import METHODS, find_method
+    from protosteer.methods import METHODS, find_method, load_plugins
     from protosteer.report.methods import method_report, methods_table
 
+    if name is None:
+        load_plugins()
     chosen = [find_method(name)] if name is not None else list(METHODS.values())
     console, backbone, parameters = make_console(), Backbone.load(NANO), {}
     with make_console(stderr=True).status("") as status:
@@ -54,7 +56,7 @@ def methods(
         told = [{**one.to_dict(), "trained_parameters": parameters[one.name]} for one in about]
         print(json.dumps(told[0] if name is not None else {"methods": told}, indent=2))
     elif name is not None:
-        show(method_report(about[0], parameters[name]), console)
+        show(method_report(about[0], parameters[chosen[0].name]), console)
     else:
         show([methods_table(about, parameters)], console)
     say(f"Parameters: trained for a first task of {CLASSES} classes on {NANO}, default settings.")

@@ -40,7 +40,7 @@ def backbone_names() -> list[str]:
 
 def stream_names() -> list[str]:
     """Return the names of the benchmarks."""
-    return [*_declared("data/datasets", _STREAM), "folder:"]
+    return [*_declared("data/datasets", _STREAM), "folder:", "domains:"]
 
 
 def dataset_names() -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -15,6 +14,7 @@ from typer import Argument, Option
 from protosteer.cli import completion
 from protosteer.cli.common import CommandLineError
 from protosteer.errors import SettingsError
+from protosteer.settings import parse_value
 
 Json = Annotated[bool, Option("--json", help="Print the results as JSON.")]
 Device = Annotated[str, Option("--device", autocompletion=completion.device_names, help="auto, cpu, cuda or mps.")]
@@ -141,10 +141,7 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
             raise SettingsError(
                 f"--set {pair}: write NAME=VALUE, for instance --set epochs=20", code="not-a-pair", word=pair
             )
-        try:
-            values[name.strip()] = json.loads(text)
-        except (ValueError, RecursionError):  # also of numbers without end
-            values[name.strip()] = text.strip()
+        values[name.strip()] = parse_value(text)
     return values
 
 

@@ -1,4 +1,4 @@
-"""Compare run folders: seeds of the same configuration form one row, whichever folder they are in."""
+"""Compare run folders: runs of one configuration, over seeds and class orders, form one row, wherever they are."""
 
 from __future__ import annotations
 
@@ -8,46 +8,68 @@ from typing import Any
 
 from protosteer.errors import RunError
 from protosteer.evaluation.metrics import Bins
-from protosteer.evaluation.run_folder import read_run
+from protosteer.evaluation.run_folder import MANIFEST, RunFolder, read_run
+from protosteer.methods import METHODS
+from protosteer.streams import StreamOptions
 
 Rows = dict[str, list[dict[str, Any]]]
 
 
 def gather(given: Sequence[str]) -> Rows:
-    """Read the metrics of every seed, grouped by configuration.
+    """Read the metrics of every run, grouped by configuration; runs that differ in class order are one group.
 
     Args:
-        given: FOLDER or LABEL=FOLDER, each.
+        given: FOLDER or LABEL=FOLDER, each; the folder of a run, or one that holds folders of runs.
 
     Returns:
-        The metrics of each seed, by the row's label.
+        By the row's label, the metrics of every class order and seed, with `class_order` and the `folder` they are in.
 
     Raises:
-        RunError: A seed is given twice (code "repeated-seed"), or a label (code "repeated-label").
+        RunError: A run is given twice (code "repeated-seed"), or a label (code "repeated-label").
     """
-    groups: list[tuple[str, dict[str, Any], dict[int, dict[str, Any]]]] = []  # label, configuration, by seed
-    for label, path in map(_parse, given):
+    groups: list[tuple[str, dict[str, Any], dict[Any, dict[str, Any]]]] = []  # label, configuration, runs
+    for label, path in ((label, path) for label, root in map(_parse, given) for path in run_folders(root)):
         configuration, seeds = read_run(path)
-        group = next((g for g in groups if g[:2] == (label, configuration)), None)
+        order, shared = _without_order(configuration)
+        group = next((g for g in groups if (g[0], _without_order(g[1])[1]) == (label, shared)), None)
         if group is None:
             group = (label, configuration, {})
             groups.append(group)
         for figures in seeds:
-            if figures["seed"] in group[2]:
+            seed = figures["seed"]
+            if (order, seed) in group[2]:
                 message = (
-                    f"{path} has seed {figures['seed']} of a configuration that another folder has too; leave one "
+                    f"{path} has seed {seed} of a configuration that another folder has too; leave one "
                     "out, or give each its own label (LABEL=FOLDER)"
                 )
-                raise RunError(message, code="repeated-seed", seed=figures["seed"])
-            group[2][figures["seed"]] = figures
+                raise RunError(message, code="repeated-seed", seed=seed)
+            name = configuration["stream"]["options"].get("class_order", "natural")
+            place = str(RunFolder(path).seed(seed))
+            group[2][order, seed] = {**figures, "class_order": name, "folder": place}
     rows: Rows = {}
     labels = _labels([configuration for _, configuration, _ in groups])
-    for (given_label, _, by_seed), label in zip(groups, labels, strict=True):
+    for (given_label, _, runs), label in zip(groups, labels, strict=True):
         if given_label in rows:
             message = f"label '{given_label}' stands for two configurations; give each its own"
             raise RunError(message, code="repeated-label", label=given_label)
-        rows[given_label or label] = [by_seed[seed] for seed in sorted(by_seed)]
+        rows[given_label or label] = sorted(runs.values(), key=lambda run: (run["class_order"], run["seed"]))
     return rows
+
+
+def run_folders(root: Path) -> list[Path]:
+    """Return the run folders in a folder, itself included; the folder alone if there are none."""
+    return sorted(path.parent for path in root.rglob(MANIFEST)) or [root]
+
+
+def _without_order(configuration: dict[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Return the class order, and the rest of a configuration; a task file's order stays part of the latter."""
+    stream = configuration["stream"]
+    if stream["options"].get("task_file"):
+        return (), configuration
+    options = {name: value for name, value in stream["options"].items() if name != "class_order"}
+    kept = {name: value for name, value in stream.items() if name not in ("class_order", "tasks")}
+    sizes = [len(task["classes"]) for task in stream["tasks"]]
+    return tuple(stream["class_order"]), {**configuration, "stream": {**kept, "options": options, "sizes": sizes}}
 
 
 def bins_of(rows: Rows) -> dict[str, list[Bins]]:
@@ -67,9 +89,12 @@ def _parse(word: str) -> tuple[str, Path]:
 
 
 def _labels(configurations: list[dict[str, Any]]) -> list[str]:
-    """Label each row by its method and by what differs: data, backbone and, within a method, settings."""
+    """Label each row by its method, by data and backbone if they differ, and by what is not a default.
+
+    Defaults are omitted, and so are settings that all rows of a method share.
+    """
     shared = [_shared(configuration) for configuration in configurations]
-    settings = [_words(configuration["settings"]) for configuration in configurations]
+    settings = [_words(configuration["settings"], _defaults(configuration)) for configuration in configurations]
     methods = [configuration["method"] for configuration in configurations]
     labels = []
     for method, mine, own in zip(methods, shared, settings, strict=True):
@@ -83,14 +108,21 @@ def _labels(configurations: list[dict[str, Any]]) -> list[str]:
 def _shared(configuration: dict[str, Any]) -> list[str]:
     """Describe stream and backbone; the rest of a stream follows from its options."""
     stream, backbone = configuration["stream"], configuration["backbone"]
-    options = {name: value for name, value in stream["options"].items() if value is not None}
+    options = {name: value for name, value in stream["options"].items() if name != "class_order"}
     weights = {
         "fingerprint": backbone["fingerprint"][:8],
         "image_size": backbone["image_size"],
         "precision": backbone["precision"],
     }
-    return [stream["name"], *_words(options), backbone["name"], *_words(weights)]
+    return [stream["name"], *_words(options, StreamOptions().to_dict()), backbone["name"], *_words(weights)]
 
 
-def _words(values: Mapping[str, Any]) -> list[str]:
-    return [f"{name} {value}" for name, value in values.items()]
+def _defaults(configuration: dict[str, Any]) -> dict[str, Any]:
+    """Return the default settings of a method; none of one that is not installed."""
+    method = METHODS.get(configuration["method"])
+    return dict(method.settings_from(method.preset(None)).to_dict()) if method else {}
+
+
+def _words(values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> list[str]:
+    known = defaults or {}
+    return [f"{name} {value}" for name, value in values.items() if name not in known or known[name] != value]

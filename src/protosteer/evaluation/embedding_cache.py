@@ -53,14 +53,15 @@ class EmbeddingCache:
         if key is None and (prompt is not None or backbone is not None):
             return self._compute(rows, prompt, backbone)
         name = self._name(key) if backbone is None else f"backbone {key}"
-        embeddings, known = self._of(name, (backbone or self.method.backbone).width)
+        known = self._known[name][1] if name in self._known else torch.zeros(len(self), dtype=torch.bool)
         new = rows[~known[rows]]
         if len(new):
             own = prompt[~known[rows]] if prompt is not None and prompt.ndim == 4 else prompt
-            embeddings[new] = self._compute(new, own, backbone)
-            known[new] = True
+            self._add(name, new, self._compute(new, own, backbone))
             self._new.setdefault(name, []).append(new)
-        return embeddings[rows]
+        if name not in self._known:
+            return torch.empty(0, (backbone or self.method.backbone).width)
+        return self._known[name][0][rows]
 
     def tokens(self, rows: Tensor, prompt: Tensor | None = None) -> Tensor:
         """Return the output tokens of some rows; they are not cached."""
@@ -88,9 +89,7 @@ class EmbeddingCache:
         for part, rows in taken.items():
             kind, _, name = part.partition("/")
             if kind == "rows":
-                restored = taken[f"embeddings/{name}"]
-                embeddings, known = self._of(name, restored.shape[1])
-                embeddings[rows], known[rows] = restored, True
+                self._add(name, rows, taken[f"embeddings/{name}"])
 
     def _name(self, key: str | None) -> str:
         """Return the cache key; drop embeddings of earlier weights."""
@@ -104,11 +103,12 @@ class EmbeddingCache:
             self._version = version
         return f"{version} {name}"
 
-    def _of(self, name: str, width: int) -> tuple[Tensor, Tensor]:
+    def _add(self, name: str, rows: Tensor, new: Tensor) -> None:
         if name not in self._known:
-            empty = torch.zeros(len(self.images), width)
-            self._known[name] = empty, torch.zeros(len(self.images), dtype=torch.bool)
-        return self._known[name]
+            self._known[name] = new.new_zeros(len(self), new.shape[1]), torch.zeros(len(self), dtype=torch.bool)
+        embeddings, known = self._known[name]
+        embeddings[rows] = new
+        known[rows] = True
 
 
 class CacheRows:

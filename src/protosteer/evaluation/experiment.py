@@ -7,7 +7,7 @@ import functools
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -15,19 +15,22 @@ from typing import Any, get_args, get_type_hints
 import torch
 
 from protosteer.backbones import NANO, Backbone
-from protosteer.errors import ProtosteerWarning, RunError, SettingsError
+from protosteer.data.labelled import Dataset
+from protosteer.errors import ProtosteerError, ProtosteerWarning, RunError, SettingsError
 from protosteer.evaluation import manifest
+from protosteer.evaluation.loggers import LoggingReporter, find_logger
 from protosteer.evaluation.protocol import Run, run_stream
-from protosteer.evaluation.run_folder import METRICS, RunFolder, SeedFolder
-from protosteer.methods import Method, find_method
+from protosteer.evaluation.run_folder import METRICS, RunFolder, SeedFolder, read_run
+from protosteer.methods import find_method
 from protosteer.runtime.checkpoint import SECONDS
 from protosteer.runtime.device import choose_device
 from protosteer.runtime.executor import Executor, Job
 from protosteer.runtime.progress import Stage
 from protosteer.settings import Values, unknown_setting
-from protosteer.streams import Stream, StreamOptions, find_benchmark, open_stream
+from protosteer.streams import Benchmark, Stream, StreamOptions, find_benchmark, load_dataset, split
+from protosteer.util.distributed import process_group
 from protosteer.util.files import replacing, writing
-from protosteer.util.text import one_line
+from protosteer.util.text import listed, one_line
 
 
 class Reporter:
@@ -68,7 +71,8 @@ class Experiment:
         crop: The share of an image that is cropped; None: the stream's, or else that of the weights.
         seeds: The seeds; None: those of the run that is resumed, or else 0.
         preset: A preset of the method; None: its defaults.
-        settings: Settings of the method; they override the preset.
+        published: Whether to use the settings that the method's authors published for the stream.
+        settings: Settings of the method; they override the preset and the published ones.
         options: Options of the stream.
         data_dir: Where datasets are; None: the default folder.
         skip_unreadable: Whether to skip images that cannot be decoded.
@@ -76,6 +80,7 @@ class Experiment:
         precision: The precision of forward passes, see `Backbone.load`; auto is fp32 if the paper is reproduced.
         threads: The number of CPU threads; None: torch's choice.
         out: The run folder; None: one under runs/.
+        states_from: A run folder whose learned states are evaluated; None: learn.
     """
 
     stream: str
@@ -86,6 +91,7 @@ class Experiment:
     crop: float | None = None
     seeds: tuple[int, ...] | None = None
     preset: str | None = None
+    published: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
     options: StreamOptions = field(default_factory=StreamOptions)
     data_dir: Path | None = None
@@ -94,9 +100,10 @@ class Experiment:
     precision: str = "auto"
     threads: int | None = None
     out: Path | None = None
+    states_from: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.options.blurry:
+        if self.options.blurry or find_benchmark(self.stream).domains:
             find_method(self.method).require_repeated_classes()
 
     @classmethod
@@ -137,7 +144,8 @@ class Experiment:
     def settings_for(self, seed: int) -> Values:
         """Return the method's settings with this seed."""
         method = find_method(self.method)
-        return method.settings_from({**method.preset(self.preset), **self.settings, "seed": seed})
+        published = published_settings(self.method, self.stream) if self.published else {}
+        return method.settings_from({**method.preset(self.preset), **published, **self.settings, "seed": seed})
 
     @property
     def reproduces_paper(self) -> bool:
@@ -149,7 +157,7 @@ class Experiment:
         """The run folder: `out`, or one under runs/ that names stream, method and backbone."""
         if self.out is not None:
             return self.out
-        name = "-".join([find_benchmark(self.stream).name, self.method, self.backbone])
+        name = "-".join([find_benchmark(self.stream).name, find_method(self.method).name, self.backbone])
         return Path("runs") / re.sub(r"[^\w.+-]+", "-", name)
 
     def load_backbone(self) -> Backbone:
@@ -174,6 +182,20 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     if name in ("image_size", "threads") and value < 1:
         raise SettingsError(f"{name} = {value}: must be at least 1", code="setting-out-of-bounds", name=name)
     return Path(value) if wanted is Path else value
+
+
+def published_settings(method: str, stream: str) -> Mapping[str, Any]:
+    """Return the settings that a method's authors published for a stream.
+
+    Raises:
+        SettingsError: There are none (code "no-published-settings").
+    """
+    known, name = find_method(method).published, find_benchmark(stream).name
+    if name not in known:
+        streams = f"only for {', '.join(known)}" if known else "for no stream"
+        message = f"method {method} has published settings {streams}, not for {name}; leave published out"
+        raise SettingsError(message, code="no-published-settings", method=method, stream=name)
+    return known[name]
 
 
 def overridden(config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,25 +224,61 @@ def check_choice(resume: bool, overwrite: bool) -> None:
         raise SettingsError(message, code="resume-and-overwrite")
 
 
-@dataclass(frozen=True)
+@dataclass
 class ExperimentContext:
-    """Backbone, stream, and what was reported when it was opened.
+    """Backbone and data set, which experiments share that differ in method, settings or options of the stream.
 
-    Experiments that differ only in their method may share it.
+    Attributes:
+        backbone: The backbone.
+        benchmark: The benchmark.
+        dataset: Its images.
+        messages: What was reported while they were loaded.
     """
 
     backbone: Backbone
-    stream: Stream
-    messages: tuple[str, ...] = ()
+    benchmark: Benchmark
+    dataset: Dataset
+    messages: list[str]
+    on_message: Callable[[str], None]
+    _streams: dict[StreamOptions, Stream] = field(default_factory=dict)
+
+    def stream(self, options: StreamOptions) -> Stream:
+        """Split the data set into tasks, once for equal options."""
+        if options not in self._streams:
+            self._streams[options] = split(self.benchmark, self.dataset, options, self.on_message)
+        return self._streams[options]
+
+    def with_precision(self, experiment: Experiment) -> Experiment:
+        """Return an experiment whose workers compute as this backbone does, whatever `auto` means to them."""
+        return dataclasses.replace(experiment, precision=self.backbone.precision)
 
     def configuration(self, experiment: Experiment) -> dict[str, Any]:
         """Describe all that determines the experiment's results except the seed."""
-        settings = experiment.settings_for(0)
-        return manifest.configuration(find_method(experiment.method), settings, self.backbone, self.stream)
+        method, settings = find_method(experiment.method), experiment.settings_for(0)
+        found = manifest.configuration(method, settings, self.backbone, self.stream(experiment.options))
+        return found | (_learned_with(experiment.states_from, found) if experiment.states_from else {})
+
+
+def _learned_with(run: Path, configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings under which a run learned, where an evaluation of its states has others.
+
+    Raises:
+        RunError: The run learned other images, or with another backbone (code "other-configuration").
+    """
+    old, _ = read_run(run)
+    parts = ("checksums", "judged_on", "class_order", "tasks")
+    known, found = ({**c["backbone"], **{part: c["stream"].get(part) for part in parts}} for c in (old, configuration))
+    changed = manifest.differences(known, found)
+    if changed:
+        message = f"{run} learned with other images or weights ({listed(changed, 4)}); name those of the run"
+        raise RunError(message, code="other-configuration", path=run, changed=changed)
+    settings = configuration["settings"]
+    other = {name: value for name, value in old["settings"].items() if settings.get(name) != value}
+    return {"learned_with": other} if other else {}
 
 
 def open_context(experiment: Experiment, on_message: Callable[[str], None] = lambda line: None) -> ExperimentContext:
-    """Load an experiment's backbone and stream; `on_message` gets lines for the user."""
+    """Load an experiment's backbone and data set; `on_message` gets lines for the user."""
     messages: list[str] = []
 
     def report(line: str) -> None:
@@ -229,16 +287,9 @@ def open_context(experiment: Experiment, on_message: Callable[[str], None] = lam
 
     if experiment.threads is not None:
         torch.set_num_threads(experiment.threads)
-    backbone = experiment.load_backbone()
-    stream = open_stream(
-        experiment.stream,
-        experiment.options,
-        backbone.preprocessing,
-        experiment.data_dir,
-        experiment.skip_unreadable,
-        report,
-    )
-    return ExperimentContext(backbone, stream, tuple(messages))
+    backbone, benchmark = experiment.load_backbone(), find_benchmark(experiment.stream)
+    dataset = load_dataset(benchmark, backbone.preprocessing, experiment.data_dir, experiment.skip_unreadable, report)
+    return ExperimentContext(backbone, benchmark, dataset, messages, report)
 
 
 def run_experiment(
@@ -251,6 +302,7 @@ def run_experiment(
     checkpoint_seconds: float = SECONDS,
     context: ExperimentContext | None = None,
     engine: Executor | None = None,
+    logger: str | None = None,
 ) -> dict[str, Any]:
     """Run every seed that is not finished.
 
@@ -262,89 +314,151 @@ def run_experiment(
         make_reporter: Creates the reporter of progress.
         on_message: Called with lines for the user.
         checkpoint_seconds: The least time between two checkpoints of a training.
-        context: Backbone and stream; None: loaded here.
+        context: Backbone and data set; None: loaded here.
         engine: Runs the seeds; None: this process, one after the other.
+        logger: Where to log: "tensorboard", "wandb" or "mlflow"; None: nowhere.
 
     Returns:
         Metrics as `run --json` prints them.
     """
     check_choice(resume, overwrite)
+    if logger:
+        find_logger(logger)  # raises before any work
     context = context or open_context(experiment, on_message)
-    stream, folder = context.stream, RunFolder(experiment.folder)
+    opening = functools.partial(opened, context, resume, overwrite, command, on_message)
+    if engine and engine.is_remote:
+        check_local_logger(logger)
+        resolved = context.with_precision(experiment)
+        (outcome,) = run_remotely(engine, [resolved], opening, make_reporter, checkpoint_seconds)
+        if isinstance(outcome, ProtosteerError):
+            raise outcome
+        return outcome
+    with opening(experiment) as (folder, stream, seeds):
+        runs = [f"seed {seed}" for seed in seeds]
+        reporter = make_reporter(stream, runs, folder.log) if make_reporter else Reporter()
+        if logger and process_group().is_rank0:
+            reporter = LoggingReporter(reporter, logger, folder.path, context.configuration(experiment))
+        with reporter, _warnings_to(reporter.say):
+            for seed in seeds:
+                _run_seed(experiment, context, seed, reporter, checkpoint_seconds)
+        return folder.finish()
+
+
+def check_local_logger(logger: str | None) -> None:
+    """Raise if runs on workers, whose progress is not seen here, are to be logged."""
+    if logger:
+        message = "a logger follows runs in this process; run them with the local engine, or without a logger"
+        raise SettingsError(message, code="remote-logger")
+
+
+@contextmanager
+def opened(
+    context: ExperimentContext,
+    resume: bool,
+    overwrite: bool,
+    command: Sequence[str],
+    on_message: Callable[[str], None],
+    experiment: Experiment,
+) -> Iterator[tuple[RunFolder, Stream, list[int]]]:
+    """Lock an experiment's folder and write its manifest; yields the folder, the stream and the seeds to run."""
+    folder, configuration = RunFolder(experiment.folder), context.configuration(experiment)
     with writing(folder.path, "out="), folder.locked():
         now = manifest.circumstances(context.backbone.device)
-        configuration = context.configuration(experiment)
         seeds, lines = folder.open(configuration, now, command, experiment.seeds, resume, overwrite)
         for line in lines:
             on_message(line)
         for line in (" ".join(command), *context.messages, *lines):
             folder.log(line)
-        runs = [f"seed {seed}" for seed in seeds]
-        reporter = make_reporter(stream, runs, folder.log) if make_reporter else Reporter()
-        with reporter, _warnings_to(reporter.say):
-            if engine and engine.is_remote:
-                resolved = dataclasses.replace(experiment, precision=context.backbone.precision)
-                _run_remotely(engine, resolved, seeds, len(stream), reporter, checkpoint_seconds)
-            else:
-                run = _seed_runner(experiment, context, reporter, checkpoint_seconds)
-                for seed in seeds:
-                    run(seed)
-        return folder.finish()
+        yield folder, context.stream(experiment.options), seeds
 
 
-def _seed_runner(
-    experiment: Experiment, context: ExperimentContext, reporter: Any, checkpoint_seconds: float
-) -> Callable[[int], None]:
-    folder, method_class, stream = (RunFolder(experiment.folder), find_method(experiment.method), context.stream)
-
-    def run(seed: int) -> None:
-        method = method_class(context.backbone, experiment.settings_for(seed))
-        store = SeedFolder(folder.seed(seed), method.suffix, checkpoint_seconds)
-        if folder.finished(seed):
-            reporter.begin(f"seed {seed}", "finished already", len(stream))
-        else:
-            _run_seed(seed, method, stream, reporter, store)
-        store.clean()
-
-    return run
-
-
-def _run_seed(seed: int, method: Method, stream: Stream, reporter: Any, store: SeedFolder) -> None:
-    done = len(store.rows())
-    start = f"{method.name}, resumes after task {done}" if done else method.name
-    reporter.begin(f"seed {seed}", f"{start}, {len(stream)} tasks, {len(stream.classes)} classes", done)
-    run = run_stream(method, stream, reporter.on_stage, reporter.on_task, store)
-    store.finish({"seed": seed, **run.to_dict()})
-
-
-def _run_remotely(
-    engine: Executor, experiment: Experiment, seeds: Sequence[int], tasks: int, reporter: Any, checkpoint_seconds: float
+def _run_seed(
+    experiment: Experiment, context: ExperimentContext, seed: int, reporter: Any, checkpoint_seconds: float
 ) -> None:
-    """Run the unfinished seeds on workers; their progress is read from their folders."""
-    folder = RunFolder(experiment.folder)
-    suffix = find_method(experiment.method).suffix
+    folder, stream = RunFolder(experiment.folder), context.stream(experiment.options)
+    method = find_method(experiment.method)(context.backbone, experiment.settings_for(seed))
+    store = SeedFolder(folder.seed(seed), method.suffix, checkpoint_seconds)
+    if folder.finished(seed):
+        reporter.begin(f"seed {seed}", "finished already", len(stream))
+    else:
+        if experiment.states_from:
+            store.copy_learned(RunFolder(experiment.states_from).seed(seed))
+        done = len(store.rows())
+        start = f"{method.name}, resumes after task {done}" if done else method.name
+        reporter.begin(f"seed {seed}", f"{start}, {len(stream)} tasks, {len(stream.classes)} classes", done)
+        run = run_stream(method, stream, reporter.on_stage, reporter.on_task, store)
+        store.finish({"seed": seed, **run.to_dict()})
+    store.clean()
 
-    def on_wait() -> None:
-        with suppress(RunError):  # a file is gone because its seed has just been finished
-            rows = [SeedFolder(folder.seed(seed), suffix).rows() for seed in seeds]
-            done = sum(tasks if folder.finished(s) else len(r) for s, r in zip(seeds, rows, strict=True))
-            if done:  # before that, the time is unknown
-                reporter.on_stage(Stage("", f"tasks of {len(seeds)} seeds", done, tasks * len(seeds)))
 
-    jobs = [Job(f"seed {seed}", (seed,)) for seed in seeds if not folder.finished(seed)]
-    make = functools.partial(_remote_seed_runner, experiment, checkpoint_seconds)
-    engine.run(make, jobs, lambda job, _: reporter.say(f"{job.name}: done"), on_wait)
+def run_remotely(
+    engine: Executor,
+    experiments: Sequence[Experiment],
+    opening: Callable[[Experiment], Any],
+    make_reporter: MakeReporter | None,
+    checkpoint_seconds: float,
+) -> list[dict[str, Any] | ProtosteerError]:
+    """Run the unfinished seeds of experiments on workers; their progress is read from their folders.
+
+    Returns the metrics of each experiment. Of several experiments, one that fails does not stop the others, and its
+    error is returned.
+    """
+    with ExitStack() as stack:
+        opened = [stack.enter_context(opening(experiment)) for experiment in experiments]
+        folders = [folder for folder, _, _ in opened]
+        slots = [(k, seed) for k, (_, _, seeds) in enumerate(opened) for seed in seeds]
+        suffixes = [find_method(experiment.method).suffix for experiment in experiments]
+        total = sum(len(opened[k][1]) for k, _ in slots)
+
+        def log(line: str) -> None:
+            for folder in folders:
+                folder.log(line)
+
+        def name(k: int, seed: int) -> str:
+            return f"{experiments[k].folder.name}, seed {seed}" if len(experiments) > 1 else f"seed {seed}"
+
+        def done_tasks(k: int, seed: int) -> int:
+            store = SeedFolder(folders[k].seed(seed), suffixes[k])
+            return len(opened[k][1]) if folders[k].finished(seed) else len(store.rows())
+
+        def on_wait() -> None:
+            with suppress(RunError):  # a file is gone because its seed has just been finished
+                done = sum(done_tasks(*slot) for slot in slots)
+                if done:  # before that, the time is unknown
+                    reporter.on_stage(Stage("", f"tasks of {len(slots)} seeds", done, total))
+
+        def on_done(job: Job, error: ProtosteerError | None) -> None:
+            reporter.say(f"{job.name}: {error or 'done'}")
+            if error:
+                failed[experiments.index(job.arguments[0])] = error
+
+        failed: dict[int, ProtosteerError] = {}
+        jobs = [Job(name(k, s), (experiments[k], s)) for k, s in slots if not folders[k].finished(s)]
+        reporter = make_reporter(opened[0][1], [name(*slot) for slot in slots], log) if make_reporter else Reporter()
+        make = functools.partial(_remote_work, checkpoint_seconds, len(experiments) > 1)
+        with reporter, _warnings_to(reporter.say):
+            engine.run(make, jobs, on_done, on_wait)
+        return [failed[k] if k in failed else folder.finish() for k, folder in enumerate(folders)]
 
 
-def _remote_seed_runner(experiment: Experiment, checkpoint_seconds: float) -> Callable[[int], None]:
-    run = _seed_runner(experiment, open_context(experiment), Reporter(), checkpoint_seconds)
+def _remote_work(checkpoint_seconds: float, returns_errors: bool) -> Callable[[Experiment, int], Any]:
+    """Make the function that runs a seed in a worker, whose experiments share a context."""
+    context: ExperimentContext | None = None
 
-    def work(seed: int) -> None:
+    def work(experiment: Experiment, seed: int) -> ProtosteerError | None:
+        nonlocal context
+        context = context or open_context(experiment)
         place = RunFolder(experiment.folder).seed(seed)
-        with writing(place, "out="):
-            place.mkdir(parents=True, exist_ok=True)
-            with replacing(place / METRICS):  # a worker of a killed process may still be writing
-                run(seed)
+        try:
+            with writing(place, "out="):
+                place.mkdir(parents=True, exist_ok=True)
+                with replacing(place / METRICS):  # a worker of a killed process may still be writing
+                    _run_seed(experiment, context, seed, Reporter(), checkpoint_seconds)
+        except ProtosteerError as error:
+            if not returns_errors:
+                raise
+            return error
+        return None
 
     return work
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
+import subprocess
+import sys
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +20,7 @@ from protosteer.methods import METHODS, Method
 from protosteer.settings import RETIRED, Values
 from protosteer.streams import Stream, StreamOptions
 from protosteer.util.distributed import process_group
+from protosteer.util.files import file_hash
 from protosteer.util.system import processor_name
 
 FORMAT = 1
@@ -27,7 +32,16 @@ def configuration(method: type[Method], settings: Values, backbone: Backbone, st
     weights = {key: value for key, value in backbone.describe().items() if key != "source"}
     weights["precision"] = backbone.precision
     chosen = {key: value for key, value in settings.to_dict().items() if key != "seed"}
-    return {"stream": stream.about, "method": method.name, "settings": chosen, "backbone": weights}
+    found = {"stream": stream.about, "method": method.name, "settings": chosen, "backbone": weights}
+    return found | _plugin(method)
+
+
+def _plugin(method: type[Method]) -> dict[str, Any]:
+    """Identify the file of a method from outside this package, which no commit of ours covers."""
+    file = getattr(sys.modules.get(method.__module__), "__file__", None)
+    if method.__module__.split(".")[0] == protosteer.__name__ or file is None:
+        return {}
+    return {"plugin": {"file": Path(file).name, "sha256": file_hash(Path(file), "sha256")}}
 
 
 def upgraded(configuration: dict[str, Any]) -> dict[str, Any]:
@@ -55,6 +69,7 @@ def circumstances(device: torch.device) -> dict[str, Any]:
             "python": platform.python_version(),
             **{name: metadata.version(name) for name in _PACKAGES},
         },
+        "commit": commit(),
         "machine": {
             "system": platform.system(),
             "processor": processor_name(),
@@ -64,6 +79,23 @@ def circumstances(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "processes": process_group().size,
     }
+
+
+@functools.cache
+def commit() -> dict[str, Any] | None:
+    """Return the git commit of this package, and whether its files are as committed; None outside a checkout."""
+    folder = Path(protosteer.__file__).resolve().parent
+    try:
+        if not _git(folder, "ls-files", "__init__.py"):  # an installed copy may lie in another checkout
+            return None
+        return {"hash": _git(folder, "rev-parse", "HEAD"), "clean": not _git(folder, "status", "-s", ".")}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(folder: Path, *words: str) -> str:
+    command = ["git", "-C", str(folder), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:

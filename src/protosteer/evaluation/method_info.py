@@ -1,4 +1,4 @@
-"""Descriptions of methods for `protosteer methods`: source, rehearsal, what is trained, settings."""
+"""Descriptions of methods for `protosteer methods`: source, what is stored and trained, settings."""
 
 from __future__ import annotations
 
@@ -29,22 +29,30 @@ class MethodInfo:
     Attributes:
         name: The name.
         source: The publication.
-        rehearsal: What is stored of earlier tasks' images, in words.
+        rehearsal: Images of earlier tasks that are stored, in words.
+        features: Feature vectors of single images that are stored, in words. Means of many images do not count.
         trains: What is trained, in words.
         supports_repeated_classes: Whether tasks may bring more images of known classes.
         about: The docstring of its module.
         settings: The default settings.
         choices: The choices of settings that have some.
+        published: Published settings by benchmark, as far as they differ from the defaults.
+        published_source: Where they are published.
+        grid: What tuning tries.
     """
 
     name: str
     source: Source
     rehearsal: str
+    features: str
     trains: str
     supports_repeated_classes: bool
     about: str
     settings: Mapping[str, Any]
     choices: Mapping[str, Sequence[str]]
+    published: Mapping[str, Mapping[str, Any]]
+    published_source: str
+    grid: Mapping[str, Sequence[Any]]
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as plain data."""
@@ -58,11 +66,15 @@ def describe(method: type[Method]) -> MethodInfo:
         name=method.name,
         source=method.source,
         rehearsal=_rehearsal(method, settings),
+        features=method.stored_features,
         trains=method.trains,
         supports_repeated_classes=method.supports_repeated_classes,
         about=inspect.cleandoc(sys.modules[method.__module__].__doc__ or ""),
         settings={name: value for name, value in settings.to_dict().items() if name != "seed"},
         choices={name: list(b["choices"]) for name, b in settings.bounds().items() if "choices" in b},
+        published={stream: dict(values) for stream, values in method.published.items()},
+        published_source=method.published_source,
+        grid={name: list(values) for name, values in method.grid.items()},
     )
 
 
@@ -74,9 +86,9 @@ def default_settings(method: type[Method]) -> Values:
 
 def _rehearsal(method: type[Method], settings: Values) -> str:
     size = getattr(settings, "buffer_size", None)
-    if method.uses_rehearsal:
-        return "all images" if size is None else counted(size, "image")
-    return "all embeddings" if method.state_grows else "no"
+    if not method.uses_rehearsal:
+        return "no"
+    return "all images" if size is None else counted(size, "image")
 
 
 def first_task_parameters(method: type[Method], backbone: Backbone) -> int | None:

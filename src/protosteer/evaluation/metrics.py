@@ -40,15 +40,41 @@ def anytime_accuracy(accuracies: Sequence[float], train_images: Sequence[int]) -
     return sum(a * n for a, n in zip(accuracies, weights, strict=True)) / sum(weights)
 
 
-def forgetting(matrix: Matrix, i: int) -> float:
-    """Compute F_i: the mean over earlier tasks of the largest drop in accuracy; not clipped at 0."""
+def forgetting(matrix: Matrix, i: int, least: float = -math.inf) -> float:
+    """Compute F_i: the mean over tasks j < i of max over k in j..i-1 of A[k][j] - A[i][j], 0 for the first task.
+
+    With `least` 0, the drop of each task is clipped at 0, as in the code of CPP's authors.
+    """
     if i == 0:
         return 0.0
-    return _mean([max(matrix[k][j] - matrix[i][j] for k in range(j, i)) for j in range(i)])
+    return _mean([max(least, *(matrix[k][j] - matrix[i][j] for k in range(j, i))) for j in range(i)])
+
+
+def backward_transfer(matrix: Matrix) -> float:
+    """Compute BWT of Lopez-Paz and Ranzato (2017): the mean over tasks j < T of A[T][j] - A[j][j]; 0 of one task."""
+    last = matrix[-1]
+    return _mean([last[j] - matrix[j][j] for j in range(len(matrix) - 1)]) if len(matrix) > 1 else 0.0
+
+
+def forward_transfer(next_accuracies: Sequence[float | None], classes: Sequence[int]) -> float | None:
+    """Compute FWT of Lopez-Paz and Ranzato (2017): the mean over tasks j of A[j-1][j] - chance.
+
+    In a class-incremental stream it is not defined, because no class of a task is known before the task.
+
+    Args:
+        next_accuracies: A[j-1][j], the accuracy on a task before it is learned, on images of classes known by then;
+            None if there are none.
+        classes: How many classes were known by then; chance is 100 / classes.
+
+    Returns:
+        The mean over all tasks that have an accuracy; None if none has.
+    """
+    gains = [a - 100.0 / known for a, known in zip(next_accuracies, classes, strict=True) if a is not None]
+    return _mean(gains) if gains else None
 
 
 def summary(matrix: Matrix, test_images: Sequence[int] | None = None) -> dict[str, float]:
-    """Compute last and average accuracy and forgetting.
+    """Compute last and average accuracy, forgetting and backward transfer.
 
     The paper's metrics are means over tasks. `..._image_accuracy` are means over images, which differ if tasks have
     unequal numbers of test images.
@@ -66,6 +92,8 @@ def summary(matrix: Matrix, test_images: Sequence[int] | None = None) -> dict[st
         "avg_accuracy": _mean([average_accuracy(matrix, i) for i in tasks]),
         "last_forgetting": forgetting(matrix, tasks[-1]),
         "avg_forgetting": _mean([forgetting(matrix, i) for i in tasks[1:]]) if len(tasks) > 1 else 0.0,
+        "clipped_forgetting": forgetting(matrix, tasks[-1], 0.0),
+        "backward_transfer": backward_transfer(matrix),
     }
     if test_images is not None:
         over_images = [image_accuracy(matrix, i, test_images) for i in tasks]

@@ -17,9 +17,10 @@ from torch import Tensor
 from protosteer.evaluation import metrics
 from protosteer.evaluation.embedding_cache import CacheRows, EmbeddingCache
 from protosteer.evaluation.error_analysis import diagnose
+from protosteer.evaluation.predictions import Predictions, PredictionsBuilder
 from protosteer.evaluation.run_folder import SeedFolder
 from protosteer.methods.base import Images, Method
-from protosteer.runtime.progress import OnStage, Stage
+from protosteer.runtime.progress import OnStage, Progress, Stage
 from protosteer.streams.base import Stream, training_view
 
 
@@ -29,12 +30,13 @@ class Run:
 
     Attributes:
         test_images: The number of test images of each task.
-        classes: The number of classes of each task.
+        classes: The number of classes that each task introduced.
         train_images: The number of training images of each task.
         rows: What was measured after each task; see `_evaluate`.
         diagnosis: The error analysis after the last task.
         diagnosis_passes: Forward passes that the error analysis needed beyond the matrix.
         visiting_images: Training images in another task than that of their class.
+        predictions: The predictions after the last task so far.
     """
 
     test_images: list[int]
@@ -44,6 +46,7 @@ class Run:
     diagnosis: dict[str, Any] | None = None
     diagnosis_passes: int = 0
     visiting_images: int = 0
+    predictions: Predictions | None = None
 
     @property
     def matrix(self) -> list[list[float]]:
@@ -56,6 +59,8 @@ class Run:
         return {
             **metrics.summary(self.matrix, self.test_images),
             "anytime_accuracy": metrics.anytime_accuracy(self._accuracy_so_far(), self.train_images[:tasks]),
+            "task_incremental_accuracy": _average(last.get("given_task_accuracy")),
+            "forward_transfer": self._forward_transfer(),
             **self._blurred(),
             "passes_per_image": last.get("passes_per_image"),
             "overall_passes_per_image": self._overall("passes_per_image"),
@@ -65,6 +70,7 @@ class Run:
             "retrieval_accuracy": last["retrieval_accuracy"],
             "bytes_per_task": last["bytes"] / tasks,
             "bytes_per_class": last["bytes"] / sum(self.classes[:tasks]),
+            **last.get("paper_bytes", {}),
             "trained_parameters": last["trained_parameters"],
             "train_seconds": self._sum("train_seconds"),
             "eval_seconds": self._sum("eval_seconds"),
@@ -77,6 +83,10 @@ class Run:
         """Return the accuracy after each task, on all test images of the classes learned by then."""
         over_images = (metrics.image_accuracy(self.matrix, i, self.test_images) for i in range(len(self.rows)))
         return [row.get("seen_accuracy", a) for row, a in zip(self.rows, over_images, strict=True)]
+
+    def _forward_transfer(self) -> float | None:
+        before = [row.get("next_accuracy") for row in self.rows]
+        return metrics.forward_transfer(before, [row.get("known_classes", 1) for row in self.rows])
 
     def _blurred(self) -> dict[str, float]:
         """Return the percentage of training images in another task than their class's; nothing if 0."""
@@ -134,21 +144,23 @@ def run_stream(
     Returns:
         The results.
     """
-    if stream.blurry:
+    if stream.repeats_classes:
         method.require_repeated_classes()
     caches = [EmbeddingCache(method, task.test) for task in stream]
     run = Run(
         [len(task.test) for task in stream],
-        [len(task.classes) for task in stream],
+        [len(set(task.classes).difference(*(other.classes for other in stream[:i]))) for i, task in enumerate(stream)],
         [len(task.train) for task in stream],
         visiting_images=sum(sum(task.visitors.values()) for task in stream),
     )
     if store:
         _restore(method, run, caches, store)
     for i in range(len(run.rows), len(stream)):
-        seconds = _learn(method, stream, i, on_stage, store)
-        run.rows.append(_evaluate(method, stream, i, caches, seconds, on_stage))
+        training = _learn(method, stream, i, on_stage, store)
+        row, run.predictions = _evaluate(method, stream, i, caches, on_stage)
+        run.rows.append({**row, **training})
         if store:
+            store.save_predictions(i, run.predictions)
             new = {f"{j}/{key}": t for j, cache in enumerate(caches) for key, t in cache.take_new().items()}
             store.save_embeddings(i, new)
             store.save_rows(run.rows)
@@ -168,74 +180,125 @@ def _restore(method: Method, run: Run, caches: list[EmbeddingCache], store: Seed
             cache.put({k.removeprefix(f"{j}/"): t for k, t in saved.items() if k.startswith(f"{j}/")})
     if run.rows and (learned := store.learned(len(run.rows) - 1)):
         method.restore(learned[0])
+        run.predictions = store.predictions(len(run.rows) - 1)
 
 
-def _learn(method: Method, stream: Stream, i: int, on_stage: OnStage | None, store: SeedFolder | None) -> float:
-    """Learn task i; returns its seconds, including those of interrupted training."""
+class LossHistory:
+    """Records the mean loss of every epoch of a task's trainings, and passes progress on."""
+
+    def __init__(self, on_stage: OnStage | None):
+        self.on_stage = on_stage
+        self.trainings: list[Progress] = []  # the last progress of each
+
+    def __call__(self, stage: Stage) -> None:
+        """Record a step; a training begins when the one before has made all its steps."""
+        if stage.training:
+            unfinished = self.trainings and self.trainings[-1].step < self.trainings[-1].steps
+            self.trainings[len(self.trainings) - bool(unfinished) :] = [stage.training]
+        if self.on_stage:
+            self.on_stage(stage)
+
+
+def _learn(
+    method: Method, stream: Stream, i: int, on_stage: OnStage | None, store: SeedFolder | None
+) -> dict[str, Any]:
+    """Learn task i; returns its seconds, including those of interrupted training, and the losses of its epochs."""
     if store and (learned := store.learned(i)):  # the process was killed during evaluation
         method.restore(learned[0])
         return learned[1]
     checkpoint = store.checkpoint(i) if store else None
     earlier = checkpoint.seconds_spent() if checkpoint else 0.0
-    began = time.perf_counter()
-    with training_view(stream[i], on_stage, checkpoint) as task:
+    began, history = time.perf_counter(), LossHistory(on_stage)
+    with training_view(stream[i], history, checkpoint) as task:
         method.learn(task)
-    seconds = earlier + time.perf_counter() - began
+    training = {
+        "train_seconds": earlier + time.perf_counter() - began,
+        "losses": [list(progress.losses) for progress in history.trainings],
+    }
     if store:
-        store.save_learned(i, method.state(), seconds)
-    return seconds
+        store.save_learned(i, method.state(), training)
+    return training
 
 
 def _evaluate(
-    method: Method, stream: Stream, i: int, caches: list[EmbeddingCache], train_seconds: float, on_stage: OnStage | None
-) -> dict[str, Any]:
+    method: Method, stream: Stream, i: int, caches: list[EmbeddingCache], on_stage: OnStage | None
+) -> tuple[dict[str, Any], Predictions]:
     """Measure one row of the matrix, after task i."""
     began = time.perf_counter()
     passes, requests = (sum(getattr(c, name) for c in caches) for name in ("forward_passes", "requests"))
     number = {name: k for k, name in enumerate(method.classes)}
+    builder = PredictionsBuilder(stream.classes, method.classes)
     right, prompts, retrieved, confidence = [], [], [], []
     tests, brought = _tests(stream, i, caches), [set(task.learned) for task in stream[: i + 1]]
-    for j, (labels, images) in enumerate(tests):
+    for done, (j, labels, images) in enumerate(tests, 1):
         answer = method.answer(images)
+        builder.add(j, stream[j].classes, labels, answer)
+        if stream.domains and j > i:  # measures forward transfer only
+            continue
         right.append(answer.classes == torch.tensor([number[label] for label in labels]))
         prompts.append(answer.prompts)
         if answer.candidates is not None:
-            owning = torch.tensor([[label in classes for classes in brought] for label in labels])
+            owners = [t == j for t in range(i + 1)]  # of an image in a domain: its own
+            owning = torch.tensor(
+                [owners if stream.domains else [label in classes for classes in brought] for label in labels]
+            )
             retrieved.append((answer.candidates & owning).any(dim=1))
         confidence.append(answer.confidence)
         if on_stage:
-            on_stage(Stage(stream[i].name, "testing", j + 1, len(tests)))
+            on_stage(Stage(stream[i].name, "testing", done, len(tests)))
     prompts_per_image = _mean(prompts)
     sure = [part for part in confidence if part is not None]
     bins = metrics.reliability(torch.cat(sure), torch.cat(right)) if sure else None
     seen = {"seen_accuracy": _mean(right, of=100.0), "seen_images": sum(map(len, right))}
-    return {
+    predictions = builder.build()
+    row = {
         "accuracy": [100.0 * int(hits.sum()) / len(hits) for hits in right[: i + 1]],  # on each task so far
+        "given_task_accuracy": _given_task(predictions, i),
+        "next_accuracy": _average((100.0 * predictions.right[predictions.task == i + 1]).tolist()),
+        "known_classes": len(method.classes),
         **(seen if stream.blurry else {}),  # on all images of the classes seen
         "passes_per_image": 1 + (prompts_per_image or 0),  # all passes, the plain one included
         "prompts_per_image": prompts_per_image,
         "calibration_error": metrics.calibration_error(bins) if bins else None,
         "reliability": bins,
         "retrieval_accuracy": _mean(retrieved, of=100.0),  # of images with a task of their class as candidate
-        "train_seconds": train_seconds,
         "eval_seconds": time.perf_counter() - began,
         "forward_passes": sum(cache.forward_passes for cache in caches) - passes,
         "naive_forward_passes": sum(cache.requests for cache in caches) - requests,
         "bytes": sum(method.bytes_per_task()),  # of the state
+        "paper_bytes": method.paper_bytes(),  # as the method's paper counts
         "trained_parameters": method.trained_parameters(),  # since the run began
     }
+    return row, predictions
 
 
-def _tests(stream: Stream, i: int, caches: list[EmbeddingCache]) -> list[tuple[list[str], Images]]:
-    """Return labels and test images after task i: of every task so far, then of later classes that came early."""
-    tests: list[tuple[list[str], Images]] = [
-        (task.test_labels, cache) for task, cache in zip(stream[: i + 1], caches, strict=False)
+def _given_task(predictions: Predictions, i: int) -> list[float] | None:
+    """Compute the accuracy on each task up to i among that task's own classes; None without scores."""
+    if predictions.given_task is None:
+        return None
+    right = predictions.given_task == predictions.actual
+    own = [right[predictions.task == j] for j in range(i + 1)]
+    return [100.0 * int(hits.sum()) / len(hits) for hits in own]
+
+
+def _average(values: Sequence[float] | None) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _tests(stream: Stream, i: int, caches: list[EmbeddingCache]) -> list[tuple[int, list[str], Images]]:
+    """Return task, labels and test images after task i: every task so far, then what is known of later tasks.
+
+    With blurry task boundaries, these are the images of classes that came early. Of domains, only the next one counts.
+    """
+    tests: list[tuple[int, list[str], Images]] = [
+        (j, task.test_labels, cache) for j, (task, cache) in enumerate(zip(stream[: i + 1], caches, strict=False))
     ]
     known = stream.classes_until(i)
-    for task, cache in zip(stream[i + 1 :], caches[i + 1 :], strict=True):
+    later = slice(i + 1, i + 2 if stream.domains else None)
+    for j, (task, cache) in enumerate(zip(stream[later], caches[later], strict=True), i + 1):
         rows = [row for row, label in enumerate(task.test_labels) if label in known]
         if rows:
-            tests.append(([task.test_labels[row] for row in rows], CacheRows(cache, torch.tensor(rows))))
+            tests.append((j, [task.test_labels[row] for row in rows], CacheRows(cache, torch.tensor(rows))))
     return tests
 
 

@@ -1,7 +1,8 @@
 """Run folders (docs/runs.md). The process may be killed at any moment.
 
 `seed-0/unfinished/` has what an interrupted run resumes from; it is removed when the seed is finished. Every file is
-written atomically, in this order: the model of a task, the embeddings of its evaluation, its row of the matrix.
+written atomically, in this order: the model of a task, predictions and embeddings of its evaluation, its row of the
+matrix.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from torch import Tensor
 
 from protosteer.errors import RunError
 from protosteer.evaluation import manifest, metrics
+from protosteer.evaluation.predictions import Predictions
 from protosteer.model.schema import check
 from protosteer.runtime.checkpoint import SECONDS, CheckpointFile
 from protosteer.util.files import read_regular, remove_leftovers, write_atomically
 from protosteer.util.text import listed, one_line, printable
 
 MANIFEST, METRICS, LOG, LOCK = "manifest.json", "metrics.json", "log.txt", ".protosteer.lock"
+CLASSES = "classes.json"
 _MAX_ITEMS = 10**5
 
 
@@ -35,7 +38,10 @@ def _table(value: Any, where: str) -> None:
 
 
 _NUMBER, _SEED = (-1e30, 1e30), (0, 2**63)
+_NAMES = [4096, 1, _MAX_ITEMS]
 _MATRIX = [[(-1e3, 1e3), 1, _MAX_ITEMS], 1, _MAX_ITEMS]
+_LOSSES = [[_NUMBER, 0, _MAX_ITEMS], 0, _MAX_ITEMS]  # of every epoch of every training
+_TRAINING = {"train_seconds": _NUMBER, "losses?": _LOSSES}
 # A folder may be another's: names of folders and files are made of what it says. See `model.schema.check`.
 _MANIFEST = {
     "format": (manifest.FORMAT, manifest.FORMAT),
@@ -44,8 +50,18 @@ _MANIFEST = {
     "configuration": {
         "method": 200,
         "settings": _table,
-        "stream": {"name": 4096, "options?": _table},
-        "backbone": {"name": 200, "fingerprint": 128, "image_size": (1, 2**20)},
+        "stream": {
+            "name": 4096,
+            "options?": _table,
+            "class_order": _NAMES,
+            "tasks": [{"classes": _NAMES}, 1, _MAX_ITEMS],
+        },
+        "backbone": {
+            "name": 200,
+            "fingerprint": 128,
+            "image_size": (1, 2**20),
+            "preprocessing": {"crop": (0.0, 1.0)},
+        },
     },
 }
 _FIGURES = {
@@ -77,20 +93,33 @@ class SeedFolder:
         """Save the rows of the matrix."""
         write_json(self.unfinished / "rows.json", rows)
 
-    def learned(self, task: int) -> tuple[bytes, float] | None:
-        """Return the state after a task, and the seconds that learning it took; None if it was not saved."""
+    def learned(self, task: int) -> tuple[bytes, dict[str, Any]] | None:
+        """Return the state after a task, and what its training took; None if it was not saved."""
         if not self._model(task).is_file():
             return None
-        seconds = read_json(place := self._unfinished("seconds", task))
+        training = read_json(place := self._unfinished("learned", task))
         with _reading(place):
-            check(seconds, _NUMBER, "its number")
-        return self._model(task).read_bytes(), float(seconds)
+            check(training, _TRAINING, "its")
+        return self._model(task).read_bytes(), training
 
-    def save_learned(self, task: int, state: bytes, seconds: float) -> None:
-        """Save the state after a task, and remove its checkpoint."""
-        write_json(self._unfinished("seconds", task), seconds)
+    def save_learned(self, task: int, state: bytes, training: Mapping[str, Any]) -> None:
+        """Save the state after a task and what its training took, and remove its checkpoint."""
+        write_json(self._unfinished("learned", task), training)
         write_atomically(self._model(task), state)
         self.checkpoint(task).clear()
+
+    def copy_learned(self, finished: Path) -> None:
+        """Copy the states of a finished seed, as if this one had learned them."""
+        figures, other = read_json(place := finished / METRICS), SeedFolder(finished, self.suffix)
+        with _reading(place):
+            check(figures, {"after_each_task": [_TRAINING, 1, _MAX_ITEMS]}, "its")
+        rows = figures["after_each_task"]
+        for task, row in enumerate(rows):
+            if not self._model(task).is_file():
+                training = {"train_seconds": row["train_seconds"], "losses": row.get("losses") or []}
+                with _reading(other._model(task)):
+                    state = read_regular(other._model(task))
+                self.save_learned(task, state, training)
 
     def embeddings(self) -> list[Mapping[str, Tensor]]:
         """Return the embeddings behind the saved rows; an interrupted evaluation is repeated."""
@@ -105,17 +134,26 @@ class SeedFolder:
         whole = {name: tensor.contiguous() for name, tensor in embeddings.items()}
         write_atomically(self._unfinished("embeddings", task), save(whole))
 
+    def predictions(self, task: int) -> Predictions:
+        """Return the predictions after a task."""
+        return Predictions.load(self._predictions(task))
+
+    def save_predictions(self, task: int, predictions: Predictions) -> None:
+        """Save the predictions after a task."""
+        predictions.save(self._predictions(task))
+
     def checkpoint(self, task: int) -> CheckpointFile:
         """Return the checkpoint of a task's training."""
         return CheckpointFile(self._unfinished("training", task), self.checkpoint_seconds)
 
     def finish(self, figures: dict[str, Any]) -> None:
-        """Write the seed's metrics, and its matrix as CSV."""
+        """Write the seed's metrics, its matrix as CSV, and metrics of each class."""
         matrix = figures["matrix"]  # tasks that were not learned yet are empty
         lines: list[list[Any]] = [["after_task", *(f"task_{j + 1}" for j in range(len(matrix)))]]
         lines += [[i + 1, *row, *[""] * (len(matrix) - len(row))] for i, row in enumerate(matrix)]
         text = "".join(",".join(map(str, line)) + "\n" for line in lines)
         write_atomically(self.path / "matrix.csv", text.encode())
+        write_json(self.path / CLASSES, self.predictions(len(matrix) - 1).by_class())
         write_json(self.path / METRICS, figures)
 
     def clean(self) -> None:
@@ -126,8 +164,11 @@ class SeedFolder:
     def _model(self, task: int) -> Path:
         return self.path / f"task-{task + 1:02}{self.suffix}"
 
+    def _predictions(self, task: int) -> Path:
+        return self.path / f"predictions-{task + 1:02}.npz"
+
     def _unfinished(self, kind: str, task: int) -> Path:
-        suffix = "json" if kind == "seconds" else "safetensors"
+        suffix = "json" if kind == "learned" else "safetensors"
         return self.unfinished / f"{kind}-{task + 1:03}.{suffix}"
 
 
@@ -196,11 +237,12 @@ class RunFolder:
             self._check_same(old, configuration, resume)
             if self.finished(*wanted):
                 return wanted, []
-            earlier = {"processes": 1, **old["sessions"][-1]["circumstances"]}  # as older versions had it
+            added = {"processes": 1, "commit": circumstances["commit"]}  # which older versions did not record
+            earlier = {**added, **old["sessions"][-1]["circumstances"]}
             changed = manifest.differences(earlier, circumstances)
             if changed:
                 messages = [
-                    f"resuming under other circumstances ({listed(changed, 4)}): results may differ in their last bits"
+                    f"resuming under other circumstances ({listed(changed, 4)}): results may differ, if only in their last bits"
                 ]
         session = {
             "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

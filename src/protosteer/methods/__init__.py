@@ -19,21 +19,42 @@ from protosteer.methods.base import (
     register_method,
     unregister_method,
 )
+from protosteer.util.plugins import entry_point_names, is_file_spec, load_entry_point, load_from_file
 from protosteer.util.text import suggestion
 
 __all__ = [
     "METHODS", "Answer", "Images", "Method", "Source", "TrainingTask",
-    "find_method", "register_method", "unregister_method",
+    "find_method", "load_plugins", "register_method", "unregister_method",
 ]  # fmt: skip
+
+ENTRY_POINTS = "protosteer.methods"
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
 
 def find_method(name: str) -> type[Method]:
-    """Return the method of this name; raises SettingsError (code "unknown-method") if there is none."""
-    if name not in METHODS:
+    """Return the method of this name, of an installed package, or of a file (`path/to/file.py:Class`).
+
+    Raises:
+        SettingsError: There is none (code "unknown-method"), or it is no method (code "not-a-method").
+    """
+    if name in METHODS:
+        return METHODS[name]
+    found = load_from_file(name) if is_file_spec(name) else load_entry_point(ENTRY_POINTS, name)
+    if found is None:
+        known = [*METHODS, *entry_point_names(ENTRY_POINTS)]
         raise SettingsError(
-            f"no method is called '{name}'; {suggestion(name, METHODS)}", code="unknown-method", name=name
+            f"no method is called '{name}'; {suggestion(name, known)}", code="unknown-method", name=name
         )
-    return METHODS[name]
+    if not isinstance(found, type) or not issubclass(found, Method):
+        raise SettingsError(f"{name} is not a subclass of protosteer.methods.Method", code="not-a-method", name=name)
+    # A class without the decorator is called as the entry point is, or as itself.
+    own = found.__dict__.get("name") or (found.__name__.lower() if is_file_spec(name) else name)
+    return register_method(own)(found)
+
+
+def load_plugins() -> None:
+    """Register the methods of all installed packages, which `find_method` finds one by one."""
+    for name in entry_point_names(ENTRY_POINTS):
+        find_method(name)

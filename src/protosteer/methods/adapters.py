@@ -1,14 +1,20 @@
-"""Bottleneck adapters beside the MLPs of a frozen ViT, after AdaptFormer (Chen et al., NeurIPS 2022)."""
+"""Bottleneck adapters beside the MLPs of a frozen ViT, after AdaptFormer (Chen et al., NeurIPS 2022).
+
+As in the code of APER, EASE and RanPAC, an adapter reads the residual stream before the MLP's norm. Their dropout of
+0.1 inside the adapter is omitted.
+"""
 
 from __future__ import annotations
 
 import copy
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protosteer.backbones import Backbone
+from protosteer.paper.vit import Block
 from protosteer.util.seeded import seeded
 
 
@@ -27,18 +33,19 @@ class Adapter(nn.Module):
         return self.up(F.relu(self.down(x)))
 
 
-class AdaptedMlp(nn.Module):
-    """A layer's MLP plus `scale` times an adapter of the same input."""
+class AdaptedBlock(Block):
+    """A layer of the ViT plus `scale` times an adapter that reads the residual stream, beside norm and MLP."""
 
-    def __init__(self, mlp: nn.Module, adapter: nn.Module, scale: float):
-        super().__init__()
-        self.mlp = mlp
+    def __init__(self, block: Block, adapter: nn.Module, scale: float):
+        nn.Module.__init__(self)
+        for name, module in block.named_children():
+            self.add_module(name, module)
         self.adapter = adapter
         self.scale = scale
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Transform tokens [B, N, D]."""
-        return self.mlp(x) + self.scale * self.adapter(x)
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """Apply MLP and adapter to tokens [B, N, D]."""
+        return super().feed_forward(x) + self.scale * self.adapter(x)
 
 
 def new_adapters(backbone: Backbone, width: int, generator: torch.Generator) -> nn.ModuleList:
@@ -56,8 +63,8 @@ def with_adapters(backbone: Backbone, adapters: nn.ModuleList, scale: float, tra
     shared = {id(parameter): parameter for parameter in backbone.vit.parameters()}
     vit = copy.deepcopy(backbone.vit, shared)
     adapters.requires_grad_(trainable)
-    for block, adapter in zip(vit.blocks, adapters, strict=True):
-        block.mlp = AdaptedMlp(block.get_submodule("mlp"), adapter, scale)
+    pairs = zip(vit.blocks, adapters, strict=True)
+    vit.blocks = nn.ModuleList(AdaptedBlock(cast(Block, block), adapter, scale) for block, adapter in pairs)
     adapted = Backbone(backbone.name, vit, backbone.preprocessing, precision=backbone.precision)
     adapted.trainable = trainable
     return adapted

@@ -69,12 +69,14 @@ class Answer:
         candidates: The tasks retrieved, bool [B, T].
         prompts: Forward passes after the first, int64 [B].
         confidence: The predicted probability that each answer is right, [B].
+        scores: A score of every class, the larger the more likely, [B, K]; probabilities if there is a confidence.
     """
 
     classes: Tensor
     candidates: Tensor | None = None
     prompts: Tensor | None = None
     confidence: Tensor | None = None
+    scores: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -110,9 +112,12 @@ class Method(ABC):
 
     name: ClassVar[str]  # set by `register_method`
     source: ClassVar[Source]
+    published_source: ClassVar[str] = ""  # where the settings in `published` come from
     trains: ClassVar[str] = "nothing"  # in a few words
     settings_class: ClassVar[type[Values]] = MethodSettings
     test_settings: ClassVar[Mapping[str, Any]] = {}  # under which it learns toy images within a second
+    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # values of settings that `protosteer tune` tries
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # settings of the publication, by name of the stream
     # Attributes that hold everything learned: tensors, dictionaries of tensors, or objects with `state_dict` and
     # `load_state_dict`. Each has the growth of its bytes: "once" (with the first task), "per class", "per task" (one
     # module each, of a ModuleList), or the name of the attribute that has the class of each row.
@@ -120,6 +125,7 @@ class Method(ABC):
     suffix: ClassVar[str] = ".safetensors"  # of state files
     trains_backbone: ClassVar[bool] = False  # then `backbone` is a trainable copy
     uses_rehearsal: ClassVar[bool] = False  # stores images of earlier tasks: `buffer_size` of them, or all
+    stored_features: ClassVar[str] = "no"  # feature vectors of single images that are stored, in words
     state_grows: ClassVar[bool] = False  # stores something of every image, without limit
     supports_repeated_classes: ClassVar[bool] = False  # a task may bring more images of known classes
 
@@ -261,6 +267,10 @@ class Method(ABC):
         rows = owners.bincount(minlength=sum(counts)).split(counts)
         return [total // len(owners) * int(part.sum()) for part in rows]
 
+    def paper_bytes(self) -> dict[str, float]:
+        """Return the memory as the method's paper defines it, by the metric's name; {} if that is `bytes_per_task`."""
+        return {}
+
     def trained_parameters(self) -> int:
         """Return how many parameters were trained, over all tasks."""
         return 0
@@ -270,8 +280,8 @@ class Method(ABC):
         """Raise SettingsError (code "no-repeated-classes") unless known classes may come again."""
         if not cls.supports_repeated_classes:
             message = (
-                f"method {cls.name} cannot learn more images of a known class, which blurry task boundaries need; "
-                "choose another method, or leave blurry out"
+                f"method {cls.name} cannot learn more images of a known class, which blurry task boundaries and domains "
+                "need; choose another method or stream"
             )
             raise SettingsError(message, code="no-repeated-classes", method=cls.name)
 

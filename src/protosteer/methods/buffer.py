@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.data.decode_cache import cache_decoded
@@ -62,6 +63,43 @@ class Buffer:
         self.labels = joined(self.labels[old], labels[new])
         self.offered += len(labels)
 
+    def sample(
+        self,
+        images: ImageSet,
+        rows: Tensor,
+        labels: Tensor,
+        size: int,
+        generator: torch.Generator | None = None,
+        **notes: Tensor,
+    ) -> None:
+        """Offer some images by reservoir sampling: each one ever offered is kept with equal probability (Vitter, 1985).
+
+        Args:
+            images: A task's images.
+            rows: Those to offer, int64 [n].
+            labels: Their class numbers, int64 [n].
+            size: How many images the buffer may hold.
+            generator: Draws the places; None: torch's own.
+            **notes: Further numbers of each, [n, ...]; wider ones than before fill up earlier ones with NaN.
+        """
+        places: dict[int, int] = {}  # in the buffer, of positions in `rows`
+        count = len(self)
+        for i in range(len(rows)):
+            self.offered += 1
+            if count < size:
+                places[count] = i
+                count += 1
+            elif (place := int(torch.randint(self.offered, (), generator=generator))) < size:
+                places[place] = i
+        to, chosen = (torch.tensor(list(part), dtype=torch.long) for part in (places.keys(), places.values()))
+        if len(chosen):
+            self.pixels = _place_rows(self.pixels, images.pixels(rows[chosen].tolist()), to, count)
+            self.labels = _place_rows(self.labels, labels[chosen], to, count)
+        for name, values in notes.items():
+            earlier = self.notes.get(name, values[:0])
+            earlier = F.pad(earlier, (0, values.shape[1] - earlier.shape[1]), value=torch.nan)
+            self.notes[name] = _place_rows(earlier, values[chosen], to, count)
+
     def joined_with(self, images: ImageSet, labels: Tensor) -> tuple[ImageSet, Tensor]:
         """Return the buffer followed by a task's images, and all labels; rows are those of `offer`."""
         both: ImageSet = Joined([self.images, cache_decoded(images)]) if len(self) else images
@@ -86,30 +124,18 @@ class Buffer:
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what `state_dict` returned."""
-        self.pixels, self.labels, self.offered = tensors["images"], tensors["labels"], int(tensors["seen"])
-        self.notes = {n.removeprefix(_NOTES): t for n, t in tensors.items() if n.startswith(_NOTES)}
+        self.pixels, self.labels = tensors["images"].clone(), tensors["labels"].clone()
+        self.offered = int(tensors["seen"])
+        self.notes = {n.removeprefix(_NOTES): t.clone() for n, t in tensors.items() if n.startswith(_NOTES)}
 
 
-def reservoir(size: int, count: int, offered: int, new: int, generator: torch.Generator | None = None) -> Tensor:
-    """Choose rows by reservoir sampling: every image ever offered is kept with equal probability (Vitter, 1985).
-
-    Args:
-        size: How many images the buffer may hold.
-        count: How many it holds.
-        offered: How many it was offered so far.
-        new: How many are offered now.
-        generator: Draws the rows; None: torch's own.
-
-    Returns:
-        The rows to keep.
-    """
-    rows = list(range(count))
-    for i in range(new):
-        if len(rows) < size:
-            rows.append(count + i)
-        elif (place := int(torch.randint(offered + i + 1, (), generator=generator))) < size:
-            rows[place] = count + i
-    return torch.tensor(rows, dtype=torch.long)
+def _place_rows(old: Tensor, new: Tensor, places: Tensor, count: int) -> Tensor:
+    """Write new rows to their places of old ones, grown to `count` rows; the old tensor may change."""
+    more = new.new_empty(count - len(old), *new.shape[1:])
+    if len(more):
+        old = torch.cat([old, more]) if len(old) else more
+    old[places] = new
+    return old
 
 
 def balanced(labels: Tensor, size: int) -> Tensor:

@@ -8,6 +8,7 @@ apply depends on what the method declares.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,6 +114,8 @@ def checks_for(method: type[Method]) -> list[Check]:
         chosen.append(check_repeated_classes)
     if method.trains_backbone:
         chosen.append(check_stale_embeddings_are_not_used)
+    if method.trains != "nothing" and hasattr(method.settings_class, "learning_rate"):
+        chosen.append(check_training_changes_what_predicts)
     return chosen
 
 
@@ -138,6 +141,11 @@ def check_learns_each_task(make: Maker) -> None:
         answer = method.answer(make.images(method, group))
         assert answer.classes.dtype == torch.int64 and answer.classes.shape == truth.shape
         assert (answer.classes == truth).float().mean() > 0.8, (group, answer.classes)
+        if answer.scores is not None:
+            assert answer.scores.shape == (len(truth), len(method.classes))
+            assert torch.equal(answer.scores.argmax(dim=1), answer.classes)
+            if answer.confidence is not None:
+                assert torch.allclose(answer.scores.sum(dim=1).float(), torch.ones(len(truth)), atol=1e-4)
 
 
 def check_batches_do_not_change_predictions(make: Maker) -> None:
@@ -305,3 +313,42 @@ def check_stale_embeddings_are_not_used(make: Maker) -> None:
     learn_task(method, GROUPS[1])
     after = make.images(method, GROUPS[0]).embed(rows)
     assert not torch.equal(before, after) and torch.equal(images.embed(rows), after)
+
+
+@dataclass
+class _Recorder:
+    """Test images that record every embedding and token a method asks for."""
+
+    images: Images
+    outputs: list[Tensor] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def pixels(self, rows: Tensor) -> Tensor:
+        return self.images.pixels(rows)
+
+    def embed(self, *args: Any, **named: Any) -> Tensor:
+        self.outputs.append(self.images.embed(*args, **named))
+        return self.outputs[-1]
+
+    def tokens(self, *args: Any, **named: Any) -> Tensor:
+        self.outputs.append(self.images.tokens(*args, **named))
+        return self.outputs[-1]
+
+
+def check_training_changes_what_predicts(make: Maker) -> None:
+    """At its own learning rate and at none, a method predicts from other features, or with other confidence."""
+    one_epoch = {"epochs": 1, "learning_rate": 1e-12}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that training changed nothing
+        untrained = Maker(make.method, {**make.settings, **one_epoch}).after(1)
+    outputs = []
+    for method in (make.after(1), untrained):
+        recorder = _Recorder(make.images(method, GROUPS[0]))
+        answer = method.answer(recorder)
+        confidence = [] if answer.confidence is None else [answer.confidence]
+        outputs.append([*recorder.outputs, *confidence])
+    pairs = list(zip(*outputs, strict=False))
+    same = [a.shape == b.shape and float((a - b).norm()) <= 1e-3 * float(b.norm()) for a, b in pairs]
+    assert not all(same), "training changed neither the features nor the confidence that predictions come from"

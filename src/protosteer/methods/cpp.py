@@ -1,12 +1,20 @@
 """Contrastive Prototypical Prompt (Li et al., WACV 2024): a `Learner` with the paper's settings.
 
-The method itself is in `protosteer/paper/`.
+Each task trains a prompt by a contrastive loss, under a neck that is discarded. A class is stored as key prototypes
+(embeddings without a prompt) and value prototypes (under its task's prompt). The nearest keys of an image name the
+prompts to try, and the nearest value predicts the class. The method itself is in `protosteer/paper/`.
+
+The paper's text and the authors' code differ. The presets `paper-text` and `authors` are either of them, the default
+`paper` is between: the authors' noise on prototypes, the text's rows of the loss. Differences from both: class means
+(`centroids=1`) are matched with those of all classes, and the outputs of prompts are not averaged with mean pooling, as
+the text has it but not the code. docs/method.md lists every choice.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,7 +25,7 @@ from protosteer.methods.base import Answer, Images, Method, Source, TrainingTask
 from protosteer.model import file as model_file
 from protosteer.model.memory import Memory
 from protosteer.paper.prompts import Embed
-from protosteer.settings import Settings, preset
+from protosteer.settings import PAPER_PRESETS, Settings, preset
 
 
 @register_method("cpp")
@@ -29,14 +37,19 @@ class CPP(Method):
     )
     trains = "a prompt per task, a neck that is thrown away"
     settings_class = Settings
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = dict.fromkeys(
+        ("split-cifar100", "imagenet-r", "five-datasets", "imagenet-subset"), {}
+    )
+    published_source = "the paper's appendix; preset authors is the authors' code"
+    grid = {"learning_rate": (1e-3, 3e-4, 3e-3)}
     suffix = ".protosteer"
     supports_repeated_classes = True
     test_settings = {"epochs": 2, "batch_size": 8, "neck_hidden": 16, "augmentation": "crop", "centroids": 2}
 
     @classmethod
     def preset(cls, name: str | None) -> dict[str, Any]:
-        """Return the paper's settings; the method has no other preset."""
-        return preset("paper") | super().preset(name)
+        """Return the settings of a reading of the paper, see docs/method.md; None: those of `paper`."""
+        return preset(name) if name in PAPER_PRESETS else preset("paper") | super().preset(name)
 
     def __init__(self, backbone: Backbone, settings: Settings):
         super().__init__(backbone, settings)
@@ -64,7 +77,7 @@ class CPP(Method):
         probabilities = (matches.scores / reader.temperature).softmax(dim=1)
         confidence, classes = probabilities.amax(dim=1), matches.scores.argmax(dim=1)
         candidates = matches.candidates if reader.retrieves_tasks else None
-        return Answer(classes, candidates, matches.passes - 1, confidence)
+        return Answer(classes, candidates, matches.passes - 1, confidence, probabilities)
 
     def diagnose(self, images: Images, truth: Tensor, task: int, own: Tensor) -> dict[str, float]:
         """Analyse errors as the learner's rule does: `Reader.diagnose`."""
@@ -99,6 +112,21 @@ class CPP(Method):
     def bytes_per_task(self) -> list[int]:
         """Return the bytes of each task's record."""
         return [task.bytes for task in self.memory.tasks]
+
+    def paper_bytes(self) -> dict[str, float]:
+        """Return the paper's two definitions of memory in float32, which differ.
+
+        Table 5 counts a task's prompt alone: 12 x 768 numbers, 0.035 MB. The appendix counts 12.2 x 768 numbers per
+        class: its share of the prompt (12 / 10), its key and value prototypes (5 + 5), and one variance.
+        """
+        prompts = [task.prompt for task in self.memory.tasks if task.prompt is not None]
+        prompt = sum(p.numel() for p in prompts) * 4.0
+        found = {"prompt_bytes_per_task": prompt / len(self.memory.tasks)}
+        if self.settings.rule == "paper":
+            index, classes = self.learner.reader.index.prototypes, len(self.classes)
+            rows = len(index.keys) + len(index.values) + classes
+            found["appendix_bytes_per_class"] = (prompt + rows * 4.0 * self.backbone.dim) / classes
+        return found
 
     def trained_parameters(self) -> int:
         """Return the size of prompts and discarded necks."""

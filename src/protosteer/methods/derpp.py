@@ -6,12 +6,11 @@ logits z that the network gave it. Each step minimises
     CE(task's batch)  +  alpha * MSE(logits of x now, z)  +  beta * CE(x', y'),
 
 where x and x' are two separate draws from the buffer, each as large as the task's batch and newly augmented. The buffer
-is filled by reservoir sampling.
+is filled by reservoir sampling at every step, with the logits of that moment and augmented view, so they come from along
+the training and the current task is replayed too.
 
-Differences: the original offers images to the buffer at every step, with the logits of that moment and augmented view.
-Here both are stored at the end of the task, with logits of the image under the evaluation transform. The original's
-head has all classes from the start; this one grows, so z covers the classes of its time, and the mean of squares runs
-over those. In the state, the others are NaN.
+Difference: the original's head has all classes from the start; this one grows, so z covers the classes of its time, and
+the mean of squares runs over those. In the state, the others are NaN.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protosteer.methods.base import Source, TrainingTask, register_method
-from protosteer.methods.finetune_base import Rehearsal, RehearsalSettings
-from protosteer.methods.training_utils import embed_task
+from protosteer.backbones import Backbone
+from protosteer.methods.base import Source, register_method
+from protosteer.methods.finetune_base import OnlineRehearsal, RehearsalSettings
 from protosteer.settings import setting
 
 
@@ -37,7 +36,7 @@ class DERppSettings(RehearsalSettings):
 
 
 @register_method("der++")
-class DERpp(Rehearsal):
+class DERpp(OnlineRehearsal):
     """Rehearsal of images, labels and logits."""
 
     source = Source("Buzzega et al.", "Dark experience for general continual learning", "NeurIPS", 2020)
@@ -45,9 +44,15 @@ class DERpp(Rehearsal):
     supports_repeated_classes = True
     settings: DERppSettings
 
+    def __init__(self, backbone: Backbone, settings: DERppSettings):
+        super().__init__(backbone, settings)
+        self.logits = torch.empty(0, 0)  # of the last step's batch, [B, K]
+
     def loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Add the drift of logits and the loss of replayed images; see `Network.loss`."""
-        value, embeddings = super().loss(images, labels)
+        embeddings = self.backbone.embed(images)
+        logits = self.head(embeddings)
+        value, self.logits = F.cross_entropy(logits, labels), logits.detach().cpu()
         if len(self.buffer):
             views, rows = self.replay(len(labels))
             drift = self.drift(self.head(self.backbone.embed(views)), rows)
@@ -56,17 +61,12 @@ class DERpp(Rehearsal):
             value = value + self.settings.alpha * drift + self.settings.beta * replayed
         return value, embeddings
 
+    def notes(self) -> dict[str, Tensor]:
+        """Store the logits of the last step's batch."""
+        return {"logits": self.logits}
+
     def drift(self, logits: Tensor, rows: Tensor) -> Tensor:
         """Compute the mean squared difference of logits [b, K] to those stored in rows [b]."""
         stored = self.buffer.notes["logits"][rows].to(logits.device)  # [b, fewer than K]
         known = ~stored.isnan()
         return (logits[:, : stored.shape[1]] - stored)[known].square().mean()
-
-    def end_task(self, task: TrainingTask, labels: Tensor) -> None:
-        """Update the buffer with the task's images and their logits."""
-        with torch.no_grad():
-            logits = self.head(embed_task(task, self.backbone, self.embed_batch_size, "logits")).cpu()  # [n, K]
-        earlier = self.buffer.notes.get("logits", logits[:0])
-        wider = (0, logits.shape[1] - earlier.shape[1])
-        self.buffer.notes["logits"] = F.pad(earlier, wider, value=torch.nan)
-        self.sample_into_buffer(task, labels, logits=logits)

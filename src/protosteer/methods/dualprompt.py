@@ -10,9 +10,9 @@ where the query q is an image's plain embedding. A test image gets the expert pr
 with its query. A linear head reads the embedding.
 
 As in the official code (github.com/google-research/l2p), a task's expert prompt starts as a copy of the previous one,
-with a new key. Differences: every image is matched by itself, not with its batch. A prompt of L tokens is L / 2 keys
-and L / 2 values, which gives the 1.90 MB that the CPP paper reports for CIFAR-100; the official code has L of both. An
-odd L is rounded up. A backbone of fewer than five layers has the general prompt in all but its last layer at most, and
+with a new key. A prompt of L tokens is L / 2 keys and L / 2 values, an odd L rounded up. That is the paper's text, and
+gives the 1.90 MB that the CPP paper reports for CIFAR-100. With `length=both` it is L of both, as in the official code.
+Differences: every image is matched by itself, not with its batch. A backbone of fewer than five layers has the general prompt in all but its last layer at most, and
 expert prompts after that: of three layers, in 1-2 and in 3.
 """
 
@@ -40,6 +40,7 @@ class DualPromptSettings(TrainingSettings):
     general_layers: int = setting(2, at_least=0)  # from the first
     expert_length: int = setting(20, at_least=1, at_most=4096)
     expert_layers: int = setting(3, at_least=1)  # after the general ones
+    length: str = setting("split", choices=("split", "both"))  # half keys and half values, or L of both
     learning_rate: float = 0.005
     # The official code for CIFAR-100 has 24 images per device; L2P's authors used 128 in all.
     pull: float = setting(1.0, at_least=0)
@@ -58,6 +59,15 @@ class DualPrompt(Prompted):
     )
     trains = "a prompt for all tasks and one per task, head"
     settings_class = DualPromptSettings
+    published = {
+        "split-cifar100": {"batch_size": 24, "learning_rate": 0.0028125, "expert_length": 5, "length": "both"},
+        "imagenet-r": {"epochs": 50, "batch_size": 24, "learning_rate": 0.00046875, "length": "both"},
+        "imagenet-subset": {"epochs": 50},
+    }
+    published_source = (
+        "JH-LEE-KR/dualprompt-pytorch, whose rate is times batch size / 256; CPP's appendix (ImageNet-subset)"
+    )
+    grid = {"learning_rate": (5e-3, 1.5e-3, 0.015)}
     test_settings = {**Prompted.test_settings, "expert_length": 4}
     settings: DualPromptSettings
 
@@ -67,17 +77,18 @@ class DualPrompt(Prompted):
         general = min(self.settings.general_layers, self.backbone.depth - 1)
         return general, min(self.settings.expert_layers, self.backbone.depth - general)
 
+    def _rows(self, length: int) -> int:
+        """Return how many keys, and as many values, a prefix of `length` tokens has."""
+        return length if self.settings.length == "both" else (length + 1) // 2
+
     def new_shared(self) -> dict[str, Tensor]:
         """Initialise the general prompt."""
-        return {
-            "general": small(
-                self.layers[0], 2, half(self.settings.general_length), self.backbone.dim, generator=self.generator
-            )
-        }
+        shape = (self.layers[0], 2, self._rows(self.settings.general_length), self.backbone.dim)
+        return {"general": small(*shape, generator=self.generator)}
 
     def new_task_parameters(self) -> dict[str, Tensor]:
         """Start an expert prompt as a copy of the previous one, with a new key."""
-        shape = (self.layers[1], 2, half(self.settings.expert_length), self.backbone.dim)
+        shape = (self.layers[1], 2, self._rows(self.settings.expert_length), self.backbone.dim)
         expert = self.past["experts"][-1].clone() if self.tasks else small(*shape, generator=self.generator)
         return {"experts": expert, "keys": small(self.backbone.dim, generator=self.generator)}
 
@@ -99,10 +110,5 @@ class DualPrompt(Prompted):
         return F.one_hot(self._match(queries), len(self.tasks)).bool()
 
     def _prefix(self, experts: Tensor) -> Prefix:
-        """Join the general prompt and expert prompts [B or 1, layers, 2, L / 2, D]."""
+        """Join the general prompt and expert prompts [B or 1, layers, 2, rows, D]."""
         return Prefix((*self.shared["general"].unsqueeze(1), *experts.unbind(1)))
-
-
-def half(length: int) -> int:
-    """Return how many keys, and as many values, a prefix of `length` tokens has."""
-    return (length + 1) // 2

@@ -2,10 +2,8 @@
 
 On tiny episodic memories in continual learning (2019). A batch of the task is joined with a newly augmented batch from
 the buffer, and cross-entropy over all classes so far runs over both. The buffer is filled by reservoir sampling: each
-image ever seen is in it with the same probability.
-
-Difference: the paper uses every image once and offers it to the buffer immediately, so a task's own images are
-replayed too. Here a task has several epochs, and its images are offered at its end.
+image ever offered is in it with the same probability. Images are offered when a step has used them, so a task's own
+images are replayed too. As in mammoth, that holds for every epoch; the paper has one.
 """
 
 from __future__ import annotations
@@ -14,11 +12,11 @@ import torch
 from torch import Tensor
 
 from protosteer.methods.base import Source, register_method
-from protosteer.methods.finetune_base import Rehearsal
+from protosteer.methods.finetune_base import OnlineRehearsal
 
 
 @register_method("er")
-class ER(Rehearsal):
+class ER(OnlineRehearsal):
     """Rehearsal of images and labels."""
 
     source = Source("Chaudhry et al.", "On tiny episodic memories in continual learning", "arXiv", 2019)

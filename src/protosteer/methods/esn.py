@@ -7,14 +7,16 @@ confidence of a classifier is its energy
 
     E_t = - tau log sum exp(z_t / tau).
 
-To make energies comparable, all classifiers are trained towards the same one: with tau = 1, the loss has the term
-anchor_weight * mean (E_t - anchor)^2. The temperature is voted on. Each task but the first searches the tau at which
-most of its images have the least energy under its own classifier. Every tau that was found votes for the task of least
-energy. The task with most votes, the earliest of equals, predicts the class.
+To make energies comparable, all classifiers are trained towards the same one: the loss has the term
+anchor_weight * mean (A_t - anchor)^2. In the authors' code and by default, A_t = - log sum exp(-z_t), which is close to
+the smallest logit. With `anchor_kind=energy`, A_t is E_t at tau = 1, the energy that decides.
 
-The authors' code anchors - log sum exp(-z_t), which is close to the smallest logit; here it is the energy that decides.
-Other differences: classifiers read tokens after the last norm, gradients are clipped, and images are augmented as for
-every other method here.
+The temperature is voted on. Each task but the first searches the tau at which most of its images have the least energy
+under its own classifier. Every tau that was found votes for the task of least energy. The task with most votes, the
+earliest of equals, predicts the class.
+
+Differences: classifiers read tokens after the last norm, gradients are clipped, and images are augmented as for every
+other method here.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ class ESNSettings(PromptTraining):
     prompt_length: int = 100
     anchor: float = -10.0
     anchor_weight: float = setting(0.1, at_least=0)
+    anchor_kind: str = setting("authors", choices=("authors", "energy"))
 
 
 class Classifier(nn.Module):
@@ -84,11 +87,14 @@ class ESN(Method):
     )
     trains = "a prompt, a classifier per task"
     settings_class = ESNSettings
+    published = {"split-cifar100": {}, "five-datasets": {"epochs": 10}}
+    published_source = "README of the authors' code (iamwangyabin/ESN)"
+    grid = {"learning_rate": (0.01, 3e-3, 0.03)}
     state_fields = {"prompt": "once", "temperatures": "per task", "classifiers": "per task"}
     # With so few images, tasks can be separated only if energies come close to their anchor.
     test_settings = {
         "epochs": 20, "batch_size": 8, "prompt_length": 2, "learning_rate": 0.05, "gradient_clip": 1.0,
-        "augmentation": "none",
+        "augmentation": "none", "anchor_kind": "energy",
     }  # fmt: skip
 
     def __init__(self, backbone: Backbone, settings: ESNSettings):
@@ -111,7 +117,8 @@ class ESN(Method):
             return new.embed(self.backbone.tokens(images, prompt))
 
         def penalty(logits: Tensor) -> Tensor:
-            return s.anchor_weight * (energy(logits) - s.anchor).square().mean()
+            anchored = energy(logits if s.anchor_kind == "energy" else -logits)
+            return s.anchor_weight * (anchored - s.anchor).square().mean()
 
         tune(task, self.backbone, trained, embed, new.head, s, self.generator, penalty)
         self.prompt = prompt.detach().cpu()

@@ -23,6 +23,7 @@ class FeatureBank(Method):
     """
 
     state_grows = True
+    stored_features = "all"
     supports_repeated_classes = True
     state_fields = {"embeddings": "labels", "labels": "labels"}
 

@@ -49,6 +49,9 @@ class FeCAM(Method):
         2023,
     )
     settings_class = FeCAMSettings
+    published = {"split-cifar100": {}, "imagenet-r": {"gamma1": 10.0, "gamma2": 10.0}}
+    published_source = "FeCAM_vit_cifar100.py and its ImageNet-R twin in the authors' code"
+    grid = {"gamma1": (1.0, 0.1, 10.0)}
     supports_repeated_classes = True
     state_fields = {"means": "per class", "counts": "per class", "sums": "per class"}
 
@@ -93,7 +96,8 @@ class FeCAM(Method):
         """Predict the class with the least distance."""
         self.require_knowledge()
         queries = F.normalize(images.embed(torch.arange(len(images))))
-        return Answer(self.distances(queries).argmin(dim=1))
+        distances = self.distances(queries)
+        return Answer(distances.argmin(dim=1), scores=-distances)
 
     def distances(self, queries: Tensor) -> Tensor:
         """Compute squared distances [B, K] of unit-length queries [B, D] to every class."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protosteer.backbones import Backbone
+from protosteer.data.decode_cache import cache_decoded
 from protosteer.data.images import ImageSet
 from protosteer.methods.base import Answer, Images, Method, TrainingTask
-from protosteer.methods.buffer import Buffer, reservoir
+from protosteer.methods.buffer import Buffer
 from protosteer.methods.training_utils import (
     Head,
     TrainingJob,
@@ -38,6 +41,7 @@ class Network(Method):
 
     trains = "backbone, head"
     trains_backbone = True
+    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {"learning_rate": (1e-4, 3e-5, 3e-4)}
     state_fields = {"vit": "once", "head": "per class"}
     test_settings = {"epochs": 6, "batch_size": 8, "learning_rate": 5e-3, "augmentation": "crop"}
     settings: TrainingSettings
@@ -63,7 +67,8 @@ class Network(Method):
         images, targets = self.training_set(task.train, labels)
         parameters, optimiser = self.parameters(), self.optimiser()
         s, loss, drawn = self.settings, self.loss, self.generator
-        fit(TrainingJob(task, images, targets, self.backbone, parameters, optimiser, loss, s, drawn, self.views))
+        job = TrainingJob(task, images, targets, self.backbone, parameters, optimiser, loss, s, drawn, self.views)
+        fit(self.training_job(job))
         self.tasks.append(classes)
         self.end_task(task, labels)
 
@@ -73,6 +78,10 @@ class Network(Method):
     def training_set(self, images: ImageSet, labels: Tensor) -> tuple[ImageSet, Tensor]:
         """Return the images and labels to train on, given the task's."""
         return images, labels
+
+    def training_job(self, job: TrainingJob) -> TrainingJob:
+        """Return the job to train a task by, given the plain one: to do something after each step, for instance."""
+        return job
 
     def optimiser(self) -> torch.optim.Optimizer:
         """Create the optimiser of a task."""
@@ -133,6 +142,12 @@ class Rehearsal(Network):
     """
 
     uses_rehearsal = True
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "split-cifar100": {"buffer_size": 5000},
+        "imagenet-r": {"buffer_size": 5000},
+        "five-datasets": {"buffer_size": 500},
+    }
+    published_source = "CPP's Table 1 (buffers)"
     settings_class: ClassVar[type[TrainingSettings]] = RehearsalSettings
     state_fields = {**Network.state_fields, "buffer": "once"}
     test_settings = {**Network.test_settings, "learning_rate": 3e-3, "buffer_size": 20}
@@ -150,12 +165,23 @@ class Rehearsal(Network):
         augment = Augmentation(self.backbone.preprocessing, self.settings.augmentation)
         return augment(self.buffer.pixels[rows].to(self.backbone.device), self.generator), rows
 
-    def sample_into_buffer(self, task: TrainingTask, labels: Tensor, **notes: Tensor) -> None:
-        """Offer the task's images to the buffer, by reservoir sampling; notes [n, ...] are stored with them."""
-        buffer, size = self.buffer, self.settings.buffer_size
-        rows = reservoir(size, len(buffer), buffer.offered, len(labels), self.generator)
-        buffer.offer(task.train, labels, rows, **notes)
 
-    def end_task(self, task: TrainingTask, labels: Tensor) -> None:
-        """Update the buffer with the task's images."""
-        self.sample_into_buffer(task, labels)
+class OnlineRehearsal(Rehearsal):
+    """Rehearsal that offers a task's images to the buffer at every step, so the current task is replayed too.
+
+    The buffer is filled by reservoir sampling over all steps of all epochs; an image can be in it more than once.
+    """
+
+    def training_job(self, job: TrainingJob) -> TrainingJob:
+        """Offer the images of each step to the buffer."""
+        images = cache_decoded(job.images)
+
+        def on_step(rows: Tensor) -> None:
+            size, generator = self.settings.buffer_size, job.generator
+            self.buffer.sample(images, rows, job.labels[rows], size, generator, **self.notes())
+
+        return dataclasses.replace(job, images=images, on_step=on_step, companion=self.buffer)
+
+    def notes(self) -> dict[str, Tensor]:
+        """Return what to store with each image of the last step, [B, ...] by name."""
+        return {}

@@ -44,6 +44,8 @@ class GDumb(Rehearsal):
         "Prabhu et al.", "GDumb: a simple approach that questions our progress in continual learning", "ECCV", 2020
     )
     settings_class = GDumbSettings
+    published = {name: {**values, "epochs": 256} for name, values in Rehearsal.published.items()}
+    published_source = "CPP's Table 1 (buffers); the paper (epochs)"
     supports_repeated_classes = True
     test_settings = {**Rehearsal.test_settings, "epochs": 12}
     settings: GDumbSettings

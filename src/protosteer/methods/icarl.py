@@ -49,6 +49,13 @@ class ICaRL(Rehearsal):
 
     source = Source("Rebuffi et al.", "iCaRL: incremental classifier and representation learning", "CVPR", 2017)
     settings_class = ICaRLSettings
+    published = {
+        "split-cifar100": {"epochs": 70},
+        "imagenet-subset": {"epochs": 60},
+    }
+    published_source = (
+        "CPP's appendix (buffer, learning rate); the authors' code (epochs: 70 for CIFAR-100, 60 for ImageNet)"
+    )
     state_fields = {**Rehearsal.state_fields, "means": "once"}
     settings: ICaRLSettings
 
@@ -103,7 +110,8 @@ class ICaRL(Rehearsal):
         """Predict the class with the nearest mean of exemplars."""
         self.require_knowledge()
         features = F.normalize(images.embed(torch.arange(len(images))), dim=1)
-        return Answer((features @ self.means.T).argmax(dim=1))
+        scores = features @ self.means.T
+        return Answer(scores.argmax(dim=1), scores=scores)
 
 
 def herding(features: Tensor, count: int) -> Tensor:

@@ -37,6 +37,8 @@ class Joint(Rehearsal):
 
     source = Source("Caruana", "Multitask learning", "Machine Learning", 1997)
     settings_class = JointSettings
+    published = dict.fromkeys(("split-cifar100", "imagenet-r", "five-datasets", "imagenet-subset"), {})
+    published_source = "CPP's appendix"
     supports_repeated_classes = True
     state_grows = True
     test_settings = Network.test_settings

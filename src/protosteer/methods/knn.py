@@ -36,6 +36,7 @@ class KNN(FeatureBank):
         "Wu et al.", "Unsupervised feature learning via non-parametric instance discrimination", "CVPR", 2018
     )
     settings_class = KNNSettings
+    grid = {"neighbours": (20, 5, 50)}
 
     def answer(self, images: Images) -> Answer:
         """Predict the class with most of the votes."""
@@ -45,7 +46,7 @@ class KNN(FeatureBank):
         # In batches: the similarities of all images to all embeddings could take gigabytes.
         shares = torch.cat([self._shares(batch, stored) for batch in queries.split(self.embed_batch_size)])
         confidence, classes = shares.max(dim=1)
-        return Answer(classes, confidence=confidence)
+        return Answer(classes, confidence=confidence, scores=shares)
 
     def _shares(self, queries: Tensor, stored: Tensor) -> Tensor:
         """Compute each class's share of the votes, [B, K]."""

@@ -62,6 +62,13 @@ class L2P(Prompted):
     source = Source("Wang et al.", "Learning to prompt for continual learning", "CVPR", 2022)
     trains = "a pool of prompts, head"
     settings_class = L2PSettings
+    published = {
+        "split-cifar100": {},
+        "five-datasets": {"pool_size": 20, "prompt_length": 10, "selected": 4},
+        "imagenet-r": {"epochs": 10, "batch_size": 32, "learning_rate": 0.001875, "pull": 0.1},
+    }
+    published_source = "JH-LEE-KR/l2p-pytorch (CIFAR-100, 5-datasets); LAMDA-PILOT, exps/l2p_inr.json"
+    grid = {"learning_rate": (0.015, 5e-3, 0.05)}
     test_settings = {
         **Prompted.test_settings, "epochs": 15, "pool_size": 4, "prompt_length": 2, "selected": 2, "pull": 0.1,
     }  # fmt: skip

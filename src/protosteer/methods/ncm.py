@@ -37,6 +37,7 @@ class NCM(Method):
 
     source = Source("Mensink et al.", "Distance-based image classification: nearest class mean", "TPAMI", 2013)
     settings_class = NCMSettings
+    grid = {"centroids": (1, 3, 5)}
     supports_repeated_classes = True
     state_fields = {"means": "owners", "owners": "owners", "counts": "owners"}
 
@@ -78,4 +79,6 @@ class NCM(Method):
         candidates = torch.zeros(len(images), len(self.tasks), dtype=torch.bool)
         candidates.scatter_(1, task_of[self.owners[nearest]], True)
         classes = self.owners[similarity.argmax(dim=1)]
-        return Answer(classes, candidates, torch.zeros(len(images), dtype=torch.long))
+        owners = self.owners.expand_as(similarity)
+        scores = torch.full((len(images), len(self.classes)), -1.0).scatter_reduce(1, owners, similarity, "amax")
+        return Answer(classes, candidates, torch.zeros(len(images), dtype=torch.long), scores=scores)

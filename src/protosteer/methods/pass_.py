@@ -57,6 +57,8 @@ class PASS(Network):
 
     source = Source("Zhu et al.", "Prototype augmentation and self-supervision for incremental learning", "CVPR", 2021)
     settings_class = PASSSettings
+    published = {"split-cifar100": {}, "imagenet-subset": {}}
+    published_source = "CPP's appendix (learning rate); main.py of the authors' code"
     state_fields = {**Network.state_fields, "prototypes": "per class", "radius": "once"}
     test_settings = {**Network.test_settings, "learning_rate": 1e-2, "distill_weight": 0.1, "prototype_weight": 1.0}
     settings: PASSSettings

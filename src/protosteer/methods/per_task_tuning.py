@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -10,12 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protosteer.backbones import Backbone
+from protosteer.errors import ProtosteerWarning
+from protosteer.methods.adapters import new_adapters, with_adapters
 from protosteer.methods.base import TrainingTask
 from protosteer.methods.training_utils import TrainingJob, TrainingSettings, fit, number_labels, task_seed
 from protosteer.settings import setting
 from protosteer.util.seeded import seeded
 
 MOMENTUM = 0.9
+UNCHANGED = 1e-5  # 1 - cosine of features that training has not changed
+PROBED = 64  # images of which that is measured
 
 
 @dataclass(frozen=True)
@@ -104,4 +109,35 @@ def tune_deep_prompt(task: TrainingTask, backbone: Backbone, settings: PromptTra
     generator = torch.Generator().manual_seed(task_seed(settings.seed, classes))
     head = CosineHead(backbone.dim, len(classes), backbone.device, generator)
     start = torch.zeros(backbone.prompt_shape(settings.prompt_length))
-    return tune_prompt(task, backbone, start, head, settings, generator)
+    prompt = tune_prompt(task, backbone, start, head, settings, generator)
+    warn_if_unchanged(task, backbone, backbone, prompt)
+    return prompt
+
+
+def tune_adapters(
+    task: TrainingTask, backbone: Backbone, settings: TrainingSettings, width: int, scale: float
+) -> nn.ModuleList:
+    """Train new adapters, one per layer, on one task, under a head that is discarded."""
+    classes = number_labels(task, [])[0]
+    generator = torch.Generator().manual_seed(task_seed(settings.seed, classes))
+    adapters = new_adapters(backbone, width, generator)
+    head = CosineHead(backbone.dim, len(classes), backbone.device, generator)
+    adapted = with_adapters(backbone, adapters, scale, trainable=True)
+    tune(task, adapted, dict(adapters.named_parameters()), adapted.embed, head, settings, generator)
+    warn_if_unchanged(task, backbone, adapted)
+    return adapters
+
+
+def warn_if_unchanged(task: TrainingTask, plain: Backbone, adapted: Backbone, prompt: Tensor | None = None) -> None:
+    """Warn if training has hardly changed the features: the method then predicts from those of the plain backbone."""
+    if len(set(task.train_labels)) == 1:
+        return  # cross-entropy over one class is 0
+    rows = list(range(min(PROBED, len(task.train))))
+    before, after = plain.embed_set(task.train, rows=rows), adapted.embed_set(task.train, prompt, rows=rows)
+    cosine = float(F.cosine_similarity(before.double(), after.double()).mean())
+    if 1 - cosine < UNCHANGED:
+        message = (
+            f"task {task.name!r}: training hardly changed the features (mean cosine to the plain ones {cosine:.6f}); "
+            "raise learning_rate or epochs"
+        )
+        warnings.warn(message, ProtosteerWarning, stacklevel=2)

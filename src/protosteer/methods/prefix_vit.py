@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +44,11 @@ class Prefix:
 
     def to(self, like: Tensor) -> Prefix:
         """The same on the device and in the type of a tensor."""
-        return Prefix(tuple(None if layer is None else layer.to(like) for layer in self.layers))
+        return self.map(lambda layer: layer.to(like))
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Prefix:
+        """The same with every tensor changed."""
+        return Prefix(tuple(None if layer is None else change(layer) for layer in self.layers))
 
     def rest(self, vit: ViT, x: Tensor, done: int) -> Tensor:
         """Embed [B, D] from the tokens x [B, N, D] after `done` layers, as `ViT.rest` does with a prompt.

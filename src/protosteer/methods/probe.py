@@ -45,6 +45,7 @@ class Probe(FeatureBank):
     )
     trains = "a linear head, on all tasks"
     settings_class = ProbeSettings
+    grid = {"penalty": (1e-2, 1e-3, 1e-1)}
     state_fields = {**FeatureBank.state_fields, "weight": "per class", "bias": "per class"}
 
     def __init__(self, backbone: Backbone, settings: ProbeSettings):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from protosteer.evidence.prototype_summary import MAX_PROTOTYPES
 from protosteer.methods.base import Source, register_method
 from protosteer.methods.cpp import CPP
 from protosteer.settings import DEFAULT_PRESET, preset
@@ -14,6 +15,9 @@ class Protosteer(CPP):
     """CPP's training with the default classifier."""
 
     source = Source("protosteer", "Prediction by evidence: docs/beyond.md", "this repository", 2026)
+
+    published = {}
+    stored_features = f"up to {MAX_PROTOTYPES} per class"
 
     @classmethod
     def preset(cls, name: str | None) -> dict[str, Any]:

@@ -4,8 +4,8 @@ Each task trains its own shallow prompt and linear head, by cross-entropy over i
 K-means centroids of its images' plain embeddings, scaled to unit length. The nearest centroid decides an image's task;
 that task's prompt and head predict the class.
 
-The paper is about the same classes in new domains, where a wrong domain may still give the right class. With new
-classes in each task, as here, a wrong task is a wrong answer. As in the authors' code, the nearest centroid is by the
+The paper is about the same classes in new domains, where a wrong domain may still give the right class: streams such as
+`domains:PATH`. With new classes in each task, a wrong task is a wrong answer. As in the authors' code, the nearest centroid is by the
 sum of absolute differences, although K-means is Euclidean. Differences: centroids are those of plain images, not
 augmented ones; gradients are clipped, and images are augmented as for every other method here.
 """
@@ -52,10 +52,12 @@ class SPrompts(Method):
         "NeurIPS",
         2022,
     )
+    grid = {"learning_rate": (0.01, 3e-3, 0.03)}
     trains = "a prompt and a head per task"
     settings_class = SPromptsSettings
+    supports_repeated_classes = True
     state_fields = {
-        "prompts": "per task", "weight": "per class", "bias": "per class", "centroids": "once", "owners": "once",
+        "prompts": "per task", "weight": "once", "bias": "once", "heads": "once", "centroids": "once", "owners": "once",
     }  # fmt: skip
     test_settings = {"epochs": 8, "batch_size": 8, "prompt_length": 2, "learning_rate": 0.06, "augmentation": "crop"}
 
@@ -64,13 +66,16 @@ class SPrompts(Method):
         dim, self.shape = backbone.dim, backbone.prompt_shape(settings.prompt_length, deep=False)
         self.prompts = torch.empty(0, *self.shape)  # [T, 1, L, D]
         self.weight, self.bias = torch.empty(0, dim), torch.empty(0)
+        self.heads = torch.empty(
+            0, 2, dtype=torch.long
+        )  # the task and the class of each row of the weight, int64 [K, 2]
         self.centroids = torch.empty(0, dim)  # of all tasks, [C, D]
         self.owners = torch.empty(0, dtype=torch.long)  # the task of each centroid, int64 [C]
 
     def learn(self, task: TrainingTask) -> None:
         """Train the task's prompt and head, and compute its centroids."""
         s, dim, device = self.settings, self.backbone.dim, self.backbone.device
-        classes = number_labels(task, [])[0]
+        classes, new = number_labels(task, [])[0], number_labels(task, self.classes)[0]
         seed = task_seed(s.seed, classes)
         self.generator.manual_seed(seed)
         start = seeded(lambda: nn.Linear(dim, s.prompt_length), self.generator).weight.detach().view(self.shape)
@@ -84,7 +89,10 @@ class SPrompts(Method):
         self.bias = torch.cat([self.bias, head.bias.detach().cpu()])  # [K]
         self.centroids = torch.cat([self.centroids, means])
         self.owners = torch.cat([self.owners, torch.full((len(means),), len(self.tasks))])
-        self.tasks.append(classes)
+        number = {name: k for k, name in enumerate([*self.classes, *new])}
+        rows = torch.tensor([[len(self.tasks), number[name]] for name in classes])
+        self.heads = torch.cat([self.heads, rows])
+        self.tasks.append(new)
 
     def answer(self, images: Images) -> Answer:
         """Predict by the prompt and head of the task with the nearest centroid."""
@@ -92,23 +100,20 @@ class SPrompts(Method):
         plain = F.normalize(images.embed(torch.arange(len(images))), dim=1)
         chosen = self.owners[torch.cdist(plain, self.centroids, p=1).argmin(dim=1)]  # [B]
         logits = torch.full((len(images), len(self.classes)), -torch.inf)
-        first = 0
-        for t, names in enumerate(self.tasks):
-            rows, own = (chosen == t).nonzero()[:, 0], slice(first, first + len(names))
-            if len(rows):
-                prompted = images.embed(rows, self.prompts[t], f"task {t}")
-                logits[rows, own] = F.linear(prompted, self.weight[own], self.bias[own])
-            first = own.stop
+        for t in chosen.unique().tolist():
+            rows, own = (chosen == t).nonzero()[:, 0], self.heads[:, 0] == t
+            prompted = images.embed(rows, self.prompts[t], f"task {t}")
+            logits[rows[:, None], self.heads[own, 1]] = F.linear(prompted, self.weight[own], self.bias[own])
         candidates = F.one_hot(chosen, len(self.tasks)).bool()
         return answer_by(logits, candidates=candidates, prompts=torch.ones_like(chosen))
 
     def bytes_per_task(self) -> list[int]:
         """Return the bytes of a task's prompt, head and centroids."""
-        each = self.owners.bincount(minlength=len(self.tasks)).tolist()
+        each, heads = (
+            owners.bincount(minlength=len(self.tasks)).tolist() for owners in (self.owners, self.heads[:, 0])
+        )
         one, prompt = 4 * self.backbone.dim, 4 * torch.Size(self.shape).numel()
-        return [
-            prompt + len(task) * (one + 4) + count * (one + 8) for task, count in zip(self.tasks, each, strict=True)
-        ]
+        return [prompt + rows * (one + 20) + count * (one + 8) for rows, count in zip(heads, each, strict=True)]
 
     def trained_parameters(self) -> int:
         """Return the size of prompts and heads."""

@@ -13,8 +13,8 @@ as in the authors' code (in the paper, n is the norm of all logits). Before draw
 scaled by 0.9 + 0.1 t / tasks, likewise from the code. The next task continues with the head before alignment, so both
 are stored.
 
-Differences: the learning rate is not lowered for the last epochs, gradients are clipped as for every other method here,
-and new rows of the head are initialised as torch's linear layers.
+As there, rates fall to a tenth at a milestone: epoch 18 of 20. Differences: gradients are clipped as for
+every other method here, and new rows of the head are initialised as torch's linear layers.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class SLCASettings(TrainingSettings):
     learning_rate: float = 1e-2  # of the head
     backbone_rate: float = setting(1e-2, at_least=0)  # of the backbone, as a share of that
     momentum: float = setting(0.9, at_least=0)
+    schedule: str = "step"
     weight_decay: float = 5e-4
     align_epochs: int = setting(5, at_least=0, at_most=100_000)
     align_draws: int = setting(256, at_least=1, at_most=2**16)  # per class and epoch, and per step
@@ -64,6 +65,13 @@ class SLCA(Network):
         2023,
     )
     settings_class = SLCASettings
+    published = {
+        "split-cifar100": {},
+        "imagenet-r": {"epochs": 50, "milestone": 0.8},
+        "cub200": {"epochs": 50, "milestone": 0.8},
+    }
+    published_source = "exps/slca/*.json of the authors' code (GengDavid/SLCA)"
+    grid = {"learning_rate": (1e-2, 3e-3, 3e-2)}
     state_fields = {**Network.state_fields, "trained": "per class", "means": "per class", "factors": "per class"}
     test_settings = {**Network.test_settings, "epochs": 5, "learning_rate": 0.1, "align_epochs": 3, "align_draws": 32}
     settings: SLCASettings
@@ -98,14 +106,18 @@ class SLCA(Network):
             weight[:known], bias[:known] = self._rows(self.trained)
         self.trained.assign(weight, bias)
         embeddings = embed_task(task, self.backbone, self.embed_batch_size, "statistics").double()
-        for number in labels.unique():
-            mean, factor = gaussian(embeddings[labels == number])
-            self.means = torch.cat([self.means, mean[None].float()])
-            self.factors = torch.cat([self.factors, factor[None].float()])
+        self.add_gaussians(embeddings, labels, RIDGE)
         self.head.assign(*self._rows(self.trained))
         if known:
             self.generator.manual_seed(task_seed(self.settings.seed, self.tasks[-1]))
             self.align()
+
+    def add_gaussians(self, embeddings: Tensor, labels: Tensor, ridge: float) -> None:
+        """Store the Gaussians of new classes, from embeddings [n, D] in double precision."""
+        for number in labels.unique():
+            mean, factor = gaussian(embeddings[labels == number], ridge)
+            self.means = torch.cat([self.means, mean[None].float()])
+            self.factors = torch.cat([self.factors, factor[None].float()])
 
     @staticmethod
     def _rows(head: Head) -> tuple[Tensor, Tensor]:
@@ -123,10 +135,14 @@ class SLCA(Network):
             optimiser.param_groups[0]["lr"] = cosine(epoch, s.align_epochs + 1, s.learning_rate, 0.0)
             features = self.draw()
             for rows in torch.randperm(len(labels), generator=self.generator).split(s.align_draws):
-                logits = self.normalise(self.head(features[rows]))
+                logits = self.alignment_logits(features[rows])
                 optimiser.zero_grad()
                 F.cross_entropy(logits, labels[rows].to(device)).backward()
                 optimiser.step()
+
+    def alignment_logits(self, features: Tensor) -> Tensor:
+        """Compute the logits [B, K] of drawn features [B, D] that alignment trains on."""
+        return self.normalise(self.head(features))
 
     def draw(self) -> Tensor:
         """Draw features of every class, one class after the other, [K * draws, D]."""
@@ -143,8 +159,8 @@ class SLCA(Network):
         return logits / (torch.stack(norms).mean(dim=0)[:, None] + 1e-7) / self.settings.temperature
 
 
-def gaussian(rows: Tensor) -> tuple[Tensor, Tensor]:
+def gaussian(rows: Tensor, ridge: float = RIDGE) -> tuple[Tensor, Tensor]:
     """Return the mean [D] of rows [n, D] and the Cholesky factor [D, D] of their covariance plus a ridge."""
     centred = rows - rows.mean(dim=0)
     covariance = centred.T @ centred / max(1, len(rows) - 1)
-    return rows.mean(dim=0), torch.linalg.cholesky(covariance + RIDGE * torch.eye(rows.shape[1]).to(rows))
+    return rows.mean(dim=0), torch.linalg.cholesky(covariance + ridge * torch.eye(rows.shape[1]).to(rows))

@@ -44,6 +44,7 @@ class SLDA(Method):
         2020,
     )
     settings_class = SLDASettings
+    grid = {"shrinkage": (1e-4, 1e-2, 1e-1)}
     supports_repeated_classes = True
     state_fields = {"means": "per class", "covariance": "once", "counts": "per class"}
 

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protosteer.backbones import Backbone
+from protosteer.backbones.prompting import Prompt
+from protosteer.backbones.row_sharing import sharing_rows
 from protosteer.data.decode_cache import cache_decoded
 from protosteer.data.images import ImageSet
-from protosteer.errors import LearnerError
 from protosteer.methods.base import Answer, MethodSettings, TrainingTask
 from protosteer.paper.diagnostics import accuracy_and_spread
 from protosteer.paper.task import task_seed
@@ -23,11 +24,11 @@ from protosteer.runtime.progress import Stage
 from protosteer.settings import AUGMENTATIONS, setting
 from protosteer.util.distributed import process_group
 from protosteer.util.seeded import seeded
-from protosteer.util.training_state import TrainingState
+from protosteer.util.training_state import Stateful, TrainingState
 
 __all__ = [
     "Head", "TrainingJob", "TrainingSettings", "answer_by", "class_means", "embed_task", "fit", "minimise",
-    "number_labels", "task_seed", "update_means",
+    "number_labels", "scheduled_rate", "task_seed", "update_means",
 ]  # fmt: skip
 
 
@@ -38,7 +39,8 @@ class TrainingSettings(MethodSettings):
     epochs: int = setting(5, at_least=1, at_most=100_000)
     batch_size: int = setting(64, at_least=2, at_most=2**16)
     learning_rate: float = setting(1e-4, at_least=0)
-    schedule: str = setting("constant", choices=("constant", "cosine"))
+    schedule: str = setting("constant", choices=("constant", "cosine", "step"))
+    milestone: float = setting(0.9, at_least=0, at_most=1)  # share of the steps after which "step" falls to a tenth
     weight_decay: float = setting(1e-2, at_least=0)
     gradient_clip: float = setting(5.0, above=0)
     augmentation: str = setting("paper", choices=AUGMENTATIONS)
@@ -60,7 +62,7 @@ def number_labels(task: TrainingTask, known: Sequence[str]) -> tuple[list[str], 
 
 
 def embed_task(
-    task: TrainingTask, backbone: Backbone, batch_size: int, stage: str = "keys", prompt: Tensor | None = None
+    task: TrainingTask, backbone: Backbone, batch_size: int, stage: str = "keys", prompt: Prompt | None = None
 ) -> Tensor:
     """Embed a task's training images with the evaluation transform.
 
@@ -69,7 +71,7 @@ def embed_task(
         backbone: The backbone.
         batch_size: Images per forward pass.
         stage: What to call this in progress reports.
-        prompt: A prompt [S, L, D] for all images.
+        prompt: A prompt [S, L, D] for all images, or another kind that `Backbone.embed` accepts.
 
     Returns:
         Embeddings [n, D].
@@ -140,8 +142,9 @@ class Head(nn.Module):
 
 def answer_by(logits: Tensor, **more: Tensor) -> Answer:
     """Predict the class of the largest of logits [B, K], with its softmax as confidence."""
-    best = logits.detach().cpu().softmax(dim=1).max(dim=1)
-    return Answer(best.indices, confidence=best.values, **more)
+    probabilities = logits.detach().cpu().softmax(dim=1)
+    best = probabilities.max(dim=1)
+    return Answer(best.indices, confidence=best.values, scores=probabilities, **more)
 
 
 @dataclass(frozen=True)
@@ -160,6 +163,8 @@ class TrainingJob:
         settings: Epochs, batch size, schedule and so on.
         generator: Draws batches and augmentations; seed it before. A resumed training continues its numbers.
         views: Augmentations of each image. The loss gets [views * B, 3, H, W]: the batch, then the batch again.
+        on_step: Called after each step with the rows of its batch.
+        companion: What `on_step` changes; a checkpoint saves and restores it.
     """
 
     task: TrainingTask
@@ -172,18 +177,20 @@ class TrainingJob:
     settings: TrainingSettings
     generator: torch.Generator
     views: int = 1
+    on_step: Callable[[Tensor], None] | None = None
+    companion: Stateful | None = None
 
 
 def fit(job: TrainingJob) -> None:
-    """Train parameters on augmented images; an interrupted training resumes bit-identically."""
+    """Train parameters on augmented images; an interrupted training resumes bit-identically.
+
+    Under torchrun, every rank augments the whole batch, and embeds its own rows: see `backbones.row_sharing`.
+    """
     from protosteer.data.augment import Augmentation, augmented
 
-    if process_group().size > 1:
-        message = "this method can be trained by one process only; run it without torchrun, or its seeds in parallel"
-        raise LearnerError(message, code="single-process-method")
     s, labels, optimiser, device = job.settings, job.labels, job.optimiser, job.backbone.device
     images, augment = cache_decoded(job.images), Augmentation(job.backbone.preprocessing, s.augmentation)
-    state = TrainingState(job.parameters, optimiser, labels, s.batch_size, s.epochs, job.generator)
+    state = TrainingState(job.parameters, optimiser, labels, s.batch_size, s.epochs, job.generator, job.companion)
     rates = [group["lr"] for group in optimiser.param_groups]
     run_key = {"settings": s.to_dict(), "classes": labels.unique().tolist(), "images": len(labels)}
     callbacks = training_callbacks(job.task.name, run_key, job.task.on_stage, job.task.checkpoint)
@@ -194,15 +201,24 @@ def fit(job: TrainingJob) -> None:
         repeated = [rows.repeat(job.views) for rows in batches]
         pictures = augmented(images, repeated, augment, device, generator=job.generator)
         for rows, views in zip(batches, pictures, strict=True):
-            if s.schedule == "cosine":
-                for group, rate in zip(optimiser.param_groups, rates, strict=True):
-                    group["lr"] = cosine(state.step, state.steps, rate, 0.0)
-            loss, embeddings = job.loss(views, labels[rows].to(device))
+            for group, rate in zip(optimiser.param_groups, rates, strict=True):
+                group["lr"] = scheduled_rate(s, state.step, state.steps, rate)
+            with sharing_rows(process_group()):
+                loss, embeddings = job.loss(views, labels[rows].to(device))
             update(loss, [list(job.parameters.values())], optimiser, s.gradient_clip)
             state.end_step(loss, embeddings)
+            if job.on_step:
+                job.on_step(rows)
             for callback in callbacks:
                 callback.on_step_end(state)
         state.end_epoch(accuracy_and_spread)
+
+
+def scheduled_rate(settings: TrainingSettings, step: int, steps: int, rate: float) -> float:
+    """Return the learning rate of a step, given that of the first."""
+    if settings.schedule == "cosine":
+        return cosine(step, steps, rate, 0.0)
+    return rate / 10 if settings.schedule == "step" and step >= settings.milestone * steps else rate
 
 
 def minimise(loss: Callable[[], Tensor], parameters: Sequence[Tensor], steps: int = 100) -> None:

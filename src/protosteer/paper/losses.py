@@ -15,9 +15,44 @@ Everything is computed in float32 at least, so that half precision embeddings st
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from protosteer.errors import SettingsError
+from protosteer.settings import LOSSES
+
+# Maps the neck's output, unit vectors [N, D], labels [N], anchors (value prototypes of earlier tasks, or None), settings
+# and the generator of everything random in this training to a loss.
+Loss = Callable[[Tensor, Tensor, Any, Any, torch.Generator | None], Tensor]
+REGISTERED: dict[str, Loss] = {}
+
+
+def register_loss(name: str) -> Callable[[Loss], Loss]:
+    """Register a loss of prompt training: `@register_loss("name")` above a function; then `loss="name"` is a setting.
+
+    Args:
+        name: The value of the setting.
+
+    Returns:
+        A decorator that returns the function unchanged.
+
+    Raises:
+        SettingsError: Another loss has the name (code "duplicate-loss").
+    """
+
+    def register(loss: Loss) -> Loss:
+        known = REGISTERED.get(name)
+        if name in LOSSES and (known is None or known.__qualname__ != loss.__qualname__):
+            raise SettingsError(f"loss '{name}' exists already; choose another name", code="duplicate-loss", name=name)
+        REGISTERED[name] = loss
+        LOSSES[:] = dict.fromkeys([*LOSSES, name])
+        return loss
+
+    return register
 
 
 def contrastive(similarity: Tensor, positives: Tensor, denominator: Tensor, temperature: float) -> Tensor:

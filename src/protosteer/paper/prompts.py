@@ -44,13 +44,17 @@ def prompt_shape(encoder: Encoder, settings: Settings) -> tuple[int, int, int]:
 def initial_prompt(
     encoder: Encoder, settings: Settings, start: Tensor | None, generator: torch.Generator | None = None
 ) -> Tensor:
-    """[S, L, D]: the previous task's prompt `start` if it has this shape, zero, or small numbers by the generator."""
-    shape = prompt_shape(encoder, settings)
-    if settings.prompt_start == "random":
+    """[S, L, D]: the previous task's prompt `start` if it has this shape, zero, or small numbers by the generator.
+
+    Equal tokens get equal gradients and stay equal for ever, so a prompt of several tokens does not start at zero,
+    unless the settings ask for it.
+    """
+    shape, kind = prompt_shape(encoder, settings), settings.prompt_start
+    if start is not None and start.shape == shape and kind in ("previous", "zero-then-previous"):
+        return start.detach().clone()
+    if kind == "random" or (kind == "previous" and settings.prompt_length > 1):
         return nn.init.trunc_normal_(torch.empty(shape), std=0.02, generator=generator)
-    if start is None or settings.prompt_start == "zero" or start.shape != shape:
-        return torch.zeros(shape)
-    return start.detach().clone()
+    return torch.zeros(shape)
 
 
 def trunk_layers(prompts: Sequence[Tensor | None], depth: int) -> int:

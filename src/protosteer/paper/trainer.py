@@ -71,13 +71,21 @@ def train_prompt(
         for rows, tokens in zip(batches, views(batches, generator), strict=True):  # [N], [N, T, D]
             set_rates(optimiser, state.step, state.steps, settings)
             embeddings = encoder.rest(tokens, settings.prompt_from_layer - 1, prompt)  # [N, D]
-            loss = head.loss(embeddings, labels[rows].to(encoder.device), anchors)
+            loss = batch_loss(head, embeddings, labels[rows].to(encoder.device), anchors)
             update(loss, [[prompt], list(head.parameters())], optimiser, settings.gradient_clip)
             state.end_step(loss, embeddings)
             for callback in callbacks:
                 callback.on_step_end(state)
         state.end_epoch(diagnostics.accuracy_and_spread)
     return Trained(prompt.detach().cpu(), state.history, sum(p.numel() for p in trained.values()))
+
+
+def batch_loss(head: Head, embeddings: Tensor, labels: Tensor, anchors: Anchors | None) -> Tensor:
+    """Loss of a batch: embeddings [N, D] under the prompt, labels [N]; that of `register_loss`, or the paper's."""
+    own = losses.REGISTERED.get(head.settings.loss)
+    if own is None:
+        return head.loss(embeddings, labels, anchors)
+    return own(F.normalize(head.neck(embeddings), dim=1), labels, anchors, head.settings, head.generator)
 
 
 class Head(nn.Module):
@@ -91,14 +99,13 @@ class Head(nn.Module):
         for inputs, outputs in zip(widths, widths[1:], strict=False):
             layers += [_linear(inputs, outputs, generator), nn.GELU()]
         self.neck = nn.Sequential(*layers[:-1])
-        self.classifier = _linear(dim, classes, generator) if settings.loss == "cross-entropy" else None
+        self.classifier = WeightNormLinear(dim, classes, generator) if settings.loss == "cross-entropy" else None
 
     def loss(self, embeddings: Tensor, labels: Tensor, anchors: Anchors | None) -> Tensor:
         """Loss of a batch: embeddings [N, D] under the prompt, labels [N]."""
-        settings, out = self.settings, self.neck(embeddings)  # out [N, D]
+        settings, z = self.settings, F.normalize(self.neck(embeddings), dim=1)  # z [N, D]
         if self.classifier is not None:
-            return losses.cross_entropy(self.classifier(out), labels)
-        z = F.normalize(out, dim=1)
+            return losses.cross_entropy(self.classifier(z), labels)
         if settings.loss == "supcon":
             return losses.supcon(z, labels, settings.temperature)
         count = len(labels) if settings.prototypes_per_step < 0 else settings.prototypes_per_step  # M
@@ -108,6 +115,23 @@ class Head(nn.Module):
             sampled_labels = sampled_labels + labels.max() + 1  # none of the task's own labels
         rows = settings.anchor_rows == "images+prototypes"
         return losses.cpl(z, labels, settings.temperature, sampled, sampled_labels, settings.uniformity, rows)
+
+
+class WeightNormLinear(nn.Module):
+    """Logits g_k cos(v_k, z) of unit vectors z: a linear layer without bias, weight-normalised, as the authors' code has.
+
+    Every length g_k starts at 1 and is trained like the directions.
+    """
+
+    def __init__(self, dim: int, classes: int, generator: torch.Generator | None = None):
+        super().__init__()
+        rows = seeded(lambda: nn.Linear(dim, classes, bias=False), generator).weight
+        self.directions = nn.Parameter(rows.detach())  # [K, D]
+        self.lengths = nn.Parameter(torch.ones(classes, 1))
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Map [N, D] to logits [N, K]."""
+        return F.linear(z, self.lengths * F.normalize(self.directions, dim=1))
 
 
 def _linear(inputs: int, outputs: int, generator: torch.Generator | None) -> nn.Linear:

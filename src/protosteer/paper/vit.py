@@ -62,8 +62,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, extra: KeysValues | None, queries: int | None) -> Tensor:
         """Map tokens x [B, N, D] to [B, queries, D]; only the first `queries` tokens ask (None: all N)."""
-        if queries is None:
+        if queries is None or not self._sliceable():
             q, k, v = self._split_heads(self.qkv(x), 3)  # [B, heads, N, D / heads] each
+            q = q[:, :, :queries]
         else:
             (q,) = self._split_heads(self._project(x[:, :queries], 0, x.shape[-1]), 1)
             k, v = self.keys_values(x)
@@ -80,8 +81,17 @@ class Attention(nn.Module):
 
     def _project(self, x: Tensor, start: int, end: int) -> Tensor:
         """Apply rows `start` to `end` of the joint q, k, v projection: [B, N, D] -> [B, N, end - start]."""
+        if not self._sliceable():
+            return self.qkv(x)[..., start:end]
         bias = None if self.qkv.bias is None else self.qkv.bias[start:end]
         return F.linear(x, self.qkv.weight[start:end], bias)
+
+    def _sliceable(self) -> bool:
+        """Whether rows of `qkv.weight` are all that `qkv` computes: no subclass such as LoRA's, no hook, no patch."""
+        own = vars(self.qkv)
+        return type(self.qkv) is nn.Linear and not (
+            "forward" in own or own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"]
+        )
 
     def _split_heads(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
         """[B, N, parts * D] -> `parts` tensors [B, heads, N, D / heads]."""
@@ -154,7 +164,10 @@ class Block(nn.Module):
         """
         if prompt is not None:
             extra = self.attn.keys_values(self.norm1(prompt))
-        x = x[:, :queries] + self.ls1(self.attn(self.norm1(x), extra, queries))
+        return self.feed_forward(x[:, :queries] + self.ls1(self.attn(self.norm1(x), extra, queries)))
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """Apply the second half of the layer to tokens [B, N, D]."""
         return x + self.ls2(self.mlp(self.norm2(x)))
 
 

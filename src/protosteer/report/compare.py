@@ -1,6 +1,6 @@
-"""Compare runs by mean and standard deviation over seeds, for terminals, Markdown and spreadsheets.
+"""Compare runs by mean and standard deviation over class orders and seeds, for terminals, papers and spreadsheets.
 
-Every function takes rows: a label and the metrics of each of its seeds, as `run --json` names them.
+Every function takes rows: a label and the metrics of each of its runs, as `run --json` names them.
 """
 
 from __future__ import annotations
@@ -14,10 +14,28 @@ from typing import Any
 
 from rich.table import Table
 
-from protosteer.report.tables import DIAGNOSIS, METRICS, Metric, Row, present, spread_over_seeds, spread_table
-from protosteer.util.text import without_control
+from protosteer.report.tables import (
+    DIAGNOSIS,
+    METRICS,
+    NOTHING,
+    Metric,
+    Row,
+    labels,
+    numbers,
+    plain_table,
+    present,
+    spread_over_seeds,
+    spread_table,
+)
+from protosteer.report.tables import label as label_cell
+from protosteer.util.text import counted, without_control
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
+Tests = Mapping[str, Mapping[str, Any]]  # by label, as `significance.compare_with_first` returns them
+
+TEST_COLUMNS = (
+    "run", "Last acc. (%) [95 %]", "Difference [95 %]", "Pairs", "McNemar p", "Holm p", "t-test p", "Wilcoxon p",
+)  # fmt: skip
 
 # Columns of the tables, with headings about as wide as their cells.
 QUALITY = {
@@ -28,6 +46,9 @@ QUALITY = {
     "last_forgetting": Metric("Forget-\nting"),
 }
 BLURRY = ("blurred_images", "anytime_accuracy", "last_image_accuracy")
+TRANSFER = (
+    "avg_forgetting", "clipped_forgetting", "backward_transfer", "forward_transfer", "task_incremental_accuracy",
+)  # fmt: skip
 DECIDING = ("calibration_error", "passes_per_image", "retrieval_accuracy")
 COSTS = ("bytes_per_class", "trained_parameters", "train_seconds", "eval_seconds")
 # The diagnosis next to the other metrics; each method has one kind.
@@ -48,22 +69,39 @@ KINDS = (
 def comparison_tables(rows: Rows) -> list[Table]:
     """Make tables that fit a terminal: quality, cost, and each kind of diagnosis."""
     flat = list(_flat(rows).items())
-    counts = {len(seeds) for _, seeds in flat}
-    over = f"{min(counts)} seeds" if len(counts) == 1 else "seeds"
-    spread = ", 1 seed" if counts == {1} else f", mean ± std over {over}"
+    repeats = {_repeats(runs) for _, runs in flat}
+    over = min(repeats) if len(repeats) == 1 else "n runs"
+    spread = ", 1 seed" if repeats == {"1 seed"} else f", mean ± std over {over}"
+    title = f"Accuracy (%) and forgetting (points){spread}"
     return [
-        spread_table(f"Accuracy (%) and forgetting (points){spread}", QUALITY, flat, count_seeds=len(counts) > 1),
+        spread_table(title, QUALITY, flat, count_runs=len(repeats) > 1),
         *_blurry(flat),
+        *_transfer(flat),
         spread_table("Decisions after the last task", _narrow(METRICS, DECIDING), flat),
         spread_table("Cost", _narrow(METRICS, COSTS), flat),
         *(table for title, names in KINDS for table in _causes(title, names, flat)),
     ]
 
 
+def _repeats(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Describe how many runs a row averages over, such as "6 runs (3 class orders, 2 seeds)"."""
+    orders, seeds = (len({run.get(name) for run in runs}) for name in ("class_order", "seed"))
+    if orders == 1:
+        return counted(len(runs), "seed")
+    return f"{len(runs)} runs ({orders} class orders, {counted(seeds, 'seed')})"
+
+
 def _blurry(rows: Sequence[Row]) -> list[Table]:
     """Show metrics of blurry task boundaries, if a row has them."""
     metrics = _narrow(METRICS, BLURRY)
     return [spread_table("Blurry task boundaries", metrics, rows)] if BLURRY[0] in present(metrics, rows) else []
+
+
+def _transfer(rows: Sequence[Row]) -> list[Table]:
+    """Show forgetting by other definitions, transfer and task-incremental accuracy, if a row has them."""
+    metrics = _narrow(METRICS, TRANSFER)
+    known = present({name: metrics[name] for name in TRANSFER[1:]}, rows)
+    return [spread_table("Forgetting and transfer (points), task-incremental accuracy", metrics, rows)] if known else []
 
 
 def _causes(title: str, names: Sequence[str], rows: Sequence[Row]) -> list[Table]:
@@ -78,16 +116,73 @@ def _narrow(metrics: Mapping[str, Metric], names: Sequence[str]) -> dict[str, Me
     return {name: replace(metrics[name], heading=fill(metrics[name].title, 12)) for name in names}
 
 
-def comparison_markdown(rows: Rows) -> str:
-    """Make two GitHub tables of the same metrics."""
+def comparison_markdown(rows: Rows, tests: Tests | None = None) -> str:
+    """Make two GitHub tables of the same metrics, and one of the tests."""
     flat = _flat(rows)
     blurry = present({name: METRICS[name] for name in BLURRY[:2]}, flat.items())
-    metrics = {name: METRICS[name] for name in (*QUALITY, *blurry, *DECIDING, *COSTS)}
-    return f"{_markdown(flat, metrics)}\n{_markdown(flat, present(CAUSES, flat.items()))}"
+    transfer = present({name: METRICS[name] for name in TRANSFER[1:]}, flat.items())
+    metrics = {name: METRICS[name] for name in (*QUALITY, *transfer, *blurry, *DECIDING, *COSTS)}
+    parts = [
+        _cells(flat, metrics),
+        _cells(flat, present(CAUSES, flat.items())),
+        *([_test_cells(tests)] if tests else []),
+    ]
+    return "\n".join(map(_github_table, parts))
 
 
-def comparison_csv(rows: Rows) -> str:
-    """Make a CSV table of mean and deviation of every metric; cells without a value are empty."""
+def comparison_latex(rows: Rows, tests: Tests | None = None) -> str:
+    """Make a LaTeX table (package booktabs) of quality, decisions and costs, and one of the tests."""
+    flat = _flat(rows)
+    metrics = present({name: METRICS[name] for name in (*QUALITY, *TRANSFER, *DECIDING, *COSTS)}, flat.items())
+    return _tabular(_cells(flat, metrics)) + (f"\n{_tabular(_test_cells(tests))}" if tests else "")
+
+
+def _tabular(lines: Sequence[Sequence[str]]) -> str:
+    heading, *rest = [" & ".join(map(_latex, line)) + r" \\" for line in lines]
+    columns = "l" + "r" * (len(lines[0]) - 1)
+    body = [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", heading, r"\midrule", *rest, r"\bottomrule"]
+    return "\n".join([*body, r"\end{tabular}", ""])
+
+
+def _latex(text: str) -> str:
+    escaped = without_control(text).translate(_LATEX)
+    return escaped.replace(" ± ", r" $\pm$ ").replace(NOTHING, "--")
+
+
+_LATEX = str.maketrans({
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+})  # fmt: skip
+
+
+def comparison_tests(tests: Tests) -> Table:
+    """Make a table of confidence intervals, and of tests against the first row."""
+    first = next(iter(tests))
+    heading = f"Last accuracy (%), mean over images, 95 % bootstrap interval; difference from {first} (points)"
+    table = plain_table(heading, labels(), *numbers(TEST_COLUMNS[1:]))
+    for name, *cells in _test_cells(tests)[1:]:
+        table.add_row(label_cell(name), *cells)
+    return table
+
+
+def _test_cells(tests: Tests) -> list[list[str]]:
+    lines = [list(TEST_COLUMNS)]
+    for name, found in tests.items():
+        spans = [_span(found, "accuracy"), _span(found, "difference")]
+        p_values = (found.get(key) for key in ("mcnemar_p", "mcnemar_holm_p", "t_p", "wilcoxon_p"))
+        pairs = str(found["pairs"]) if "pairs" in found else NOTHING
+        lines.append([name, *spans, pairs, *(NOTHING if p is None else f"{p:.3g}" for p in p_values)])
+    return lines
+
+
+def _span(found: Mapping[str, Any], name: str) -> str:
+    if name not in found:
+        return NOTHING
+    return f"{found[name]:.2f} [{found[f'{name}_low']:.2f}, {found[f'{name}_high']:.2f}]"
+
+
+def comparison_csv(rows: Rows, tests: Tests | None = None) -> str:
+    """Make a CSV table of mean and deviation of every metric, and of the tests; cells without a value are empty."""
     spreads = {name: spread_over_seeds(seeds) for name, seeds in _flat(rows).items()}
     names = {name for mean, _ in spreads.values() for name in mean}
     known = [name for name in METRICS if name in names]
@@ -96,10 +191,17 @@ def comparison_csv(rows: Rows) -> str:
 
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["run", "seeds", *(f"{name}_{kind}" for name in columns for kind in ("mean", "std"))])
+    repeats = ["n", "class_orders", "seeds"]
+    tested = list(dict.fromkeys(name for found in (tests or {}).values() for name in found))
+    means = (f"{name}_{kind}" for name in columns for kind in ("mean", "std"))
+    writer.writerow(["run", *repeats, *means, *(f"test_{name}" for name in tested)])
     for label, spread in spreads.items():
         cells = (format(kind[name], ".12g") if name in kind else "" for name in columns for kind in spread)
-        writer.writerow([without_control(label), len(rows[label]), *cells])
+        runs = rows[label]
+        distinct = [len({run.get(name) for run in runs}) for name in ("class_order", "seed")]
+        values = [(tests or {}).get(label, {}).get(name) for name in tested]
+        outcomes = ("" if value is None else format(value, ".12g") for value in values)
+        writer.writerow([without_control(label), len(runs), *distinct, *cells, *outcomes])
     return file.getvalue()
 
 
@@ -113,11 +215,22 @@ def _with_diagnosis(seed: Mapping[str, Any]) -> dict[str, Any]:
     return {**seed, **{f"diagnosis_{name}": value for name, value in diagnosis.items()}}
 
 
-def _markdown(rows: Rows, metrics: Mapping[str, Metric]) -> str:
-    titles = (metric.title for metric in metrics.values())
-    lines = [["run", "seeds", *titles], ["---", *["---:"] * (1 + len(metrics))]]
-    for label, seeds in rows.items():
-        mean, std = spread_over_seeds(seeds)
-        cells = (metric.number(mean.get(name), std.get(name), " ± ") for name, metric in metrics.items())
-        lines.append([without_control(label).replace("\\", "\\\\").replace("|", "\\|"), str(len(seeds)), *cells])
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+def _cells(rows: Rows, metrics: Mapping[str, Metric]) -> list[list[str]]:
+    """Return the headings and, for each row, its label, the number of its runs, and the metrics."""
+    lines = [["run", "n", *(metric.title for metric in metrics.values())]]
+    for name, runs in rows.items():
+        mean, std = spread_over_seeds(runs)
+        cells = (metric.number(mean.get(key), std.get(key), " ± ") for key, metric in metrics.items())
+        lines.append([name, str(len(runs)), *cells])
+    return lines
+
+
+def _github_table(lines: Sequence[Sequence[str]]) -> str:
+    heading, *rest = ([_escaped(line[0]), *line[1:]] for line in lines)
+    whole = [heading, ["---", *["---:"] * (len(heading) - 1)], *rest]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in whole)
+
+
+def _escaped(label: str) -> str:
+    """Escape a label for a Markdown table."""
+    return without_control(label).replace("\\", "\\\\").replace("|", "\\|")

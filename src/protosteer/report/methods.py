@@ -16,12 +16,12 @@ from protosteer.report.tables import NOTHING, numbers, plain_table
 def methods_table(methods: Iterable[MethodInfo], parameters: Mapping[str, int | None]) -> Table:
     """Show all methods; `parameters` is the number that each trains, by name."""
     name, parameter_count = Column("Name", style="bold", no_wrap=True), numbers(["Parameters"], no_wrap=True)
-    table = plain_table(None, name, "Paper", "Rehearsal", "Trains", *parameter_count)
+    table = plain_table(None, name, "Paper", "Stores", "Trains", *parameter_count)
     able = []
     for method in methods:
         s = method.source
         paper = f"{s.authors}, {s.venue} {s.year}"
-        table.add_row(method.name, paper, method.rehearsal, method.trains, _count(parameters[method.name]))
+        table.add_row(method.name, paper, _stored(method), method.trains, _count(parameters[method.name]))
         able += [method.name] if method.supports_repeated_classes else []
     table.caption = Text(f"Classes may be repeated: {', '.join(able)}.")  # a column more would not fit
     table.caption_justify = "left"
@@ -36,13 +36,31 @@ def method_report(method: MethodInfo, parameters: int | None) -> list[Renderable
     for name, value in (
         ("name", method.name),
         ("paper", f"{s.authors}: {s.title}. {s.venue} {s.year}"),
-        ("rehearsal", method.rehearsal),
+        ("images stored", method.rehearsal),
+        ("features stored", method.features),
         ("trains", method.trains),
         ("repeated classes", "yes" if method.supports_repeated_classes else "no"),
         ("parameters", _count(parameters)),
     ):
         facts.add_row(name, Text(value))
-    return [facts, *_paragraphs(method.about), _settings(method)]
+    return [facts, *_paragraphs(method.about), _settings(method), *_published(method)]
+
+
+def _published(method: MethodInfo) -> list[RenderableType]:
+    """Show the published settings of each benchmark, if any are known, and where they come from."""
+    if not method.published:
+        return []
+    table = plain_table(None, Column("Benchmark", style="bold", no_wrap=True), "Published settings")
+    for benchmark, values in method.published.items():
+        table.add_row(benchmark, ", ".join(f"{n}={json.dumps(v)}" for n, v in values.items()) or "the defaults")
+    return [table, Text(f"Source: {method.published_source}\n")]
+
+
+def _stored(method: MethodInfo) -> str:
+    """Say what of single images is stored: pixels, or feature vectors."""
+    if method.features == "no":
+        return method.rehearsal
+    return f"features: {method.features}"
 
 
 def _count(parameters: int | None) -> str:

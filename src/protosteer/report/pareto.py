@@ -60,7 +60,7 @@ def pareto_figure(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     figure.suptitle("Accuracy after the last task, and what it costs", fontsize=14, x=0.04, ha="left")
     caption = "blue: no other row is as accurate for less"
     if any(len(seeds) > 1 for seeds in rows.values()):
-        caption += "; bars: one standard deviation over seeds"
+        caption += "; bars: one standard deviation over runs"
     figure.text(0.84, 0.955, caption, ha="right", color=BEHIND)
     names = ranked(rows)
     for axes, cost in zip(panels, COSTS, strict=True):

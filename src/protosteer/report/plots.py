@@ -103,9 +103,9 @@ def accuracy_curves(matrices: Mapping[str, Matrix]) -> bytes:
 
 
 def accuracy_bands(rows: Mapping[str, Sequence[Matrix]]) -> bytes:
-    """Draw the mean of several seeds' accuracy curves, in a band of one standard deviation.
+    """Draw the mean accuracy curve of several runs, in a band of one standard deviation.
 
-    Only tasks that all seeds of a row have learned are drawn.
+    Only tasks that all runs of a row have learned are drawn.
     """
     outside = len(rows) > MAX_LEGEND_INSIDE
     figure = Figure(figsize=(10.4, 5.2) if outside else (7.2, 4.5), dpi=DPI, layout="constrained")
@@ -118,7 +118,7 @@ def accuracy_bands(rows: Mapping[str, Sequence[Matrix]]) -> bytes:
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     spread = any(len(matrices) > 1 for matrices in rows.values())
-    title = "after the last task" + (",\n± one standard deviation over seeds" if spread else "")
+    title = "after the last task" + (",\n± one standard deviation over runs" if spread else "")
     owner, location = (figure, "outside right center") if outside else (axes, "best")
     owner.legend(loc=location, frameon=False, title=title, alignment="left")
     return png(figure)

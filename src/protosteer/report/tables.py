@@ -65,6 +65,10 @@ METRICS = {
     "blurred_images": Metric("Images in other tasks", "%"),
     "last_forgetting": Metric("Forgetting"),
     "avg_forgetting": Metric("Avg forgetting"),
+    "clipped_forgetting": Metric("Forgetting, clipped at 0"),
+    "backward_transfer": Metric("Backward transfer"),
+    "forward_transfer": Metric("Forward transfer"),
+    "task_incremental_accuracy": Metric("Last accuracy, task given", "%", average="tasks"),
     "calibration_error": Metric("Calibration error", "%"),
     "retrieval_accuracy": Metric("Task retrieved", "%"),
     "passes_per_image": Metric("Passes per image"),
@@ -130,17 +134,17 @@ def metrics_table(rows: Mapping[str, Mapping[str, float | None]], title: str | N
 
 
 def spread_table(
-    title: str | None, metrics: Mapping[str, Metric], rows: Sequence[Row], count_seeds: bool = False
+    title: str | None, metrics: Mapping[str, Metric], rows: Sequence[Row], count_runs: bool = False
 ) -> Table:
     """Show means and standard deviations over seeds, one line per row; a metric that no row has is skipped."""
     metrics = present(metrics, rows)
     headings = numbers(metric.heading for metric in metrics.values())
-    table = plain_table(title, labels(), *numbers(["Seeds"] if count_seeds else []), *headings)
+    table = plain_table(title, labels(), *numbers(["n"] if count_runs else []), *headings)
     for name, seeds in rows:
         mean, std = spread_over_seeds(seeds)
         # A narrow cell breaks before the sign, which stays with its deviation.
         cells = (metric.number(mean.get(key), std.get(key)) for key, metric in metrics.items())
-        table.add_row(label(name), *([str(len(seeds))] if count_seeds else []), *cells)
+        table.add_row(label(name), *([str(len(seeds))] if count_runs else []), *cells)
     return table
 
 
@@ -230,6 +234,15 @@ def _diagnosis(seeds: Sequence[Mapping[str, Any]]) -> Table:
     title = "Diagnosis after the last task (%; spread: mean cosine; passes: number)"
     table = spread_table(title, SHORT_DIAGNOSIS, means)
     table.rows[-2].end_section = True
+    return table
+
+
+def trials_table(trials: Sequence[Any]) -> Table:
+    """Show the settings that were tried and their validation accuracy, the best first."""
+    names = list(trials[0].settings)
+    table = plain_table("Accuracy (%) on validation images of the first task", *numbers([*names, "accuracy"]))
+    for trial in trials:
+        table.add_row(*(printable(str(trial.settings[name])) for name in names), f"{trial.accuracy:.2f}")
     return table
 
 

@@ -89,8 +89,10 @@ class ProgressCallback:
         self.began = time.perf_counter()
 
     def on_train_begin(self, state: TrainingState) -> None:
-        """Start the clock; steps that were resumed from a file took no time."""
+        """Start the clock; report the steps that were resumed from a file, which took no time."""
         self.first, self.began = state.step, time.perf_counter()
+        if state.step:
+            self.on_step_end(state)
 
     def on_step_end(self, state: TrainingState) -> None:
         """Report a step."""
@@ -100,9 +102,9 @@ class ProgressCallback:
             epochs=state.steps // state.steps_per_epoch,
             step=state.step,
             steps=state.steps,
-            loss=sum(state.losses) / len(state.losses),
+            losses=(*(epoch.loss for epoch in state.history), sum(state.losses) / len(state.losses)),
             accuracy=state.history[-1].accuracy if state.history else None,
             images_per_second=rate * len(state.batches[0]),
-            seconds_left=(state.steps - state.step) / rate,
+            seconds_left=(state.steps - state.step) / rate if rate else 0.0,
         )
         self.on_stage(Stage(self.task, "training", state.step, state.steps, progress))

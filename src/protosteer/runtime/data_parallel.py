@@ -8,7 +8,6 @@ the prompt, and the prompt's gradients are summed. Neck and optimiser are the sa
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from torch import Tensor
 from protosteer.backbones import Backbone
 from protosteer.data.images import ImageSet
 from protosteer.settings import Settings
-from protosteer.util.distributed import ProcessGroup, process_group
+from protosteer.util.distributed import GatherRows, ProcessGroup, SumGradients, process_group
 
 
 def augmented_tokens(
@@ -59,35 +58,6 @@ class DataParallelEncoder:
 
     def rest(self, tokens: Tensor, layers: int, prompt: Tensor | None = None) -> Tensor:
         """Tokens [n, T, D] of this rank and the prompt [S, L, D] -> embeddings [N, D] of the batch."""
-        prompt = _SumGradients.apply(prompt, self.group)  # type: ignore[no-untyped-call]
+        prompt = SumGradients.apply(prompt, self.group)  # type: ignore[no-untyped-call]
         own = self.backbone.rest(tokens, layers, prompt)
-        return _Gather.apply(own, self.shares, self.group)  # type: ignore[no-untyped-call]
-
-
-class _SumGradients(torch.autograd.Function):
-    """Pass a tensor on; its gradient is the sum over all ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, prompt: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        return prompt.view_as(prompt)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.group.reduce_sum(gradient), None
-
-
-class _Gather(torch.autograd.Function):
-    """Gather all rows on all ranks. Each rank has the whole gradient already and takes its own rows of it."""
-
-    @staticmethod
-    def forward(ctx: Any, own: Tensor, shares: list[slice], group: ProcessGroup) -> Tensor:
-        ctx.share, ctx.count = shares[group.rank], len(own)
-        return group.gather(own, [share.stop - share.start for share in shares])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        own = gradient.new_zeros(ctx.count, *gradient.shape[1:])
-        rows = gradient[ctx.share]
-        own[: len(rows)] = rows
-        return own, None, None
+        return GatherRows.apply(own, self.shares, self.group)  # type: ignore[no-untyped-call]

@@ -8,16 +8,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Progress:
-    """Where training stands. Loss and accuracy are means over the epoch."""
+    """Where training stands. Losses and accuracy are means over an epoch."""
 
     epoch: int
     epochs: int
     step: int  # counted over the whole task
     steps: int
-    loss: float
+    losses: tuple[float, ...]  # of each epoch, the current one last
     accuracy: float | None  # percent of the last whole epoch's images nearest to their own class mean
     images_per_second: float
     seconds_left: float
+
+    @property
+    def loss(self) -> float:
+        """The loss of the current epoch."""
+        return self.losses[-1]
 
 
 @dataclass(frozen=True)

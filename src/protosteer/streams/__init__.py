@@ -7,27 +7,40 @@ from pathlib import Path
 from protosteer.data.datasets.base import Benchmark, Reading
 from protosteer.data.datasets.registry import BENCHMARKS, open_benchmark
 from protosteer.data.downloads import Say, to_stderr
+from protosteer.data.labelled import Dataset
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError
 from protosteer.streams import folder
 from protosteer.streams.base import Stream, Task, build
 from protosteer.streams.options import StreamOptions
+from protosteer.util.plugins import entry_point_names, is_file_spec, load_entry_point, load_from_file
 from protosteer.util.text import suggestion
 
 __all__ = [
     "BENCHMARKS", "Benchmark", "Stream", "StreamOptions", "Task",
-    "find_benchmark", "open_stream", "split_digits",
+    "find_benchmark", "load_dataset", "open_stream", "split", "split_digits",
 ]  # fmt: skip
+
+ENTRY_POINTS = "protosteer.streams"
 
 
 def find_benchmark(name: str) -> Benchmark:
-    """Return the benchmark of this name, or of `folder:PATH`; an error if there is none."""
-    if name.startswith(folder.PREFIX):
+    """Return the benchmark of a name, of `folder:PATH`, of an installed package, or of `path/to/file.py:NAME`.
+
+    Raises:
+        DataError: There is none (code "unknown-stream"), or it is no `Benchmark` (code "not-a-benchmark").
+    """
+    if name.startswith((folder.PREFIX, folder.DOMAINS)):
         return folder.benchmark(name)
-    if name not in BENCHMARKS:
-        known = [*BENCHMARKS, f"{folder.PREFIX}PATH"]
+    if name in BENCHMARKS:
+        return BENCHMARKS[name]
+    found = load_from_file(name) if is_file_spec(name) else load_entry_point(ENTRY_POINTS, name)
+    if found is None:
+        known = [*BENCHMARKS, f"{folder.PREFIX}PATH", f"{folder.DOMAINS}PATH", *entry_point_names(ENTRY_POINTS)]
         raise DataError(f"no stream is called '{name}'; {suggestion(name, known)}", code="unknown-stream", name=name)
-    return BENCHMARKS[name]
+    if not isinstance(found, Benchmark):
+        raise DataError(f"{name} is not a protosteer.streams.Benchmark", code="not-a-benchmark", name=name)
+    return found
 
 
 def open_stream(
@@ -52,9 +65,25 @@ def open_stream(
     Returns:
         The stream.
     """
-    benchmark, reading = find_benchmark(name), Reading(preprocessing, skip_unreadable, on_message)
-    own = name.startswith(folder.PREFIX)
-    dataset = folder.load(name, reading) if own else open_benchmark(benchmark, data_dir, reading)
+    benchmark = find_benchmark(name)
+    dataset = load_dataset(benchmark, preprocessing, data_dir, skip_unreadable, on_message)
+    return split(benchmark, dataset, options, on_message)
+
+
+def load_dataset(
+    benchmark: Benchmark,
+    preprocessing: Preprocessing,
+    data_dir: Path | None = None,
+    skip_unreadable: bool = False,
+    on_message: Say = to_stderr,
+) -> Dataset:
+    """Load a benchmark's images; see `open_stream`."""
+    reading = Reading(preprocessing, skip_unreadable, on_message)
+    return benchmark.load(reading) if benchmark.load else open_benchmark(benchmark, data_dir, reading)
+
+
+def split(benchmark: Benchmark, dataset: Dataset, options: StreamOptions, on_message: Say = to_stderr) -> Stream:
+    """Split a benchmark's images into tasks; see `open_stream`."""
     stream = build(benchmark, dataset, options)
     if options.blurry:
         counts = (f"{sum(task.visitors.values())} of {len(task.train)} in {task.name}" for task in stream)

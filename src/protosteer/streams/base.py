@@ -7,6 +7,7 @@ the rows of its classes, in file order. With blurry task boundaries, some traini
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from protosteer.errors import DataError
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.progress import OnStage
 from protosteer.streams.blurry import Rows, distribute
-from protosteer.streams.options import StreamOptions, group_classes
+from protosteer.streams.options import StreamOptions, group_classes, group_domains
 
 DRAW_SEED = 0  # part of the definition of every stream
 
@@ -133,20 +134,25 @@ class Stream(Sequence[Task]):
         tasks: The tasks in order.
         about: Where the tasks come from, ready for JSON; empty for a stream that was put together by hand.
 
+        domains: Whether a task is a domain, in which classes may return (domain-incremental learning).
+
     Attributes:
         classes: All classes in order of appearance.
 
     Raises:
-        DataError: A class is in two tasks (code "repeated-class").
+        DataError: A class is in two tasks that are no domains (code "repeated-class").
     """
 
-    def __init__(self, name: str, tasks: Sequence[Task], about: dict[str, Any] | None = None):
+    def __init__(self, name: str, tasks: Sequence[Task], about: dict[str, Any] | None = None, domains: bool = False):
         self.name = name
         self.tasks = list(tasks)
         self.about = dict(about or {})
-        self.classes = [label for task in self.tasks for label in task.classes]
-        repeated = sorted({label for label in self.classes if self.classes.count(label) > 1})
+        self.domains = domains
+        named = [label for task in self.tasks for label in task.classes]
+        self.classes = list(dict.fromkeys(named))
+        repeated = sorted(set(named)) if len(self.classes) < len(named) and not domains else []
         if repeated:
+            repeated = [label for label in repeated if named.count(label) > 1]
             message = f"stream {name!r}: {repeated} are in more than one task; a class belongs to one"
             raise DataError(message, code="repeated-class", classes=repeated)
 
@@ -154,6 +160,11 @@ class Stream(Sequence[Task]):
     def blurry(self) -> bool:
         """True if a class may have training images in several tasks."""
         return any(task.visiting for task in self.tasks)
+
+    @property
+    def repeats_classes(self) -> bool:
+        """True if a task may bring more images of known classes."""
+        return self.blurry or self.domains
 
     def classes_until(self, i: int) -> set[str]:
         """Return all classes that had training images by the end of task i."""
@@ -185,7 +196,8 @@ def build(benchmark: Benchmark, dataset: Dataset, options: StreamOptions | None 
         DataError: The options do not fit the dataset, or a class has no images (code "class-without-images").
     """
     options = options or StreamOptions()
-    groups = group_classes(dataset.classes, options, benchmark.tasks)
+    group = group_domains if benchmark.domains else functools.partial(group_classes, default_tasks=benchmark.tasks)
+    groups = group(dataset.classes, options)
     learned, judged = dataset.train, dataset.test
     train = [rows[: options.train_per_class] for rows in _rows_by_class(learned, dataset)]
     test = _rows_by_class(judged, dataset)
@@ -196,14 +208,25 @@ def build(benchmark: Benchmark, dataset: Dataset, options: StreamOptions | None 
         train = [rows[~mask] for rows, mask in zip(train, masks, strict=True)]
     test = [rows[: options.test_per_class] for rows in test]
     numbers = [[dataset.classes.index(label) for label in group] for group in groups]
+    for k in (k for own in numbers[1:] for k in own):
+        train[k] = train[k][: options.shots]
     _check_images(numbers, dataset.classes, {"training": train, options.judged_on: test})
     tasks, trains = [], distribute(train, numbers, options.blurry, options.disjoint, options.seed)
     for i, (own, rows) in enumerate(zip(numbers, trains, strict=True), 1):
         visiting = [k for k in range(len(rows)) if k not in own and len(rows[k])]
         parts = _part(learned, rows, [*own, *visiting], dataset), _part(judged, test, own, dataset)
         names = [[dataset.classes[k] for k in some] for some in (own, visiting)]
-        tasks.append(Task(f"task-{i}", names[0], *parts[0], *parts[1], names[1]))
-    return Stream(benchmark.name, tasks, _about(benchmark, dataset, options, tasks))
+        task = Task(f"task-{i}", names[0], *parts[0], *parts[1], names[1])
+        tasks.append(_as_domain(task) if benchmark.domains else task)
+    return Stream(benchmark.name, tasks, _about(benchmark, dataset, options, tasks), benchmark.domains)
+
+
+def _as_domain(task: Task) -> Task:
+    """Name a task after its domain, and its classes without it."""
+    classes, train, test = (
+        [name.partition("/")[2] for name in n] for n in (task.classes, task.train_labels, task.test_labels)
+    )
+    return Task(task.classes[0].partition("/")[0], classes, task.train, train, task.test, test)
 
 
 def drawn_mask(count: int, share: float) -> np.ndarray:
@@ -245,7 +268,7 @@ def _about(benchmark: Benchmark, dataset: Dataset, options: StreamOptions, tasks
         "options": options.to_dict(),
         "judged_on": options.judged_on,
         "checksums": dict(dataset.checksums),
-        "class_order": [label for task in tasks for label in task.classes],
+        "class_order": list(dict.fromkeys(label for task in tasks for label in task.classes)),
         "tasks": [
             {
                 "name": task.name,

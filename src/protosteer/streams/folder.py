@@ -1,43 +1,47 @@
-"""`folder:PATH`: a stream of your own images, in one folder per class.
+"""`folder:PATH`: a stream of your own images, in one folder per class; `domains:PATH`: of such folders, one per domain.
 
 PATH holds train/ and test/ (or val/), each with the same class folders, or the class folders themselves. In the second
 case, one image in five of each class, drawn by a fixed seed, is held out for testing: at least one, never all. The draw
 of a class depends only on its number of images.
+
+`domains:PATH` has a task for each sub-folder of PATH, and classes may return in several. A sub-folder is as PATH above;
+or its images are listed in DOMAIN_train.txt and DOMAIN_test.txt beside it, as those of DomainNet are.
 """
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
 
-from protosteer.data.class_folders import Files, read_folder, readable
-from protosteer.data.datasets.base import Benchmark, Reading, labelled, readable_only
+from protosteer.data.class_folders import Files, read_folder, read_lists, readable
+from protosteer.data.datasets.base import Benchmark, Reading, all_of, labelled, lazy, readable_only
 from protosteer.data.image_files import tree_checksum
-from protosteer.data.labelled import Dataset
+from protosteer.data.labelled import Dataset, join
 from protosteer.errors import DataError
 from protosteer.streams.base import drawn_mask
 
-PREFIX = "folder:"
+PREFIX, DOMAINS = "folder:", "domains:"
 TRAIN = "train"
 TESTS = ("test", "val")
 TEST_SHARE = 0.2
 
 
 def benchmark(name: str) -> Benchmark:
-    """Return the benchmark of `folder:PATH`."""
-    if name == PREFIX:
-        raise DataError(
-            "folder: needs a path; write folder:PATH, with one sub-folder per class in PATH", code="no-folder"
-        )
-    path = _path(name)
+    """Return the benchmark of `folder:PATH` or `domains:PATH`."""
+    prefix, domains = (DOMAINS, True) if name.startswith(DOMAINS) else (PREFIX, False)
+    if name == prefix:
+        raise DataError(f"{prefix} needs a path; write {prefix}PATH, with one sub-folder per class", code="no-folder")
+    path = Path(name.removeprefix(prefix)).expanduser()
     # Only the folder's own name: checksums identify the images, wherever the folder is.
-    return Benchmark(f"{PREFIX}{path.resolve().name}", f"Classes of {path}", tasks=5, crop=None)
+    own, title = f"{prefix}{path.resolve().name}", f"{'Domains' if domains else 'Classes'} of {path}"
+    read = functools.partial(load_domains if domains else load, path)
+    return Benchmark(own, title, tasks=5, crop=None, load=read, domains=domains)
 
 
-def load(name: str, reading: Reading) -> Dataset:
+def load(path: Path, reading: Reading) -> Dataset:
     """Load the images of `folder:PATH`; the natural order of classes is alphabetical."""
-    path = _path(name)
     train, test = _splits(path, reading)
     classes = sorted({*train.labels, *test.labels})
     checksums = {TRAIN: tree_checksum(train.paths, path), TESTS[0]: tree_checksum(test.paths, path)}
@@ -45,8 +49,23 @@ def load(name: str, reading: Reading) -> Dataset:
     return Dataset(path.name, classes, first, second, checksums)
 
 
-def _path(name: str) -> Path:
-    return Path(name.removeprefix(PREFIX)).expanduser()
+def load_domains(path: Path, reading: Reading) -> Dataset:
+    """Load the images of `domains:PATH`; classes are named DOMAIN/CLASS, and the natural order is alphabetical."""
+    if not path.is_dir():
+        raise DataError(f"{path} is not a folder; give one with a sub-folder per domain", code="no-folder", path=path)
+    domains = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if len(domains) < 2:
+        message = f"{path} has {len(domains)} sub-folders; give a folder with one for each of several domains"
+        raise DataError(message, code="too-few-tasks", path=path)
+    return join(path.name, {domain.name: _domain(domain, reading) for domain in domains})
+
+
+def _domain(folder: Path, reading: Reading) -> Dataset:
+    lists = all_of(folder.parent, *(f"{folder.name}_{half}.txt" for half in (TRAIN, TESTS[0])))
+    if not lists:
+        return load(folder, reading)
+    classes, (train, test) = read_lists(*lists)
+    return Dataset(folder.name, *lazy(classes, train, test, folder.parent, reading))
 
 
 def _splits(path: Path, reading: Reading) -> tuple[Files, Files]:

@@ -17,7 +17,7 @@ from protosteer.util.text import listed, suggestion
 NATURAL = "natural"
 SEED = "seed:"
 _SHARES = {"validation": "training images", "blurry": "training images", "disjoint": "classes"}
-_AT_LEAST = {"tasks": 1, "base": 0, "increment": 1, "train_per_class": 1, "test_per_class": 1}
+_AT_LEAST = {"tasks": 1, "base": 0, "increment": 1, "train_per_class": 1, "test_per_class": 1, "shots": 1}
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,12 @@ class StreamOptions:
         tasks: The number of tasks, as equal in size as possible, the larger ones first.
         base: The number of classes of the first task; 0: increments only.
         increment: The number of classes of each other task; the last may be smaller. B50-Inc10 is base 50, increment 10.
-        task_file: A JSON list of lists of class names, or one task per line, names separated by commas. Other classes
-            are omitted.
+        task_file: A JSON list of lists of class names, the manifest of a run, or one task per line, names separated by
+            commas. Other classes are omitted.
         train_per_class: At most the first N training images of each class, in file order.
         test_per_class: At most the first N test (or validation) images of each class, in file order.
+        shots: At most the first N training images of each class after the first task (few-shot class-incremental
+            learning).
         validation: This share of each class's training images is held out and replaces the test images, which are not
             read. The training cap is applied before.
         blurry: This share of each class's training images arrives in other tasks; see `blurry.py`.
@@ -50,6 +52,7 @@ class StreamOptions:
     task_file: Path | None = None
     train_per_class: int | None = None
     test_per_class: int | None = None
+    shots: int | None = None
     validation: float = 0.0
     blurry: float = 0.0
     disjoint: float = 0.0
@@ -145,6 +148,22 @@ def group_classes(classes: Sequence[str], options: StreamOptions, default_tasks:
     return [ordered[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
 
+def group_domains(classes: Sequence[str], options: StreamOptions) -> list[list[str]]:
+    """Split classes named DOMAIN/CLASS into a task for each domain; `class_order` is the order of the domains.
+
+    Raises:
+        DataError: An option splits classes instead of domains (code "domain-option").
+    """
+    for name in ("tasks", "base", "increment", "task_file", "blurry"):
+        if getattr(options, name):
+            message = f"{name} splits classes, but the tasks of this stream are its domains; leave it out"
+            raise DataError(message, code="domain-option", name=name)
+    groups: dict[str, list[str]] = {}
+    for label in classes:
+        groups.setdefault(label.partition("/")[0], []).append(label)
+    return [groups[domain] for domain in order_classes(list(groups), options.class_order)]
+
+
 def order_classes(classes: Sequence[str], order: str) -> list[str]:
     """Order classes as `StreamOptions.class_order` says."""
     if order == NATURAL:
@@ -184,7 +203,7 @@ def _by_increments(classes: int, base: int, increment: int) -> list[int]:
 
 def _read_tasks(path: Path, classes: Sequence[str]) -> list[list[str]]:
     lines = [line for _, line in text_lines(path)]
-    if path.suffix.lower() == ".json" or lines[:1] and lines[0].startswith("["):
+    if path.suffix.lower() == ".json" or lines[:1] and lines[0].startswith(("[", "{")):
         tasks = _json_tasks(path, "\n".join(lines))
     else:
         tasks = [[name.strip() for name in line.split(",") if name.strip()] for line in lines]
@@ -198,6 +217,12 @@ def _read_tasks(path: Path, classes: Sequence[str]) -> list[list[str]]:
 def _json_tasks(path: Path, text: str) -> list[list[str]]:
     try:
         tasks = json.loads(text)
+        if isinstance(tasks, dict):  # the manifest of a run
+            tasks = [task["classes"] for task in tasks["configuration"]["stream"]["tasks"]]
+    except (KeyError, TypeError) as error:
+        raise DataError(
+            f"{path} is no manifest of a run: {error} is missing", code="invalid-json", path=path
+        ) from error
     except json.JSONDecodeError as error:
         raise DataError(f"{path} is not valid JSON: {error}; repair it", code="invalid-json", path=path) from error
     lists = isinstance(tasks, list) and all(isinstance(task, list) for task in tasks)

@@ -170,6 +170,39 @@ def _check_versions(group: ProcessGroup) -> None:
             raise DistributedError(message, code="other-version", package=package)
 
 
+class SumGradients(torch.autograd.Function):
+    """Pass a tensor on; its gradient is the sum over all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: ProcessGroup) -> Tensor:
+        """Return the tensor."""
+        ctx.group = group
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """Sum the gradients of all ranks."""
+        return ctx.group.reduce_sum(gradient), None
+
+
+class GatherRows(torch.autograd.Function):
+    """Gather all rows on all ranks. Each rank has the whole gradient already and takes its own rows of it."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, shares: list[slice], group: ProcessGroup) -> Tensor:
+        """Return the rows of all ranks."""
+        ctx.share, ctx.count = shares[group.rank], len(own)
+        return group.gather(own, [share.stop - share.start for share in shares])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradient of this rank's rows."""
+        own = gradient.new_zeros(ctx.count, *gradient.shape[1:])
+        rows = gradient[ctx.share]
+        own[: len(rows)] = rows
+        return own, None, None
+
+
 def _sendable(tensor: Tensor) -> Tensor:
     """Return the tensor where nccl (CUDA) or gloo (CPU) can send it."""
     return (tensor if tensor.is_cuda else tensor.cpu()).detach().contiguous()

@@ -33,6 +33,16 @@ class Epoch:
     spread: float  # mean cosine to their common mean
 
 
+class Stateful(Protocol):
+    """What else changes while a training runs, such as a buffer of images."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return everything as tensors by name."""
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `state_dict` returned."""
+
+
 class TrainingState:
     """Where a loop over epochs of shuffled batches stands: what a callback can report, save and restore."""
 
@@ -44,7 +54,9 @@ class TrainingState:
         batch_size: int,
         epochs: int,
         generator: torch.Generator,
+        companion: Stateful | None = None,
     ):
+        self.companion = companion  # saved and restored with the training
         self.parameters = parameters
         self.optimiser = optimiser
         self.labels = labels
@@ -93,6 +105,8 @@ class TrainingState:
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and plain data for `load_state_dict`, beside parameters, optimiser and random state."""
         tensors = {"order": torch.stack(self.batches), "seen": torch.cat(self.embeddings)}
+        if self.companion is not None:
+            tensors |= {f"companion/{name}": tensor for name, tensor in self.companion.state_dict().items()}
         history = [dataclasses.astuple(epoch) for epoch in self.history]
         return tensors, {"history": history, "losses": self.losses}
 
@@ -101,6 +115,9 @@ class TrainingState:
         self.history = [Epoch(*epoch) for epoch in notes["history"]]
         self.losses = list(notes["losses"])
         self.batches, self.embeddings = list(tensors["order"]), [tensors["seen"]]
+        if self.companion is not None:
+            named = {n.partition("/")[2]: t for n, t in tensors.items() if n.startswith("companion/")}
+            self.companion.load_state_dict(named)
 
 
 def epoch_batches(count: int, batch_size: int, generator: torch.Generator | None = None) -> list[Tensor]:

@@ -109,6 +109,8 @@ class Benchmark:
         tasks: Number of tasks.
         crop: Share of the resized image that the centre crop keeps; None leaves it to the weights.
         datasets: Names of its data sets, joined in this order.
+        load: Reads its data set, if it is none of those.
+        domains: Whether a task is a domain, in which classes return: classes are named DOMAIN/CLASS.
     """
 
     name: str
@@ -116,6 +118,8 @@ class Benchmark:
     tasks: int
     crop: float | None
     datasets: tuple[str, ...] = ()
+    load: Callable[[Reading], Dataset] | None = None
+    domains: bool = False
 
 
 def all_of(folder: Path, *names: str) -> list[Path] | None:

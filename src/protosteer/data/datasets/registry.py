@@ -14,7 +14,7 @@ from protosteer.data.datasets import (
     cifar,
     cub,
     digits,
-    imagenet_r,
+    image_folders,
     imagenet_subset,
     mnist,
     notmnist,
@@ -32,8 +32,7 @@ DATASETS: dict[str, DatasetInfo] = {
     info.name: info
     for info in (
         cifar.CIFAR100, cifar.CIFAR10, mnist.MNIST, mnist.FASHION_MNIST, svhn.SVHN, notmnist.NOTMNIST,
-        imagenet_r.IMAGENET_R, cub.CUB200, imagenet_subset.IMAGENET_SUBSET, digits.DIGITS,
-        sklearn_photos.DETAILS,
+        *image_folders.INFOS, cub.CUB200, imagenet_subset.IMAGENET_SUBSET, digits.DIGITS, sklearn_photos.DETAILS,
     )
 }  # fmt: skip
 
@@ -43,10 +42,13 @@ FIVE = Benchmark(
     datasets=("cifar10", "notmnist", "mnist", "svhn", "fashion-mnist"),
 )  # fmt: skip
 
+# The ten digits in two domains.
+DIGIT_DOMAINS = Benchmark("digit-domains", "Digits", tasks=2, crop=1.0, datasets=("mnist", "svhn"), domains=True)
+
 BENCHMARKS: dict[str, Benchmark] = {
     row.name: row
     for row in (
-        cifar.BENCHMARK, FIVE, imagenet_subset.BENCHMARK, imagenet_r.BENCHMARK, cub.BENCHMARK,
+        cifar.BENCHMARK, FIVE, DIGIT_DOMAINS, imagenet_subset.BENCHMARK, *image_folders.BENCHMARKS, cub.BENCHMARK,
         digits.BENCHMARK, sklearn_photos.BENCHMARK,
     )
 }  # fmt: skip

@@ -1,0 +1,99 @@
+"""Commands around runs: `evaluate-run`, `tune`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Argument, Option
+
+from protosteer.cli import completion
+from protosteer.cli.benchmarks import PANEL, STREAMS, Sweep, report_plan, run_options
+from protosteer.cli.common import app, say, show
+from protosteer.cli.options import Address, Device, Executor, Json, Settings, Threads, Weights, parse_settings
+
+
+@app.command("evaluate-run", rich_help_panel=PANEL)
+def evaluate_run(
+    run: Annotated[Path, Argument(metavar="RUN", help="Folder of a finished run, or of several.")],
+    set_: Settings = None,
+    sweep: Sweep = None,
+    stream: Annotated[str | None, Option(help="Of a run on folder:PATH: where the folder is.")] = None,
+    weights: Weights = None,
+    data_dir: Annotated[Path | None, Option(help="Where data sets are.")] = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    engine: Executor = "local",
+    address: Address = None,
+    out: Annotated[Path | None, Option(help="New run folder (default: beside RUN, named by the settings).")] = None,
+    resume: Annotated[bool, Option("--resume", help="Resume the run in the new folder.")] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="Remove the run in the new folder first.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Evaluate a finished run again under other settings, from its stored states: nothing is learned.
+
+    For settings that act in prediction, such as neighbours; one that acts in training has no effect.
+    """
+    given = {"sweep": sweep, "stream": stream, "weights": weights, "data_dir": data_dir, "threads": threads, "out": out}
+    values = {name: value for name, value in given.items() if value is not None}
+
+    from protosteer.evaluation.reevaluation import plan_reevaluation
+
+    plan = plan_reevaluation(run, {**values, "device": device, **parse_settings(set_ or [])})
+    report_plan(plan, run_options(engine, address, device, resume, overwrite), as_json)
+
+
+@app.command(rich_help_panel=PANEL)
+def tune(
+    method: Annotated[str, Argument(autocompletion=completion.method_names, help="The method.")],
+    stream: Annotated[str, Argument(help=STREAMS, autocompletion=completion.stream_names)],
+    backbone: Annotated[
+        str | None, Option(autocompletion=completion.backbone_names, help="Short name or timm name (default: nano).")
+    ] = None,
+    weights: Weights = None,
+    grid: Annotated[
+        list[str] | None,
+        Option(metavar="NAME=VALUE,...", help="Values to try instead of the method's grid; repeatable."),
+    ] = None,
+    set_: Settings = None,
+    seeds: Annotated[str | None, Option(help="Seeds to average over, such as 0,1 (default: 0).")] = None,
+    validation: Annotated[float, Option(help="Share of the first task's training images to validate on.")] = 0.2,
+    tasks: Annotated[int | None, Option(help="Number of tasks of the benchmark.")] = None,
+    base: Annotated[int | None, Option(help="Classes of the first task, with --increment.")] = None,
+    increment: Annotated[int | None, Option(help="Classes of every further task.")] = None,
+    class_order: Annotated[str | None, Option(metavar="natural|seed:N|FILE", help="Order of the classes.")] = None,
+    train_per_class: Annotated[int | None, Option(help="At most this many, in file order.")] = None,
+    data_dir: Annotated[Path | None, Option(help="Where data sets are, or are downloaded to.")] = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    out: Annotated[Path | None, Option(help="TOML file for the best settings, for run --config.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Tune a method: try its small grid on validation images of the first task alone, the same way for all methods."""
+    given = {name: value for name, value in locals().items() if value is not None}
+    for name in ("grid", "set_", "out", "as_json"):
+        given.pop(name, None)
+
+    from protosteer.evaluation.experiment import Experiment
+    from protosteer.evaluation.sweep import parse_sweep
+    from protosteer.evaluation.tuning import tune as search
+    from protosteer.report.tables import trials_table
+    from protosteer.util.files import write_atomically, writing
+
+    def on_trial(i: int, trials: int, trial: Any) -> None:
+        say(f"trial {i} of {trials}: {trial.accuracy:.2f} %")
+
+    experiment = Experiment.from_values(given | parse_settings(set_ or []))
+    trials = search(experiment, parse_sweep(grid) if grid else None, on_trial)
+    best = dict(trials[0].settings)
+    if out:
+        with writing(out, "--out"):
+            write_atomically(out, "".join(f"{name} = {json.dumps(v)}\n" for name, v in best.items()).encode())
+        say(f"Written: {out}")
+    if as_json:
+        found = [{"settings": dict(trial.settings), "accuracy": trial.accuracy} for trial in trials]
+        print(json.dumps({"method": method, "stream": stream, "best": best, "trials": found}, indent=1))
+    else:
+        show([trials_table(trials)])
+    say("To use the best: " + " ".join(f"--set {name}={value}" for name, value in best.items()))

@@ -1,0 +1,149 @@
+"""SSIAT (Tan et al., CVPR 2024): semantically shifted incremental adapter-tuning.
+
+One set of adapters beside the MLPs of the frozen backbone is trained by every task, with no penalty on changing it.
+The head has a row per class, and logits are `scale` times cosines. Cross-entropy runs over the task's own classes.
+
+Training shifts the features of earlier classes, whose images are gone. The shift of a class mean mu is estimated from
+the task's own images, which were embedded before (f) and after (f') the training:
+
+    mu + sum_i w_i (f'_i - f_i) / sum_i w_i,    w_i = exp(-|f_i - mu|^2 / (2 sigma^2)) + 1e-5
+
+The classes of the task are stored as Gaussians of their features. Then the head is aligned as SLCA's is, on features
+drawn from the Gaussians of all classes, with its own logits. The next task continues with the aligned head.
+
+Differences from the authors' code: f and f' are of the same image under the evaluation transform; there, both loaders
+shuffle and augment, so that a difference is between two images. Adapters have no dropout, gradients are clipped, and
+images are augmented as for every other method here. A task of one class trains on the logits of all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from protosteer.backbones import Backbone
+from protosteer.methods.adapters import new_adapters, with_adapters
+from protosteer.methods.base import Answer, Images, Source, TrainingTask, register_method
+from protosteer.methods.slca import SLCA, SLCASettings
+from protosteer.methods.training_utils import TrainingJob, answer_by, embed_task, task_seed
+from protosteer.settings import setting
+
+SIGMA = 4.0
+RIDGE = 1e-3  # added to covariances by the authors' code
+
+
+@dataclass(frozen=True)
+class SSIATSettings(SLCASettings):
+    """Settings of SSIAT; defaults are the authors' (exps_jsons/adapter_cifar224.json)."""
+
+    epochs: int = 20  # of the first task
+    later_epochs: int = setting(10, at_least=1, at_most=100_000)
+    batch_size: int = 48
+    schedule: str = "cosine"
+    backbone_rate: float = 1.0  # of the adapters, as a share of the head's
+    temperature: float = setting(0.05, above=0)  # 1 / scale
+    adapter_width: int = setting(64, at_least=1, at_most=2**16)
+    adapter_scale: float = 0.1
+
+
+@register_method("ssiat")
+class SSIAT(SLCA):
+    """Adapters that all tasks train, shifted class means, and a head that is aligned on Gaussians of all classes."""
+
+    source = Source(
+        "Tan et al.", "Semantically-shifted incremental adapter-tuning is a continual ViTransformer", "CVPR", 2024
+    )
+    trains = "adapters, head"
+    settings_class = SSIATSettings
+    published = {"split-cifar100": {}, "imagenet-r": {}}
+    published_source = "exps_jsons/*.json of the authors' code (HAIV-Lab/SSIAT)"
+    grid = {"learning_rate": (0.01, 0.1, 1.0)}
+    state_fields = {"adapters": "once", "head": "per class", "means": "per class", "factors": "per class"}
+    test_settings = {
+        **SLCA.test_settings, "later_epochs": 5, "adapter_width": 4, "adapter_scale": 1.0, "learning_rate": 0.1,
+        "temperature": 0.1,
+    }  # fmt: skip
+    settings: SSIATSettings
+
+    def __init__(self, backbone: Backbone, settings: SSIATSettings):
+        super().__init__(backbone, settings)
+        self.generator.manual_seed(task_seed(settings.seed, []))
+        self.adapters = new_adapters(backbone, settings.adapter_width, self.generator)
+        self.backbone = with_adapters(backbone, self.adapters, settings.adapter_scale, trainable=True)
+        self.before = torch.empty(0, backbone.dim)  # features of the task's images before its training, [n, D]
+
+    def begin_task(self, task: TrainingTask, labels: Tensor) -> None:
+        """Embed the task's images before training."""
+        if self.tasks:
+            self.before = embed_task(task, self.backbone, self.embed_batch_size, "statistics")
+
+    def training_job(self, job: TrainingJob) -> TrainingJob:
+        """Train later tasks for fewer epochs."""
+        if not self.tasks:
+            return job
+        return dataclasses.replace(job, settings=self.settings.replace(epochs=self.settings.later_epochs))
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Return the adapters and the head's rows, by name; a cosine has no bias."""
+        return {**dict(self.adapters.named_parameters("adapters")), "head.weight": self.head.weight}
+
+    def optimiser(self) -> torch.optim.Optimizer:
+        """Create the optimiser of a task."""
+        s = self.settings
+        slow = {"params": list(self.adapters.parameters()), "lr": s.learning_rate * s.backbone_rate}
+        rows = {"params": [self.head.weight], "lr": s.learning_rate}
+        return torch.optim.SGD([slow, rows], s.learning_rate, momentum=s.momentum, weight_decay=s.weight_decay)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Compute cosines of features [B, D] and the head's rows over the temperature, [B, K]."""
+        weight = self.head.weight
+        cosines = F.linear(F.normalize(features.to(weight.device), dim=1), F.normalize(weight, dim=1))
+        return cosines / self.settings.temperature
+
+    def alignment_logits(self, features: Tensor) -> Tensor:
+        """Align on the logits that decide."""
+        return self.logits(features)
+
+    def loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the cross-entropy over the task's classes; see `Network.loss`."""
+        embeddings, known = self.backbone.embed(images), len(self.classes)
+        logits = self.logits(embeddings)
+        first = known if logits.shape[1] > known + 1 else 0
+        return F.cross_entropy(logits[:, first:], labels - first), embeddings
+
+    def end_task(self, task: TrainingTask, labels: Tensor) -> None:
+        """Shift earlier means, store the task's Gaussians and align the head."""
+        after = embed_task(task, self.backbone, self.embed_batch_size, "statistics")
+        earlier = len(self.means)
+        if earlier:
+            self.means = shift_means(self.means, self.before, after)
+        self.add_gaussians(after.double(), labels, RIDGE)
+        if earlier:
+            self.generator.manual_seed(task_seed(self.settings.seed, self.tasks[-1]))
+            self.align()
+
+    def answer(self, images: Images) -> Answer:
+        """Predict the class with the largest cosine."""
+        self.require_knowledge()
+        with torch.no_grad():
+            return answer_by(self.logits(images.embed(torch.arange(len(images)))))
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore adapters, head and Gaussians; see `Method.load_state_dict`."""
+        super().load_state_dict(tensors)
+        self.adapters.requires_grad_()
+
+    def trained_parameters(self) -> int:
+        """Return the size of the adapters and of the head's rows."""
+        return sum(p.numel() for p in self.adapters.parameters()) + self.head.weight.numel()
+
+
+def shift_means(means: Tensor, before: Tensor, after: Tensor) -> Tensor:
+    """Move class means [K, D] as images that were near them have moved, from `before` to `after`, [n, D] each."""
+    weights = (torch.cdist(means, before).square() / (-2 * SIGMA**2)).exp() + 1e-5  # [K, n]
+    return means + weights / weights.sum(dim=1, keepdim=True) @ (after - before)
