@@ -29,7 +29,7 @@ FIGURES = {
     "retrieval_accuracy", "bytes_per_task", "bytes_per_class", "train_seconds", "eval_seconds",
     "forward_passes", "naive_forward_passes", "trained_parameters", "matrix", "diagnosis",
     "last_image_accuracy", "avg_image_accuracy", "diagnosis_forward_passes",
-    "clipped_forgetting", "backward_transfer", "forward_transfer", "task_incremental_accuracy",
+    "appendix_bytes_per_class", "prompt_bytes_per_task", "clipped_forgetting", "backward_transfer", "forward_transfer", "task_incremental_accuracy",
     "overall_prompts_per_image", "passes_per_image", "overall_passes_per_image", "calibration_error", "reliability",
 }  # fmt: skip
 ABOUT = {"variants", "seed", "stream", "backbone", "settings", "versions", "seconds"}
