@@ -200,7 +200,7 @@ def test_photographs_of_ones_own_or_those_that_are_always_there(
             Image.new("RGB", (20, 20), (60 * number, 0, 200)).save(tmp_path / "pets" / name / f"{number}.png")
     asked: list[str] = []
 
-    def load(name: str, weights: None) -> demo.Backbone:
+    def load(name: str, weights: None, precision: str) -> demo.Backbone:
         asked.append(name)
         return tiny_backbone()
 

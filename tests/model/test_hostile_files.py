@@ -211,7 +211,7 @@ EVIDENT: dict[str, list[Callable[[Tensor], Tensor | None]]] = {
     ],
     "starts.domain_layers": STARTS,
     "classes.domain_layers.codes": [
-        *(lambda t: t[..., :-1], lambda t: t.float(), lambda t: t[:-1], lambda t: t[:, 0], lambda t: t[:, :1], missing),
+        *(lambda t: t[..., :-1], lambda t: t.float(), lambda t: t[:-1], lambda t: t[:, 0], lambda t: t[:, :0], missing),
         lambda t: t.repeat(1, 40, 1),
     ],
     "classes.domain_layers.steps": [
