@@ -51,6 +51,7 @@ def described(tasks: list[dict[str, Any]] | None = None, **changes: Any) -> dict
             "name": "nano", "fingerprint": "0123456789abcdef", "dim": 192, "depth": 6, "image_size": 32,
             "preprocessing": {}, "weights": None,
         },
+        "precision": ["fp32"],
         "settings": {"all": {}, "changed": [{"name": "epochs", "value": 10, "default": 50}]},
         "totals": totals,
         "rule": "paper", "evidence": None, "notes": [],
@@ -76,6 +77,7 @@ def test_the_header_says_what_is_true_of_the_whole_model() -> None:
     )
     assert line_of(text, "Unknown images") == "can be rejected, with thresholds from 4 held-out images"
     assert line_of(text, "Backbone") == "nano (0123456789ab), 32-pixel images, 6 layers, 192 dimensions"
+    assert line_of(text, "Precision") == "fp32"
     assert line_of(text, "Settings") == "epochs 10"
 
 
