@@ -98,7 +98,7 @@ def why_no_prompt(record: TaskRecord, scan: FolderScan) -> str:
     if len(record.classes) == 1:
         return "nothing was trained: one class alone has none to be told from"
     if record.independent:
-        return "nothing was trained: independent folders share no prompt; --preset best trains one for each"
+        return "nothing was trained: independent folders share no prompt; the preset best trains one for each"
     return "nothing was trained: by these settings only the first folder is trained"
 
 
