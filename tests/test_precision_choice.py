@@ -17,7 +17,7 @@ from protosteer.cli import demo, main
 from protosteer.errors import RunError
 from protosteer.evaluation.experiment import Experiment, run_experiment
 from protosteer.evaluation.manifest import upgraded
-from protosteer.evaluation.sweep import experiments_of
+from protosteer.evaluation.sweep import plan_experiments
 from protosteer.learner import Learner
 from protosteer.model import file as model_file
 from protosteer.rules import reader_of
@@ -108,7 +108,7 @@ def test_runs_that_reproduce_the_paper_are_fp32(values: dict[str, Any], expected
 
 def test_methods_that_are_compared_compute_alike() -> None:
     def precisions(methods: str, **more: str) -> set[str]:
-        return {one.precision for one in experiments_of({**SMALL, "method": methods, **more})}
+        return {one.precision for one in plan_experiments({**SMALL, "method": methods, **more}).values()}
 
     assert precisions("ncm,cpp") == {"fp32"} and precisions("ncm,ranpac") == {"auto"}
     assert precisions("ncm,cpp", precision="bf16") == {"bf16"}
