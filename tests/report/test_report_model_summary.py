@@ -88,9 +88,9 @@ def test_by_evidence_the_header_says_what_calibrates() -> None:
     task = one_task("spring", [], unfinished=True, trained=False)
     tasks = [task | {"classes": [one_class("cat", points=17)]}]
     text = printed(described(tasks, evidence=evidence, totals={"points": 17}, notes=["do this", "and that"]))
-    assert line_of(text, "Knows").endswith("as 17 points")
+    assert line_of(text, "Knows").endswith("as 17 prototypes")
     assert line_of(text, "Rule") == "evidence"
-    assert line_of(text, "Prompt for all") == "9.2 kB; evidence weighs 75 % without it, 25 % with it"
+    assert line_of(text, "Shared prompt") == "9.2 kB; predictions weigh 75 % without it, 25 % with it"
     assert line_of(text, "Probabilities") == "calibrated by 1,000 images, each left out in turn"
     assert line_of(text, "Unknown images") == "can be rejected, with thresholds from images left out in turn"
     assert line_of(text, "Note") == "do this" and " and that" in text
@@ -100,7 +100,7 @@ def test_by_evidence_the_header_says_what_calibrates() -> None:
     bare = {"domain_prompt": None, "views": views[:1], "left_out": 0}
     rejection = {"calibrated": False, "images": 0, "held_out": 0}
     text = printed(described(evidence=bare, rejection=rejection))
-    assert line_of(text, "Prompt for all") == "none"
+    assert line_of(text, "Shared prompt") == "none"
     assert line_of(text, "Probabilities") == "not calibrated, as no class has two images"
     assert line_of(text, "Unknown images") == "cannot be rejected, as no class has two images"
 

@@ -42,7 +42,7 @@ def _header(description: Description) -> Table:
     """Show facts about the whole model, one per line."""
     file, totals, tasks = description["file"], description["totals"], description["tasks"]
     changed, evidence = description["settings"]["changed"], description["evidence"]
-    stored = counted(totals["points"], "point") if evidence else counted(totals["centroids"], "centroid")
+    stored = counted(totals["points"], "prototype") if evidence else counted(totals["centroids"], "centroid")
     lines = {
         "Model": ", ".join([file["path"], *([] if file["bytes"] is None else [human_bytes(file["bytes"])])]),
         "Knows": f"{counted(totals['classes'], 'class')} from {counted(totals['images'], 'image')}, in "
@@ -52,7 +52,7 @@ def _header(description: Description) -> Table:
         "Independent": f"{sum(task['independent'] for task in tasks):,} of {counted(len(tasks), 'task')} "
         "(learned from their own images alone)",
         "Size": _sizes(totals),
-        "Rule": "evidence" if evidence else "the paper's",
+        "Rule": "evidence (the default classifier)" if evidence else "paper (CPP inference)",
         **(_evidence(evidence) if evidence else {}),
         "Unknown images": _unknown(description["rejection"], bool(evidence)),
         "Backbone": _backbone(description["backbone"]),
@@ -69,14 +69,14 @@ def _header(description: Description) -> Table:
 
 
 def _evidence(evidence: Description) -> dict[str, str]:
-    """The prompt for all classes, and what probabilities are calibrated by."""
+    """The shared prompt, and what probabilities are calibrated by."""
     prompt, views = evidence["domain_prompt"], evidence["views"]
     weight = sum(view["weight"] for view in views)
     shares = [f"{100 * view['weight'] / weight:.0f} % {'with' if view['prompt'] else 'without'} it" for view in views]
-    weighs = f"; evidence weighs {', '.join(shares)}" if prompt else ""
+    weighs = f"; predictions weigh {', '.join(shares)}" if prompt else ""
     images = counted(evidence["left_out"], "image")
     return {
-        "Prompt for all": f"{human_bytes(prompt['bytes'])}{weighs}" if prompt else "none",
+        "Shared prompt": f"{human_bytes(prompt['bytes'])}{weighs}" if prompt else "none",
         "Probabilities": f"calibrated by {images}, each left out in turn"
         if evidence["left_out"]
         else "not calibrated, as no class has two images",
@@ -160,7 +160,7 @@ def _classes(rows: Iterable[tuple[int, str, Description]]) -> Table:
     """Show classes; each row has the class's number in its task, the task's name and the class."""
     rows = list(rows)
     if any(record["points"] for *_, record in rows):
-        figures = {"Images": "images", "Points": "points"}
+        figures = {"Images": "images", "Prototypes": "points"}
     else:
         figures = {"Images": "images", "Held out": "held_out", "Centroids": "centroids"}
     table = plain_table("Classes", *_names("Class", "Task"), *numbers([*figures, "Size"], no_wrap=True))
