@@ -89,7 +89,7 @@ def test_by_evidence_the_header_says_what_calibrates() -> None:
     tasks = [task | {"classes": [one_class("cat", points=17)]}]
     text = printed(described(tasks, evidence=evidence, totals={"points": 17}, notes=["do this", "and that"]))
     assert line_of(text, "Knows").endswith("as 17 prototypes")
-    assert line_of(text, "Rule") == "evidence"
+    assert line_of(text, "Rule") == "evidence (the default classifier)"
     assert line_of(text, "Shared prompt") == "9.2 kB; predictions weigh 75 % without it, 25 % with it"
     assert line_of(text, "Probabilities") == "calibrated by 1,000 images, each left out in turn"
     assert line_of(text, "Unknown images") == "can be rejected, with thresholds from images left out in turn"
