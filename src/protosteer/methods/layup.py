@@ -4,7 +4,7 @@ The features of an image are its class tokens after each of the last k layers, s
 regression on them. With mean pooling, a layer's patch mean takes the place of its class token. As in the authors' code,
 tokens are taken as the layers return them, without a norm; `layer_norm` scales each to mean 0 and variance 1.
 
-lambda is chosen anew with every task, by cross-validation over its images in four stratified folds that all learn from
+lambda is chosen again with every task, by cross-validation over its images in four stratified folds that all learn from
 the sums of earlier tasks too: the value of the best accuracy, the first of equals. The values and their order are the
 authors'. A class of fewer than four images is in fewer folds.
 

@@ -1,6 +1,6 @@
 """A certificate of forgetting: what was removed from a model file, what is left, and how to check both.
 
-It is plain JSON with a checksum, which finds accidental changes. It is no signature: whoever can write the file can
+It is plain JSON with a checksum, which finds accidental changes. It is no signature: a person who can write the file can
 write another one.
 """
 
