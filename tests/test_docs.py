@@ -32,9 +32,16 @@ from protosteer.workflows.model_summary import describe
 pytestmark = pytest.mark.slow
 
 
-PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 README, API, SERVICE, DATA, EXTEND = (
-    REPOSITORY / name for name in ("README.md", "docs/api.md", "docs/service.md", "docs/data.md", "docs/extend.md")
+    REPOSITORY / name
+    for name in (
+        "README.md",
+        "docs/reference/python.md",
+        "docs/how-to/serve.md",
+        "docs/how-to/data.md",
+        "docs/how-to/extend.md",
+    )
 )
 
 # A comment before a block says that it is not run, and why; weights other than ours need a download.
@@ -377,7 +384,7 @@ def test_the_tutorial_quotes_the_method_that_it_walks_through():
     def words(code: str) -> str:
         return "\n".join(line.strip() for line in code.splitlines() if line.strip())
 
-    page, methods = REPOSITORY / "docs" / "add-a-method.md", REPOSITORY / "src" / "protosteer" / "methods"
+    page, methods = REPOSITORY / "docs" / "how-to" / "add-a-method.md", REPOSITORY / "src" / "protosteer" / "methods"
     sources = [words((methods / name).read_text(encoding="utf-8")) for name in ("ncm.py",)]
     quoted = [block for block in blocks(page, "python") if not block.before.rstrip().endswith("<!-- run -->")]
     assert len(quoted) == 5

@@ -117,7 +117,7 @@ def test_images_as_arrays_and_as_paths(tmp_path):
 
 
 def test_cleanlab_finds_wrong_labels_by_left_out_probabilities(digits):
-    """docs/data.md has the figures: 29 are found, 25 of them are wrong."""
+    """docs/how-to/data.md has the figures: 29 are found, 25 of them are wrong."""
     cleanlab = pytest.importorskip("cleanlab.filter", reason="cleanlab is not installed")
     X, y = digits[0][:600], digits[1][:600]
     pixels = torch.from_numpy(255 - 15 * X.reshape(-1, 1, 8, 8)).to(torch.uint8).expand(-1, 3, -1, -1)

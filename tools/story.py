@@ -1,7 +1,7 @@
-"""Plays the story of docs/your-images.md: runs every command in it, and compares or replaces what it prints.
+"""Plays the story of docs/tutorials/your-images.md: runs every command in it, and compares or replaces what it prints.
 
-    python tools/story.py docs/your-images.md            # do the commands still print what the page says?
-    python tools/story.py docs/your-images.md --write    # put what they print into the page
+    python tools/story.py docs/tutorials/your-images.md            # do the commands still print what the page says?
+    python tools/story.py docs/tutorials/your-images.md --write    # put what they print into the page
 
 The page is the script: in its ```console blocks, lines that begin with "$ " are commands, the lines below
 them their output. They run one after the other, in a folder with pictures of handwritten digits; `protosteer`

@@ -1,4 +1,4 @@
-"""Every setting of the learner, with its default and bounds. docs/method.md says what each preset is."""
+"""Every setting of the learner, with its default and bounds. docs/explanation/cpp.md says what each preset is."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class Settings(Values):
     clustering: str = setting("spectral", choices=CLUSTERINGS)
     assign_labels: str = setting("discretize", choices=LABEL_ASSIGNMENTS)
 
-    # Inference: the default classifier (docs/beyond.md), or CPP inference with its r nearest key centroids.
+    # Inference: the default classifier (docs/explanation/default-classifier.md), or CPP inference with its r nearest key centroids.
     rule: str = setting("evidence", choices=("paper", "evidence"))
     # Layers that the default classifier reads: the last one, or several of the same forward pass.
     feature_layers: str = setting("several", choices=("last", "several"))

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from protosteer.backbones import MINI, NANO, Backbone, find_weights
 
-CARDS = Path(__file__).resolve().parents[2] / "docs"
+CARDS = Path(__file__).resolve().parents[2] / "docs" / "reference"
 
 
 @pytest.mark.parametrize(("name", "most"), [(MINI, 12e6), (NANO, 2e6)])

@@ -1,4 +1,4 @@
-"""The default classifier a second time, from its description in docs/beyond.md, in NumPy and SciPy alone.
+"""The default classifier a second time, from its description in docs/explanation/default-classifier.md, in NumPy and SciPy alone.
 
 It is slow and plain: one image at a time, and an image is left out by computing everything again without it. It takes
 what a model file holds, and a function that embeds images; nothing of it comes from the classifier under test.

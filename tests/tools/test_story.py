@@ -1,4 +1,4 @@
-"""The story of docs/your-images.md is played, and the tool that plays it notices what is not true."""
+"""The story of docs/tutorials/your-images.md is played, and the tool that plays it notices what is not true."""
 
 import shutil
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the service's packages are not installed")
 import story
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "your-images.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorials" / "your-images.md"
 
 SMALL = """# A page
 

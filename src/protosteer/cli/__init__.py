@@ -113,7 +113,7 @@ def _share_the_cores() -> None:
     """Let OpenMP's waiting threads sleep soon instead of spinning; torch reads this when it is loaded.
 
     Spinning gains nothing measurable here on idle cores. Beside another busy process it takes the core from the
-    thread that is waited for: docs/performance.md.
+    thread that is waited for: docs/explanation/performance.md.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")

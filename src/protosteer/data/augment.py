@@ -14,7 +14,7 @@ Four choices that the paper leaves open:
 All random choices of a batch are drawn first, on the CPU, so that a seed means the same augmentation on every
 device. They are applied in one of two ways, which differ by rounding only: to the whole batch, on a GPU and for
 small images, because each operation has a fixed cost; image by image on the CPU, because a 224-pixel image stays
-in the processor's cache and a batch does not (docs/augmentation.md). The two stay separate functions: factors are
+in the processor's cache and a batch does not (docs/reference/augmentation.md). The two stay separate functions: factors are
 Python floats in one and float32 tensors in the other, and published results depend on the bits of both.
 """
 

@@ -1,4 +1,4 @@
-"""Run folders (docs/runs.md). The process may be killed at any moment.
+"""Run folders (docs/how-to/benchmarks.md). The process may be killed at any moment.
 
 `seed-0/unfinished/` has what an interrupted run resumes from; it is removed when the seed is finished. Every file is
 written atomically, in this order: the model of a task, predictions and embeddings of its evaluation, its row of the

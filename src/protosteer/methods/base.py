@@ -1,7 +1,7 @@
 """The contract between a method and its evaluation.
 
 A new method is one file in this package: a dataclass of settings and a subclass of `Method` under
-`@register_method("name")`. docs/add-a-method.md walks through one, and `checks.py` has the checks that every method
+`@register_method("name")`. docs/how-to/add-a-method.md walks through one, and `checks.py` has the checks that every method
 must pass.
 """
 

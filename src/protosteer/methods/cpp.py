@@ -7,7 +7,7 @@ prompts to try, and the nearest value predicts the class. The method itself is i
 The paper's text and the authors' code differ. The presets `paper-text` and `authors` are either of them, the default
 `paper` is between: the authors' noise on prototypes, the text's rows of the loss. Differences from both: class means
 (`centroids=1`) are matched with those of all classes, and the outputs of prompts are not averaged with mean pooling, as
-the text has it but not the code. docs/method.md lists every choice.
+the text has it but not the code. docs/explanation/cpp.md lists every choice.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class CPP(Method):
 
     @classmethod
     def preset(cls, name: str | None) -> dict[str, Any]:
-        """Return the settings of a reading of the paper, see docs/method.md; None: those of `paper`."""
+        """Return the settings of a reading of the paper, see docs/explanation/cpp.md; None: those of `paper`."""
         return preset(name) if name in PAPER_PRESETS else preset("paper") | super().preset(name)
 
     def __init__(self, backbone: Backbone, settings: Settings):

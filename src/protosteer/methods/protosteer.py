@@ -1,4 +1,4 @@
-"""The default classifier of this package, docs/beyond.md: what CPP learns, with whitened features and kernel ridge."""
+"""The default classifier of this package, docs/explanation/default-classifier.md: what CPP learns, with whitened features and kernel ridge."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from protosteer.settings import DEFAULT_PRESET, preset
 class Protosteer(CPP):
     """CPP's training with the default classifier."""
 
-    source = Source("protosteer", "Prediction by evidence: docs/beyond.md", "this repository", 2026)
+    source = Source(
+        "protosteer", "Prediction by evidence: docs/explanation/default-classifier.md", "this repository", 2026
+    )
 
     published = {}
     stored_features = f"up to {MAX_PROTOTYPES} per class"

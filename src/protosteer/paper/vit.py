@@ -102,7 +102,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(d)) v, of queries, keys and values [B, heads, N, d].
 
     On a CPU, torch's fused kernel computes bf16 no faster than fp32: two matrix products take half its time,
-    and less of it in the backward pass (docs/performance.md).
+    and less of it in the backward pass (docs/explanation/performance.md).
     """
     if q.dtype != torch.bfloat16 or q.device.type != "cpu":
         return F.scaled_dot_product_attention(q, k, v)

@@ -20,7 +20,7 @@ def keep_freed_memory() -> bool:
     """Let glibc keep freed memory for the next batch, instead of requesting cleared pages; False without glibc.
 
     glibc returns the top of its heap as soon as much of it is free, and large blocks at once. A ViT that runs
-    batch after batch frees and takes the same memory all the time: docs/performance.md.
+    batch after batch frees and takes the same memory all the time: docs/explanation/performance.md.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Copies of an image, resized or saved as JPEG, differ by less than this, other images by more: docs/suggest.md.
+# Copies of an image, resized or saved as JPEG, differ by less than this, other images by more: docs/explanation/suggest.md.
 THUMBNAIL = 16  # pixels a side
 MAX_DISTANCE = 5.0  # grey levels of 255, root mean square
 MAX_CONTRAST_SHARE = 0.2  # of an image's own contrast: two nearly blank images are not the same

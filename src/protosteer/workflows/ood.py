@@ -1,7 +1,7 @@
 """Out-of-distribution images: those less similar to every class than known images are.
 
 Appendix B of the paper takes CPP as an energy-based model, E(x) = -tau log sum_y exp(s_y / tau). Rejection uses its
-cold limit, -max_y s_y: docs/unknown.md says why. Adding dissimilar classes does not change it, so a threshold stays
+cold limit, -max_y s_y: docs/explanation/unknown.md says why. Adding dissimilar classes does not change it, so a threshold stays
 roughly right while the model grows.
 
 Images that were not learned tell how similar known images are:
