@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from protosteer.cli.common import app, make_console, say, sigterm_as_ctrl_c
+from protosteer.cli.common import command, make_console, say, sigterm_as_ctrl_c
 from protosteer.cli.learn import resumes, scan, warn_of_files
 from protosteer.cli.loading import PANEL, BackboneChoice, check_place, prepare, refuse_existing
 from protosteer.cli.options import (
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from protosteer.workflows.shared_prompt import Adapted
 
 
-@app.command(rich_help_panel=PANEL)
+@command(PANEL)
 def adapt(
     folder: Annotated[
         Path,

@@ -11,7 +11,7 @@ import typer
 from typer import Argument, Option
 
 from protosteer.cli import completion
-from protosteer.cli.common import app, make_console, say, show
+from protosteer.cli.common import app, command, make_console, say, show
 from protosteer.cli.learn import scan, warn_of_files
 from protosteer.cli.loading import choose_backbone, prepare
 from protosteer.cli.options import Device, Json, Precision, Threads
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PANEL = "Lists"
 
 
-@app.command(rich_help_panel=PANEL)
+@command(PANEL)
 def methods(
     name: Annotated[
         str | None,
@@ -64,7 +64,7 @@ def methods(
         say("For one method and its settings: protosteer methods NAME")
 
 
-@app.command(rich_help_panel=PANEL)
+@command(PANEL)
 def backbones(
     try_: Annotated[
         Path | None,

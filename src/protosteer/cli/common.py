@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +20,40 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
+    from protosteer.runtime.progress import OnStage
+
 app = typer.Typer(
     name="protosteer",
     help="Add image classes to a frozen Vision Transformer, task after task, without keeping old images.",
     add_completion=True,
     pretty_exceptions_enable=False,
 )
+
+
+def command(panel: str, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds a command to a panel of `--help`.
+
+    A parameter of the function whose type is a dataclass stands for the options that its fields declare.
+    """
+
+    def add(function: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(function, eval_str=True)
+        parameters = signature.parameters.values()
+        groups: dict[str, Any] = {p.name: p.annotation for p in parameters if dataclasses.is_dataclass(p.annotation)}
+        options = {name: inspect.signature(group, eval_str=True).parameters for name, group in groups.items()}
+
+        @functools.wraps(function)
+        def run(**given: Any) -> None:
+            made = {name: group(**{key: given.pop(key) for key in options[name]}) for name, group in groups.items()}
+            function(**given, **made)
+
+        expanded = [one for p in parameters for one in (options[p.name].values() if p.name in options else [p])]
+        by_name = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in expanded]
+        run.__signature__ = signature.replace(parameters=by_name)  # type: ignore[attr-defined]
+        app.command(name, rich_help_panel=panel)(run)
+        return function
+
+    return add
 
 
 class CommandLineError(typer.BadParameter):
@@ -65,6 +96,15 @@ def show(parts: Iterable[RenderableType], console: Console | None = None) -> Non
 def say(text: str) -> None:
     """Print a message on standard error, without control characters that file names may hold."""
     print("\n".join(map(without_control, text.split("\n"))), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def progress() -> Iterator[OnStage]:
+    """Show progress on standard error during the block, in which SIGTERM counts as Ctrl-C."""
+    from protosteer.runtime.progress_bar import LearnProgress
+
+    with sigterm_as_ctrl_c(), LearnProgress(make_console(stderr=True)) as bar:
+        yield bar.on_stage
 
 
 def check_plot(plot: Path | None) -> None:

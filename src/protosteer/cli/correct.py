@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from protosteer.cli import completion
-from protosteer.cli.common import CommandLineError, app, say, show
-from protosteer.cli.loading import PANEL, backbone_of, clear_up, prepare
-from protosteer.cli.options import Device, Json, ModelBackbone, ModelFile, ModelWeights, Precision, Threads
+from protosteer.cli.common import CommandLineError, command, say, show
+from protosteer.cli.loading import PANEL, clear_up, learner_of
+from protosteer.cli.options import Json, Loading, ModelFile
 from protosteer.errors import ProtosteerError
 from protosteer.util.text import printable, similar_names
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from protosteer.learner import Learner
 
 
-@app.command(rich_help_panel=PANEL)
+@command(PANEL)
 def correct(
     model: ModelFile,
     image: Annotated[Path | None, Argument(metavar="[IMAGE]", show_default=False, help="Image file.")] = None,
@@ -34,11 +34,8 @@ def correct(
     ] = None,
     undo: Annotated[bool, Option("--undo", help="Undo the last correction, or that of IMAGE, instead.")] = False,
     log: Annotated[bool, Option("--log", help="List all corrections and change nothing.")] = False,
-    backbone: ModelBackbone = None,
-    weights: ModelWeights = None,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    threads: Threads = None,
+    *,
+    loading: Loading,
     as_json: Json = False,
 ) -> None:
     """Correct a wrong prediction: learn the right class of one image at once, without training."""
@@ -55,13 +52,11 @@ def correct(
         message = "give an image and its class, such as: protosteer correct shop.protosteer new/7.jpg kettle"
         raise CommandLineError(message, code="missing-argument")
     else:
-        from protosteer.learner import Learner
         from protosteer.model.transaction import transaction
         from protosteer.util.files import writing
 
         with writing(model, None), transaction(model, "correct") as change:
-            old, chosen = change.read(), prepare(device, threads)
-            learner = Learner.of_model(old, backbone_of(old, backbone, weights, chosen, precision))
+            learner = learner_of(change.read(), loading)
             outcome = _correct(learner, image, name)
             change.put(learner.model)
         clear_up(model)

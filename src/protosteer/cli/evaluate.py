@@ -4,30 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Argument, Option
 
-from protosteer.cli.common import (
-    CommandLineError,
-    app,
-    check_plot,
-    make_console,
-    say,
-    show,
-    sigterm_as_ctrl_c,
-    write_plot,
-)
+from protosteer.cli.common import CommandLineError, check_plot, command, progress, say, show, write_plot
 from protosteer.cli.loading import PANEL, open_learner
-from protosteer.cli.options import Device, Json, ModelBackbone, ModelFile, ModelWeights, Precision, Threads, path_of
-
-if TYPE_CHECKING:
-    from protosteer.data.class_folders import Files
-    from protosteer.learner import Learner
-    from protosteer.workflows.evaluate_folder import Evaluation
+from protosteer.cli.options import Json, Loading, ModelFile, path_of
 
 
-@app.command(rich_help_panel=PANEL)
+@command(PANEL)
 def evaluate(
     model: ModelFile,
     folder: Annotated[
@@ -45,11 +31,8 @@ def evaluate(
     plot: Annotated[Path | None, Option(metavar="FILE", help="PNG file for the confusion matrix.")] = None,
     as_json: Json = False,
     as_csv: Annotated[bool, Option("--csv", help="Print one line per image as CSV.")] = False,
-    backbone: ModelBackbone = None,
-    weights: ModelWeights = None,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    threads: Threads = None,
+    *,
+    loading: Loading,
 ) -> None:
     """Evaluate a model on labelled images: accuracy, every class, what is confused, the mistakes.
 
@@ -60,6 +43,7 @@ def evaluate(
     from protosteer.report import evaluate as report
     from protosteer.report.plots import confusion_matrix
     from protosteer.util.files import write_atomically, writing
+    from protosteer.workflows.evaluate_folder import evaluate_folder
 
     if as_json and as_csv:
         raise CommandLineError("choose one of --json and --csv", code="conflicting-options")
@@ -67,7 +51,9 @@ def evaluate(
         raise CommandLineError(f"{html} is not an .html file", code="bad-suffix", path=html)
     check_plot(plot)
     files = read_labelled(folder)  # complains before anything is loaded
-    found = _evaluate(open_learner(model, backbone, weights, device, threads, precision), files)
+    learner = open_learner(model, loading)
+    with progress() as on_stage:
+        found = evaluate_folder(learner, files, on_stage)
     for error in found.errors.values():
         say(f"warning: {error}")
     for line in report.warnings(found):
@@ -84,11 +70,3 @@ def evaluate(
         with writing(html, "--html"):
             write_atomically(html, report.as_html(found, f"{model.name} on {folder}").encode())
         say(f"Written: {html}")
-
-
-def _evaluate(learner: Learner, files: Files) -> Evaluation:
-    from protosteer.runtime.progress_bar import LearnProgress
-    from protosteer.workflows.evaluate_folder import evaluate_folder
-
-    with sigterm_as_ctrl_c(), LearnProgress(make_console(stderr=True)) as progress:
-        return evaluate_folder(learner, files, progress.on_stage)

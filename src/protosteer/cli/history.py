@@ -7,12 +7,12 @@ from typing import Annotated
 
 from typer import Option
 
-from protosteer.cli.common import app, say, show
+from protosteer.cli.common import command, say, show
 from protosteer.cli.loading import PANEL
 from protosteer.cli.options import Json, ModelFile
 
 
-@app.command(rich_help_panel=PANEL)
+@command(PANEL)
 def history(
     model: ModelFile,
     keep_versions: Annotated[
@@ -48,7 +48,7 @@ def history(
         print(f"{model}: no change is logged")
 
 
-@app.command(rich_help_panel=PANEL)
+@command(PANEL)
 def undo(model: ModelFile, as_json: Json = False) -> None:
     """Take back the last change of a model file, if its earlier version is kept.
 

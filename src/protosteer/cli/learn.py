@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from protosteer.cli.common import CommandLineError, app, make_console, say, sigterm_as_ctrl_c
+from protosteer.cli.common import CommandLineError, command, make_console, say, sigterm_as_ctrl_c
 from protosteer.cli.loading import (
     PANEL,
     BackboneChoice,
@@ -60,7 +60,7 @@ MAX_NAMED_FILES = 5  # in a line
 QUICK_BACKBONE = "mini"  # whose speed stands for that of a backbone that is still to be chosen
 
 
-@app.command(rich_help_panel=PANEL)
+@command(PANEL)
 def learn(
     paths: Annotated[
         list[Path],

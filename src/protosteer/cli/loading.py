@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protosteer.cli.common import CommandLineError, make_console, say, show
-from protosteer.cli.options import in_flags
+from protosteer.cli.common import CommandLineError, progress, say, show
+from protosteer.cli.options import Loading, in_flags
 from protosteer.util.text import counted, one_line, printable, suggestion
 
 if TYPE_CHECKING:
@@ -34,31 +34,34 @@ def read_model(path: Path) -> Model | None:
     return model_file.read(path) if path.exists() else None
 
 
-def open_learner(
-    path: Path, name: str | None, weights: Path | None, device: str, threads: int | None, precision: str
-) -> Learner:
-    """Return the learner of a model file; see `open_learners`."""
-    return open_learners([path], name, weights, device, threads, precision)[0]
+def open_learner(path: Path, loading: Loading) -> Learner:
+    """Return the learner of a model file."""
+    return open_learners([path], loading)[0]
 
 
-def open_learners(
-    paths: Sequence[Path], name: str | None, weights: Path | None, device: str, threads: int | None, precision: str
-) -> list[Learner]:
+def open_learners(paths: Sequence[Path], loading: Loading) -> list[Learner]:
     """Return the learners of model files; models of the same backbone share one copy of it."""
     from protosteer.learner import Learner
     from protosteer.model import file as model_file
 
-    models = [model_file.read(path) for path in paths]
-    chosen = prepare(device, threads)
-    loaded: dict[str, Backbone] = {}
+    loaded: dict[str, Learner] = {}
     learners = []
-    for model in models:
+    for model in [model_file.read(path) for path in paths]:
         about = model.backbone
         same = repr((about["fingerprint"], about["preprocessing"]))
-        if same not in loaded:
-            loaded[same] = backbone_of(model, name, weights, chosen, precision)
-        learners.append(Learner.of_model(model, loaded[same]))
+        if same in loaded:
+            learners.append(Learner.of_model(model, loaded[same].backbone))
+        else:
+            learners.append(loaded.setdefault(same, learner_of(model, loading)))
     return learners
+
+
+def learner_of(model: Model, loading: Loading) -> Learner:
+    """Return the learner of a model that was read; its backbone is loaded."""
+    from protosteer.learner import Learner
+
+    device = prepare(loading.device, loading.threads)
+    return Learner.of_model(model, backbone_of(model, loading.backbone, loading.weights, device, loading.precision))
 
 
 def say_notes(learner: Learner) -> None:
@@ -153,12 +156,12 @@ def check_classes(names: Sequence[str], known: Sequence[str]) -> None:
             raise LearnerError(message, code="unknown-class", name=name, known=list(known))
 
 
-def refuse_existing(out: Path) -> None:
-    """Raise an error if a file that is to be made is there already."""
+def refuse_existing(out: Path, option: str = "--out") -> None:
+    """Raise an error if a file that an option names is there already."""
     from protosteer.errors import ProtosteerError
 
     if out.exists():
-        raise ProtosteerError(f"{out} exists already; choose another file with --out", code="file-exists", path=out)
+        raise ProtosteerError(f"{out} exists already; choose another file with {option}", code="file-exists", path=out)
 
 
 class BackboneChoice:
@@ -199,14 +202,13 @@ class BackboneChoice:
 def choose_backbone(files: Files, device: str, precision: str, as_json: bool = False) -> Choice:
     """Try the available backbones on labelled files, and show how they did."""
     from protosteer.report.backbone_selection import choice_table
-    from protosteer.runtime.progress_bar import LearnProgress
     from protosteer.workflows import backbone_selection
 
     def tell(line: str) -> None:
         say(in_flags(one_line(line)))
 
-    with LearnProgress(make_console(stderr=True)) as progress:
-        data, on_stage = (files.paths, files.labels), progress.on_stage
+    with progress() as on_stage:
+        data = files.paths, files.labels
         choice = backbone_selection.choose_backbone(
             data, device, True, say=tell, on_stage=on_stage, precision=precision
         )

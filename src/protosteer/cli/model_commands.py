@@ -12,16 +12,16 @@ from typer import Argument, Option
 from protosteer import __version__
 from protosteer.cli import completion
 from protosteer.cli.adapt import tell as tell_adapted
-from protosteer.cli.common import CommandLineError, app, check_plot, say, show, write_plot
+from protosteer.cli.common import CommandLineError, check_plot, command, say, show, write_plot
 from protosteer.cli.loading import PANEL, check_classes, clear_up, open_learner, refuse_existing
-from protosteer.cli.options import Json, ModelBackbone, ModelFile, ModelWeights, parse_pairs
-from protosteer.errors import ModelFileError, ProtosteerError
+from protosteer.cli.options import Json, Loading, ModelBackbone, ModelFile, ModelWeights, parse_pairs
+from protosteer.errors import ModelFileError
 
 if TYPE_CHECKING:
     from protosteer.model.file import Model
 
 
-@app.command(rich_help_panel=PANEL)
+@command(PANEL)
 def forget(
     model: ModelFile,
     names: Annotated[
@@ -52,18 +52,15 @@ def forget(
 
     if bool(names) == (task is not None):
         raise CommandLineError("name the classes to forget, or one task with --task", code="conflicting-options")
-    if certificate is not None and certificate.exists():
-        message = f"{certificate} exists already; choose another file for --certificate"
-        raise ProtosteerError(message, code="file-exists", path=certificate)
+    if certificate is not None:
+        refuse_existing(certificate, "--certificate")
     with writing(model, None), transaction(model, "forget", keep=None) as change:
         held = change.read()
         memory, before = held.memory, _size(held)
         check_classes(names or [], memory.classes)
         outcome = [forget_one(memory, task=task)] if task is not None else forget_all(memory, names or [])
         if backup:
-            if backup.exists():
-                message = f"{backup} exists already; choose another file for --backup"
-                raise ProtosteerError(message, code="file-exists", path=backup)
+            refuse_existing(backup, "--backup")
             with writing(backup, "--backup"):
                 write_atomically(backup, read_regular(model), like=model)
         sha256 = file_hash(model, "sha256") if certificate else ""
@@ -105,7 +102,7 @@ def _counted(size: dict[str, int]) -> str:
     return f"{counted(size['classes'], 'class')}, {counted(size['tasks'], 'task')}, {size['bytes']:,} bytes"
 
 
-@app.command(rich_help_panel=PANEL)
+@command(PANEL)
 def merge(
     models: Annotated[list[Path], Argument(metavar="MODEL MODEL...", help="Model files.", show_default=False)],
     out: Annotated[Path, Option("-o", "--out", help="File for the merged model.", show_default=False)],
@@ -143,7 +140,7 @@ def merge(
         print(f"{out}: {_counted(size)}")
 
 
-@app.command(rich_help_panel=PANEL)
+@command(PANEL)
 def inspect(
     model: ModelFile,
     plot: Annotated[Path | None, Option(help="PNG file for a plot of class similarities.")] = None,
@@ -175,7 +172,7 @@ def inspect(
         write_plot(plot, class_similarity(*similarity(read.memory)))
 
 
-@app.command(rich_help_panel=PANEL)
+@command(PANEL)
 def export(
     model: ModelFile,
     onnx: Annotated[Path, Option("--onnx", metavar="DIR", help="Folder for the ONNX files.", show_default=False)],
@@ -186,7 +183,7 @@ def export(
     """Export a model to ONNX: the network, its prototypes, and a program that predicts without protosteer."""
     from protosteer.export.onnx import export_onnx
 
-    learner = open_learner(model, backbone, weights, "cpu", None, "fp32")
+    learner = open_learner(model, Loading(backbone, weights, "cpu", "fp32"))
     files = {str(path): path.stat().st_size for path in export_onnx(learner, onnx, say, option="--onnx")}
     if as_json:
         print(json.dumps({"files": files}, indent=1))

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -102,6 +103,18 @@ ModelBackbone = Annotated[
     ),
 ]
 ModelWeights = Annotated[Path | None, Option("--weights", help="File with the backbone's weights, if they have moved.")]
+
+
+@dataclass(frozen=True)
+class Loading:
+    """Options of every command that loads a model with its backbone."""
+
+    backbone: ModelBackbone = None
+    weights: ModelWeights = None
+    device: Device = "auto"
+    precision: Precision = "auto"
+    threads: Threads = None
+
 
 # How messages of the library name a parameter, and the flag for it. A value may follow the sign.
 FLAGS = {

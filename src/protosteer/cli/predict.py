@@ -9,26 +9,14 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from protosteer.cli.common import CommandLineError, app, make_console, say, sigterm_as_ctrl_c
+from protosteer.cli.common import CommandLineError, command, progress, say, sigterm_as_ctrl_c
 from protosteer.cli.loading import PANEL, make_executor, open_learner, prepare, refuse_existing, say_notes
-from protosteer.cli.options import (
-    Address,
-    Device,
-    Executor,
-    ModelBackbone,
-    ModelFile,
-    ModelWeights,
-    Precision,
-    Threads,
-    Weights,
-    path_of,
-)
+from protosteer.cli.options import Address, Device, Executor, Loading, ModelFile, Precision, Threads, Weights, path_of
 from protosteer.errors import DataError
 from protosteer.util.text import counted, listed, printable
 
@@ -54,7 +42,7 @@ MAX_NAMED_FILES = 3  # in a line
 Shard = Annotated[int, Option(min=1, help="Images per shard, approximately.")]
 
 
-@app.command(rich_help_panel=PANEL)
+@command(PANEL)
 def predict(
     model: ModelFile,
     paths: Paths,
@@ -77,11 +65,8 @@ def predict(
     engine: Executor = "local",
     address: Address = None,
     shard: Shard = 1024,
-    backbone: ModelBackbone = None,
-    weights: ModelWeights = None,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    threads: Threads = None,
+    *,
+    loading: Loading,
 ) -> None:
     """Predict the class of images. Unreadable files are named; the others are predicted.
 
@@ -102,20 +87,20 @@ def predict(
         if out is not None or explain or reject is not None or len(videos) < len(paths):
             message = "videos are predicted by themselves, with --json or --csv alone"
             raise CommandLineError(message, code="conflicting-options")
-        learner = open_learner(model, backbone, weights, device, threads, precision)
+        learner = open_learner(model, loading)
         _print_segments(learner, videos, per_second, as_json, as_csv)
         return
     files = find_files(paths)
     if out is None:
-        learner = open_learner(model, backbone, weights, device, threads, precision)
+        learner = open_learner(model, loading)
         _say_rejection(learner, reject)
         _print_predictions(Predictions(learner, top, reject, explain), files, as_json, as_csv)
         return
     _check_out(out, engine)
-    who = make_executor(engine, address, device)
-    learner = open_learner(model, backbone, weights, device, threads, precision)
+    who = make_executor(engine, address, loading.device)
+    learner = open_learner(model, loading)
     _say_rejection(learner, reject)
-    make_remote = functools.partial(predictions_from_spec, LearnerSpec.of(learner, device), top, reject)
+    make_remote = functools.partial(predictions_from_spec, LearnerSpec.of(learner, loading.device), top, reject)
     about = (model_digest(learner), top, reject)
     _write_rows(Predictions(learner, top, reject), make_remote, about, files, out, shard, who)
 
@@ -130,7 +115,6 @@ def named_videos(words: Sequence[str]) -> list[Path]:
 
 def _print_segments(learner: Learner, videos: Sequence[Path], per_second: float, as_json: bool, as_csv: bool) -> None:
     """Print a line per segment of each video."""
-    from protosteer.runtime.progress_bar import LearnProgress
     from protosteer.workflows.prediction_table import as_csv as csv_line
     from protosteer.workflows.video_segments import predict_video
 
@@ -138,8 +122,8 @@ def _print_segments(learner: Learner, videos: Sequence[Path], per_second: float,
     if as_csv:
         print(",".join(columns))
     for path in videos:
-        with sigterm_as_ctrl_c(), LearnProgress(make_console(stderr=True)) as progress:
-            segments = predict_video(learner, path, per_second, progress.on_stage)
+        with progress() as on_stage:
+            segments = predict_video(learner, path, per_second, on_stage)
         for one in segments:
             row = {"path": str(path), **vars(one)}
             share = f"{100 * one.probability:.0f} %  ({counted(one.frames, 'frame')})"
@@ -190,7 +174,7 @@ def _print_predictions(maker: Predictions, files: list[Path], as_json: bool, as_
         raise DataError(message, code="unreadable-files", count=bad)
 
 
-@app.command(rich_help_panel=PANEL)
+@command(PANEL)
 def embed(
     model: Annotated[
         str, Argument(metavar="MODEL", help="Model file, or name of a backbone such as mini.", show_default=False)
@@ -213,22 +197,23 @@ def embed(
     files = find_files(paths)
     _check_out(out, engine)
     who = make_executor(engine, address, device)
-    learner = _embedder(model, weights, device, threads, precision)
+    learner = _embedder(model, Loading(None, weights, device, precision, threads))
     backbone = learner.backbone
     make_remote = functools.partial(embeddings_from_spec, LearnerSpec.of(learner, device))
     about = (backbone.fingerprint, backbone.preprocessing, backbone.precision)
     _write_rows(Embeddings(backbone), make_remote, about, files, out, shard, who)
 
 
-def _embedder(model: str, weights: Path | None, device: str, threads: int | None, precision: str) -> Learner:
+def _embedder(model: str, loading: Loading) -> Learner:
     """Return a learner without classes, with a model's backbone or the named one."""
     from protosteer.backbones import Backbone
     from protosteer.learner import Learner
 
     place = path_of(model)
     if place.exists() or place.suffix == ".protosteer":
-        return Learner(open_learner(place, None, weights, device, threads, precision).backbone)
-    return Learner(Backbone.load(model, weights=weights, device=prepare(device, threads), precision=precision))
+        return Learner(open_learner(place, loading).backbone)
+    device = prepare(loading.device, loading.threads)
+    return Learner(Backbone.load(model, loading.weights, device=device, precision=loading.precision))
 
 
 def _check_out(out: str, engine: str) -> None:
@@ -263,12 +248,17 @@ def _write_rows(
     engine: executor.Executor,
 ) -> None:
     """Write the rows of all files into one file, or into a folder with a file per shard."""
+    from protosteer.runtime.progress import Stage
     from protosteer.util.files import writing
     from protosteer.workflows.prediction_table import is_table, write_table
     from protosteer.workflows.sharded_predict import write_shards
 
     names = [str(path) for path in files]
-    with sigterm_as_ctrl_c(), _bar(maker.kind, len(names)) as on_progress:
+    with progress() as on_stage:
+
+        def on_progress(done: int, of: int) -> None:
+            on_stage(Stage("", maker.kind, done, of))
+
         if is_table(out):
             bad = 0
 
@@ -293,15 +283,6 @@ def _write_rows(
     if bad:
         say(f"warning: {counted(bad, 'file')} could not be read; the column error says why")
     say(f"Written: {out}: {counted(len(names), 'row')}{what}")
-
-
-@contextmanager
-def _bar(kind: str, total: int) -> Iterator[Callable[[int, int], None]]:
-    from protosteer.runtime.progress import Stage
-    from protosteer.runtime.progress_bar import LearnProgress
-
-    with LearnProgress(make_console(stderr=True)) as progress:
-        yield lambda done, of: progress.on_stage(Stage("", kind, done, of))
 
 
 def find_files(words: list[str]) -> list[Path]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from protosteer.cli import completion
-from protosteer.cli.common import CommandLineError, app, say
+from protosteer.cli.common import CommandLineError, command, say
 from protosteer.cli.loading import PANEL, check_classes, clear_up
 from protosteer.cli.options import Json, ModelFile
 from protosteer.util.text import counted, printable, similar_names
@@ -24,7 +24,7 @@ ClassName = Annotated[
 ]
 
 
-@app.command(rich_help_panel=PANEL)
+@command(PANEL)
 def rename(
     model: ModelFile,
     old: ClassName,
@@ -38,7 +38,7 @@ def rename(
     _tell(model, [old], new, classes, as_json)
 
 
-@app.command(rich_help_panel=PANEL)
+@command(PANEL)
 def join(
     model: ModelFile,
     names: Annotated[

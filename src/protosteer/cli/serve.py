@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from protosteer.cli.common import CommandLineError, app, say
+from protosteer.cli.common import CommandLineError, command, say
 from protosteer.cli.loading import PANEL, open_learners, say_notes
-from protosteer.cli.options import Device, ModelBackbone, ModelWeights, Precision, Threads, path_of
+from protosteer.cli.options import Loading, path_of
 
 if TYPE_CHECKING:
     from protosteer.learner import Learner
 
 
-@app.command(rich_help_panel=PANEL)
+@command(PANEL)
 def serve(
     models: Annotated[
         list[str],
@@ -47,11 +47,8 @@ def serve(
         bool, Option("--thumbnails", help="Show thumbnails kept by learn --thumbnails to every client.")
     ] = False,
     access_log: Annotated[bool, Option("--access-log", help="Print a line for every request.")] = False,
-    backbone: ModelBackbone = None,
-    weights: ModelWeights = None,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    threads: Threads = None,
+    *,
+    loading: Loading,
 ) -> None:
     """Serve models over HTTP, with a web UI to try them. Stop with Ctrl-C."""
     from protosteer.serve.app import create_app, run
@@ -61,7 +58,7 @@ def serve(
         raise CommandLineError("--token needs --allow-teach", code="conflicting-options")
     places = [_place(word) for word in models]
     check_names(places)  # before anything is loaded
-    learners = open_learners([path for _, path in places], backbone, weights, device, threads, precision)
+    learners = open_learners([path for _, path in places], loading)
     token = token or (os.environ.get("PROTOSTEER_TOKEN") if allow_teach else None)
     made = secrets.token_urlsafe(18) if allow_teach and token is None else None
     (name, first), *others = places

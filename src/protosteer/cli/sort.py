@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from protosteer.cli.common import CommandLineError, app, make_console, say, show, sigterm_as_ctrl_c
+from protosteer.cli.common import CommandLineError, command, progress, say, show, sigterm_as_ctrl_c
 from protosteer.cli.loading import PANEL, open_learner
-from protosteer.cli.options import Device, Json, ModelBackbone, ModelWeights, Precision, Threads, path_of
+from protosteer.cli.options import Json, Loading, path_of
 
 if TYPE_CHECKING:
     from protosteer.workflows.sort_files import SortCounts, Sorter
 
 
-@app.command(rich_help_panel=PANEL)
+@command(PANEL)
 def sort(
     paths: Annotated[
         list[Path],
@@ -43,11 +43,8 @@ def sort(
     undo: Annotated[
         bool, Option("--undo", help="Take back all that was sorted into OUT (protosteer sort OUT --undo).")
     ] = False,
-    backbone: ModelBackbone = None,
-    weights: ModelWeights = None,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    threads: Threads = None,
+    *,
+    loading: Loading,
     as_json: Json = False,
 ) -> None:
     """Sort images into class folders by what the model sees. Nothing is overwritten, and --undo takes all back.
@@ -68,7 +65,7 @@ def sort(
     assert model is not None and source is not None
     options = SortOptions(out, mode, at_least, reject or None, xmp)
     files = images_below(source) if watch else image_files(source)  # a watched folder may be empty yet
-    sorter = Sorter(open_learner(model, backbone, weights, device, threads, precision), source, options)
+    sorter = Sorter(open_learner(model, loading), source, options)
     with sigterm_as_ctrl_c(), writing(out or source, None):
         _sort(sorter, files)
         if watch:
@@ -78,10 +75,9 @@ def sort(
 
 def _sort(sorter: Sorter, files: list[Path]) -> None:
     from protosteer.runtime.progress import Stage
-    from protosteer.runtime.progress_bar import LearnProgress
 
-    with LearnProgress(make_console(stderr=True)) as progress:
-        sorter.sort(files, lambda done: progress.on_stage(Stage("", "sorting", done, len(files))))
+    with progress() as on_stage:
+        sorter.sort(files, lambda done: on_stage(Stage("", "sorting", done, len(files))))
 
 
 def _watch(sorter: Sorter, source: Path) -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from protosteer.cli.common import CommandLineError, app, make_console, say, show, sigterm_as_ctrl_c
+from protosteer.cli.common import CommandLineError, command, progress, say, show
 from protosteer.cli.loading import PANEL, open_learner, refuse_existing
-from protosteer.cli.options import Device, Json, ModelBackbone, ModelFile, ModelWeights, Precision, Threads, path_of
+from protosteer.cli.options import Json, Loading, ModelFile, path_of
 from protosteer.cli.predict import find_files
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from protosteer.workflows.active_learning import Suggestions
 
 
-@app.command(rich_help_panel=PANEL)
+@command(PANEL)
 def suggest(
     model: ModelFile,
     paths: Annotated[
@@ -50,11 +50,8 @@ def suggest(
     out: Annotated[
         Path | None, Option(metavar="FILE", help="File of rows (.parquet, .csv, .jsonl) instead of a table.")
     ] = None,
-    backbone: ModelBackbone = None,
-    weights: ModelWeights = None,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    threads: Threads = None,
+    *,
+    loading: Loading,
     as_json: Json = False,
 ) -> None:
     """Suggest images to label next: the most informative, out-of-distribution ones, and near-duplicates.
@@ -70,7 +67,7 @@ def suggest(
         _check_out(out, as_json)
     labelled = read_folder(check) if check is not None else None  # complains before anything is loaded
     files = find_files(paths) if paths else []
-    learner = open_learner(model, backbone, weights, device, threads, precision)
+    learner = open_learner(model, loading)
     found = _found(learner, labelled, files, count, reject)
     for error in found.errors.values():
         say(f"warning: {error}")
@@ -91,17 +88,16 @@ def _check_out(out: Path, as_json: bool) -> None:
 
 
 def _found(learner: Learner, labelled: Files | None, files: list[Path], count: int, reject: float) -> Suggestions:
-    from protosteer.runtime.progress_bar import LearnProgress
     from protosteer.workflows.active_learning import suggest as choose
     from protosteer.workflows.label_issues import mislabelled
     from protosteer.workflows.ood import calibrated
 
-    with sigterm_as_ctrl_c(), LearnProgress(make_console(stderr=True)) as progress:
+    with progress() as on_stage:
         if labelled is not None:
-            return mislabelled(learner, labelled, count, progress.on_stage)
+            return mislabelled(learner, labelled, count, on_stage)
         if reject and not calibrated(learner):
             say("note: no class has two images, so no image can be flagged as out-of-distribution")
-        return choose(learner, files, count, reject, progress.on_stage)
+        return choose(learner, files, count, reject, on_stage)
 
 
 def _tell(found: Suggestions, out: Path | None, as_json: bool) -> None:

@@ -8,13 +8,13 @@ from typing import Annotated
 
 from typer import Argument
 
-from protosteer.cli.common import app, make_console, sigterm_as_ctrl_c
-from protosteer.cli.loading import PANEL, backbone_of, prepare
-from protosteer.cli.options import Device, Json, ModelBackbone, ModelFile, ModelWeights, Precision, Threads, path_of
+from protosteer.cli.common import command, progress
+from protosteer.cli.loading import PANEL, learner_of
+from protosteer.cli.options import Json, Loading, ModelFile, path_of
 from protosteer.errors import ProtosteerError
 
 
-@app.command(rich_help_panel=PANEL)
+@command(PANEL)
 def verify(
     certificate: Annotated[
         Path,
@@ -29,18 +29,13 @@ def verify(
             help="Folders of independent tasks: they are learned again, and the bits compared.",
         ),
     ] = None,
-    backbone: ModelBackbone = None,
-    weights: ModelWeights = None,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    threads: Threads = None,
+    *,
+    loading: Loading,
     as_json: Json = False,
 ) -> None:
     """Check that a model has forgotten what a certificate says. Without folders, this needs no backbone."""
-    from protosteer.learner import Learner
     from protosteer.model import certificate as certificates
     from protosteer.model import file as model_file
-    from protosteer.runtime.progress_bar import LearnProgress
     from protosteer.util.text import printable
     from protosteer.workflows.verify import relearn
 
@@ -51,9 +46,8 @@ def verify(
         influence = "; ".join(one["guarantee"] for one in contents["forgotten"] if not one["exact"])
         found.append((None, f"not exact: {influence}"))
     if folders:
-        learner = Learner.of_model(held, backbone_of(held, backbone, weights, prepare(device, threads), precision))
-        with sigterm_as_ctrl_c(), LearnProgress(make_console(stderr=True)) as progress:
-            found += relearn(learner, folders, progress.on_stage)
+        with progress() as on_stage:
+            found += relearn(learner_of(held, loading), folders, on_stage)
     words = {True: "checked", False: "FAILED", None: "not checked"}
     if as_json:
         print(json.dumps({"checks": [{"passed": passed, "check": line} for passed, line in found]}, indent=1))
