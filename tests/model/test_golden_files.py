@@ -43,7 +43,7 @@ def test_a_golden_file_predicts_as_recorded(name):
     assert prediction.tasks == golden["tasks"] and prediction.candidates == golden["candidates"]
     assert prediction.passes.tolist() == golden["passes"]
     for part in TENSORS:
-        torch.testing.assert_close(getattr(prediction, part), torch.tensor(golden[part]), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(getattr(prediction, part), torch.tensor(golden[part]), atol=2e-4, rtol=5e-4)
 
 
 @every_file

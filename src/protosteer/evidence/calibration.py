@@ -10,7 +10,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from scipy.optimize import minimize
 from torch import Tensor
 
 from protosteer.evidence.class_statistics import max_loo_images, rows_in_class_range
@@ -115,16 +117,18 @@ class LooScores:
 
 
 def _minimise(loss: Callable[[], Tensor], parameters: Tensor, steps: int) -> None:
-    """Minimise a loss over parameters, in place, by L-BFGS."""
-    optimiser = torch.optim.LBFGS([parameters], max_iter=steps, line_search_fn="strong_wolfe")
+    """Minimise a loss over parameters, in place, by L-BFGS: SciPy's, since torch.optim takes seconds to import."""
 
-    def closure() -> Tensor:
-        optimiser.zero_grad()
+    def value_and_gradient(point: np.ndarray) -> tuple[float, np.ndarray]:
+        parameters.data.copy_(torch.from_numpy(point))
         value = loss()
-        value.backward()
-        return value
+        (gradient,) = torch.autograd.grad(value, parameters)
+        return value.item(), gradient.numpy()
 
-    optimiser.step(closure)
+    options = {"maxiter": steps, "ftol": 1e-12, "gtol": 1e-7}
+    start = parameters.detach().numpy().copy()
+    found = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options)
+    parameters.data.copy_(torch.from_numpy(found.x))
 
 
 def loo_probabilities(table: SummaryTable, labels: Tensor, images: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
