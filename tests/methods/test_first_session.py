@@ -26,6 +26,7 @@ CHECKS = (  # the others do not depend on what was adapted
 KINDS = [(name, kind) for name in ("ranpac", "layup") for kind in ("prompt", "vpt", "adapter")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), [*KINDS, ("aper", "adapter")])
 def test_checks_pass_with_every_kind(name, kind):
     make = Maker(METHODS[name], ADAPTER if kind == "adapter" else {"first_session": kind, **SMALL})

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -160,7 +161,12 @@ COUNTS: dict[str, tuple[list[int], int]] = {
 }
 
 
-@pytest.mark.parametrize("name", COUNTS)
+def marked(names: Iterable[str]) -> list[Any]:
+    """Names as parameters; in haste, only those of quick methods."""
+    return [pytest.param(name, marks=() if is_quick(name) else pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", marked(COUNTS))
 def test_bytes_and_parameters_are_counted(name):
     method, fresh = one_maker(name).after(), one_maker(name)()
     assert (method.bytes_per_task(), method.trained_parameters()) == COUNTS[name] and fresh.bytes_per_task() == []
@@ -168,7 +174,7 @@ def test_bytes_and_parameters_are_counted(name):
 
 @pytest.mark.parametrize(
     "name",
-    [n for n, m in METHODS.items() if m.state_fields and not issubclass(m, Ridge)],  # these count as their papers do
+    marked(n for n, m in METHODS.items() if m.state_fields and not issubclass(m, Ridge)),  # these count as in papers
 )
 def test_bytes_of_tasks_add_up_to_the_state(name):
     method = one_maker(name).after()

@@ -1,5 +1,6 @@
 """A model file from an untrusted source may be checksummed and say anything: it is rejected in one line, at once."""
 
+import copy
 import functools
 import json
 import os
@@ -11,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from conftest import easy_task, tiny_backbone
@@ -150,18 +149,17 @@ def numbers(spec: Any, place: str = "") -> Iterator[tuple[str, tuple[float, floa
         yield place, spec
 
 
-@settings(deadline=None, max_examples=200, derandomize=True)
-@given(st.sampled_from(sorted(numbers(schema.MODEL))), st.data())
-def test_every_number_of_a_header_is_within_its_bounds(bounded, data):
-    place, (least, most) = bounded
+def test_every_number_of_a_header_is_within_its_bounds():
     header, _ = unpack_tensors(model("paper"), "it")
-    within = st.integers(least, most) if isinstance(least, int) else st.floats(least, most)
-    put(place, data.draw(within))(header, {})
-    schema.check(header, schema.MODEL, "it")
-    beyond = [st.integers(max_value=int(least) - 1), st.integers(min_value=int(most) + 1)]
-    put(place, data.draw(st.one_of(*beyond, st.booleans(), st.text(max_size=3))))(header, {})
-    with pytest.raises(TypeError):
-        schema.check(header, schema.MODEL, "it")
+    for place, (least, most) in numbers(schema.MODEL):
+        changed = copy.deepcopy(header)
+        for value in (least, most):
+            put(place, value)(changed, {})
+            schema.check(changed, schema.MODEL, "it")
+        for value in (int(least) - 1, int(most) + 1, True, "3"):
+            put(place, value)(changed, {})
+            with pytest.raises(TypeError):
+                schema.check(changed, schema.MODEL, "it")
 
 
 def spoiled(value: float) -> Callable[[Tensor], Tensor]:

@@ -1,6 +1,8 @@
 """Unknown images: the threshold comes from images that were not learned and rejects at most the share asked
 for."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -20,12 +22,14 @@ VALUES = centroids(torch.eye(4), 2)
 INSTANT = Settings.preset("instant")
 
 
-BACKBONE = tiny_backbone()  # one for thousands of learners
+def drawn(similarities: torch.Tensor) -> SimpleNamespace:
+    """All that a threshold asks of a learner, for thousands of draws."""
+    return SimpleNamespace(reader=SimpleNamespace(known_similarities=lambda: similarities))
 
 
 def known_by(*held_out: torch.Tensor | None) -> Learner:
     """One task per class, by the paper's rule."""
-    learner = Learner(BACKBONE, Settings.preset("paper"))
+    learner = Learner(tiny_backbone(), Settings.preset("paper"))
     learner.memory = Memory(
         TaskRecord(f"t{i}", ClassTable.of([ClassRecord(f"c{i}", torch.eye(4), VALUES, held)]), None)
         for i, held in enumerate(held_out)
@@ -53,7 +57,7 @@ def test_a_new_known_image_is_rejected_with_at_most_that_chance(held, fraction):
     """Over many draws of held-out and new images; the plain quantile would reject more."""
     draw = torch.Generator().manual_seed(0)
     rejected = sum(
-        float(torch.rand(1, generator=draw)) < threshold(known_by(torch.rand(held, generator=draw)), fraction)
+        float(torch.rand(1, generator=draw)) < threshold(drawn(torch.rand(held, generator=draw)), fraction)
         for _ in range(2000)
     )
     assert 0.6 * fraction <= rejected / 2000 <= 1.15 * fraction
@@ -151,8 +155,8 @@ def test_a_model_that_has_learned_nothing_is_not_calibrated():
 def test_the_interval_covers_the_share_that_is_rejected():
     """Similarities are uniform, so the share below a threshold is the threshold."""
     draw = torch.Generator().manual_seed(0)
-    low, high = rejected_share(known_by(torch.rand(99, generator=draw)), 0.1)
-    shares = [100 * threshold(known_by(torch.rand(99, generator=draw)), 0.1) for _ in range(2000)]
+    low, high = rejected_share(drawn(torch.rand(99, generator=draw)), 0.1)
+    shares = [100 * threshold(drawn(torch.rand(99, generator=draw)), 0.1) for _ in range(2000)]
     below, above = (sum(s < low for s in shares) / 2000, sum(s > high for s in shares) / 2000)
     assert below == pytest.approx(0.025, abs=0.012) and above == pytest.approx(0.025, abs=0.012)
 
