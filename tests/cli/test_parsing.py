@@ -1,9 +1,10 @@
 """Messages name parameters in Python and flags on the command line; nothing below it knows a flag."""
 
 import ast
+import functools
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,11 @@ OUTSIDE = (ROOT / "cli", ROOT / "assets")
 FLAG = re.compile(r"(?<![-\w])--(?!help\b)[a-z]")  # every program has --help
 
 
+@functools.cache
+def texts_of(path: Path) -> list[tuple[int, str]]:
+    return list(strings(path.read_text(encoding="utf-8")))
+
+
 def modules() -> list[Path]:
     return [path for path in ROOT.rglob("*.py") if not any(path.is_relative_to(place) for place in OUTSIDE)]
 
@@ -35,9 +41,9 @@ def strings(source: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
-def flags_named(source: str) -> list[int]:
+def flags_named(texts: Iterable[tuple[int, str]]) -> list[int]:
     """Lines of the strings that have a flag in them."""
-    return [line for line, text in strings(source) if FLAG.search(text)]
+    return [line for line, text in texts if FLAG.search(text)]
 
 
 @pytest.mark.parametrize(
@@ -50,13 +56,12 @@ def flags_named(source: str) -> list[int]:
     ],
 )
 def test_a_flag_in_a_string_is_found(source: str, lines: list[int]) -> None:
-    assert flags_named(source) == lines
+    assert flags_named(strings(source)) == lines
 
 
 def test_nothing_below_the_command_line_names_a_flag() -> None:
-    sources = {path: path.read_text(encoding="utf-8") for path in modules()}
-    assert len(sources) > 50
-    assert [f"{path}:{line}" for path, source in sources.items() for line in flags_named(source)] == []
+    assert len(modules()) > 50
+    assert [f"{path}:{line}" for path in modules() for line in flags_named(texts_of(path))] == []
 
 
 def test_nothing_below_the_command_line_reads_its_words() -> None:
@@ -72,8 +77,7 @@ def test_every_flag_that_stands_for_a_parameter_exists() -> None:
 
 
 def test_every_parameter_that_has_a_flag_is_named_by_some_message() -> None:
-    texts = [text for path in modules() for _, text in strings(path.read_text(encoding="utf-8"))]
-    told = " ".join(in_flags(text) for text in texts)
+    told = in_flags("\n".join(text for path in modules() for _, text in texts_of(path)))
     assert [flag for flag in FLAGS.values() if flag not in told] == []
 
 

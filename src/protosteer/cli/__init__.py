@@ -6,6 +6,7 @@ Heavy modules are imported inside the commands, so that `--help` answers at once
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import sys
@@ -79,6 +80,12 @@ def main(arguments: Sequence[str] | None = None, on_error: Callable[[Exception],
     return run_on_every_rank(given, lambda may_report: _run(given, on_error, may_report))
 
 
+@functools.cache
+def _commands() -> Callable[..., Any]:
+    """Build the commands once per process."""
+    return typer.main.get_command(app)
+
+
 def _run(given: list[str], on_error: Callable[[Exception], None], may_report: Callable[[], bool] = lambda: True) -> int:
     """Run a command. may_report: of several processes, one reports why all end."""
     debug = "--debug" in given
@@ -90,7 +97,7 @@ def _run(given: list[str], on_error: Callable[[Exception], None], may_report: Ca
         warnings.showwarning = _show_warning
         try:
             # If the reader of the output has gone, typer ends the process with code 1.
-            code = app(args=wanted, prog_name="protosteer", standalone_mode=False)
+            code = _commands()(args=wanted, prog_name="protosteer", standalone_mode=False)
         except (ProtosteerError, UsageError, OSError) as error:
             on_error(error)
             if not may_report():
