@@ -9,7 +9,8 @@ from sklearn.datasets import load_digits
 from conftest import easy_task, tiny_backbone
 from protosteer.learner import Learner
 from protosteer.settings import Settings
-from protosteer.workflows.learn_folder import learn_folder, scan_folder
+from protosteer.workflows.folder_scan import scan_folder
+from protosteer.workflows.learn_folder import learn_folder
 
 QUICK = Settings.preset("paper", epochs=2, batch_size=8, neck_hidden=16, augmentation="none", centroids=2)
 ALONE = QUICK.replace(independent=True)

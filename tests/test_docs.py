@@ -195,9 +195,9 @@ def test_every_public_name_resolves_and_is_on_the_api_page():
     for name in protosteer.__all__:
         assert getattr(protosteer, name) is not None
         assert name == "__version__" or re.search(rf"^has.*?`{name}`", page, re.MULTILINE | re.DOTALL), name
-    from protosteer.workflows import learn_folder
+    from protosteer.workflows import folder_scan, learn_folder
 
-    assert protosteer.scan_folder is learn_folder.scan_folder
+    assert protosteer.scan_folder is folder_scan.scan_folder
     assert protosteer.learn_folder is learn_folder.learn_folder
 
 

@@ -29,7 +29,8 @@ from protosteer.backbones import Backbone
 from protosteer.learner import Learner
 from protosteer.serve.app import Server, create_app
 from protosteer.settings import Settings
-from protosteer.workflows.learn_folder import learn_folder, scan_folder
+from protosteer.workflows.folder_scan import scan_folder
+from protosteer.workflows.learn_folder import learn_folder
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 TASKS = {"January": ("zero", "one", "two"), "February": ("three", "four"), "March": ("five", "six")}

@@ -39,7 +39,8 @@ from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord
 from protosteer.prediction import Prediction
 from protosteer.settings import PRESETS, Settings
-from protosteer.workflows.learn_folder import HOLDOUT, learn_folder, scan_folder
+from protosteer.workflows.folder_scan import scan_folder
+from protosteer.workflows.learn_folder import HOLDOUT, learn_folder
 from protosteer.workflows.ood import threshold
 
 TEMPERATURES = (1.0, 0.3, 0.1, 0.05, 0.02)

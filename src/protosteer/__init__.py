@@ -20,7 +20,7 @@ _HOMES = {
     "choose_backbone": "protosteer.workflows.backbone_selection",
     "merge": "protosteer.learner",
     "rejection": "protosteer.workflows.ood",  # the module
-    "scan_folder": "protosteer.workflows.learn_folder",
+    "scan_folder": "protosteer.workflows.folder_scan",
     "learn_folder": "protosteer.workflows.learn_folder",
 }
 
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from protosteer.settings import Settings as Settings
     from protosteer.workflows import ood
     from protosteer.workflows.backbone_selection import choose_backbone as choose_backbone
+    from protosteer.workflows.folder_scan import scan_folder as scan_folder
     from protosteer.workflows.learn_folder import learn_folder as learn_folder
-    from protosteer.workflows.learn_folder import scan_folder as scan_folder
 
     rejection = ood
 

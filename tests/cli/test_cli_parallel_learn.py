@@ -72,7 +72,8 @@ def together(*works) -> list[object]:
 
 def put(path: Path, folder: Path):
     """What `learn` does, without its handlers of signals, which belong to a main thread."""
-    from protosteer.workflows.learn_folder import learn_folder, scan_folder
+    from protosteer.workflows.folder_scan import scan_folder
+    from protosteer.workflows.learn_folder import learn_folder
 
     writer = TaskWriter(path, None, print)
     learner = Learner.load(path)

@@ -6,7 +6,7 @@ import pytest
 
 from photo_toys import EVIDENCE, file_bytes, photos, taught
 from protosteer.data.class_folders import read_folder
-from protosteer.workflows.learn_folder import scan_folder
+from protosteer.workflows.folder_scan import scan_folder
 from set_toys import save_set
 
 

@@ -21,7 +21,8 @@ from protosteer.model import thumbnails
 from protosteer.model.records import correction_name
 from protosteer.settings import Settings
 from protosteer.util.files import digest
-from protosteer.workflows.learn_folder import TaskSlot, learn_folder, scan_folder
+from protosteer.workflows.folder_scan import scan_folder
+from protosteer.workflows.learn_folder import TaskSlot, learn_folder
 from protosteer.workflows.thumbnails import keep_thumbnails
 from serve_toys import BEARER, encoded, form, pictures, service, taught
 

@@ -23,7 +23,8 @@ from protosteer.model.records import ClassRecord, TaskRecord
 from protosteer.paper.prototypes import Centroids
 from protosteer.serve.app import create_app
 from protosteer.settings import Settings
-from protosteer.workflows.learn_folder import TaskSlot, scan_folder
+from protosteer.workflows.folder_scan import scan_folder
+from protosteer.workflows.learn_folder import TaskSlot
 from protosteer.workflows.ood import threshold
 from protosteer.workflows.thumbnails import keep_thumbnails
 from screenshot_page import SIZE, browsing, draw_digits, find_browser, learn_digits, photograph, serving

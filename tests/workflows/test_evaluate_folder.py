@@ -18,7 +18,8 @@ from protosteer.report import evaluate as report
 from protosteer.settings import Settings
 from protosteer.util.statistics import Accuracy
 from protosteer.workflows.evaluate_folder import EvaluatedImage, Evaluation, evaluate_folder
-from protosteer.workflows.learn_folder import learn_folder, scan_folder
+from protosteer.workflows.folder_scan import scan_folder
+from protosteer.workflows.learn_folder import learn_folder
 
 
 def drawn(count: int = 60) -> Evaluation:

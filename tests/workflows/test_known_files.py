@@ -10,7 +10,8 @@ from photo_toys import EVIDENCE, QUICK, file_bytes, photos, taught
 from protosteer.errors import LearnerError
 from protosteer.learner import Learner
 from protosteer.settings import Settings
-from protosteer.workflows.learn_folder import learn_folder, scan_folder
+from protosteer.workflows.folder_scan import scan_folder
+from protosteer.workflows.learn_folder import learn_folder
 
 INSTANT = Settings.preset("instant")
 

@@ -28,9 +28,11 @@ from protosteer.learner import Learner
 from protosteer.model.memory import Memory
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.util.statistics import Accuracy
+from protosteer.workflows import folder_scan
 from protosteer.workflows import learn_folder as learn_folder_module
+from protosteer.workflows.folder_scan import scan_folder, unfinished_task
 from protosteer.workflows.holdout_eval import Check
-from protosteer.workflows.learn_folder import TaskSlot, held_count, learn_folder, scan_folder, split, unfinished_task
+from protosteer.workflows.learn_folder import TaskSlot, held_count, learn_folder, split
 
 CHECK = ["calibrating", "checking"]
 STAGES = ["keys", *CHECK, "training", "values", *CHECK]
@@ -604,7 +606,7 @@ def test_a_check_is_made_among_all_classes_the_model_knows(tmp_path, before):
 def test_every_file_is_read_and_decoded_as_seldom_as_can_be(spring, monkeypatch, known):
     """Once for a known backbone, however many epochs there are; held-out images and thumbnails included."""
     decoded, reads = [], collections.Counter()
-    original, original_read = Image.open, learn_folder_module.image_bytes
+    original, original_read = Image.open, folder_scan.image_bytes
 
     def counting(file, **options):
         decoded.append(file)
@@ -615,7 +617,7 @@ def test_every_file_is_read_and_decoded_as_seldom_as_can_be(spring, monkeypatch,
         return original_read(path)
 
     monkeypatch.setattr(Image, "open", counting)
-    monkeypatch.setattr(learn_folder_module, "image_bytes", read)
+    monkeypatch.setattr(folder_scan, "image_bytes", read)
     learner = Learner(tiny_backbone(), QUICK.replace(epochs=5))
     found = scan_folder(spring, preprocessing=learner.backbone.preprocessing if known else None)
     slot = TaskSlot.prepare(learner, found, None, 0.25)

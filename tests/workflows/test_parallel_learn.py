@@ -11,7 +11,8 @@ from protosteer.errors import DataError, LearnerError
 from protosteer.learner import Learner
 from protosteer.runtime.executor import LocalExecutor
 from protosteer.settings import Settings
-from protosteer.workflows.learn_folder import learn_folder, scan_folder
+from protosteer.workflows.folder_scan import scan_folder
+from protosteer.workflows.learn_folder import learn_folder
 from protosteer.workflows.parallel_learn import TaskPlan, learn_in_parallel, plan_tasks
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ from protosteer.model import file as model_file
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.util.tensor_file import pack_tensors, unpack_tensors
 from protosteer.workflows import shared_prompt
-from protosteer.workflows.learn_folder import scan_folder
+from protosteer.workflows.folder_scan import scan_folder
 from protosteer.workflows.shared_prompt import Adapted, adapt
 
 ALONE = EVIDENCE.replace(independent=True)

@@ -16,7 +16,8 @@ from protosteer.data.image_files import images_below
 from protosteer.errors import DataError, SettingsError
 from protosteer.learner import Learner
 from protosteer.settings import Settings
-from protosteer.workflows.learn_folder import learn_folder, scan_folder
+from protosteer.workflows.folder_scan import scan_folder
+from protosteer.workflows.learn_folder import learn_folder
 from protosteer.workflows.sort_files import LOG, UNKNOWN, UNSURE, Sorter, SortOptions, folder_name, undo_sort, watch
 
 

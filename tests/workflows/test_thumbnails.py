@@ -17,7 +17,8 @@ from protosteer.model import thumbnails
 from protosteer.model.thumbnails import Thumb
 from protosteer.settings import Settings
 from protosteer.util.files import digest
-from protosteer.workflows.learn_folder import TaskSlot, learn_folder, scan_folder
+from protosteer.workflows.folder_scan import scan_folder
+from protosteer.workflows.learn_folder import TaskSlot, learn_folder
 from protosteer.workflows.thumbnails import MAX_THUMBNAILS, SIDE, keep_thumbnails
 
 pytestmark = pytest.mark.slow

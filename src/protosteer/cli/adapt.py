@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from protosteer.cli.common import command, make_console, say, sigterm_as_ctrl_c
-from protosteer.cli.learn import resumes, scan, warn_of_files
+from protosteer.cli.learn import resumes
 from protosteer.cli.loading import PANEL, BackboneChoice, check_place, prepare, refuse_existing
 from protosteer.cli.options import (
     Device,
@@ -22,11 +22,12 @@ from protosteer.cli.options import (
     parse_settings,
     path_of,
 )
+from protosteer.cli.scanning import scan, warn_of_files
 from protosteer.cli.torchrun import output_path
 
 if TYPE_CHECKING:
     from protosteer.learner import Learner
-    from protosteer.workflows.learn_folder import FolderScan
+    from protosteer.workflows.folder_scan import FolderScan
     from protosteer.workflows.shared_prompt import Adapted
 
 

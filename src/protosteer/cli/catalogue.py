@@ -12,9 +12,9 @@ from typer import Argument, Option
 
 from protosteer.cli import completion
 from protosteer.cli.common import app, command, make_console, say, show
-from protosteer.cli.learn import scan, warn_of_files
 from protosteer.cli.loading import choose_backbone, prepare
 from protosteer.cli.options import Device, Json, Precision, Threads
+from protosteer.cli.scanning import scan, warn_of_files
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shlex
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from typer import Argument, Option
 
 from protosteer.cli.common import CommandLineError, command, make_console, say, sigterm_as_ctrl_c
+from protosteer.cli.learn_parallel import ANOTHER, learn_folders_in_parallel, plan_folders
 from protosteer.cli.loading import (
     PANEL,
     BackboneChoice,
     backbone_of,
     check_place,
-    check_writable,
     make_executor,
     prepare,
     read_model,
@@ -40,6 +37,7 @@ from protosteer.cli.options import (
     parse_settings,
     path_of,
 )
+from protosteer.cli.scanning import check_nested, model_size, scan, show_scan, warn_of_files
 from protosteer.cli.torchrun import output_path
 from protosteer.util.text import printable
 
@@ -48,15 +46,11 @@ if TYPE_CHECKING:
     from protosteer.data.class_folders import Files
     from protosteer.learner import Learner
     from protosteer.model.file import Model
-    from protosteer.model.memory import Memory
-    from protosteer.runtime import executor
     from protosteer.runtime.checkpoint import CheckpointFile
-    from protosteer.workflows.learn_folder import FolderScan, LearnResult, TaskSlot
-    from protosteer.workflows.parallel_learn import TaskPlan
+    from protosteer.workflows.folder_scan import FolderScan
+    from protosteer.workflows.learn_folder import LearnResult, TaskSlot
     from protosteer.workflows.task_writer import TaskWriter
 
-ANOTHER = "another MODEL"  # what to choose where nothing can be written
-MAX_NAMED_FILES = 5  # in a line
 QUICK_BACKBONE = "mini"  # whose speed stands for that of a backbone that is still to be chosen
 
 
@@ -132,15 +126,15 @@ def learn(
     changes = parse_settings(set_ or []) | ({} if independent is None else {"independent": independent})
     check_settings(preset, changes)
     for folder in folders:
-        _check_nested(folder, path, yes, dry_run)
+        check_nested(folder, path, yes, dry_run)
     may_skip = preset is None and not set_
     choice = BackboneChoice(backbone, weights, precision, as_json)
     learners = _Learners(choice, adapted, preset, changes, holdout, lambda: prepare(device, threads))
     if who.is_remote and not dry_run:
-        results = _learn_in_parallel(who, path, folders, holdout, skip_known, device, learners, may_skip)
+        results = learn_folders_in_parallel(who, path, folders, holdout, skip_known, device, learners.make, may_skip)
     else:
         if len(folders) > 1:
-            folders = [plan.folder for plan in _plans(read_model(path), folders, skip_known)]
+            folders = [plan.folder for plan in plan_folders(read_model(path), folders, skip_known)]
         request = _Request(path, name, holdout, skip_known, thumbnails, dry_run, as_json, may_skip)
         results = [_learn_folder(folder, request, learners) for folder in folders]
     if as_json:
@@ -218,30 +212,6 @@ def check_settings(preset: str | None, changes: dict[str, Any]) -> None:
     Settings.preset(preset or "best", **changes)
 
 
-def _check_nested(folder: Path, path: Path, yes: bool, dry_run: bool) -> None:
-    """Ask before folders of class folders, such as months, are learned as classes."""
-    from protosteer.data.class_folders import nested_folders
-    from protosteer.errors import DataError
-    from protosteer.util.text import listed
-
-    nested = [] if yes else nested_folders(folder)
-    if not nested:
-        return
-    inside = next(entry.name for entry in sorted(nested[0].iterdir()) if entry.is_dir())
-    names = listed([entry.name for entry in nested], MAX_NAMED_FILES)
-    problem = f"{folder} has folders in its folders, such as {nested[0].name}/{inside}: its classes would be {names}"
-    command = shlex.join(["protosteer", "learn", str(path), *map(str, nested)])
-    if dry_run:
-        say(f"warning: {problem}; if {inside} is a class, the command is: {command}")
-    elif sys.stdin.isatty() and sys.stderr.isatty():
-        say(f"{problem}.\nIf {inside} is a class, the command is: {command}")
-        if not typer.confirm(f"Learn {names} as classes?", err=True):
-            raise typer.Abort
-    else:
-        message = f"{problem}; if {inside} is a class: {command}; if not, add --yes"
-        raise DataError(message, code="nested-folders", path=folder)
-
-
 def _learn_folder(folder: Path, request: _Request, learners: _Learners) -> dict[str, Any]:
     """Scan a folder and learn it, unless it is a dry run; returns the results for JSON."""
     from protosteer.data.sources import read_labelled
@@ -256,7 +226,7 @@ def _learn_folder(folder: Path, request: _Request, learners: _Learners) -> dict[
     found = scan(folder, files, old, name)
     found = found.without_known() if request.skip_known and found.known else found
     if not request.as_json:
-        _show_scan(found, path, old)
+        show_scan(found, path, old)
     warn_of_files(found, old)
     if not len(found.files):
         say(f"nothing new in {folder}; {path} stays as it is")
@@ -276,38 +246,6 @@ def _learn_folder(folder: Path, request: _Request, learners: _Learners) -> dict[
     return as_json(found, result)
 
 
-def scan(folder: Path, files: Files, old: Model | None = None, name: str | None = None) -> FolderScan:
-    """Scan a folder with a progress bar; for a model that exists, decode its images for learning already."""
-    from rich.markup import escape
-    from rich.progress import Progress
-
-    from protosteer.data.transforms import Preprocessing
-    from protosteer.workflows.learn_folder import scan_folder
-
-    console = make_console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        row = bars.add_task(escape(f"reading {folder}"), total=None)
-
-        def on_file(done: int, of: int) -> None:
-            bars.update(row, completed=done, total=of)
-
-        preprocessing = Preprocessing.from_dict(old.backbone["preprocessing"]) if old else None
-        return scan_folder(folder, old.memory if old else None, on_file, files, name, preprocessing)
-
-
-def _show_scan(found: FolderScan, path: Path, old: Model | None) -> None:
-    from protosteer.report.learn import found_table
-    from protosteer.util.text import counted
-
-    say(f"{path}: {_size(old.memory)}, to be extended" if old else f"{path}: a new model")
-    counts, console = found.counts, make_console()
-    new = " that are new" if found.already_learned else ""
-    line = f"{found.folder}: {counted(len(counts), 'class')}, {counted(len(found.files), 'image')}{new}"
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
-    if counts:
-        console.print(found_table(found))
-
-
 def _say_estimate(learners: _Learners, old: Model | None, found: FolderScan, request: _Request) -> None:
     """Say how long learning would take, from the time that a few images take; of a new model with a small backbone."""
     from protosteer.runtime.progress_bar import duration
@@ -323,20 +261,6 @@ def _say_estimate(learners: _Learners, old: Model | None, found: FolderScan, req
         maybe = ", if it is needed" if request.may_skip else ""
         words += f", then about {duration(training)} of training{maybe}"
     say(words if named else f"{words} (backbone {QUICK_BACKBONE})")
-
-
-def warn_of_files(found: FolderScan, old: Model | None = None) -> None:
-    """Name files that are skipped and why, copies, and classes that are probably misspelt."""
-    from protosteer.report.learn import scan_lines
-
-    for line in scan_lines(found, old.memory.classes if old else ()):
-        say(line)
-
-
-def _size(memory: Memory) -> str:
-    from protosteer.util.text import counted
-
-    return f"{counted(len(memory.classes), 'class')} in {counted(len(memory), 'task')}"
 
 
 def _say_unfinished(learner: Learner, slot: TaskSlot) -> None:
@@ -415,7 +339,7 @@ def _show_result(result: LearnResult, found: FolderScan, learner: Learner, path:
     if result.accuracy is None:
         few = "one class alone cannot be mistaken" if len(learner.classes) < 2 else "there are too few images"
         say(f"no self-check: {few}")
-    size = f"{_size(learner.memory)}, {path.stat().st_size:,} bytes"
+    size = f"{model_size(learner.memory)}, {path.stat().st_size:,} bytes"
     say(f"Written: {path}: {size}; task {result.record.name} is new")
 
 
@@ -427,70 +351,3 @@ def _keep_thumbnails(path: Path, slot: TaskSlot) -> None:
     with writing(path, ANOTHER):
         count = keep_thumbnails(path, slot)
     say(f"Kept: {count} thumbnails in {beside(path).name}, beside the model; a forgotten class loses its own")
-
-
-def _plans(old: Model | None, folders: Sequence[Path], skip_known: bool) -> list[TaskPlan]:
-    """Plan the folders that are no tasks yet; what would reject one of them later rejects all now."""
-    from protosteer.model.memory import Memory
-    from protosteer.workflows.parallel_learn import plan_tasks
-
-    plans, already_done = plan_tasks(old.memory if old else Memory(), folders, skip_known)
-    for folder in already_done:
-        say(f"nothing new in {folder}; skipped")
-    return plans
-
-
-def _learn_in_parallel(
-    engine: executor.Executor,
-    path: Path,
-    folders: Sequence[Path],
-    holdout: float,
-    skip_known: bool,
-    device: str,
-    learners: _Learners,
-    may_skip: bool,
-) -> list[dict[str, Any]]:
-    """Learn each folder on a worker, then write all tasks at once, in the order of the folders."""
-    from protosteer.data.class_folders import readable
-    from protosteer.report.learn import as_json
-    from protosteer.runtime.progress import Stage
-    from protosteer.runtime.progress_bar import LearnProgress
-    from protosteer.util.files import real, writing
-    from protosteer.util.text import counted
-    from protosteer.workflows.learn_folder import held_count
-    from protosteer.workflows.parallel_learn import learn_in_parallel, refuse_dependent
-    from protosteer.workflows.task_writer import put_tasks
-
-    held_count(0, holdout)  # complains before anything is started
-    old = read_model(path)
-    plans = _plans(old, folders, skip_known)
-    if not plans:
-        say(f"{path}: nothing is left to learn")
-        return []
-    learner = learners.make(old, lambda: readable(plans[0].files())[0])
-    refuse_dependent(learner, plans)
-    check_writable(path, ANOTHER)  # an earlier command's files there are still needed
-    results: dict[Path, dict[str, Any]] = {}
-    with LearnProgress(make_console(stderr=True)) as progress:
-
-        def on_learned(plan: TaskPlan, outcome: tuple[FolderScan, LearnResult] | None) -> None:
-            results[plan.folder] = as_json(*outcome) if outcome else {"task": {"name": plan.name}}
-            accuracy = outcome[1].accuracy if outcome else None
-            among = f", self-check {accuracy} among its own classes and older ones" if accuracy else ""
-            how = f"learned as task {plan.name}{among}" if outcome else "was learned before an earlier stop"
-            say(f"{plan.folder}: {how}")
-            progress.on_stage(Stage("", "folders", len(results), len(plans)))
-
-        try:
-            with sigterm_as_ctrl_c(), writing(path, ANOTHER):
-                records, parts = learn_in_parallel(
-                    engine, learner, plans, real(path), holdout, device, on_learned, may_skip
-                )
-                put_tasks(path, learner, records)
-        except KeyboardInterrupt:
-            say(f"stopped; {path} is as it was; the same command learns the folders that are left")
-            raise
-    for part in parts:
-        part.unlink(missing_ok=True)
-    say(f"Written: {path}: {_size(learner.memory)}; {counted(len(records), 'task')} new")
-    return [results[plan.folder] for plan in plans]

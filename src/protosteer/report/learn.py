@@ -12,8 +12,9 @@ from protosteer.model.records import TaskRecord
 from protosteer.report.tables import numbers, plain_table
 from protosteer.util.statistics import MIN_PERCENT_IMAGES, Accuracy
 from protosteer.util.text import counted, listed, printable, similar_names
+from protosteer.workflows.folder_scan import FolderScan
 from protosteer.workflows.holdout_eval import Check
-from protosteer.workflows.learn_folder import FolderScan, LearnResult
+from protosteer.workflows.learn_folder import LearnResult
 from protosteer.workflows.sort_files import UNKNOWN, UNSURE
 
 MAX_NAMED_FILES = 3  # in a line

@@ -23,18 +23,9 @@ from protosteer.model.records import TaskRecord
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.executor import Executor, Job
 from protosteer.util.files import digest, write_atomically
+from protosteer.workflows.folder_scan import FolderScan, names_folder, own_name, scan_folder, unfinished_task
 from protosteer.workflows.known_files import KnownFiles
-from protosteer.workflows.learn_folder import (
-    FolderScan,
-    LearnResult,
-    TaskSlot,
-    files_checksum,
-    names_folder,
-    own_name,
-    part_path,
-    scan_folder,
-    unfinished_task,
-)
+from protosteer.workflows.learn_folder import LearnResult, TaskSlot, files_checksum, part_path
 from protosteer.workflows.learner_spec import LearnerSpec
 
 

@@ -28,7 +28,7 @@ from protosteer.runtime.progress import OnStage
 from protosteer.settings import Settings
 from protosteer.util.files import read_regular, real, write_atomically
 from protosteer.util.tensor_file import pack_tensors, unpack_tensors
-from protosteer.workflows.learn_folder import FolderScan
+from protosteer.workflows.folder_scan import FolderScan
 
 FORMAT = 1
 

@@ -11,7 +11,8 @@ from protosteer.model.certificate import record_hash
 from protosteer.model.records import TaskRecord
 from protosteer.runtime.progress import OnStage
 from protosteer.settings import Settings
-from protosteer.workflows.learn_folder import learn_folder, names_folder, scan_folder
+from protosteer.workflows.folder_scan import names_folder, scan_folder
+from protosteer.workflows.learn_folder import learn_folder
 
 
 def relearn(

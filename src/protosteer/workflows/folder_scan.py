@@ -1,0 +1,268 @@
+"""Scan a folder of class folders, a list or a saved image set: what is new, known, copied or unreadable."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from protosteer.data import decode_cache
+from protosteer.data.class_folders import Files
+from protosteer.data.decode_cache import DecodedCache
+from protosteer.data.hf_arrow import is_set
+from protosteer.data.image_files import SKIP_REASONS, image_bytes, in_threads, opened, skipped_files
+from protosteer.data.image_lists import is_list
+from protosteer.data.images import FileImages, ImageSet
+from protosteer.data.sources import read_labelled
+from protosteer.data.transforms import Preprocessing
+from protosteer.errors import DataError, LearnerError
+from protosteer.model.memory import Memory
+from protosteer.model.records import TaskRecord
+from protosteer.util.files import digest
+from protosteer.util.text import check_name
+from protosteer.workflows.duplicates import duplicates, thumbnails
+from protosteer.workflows.known_files import KnownFiles
+
+_COMPARED = Preprocessing(64, (0.5,) * 3, (0.5,) * 3)  # what images are compared by before a backbone is chosen
+
+
+@dataclass(frozen=True)
+class FolderScan:
+    """What a folder of class folders, a list or a saved image set holds, before anything is learned.
+
+    Attributes:
+        folder: The folder or list.
+        files: Readable files that are new, class by class.
+        digests: Digests of their contents.
+        unreadable: Files that do not decode.
+        reasons: Why each of them does not.
+        other_files: Files that are no images, by what they are.
+        copies: Files that show the same picture as another one; they are not learned.
+        copy_digests: Digests of their contents.
+        originals: The file that each of them copies.
+        known: Classes that the model has already, and their tasks.
+        already_learned: Files that their class was learned from, or evaluated with, before.
+        learned_as_other_class: Files that another class was learned from, with its name; they are learned too.
+        preprocessing: What `canvases` were decoded for.
+        canvases: Decoded images, as far as they fit into the decode cache.
+    """
+
+    folder: Path
+    files: Files
+    digests: list[int]
+    unreadable: Files
+    reasons: dict[Path, str]
+    other_files: dict[str, list[Path]]
+    copies: Files
+    copy_digests: list[int]
+    originals: Files
+    known: dict[str, list[str]]
+    already_learned: list[Path]
+    learned_as_other_class: dict[Path, str]
+    preprocessing: Preprocessing | None = None
+    canvases: dict[Path, Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave decoded images behind when the scan goes to another process."""
+        return {**vars(self), "canvases": {}}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Readable new images of each class."""
+        return dict(Counter(self.files.labels))
+
+    @property
+    def skipped(self) -> dict[str, list[Path]]:
+        """Files that are not learned since they are no readable images, by reason."""
+        found: dict[str, list[Path]] = {}
+        for path in self.unreadable.paths:
+            found.setdefault(self.reasons[path], []).append(path)
+        return found | self.other_files
+
+    @property
+    def met(self) -> tuple[Files, list[int]]:
+        """New files and copies of them, with their digests: a later scan must not take a copy for a new image."""
+        files, copies = self.files, self.copies
+        every = Files([*files.paths, *copies.paths], [*files.labels, *copies.labels])
+        return every, [*self.digests, *self.copy_digests]
+
+    def images(self, files: Files, preprocessing: Preprocessing) -> ImageSet:
+        """Return some of the files as images; what the scan has decoded is not decoded again."""
+        images = DecodedCache(FileImages(files.paths, preprocessing))
+        if preprocessing == self.preprocessing:
+            rows = enumerate(files.paths)
+            images.store({row: self.canvases[path] for row, path in rows if path in self.canvases})
+        return images
+
+    def without_known(self) -> FolderScan:
+        """Return the scan without classes that the model knows already."""
+        rows, bad, copies = (
+            [i for i, label in enumerate(files.labels) if label not in self.known]
+            for files in (self.files, self.unreadable, self.copies)
+        )
+        files = self.files.rows(rows)
+        return dataclasses.replace(
+            self,
+            files=files,
+            digests=[self.digests[i] for i in rows],
+            unreadable=self.unreadable.rows(bad),
+            copies=self.copies.rows(copies),
+            copy_digests=[self.copy_digests[i] for i in copies],
+            originals=self.originals.rows(copies),
+            known={},
+            already_learned=[],
+            learned_as_other_class={
+                path: name for path, name in self.learned_as_other_class.items() if path in {*files.paths}
+            },
+        )
+
+    def check_new(self) -> None:
+        """Raise a LearnerError if there is nothing to learn."""
+        if not len(self.files):
+            message = f"every image of {self.folder} was learned or held out already; there is nothing to learn"
+            raise LearnerError(message, code="no-new-images", path=self.folder)
+
+
+def scan_folder(
+    folder: str | Path,
+    memory: Memory | None = None,
+    on_file: Callable[[int, int], None] = lambda done, of: None,
+    files: Files | None = None,
+    name: str | None = None,
+    preprocessing: Preprocessing | None = None,
+) -> FolderScan:
+    """Read every image of a folder of class folders, a list or a saved image set once.
+
+    Args:
+        folder: The folder, list or saved set.
+        memory: What the model knows. Classes of an unfinished task that learning would resume are not known.
+        on_file: Is given how many files are done, and of how many.
+        files: What `read_labelled` returned for the folder, if it was called already.
+        name: Of the task to be, if it is not the folder's.
+        preprocessing: The backbone's, if it is known: then files are decoded for learning already.
+
+    Raises:
+        DataError: A class has no readable image, or a name cannot be used.
+    """
+    folder = Path(folder)
+    files = files or read_labelled(folder)
+    for label in dict.fromkeys(files.labels):
+        check_name(label, f"a class of {folder},")
+    if name is not None:
+        check_name(name, "the task")
+    read = _ReadFiles.of(files, preprocessing, on_file)
+    readable, unreadable = files.rows(read.digests), files.rows(i for i in range(len(files)) if i not in read.digests)
+    empty = set(files.labels) - set(readable.labels)
+    if empty:
+        worst = min(empty)
+        why = read.reasons[files.paths[files.labels.index(worst)]]
+        message = f"class '{worst}' of {folder} has no image that can be read ({why}); replace its files or remove it"
+        raise DataError(message, code="unreadable-class", name=worst)
+    begun = unfinished_task(memory, folder, files.labels, name) if memory else None
+    others = Memory(task for task in memory.tasks if task is not begun) if memory else Memory()
+    digests = list(read.digests.values())
+    known = KnownFiles.find(others.tasks, readable, digests)
+    new = sorted({*range(len(readable))} - {*known.same_class})
+    copies = _copies(readable.rows(new), [digests[i] for i in new], [read.thumbnails[i] for i in new])
+    originals, copied = [i for row, i in enumerate(new) if row not in copies], [new[row] for row in copies]
+    return FolderScan(
+        folder,
+        readable.rows(originals),
+        [digests[i] for i in originals],
+        unreadable,
+        read.reasons,
+        skipped_files(folder) if folder.is_dir() and not is_set(folder) else {},
+        readable.rows(copied),
+        [digests[i] for i in copied],
+        readable.rows(new[row] for row in copies.values()),
+        known={label: others.owners[label] for label in dict.fromkeys(files.labels) if label in others.owners},
+        already_learned=[readable.paths[i] for i in known.same_class],
+        learned_as_other_class={readable.paths[i]: known.other_class[i] for i in originals if i in known.other_class},
+        preprocessing=preprocessing,
+        canvases=read.canvases,
+    )
+
+
+@dataclass
+class _ReadFiles:
+    """What one pass over all files gave.
+
+    Attributes:
+        digests: Digests of the contents of readable files, by row.
+        thumbnails: Their thumbnails, in the same order.
+        canvases: Decoded images, as far as they fit into the decode cache.
+        reasons: Why the other files cannot be read.
+    """
+
+    digests: dict[int, int] = field(default_factory=dict)
+    thumbnails: list[Tensor] = field(default_factory=list)
+    canvases: dict[Path, Tensor] = field(default_factory=dict)
+    reasons: dict[Path, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, files: Files, preprocessing: Preprocessing | None, on_file: Callable[[int, int], None]) -> _ReadFiles:
+        """Read every file once; with a backbone's preprocessing, decode it for learning already."""
+        found, kept_bytes = cls(), 0
+        for row, read in enumerate(in_threads(lambda path: _read(path, preprocessing or _COMPARED), files.paths)):
+            if isinstance(read, str):
+                found.reasons[files.paths[row]] = read
+            else:
+                found.digests[row], canvas = read
+                found.thumbnails.append(thumbnails(canvas[None])[0])
+                if preprocessing is not None and kept_bytes + canvas.nbytes <= decode_cache.BUDGET:
+                    found.canvases[files.paths[row]] = canvas
+                    kept_bytes += canvas.nbytes
+            on_file(row + 1, len(files))
+        return found
+
+
+def _copies(files: Files, digests: list[int], small: list[Tensor]) -> dict[int, int]:
+    """Map rows to the row that they copy; a class keeps its images if all of them are copies of another class's."""
+    copies = duplicates(digests, torch.stack(small)) if small else {}
+    left = {label for row, label in enumerate(files.labels) if row not in copies}
+    return {row: of for row, of in copies.items() if files.labels[row] in left}
+
+
+def _read(path: Path, preprocessing: Preprocessing) -> tuple[int, Tensor] | str:
+    """Digest and decode a file from one reading; return why if it is unreadable."""
+    try:
+        content = image_bytes(path)
+        with opened(path, content) as image:
+            return digest(content), preprocessing.to_canvas(image)
+    except DataError as error:
+        return SKIP_REASONS.get(error.code, SKIP_REASONS["unreadable-image"])
+    except OSError as error:
+        return f"cannot be opened: {error.strerror}"
+
+
+def unfinished_task(memory: Memory, folder: Path, labels: Iterable[str], name: str | None) -> TaskRecord | None:
+    """Return the unfinished task that learning a folder resumes, if there is one.
+
+    It has the given name, or the folder's; and just these classes, or those of them not known otherwise.
+    """
+    wanted, owners = set(labels), memory.owners
+    for task in memory.tasks:
+        same = task.name == name if name is not None else names_folder(task, folder)
+        own = set(task.class_names)
+        if task.metadata.unfinished and same and own <= wanted and wanted - own <= owners.keys():
+            return task
+    return None
+
+
+def own_name(folder: Path) -> str:
+    """Return the default name of a task: the folder's, or the list's without its suffix."""
+    path = Path(os.path.abspath(folder))
+    return path.stem if is_list(path) else path.name
+
+
+def names_folder(task: TaskRecord, folder: Path) -> bool:
+    """Return whether a task is named after a folder; a number follows if the name was taken."""
+    return re.fullmatch(rf"{re.escape(own_name(folder))}(-\d+)?", task.name) is not None
