@@ -419,8 +419,9 @@ def kept_usable(learner: Learner, folder: Path, **more) -> Learner:
 
 
 @pytest.mark.parametrize("settings", [EVIDENCE, QUICK], ids=["evidence", "paper"])
-def test_a_task_can_be_used_before_its_prompt_is_trained(spring, summer, settings):
+def test_a_task_can_be_used_before_its_prompt_is_trained(spring, summer, settings, monkeypatch):
     learner = taught(spring, settings=settings)
+    monkeypatch.setattr(learn_folder_module, "_gained", lambda result: 1)
     tasks, callbacks = learner.memory.tasks, []
 
     def on_usable(usable, early):
@@ -445,14 +446,14 @@ def test_a_task_can_be_used_before_its_prompt_is_trained(spring, summer, setting
     assert learner.memory.tasks == (*tasks, outcome.record)
 
 
-def worse_than_before(monkeypatch) -> None:
-    """Let every check after the first find all images misclassified."""
+def worse_than_before(monkeypatch, later: str | None = "no such class") -> None:
+    """Let every check find all images right but, after the first, misclassified as `later`."""
     make, made = Check.make, []
 
     def check(*arguments):
         made.append(make(*arguments))
         labels = made[-1].labels
-        return Check(labels, labels if len(made) == 1 else ["no such class"] * len(labels))
+        return Check(labels, labels if len(made) == 1 or later is None else [later] * len(labels))
 
     monkeypatch.setattr(Check, "make", check)
 
@@ -467,6 +468,13 @@ def test_training_that_makes_it_worse_is_dropped(tmp_path, spring, summer, monke
     expected = learn_folder(instant, scan_folder(summer, instant.memory)).record
     for (name, tensor), (_, other) in zip(outcome.record.tensors(), expected.tensors(), strict=True):
         torch.testing.assert_close(tensor, other, msg=name)  # the same images, also those that were held out
+
+
+def test_training_that_changes_nothing_is_kept_if_its_prompt_serves_all_classes(spring, summer, monkeypatch):
+    learner = Learner(tiny_backbone(), EVIDENCE)
+    worse_than_before(monkeypatch, later=None)
+    assert learn_folder(learner, scan_folder(spring), holdout=0.25).training == "kept"
+    assert learn_folder(learner, scan_folder(summer, learner.memory), holdout=0.25).training == "dropped"
 
 
 def test_training_is_skipped_where_little_is_left_to_gain(spring, summer, monkeypatch):

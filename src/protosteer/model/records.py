@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from protosteer.evidence.prototype_summary import ClassSummary
@@ -94,6 +95,12 @@ class TaskRecord:
     def images(self) -> int:
         """Return how many images its classes were learned from."""
         return int(self.classes.images.sum())
+
+    @property
+    def prompt_is_shared(self) -> bool:
+        """Return whether its prompt serves all classes of the model."""
+        own, shared = self.prompt, self.shared_prompt
+        return own is not None and shared is not None and torch.equal(own, shared)
 
     def computed_in(self, precision: str) -> TaskRecord:
         """Return a copy that states the precision of its features."""

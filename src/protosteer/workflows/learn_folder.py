@@ -1,8 +1,8 @@
 """Learn a scanned folder of images as one task, and estimate the model's accuracy.
 
 The accuracy over all classes is estimated by leave-one-out, which needs no held-out images. They judge training: a
-trained prompt is kept unless the model does worse with it on images that it was not trained with. Then they are
-learned, too. CPP inference has no leave-one-out predictions: there, held-out images estimate the accuracy, give the
+trained prompt is kept unless the model does worse with it on images that it was not trained with. A task-specific
+prompt must do better, since it costs another forward pass. Then held-out images are learned, too. CPP inference has no leave-one-out predictions: there, held-out images estimate the accuracy, give the
 similarities from which `ood` takes its threshold, and are never learned.
 
 If a prompt is trained, the task exists twice: usable after one pass over its images, and finished. An unfinished
@@ -58,7 +58,7 @@ class LearnResult:
             that was trained with them. Under CPP inference on held-out images. None if there is no estimate.
         check: The predictions of held-out images; None if none were held out.
         before_training: The same before the prompt was trained; None if none was.
-        training: "kept", "dropped" as it made predictions worse, "skipped" as it cannot gain much; None: not wanted.
+        training: "kept", "dropped" as it did not help, "skipped" as it cannot gain much; None: not wanted.
     """
 
     record: TaskRecord
@@ -66,6 +66,12 @@ class LearnResult:
     check: Check | None
     before_training: Check | None = None
     training: str | None = None
+
+
+def _gained(result: LearnResult) -> int:
+    """Return how many more held-out images are classified correctly after training than before."""
+    assert result.check and result.before_training
+    return result.check.accuracy.right - result.before_training.accuracy.right
 
 
 class _SkipTrainingError(Exception):
@@ -203,7 +209,7 @@ class TaskSlot:
         if after.reader.needs_heldout:
             return after, result
         result = dataclasses.replace(result, accuracy=early.accuracy)
-        if result.check and early.check and result.check.accuracy.right < early.check.accuracy.right:
+        if result.check and early.check and _gained(result) < (0 if record.prompt_is_shared else 1):
             result = dataclasses.replace(result, record=early.record)
             return self._with_heldout(result, "dropped", on_stage)
         return self._with_heldout(result, "kept", on_stage)
