@@ -11,7 +11,7 @@ MINUTES ?= 10
 
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' src/protosteer/__init__.py)
 
-.PHONY: help setup demo test test-fast test-ray lint bench fuzz image clean
+.PHONY: help setup demo test test-fast test-ray lint docs bench fuzz image clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -45,6 +45,9 @@ lint: setup  ## check style, types and the order of imports
 	@$(BIN)/lint-imports
 	@$(BIN)/codespell
 
+docs: setup  ## build the documentation site into site/; no network is needed
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 bench: setup  ## measure speed as ratios within one run
 	@$(BIN)/protosteer bench
 
@@ -56,5 +59,5 @@ image:  ## build the container image, where docker runs
 	docker run --rm protosteer:$(VERSION) --version
 
 clean:  ## remove everything that can be made again
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache build dist protosteer-demo
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache build dist site protosteer-demo
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -53,7 +53,7 @@ def test_the_service_is_probed_where_it_answers():
     assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"] == labels
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     check_command([*container["command"], *container["args"]])
-    routes = (REPOSITORY / "docs" / "how-to" / "serve.md").read_text(encoding="utf-8")
+    routes = (REPOSITORY / "docs" / "reference" / "http.md").read_text(encoding="utf-8")
     for probe in ("readinessProbe", "livenessProbe"):
         assert f"`GET {container[probe]['httpGet']['path']}`" in routes
     mounted = {mount["name"] for mount in container["volumeMounts"]}

@@ -15,22 +15,39 @@ from protosteer.model.index import Index
 
 @dataclass(frozen=True)
 class Prediction:
-    """One row per image, B of them; columns of scores follow `classes`, C of them.
+    """What was predicted: one row per image, B of them; columns follow `classes`, C of them.
 
-    Among very many classes only n candidates of each image are scored; `class_ids` tells which, in either case.
+    From 20,000 classes on, the default classifier scores n candidates per image; `class_ids` tells which class a column
+    is, in either case.
+
+    Attributes:
+        classes: Names of the columns.
+        labels: The class of each image: the one with the largest score.
+        scores: [B, C] logits; cosines under CPP inference.
+        similarities: [B, C] cosines: the mean of those to the class mean with and without whitening; under CPP inference
+            those to the nearest value prototype of the class.
+        probabilities: [B, C] calibrated, so that about nine in ten predictions with 0.9 are correct. Under CPP inference
+            softmax of scores / temperature, which is nearly flat.
+        energy: [B] low for images like those learned, high for unknown ones: -temperature * logsumexp(scores / temperature).
+        tasks: The task that each label was first learned in.
+        candidates: Names of the tasks whose prompts were tried on each image.
+        embeddings: [B, D] last layer of the pass that all classes are stored under; under CPP inference, under the
+            prompt that won.
+        passes: int64 [B] forward passes that each image took.
+        columns: [B, n] the candidates of each image as numbers in `classes`; None: all classes are scored, in their order.
     """
 
     classes: list[str]
     labels: list[str]
-    scores: Tensor  # [B, C]: the greatest is the label's; logits, or cosines under CPP inference
-    similarities: Tensor  # [B, C]: cosines
-    probabilities: Tensor  # [B, C]: softmax of scores / temperature
-    energy: Tensor  # [B]: low for images like those learned, high for unknown ones
-    tasks: list[str]  # the task that the predicted class was first learned in
-    candidates: list[list[str]]  # the tasks whose prompts were tried
-    embeddings: Tensor  # [B, D]: the image under the prompt that won
-    passes: Tensor  # int64 [B]: forward passes that each image took
-    columns: Tensor | None = None  # [B, n]: the candidates; None: all classes are scored, in their order
+    scores: Tensor
+    similarities: Tensor
+    probabilities: Tensor
+    energy: Tensor
+    tasks: list[str]
+    candidates: list[list[str]]
+    embeddings: Tensor
+    passes: Tensor
+    columns: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -109,11 +109,44 @@ class Values:
 
 @dataclass(frozen=True)
 class Settings(Values):
-    """How a learner learns and predicts.
+    """How a learner learns and predicts; `Settings()` is the preset "fast".
 
-    `Settings()` is the preset "fast": the default classifier, `rule="evidence"`, and one prompt for all classes. It
-    differs from the paper's settings in `rule`, `feature_layers`, `prompt_tasks`, `epochs` and `batch_size`. Only `neighbours` belongs to one rule, "paper"; under that rule,
-    `temperature` also scales probabilities.
+    Only `neighbours` is used by CPP inference (`rule="paper"`) alone. `Settings.preset("paper")` has the paper's settings.
+
+    Attributes:
+        prompts: Train prompts; False stores prototypes alone and trains nothing.
+        prompt_tasks: Tasks that get a prompt: the `first`, whose prompt then serves all classes, or `all`.
+        prompt_length: Tokens of a prompt in each layer.
+        prompt_kind: `deep`: tokens for every layer; `shallow`: tokens that enter before layer 1.
+        prompt_from_layer: First layer with prompts; a later one takes less time.
+        prompt_start: Where a new prompt starts: at the `previous` task's, at `zero-then-previous`, `zero` or `random`.
+        loss: Loss of prompt training; `cpl` is the paper's contrastive prototypical loss.
+        temperature: Temperature of the loss; under CPP inference also of probabilities and energy.
+        uniformity: Keep positives in the denominator of the loss.
+        prototypes_per_step: Earlier prototypes in a step; -1: as many as the batch has images; 0: none.
+        noise: Noise on these prototypes: deviation of the `cluster`, variance of the `class`, or `none`.
+        anchor_rows: Rows of the loss: `images` or `images+prototypes`.
+        neck_layers: Layers of the projection behind the embedding, used in training only.
+        neck_hidden: Width of that projection.
+        epochs: Epochs of one task.
+        batch_size: Images of a training step.
+        learning_rate: Learning rate after the warm-up.
+        final_learning_rate: Learning rate at the end.
+        warmup_epochs: Warm-up in epochs; the shorter of this and `warmup_fraction` counts.
+        warmup_fraction: Warm-up as a fraction of all steps.
+        weight_decay: Weight decay at the start.
+        final_weight_decay: Weight decay at the end.
+        gradient_clip: Largest norm of a step's gradient.
+        augmentation: Training augmentation; `no-flip` is for digits and letters, `none` for the evaluation preprocessing.
+        centroids: Prototypes per class, at most, of keys and of values each; CPP and task-specific prompts.
+        clustering: How prototypes of a class are found: `spectral` clustering or `kmeans`.
+        assign_labels: Last step of spectral clustering.
+        rule: How classes are stored and predicted: `evidence` is the default classifier, `paper` CPP inference.
+        feature_layers: Layers that the default classifier reads: `several` of the same forward pass, or the `last`.
+        neighbours: CPP inference: nearest key prototypes that name the candidate prompts.
+        embed_batch_size: Images that are embedded at once, at most.
+        independent: Learn every task from its own images alone, so that forgetting and merging are exact.
+        seed: Seed of everything random.
     """
 
     # Prompt: L_p, its kind, and where a new task's prompt starts.

@@ -37,7 +37,7 @@ MAX_PROMPT_TOKENS = 4096  # more would take gigabytes per image
 class Backbone:
     """A frozen ViT with the preprocessing of its weights; only a `trainable_copy` ever changes.
 
-    Example:
+    Examples:
         >>> backbone = Backbone.load("mini")
         >>> embedding = backbone.embed(backbone.transform(image)[None])  # [1, D]
     """

@@ -1,6 +1,6 @@
 """The `.protosteer` file: checksummed tensors (util/tensor_file.py) under a header of backbone, settings and tasks.
 
-docs/reference/python.md describes the format. A file is written under a temporary name, synced and then renamed.
+docs/reference/model-file.md describes the format. A file is written under a temporary name, synced and then renamed.
 """
 
 from __future__ import annotations
