@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from protosteer.methods.bic import BiC, bias, correct, draw_held_out, rows_to_keep
 from protosteer.methods.checks import Maker, learn_task
-from protosteer.methods.distillation import distillation
+from protosteer.methods.finetune_base import distillation
 from protosteer.methods.testing import GROUPS, toy_images
 
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from protosteer.methods.checks import Maker, learn_task
-from protosteer.methods.distillation import Teacher, distillation
 from protosteer.methods.finetune import Finetune
+from protosteer.methods.finetune_base import Teacher, distillation
 from protosteer.methods.lwf import LwF
 from protosteer.methods.testing import GROUPS, toy_images
 

@@ -162,6 +162,17 @@ class ForgivingFiles(FileImages):
             side = self.preprocessing.canvas
             return torch.zeros(3, side, side, dtype=torch.uint8)
 
+    def readable_rows(self) -> list[int]:
+        """Return the rows of files that could be read; raise `DataError` if there are none."""
+        rows = [i for i in range(len(self)) if i not in self.errors]
+        if not rows:
+            raise DataError(f"none of {len(self)} files could be read; the first: {self.errors[0]}", code="no-images")
+        return rows
+
+    def errors_by_path(self) -> dict[Path, str]:
+        """Return what is wrong with each unreadable file."""
+        return {self.paths[i]: error for i, error in sorted(self.errors.items())}
+
 
 def as_images(data: Any, preprocessing: Preprocessing) -> ImageSet:
     """Read images without labels.

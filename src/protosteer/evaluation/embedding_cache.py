@@ -14,15 +14,11 @@ from torch import Tensor
 from protosteer.backbones import Backbone
 from protosteer.backbones.prompting import Prompt
 from protosteer.data.images import ImageSet
-from protosteer.methods.base import Method
+from protosteer.methods.base import Method, PlainImages
 
 
-class EmbeddingCache:
+class EmbeddingCache(PlainImages):
     """One task's test images for a method: see `methods.base.Images`.
-
-    Args:
-        method: The method.
-        images: The images.
 
     Attributes:
         forward_passes: How many images were embedded.
@@ -30,20 +26,12 @@ class EmbeddingCache:
     """
 
     def __init__(self, method: Method, images: ImageSet):
-        self.method = method
-        self.images = images
+        super().__init__(method, images)
         self.forward_passes = 0
         self.requests = 0
         self._version = ""  # fingerprint of the current weights
         self._known: dict[str, tuple[Tensor, Tensor]] = {}  # by name: embeddings [N, D], and which are known [N]
         self._new: dict[str, list[Tensor]] = {}  # rows embedded since `take_new`
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def pixels(self, rows: Tensor) -> Tensor:
-        """Return the pixels of some rows."""
-        return self.images.pixels(rows.tolist())
 
     def embed(
         self, rows: Tensor, prompt: Prompt | None = None, key: str | None = None, backbone: Backbone | None = None
@@ -51,13 +39,13 @@ class EmbeddingCache:
         """Embed some rows, or look them up; see `Images.embed`."""
         self.requests += len(rows)
         if key is None and (prompt is not None or backbone is not None):
-            return self._compute(rows, prompt, backbone)
+            return self.compute(rows, prompt, backbone)
         name = self._name(key) if backbone is None else f"backbone {key}"
         known = self._known[name][1] if name in self._known else torch.zeros(len(self), dtype=torch.bool)
         new = rows[~known[rows]]
         if len(new):
             own = prompt[~known[rows]] if prompt is not None and prompt.ndim == 4 else prompt
-            self._add(name, new, self._compute(new, own, backbone))
+            self._add(name, new, self.compute(new, own, backbone))
             self._new.setdefault(name, []).append(new)
         if name not in self._known:
             return torch.empty(0, (backbone or self.method.backbone).width)
@@ -66,14 +54,14 @@ class EmbeddingCache:
     def tokens(self, rows: Tensor, prompt: Tensor | None = None) -> Tensor:
         """Return the output tokens of some rows; they are not cached."""
         self.requests += len(rows)
-        return self._compute(rows, prompt, whole=True)
+        return super().tokens(rows, prompt)
 
-    def _compute(
+    def compute(
         self, rows: Tensor, prompt: Prompt | None, backbone: Backbone | None = None, whole: bool = False
     ) -> Tensor:
+        """Compute and count."""
         self.forward_passes += len(rows)
-        backbone, batch = backbone or self.method.backbone, self.method.embed_batch_size
-        return backbone.embed_set(self.images, prompt, batch, rows=rows.tolist(), whole=whole)
+        return super().compute(rows, prompt, backbone, whole)
 
     def take_new(self) -> dict[str, Tensor]:
         """Return what was embedded since the last call, for `put`."""

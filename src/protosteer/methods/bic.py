@@ -27,8 +27,7 @@ from protosteer.backbones import Backbone
 from protosteer.data.images import Chosen, ImageSet
 from protosteer.methods.base import Answer, Images, Source, TrainingTask, register_method
 from protosteer.methods.buffer import balanced
-from protosteer.methods.distillation import Teacher, distillation
-from protosteer.methods.finetune_base import Network, Rehearsal, RehearsalSettings
+from protosteer.methods.finetune_base import Network, Rehearsal, RehearsalSettings, Teacher, distillation
 from protosteer.methods.training_utils import answer_by, minimise
 from protosteer.settings import setting
 

@@ -21,8 +21,8 @@ from torch import Tensor
 from protosteer.backbones import Backbone
 from protosteer.data.images import ArrayImages, ImageSet
 from protosteer.errors import LearnerError, ModelFileError
-from protosteer.methods.base import Images, Method, TrainingTask
-from protosteer.methods.testing import GROUPS, PlainImages, toy_backbone, toy_images, toy_task
+from protosteer.methods.base import Images, Method, PlainImages, TrainingTask
+from protosteer.methods.testing import GROUPS, toy_backbone, toy_images, toy_task
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.progress import OnStage, Stage
 from protosteer.streams.base import training_view

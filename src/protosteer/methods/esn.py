@@ -34,7 +34,7 @@ from protosteer.methods.base import Answer, Images, Method, Source, TrainingTask
 from protosteer.methods.per_task_tuning import PromptTraining, tune
 from protosteer.methods.training_utils import answer_by, number_labels, task_seed
 from protosteer.paper.vit import Block
-from protosteer.runtime.progress import Stage
+from protosteer.runtime.progress import counting
 from protosteer.settings import setting
 from protosteer.util.seeded import seeded
 
@@ -128,13 +128,15 @@ class ESN(Method):
 
     def find_temperature(self, task: TrainingTask) -> Tensor:
         """Find the temperature at which most of the newest task's images choose its classifier."""
-        hits = torch.zeros(len(TEMPERATURES))
+        hits, report = (
+            torch.zeros(len(TEMPERATURES)),
+            counting(task.on_stage, task.name, "temperatures", len(task.train)),
+        )
         for rows in torch.arange(len(task.train)).split(self.embed_batch_size):
             tokens = self.backbone.embed_set(task.train, self.prompt, rows=rows.tolist(), whole=True)
             logits = self.logits(tokens)
             hits += torch.stack([(least_energy(logits, t) == len(self.tasks) - 1).sum() for t in TEMPERATURES])
-            if task.on_stage:
-                task.on_stage(Stage(task.name, "temperatures", int(rows[-1]) + 1, len(task.train)))
+            report(int(rows[-1]) + 1)
         return torch.tensor(TEMPERATURES)[hits.argmax()]
 
     def logits(self, tokens: Tensor) -> list[Tensor]:

@@ -13,10 +13,6 @@ from protosteer.settings import Values
 class FeatureBank(Method):
     """Stores embeddings of the frozen backbone in float32, with their class numbers.
 
-    Args:
-        backbone: The pre-trained backbone.
-        settings: The settings.
-
     Attributes:
         embeddings: [N, D].
         labels: Class numbers, int64 [N].

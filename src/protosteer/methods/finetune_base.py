@@ -1,4 +1,4 @@
-"""Base classes of methods that train the whole backbone under a linear head, with and without rehearsal."""
+"""Base classes of methods that train the whole backbone under a linear head, with distillation and rehearsal."""
 
 from __future__ import annotations
 
@@ -32,11 +32,7 @@ class Network(Method):
     """A trainable copy of the backbone and a head that grows, trained task after task.
 
     As it stands, this is sequential fine-tuning. A method overrides some of the hooks `begin_task`, `training_set`,
-    `loss` and `end_task`.
-
-    Args:
-        backbone: The pre-trained backbone, which stays as it is.
-        settings: The settings.
+    `loss` and `end_task`. The backbone that is given stays as it is.
     """
 
     trains = "backbone, head"
@@ -124,6 +120,28 @@ class Network(Method):
         return sum(p.numel() for p in self.parameters().values())
 
 
+class Teacher:
+    """A frozen copy of a network: its backbone, and its head over the classes so far."""
+
+    def __init__(self, backbone: Backbone, head: Head):
+        self.backbone = backbone.frozen_copy()
+        self.weight, self.bias = head.weight.detach().clone(), head.bias.detach().clone()
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        """Compute logits [B, K] of normalised images [B, 3, H, W]."""
+        return F.linear(self.backbone.embed(images), self.weight, self.bias)
+
+
+def distillation(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """Compute the cross-entropy of softmax(logits / T) against softmax(teacher / T), mean over images; both [B, K].
+
+    Hinton et al. (2015) multiply it by T^2 to preserve the size of gradients; each method here follows its own paper.
+    """
+    targets = (teacher / temperature).softmax(dim=1)
+    return -(targets * (logits / temperature).log_softmax(dim=1)).sum(dim=1).mean()
+
+
 @dataclass(frozen=True)
 class RehearsalSettings(TrainingSettings):
     """Settings of methods with a buffer."""
@@ -134,12 +152,7 @@ class RehearsalSettings(TrainingSettings):
 
 
 class Rehearsal(Network):
-    """A network that stores some images of every task and uses them again in later tasks.
-
-    Args:
-        backbone: The pre-trained backbone, which stays as it is.
-        settings: The settings; with `buffer_size`, unless all images are stored.
-    """
+    """A network that stores `buffer_size` images, or all, and uses them again in later tasks."""
 
     uses_rehearsal = True
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {

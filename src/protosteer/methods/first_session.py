@@ -60,10 +60,6 @@ class FirstSessionSettings(PromptTraining):
 class FirstSession(Method):
     """Adapts the backbone to the first task, and embeds images by the adapted backbone.
 
-    Args:
-        backbone: The pre-trained backbone, which stays as it is.
-        settings: The settings.
-
     Attributes:
         adaptation: What the first task trained: a "prompt", the parameters of the adapters, or nothing.
         adapted: The backbone with its adapters; the given one if there are none.

@@ -29,8 +29,7 @@ from protosteer.backbones import Backbone
 from protosteer.data.images import ImageSet
 from protosteer.errors import SettingsError
 from protosteer.methods.base import Answer, Images, Source, TrainingTask, register_method
-from protosteer.methods.distillation import Teacher
-from protosteer.methods.finetune_base import Rehearsal, RehearsalSettings
+from protosteer.methods.finetune_base import Rehearsal, RehearsalSettings, Teacher
 from protosteer.methods.training_utils import embed_task
 
 

@@ -19,8 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.methods.base import Source, TrainingTask, register_method
-from protosteer.methods.distillation import Teacher, distillation
-from protosteer.methods.finetune_base import Network
+from protosteer.methods.finetune_base import Network, Teacher, distillation
 from protosteer.methods.training_utils import TrainingSettings
 from protosteer.settings import setting
 

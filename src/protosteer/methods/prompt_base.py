@@ -35,10 +35,6 @@ class Prompted(Method):
     A method defines what is trained (`new_shared`, `new_task_parameters`) and which prompt a query gets: `prompt` if
     the task is unknown, `training_prompt` for images of the current task.
 
-    Args:
-        backbone: The pre-trained backbone.
-        settings: The settings.
-
     Attributes:
         shared: Parameters that every task trains.
         current: Parameters of the current task, while it is learned.

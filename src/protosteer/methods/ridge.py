@@ -31,13 +31,7 @@ class Spectrum(NamedTuple):
 
 
 class Ridge(FirstSession):
-    """Ridge regression on features of an adapted or plain backbone.
-
-    Args:
-        backbone: The pre-trained backbone.
-        settings: The settings.
-        features: M.
-    """
+    """Ridge regression on M `features` of an adapted or plain backbone."""
 
     supports_repeated_classes = True
     state_fields = {**FirstSession.state_fields, **dict.fromkeys(("factor", "sums", "weights"), "once")}

@@ -8,40 +8,12 @@ import torch
 from torch import Tensor
 
 from protosteer.backbones import Backbone
-from protosteer.backbones.prompting import Prompt
-from protosteer.data.images import ArrayImages, ImageSet
+from protosteer.data.images import ArrayImages
 from protosteer.data.transforms import Preprocessing
-from protosteer.methods.base import Method, TrainingTask
+from protosteer.methods.base import TrainingTask
 from protosteer.paper.vit import ViT, ViTConfig
 
 GROUPS = (["ant", "bee"], ["cat", "dog", "eel"], ["fox"])
-
-
-class PlainImages:
-    """Test images without a cache: every embedding is computed by the method's backbone."""
-
-    def __init__(self, method: Method, images: ImageSet):
-        self.method = method
-        self.images = images
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def pixels(self, rows: Tensor) -> Tensor:
-        """Return the pixels of some rows."""
-        return self.images.pixels(rows.tolist())
-
-    def embed(
-        self, rows: Tensor, prompt: Prompt | None = None, key: str | None = None, backbone: Backbone | None = None
-    ) -> Tensor:
-        """Embed some rows; see `Images.embed`."""
-        return (backbone or self.method.backbone).embed_pixels(self.pixels(rows), prompt)
-
-    def tokens(self, rows: Tensor, prompt: Tensor | None = None) -> Tensor:
-        """Return the output tokens of some rows."""
-        backbone = self.method.backbone
-        with torch.no_grad():
-            return backbone.tokens(backbone.preprocessing(self.pixels(rows), backbone.device), prompt).cpu()
 
 
 def toy_task(classes: Sequence[str], per_class: int = 8) -> TrainingTask:

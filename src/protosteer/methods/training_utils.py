@@ -20,7 +20,7 @@ from protosteer.paper.diagnostics import accuracy_and_spread
 from protosteer.paper.task import task_seed
 from protosteer.paper.trainer import cosine, update
 from protosteer.runtime.callbacks import training_callbacks
-from protosteer.runtime.progress import Stage
+from protosteer.runtime.progress import counting
 from protosteer.settings import AUGMENTATIONS, setting
 from protosteer.util.distributed import process_group
 from protosteer.util.seeded import seeded
@@ -76,11 +76,7 @@ def embed_task(
     Returns:
         Embeddings [n, D].
     """
-
-    def on_batch(done: int) -> None:
-        if task.on_stage:
-            task.on_stage(Stage(task.name, stage, done, len(task.train)))
-
+    on_batch = counting(task.on_stage, task.name, stage, len(task.train))
     return backbone.embed_set(task.train, prompt, batch_size, on_batch)
 
 

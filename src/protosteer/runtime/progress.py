@@ -39,6 +39,16 @@ class Stage:
 OnStage = Callable[[Stage], None]
 
 
+def counting(on_stage: OnStage | None, task: str, doing: str, total: int) -> Callable[[int], None]:
+    """Return a function that reports how many of `total` are done, if somebody listens."""
+
+    def report(done: int) -> None:
+        if on_stage:
+            on_stage(Stage(task, doing, done, total))
+
+    return report
+
+
 def both(first: OnStage, second: OnStage | None) -> OnStage:
     """Return what calls one after the other; the second may be missing."""
 

@@ -1,4 +1,10 @@
-"""Embed a task's images and yield its augmented batches, in one process or on all ranks."""
+"""Embed a task's images and yield its augmented batches, in one process or on all ranks.
+
+On several ranks, each encodes its own rows of every batch. The contrastive loss is one of a whole batch. So every rank
+gathers all embeddings [N, D] and computes the same loss and the same gradient as a single process would. Each rank
+propagates the gradient of its own rows back to the prompt, and the prompt's gradients are summed. Neck and optimiser
+are the same on every rank.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +16,9 @@ from torch import Tensor
 from protosteer.backbones import Backbone
 from protosteer.data.images import ImageSet
 from protosteer.paper.prompts import Encoder
-from protosteer.runtime.data_parallel import DataParallelEncoder, augmented_tokens
-from protosteer.runtime.progress import OnStage, Stage
+from protosteer.runtime.progress import OnStage, counting
 from protosteer.settings import Settings
-from protosteer.util.distributed import process_group
+from protosteer.util.distributed import GatherRows, ProcessGroup, SumGradients, process_group
 
 
 class TaskImages:
@@ -52,20 +57,42 @@ class TaskImages:
 
     def features(self, prompt: Tensor | None) -> Tensor:
         """All images under a prompt [S, L, D], or without one -> [n, S, D]; computed once."""
-
-        def on_batch(done: int) -> None:
-            if self.on_stage:
-                self.on_stage(Stage(self.task, "values" if prompt is not None else "keys", done, len(self.images)))
-
         key = None if prompt is None else prompt.detach().cpu().contiguous().numpy().tobytes()
         if key not in self._features:
-            backbone = self.backbone.reading(self.layers)
+            backbone, doing = self.backbone.reading(self.layers), "keys" if prompt is None else "values"
+            on_batch = counting(self.on_stage, self.task, doing, len(self.images))
             embeddings = backbone.embed_set(self.images, prompt, self.settings.embed_batch_size, on_batch)
             self._features[key] = embeddings.unflatten(1, (-1, backbone.dim))
         return self._features[key]
 
     def views(self, batches: Sequence[Tensor], generator: torch.Generator) -> Iterator[Tensor]:
-        """Yield the augmented tokens of each batch of row numbers, see `paper.trainer.Views`."""
-        if self.parallel is None:
-            return augmented_tokens(self.images, batches, generator, self.backbone, self.settings)
-        return self.parallel.views(self.images, batches, generator, self.settings)
+        """Yield augmented tokens, before any prompt, of this rank's rows of each batch: see `paper.trainer.Views`."""
+        # Imports kornia, which prediction does not need.
+        from protosteer.data.augment import Augmentation, augmented
+
+        augment = Augmentation(self.backbone.preprocessing, self.settings.augmentation)
+        pictures = augmented(self.images, batches, augment, self.backbone.device, process_group(), generator)
+        for rows, own in zip(batches, pictures, strict=True):
+            if self.parallel:
+                self.parallel.batch_size = len(rows)
+            yield self.backbone.trunk(own, self.settings.prompt_from_layer - 1)
+
+
+class DataParallelEncoder:
+    """Encode tokens of this rank's rows into the embeddings of a whole batch of `batch_size` images."""
+
+    def __init__(self, backbone: Backbone, group: ProcessGroup):
+        self.backbone, self.group, self.batch_size = backbone, group, 0
+        self.dim, self.depth, self.prompt_shape = backbone.dim, backbone.depth, backbone.prompt_shape
+        self.width = backbone.width
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the backbone."""
+        return self.backbone.device
+
+    def rest(self, tokens: Tensor, layers: int, prompt: Tensor | None = None) -> Tensor:
+        """Tokens [n, T, D] of this rank and the prompt [S, L, D] -> embeddings [N, D] of the batch."""
+        prompt = SumGradients.apply(prompt, self.group)  # type: ignore[no-untyped-call]
+        own = self.backbone.rest(tokens, layers, prompt)
+        return GatherRows.apply(own, self.group.shares(self.batch_size), self.group)  # type: ignore[no-untyped-call]

@@ -23,11 +23,11 @@ from torch import Tensor
 
 from protosteer.data.images import ForgivingFiles
 from protosteer.data.transforms import Preprocessing
-from protosteer.errors import DataError, SettingsError
+from protosteer.errors import SettingsError
 from protosteer.evidence.kernel_ridge import RIDGE, arc_cosine
 from protosteer.learner import Learner
 from protosteer.prediction import Prediction
-from protosteer.runtime.progress import OnStage, Stage
+from protosteer.runtime.progress import OnStage, counting
 from protosteer.workflows.duplicates import THUMBNAIL, near_duplicates, thumbnails
 from protosteer.workflows.ood import Rejection, calibrated, check_fraction
 from protosteer.workflows.prediction_table import Row
@@ -145,13 +145,11 @@ def suggest(
     check_fraction(reject)
     images = _Thumbnailed(paths, learner.backbone.preprocessing)
     parts: list[Prediction] = []
-    done = 0
+    report = counting(on_stage, "", "predicting", len(images))
     for part in learner.stream(images):
         parts.append(part)
-        done += len(part)
-        if on_stage:
-            on_stage(Stage("", "predicting", done, len(images)))
-    read = readable_rows(images)
+        report(sum(map(len, parts)))
+    read = images.readable_rows()
     pool = Pool.of(parts)
     copies = {read[i]: read[of] for i, of in near_duplicates(images.thumbnails[read]).items()}
     originals = [i for i in read if i not in copies]
@@ -163,7 +161,7 @@ def suggest(
         return Suggestion(images.paths[i], why, pool.labels[i], float(pool.probabilities[i]), other)
 
     chosen = [suggestion(i, why) for why, found in rows.items() for i in found[:count]]
-    return Suggestions(len(read), {w: len(r) for w, r in rows.items()}, chosen, errors_of(images))
+    return Suggestions(len(read), {w: len(r) for w, r in rows.items()}, chosen, images.errors_by_path())
 
 
 def select_informative(embeddings: Tensor, uncertainty: Tensor, count: int) -> Tensor:
@@ -196,19 +194,6 @@ def check_count(count: int) -> None:
     """Raise a SettingsError if no image is asked for."""
     if count < 1:
         raise SettingsError(f"count = {count}: ask for at least one image", code="bad-count", value=count)
-
-
-def readable_rows(images: ForgivingFiles) -> list[int]:
-    """Return the rows of files that could be read; a DataError if there are none."""
-    rows = [i for i in range(len(images)) if i not in images.errors]
-    if not rows:
-        raise DataError(f"none of {len(images)} files could be read; the first: {images.errors[0]}", code="no-images")
-    return rows
-
-
-def errors_of(images: ForgivingFiles) -> dict[Path, str]:
-    """Return what is wrong with each unreadable file."""
-    return {images.paths[i]: error for i, error in sorted(images.errors.items())}
 
 
 class _Thumbnailed(ForgivingFiles):

@@ -35,7 +35,7 @@ from protosteer.errors import DataError, WeightsError
 from protosteer.evidence.prototype_summary import MAX_PROTOTYPES, summarise_class
 from protosteer.evidence.scorer import CoarseScorer
 from protosteer.paper.task import task_seed
-from protosteer.runtime.progress import OnStage, Stage
+from protosteer.runtime.progress import OnStage, counting
 from protosteer.util.system import memory_size
 
 SECONDS = 60.0  # for all trials together, if the machine is as fast as this:
@@ -205,11 +205,7 @@ def _try(
 ) -> Trial:
     backbone = Backbone.load(info.name, device=device, precision=precision)
     images = as_images(data, backbone.preprocessing)
-
-    def on_batch(done: int) -> None:
-        if on_stage:
-            on_stage(Stage("", f"trying {info.alias}", done, len(rows)))
-
+    on_batch = counting(on_stage, "", f"trying {info.alias}", len(rows))
     backbone.embed_set(images, rows=rows[:1])  # the first image takes longer than others
     began = time.perf_counter()
     embeddings = backbone.reading("several").embed_set(images, on_batch=on_batch, rows=rows)

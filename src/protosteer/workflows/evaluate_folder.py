@@ -10,11 +10,11 @@ from pathlib import Path
 from protosteer.data.class_folders import Files
 from protosteer.data.image_files import image_bytes, in_threads
 from protosteer.data.images import ForgivingFiles
-from protosteer.errors import DataError
 from protosteer.learner import Learner
-from protosteer.runtime.progress import OnStage, Stage
+from protosteer.runtime.progress import OnStage, counting
 from protosteer.util.files import digest
 from protosteer.util.statistics import Accuracy
+from protosteer.workflows.holdout_eval import most_confused
 from protosteer.workflows.known_files import KnownFiles
 
 
@@ -94,8 +94,7 @@ class Evaluation:
 
     def most_confused(self, most: int = 10) -> list[tuple[str, str, int]]:
         """Return (actual class, predicted class, count), the most frequent first."""
-        wrong = [(*pair, count) for pair, count in self.pairs.items() if pair[0] != pair[1]]
-        return sorted(wrong, key=lambda found: (-found[2], found[:2]))[:most]
+        return most_confused(self.pairs, most)
 
     def per_class(self) -> dict[str, ClassMetrics]:
         """Return the metrics of every class that occurs."""
@@ -127,13 +126,11 @@ def evaluate_folder(learner: Learner, files: Files, on_stage: OnStage | None = N
     """
     images = ForgivingFiles(files.paths, learner.backbone.preprocessing)
     answers: list[tuple[str, float]] = []
+    report = counting(on_stage, "", "predicting", len(images))
     for part in learner.stream(images):
         answers += [(label, probability) for ((label, probability, _),) in part.ranked(1)]
-        if on_stage:
-            on_stage(Stage("", "predicting", len(answers), len(images)))
-    rows = [row for row in range(len(files)) if row not in images.errors]
-    if not rows:
-        raise DataError(f"none of {len(files)} files could be read; the first: {images.errors[0]}", code="no-images")
+        report(len(answers))
+    rows = images.readable_rows()
     read = files.rows(rows)
     digests = list(in_threads(lambda path: digest(image_bytes(path)), read.paths))
     found = KnownFiles.find(learner.memory.tasks, read, digests)
@@ -143,6 +140,6 @@ def evaluate_folder(learner: Learner, files: Files, on_stage: OnStage | None = N
             EvaluatedImage(files.paths[row], files.labels[row], *answers[row], i in learned)
             for i, row in enumerate(rows)
         ],
-        {files.paths[row]: error for row, error in sorted(images.errors.items())},
+        images.errors_by_path(),
         learner.classes,
     )

@@ -13,7 +13,7 @@ from protosteer.data.images import ImageSet
 from protosteer.learner import Learner
 from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord
-from protosteer.runtime.progress import OnStage, Stage
+from protosteer.runtime.progress import OnStage, counting
 from protosteer.util.statistics import Accuracy
 
 
@@ -50,9 +50,13 @@ class Check:
 
     def confused(self, most: int = 5) -> list[tuple[str, str, int]]:
         """Return (actual class, predicted class, count), the most frequent confusions first."""
-        pairs = Counter((a, b) for a, b in zip(self.labels, self.predicted, strict=True) if a != b)
-        ranked = sorted(pairs.items(), key=lambda item: (-item[1], item[0]))
-        return [(a, b, count) for (a, b), count in ranked[:most]]
+        return most_confused(Counter(zip(self.labels, self.predicted, strict=True)), most)
+
+
+def most_confused(pairs: Counter[tuple[str, str]], most: int) -> list[tuple[str, str, int]]:
+    """Return the most frequent pairs of actual and predicted class that differ, with their counts."""
+    wrong = [(*pair, count) for pair, count in pairs.items() if pair[0] != pair[1]]
+    return sorted(wrong, key=lambda found: (-found[2], found[:2]))[:most]
 
 
 def with_heldout_similarities(
@@ -76,9 +80,9 @@ def _answers(
     """Return predicted classes of H held-out images, and the greatest similarity of each [H]."""
     labels: list[str] = []
     similarities: list[Tensor] = []
+    report = counting(on_stage, name, doing, len(unseen))
     for part in learner.stream(unseen):
         labels += part.labels
         similarities.append(part.similarities.amax(dim=1))
-        if on_stage:
-            on_stage(Stage(name, doing, len(labels), len(unseen)))
+        report(len(labels))
     return labels, torch.cat(similarities)

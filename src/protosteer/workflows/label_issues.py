@@ -21,8 +21,8 @@ from protosteer.evidence.calibration import loo_probabilities
 from protosteer.evidence.summary_table import SummaryTable
 from protosteer.learner import Learner
 from protosteer.model.class_table import ClassTable
-from protosteer.runtime.progress import OnStage, Stage
-from protosteer.workflows.active_learning import COUNT, Suggestion, Suggestions, check_count, errors_of, readable_rows
+from protosteer.runtime.progress import OnStage, counting
+from protosteer.workflows.active_learning import COUNT, Suggestion, Suggestions, check_count
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,9 @@ def mislabelled(learner: Learner, files: Files, count: int = COUNT, on_stage: On
     """
     check_count(count)
     images = ForgivingFiles(files.paths, learner.backbone.preprocessing)
-
-    def on_batch(done: int) -> None:
-        if on_stage:
-            on_stage(Stage("", "checking", done, len(images)))
-
+    on_batch = counting(on_stage, "", "checking", len(images))
     embeddings = learner.backbone.embed_set(images, batch_size=learner.settings.embed_batch_size, on_batch=on_batch)
-    read = readable_rows(images)
+    read = images.readable_rows()
     labels = [files.labels[i] for i in read]
     own = set(labels)
     table = learner.memory.table.without(own)
@@ -78,7 +74,7 @@ def mislabelled(learner: Learner, files: Files, count: int = COUNT, on_stage: On
         Suggestion(images.paths[read[one.row]], "mislabelled", one.label, one.probability, labels[one.row])
         for one in issues[:count]
     ]
-    return Suggestions(len(read), {"mislabelled": len(issues)}, chosen, errors_of(images))
+    return Suggestions(len(read), {"mislabelled": len(issues)}, chosen, images.errors_by_path())
 
 
 def find_label_issues(embeddings: Tensor, labels: Sequence[str], rivals: ClassTable | None = None) -> list[LabelIssue]:
