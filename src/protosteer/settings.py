@@ -266,14 +266,19 @@ def parse_value(text: str) -> Any:
         return text.strip()
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file of `name = value` lines."""
+def load_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file."""
     try:
-        values = tomllib.loads(read_regular(path).decode("utf-8"))
+        return tomllib.loads(read_regular(path).decode("utf-8"))
     except OSError as error:
         raise SettingsError(f"cannot read {path}: {error.strerror}", code="unreadable-settings", path=path) from error
     except (ValueError, RecursionError) as error:  # tomllib's and the decoder's are both of the first kind
         raise SettingsError(f"{path} is not valid TOML: {error}", code="invalid-toml", path=path) from error
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file of `name = value` lines."""
+    values = load_toml(path)
     table = next((name for name, value in values.items() if isinstance(value, dict)), None)
     if table is not None:
         raise SettingsError(

@@ -24,7 +24,7 @@ from protosteer import __version__
 # isort: off
 from protosteer.cli import learn, predict, correct, evaluate, sort, suggest
 from protosteer.cli import rename, model_commands, verify, history, adapt, serve
-from protosteer.cli import benchmarks, experiments, catalogue
+from protosteer.cli import benchmarks, experiments, reproduce, catalogue
 
 # isort: on
 from protosteer.cli.common import app, say
@@ -46,6 +46,7 @@ __all__ = [
     "model_commands",
     "predict",
     "rename",
+    "reproduce",
     "serve",
     "sort",
     "suggest",

@@ -48,6 +48,13 @@ def dataset_names() -> list[str]:
     return sorted({name for group in _declared("data/datasets", _DATASETS) for name in re.findall(r"[\w-]+", group)})
 
 
+def paper_experiments() -> list[str]:
+    """Return the experiments of the paper, and all."""
+    from protosteer.reproduction.definition import ALL, catalogue, names
+
+    return [*names(catalogue()), ALL]
+
+
 def preset_names() -> list[str]:
     """Return the presets."""
     return list(PRESETS)

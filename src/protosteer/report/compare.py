@@ -127,17 +127,18 @@ def comparison_markdown(rows: Rows, tests: Tests | None = None) -> str:
         _cells(flat, present(CAUSES, flat.items())),
         *([_test_cells(tests)] if tests else []),
     ]
-    return "\n".join(map(_github_table, parts))
+    return "\n".join(map(github_table, parts))
 
 
 def comparison_latex(rows: Rows, tests: Tests | None = None) -> str:
     """Make a LaTeX table (package booktabs) of quality, decisions and costs, and one of the tests."""
     flat = _flat(rows)
     metrics = present({name: METRICS[name] for name in (*QUALITY, *TRANSFER, *DECIDING, *COSTS)}, flat.items())
-    return _tabular(_cells(flat, metrics)) + (f"\n{_tabular(_test_cells(tests))}" if tests else "")
+    return tabular(_cells(flat, metrics)) + (f"\n{tabular(_test_cells(tests))}" if tests else "")
 
 
-def _tabular(lines: Sequence[Sequence[str]]) -> str:
+def tabular(lines: Sequence[Sequence[str]]) -> str:
+    """Make a LaTeX table (package booktabs) of a heading and further lines of plain text."""
     heading, *rest = [" & ".join(map(_latex, line)) + r" \\" for line in lines]
     columns = "l" + "r" * (len(lines[0]) - 1)
     body = [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", heading, r"\midrule", *rest, r"\bottomrule"]
@@ -146,7 +147,7 @@ def _tabular(lines: Sequence[Sequence[str]]) -> str:
 
 def _latex(text: str) -> str:
     escaped = without_control(text).translate(_LATEX)
-    return escaped.replace(" ± ", r" $\pm$ ").replace(NOTHING, "--")
+    return escaped.replace(" ± ", r" $\pm$ ").replace("−", "$-$").replace(NOTHING, "--")
 
 
 _LATEX = str.maketrans({
@@ -225,7 +226,8 @@ def _cells(rows: Rows, metrics: Mapping[str, Metric]) -> list[list[str]]:
     return lines
 
 
-def _github_table(lines: Sequence[Sequence[str]]) -> str:
+def github_table(lines: Sequence[Sequence[str]]) -> str:
+    """Make a GitHub table of a heading and further lines; the first column has labels."""
     heading, *rest = ([_escaped(line[0]), *line[1:]] for line in lines)
     whole = [heading, ["---", *["---:"] * (len(heading) - 1)], *rest]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in whole)

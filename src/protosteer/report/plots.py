@@ -64,7 +64,7 @@ def accuracy_matrices(matrices: Mapping[str, Matrix]) -> bytes:
         cells = np.full((len(matrix), len(matrix)), np.nan)
         for i, row in enumerate(matrix):
             cells[i, : i + 1] = row
-        image = _heat_map(axes, cells, scale, 1, min(10.0, 72.0 * side / len(matrix) / NUMBER_WIDTH))
+        image = heat_cells(axes, cells, scale, 1, min(10.0, 72.0 * side / len(matrix) / NUMBER_WIDTH))
         numbers = _task_numbers(len(matrix))
         ticks = [number - 1 for number in numbers]
         axes.set(xticks=ticks, yticks=ticks, xticklabels=numbers, yticklabels=numbers)
@@ -77,7 +77,7 @@ def accuracy_matrices(matrices: Mapping[str, Matrix]) -> bytes:
     return png(figure)
 
 
-def _heat_map(axes: Axes, cells: Floats, scale: Normalize, decimals: int, size: float) -> Any:
+def heat_cells(axes: Axes, cells: Floats, scale: Normalize, decimals: int, size: float) -> Any:
     """Draw cells with numbers of this font size, or without numbers if that is too small."""
     for (i, j), cell in np.ndenumerate(cells):
         if size >= MIN_FONT_SIZE and not np.isnan(cell):
@@ -111,7 +111,7 @@ def accuracy_bands(rows: Mapping[str, Sequence[Matrix]]) -> bytes:
     figure = Figure(figsize=(10.4, 5.2) if outside else (7.2, 4.5), dpi=DPI, layout="constrained")
     axes = figure.subplots()
     for i, (name, matrices) in enumerate(rows.items()):
-        _band(axes, i, name, matrices)
+        draw_band(axes, i, name, matrices)
     axes.set(title="Accuracy on all classes learned so far", xlabel="tasks learned")
     axes.set_ylabel("mean accuracy over these tasks (%)")
     axes.set_xticks(_task_numbers(max(len(matrix) for matrices in rows.values() for matrix in matrices)))
@@ -124,7 +124,7 @@ def accuracy_bands(rows: Mapping[str, Sequence[Matrix]]) -> bytes:
     return png(figure)
 
 
-def _band(axes: Axes, i: int, name: str, matrices: Sequence[Matrix]) -> None:
+def draw_band(axes: Axes, i: int, name: str, matrices: Sequence[Matrix]) -> None:
     """Draw line number i, and its band if there is more than one matrix."""
     moments = range(min(map(len, matrices)))
     heights = np.array([[metrics.average_accuracy(matrix, k) for k in moments] for matrix in matrices])
@@ -262,7 +262,7 @@ def confusion_matrix(names: Sequence[str], counts: npt.ArrayLike, most: int = 60
 
 def _similarity_figure(names: Sequence[str], cells: Floats, title: str) -> Figure:
     figure, axes, _ = _map_figure(names, title)
-    image = _heat_map(axes, cells, _similarity_scale(cells), 2, 9 if len(names) <= MAX_NUMBERED else 0)
+    image = heat_cells(axes, cells, _similarity_scale(cells), 2, 9 if len(names) <= MAX_NUMBERED else 0)
     axes.set_facecolor(DIAGONAL_COLOUR)
     figure.colorbar(image, ax=axes, label="greatest cosine between centroids", shrink=0.8)
     return figure

@@ -1,0 +1,111 @@
+"""`protosteer reproduce`: the paper's tables and figures."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Exit, Option
+
+from protosteer.cli import completion
+from protosteer.cli.benchmarks import PANEL, run_options
+from protosteer.cli.common import app, say, show, sigterm_as_ctrl_c
+from protosteer.cli.options import Address, Device, Executor, Json, Threads, command_line, in_flags
+
+if TYPE_CHECKING:
+    from protosteer.evaluation.experiment import Experiment
+
+
+@app.command(rich_help_panel=PANEL)
+def reproduce(
+    name: Annotated[
+        str | None,
+        Argument(
+            metavar="NAME|all",
+            autocompletion=completion.paper_experiments,
+            help="The experiment; without a name, all are listed.",
+        ),
+    ] = None,
+    scale: Annotated[
+        str,
+        Option(
+            metavar="paper|small|mini",
+            help="paper: the full configuration, for a GPU. small: DeiT-Tiny on reduced CIFAR-100. mini: digits on the "
+            "shipped backbone nano.",
+        ),
+    ] = "mini",
+    dry_run: Annotated[bool, Option("--dry-run", help="List the runs and estimate their time; run nothing.")] = False,
+    data_dir: Annotated[Path | None, Option(help="Where data sets are, or are downloaded to.")] = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    engine: Executor = "local",
+    address: Address = None,
+    out: Annotated[Path, Option(help="Folder for runs and results; each scale has its own folder in it.")] = Path(
+        "runs/paper"
+    ),
+    as_json: Json = False,
+) -> None:
+    """Reproduce a table or figure of the paper: the paper's numbers beside ours, and the differences.
+
+    Finished runs are reused, and interrupted ones resume, when the command is repeated. Written for each experiment:
+    Markdown, CSV, LaTeX, JSON and a plot. Example: protosteer reproduce losses --scale mini
+    """
+    from protosteer.reproduction import driver
+    from protosteer.reproduction.definition import catalogue, read_definition, read_scale
+    from protosteer.reproduction.definition import names as known
+    from protosteer.reproduction.grid import Place, expand, unique_runs
+    from protosteer.reproduction.tables import experiments_table, result_tables
+
+    folder = catalogue()
+    if name is None:
+        show([experiments_table([read_definition(folder, one) for one in known(folder)])])
+        return
+    chosen_scale = read_scale(folder, scale)
+    place = Place(out / scale, folder, data_dir, device, threads)
+    definitions = driver.chosen(place, name, chosen_scale)
+    if dry_run:
+        runs = unique_runs([cell for one in definitions for cell in expand(one, chosen_scale, place)])
+        _show_costs(runs, f"Scale {scale}: {chosen_scale.title}", as_json)
+        return
+    how = run_options(engine, address, device, resume=True, overwrite=False)
+    told = how.pop("on_message")
+    try:
+        with sigterm_as_ctrl_c():
+            results = driver.reproduce(definitions, chosen_scale, place, lambda line: _tell(line, told), how)
+    except KeyboardInterrupt:
+        say(f"stopped; {place.out} keeps what was done. To resume: {shlex.join(command_line())}")
+        raise
+    if as_json:
+        texts = {one.definition.name: (place.out / f"{one.definition.name}.json").read_text() for one in results}
+        print(json.dumps({key: json.loads(text) for key, text in texts.items()}, indent=1))
+    else:
+        show([table for result in results for table in result_tables(result)])
+    failed = {cell: why for result in results for cell, why in result.missing.items()}
+    for cell, why in failed.items():
+        say(f"not run: {cell}: {in_flags(why)}")
+    if not any(number.mean is not None for result in results for number in result.numbers.values()):
+        raise Exit(1)
+
+
+def _tell(line: str, tell: Callable[[str], None]) -> None:
+    """Pass a message on; every run is resumed, so that a new one is not news."""
+    if not line.endswith("starting a new one"):
+        tell(line)
+
+
+def _show_costs(runs: list[Experiment], title: str, as_json: bool) -> None:
+    from protosteer.reproduction.cost import Stopwatch, estimate
+    from protosteer.reproduction.tables import cost_table, duration
+
+    stopwatch = Stopwatch()
+    costs = [estimate(run, stopwatch) for run in runs]
+    total = sum(cost.seconds for cost in costs)
+    if as_json:
+        lines = [{**vars(cost), "run": cost.run.folder.name, "seeds": list(cost.run.seeds or ())} for cost in costs]
+        print(json.dumps({"seconds": total, "runs": lines}, indent=1))
+        return
+    show([cost_table(costs, title)])
+    say(f"about {duration(total)} on this machine, in one process; timed on a few images per backbone")

@@ -1,0 +1,144 @@
+"""Estimate what runs cost: images, forward passes, and time on this machine by timing a few passes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from protosteer.backbones import Backbone
+from protosteer.backbones.registry import known_weights
+from protosteer.evaluation.experiment import Experiment
+from protosteer.methods import find_method
+from protosteer.paper.vit import ViT
+from protosteer.reproduction.grid import is_finished
+from protosteer.runtime.device import choose_device
+from protosteer.streams import find_benchmark
+
+TIMED_IMAGES = 4  # per timed pass
+REPEATS = 3
+# Training and test images of streams that may not be on this disk. notMNIST: its small set.
+IMAGES = {
+    "split-cifar100": (50_000, 10_000),
+    "five-datasets": (262_000, 60_000),
+    "imagenet-r": (24_000, 6_000),
+    "imagenet-subset": (130_000, 5_000),
+    "split-digits": (898, 899),
+    "split-details": (360, 360),
+}
+CLASSES = {
+    "split-cifar100": 100,
+    "five-datasets": 50,
+    "imagenet-r": 200,
+    "imagenet-subset": 100,
+    "split-digits": 10,
+    "split-details": 9,
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What all seeds of a run cost.
+
+    Attributes:
+        run: The run.
+        train_images: Training images of all tasks.
+        test_images: Test images of all tasks.
+        training_passes: Forward and backward passes in training.
+        forward_passes: Forward passes that store classes and test, at most.
+        seconds: The estimated time; 0 if the run is finished.
+    """
+
+    run: Experiment
+    train_images: int
+    test_images: int
+    training_passes: int
+    forward_passes: int
+    seconds: float
+
+
+class Stopwatch:
+    """Times passes of each backbone once, on random weights where the real ones are not on this disk."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[str, int | None, bool], tuple[float, float]] = {}
+
+    def seconds(self, run: Experiment) -> tuple[float, float]:
+        """Return seconds per image of a forward pass, and of a forward and backward pass."""
+        whole = find_method(run.method).trains_backbone
+        key = (run.backbone, run.image_size, whole)
+        if key not in self.known:
+            self.known[key] = _time(_backbone(run), whole)
+        return self.known[key]
+
+
+def _backbone(run: Experiment) -> Backbone:
+    info = known_weights(run.backbone)
+    if info is None:
+        return run.load_backbone()
+    config = replace(info.config, image_size=run.image_size or info.config.image_size)
+    return Backbone(info.name, ViT(config), info.preprocessing, "random", precision=run.precision).to(
+        choose_device(run.device)
+    )
+
+
+def _time(backbone: Backbone, whole: bool) -> tuple[float, float]:
+    images = torch.zeros(TIMED_IMAGES, 3, backbone.image_size, backbone.image_size, device=backbone.device)
+    prompt = torch.zeros(backbone.depth, 1, backbone.dim, device=backbone.device, requires_grad=True)
+    learner = backbone.trainable_copy() if whole else backbone
+
+    def forward() -> None:
+        with torch.no_grad():
+            backbone.embed(images)
+
+    def train() -> None:
+        learner.embed(images, None if whole else prompt).sum().backward()
+
+    return _seconds(forward), _seconds(train)
+
+
+def _seconds(work: Callable[[], None]) -> float:
+    """Return the least seconds per image; the first call, which warms up, does not count."""
+    work()
+    found = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - began)
+    return min(found) / TIMED_IMAGES
+
+
+def estimate(run: Experiment, stopwatch: Stopwatch) -> Cost:
+    """Estimate the cost of all seeds of a run."""
+    train, test = _images(run)
+    settings, method = run.settings_for(0), find_method(run.method)
+    seeds = len(run.seeds or (0,))
+    learns = run.states_from is None and getattr(settings, "prompts", True)
+    training = train * getattr(settings, "epochs", 0) if learns else 0
+    if method.state_grows and method.trains_backbone:  # retrains on all images after each task
+        training = training * (_tasks(run) + 1) // 2
+    stored = 0 if run.states_from else train * (2 if training else 1)
+    prompts = getattr(settings, "neighbours", 1) * getattr(settings, "prompts", training > 0)
+    each = (_tasks(run) + 1) / 2 if method.trains_backbone else 1 + prompts
+    forward = stored + round(test * each)
+    pass_seconds, step_seconds = stopwatch.seconds(run)
+    seconds = 0.0 if is_finished(run) else training * step_seconds + forward * pass_seconds
+    return Cost(run, seeds * train, seeds * test, seeds * training, seeds * forward, seeds * seconds)
+
+
+def _tasks(run: Experiment) -> int:
+    return run.options.tasks or find_benchmark(run.stream).tasks
+
+
+def _images(run: Experiment) -> tuple[int, int]:
+    """Return training and test images of a run's stream, as its options reduce them."""
+    name, options = find_benchmark(run.stream).name, run.options
+    counts, classes = IMAGES[name], CLASSES[name]
+    if options.task_file is not None:
+        named = sum(line.count(",") + 1 for line in options.task_file.read_text().splitlines() if line)
+        counts, classes = (counts[0] * named // classes, counts[1] * named // classes), named
+    caps = (options.train_per_class, options.test_per_class)
+    train, test = (min(count, cap * classes) if cap else count for count, cap in zip(counts, caps, strict=True))
+    return train, test

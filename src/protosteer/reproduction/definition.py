@@ -1,0 +1,198 @@
+"""Definitions of the paper's experiments, read from TOML files.
+
+An experiment is a grid of rows and columns. Each cell is a run, or a number that is only cited. Rows and columns hold a
+title and values of `Experiment.from_values`; `stream` and `backbone` are names that a scale gives a meaning to. The file
+`scales.toml` defines the scales. See experiments/paper/README.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import protosteer
+from protosteer.errors import SettingsError
+from protosteer.settings import load_toml
+from protosteer.util.text import suggestion
+
+SCALES = "scales.toml"
+ALL = "all"
+_REQUIRED = ("title", "source", "metrics", "rows")
+_KNOWN = (*_REQUIRED, "about", "columns", "paper", "plot", "run", "scales", "study")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row or a column of an experiment.
+
+    Attributes:
+        key: Its name in the file.
+        title: Its heading.
+        values: What its runs have in common, as `Experiment.from_values` takes them.
+        is_cited: Whether only the paper's numbers are shown, because nothing here can be run.
+        learned_in: The column whose learned states are evaluated; "": the runs learn.
+    """
+
+    key: str
+    title: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    is_cited: bool = False
+    learned_in: str = ""
+
+
+@dataclass(frozen=True)
+class Definition:
+    """One table or figure of the paper.
+
+    Attributes:
+        name: What `protosteer reproduce` takes.
+        title: What it shows.
+        source: Where it is in the paper.
+        about: A sentence for the reader: what the paper claims, or what differs here.
+        metrics: Headings of the metrics, by their names.
+        columns: The columns.
+        rows: The rows.
+        values: What all runs have in common.
+        paper: By row and column: mean and standard deviation of each metric; None where the paper has none.
+        plot: How it is drawn, a name of `plots.PLOTS`.
+        study: The function that fills the cells, a name of `studies.STUDIES`; "": each cell is a run.
+        scales: By scale: values of `rows` and `columns` that the scale changes; see `at`.
+    """
+
+    name: str
+    title: str
+    source: str
+    about: str
+    metrics: Mapping[str, str]
+    columns: tuple[Line, ...]
+    rows: tuple[Line, ...]
+    values: Mapping[str, Any]
+    paper: Mapping[str, Mapping[str, Any]]
+    plot: str
+    study: str
+    scales: Mapping[str, Mapping[str, Any]]
+
+    def at(self, scale: str) -> Definition:
+        """Return the definition with what a scale changes in its rows and columns."""
+        changes = self.scales.get(scale, {})
+        rows, columns = (_changed(getattr(self, part), changes.get(part, {})) for part in ("rows", "columns"))
+        return replace(self, rows=rows, columns=columns)
+
+    def published(self, row: str, column: str, metric: str) -> tuple[float | None, float | None]:
+        """Return the paper's mean and standard deviation of a cell; None for what it does not say."""
+        numbers = self.paper.get(row, {}).get(column, [])
+        position = list(self.metrics).index(metric)
+        value = numbers[position] if position < len(numbers) else None
+        if value in (None, [], ""):
+            return None, None
+        mean, *std = value if isinstance(value, list) else [value]
+        return float(mean), float(std[0]) if std else None
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What streams, backbones and methods are at one scale.
+
+    Attributes:
+        name: Its name.
+        title: A sentence about it.
+        seeds: The seeds of every run.
+        streams: By the paper's stream: what stands for it, with settings for the methods that have them.
+        backbones: By the paper's backbone: what stands for it.
+        methods: By method: settings at this scale.
+        is_published: Whether methods have the settings that their authors published for a stream.
+    """
+
+    name: str
+    title: str
+    seeds: tuple[int, ...]
+    streams: Mapping[str, Mapping[str, Any]]
+    backbones: Mapping[str, Mapping[str, Any]]
+    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    is_published: bool = False
+
+
+def catalogue() -> Path:
+    """Return the folder of definitions: of the checkout, or installed with the package."""
+    package = Path(protosteer.__file__).resolve().parent
+    places = (package / "assets" / "paper", package.parents[1] / "experiments" / "paper")
+    found = next((place for place in places if (place / SCALES).is_file()), None)
+    if found is None:
+        message = f"the definitions of the paper's experiments are missing: {places[1]} has no {SCALES}"
+        raise SettingsError(message, code="no-definitions", path=places[1])
+    return found
+
+
+def names(folder: Path) -> list[str]:
+    """List the experiments in a folder of definitions."""
+    return sorted(path.stem for path in folder.glob("*.toml") if path.name != SCALES)
+
+
+def read_definition(folder: Path, name: str) -> Definition:
+    """Read an experiment's definition.
+
+    Raises:
+        SettingsError: There is none (code "unknown-experiment"), or it is wrong (code "bad-definition").
+    """
+    known = names(folder)
+    if name not in known:
+        message = f"no experiment is called '{name}'; {suggestion(name, [*known, ALL])}"
+        raise SettingsError(message, code="unknown-experiment", name=name)
+    path = folder / f"{name}.toml"
+    table = load_toml(path)
+    wrong = [f"{key} is missing" for key in _REQUIRED if key not in table]
+    wrong += [f"{key} is unknown" for key in table if key not in _KNOWN]
+    if wrong:
+        raise SettingsError(f"{path}: {wrong[0]}", code="bad-definition", path=path)
+    return Definition(
+        name=name,
+        title=table["title"],
+        source=table["source"],
+        about=table.get("about", ""),
+        metrics=table["metrics"],
+        columns=_lines(table.get("columns", {"value": {"title": ""}})),
+        rows=_lines(table["rows"]),
+        values=table.get("run", {}),
+        paper=table.get("paper", {}),
+        plot=table.get("plot", "bars"),
+        study=table.get("study", ""),
+        scales=table.get("scales", {}),
+    )
+
+
+def _lines(table: Mapping[str, Mapping[str, Any]]) -> tuple[Line, ...]:
+    return tuple(_line(key, dict(values)) for key, values in table.items())
+
+
+def _line(key: str, values: dict[str, Any]) -> Line:
+    title, cited, learned_in = values.pop("title", key), values.pop("cited", False), values.pop("learned_in", "")
+    return Line(key, title, values, cited, learned_in)
+
+
+def _changed(lines: tuple[Line, ...], changes: Mapping[str, Mapping[str, Any]]) -> tuple[Line, ...]:
+    return tuple(_merged(line, dict(changes.get(line.key, {}))) for line in lines)
+
+
+def _merged(line: Line, changes: dict[str, Any]) -> Line:
+    title = changes.pop("title", line.title)
+    return replace(line, title=title, values={**line.values, **changes})
+
+
+def read_scale(folder: Path, name: str) -> Scale:
+    """Read one scale from `scales.toml`; raises SettingsError (code "unknown-scale") if there is none."""
+    table = load_toml(folder / SCALES)
+    if name not in table:
+        message = f"no scale is called '{name}'; {suggestion(name, list(table))}"
+        raise SettingsError(message, code="unknown-scale", name=name)
+    values = table[name]
+    return Scale(
+        name=name,
+        title=values["title"],
+        seeds=tuple(values["seeds"]),
+        streams=values["streams"],
+        backbones=values["backbones"],
+        methods=values.get("methods", {}),
+        is_published=values.get("published", False),
+    )

@@ -1,0 +1,135 @@
+"""Run the paper's experiments at a scale and write their results."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from protosteer.errors import ProtosteerError
+from protosteer.evaluation.experiment import Experiment
+from protosteer.evaluation.run_folder import read_run
+from protosteer.evaluation.sweep import run_several
+from protosteer.reproduction.definition import ALL, Definition, Scale, names, read_definition
+from protosteer.reproduction.grid import Cell, Place, expand, is_finished, unique_runs
+from protosteer.reproduction.plots import PLOTS
+from protosteer.reproduction.results import Result, as_csv, as_latex, as_markdown, collect
+from protosteer.reproduction.studies import STUDIES
+from protosteer.util.files import write_atomically
+from protosteer.util.text import counted
+
+Say = Callable[[str], None]
+
+
+def chosen(place: Place, name: str, scale: Scale) -> list[Definition]:
+    """Read the definition of an experiment, or of all."""
+    wanted = names(place.definitions) if name == ALL else [name]
+    return [read_definition(place.definitions, one).at(scale.name) for one in wanted]
+
+
+def reproduce(
+    definitions: Sequence[Definition], scale: Scale, place: Place, say: Say, how: Mapping[str, Any] | None = None
+) -> list[Result]:
+    """Run what is missing and write the results of experiments.
+
+    Finished runs are reused, interrupted ones are resumed. A run that fails leaves its cell empty, with the reason.
+
+    Args:
+        definitions: The experiments.
+        scale: The scale.
+        place: Where runs and results are written to.
+        say: Called with lines for the user.
+        how: Further arguments of `run_several`, such as `engine`.
+
+    Returns:
+        The results; each is written as NAME.md, .csv, .tex, .png and .json.
+    """
+    results = []
+    for i, definition in enumerate(definitions, 1):
+        cells = expand(definition, scale, place)
+        runs = unique_runs(cells)
+        finished = sum(map(is_finished, runs))
+        say(f"{definition.name}, {i} of {len(definitions)}: {counted(len(runs), 'run')}, {finished} finished already")
+        failed = run_missing(runs, say, how or {})
+        fill = functools.partial(STUDIES[definition.study], place=place) if definition.study else _fill
+        result = fill(definition, scale, cells, failed)
+        write(result, place.out)
+        results.append(result)
+        say(f"Written: {place.out / definition.name}.md, .csv, .tex, .png")
+    return results
+
+
+def run_missing(runs: Sequence[Experiment], say: Say, how: Mapping[str, Any]) -> dict[Path, str]:
+    """Run what is not finished, in groups that share stream and backbone; returns why runs failed, by folder."""
+    failed: dict[Path, str] = {}
+    missing = [run for run in runs if not is_finished(run)]
+    for evaluates in (False, True):  # states are learned before they are evaluated
+        groups: dict[tuple[Any, ...], list[Experiment]] = {}
+        for run in missing:
+            if (run.states_from is not None) == evaluates and run.states_from not in failed:
+                groups.setdefault((run.stream, run.backbone, run.image_size, run.crop), []).append(run)
+        for group in groups.values():
+            failed |= _run_group(group, say, how)
+    return failed
+
+
+def _run_group(group: Sequence[Experiment], say: Say, how: Mapping[str, Any]) -> dict[Path, str]:
+    plan = {str(run.folder): [run] for run in group}
+    options = {"on_message": say, **how, "resume": True, "overwrite": False}
+    try:
+        outcome = run_several(plan, **options)
+    except ProtosteerError as error:  # no data, no weights: the whole group
+        return dict.fromkeys((run.folder for run in group), str(error))
+    return {Path(folder): str(error) for folder, error in outcome.failed.items()}
+
+
+def read_figures(cell: Cell) -> dict[str, Any] | None:
+    """Return the metrics of a cell's seeds, and the backbone's parameters; None if the run is not finished."""
+    if cell.run is None or not is_finished(cell.run):
+        return None
+    configuration, seeds = read_run(cell.run.folder)
+    wanted = [seed for seed in seeds if seed["seed"] in (cell.run.seeds or ())]
+    return {"seeds": wanted, "parameters": configuration["backbone"]["parameters"]}
+
+
+def _fill(definition: Definition, scale: Scale, cells: Sequence[Cell], failed: Mapping[Path, str]) -> Result:
+    """Fill the cells with the metrics of their runs."""
+    figures = {(cell.row.key, cell.column.key): read_figures(cell) for cell in cells}
+    known = {place: found for place, found in figures.items() if found}
+    missing = {}
+    for cell in cells:
+        title = ", ".join(part for part in (cell.row.title, cell.column.title) if part)
+        if cell.run and (cell.row.key, cell.column.key) not in known:
+            missing[title] = failed.get(cell.run.folder, "not finished")
+    absent = _absent(definition, cells, scale)
+    return collect(definition, scale, cells, known, missing | absent)
+
+
+def _absent(definition: Definition, cells: Sequence[Cell], scale: Scale) -> dict[str, str]:
+    """Name rows and columns of which the scale has no run at all."""
+    found = {}
+    for part, lines in (("row", definition.rows), ("column", definition.columns)):
+        for line in lines:
+            own = [cell for cell in cells if getattr(cell, part) == line]
+            if not line.is_cited and not any(cell.run for cell in own) and not all(c.row.is_cited for c in own):
+                found[line.title or definition.title] = f"scale {scale.name} has no data or backbone for it"
+    return found
+
+
+def write(result: Result, out: Path) -> None:
+    """Write a result as NAME.md, .csv, .tex, .json and .png, and its further pictures."""
+    name = result.definition.name
+    figures = {"experiment": name, "scale": result.scale.name, "missing": dict(result.missing)}
+    numbers = [{**vars(number), "difference": number.difference} for number in result.numbers.values()]
+    files = {
+        f"{name}.md": as_markdown(result).encode(),
+        f"{name}.csv": as_csv(result).encode(),
+        f"{name}.tex": as_latex(result).encode(),
+        f"{name}.json": (json.dumps({**figures, "numbers": numbers}, indent=1) + "\n").encode(),
+        **({f"{name}.png": PLOTS[result.definition.plot](result)} if result.definition.plot in PLOTS else {}),
+        **result.pictures,
+    }
+    for file, content in files.items():
+        write_atomically(out / file, content)

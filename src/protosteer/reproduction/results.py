@@ -1,0 +1,229 @@
+"""The result of an experiment: our numbers beside the paper's, as Markdown, CSV, LaTeX and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from protosteer.report.compare import github_table, tabular
+from protosteer.report.tables import NOTHING
+from protosteer.reproduction.definition import Definition, Line, Scale
+from protosteer.reproduction.grid import Cell
+
+MEGABYTE = 2**20  # the paper's 0.035 MB are 12 x 768 numbers of 4 bytes
+CSV_COLUMNS = (
+    "row", "column", "metric", "mean", "std", "n", "paper", "paper_std", "difference", "run",
+)  # fmt: skip
+
+# By row and column: what `run --json` prints.
+Figures = Mapping[tuple[str, str], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Number:
+    """One metric of one cell; None stands for what is not known.
+
+    Attributes:
+        row: The key of its row.
+        column: The key of its column.
+        metric: The name of its metric.
+        mean: Ours, over `n` runs.
+        std: The sample standard deviation of ours.
+        n: The number of runs.
+        paper: The paper's.
+        paper_std: The standard deviation of the paper's.
+        run: The name of the run folder.
+    """
+
+    row: str
+    column: str
+    metric: str
+    mean: float | None = None
+    std: float | None = None
+    n: int = 0
+    paper: float | None = None
+    paper_std: float | None = None
+    run: str = ""
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's."""
+        return None if self.mean is None or self.paper is None else self.mean - self.paper
+
+
+@dataclass(frozen=True)
+class Result:
+    """An experiment with its numbers.
+
+    Attributes:
+        definition: The experiment at the scale.
+        scale: The scale.
+        numbers: By row, column and metric.
+        missing: Why cells have no number, by their titles.
+        notes: Further lines for the reader.
+        curves: By row and column: the accuracy matrix of each seed.
+        pictures: Further plots, by file name.
+    """
+
+    definition: Definition
+    scale: Scale
+    numbers: Mapping[tuple[str, str, str], Number]
+    missing: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    curves: Mapping[tuple[str, str], Sequence[Any]] = field(default_factory=dict)
+    pictures: Mapping[str, bytes] = field(default_factory=dict)
+
+    def rows(self) -> list[Line]:
+        """Return the rows that have a number, ours or the paper's."""
+        return [row for row in self.definition.rows if any(n.row == row.key for n in self.numbers.values())]
+
+
+def collect(
+    definition: Definition, scale: Scale, cells: Sequence[Cell], figures: Figures, missing: Mapping[str, str]
+) -> Result:
+    """Collect the numbers of an experiment from the metrics of its runs."""
+    runs = {(cell.row.key, cell.column.key): cell.run.folder.name for cell in cells if cell.run}
+    numbers = {}
+    for row in definition.rows:
+        for column in definition.columns:
+            place = (row.key, column.key)
+            for metric in definition.metrics:
+                values = _values(metric, place, figures)
+                known = [value for value in values if value is not None]
+                mean, std = _spread(known) if known and len(known) == len(values) else (None, None)
+                paper, paper_std = definition.published(*place, metric)
+                run = runs.get(place, "") if mean is not None else ""
+                if mean is not None or paper is not None:
+                    number = Number(*place, metric, mean, std, len(known), paper, paper_std, run)
+                    numbers[(*place, metric)] = number
+    curves = {place: [seed["matrix"] for seed in found["seeds"]] for place, found in figures.items()}
+    return Result(definition, scale, numbers, missing, curves=curves)
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float | None]:
+    mean = sum(values) / len(values)
+    if len(values) == 1:
+        return mean, None
+    return mean, (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5
+
+
+def _values(metric: str, place: tuple[str, str], figures: Figures) -> list[float | None]:
+    """Return a metric of each seed of a cell."""
+    if place not in figures:
+        return []
+    seeds = figures[place]["seeds"]
+    if metric in DERIVED:
+        return [DERIVED[metric](seed, place, figures) for seed in seeds]
+    return [seed.get(metric) for seed in seeds]
+
+
+def _paper_bytes(seed: Mapping[str, Any]) -> float:
+    """Return a task's bytes as the method's paper counts them, or else all that it added to the state."""
+    return float(seed.get("prompt_bytes_per_task", seed["bytes_per_task"]))
+
+
+def _gap(seed: Mapping[str, Any], place: tuple[str, str], figures: Figures) -> float | None:
+    """Compute how far the accuracy is below joint training on the same seed."""
+    joint = figures.get(("joint", place[1]), {"seeds": []})["seeds"]
+    upper = next((other["last_accuracy"] for other in joint if other["seed"] == seed["seed"]), None)
+    return None if upper is None or place[0] == "joint" else upper - seed["last_accuracy"]
+
+
+def _additional(seed: Mapping[str, Any], place: tuple[str, str], figures: Figures) -> float | None:
+    """Compute the bytes of all tasks as the paper counts them; of the upper bound, none."""
+    return None if place[0] == "joint" else _paper_bytes(seed) * len(seed["matrix"])
+
+
+def _share(seed: Mapping[str, Any], place: tuple[str, str], figures: Figures) -> float | None:
+    added = _additional(seed, place, figures)
+    return None if added is None else 100.0 * added / (4.0 * figures[place]["parameters"])
+
+
+def _megabytes(added: float | None) -> float | None:
+    return None if added is None else added / MEGABYTE
+
+
+# Metrics that are computed from a seed's metrics, the cell's place and the other cells.
+DERIVED: Mapping[str, Callable[[Mapping[str, Any], tuple[str, str], Figures], float | None]] = {
+    "paper_megabytes_per_task": lambda seed, place, figures: _paper_bytes(seed) / MEGABYTE,
+    "megabytes_per_task": lambda seed, place, figures: seed["bytes_per_task"] / MEGABYTE,
+    "gap_to_joint": _gap,
+    "additional_megabytes": lambda seed, place, figures: _megabytes(_additional(seed, place, figures)),
+    "additional_percent": _share,
+}
+
+
+def decimals_of(metric: str) -> int:
+    """Return how many decimals a metric is shown with."""
+    return 4 if "megabytes" in metric or metric.startswith("error_") else 2
+
+
+def cell_text(number: Number | None) -> str:
+    """Format a number as "ours ± std (paper x, difference)"."""
+    if number is None:
+        return NOTHING
+    places = decimals_of(number.metric)
+    text = NOTHING if number.mean is None else f"{number.mean:.{places}f}"
+    text += "" if number.std is None else f" ± {number.std:.{places}f}"
+    if number.paper is None:
+        return text
+    gap = "" if number.difference is None else f", {number.difference:+.{places}f}".replace("-", "−")
+    return f"{text} (paper {number.paper:.{places}f}{gap})"
+
+
+def grids(result: Result) -> list[tuple[str, list[list[str]]]]:
+    """Return a grid of texts for each metric: rows by columns, with headings."""
+    columns = result.definition.columns
+    found = []
+    for metric, title in result.definition.metrics.items():
+        lines = [["", *(column.title for column in columns)]]
+        for row in result.rows():
+            numbers = [result.numbers.get((row.key, column.key, metric)) for column in columns]
+            lines.append([row.title, *(cell_text(number) for number in numbers)])
+        found.append((title, lines))
+    return found
+
+
+def as_markdown(result: Result) -> str:
+    """Return headings, tables and what was not run."""
+    definition = result.definition
+    lines = [
+        f"# {definition.title}",
+        "",
+        f"{definition.source} of the paper. Scale `{result.scale.name}`: {result.scale.title}.",
+        "",
+    ]
+    lines += [definition.about, ""] if definition.about else []
+    lines += [f"![{definition.title}]({definition.name}.png)", ""]
+    for title, grid in grids(result):
+        lines += [f"**{title}**: ours ± standard deviation (the paper's, difference)", "", github_table(grid)]
+    lines += [*(f"- {note}" for note in result.notes), ""] if result.notes else []
+    if result.missing:
+        lines += ["Not run:", "", *(f"- {cell}: {why}" for cell, why in result.missing.items()), ""]
+    return "\n".join(lines)
+
+
+def as_latex(result: Result) -> str:
+    """Return a table per metric for the package booktabs."""
+    parts = []
+    for title, grid in grids(result):
+        caption = f"% {result.definition.source}, {title}, scale {result.scale.name}\n"
+        parts.append(caption + tabular(grid))
+    return "\n".join(parts)
+
+
+def as_csv(result: Result) -> str:
+    """Return one line per number."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for number in result.numbers.values():
+        values = {**asdict(number), "difference": number.difference}
+        cells = (values[name] for name in CSV_COLUMNS)
+        writer.writerow(
+            [format(cell, ".6g") if isinstance(cell, float) else "" if cell is None else cell for cell in cells]
+        )
+    return file.getvalue()
