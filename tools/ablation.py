@@ -26,7 +26,7 @@ from protosteer.data.images import Chosen, ImageSet
 from protosteer.evaluation.experiment import Experiment
 from protosteer.evaluation.metrics import calibration_error, reliability
 from protosteer.evidence import calibration, classifier, kernel_ridge, scorer
-from protosteer.evidence.calibration import LooScores
+from protosteer.evidence.calibration import ImageWeights, LooScores
 from protosteer.evidence.class_statistics import ClassStatistics
 from protosteer.evidence.whitened import WhitenedCosine
 from protosteer.learner import Learner
@@ -112,12 +112,12 @@ class NotWhitened(WhitenedCosine):
 
 
 class PriorShares(LooScores):
-    def shares(self, prior: Tensor, images: Tensor) -> Tensor:
+    def shares(self, prior: Tensor, images: ImageWeights) -> Tensor:
         return prior
 
 
 class RidgeAlone(LooScores):
-    def shares(self, prior: Tensor, images: Tensor) -> Tensor:
+    def shares(self, prior: Tensor, images: ImageWeights) -> Tensor:
         return (torch.arange(len(prior)) == len(prior) - 1).double()
 
 

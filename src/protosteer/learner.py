@@ -13,7 +13,7 @@ from rich.console import Console
 from torch import Tensor
 
 from protosteer.backbones import Backbone
-from protosteer.corrections import correct
+from protosteer.corrections import ImageFile, confirm, correct
 from protosteer.data.decode_cache import cache_decoded
 from protosteer.data.images import ImageSet, as_images, as_labelled
 from protosteer.data.prefetch import prefetched
@@ -191,7 +191,24 @@ class Learner:
             The correction's record, which is in `memory` now.
         """
         self._require_knowledge()
-        return correct(self, image, name, content)
+        return correct(self, image, name, None if content is None else ImageFile(content))
+
+    def confirm(self, images: Any) -> list[TaskRecord]:
+        """Learn images that were classified correctly, each as the class that is predicted for it; `undo` reverts it.
+
+        Beside corrections they keep probabilities calibrated, see docs: corrected images alone are harder than images
+        are.
+
+        Args:
+            images: Paths, a folder, PIL images, or a tensor of pixels.
+
+        Returns:
+            Their records, which are in `memory` now.
+        """
+        self._require_knowledge()
+        found = as_images(images, self.backbone.preprocessing)
+        paths = getattr(found, "paths", None)
+        return confirm(self, paths if paths is not None else list(found.pixels(range(len(found))).split(1)))
 
     def undo(self, task: str | None = None) -> TaskRecord:
         """Revert the last correction, or the one of that name, as if it had never been made."""

@@ -115,7 +115,7 @@ def change_tensors(tensors: dict[str, Tensor], random: Random) -> None:
             [tensor[None], tensor.flatten(), tensor.sum(), tensor.mT if tensor.ndim > 1 else tensor]
         )
     elif tensor.numel():
-        changed = tensor.clone().double()
+        changed = tensor.double().contiguous().clone()
         changed.view(-1)[random.randrange(tensor.numel()) :: random.choice([1, 3, 10**6])] = random.choice(NUMBERS)
         tensors[name] = changed.to(tensor.dtype)
 

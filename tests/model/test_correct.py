@@ -110,3 +110,18 @@ def test_a_correction_in_two_models_is_merged_once(tmp_path):
     merged.save(tmp_path / "m.protosteer")
     read = Learner.load(tmp_path / "m.protosteer", mine.backbone)
     assert [r.corrected_from for r in read.memory.corrections] == ["ant"]
+
+
+def test_confirmed_images_calibrate_and_corrected_ones_beside_them():
+    learner = knowing()
+    count = len(learner.reader.known_similarities())
+    images = easy_task(CLASSES, 3, seed=5)[0]
+    records = learner.confirm(images)
+    assert all(record.confirmed and record.class_names == [record.corrected_from] for record in records)
+    assert len(learner.reader.known_similarities()) == count + len(images)
+    assert learner.memory.corrections == records and learner.confirm(images[:1])[0].name == records[0].name
+    corrected = learner.correct(wrong(learner), "ant")
+    assert (corrected.selection, records[0].selection) == ("corrected", "confirmed")
+    for _ in range(len(images) + 1):
+        learner.undo()
+    assert learner.tasks == ["spring"]

@@ -34,7 +34,7 @@ def one_task(name: str, classes: list[str], **changes: Any) -> dict[str, Any]:
     return {
         "name": name, "learned": "2026-11-16", "classes": [one_class(c) for c in classes], "images": 1_234,
         "image_bytes": None, "bytes": 56_789, "prompt": {"layers": 12, "length": 1, "bytes": 9_216},
-        "trained": True, "few_shot": False, "corrected": None, "unfinished": False, "independent": False, "loss": 1.2, "accuracy": 95.0,
+        "trained": True, "few_shot": False, "corrected": None, "confirmed": False, "compacted": False, "unfinished": False, "independent": False, "loss": 1.2, "accuracy": 95.0,
     } | changes  # fmt: skip
 
 

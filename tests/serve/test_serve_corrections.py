@@ -75,6 +75,7 @@ def test_one_image_is_enough_and_undo_restores_the_file_to_the_bit(tmp_path, nam
             "image": "7.png",
             "taken_for": "ant",
             "class": name,
+            "confirmed": False,
             "new_class": name != "bee",
             "answer": name,
         }
@@ -98,6 +99,19 @@ def test_the_log_names_each_and_any_can_be_taken_back(client):
     assert client.delete(f"/corrections/{made[0]['correction']}", headers=BEARER).status_code == 200
     assert [row["correction"] for row in log(client)] == [made[1]["correction"]]
     assert label(client, one) == "ant" and label(client, two) == "cat"
+
+
+def test_right_answers_are_confirmed_several_at_once(client):
+    before = model_bytes(client)
+    files = form(torch.cat([pictures("ant", 2), pictures("bee", 1, seed=3)]))
+    answer = client.post("/confirmations", files=files, headers=BEARER)
+    rows = answer.json()["corrections"]
+    assert answer.status_code == 201 and log(client) == rows and len(rows) == 3
+    assert all(row["confirmed"] and row["class"] == row["taken_for"] for row in rows)
+    assert rows[0]["class"] == label(client, an_ant()) and client.post("/confirmations", files=files).status_code == 401
+    for _ in rows:
+        client.delete("/corrections/last", headers=BEARER)
+    assert model_bytes(client) == before
 
 
 def test_the_same_image_is_corrected_anew_not_twice(client):

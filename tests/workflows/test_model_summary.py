@@ -143,7 +143,7 @@ def test_every_figure_of_a_model(tmp_path: Path) -> None:
     ]
     assert {k: v for k, v in spring.items() if k != "classes"} == {
         "name": "spring", "learned": "2026-11-16", "images": 9, "image_bytes": 50_000,
-        "bytes": cat + dog + 192, "prompt": prompt, "trained": True, "few_shot": False, "unfinished": False, "corrected": None,
+        "bytes": cat + dog + 192, "prompt": prompt, "trained": True, "few_shot": False, "unfinished": False, "corrected": None, "confirmed": False, "compacted": False,
         "independent": True, "precision": "fp32", "held_out": None,
         "loss": 1.5, "accuracy": 90.0,
     }  # fmt: skip
@@ -216,5 +216,5 @@ def test_notes_say_what_a_model_could_do_better(tmp_path: Path) -> None:
 
 def test_the_log_of_corrections_is_utf8_whatever_the_name_of_a_file():
     metadata = SimpleNamespace(learned=None, file="pic\udcff.png")
-    task = SimpleNamespace(class_names=["cat"], name="t", metadata=metadata, corrected_from=None)
+    task = SimpleNamespace(class_names=["cat"], name="t", metadata=metadata, corrected_from=None, confirmed=False)
     assert "pic" in correction(task)["image"].encode().decode()

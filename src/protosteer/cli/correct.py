@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 @command(PANEL)
 def correct(
     model: ModelFile,
-    image: Annotated[Path | None, Argument(metavar="[IMAGE]", show_default=False, help="Image file.")] = None,
+    image: Annotated[
+        Path | None,
+        Argument(metavar="[IMAGE]", show_default=False, help="Image file; with --confirm also a folder of images."),
+    ] = None,
     name: Annotated[
         str | None,
         Argument(
@@ -32,35 +35,42 @@ def correct(
             help="Its class, which may be new.",
         ),
     ] = None,
+    confirm: Annotated[
+        bool, Option("--confirm", help="Learn IMAGE as the class that is predicted for it: the prediction is right.")
+    ] = False,
     undo: Annotated[bool, Option("--undo", help="Undo the last correction, or that of IMAGE, instead.")] = False,
     log: Annotated[bool, Option("--log", help="List all corrections and change nothing.")] = False,
     *,
     loading: Loading,
     as_json: Json = False,
 ) -> None:
-    """Correct a wrong prediction: learn the right class of one image at once, without training."""
-    wanted = (image is None) + (name is None)
-    if (log and wanted < 2) or (undo and name is not None) or (log and undo):
-        raise CommandLineError(
-            "--log takes a model alone; --undo a model, or a model and an image", code="conflicting-options"
-        )
+    """Correct a wrong prediction: learn the right class of one image at once, without training.
+
+    With --confirm, learn images that were predicted correctly: beside corrections they keep probabilities true.
+    """
+    if log + undo + confirm > 1 or (log and image is not None) or (log or undo or confirm) and name is not None:
+        message = "--log takes a model alone; --undo a model, or a model and an image; --confirm a model and images"
+        raise CommandLineError(message, code="conflicting-options")
     if log:
         _show_log(model, as_json)
     elif undo:
         _undo(model, image, as_json)
-    elif image is None or name is None:
+    elif image is None or (name is None and not confirm):
         message = "give an image and its class, such as: protosteer correct shop.protosteer new/7.jpg kettle"
         raise CommandLineError(message, code="missing-argument")
     else:
         from protosteer.model.transaction import transaction
         from protosteer.util.files import writing
 
-        with writing(model, None), transaction(model, "correct") as change:
+        with writing(model, None), transaction(model, "confirm" if confirm else "correct") as change:
             learner = learner_of(change.read(), loading)
-            outcome = _correct(learner, image, name)
+            outcome = _confirm(learner, image) if name is None else _correct(learner, image, name)
             change.put(learner.model)
         clear_up(model)
-        _show_outcome(outcome, image, as_json)
+        if name is None:
+            _show_confirmed(outcome, as_json)
+        else:
+            _show_outcome(outcome, image, as_json)
         say(f"Written: {model}; to undo: protosteer correct {model} --undo")
 
 
@@ -73,6 +83,22 @@ def _correct(learner: Learner, image: Path, name: str) -> dict[str, Any]:
     record = learner.correct(image, name)
     ((now, probability, _),) = learner.predict(image).ranked(1)[0]
     return {**correction(record), "new_class": new, "similar_class": near, "answer": now, "probability": probability}
+
+
+def _confirm(learner: Learner, images: Path) -> dict[str, Any]:
+    """Confirm the predictions for an image or a folder; returns the outcome for JSON."""
+    from protosteer.data.sources import image_paths
+    from protosteer.workflows.model_summary import correction
+
+    return {"confirmed": [correction(record) for record in learner.confirm(image_paths(images))]}
+
+
+def _show_confirmed(outcome: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(outcome, indent=1))
+        return
+    for row in outcome["confirmed"]:
+        print(printable(f"{row['image']}: {row['class']}, confirmed"))
 
 
 def _show_outcome(outcome: dict[str, Any], image: Path, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -24,6 +25,69 @@ MAX_CLASSES = 20_000  # that all count; of more, for each image, the most probab
 NEAREST_CLASSES, SAMPLED_CLASSES = 256, 4_096
 _BLOCK = 4_096  # classes scored at once
 PRIOR_IMAGES = 20.0  # leave-one-out images that the prior shares of several feature spaces are worth
+
+
+@dataclass(frozen=True)
+class ImageWeights:
+    """How much each of m leave-one-out images counts in calibration."""
+
+    weights: Tensor  # double [m], at least 0
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """Tell, bool [m], which images count at all."""
+        return self.weights > 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Return the weighted sum of values [n], one for each image that counts."""
+        own = self.weights[self.mask]
+        return values.sum() if bool((own == 1).all()) else own @ values
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Return the weighted mean of values [n], one for each image that counts."""
+        return values.mean() if self.total == len(values) else self.sum(values) / self.total
+
+    @cached_property
+    def total(self) -> float:
+        """How many images they are worth together."""
+        return float(self.weights.sum())
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How m leave-one-out images were chosen, bool [m] each, and how many images were corrected or confirmed in all.
+
+    Images that were learned because they had been misclassified are harder than images are, those that were confirmed
+    are easier: together, as often as they came, they are what images are.
+    """
+
+    learned: Tensor
+    corrected: Tensor
+    confirmed: Tensor
+    num_corrected: int
+    num_confirmed: int
+
+    @property
+    def known(self) -> Tensor:
+        """Tell, bool [m], which images were not chosen because they were hard; all, if each was."""
+        known = self.learned | self.confirmed
+        return known if known.any() else torch.ones_like(known)
+
+    def weights(self, loo: LooScores) -> ImageWeights:
+        """Weigh images by how often such images come; `loo` has their scores in one column of spaces.
+
+        Whoever corrects every error need not confirm every answer. So corrected images count as often as they came
+        beside the confirmed ones, but no more often than learned images go wrong. Without confirmed ones they do not
+        count.
+        """
+        weights = self.known.double()
+        if self.num_confirmed and bool(self.confirmed.any()) and bool(self.corrected.any()):
+            wrong = loo.true_class[:, 0] < loo.scores[..., 0].amax(dim=1) - 1e-9  # but for rounding
+            errors, images = int(wrong[self.learned].sum()), int(self.learned.sum())
+            expected = self.num_confirmed * (errors + 1) / (images - errors + 1)
+            share = min(self.num_corrected, expected) / self.num_confirmed
+            weights[self.corrected] = share * int(self.confirmed.sum()) / int(self.corrected.sum())
+        return ImageWeights(weights)
 
 
 @dataclass(frozen=True)
@@ -64,23 +128,25 @@ class LooScores:
         log_count = scores.new_zeros(scores.shape[:2])
         return cls(scores, log_count, true_class, scores.mean(dim=1), similarities.amax(dim=1))
 
-    def weights(self, spaces: Sequence[int], images: Tensor | slice = slice(None)) -> list[float]:
-        """Find weights, one per space, under which the true classes of images (bool [m]) are most probable.
+    def weights(self, spaces: Sequence[int], images: ImageWeights | None = None) -> list[float]:
+        """Find weights, one per space, under which the true classes of images are most probable; None: of all images.
 
         Never negative. That nothing among m images went wrong does not mean that nothing ever will: image m + 1
         counts as one without information, which bounds the confidence.
         """
-        chosen, log_count = torch.tensor(spaces), self.log_count[images]
-        scores, true_class, mean = (x[images][..., chosen] for x in (self.scores, self.true_class, self.mean))
+        images = images or ImageWeights(torch.ones(len(self.true_class), dtype=torch.double))
+        chosen, rows = torch.tensor(spaces), images.mask
+        log_count = self.log_count[rows]
+        scores, true_class, mean = (x[rows][..., chosen] for x in (self.scores, self.true_class, self.mean))
         if not len(true_class):
             return [UNCALIBRATED_WEIGHT / len(spaces)] * len(spaces)
         logs = torch.full((len(spaces),), math.log(UNCALIBRATED_WEIGHT / len(spaces)), dtype=torch.double)
         logs.requires_grad_()
-        smoothing = 1 / (len(true_class) + 1)
+        smoothing = 1 / (images.total + 1)
         target = (1 - smoothing) * true_class + smoothing * mean
 
         def entropy() -> Tensor:
-            return ((scores @ logs.exp() + log_count).logsumexp(dim=1) - target @ logs.exp()).mean()
+            return images.mean((scores @ logs.exp() + log_count).logsumexp(dim=1) - target @ logs.exp())
 
         _minimise(entropy, logs, 50)
         return logs.detach().exp().tolist()
@@ -90,27 +156,29 @@ class LooScores:
         scores, true_class, mean = ((x @ shares)[..., None] for x in (self.scores, self.true_class, self.mean))
         return LooScores(scores, self.log_count, true_class, mean, self.max_similarity[:, :1])
 
-    def log_likelihood(self, space: int, weight: float, images: Tensor) -> float:
-        """Return the mean log probability of the true classes of images (bool [m]) by one space alone."""
-        total = (weight * self.scores[images][..., space] + self.log_count[images]).logsumexp(dim=1)
-        return float((weight * self.true_class[images][:, space] - total).mean())
+    def log_likelihood(self, space: int, weight: float, images: ImageWeights) -> float:
+        """Return the mean log probability of the true classes of images by one space alone."""
+        rows = images.mask
+        total = (weight * self.scores[rows][..., space] + self.log_count[rows]).logsumexp(dim=1)
+        return float(images.mean(weight * self.true_class[rows][:, space] - total))
 
-    def shares(self, prior: Tensor, images: Tensor) -> Tensor:
-        """Find the shares [k] of k scores, which add up to 1, by the leave-one-out images of a mask (bool [m]).
+    def shares(self, prior: Tensor, images: ImageWeights) -> Tensor:
+        """Find the shares [k] of k scores, which add up to 1, by leave-one-out images.
 
         They minimise the squared Hellinger distance between probabilities and labels, 2 (1 - sqrt p) per image, with a
         Dirichlet prior worth `PRIOR_IMAGES` images. The distance is bounded: a few outliers cannot decide, as they
         would in the likelihood.
         """
-        scores, true_class = self.scores[images], self.true_class[images]
+        rows = images.mask
+        scores, true_class, log_count = self.scores[rows], self.true_class[rows], self.log_count[rows]
         if not len(true_class):
             return prior
         logs = (UNCALIBRATED_WEIGHT * prior).log().requires_grad_()
 
         def distance() -> Tensor:
-            chosen = true_class @ logs.exp() - (scores @ logs.exp() + self.log_count[images]).logsumexp(dim=1)
-            distances = 2 * (1 - (chosen / 2).exp()).sum()
-            return (distances - PRIOR_IMAGES * prior @ logs.log_softmax(dim=0)) / len(chosen)
+            chosen = true_class @ logs.exp() - (scores @ logs.exp() + log_count).logsumexp(dim=1)
+            distances = 2 * images.sum(1 - (chosen / 2).exp())
+            return (distances - PRIOR_IMAGES * prior @ logs.log_softmax(dim=0)) / images.total
 
         _minimise(distance, logs, 100)
         return logs.detach().softmax(dim=0)

@@ -22,11 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protosteer.evidence.calibration import LooScores
+from protosteer.evidence.calibration import ImageWeights, LooScores, Selection
 from protosteer.evidence.matches import ClassifierMatches
 from protosteer.evidence.scorer import CoarseScorer
 from protosteer.model.index import Index
 from protosteer.model.memory import Memory
+from protosteer.model.records import SELECTIONS
 from protosteer.paper.prompts import Embed
 from protosteer.search.candidates import CandidateOptions, CandidateSearch, ScoredClasses
 
@@ -250,32 +251,37 @@ class EvidenceClassifier:
                 scorers[prompt] = CoarseScorer((table if few else table.last_layer()).take(order), labels[order])
         statistics = scorers[None].statistics  # the same images are left out in every pass
         tasks = index.record_tasks[order][statistics.summaries[statistics.loo_rows]]
-        # Images that were learned because they had been misclassified are harder than images are.
-        not_correction = torch.tensor([task.corrected_from is None for task in memory.tasks])[tasks]
-        if not not_correction.any():
-            not_correction = torch.ones_like(not_correction)
         # Images that the shared prompt was trained with are easier under it than others.
-        unbiased = not_correction & ~self._shared_prompt_task[tasks]
-        unbiased = unbiased if int(unbiased.sum()) >= min_unbiased else not_correction
+        chosen_as = _selection(memory, tasks)
+        known = chosen_as.known
+        unbiased = known & ~self._shared_prompt_task[tasks]
+        unbiased = unbiased if int(unbiased.sum()) >= min_unbiased else known
         several = any(len(scorer.spaces) > 1 for scorer in scorers.values())
         each = list(scorers.values())
-        loo = LooScores.join([_loo_scores(scorer, unbiased) for scorer in each]) if several else LooScores.of(each)
+        parts = [LooScores.of_parts(scorer) for scorer in each] if several else []
+        loo = parts[0].weighted(each[0].shares) if several else LooScores.of(each)
+        counted = chosen_as.weights(loo)
+        counted = ImageWeights(torch.where(known & ~unbiased, 0.0, counted.weights))
+        if several:
+            loo = LooScores.join(
+                [_with_shares(scorer, part, counted) for scorer, part in zip(each, parts, strict=True)]
+            )
         columns = {prompt: column for column, prompt in enumerate(scorers)}
 
         @functools.cache  # the weight of one pass by itself is asked for three times
         def weights(*prompts: int | None) -> list[float]:
-            return loo.weights([columns[p] for p in prompts], unbiased)
+            return loo.weights([columns[p] for p in prompts], counted)
 
         together = dict(zip(scorers, weights(*scorers), strict=True))
         worth = [p for p in scorers if together[p] >= min_pass_weight * sum(together.values())]
         worth.sort(key=lambda p: -together[p])
         self._single_pass = several
         if several:  # then a single pass is made, the best one
-            worth = [max(scorers, key=lambda p: loo.log_likelihood(columns[p], weights(p)[0], unbiased))]
+            worth = [max(scorers, key=lambda p: loo.log_likelihood(columns[p], weights(p)[0], counted))]
         together = dict(zip(worth, weights(*worth), strict=True))
 
         def chosen(prompt: int | None) -> Pass:
-            images = not_correction if prompt is None else unbiased
+            images = known if prompt is None else unbiased
             similarity = loo.max_similarity[:, columns[prompt]][images]
             return Pass(prompt, scorers[prompt], together[prompt], weights(prompt)[0], similarity)
 
@@ -298,12 +304,19 @@ def _prompted_tasks(index: Index, sorted_position: Tensor) -> list[Tensor]:
     return found
 
 
-def _loo_scores(scorer: CoarseScorer, images: Tensor) -> LooScores:
-    """Leave-one-out scores of one pass; images of a mask, bool [m], decide on the shares of several feature spaces."""
-    parts = LooScores.of_parts(scorer)
+def _with_shares(scorer: CoarseScorer, parts: LooScores, images: ImageWeights) -> LooScores:
+    """Leave-one-out scores of one pass; images decide on the shares of several feature spaces."""
     if len(scorer.spaces) > 1:
         scorer.shares = parts.shares(scorer.shares, images)
     return parts.weighted(scorer.shares)
+
+
+def _selection(memory: Memory, tasks: Tensor) -> Selection:
+    """How images of the tasks [m] were chosen."""
+    kinds = [task.selection for task in memory.tasks]
+    learned, corrected, confirmed = (torch.tensor([own == kind for own in kinds])[tasks] for kind in SELECTIONS)
+    _, errors, right = (sum(t.images for t in memory.tasks if t.selection == kind) for kind in SELECTIONS)
+    return Selection(learned, corrected, confirmed, errors, right)
 
 
 def _loo_predictions(passes: list[Pass], loo: LooScores, columns: list[int], images: Tensor) -> LooPredictions:

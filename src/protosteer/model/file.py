@@ -177,6 +177,7 @@ def _task_header(task: TaskRecord, shared_prompts: list[Tensor]) -> dict[str, An
         **({"few_shot": True} if task.few_shot else {}),
         **({} if task.shared_prompt is None else {"domain": _number(shared_prompts, task.shared_prompt)}),
         **({} if task.corrected_from is None else {"corrected": task.corrected_from}),
+        **{flag: True for flag in ("confirmed", "compacted") if getattr(task, flag)},
         "about": task.metadata.to_dict(),
     }
 
@@ -286,6 +287,8 @@ def _tasks(header: dict[str, Any], tensors: dict[str, Tensor]) -> Iterator[TaskR
             task.get("few_shot") or False,
             None if task.get("domain") is None else tensors[f"domains.{task['domain']}"],
             task.get("corrected"),
+            task.get("confirmed") or False,
+            task.get("compacted") or False,
         )
         first = last
 

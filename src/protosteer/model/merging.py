@@ -26,6 +26,8 @@ def concatenate(
     merged = Memory(memories[0].tasks)
     for task in (task for memory in memories[1:] for task in memory.tasks):
         new = _renamed(task, renames, task_renames)
+        if new.compacted:
+            new = dataclasses.replace(new, name=merged.free_name(new.name))
         if new.corrected_from is None or new.name not in merged.task_names:
             _check_new(merged, new)
             merged.add(new)

@@ -16,6 +16,8 @@ from protosteer.paper.prototypes import Centroids
 if TYPE_CHECKING:
     from protosteer.model.class_table import ClassTable
 
+SELECTIONS = ("learned", "corrected", "confirmed")
+
 
 @dataclass(frozen=True, eq=False)
 class ClassRecord:
@@ -85,11 +87,19 @@ class TaskRecord:
     few_shot: bool = False  # nothing was trained: the prompt, if any, is a copy of the nearest task's
     shared_prompt: Tensor | None = None  # under which its `shared` summaries were made
     corrected_from: str | None = None  # the label that was predicted before the correction
+    confirmed: bool = False  # its images were learned because they had been classified correctly
+    compacted: bool = False  # many corrections, or many confirmations, in one
 
     @property
     def class_names(self) -> list[str]:
         """Return the names of its classes, in order."""
         return list(self.classes.names)
+
+    @property
+    def selection(self) -> str:
+        """Return how its images were chosen, one of `SELECTIONS`: as they came, as errors, or as right answers."""
+        corrected = self.compacted or self.corrected_from is not None
+        return SELECTIONS[2 if self.confirmed else int(corrected)]
 
     @property
     def images(self) -> int:

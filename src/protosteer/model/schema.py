@@ -144,6 +144,8 @@ _TASK = {
     "few_shot?": bool,
     "domain?": _COUNT,
     "corrected?": _name,
+    "confirmed?": bool,
+    "compacted?": bool,
 }
 _FILE = {"backbone": _BACKBONE, "settings": _settings}
 MODEL = {**_FILE, "tasks": [_TASK, 0, _MAX_ITEMS]}

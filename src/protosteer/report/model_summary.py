@@ -22,7 +22,7 @@ Description = Mapping[str, Any]
 
 def overview(description: Description, all_classes: bool = False) -> list[RenderableType]:
     """Show one model; of many classes or tasks only the first, unless all are requested."""
-    tasks = [task for task in description["tasks"] if task["corrected"] is None]
+    tasks = [task for task in description["tasks"] if not (task["corrected"] or task["compacted"])]
     rows = [(i, task["name"], record) for task in tasks for i, record in enumerate(task["classes"])]
     most = len(rows) if all_classes else MAX_ROWS
     parts: list[RenderableType] = [_header(description)]
@@ -48,7 +48,8 @@ def _header(description: Description) -> Table:
         "Knows": f"{counted(totals['classes'], 'class')} from {counted(totals['images'], 'image')}, in "
         f"{counted(totals['tasks'], 'task')}, as {stored}",
         "Learned": _dates(totals["first_learned"], totals["last_learned"]),
-        **_corrections([task for task in tasks if task["corrected"] is not None]),
+        **_corrections("Corrected", [t for t in tasks if not t["confirmed"] and (t["compacted"] or t["corrected"])]),
+        **_corrections("Confirmed", [t for t in tasks if t["confirmed"]]),
         "Independent": f"{sum(task['independent'] for task in tasks):,} of {counted(len(tasks), 'task')} "
         "(learned from their own images alone)",
         "Size": _sizes(totals),
@@ -83,11 +84,12 @@ def _evidence(evidence: Description) -> dict[str, str]:
     }
 
 
-def _corrections(tasks: Sequence[Description]) -> dict[str, str]:
-    """Return one line for all corrections, of which there may be hundreds."""
+def _corrections(title: str, tasks: Sequence[Description]) -> dict[str, str]:
+    """Return one line for all corrections, or all confirmations, of which there may be hundreds."""
     if not tasks:
         return {}
-    return {"Corrected": f"{counted(len(tasks), 'image')}, the last on {tasks[-1]['learned']}, each a task"}
+    images = counted(sum(task["images"] for task in tasks), "image")
+    return {title: f"{images}, the last on {tasks[-1]['learned']}"}
 
 
 def _unknown(rejection: Description, evidence: bool) -> str:

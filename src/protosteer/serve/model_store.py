@@ -8,12 +8,13 @@ from __future__ import annotations
 import dataclasses
 import errno
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from torch import Tensor
 
+from protosteer.corrections import ImageFile, confirm, correct
 from protosteer.errors import LearnerError, ModelFileError
 from protosteer.learner import Learner
 from protosteer.model import file as model_file
@@ -88,13 +89,19 @@ class Store:
         with self._turn():
             learner = self.current.learner.copy()
             new = name not in learner.classes
-            record = learner.correct(pixels[None], name, content)
-            metadata = dataclasses.replace(record.metadata, image_bytes=len(content), file=file)
-            learner.memory.replace(record, corrected := dataclasses.replace(record, metadata=metadata))
+            corrected = correct(learner, pixels[None], name, ImageFile(content, file))
             self._change(learner.memory)
             ((answer, probability, _),) = self.current.learner.predict(pixels[None]).ranked(1)[0]
             now = {"new_class": new, "answer": answer, "probability": probability}
             return Corrected.model_validate({**correction(corrected), **now})
+
+    def confirm(self, pixels: Sequence[Tensor], files: Sequence[ImageFile]) -> list[TaskRecord]:
+        """Learn images [3, h, w], each as the class that is predicted for it; return their records."""
+        with self._turn():
+            learner = self.current.learner.copy()
+            records = confirm(learner, [image[None] for image in pixels], files)
+            self._change(learner.memory)
+            return records
 
     def undo(self, id: str) -> TaskRecord:
         """Undo a correction by its id; `LAST` means the last one. Return its record."""

@@ -159,6 +159,18 @@ def _add_corrections(router: APIRouter, chosen: Any) -> None:
         """Tell what is on one image that the model was wrong about: it knows at once, and it can be undone."""
         return await service.correct(request, name)
 
+    @router.post(
+        "/confirmations",
+        status_code=201,
+        response_model=schemas.Corrections,
+        openapi_extra=schemas.IMAGES,
+        responses=schemas.errors(401, 403, 408, 409, 413, 422, 503, 507),
+        dependencies=allowed,
+    )
+    async def confirm(request: Request, service: Service = chosen) -> Any:
+        """Say that the answers for one or several images are right: they are learned, and probabilities stay true."""
+        return {"corrections": list(map(correction, await service.confirm(request)))}
+
     @router.get(
         "/corrections", response_model=schemas.Corrections, responses=schemas.errors(401, 403), dependencies=allowed
     )

@@ -182,6 +182,7 @@ class Correction(BaseModel):
     image: str | None = Field(description="The name of its file.")
     taken_for: str
     class_: str = Field(alias="class")
+    confirmed: bool = Field(description="Whether the answer was right, and was confirmed.")
 
 
 class Corrected(Correction):
@@ -193,7 +194,7 @@ class Corrected(Correction):
 
 
 class Corrections(BaseModel):
-    """All corrections."""
+    """Corrections and confirmations."""
 
     corrections: list[Correction] = Field(description="The last one at the end.")
 

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from starlette.requests import ClientDisconnect, Request
 
+from protosteer.corrections import ImageFile
 from protosteer.errors import DataError, SettingsError
 from protosteer.learner import Learner
+from protosteer.model.records import TaskRecord
 from protosteer.serve.batching import Batcher, Row
 from protosteer.serve.limits import Limits, RequestError
 from protosteer.serve.metrics import Metrics
@@ -108,6 +110,15 @@ class Service:
             await files[0].seek(0)
             content, file = await files[0].read(), shown(files[0].filename or "")
         return await asyncio.to_thread(self.store.correct, name, pixels, content, file)
+
+    async def confirm(self, request: Request) -> list[TaskRecord]:
+        """Learn the images of a request, each as the class that is predicted for it."""
+        async with self.uploads.received(request) as files:
+            pixels, images = await self.uploads.decode(files), list[ImageFile]()
+            for file in files:
+                await file.seek(0)
+                images.append(ImageFile(await file.read(), shown(file.filename or "")))
+        return await asyncio.to_thread(self.store.confirm, pixels, images)
 
     def authorise(self, token: str | None) -> None:
         """Raise `RequestError` unless teaching is allowed and the token is right."""

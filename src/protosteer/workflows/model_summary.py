@@ -93,6 +93,8 @@ def _task(task: TaskRecord) -> dict[str, Any]:
         "trained": prompt is not None and not task.few_shot,
         "few_shot": task.few_shot,
         "corrected": task.corrected_from,
+        "confirmed": task.confirmed,
+        "compacted": task.compacted,
         "unfinished": bool(about.unfinished),
         "independent": task.independent,
         "precision": about.precision or FP32,
@@ -102,7 +104,7 @@ def _task(task: TaskRecord) -> dict[str, Any]:
     }
 
 
-def correction(task: TaskRecord) -> dict[str, str | None]:
+def correction(task: TaskRecord) -> dict[str, Any]:
     """What a log says of a task that is a correction."""
     (name,) = task.class_names
     file = task.metadata.file
@@ -112,6 +114,7 @@ def correction(task: TaskRecord) -> dict[str, str | None]:
         "image": None if file is None else printable(file),  # a file's name need not be UTF-8, JSON must
         "taken_for": task.corrected_from,
         "class": name,
+        "confirmed": task.confirmed,
     }
 
 
