@@ -1,8 +1,8 @@
 # protosteer on the CPU: the command line, and by default the HTTP service of /models/model.protosteer.
-#   docker build -t protosteer:0.1.0 .        (or: make image)
-#   docker run --rm -p 127.0.0.1:8000:8000 -v "$PWD/models:/models" protosteer:0.1.0
+#   docker build -t protosteer:0.2.0 .        (or: make image)
+#   docker run --rm -p 127.0.0.1:8000:8000 -v "$PWD/models:/models" protosteer:0.2.0
 # For a Ray cluster, whose nodes KubeRay probes with wget:
-#   docker build --build-arg EXTRAS=ray,serve --build-arg PACKAGES=wget -t protosteer-ray:0.1.0 .
+#   docker build --build-arg EXTRAS=ray,serve --build-arg PACKAGES=wget -t protosteer-ray:0.2.0 .
 
 FROM python:3.11.11-slim-bookworm AS build
 ARG EXTRAS=serve

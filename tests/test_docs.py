@@ -56,7 +56,7 @@ README, HOW_TO, SERVICE, HTTP, DATA, EXTEND, MODEL_FILE, API = (
 # A comment before a block says that it is not run, and why; weights other than ours need a download.
 NOT_RUN = re.compile(r"<!-- not run: (.+) -->\s*\Z")
 OTHER_WEIGHTS = re.compile(r'Backbone\.load\((?!"(?:mini|nano)"\))')
-# The README learns for fifty epochs, which would take a test too long: here nothing is trained.
+# The README trains a prompt, which would take a test too long: here nothing is trained.
 QUICKER = {"ps.Learner(backbone)": "ps.Learner(backbone, ps.Settings(prompts=False))"}
 
 TRAINED = Settings.preset("best", epochs=1, batch_size=16, neck_hidden=16, augmentation="crop")
@@ -196,6 +196,14 @@ def test_python_of_the_page_on_extensions_runs(pictures):
         LOSSES[:] = [name for name in LOSSES if name != "margin"]
 
 
+def test_the_readme_is_short_and_its_numbers_stand_on_the_results_page():
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
+    results = (REPOSITORY / "docs" / "results" / "index.md").read_text(encoding="utf-8")
+    for _, _, accuracy, stored, _ in rows(README, "method"):
+        for number in re.findall(r"\d+\.\d", accuracy) + [stored]:
+            assert re.search(rf"(?<![\d.,]){re.escape(number)}(?![\d,])", results), number
+
+
 def json_like(value: object) -> str:
     return repr(value).replace("'", '"')
 
@@ -226,9 +234,8 @@ def test_python_that_is_not_run_compiles_and_imports_what_exists():
 def test_every_command_is_on_the_page_about_python():
     page = HOW_TO.read_text(encoding="utf-8")
     commands = typer.main.get_command(command_line).commands
-    assert {"learn", "predict", "serve", "datasets"} <= commands.keys()
     headings = " ".join(re.findall(r"^## (.+)$", page, re.MULTILINE)).replace(",", "").split()
-    for name in commands:
+    for name in commands.keys() - {"reproduce", "report", "push", "pull"}:  # tools of the shell
         assert f"protosteer {name}" in page and name in headings, name
 
 

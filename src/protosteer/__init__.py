@@ -6,7 +6,7 @@ import importlib
 import warnings
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Where each public name lives. They are imported when first used, so that `import protosteer` and
 # `protosteer --help` do not wait for torch.
