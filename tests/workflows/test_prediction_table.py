@@ -76,18 +76,20 @@ def test_all_kinds_of_files_say_the_same_and_bad_files_have_rows(learner, names,
     ]
 
 
-def test_embeddings_are_the_backbones(learner, names, tmp_path):
-    maker = Embeddings(learner.backbone)
+@pytest.mark.parametrize("layers", ["last", "several"])
+def test_embeddings_are_the_backbones(learner, names, tmp_path, layers):
+    backbone = learner.backbone.reading(layers)
+    maker = Embeddings(backbone)
     for suffix in ("parquet", "csv"):
         write_table(tmp_path / f"e.{suffix}", maker, maker.rows(names))
     rows = [row for row in read_parquet(tmp_path / "e.parquet") if not row["error"]]
-    images = FileImages([row["path"] for row in rows], learner.backbone.preprocessing)
-    assert torch.allclose(torch.tensor([r["embedding"] for r in rows]), learner.backbone.embed_set(images), atol=1e-6)
+    images = FileImages([row["path"] for row in rows], backbone.preprocessing)
+    assert torch.allclose(torch.tensor([r["embedding"] for r in rows]), backbone.embed_set(images), atol=1e-6)
     assert rows[0]["sha256"] == hashlib.sha256(Path(names[0]).read_bytes()).hexdigest()
     import pyarrow.parquet
 
     kind = pyarrow.parquet.read_schema(tmp_path / "e.parquet").field("embedding").type
-    assert kind == pa.list_(pa.float32(), learner.backbone.dim)
+    assert kind == pa.list_(pa.float32(), backbone.width)
     with (tmp_path / "e.csv").open(newline="") as file:
         first = next(csv.DictReader(file))
     assert np.float32(first["embedding_0"]) == np.float32(rows[0]["embedding"][0])

@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
@@ -181,6 +181,10 @@ def embed(
     ],
     paths: Paths,
     out: Annotated[str, Option(metavar="FILE|FOLDER", help=OUT_HELP, show_default=False)],
+    layers: Annotated[
+        Literal["last", "several"],
+        Option(help="Embed by the last layer, or by all that the default classifier reads, side by side."),
+    ] = "last",
     engine: Executor = "local",
     address: Address = None,
     shard: Shard = 1024,
@@ -198,8 +202,8 @@ def embed(
     _check_out(out, engine)
     who = make_executor(engine, address, device)
     learner = _embedder(model, Loading(None, weights, device, precision, threads))
-    backbone = learner.backbone
-    make_remote = functools.partial(embeddings_from_spec, LearnerSpec.of(learner, device))
+    backbone = learner.backbone.reading(layers)
+    make_remote = functools.partial(embeddings_from_spec, LearnerSpec.of(learner, device), layers)
     about = (backbone.fingerprint, backbone.preprocessing, backbone.precision)
     _write_rows(Embeddings(backbone), make_remote, about, files, out, shard, who)
 

@@ -162,7 +162,7 @@ class Embeddings:
 
     def __init__(self, backbone: Backbone):
         self.backbone = backbone
-        self.width = backbone.dim
+        self.width = backbone.width
         self.chunk = backbone.batch_size(_EMBED_BATCH)
 
     def rows(self, names: Sequence[str]) -> Iterator[Row]:
@@ -170,7 +170,7 @@ class Embeddings:
         images = ForgivingFiles(names, self.backbone.preprocessing)
         for start in range(0, len(names), 16 * self.chunk):
             rows = range(start, min(start + 16 * self.chunk, len(names)))
-            embeddings = self.backbone.embed_set(images, batch_size=self.chunk, rows=rows).numpy()  # [R, D]
+            embeddings = self.backbone.embed_set(images, batch_size=self.chunk, rows=rows).numpy()  # [R, width]
             checksums = in_threads(_checksum, [names[i] for i in rows])
             for i, embedding, checksum in zip(rows, embeddings, checksums, strict=True):
                 if i in images.errors:

@@ -35,9 +35,9 @@ def predictions_from_spec(spec: LearnerSpec, top: int, reject: float | None) -> 
     return Predictions(spec.learner(), top, reject)
 
 
-def embeddings_from_spec(spec: LearnerSpec) -> Embeddings:
-    """Make embedding rows in the process of a worker."""
-    return Embeddings(spec.learner().backbone)
+def embeddings_from_spec(spec: LearnerSpec, layers: str) -> Embeddings:
+    """Make embedding rows, of the "last" layer or of "several", in the process of a worker."""
+    return Embeddings(spec.learner().backbone.reading(layers))
 
 
 @dataclass(frozen=True)
