@@ -12,6 +12,7 @@ import torch
 
 from protosteer.backbones import MINI, Backbone, auto_candidates
 from protosteer.data.images import ArrayImages
+from protosteer.methods.checks import Maker
 from protosteer.methods.testing import toy_backbone as tiny_backbone
 from protosteer.methods.testing import toy_images as easy_task
 from protosteer.paper.trainer import Trained, train_prompt
@@ -46,6 +47,17 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no shared data: {folder} does not exist (set PROTOSTEER_SHARED)")
     return folder
+
+
+def _share_states(maker: Maker, *args: Any, **named: Any) -> None:
+    """Makers of one method under the same settings share what it has learned: training is most of a test's time."""
+    _create_maker(maker, *args, **named)
+    key = maker.method, *sorted(maker.settings.items())
+    object.__setattr__(maker, "states", _STATES.setdefault(key, {}))
+
+
+_STATES: dict[tuple[Any, ...], dict[tuple[int, int], bytes]] = {}
+_create_maker, Maker.__init__ = Maker.__init__, _share_states  # type: ignore[method-assign]
 
 
 def train(backbone: Backbone, pixels: torch.Tensor, labels: torch.Tensor, settings: Settings, **more: Any) -> Trained:

@@ -1,5 +1,6 @@
 """CIFAR's official pickles and records, and pickles that want more than arrays."""
 
+import json
 import os
 import pickle
 import subprocess
@@ -13,7 +14,8 @@ from expect import expect_error
 from protosteer.data.datasets.cifar import cifar_files, read_cifar, read_cifar100
 from protosteer.data.datasets.registry import open_dataset
 from protosteer.errors import DataError
-from set_toys import READING, write_cifar100
+from protosteer.streams import StreamOptions, open_stream
+from set_toys import READING, SMALL, write_cifar100
 
 
 def images_of(rows):
@@ -170,6 +172,12 @@ def test_the_real_files(shared, tmp_path):
     assert len(dataset.train.images) == 50000 and dataset.train.labels.bincount().tolist() == [500] * 100
     assert len(dataset.test.images) == 10000 and dataset.test.labels.bincount().tolist() == [100] * 100
     assert dataset.classes[0] == "apple" and dataset.classes[99] == "worm"
+    options = StreamOptions("seed:1993", base=50, increment=10, train_per_class=20, test_per_class=10)
+    stream = open_stream("split-cifar100", options, SMALL, tmp_path)
+    assert [len(t.classes) for t in stream] == [50, 10, 10, 10, 10, 10]
+    assert [len(t.train) for t in stream] == [1000] + [200] * 5 and [len(t.test) for t in stream] == [500] + [100] * 5
+    assert stream.classes == [dataset.classes[i] for i in np.random.RandomState(1993).permutation(100)]
+    assert stream[0].train.pixels([0, 999]).shape == (2, 3, 32, 32) and json.dumps(stream.about)
     with (tmp_path / "cifar-100-python" / "test").open("r+b") as file:
         file.seek(5000)
         file.write(b"\0\0\0\0")

@@ -186,6 +186,7 @@ def bomb(kind: str, side: int) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak memory as Linux reports it")
 @pytest.mark.parametrize("kind", ["ICO", *(kind for kind in formats() if kind != "HEIF")])
 def test_opening_decodes_no_pixels(kind: str, tmp_path) -> None:

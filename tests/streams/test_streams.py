@@ -1,11 +1,7 @@
 """The register of benchmarks, and those made of catalogue data sets, with small ones in their place."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from stream_toys import PREPROCESSING, TEST, by_class, toy
 
@@ -97,19 +93,3 @@ def test_a_name_that_nobody_knows():
     for find in (find_benchmark, lambda name: open_stream(name, StreamOptions(), PREPROCESSING)):
         with expect_error("unknown-stream", DataError, name="split-cifar10"):
             find("split-cifar10")
-
-
-@pytest.mark.slow
-def test_real_cifar100(shared, tmp_path):
-    archive, tool = shared / "data" / "cifar100_lossless.zip", shared / "data" / "unpack_cifar.py"
-    if not archive.exists():
-        pytest.skip(f"no CIFAR-100: {archive} does not exist")
-    subprocess.run([sys.executable, tool, archive, tmp_path], check=True, capture_output=True)
-    options = StreamOptions("seed:1993", base=50, increment=10, train_per_class=20, test_per_class=10)
-    stream = open_stream("split-cifar100", options, PREPROCESSING, tmp_path)
-    assert [len(t.classes) for t in stream] == [50, 10, 10, 10, 10, 10]
-    assert [len(t.train) for t in stream] == [1000] + [200] * 5 and [len(t.test) for t in stream] == [500] + [100] * 5
-    natural = sorted(stream.classes)
-    assert stream.classes == [natural[i] for i in np.random.RandomState(1993).permutation(100)]
-    assert stream[0].train.pixels([0, 999]).shape == (2, 3, 32, 32)
-    assert set(stream.about["checksums"]) >= {"train", "test"} and json.dumps(stream.about)
