@@ -90,10 +90,8 @@ def run_script(folder: Path, *words: str, given: str = "") -> subprocess.Complet
 Mixed = tuple[Learner, Path, list[str]]
 
 
-@pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory) -> Mixed:
-    """Tasks with prompts of every kind, one with none and a few-shot class, exported; and 200 images."""
-    root = tmp_path_factory.mktemp("mixed")
+def mixed_learner(root: Path) -> Learner:
+    """Learn tasks with prompts of every kind, one with none and a few-shot class, by CPP inference."""
     kinds: list[dict[str, Any]] = [
         {"prompt_length": 1},
         {"prompt_length": 3, "prompt_from_layer": 2},
@@ -106,6 +104,27 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Mixed:
         learner.learn(digit_files(root / f"task {t}", [2 * t, 2 * t + 1], 0, 20), name=f"task {t}")
     learner.settings = QUICK.replace(neighbours=5)
     learner.add_class("digit 8", pictures(digit_files(root / "few", [8], 0, 6)))
+    return learner
+
+
+def evidence_learner(root: Path) -> Learner:
+    """Learn a prompt for all classes, tasks with prompts of their own, one with none, a class of a handful."""
+    patch = pytest.MonkeyPatch()
+    patch.setitem(RULES, "evidence", EvidenceRule(min_pass_weight=0.0))  # so that both views are there
+    learner = Learner(Backbone.load("nano"), QUICK.replace(rule="evidence", independent=False))
+    for t, digits in enumerate([[4, 5], [0, 1], [2, 3]]):  # names of classes do not come in their order
+        learner.learn(digit_files(root / f"task {t}", digits, 0, 20 + 10 * t), name=f"task {t}")
+    learner.add_class("digit 6", pictures(digit_files(root / "few", [6], 0, 6)))
+    learner.add_class("digit 7", pictures(digit_files(root / "one", [7], 0, 1)))
+    assert len(learner.reader.classifier.passes) == 2
+    patch.undo()
+    return learner
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Mixed:
+    """A model by CPP inference, exported; and 200 images."""
+    learner = mixed_learner(root := tmp_path_factory.mktemp("mixed"))
     export_onnx(learner, root / "exported")
     return learner, root / "exported", pictures(digit_files(root / "test", list(range(10)), 100, 20))
 
@@ -161,17 +180,9 @@ def test_weights_are_in_the_network_file_and_once(mixed: Mixed) -> None:
 
 @pytest.fixture(scope="module")
 def by_evidence(tmp_path_factory: pytest.TempPathFactory) -> Mixed:
-    """A prompt for all classes, tasks with prompts of their own, one with none, a class of a handful."""
-    root, patch = tmp_path_factory.mktemp("evidence"), pytest.MonkeyPatch()
-    patch.setitem(RULES, "evidence", EvidenceRule(min_pass_weight=0.0))  # so that both views are there
-    learner = Learner(Backbone.load("nano"), QUICK.replace(rule="evidence", independent=False))
-    for t, digits in enumerate([[4, 5], [0, 1], [2, 3]]):  # names of classes do not come in their order
-        learner.learn(digit_files(root / f"task {t}", digits, 0, 20 + 10 * t), name=f"task {t}")
-    learner.add_class("digit 6", pictures(digit_files(root / "few", [6], 0, 6)))
-    learner.add_class("digit 7", pictures(digit_files(root / "one", [7], 0, 1)))
+    """A model of the default classifier, exported; and 200 images."""
+    learner = evidence_learner(root := tmp_path_factory.mktemp("evidence"))
     export_onnx(learner, root / "exported")
-    assert len(learner.reader.classifier.passes) == 2
-    patch.undo()
     return learner, root / "exported", pictures(digit_files(root / "test", list(range(10)), 100, 20))
 
 

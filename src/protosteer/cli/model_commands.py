@@ -175,17 +175,31 @@ def inspect(
 @command(PANEL)
 def export(
     model: ModelFile,
-    onnx: Annotated[Path, Option("--onnx", metavar="DIR", help="Folder for the ONNX files.", show_default=False)],
+    onnx: Annotated[Path | None, Option("--onnx", metavar="DIR", help="Folder for the ONNX files.")] = None,
+    web: Annotated[
+        Path | None, Option("--web", metavar="DIR", help="Folder for a web page that predicts in the browser.")
+    ] = None,
+    link: Annotated[
+        bool, Option("--link", help="With --web: load onnxruntime-web from a CDN instead of adding it to the folder.")
+    ] = False,
     backbone: ModelBackbone = None,
     weights: ModelWeights = None,
     as_json: Json = False,
 ) -> None:
-    """Export a model to ONNX: the network, its prototypes, and a program that predicts without protosteer."""
+    """Export a model to ONNX with a program that predicts, or to a web page; neither needs protosteer."""
     from protosteer.export.onnx import export_onnx
+    from protosteer.export.web import export_web
 
+    if not (onnx or web):
+        raise CommandLineError("give --onnx DIR, --web DIR or both", code="missing-argument")
     learner = open_learner(model, Loading(backbone, weights, "cpu", "fp32"))
-    files = {str(path): path.stat().st_size for path in export_onnx(learner, onnx, say, option="--onnx")}
+    paths = export_onnx(learner, onnx, say, option="--onnx") if onnx else []
+    if web:
+        paths += export_web(learner, web, model.stem, link, say, option="--web")
+    files = {str(path): path.stat().st_size for path in paths}
     if as_json:
         print(json.dumps({"files": files}, indent=1))
     else:
         print("\n".join(f"{path}  {size:,} bytes" for path, size in files.items()))
+        if web:
+            say(f"try it: python -m http.server --directory {web}, then open http://localhost:8000")

@@ -122,6 +122,7 @@ FLAGS = {
     "holdout=": "--holdout",
     "host=": "--host",
     "keep_versions=": "--keep-versions",
+    "link=True": "--link",
     "out=": "--out",
     "overwrite=True": "--overwrite",
     "port=": "--port",

@@ -11,7 +11,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from protosteer.workflows import ood
 
 FORMATS = {"paper": "protosteer-onnx-3", "evidence": "protosteer-onnx-5"}
 FRACTIONS = (0.01, 0.02, 0.05, 0.1, 0.2)  # of known images that are rejected; a threshold is written for each
+FILES = ("embedding.onnx", "prototypes.npz", "model.json", "predict.py", "README.md")
 _TOLERANCE = 1e-3
 
 _README = """\
@@ -68,23 +69,9 @@ def export_onnx(
 
     option: by what a caller names the folder, for a message about one that cannot be written to.
     """
-    try:
-        import onnxruntime  # noqa: F401
-
-        from protosteer.export.onnx_graph import network
-    except ImportError as error:
-        message = f"exporting needs packages that are not here ({error}); pip install 'protosteer[onnx]'"
-        raise ProtosteerError(message, code="missing-extra", extra="onnx") from error
-    if not learner.classes:
-        raise LearnerError("nothing has been learned yet; there is nothing to export", code="nothing-learned")
-    folder = Path(os.path.realpath(folder))
-    _check_place(folder)
-    backbone = learner.backbone.reading(learner.reader.layers)
-    arrays, graph = _arrays(learner), network(backbone)
-    difference = _check(graph, backbone, arrays)
-    if on_message:
-        name = learner.backbone.name
-        on_message(f"embedding.onnx computes what {name} does (greatest difference {difference:.0e})")
+    folder = export_folder(folder, FILES)
+    arrays = learned_arrays(learner)
+    graph = checked_network(learner, arrays, on_message)
     program = resources.files("protosteer").joinpath("assets", "onnx_predict.py")
     known, version = len(learner.classes), protosteer.__version__
     contained = _CONTENTS[learner.reader.rule]
@@ -94,7 +81,7 @@ def export_onnx(
     contents = {
         "embedding.onnx": graph,
         "prototypes.npz": prototypes.getvalue(),
-        "model.json": json.dumps(_about(learner), indent=2, ensure_ascii=False).encode() + b"\n",
+        "model.json": json.dumps(describe_model(learner), indent=2, ensure_ascii=False).encode() + b"\n",
         "predict.py": program.read_bytes(),
         "README.md": readme.encode(),
     }
@@ -103,8 +90,33 @@ def export_onnx(
     return [folder / name for name in contents]
 
 
-def _arrays(learner: Learner) -> dict[str, np.ndarray]:
+def checked_network(
+    learner: Learner,
+    arrays: dict[str, np.ndarray],
+    on_message: Callable[[str], None] | None = None,
+    compact: bool = False,
+) -> bytes:
+    """Return the network of a model as an ONNX file, after a comparison with the ViT itself; see `network`."""
+    try:
+        import onnxruntime  # noqa: F401
+
+        from protosteer.export.onnx_graph import network
+    except ImportError as error:
+        message = f"exporting needs packages that are not here ({error}); pip install 'protosteer[onnx]'"
+        raise ProtosteerError(message, code="missing-extra", extra="onnx") from error
+    backbone = learner.backbone.reading(learner.reader.layers)
+    graph = network(backbone, compact)
+    difference = _check(graph, backbone, arrays)
+    if on_message:
+        name = learner.backbone.name
+        on_message(f"embedding.onnx computes what {name} does (greatest difference {difference:.0e})")
+    return graph
+
+
+def learned_arrays(learner: Learner) -> dict[str, np.ndarray]:
     """All that `predict.py` matches with; row 0 of the prompts is no prompt, equal prompts are one row."""
+    if not learner.classes:
+        raise LearnerError("nothing has been learned yet; there is nothing to export", code="nothing-learned")
     index = learner.reader.index
     rows, distinct = _prompt_rows(learner)
     prompts, enters = slots(distinct, learner.backbone.depth, learner.backbone.dim)
@@ -150,7 +162,8 @@ def slots(prompts: list[Tensor], depth: int, dim: int) -> tuple[np.ndarray, np.n
     return tokens, enters
 
 
-def _about(learner: Learner) -> dict[str, Any]:
+def describe_model(learner: Learner) -> dict[str, Any]:
+    """Return labels, tasks, preprocessing and the numbers of the rule, as plain data for JSON."""
     backbone, able = learner.backbone, ood.calibrated(learner)
     rows, _ = _prompt_rows(learner)
     header = learner.reader.export().header
@@ -198,10 +211,11 @@ def _check(graph: bytes, backbone: Backbone, arrays: dict[str, np.ndarray], most
     return difference
 
 
-def _check_place(folder: Path) -> None:
-    """Refuse to replace what is not an earlier export, or holds more than that."""
+def export_folder(folder: Path, names: Collection[str]) -> Path:
+    """Return a folder's real path; refuse to replace what is not an earlier export, or holds more than its files."""
+    folder = Path(os.path.realpath(folder))
     if not folder.exists():
-        return
+        return folder
     if not folder.is_dir():
         raise ProtosteerError(
             f"{folder} is a file; name a folder that does not exist yet", code="cannot-write", path=folder
@@ -210,15 +224,13 @@ def _check_place(folder: Path) -> None:
         message = f"{folder} is the folder you are in; name one inside it, such as exported"
         raise ProtosteerError(message, code="cannot-write", path=folder)
     found = {path.name for path in folder.iterdir()}
-    ours = {"embedding.onnx", "prototypes.npz", "model.json", "predict.py", "README.md", "__pycache__"}
     if found and not _is_export(folder):
         message = f"{folder} is not empty and not an earlier export; name another folder"
         raise ProtosteerError(message, code="cannot-write", path=folder)
-    if found - ours:
-        message = (
-            f"{folder} is an earlier export but holds {min(found - ours)} too; move that away, or name another folder"
-        )
+    if more := found - {*names, "__pycache__"}:
+        message = f"{folder} is an earlier export but holds {min(more)} too; move that away, or name another folder"
         raise ProtosteerError(message, code="cannot-write", path=folder)
+    return folder
 
 
 def _is_export(folder: Path) -> bool:
@@ -226,4 +238,4 @@ def _is_export(folder: Path) -> bool:
         about = json.loads((folder / "model.json").read_bytes())
     except (OSError, ValueError, RecursionError):
         return False
-    return isinstance(about, dict) and str(about.get("format", "")).startswith("protosteer-onnx-")
+    return isinstance(about, dict) and str(about.get("format", "")).startswith(("protosteer-onnx-", "protosteer-web-"))

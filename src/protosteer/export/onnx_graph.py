@@ -33,15 +33,19 @@ _OPSET, _IR = 17, 8  # the oldest that have layer normalisation: runtimes since 
 _MOST_BYTES = 2**31 - 2**20  # a protobuf message has less than 2 GiB
 
 
-def network(backbone: Backbone) -> bytes:
-    """The file's contents: `images`, `prompts` and `enters` -> `embeddings`."""
+def network(backbone: Backbone, compact: bool = False) -> bytes:
+    """Return the file's contents: `images`, `prompts` and `enters` -> `embeddings`.
+
+    compact: Store matrices in half precision if that changes no number, as for weights that came so; the network
+        computes in single precision all the same.
+    """
     if 4 * backbone.parameters > _MOST_BYTES:
         raise WeightsError(
             f"{backbone.name} has {backbone.parameters:,} parameters, more than the 2 GiB that one ONNX file "
             "can hold; export a model with a smaller backbone",
             code="weights-too-large",
         )
-    graph, config = _Graph(), backbone.vit.config
+    graph, config = _Graph(compact), backbone.vit.config
     _forward(graph, backbone.vit, backbone.layers)
     size = config.image_size
     slots: list[str | int | None] = ["batch", config.depth, "length"]
@@ -65,7 +69,8 @@ def network(backbone: Backbone) -> bytes:
 class _Graph:
     """An ONNX graph in the making; values are known by their names."""
 
-    def __init__(self) -> None:
+    def __init__(self, compact: bool = False) -> None:
+        self.compact = compact
         self.nodes: list[Any] = []
         self.constants: dict[str, Any] = {}
 
@@ -74,6 +79,13 @@ class _Graph:
         array = value.detach().float().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
         array = array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
         name = name or f"constant.{array.dtype}.{array.tolist()}"
+        if self.compact and array.ndim > 1 and array.dtype == np.float32 and name not in self.constants:
+            with np.errstate(over="ignore"):
+                half = array.astype(np.float16)
+            if np.array_equal(half, array):
+                stored = f"{name}.half"
+                self.constants[stored] = numpy_helper.from_array(half, stored)
+                return self.op("Cast", stored, to=TensorProto.FLOAT)
         self.constants[name] = numpy_helper.from_array(array, name)
         return name
 
