@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from protosteer.data.image_files import image_bytes, image_exists
 from protosteer.data.images import ImageSet, as_images
 from protosteer.errors import DataError
+from protosteer.model.compaction import compact
 from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord, correction_name
+from protosteer.rules import Reader, reader_of
+from protosteer.runtime.task_images import TaskImages
 from protosteer.tasks import learn_class
 from protosteer.util.files import digest
 
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
     from protosteer.learner import Learner
 
 _WEIGHTS = (1, 2, 4, 8, 16, 32, 64)  # images that a correction may count as
+# By how much the logit of the right class must lead, so that the label stays when weights of scores are fitted again.
+_MIN_LEAD = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,50 +46,96 @@ class ImageFile:
         return cls(images.pixels([0]).numpy().tobytes())
 
 
-def correct(learner: Learner, image: Any, name: str, file: ImageFile | None = None) -> TaskRecord:
-    """Learn one image as class `name`, with the least weight that changes the label; see `Learner.correct`."""
+@dataclasses.dataclass(frozen=True)
+class Correction:
+    """A correction that was made.
+
+    Attributes:
+        record: What is stored of it.
+        reader: Predicts with it at once. A reader that is built from the memory also fits the weights of scores again.
+    """
+
+    record: TaskRecord
+    reader: Reader
+
+
+def correct(learner: Learner, image: Any, name: str, file: ImageFile | None = None) -> Correction:
+    """Learn one image as class `name`, with the least weight that changes the label; see `Learner.correct`.
+
+    No reader is built from the memory: closed forms tell what the image with each weight changes.
+    """
     images = as_images(image, learner.backbone.preprocessing)
     if len(images) != 1:
         message = f"{len(images)} images cannot be one correction; correct them one by one"
         raise DataError(message, code="not-one-image")
-    before = learner.predict(images).labels[0]
-    others, record = _learn(learner, images, name, file or ImageFile.of(image, images), before)
-    trial = learner.copy()
+    file, embedded = file or ImageFile.of(image, images), learner.task_images(images, name)
+    reader = learner.reader
+    before = reader.index.classes[int(_scores(reader, embedded).argmax())]
+    others = _without(learner.memory, file)
+    if len(others) < len(learner.memory):
+        reader = reader_of(others, learner.settings)
+    record = _record(learner, others, embedded, name, file, before)
     for weight in _WEIGHTS:
         weighted = dataclasses.replace(record, classes=record.classes.with_image_weight(weight))
-        trial.memory = Memory([*others.tasks, weighted])
-        if trial.predict(images).labels == [name]:
+        memory = Memory([*others.tasks, weighted])
+        trial = reader.with_image(memory)
+        if _lead(trial, embedded, name) >= _MIN_LEAD:
             break
-    learner.memory = trial.memory
-    return learner.memory.tasks[-1]
+    learner.memory = compact(memory)
+    return Correction(weighted, trial)
 
 
 def confirm(learner: Learner, images: Sequence[Any], files: Sequence[ImageFile] | None = None) -> list[TaskRecord]:
     """Learn images, each as the class that is predicted for it; see `Learner.confirm`."""
-    labels = [learner.predict(image).labels[0] for image in images]
-    records, trial = list[TaskRecord](), learner.copy()
-    for row, (image, label) in enumerate(zip(images, labels, strict=True)):
+    reader, memory, records = learner.reader, learner.memory, list[TaskRecord]()
+    for row, image in enumerate(images):
         single = as_images(image, learner.backbone.preprocessing)
-        others, record = _learn(trial, single, label, files[row] if files else ImageFile.of(image, single), label)
+        file, embedded = files[row] if files else ImageFile.of(image, single), learner.task_images(single, "confirmed")
+        label = reader.index.classes[int(_scores(reader, embedded).argmax())]
+        memory = _without(memory, file)
+        record = _record(learner, memory, embedded, label, file, label)
         records.append(dataclasses.replace(record, confirmed=True))
-        trial.memory = Memory([*others.tasks, records[-1]])
-    learner.memory = trial.memory
+        memory = Memory([*memory.tasks, records[-1]])
+    learner.memory = compact(memory)
     return records
 
 
-def _learn(learner: Learner, images: ImageSet, name: str, file: ImageFile, before: str) -> tuple[Memory, TaskRecord]:
-    """The memory without what was said of the same image before, and the new record."""
+def _scores(reader: Reader, images: TaskImages) -> Tensor:
+    """[C]: the scores of one image, which is embedded once under each prompt that is asked for."""
+
+    def embed(rows: Tensor, numbers: Tensor | None) -> Tensor:
+        prompts = [None] * len(rows) if numbers is None else [reader.index.prompts[n] for n in numbers.tolist()]
+        found = [images.features(prompt)[int(row)] for row, prompt in zip(rows, prompts, strict=True)]
+        features = torch.stack(found) if found else torch.empty(0, 1, images.backbone.dim)
+        return features[:, :1].flatten(1) if reader.layers == "last" else features.flatten(1)
+
+    return reader.match(embed, 1).scores[0] / reader.temperature
+
+
+def _lead(reader: Reader, images: TaskImages, name: str) -> float:
+    """By how much the logit of a class is above all others."""
+    scores, own = _scores(reader, images), reader.index.classes.index(name)
+    others = scores.index_fill(0, torch.tensor(own), -torch.inf)
+    return float(scores[own] - others.max())
+
+
+def _without(memory: Memory, file: ImageFile) -> Memory:
+    """Drop what was said of the same image before."""
+    task = correction_name(digest(file.content))
+    return Memory(old for old in memory.tasks if old.name != task)
+
+
+def _record(
+    learner: Learner, memory: Memory, images: TaskImages, name: str, file: ImageFile, before: str
+) -> TaskRecord:
+    """What is stored of one image of class `name`, for which class `before` was predicted."""
     number = digest(file.content)
-    task = correction_name(number)
-    others = Memory(old for old in learner.memory.tasks if old.name != task)
-    record = learn_class(name, learner.task_images(images, name), others, learner.settings)
-    record = record.computed_in(learner.backbone.precision)
-    return others, dataclasses.replace(
+    record = learn_class(name, images, memory, learner.settings).computed_in(learner.backbone.precision)
+    size = None if file.name is None else len(file.content)
+    return dataclasses.replace(
         record,
-        name=task,
+        name=correction_name(number),
         classes=record.classes.with_rows("seen", [torch.tensor([number])]),
-        metadata=dataclasses.replace(
-            record.metadata, file=file.name, image_bytes=None if file.name is None else len(file.content)
-        ),
+        metadata=dataclasses.replace(record.metadata, file=file.name, image_bytes=size),
         corrected_from=before,
     )

@@ -100,6 +100,10 @@ class Learner:
             self._reader = tasks, settings, reader_of(self.memory, settings)
         return self._reader[2]
 
+    def use_reader(self, reader: Reader) -> None:
+        """Predict by this reader until the memory changes, such as that of a correction, which is there at once."""
+        self._reader = self.memory.tasks, self.settings, reader
+
     @property
     def shared_prompt(self) -> Tensor | None:
         """The prompt [S, L, D] for all classes that the next task will be stored under, if there is one."""
@@ -191,7 +195,7 @@ class Learner:
             The correction's record, which is in `memory` now.
         """
         self._require_knowledge()
-        return correct(self, image, name, None if content is None else ImageFile(content))
+        return correct(self, image, name, None if content is None else ImageFile(content)).record
 
     def confirm(self, images: Any) -> list[TaskRecord]:
         """Learn images that were classified correctly, each as the class that is predicted for it; `undo` reverts it.

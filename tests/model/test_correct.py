@@ -7,8 +7,11 @@ from PIL import Image
 from conftest import easy_task, tiny_backbone
 from expect import expect_error
 from photo_toys import QUICK, file_bytes, photos
+from protosteer.corrections import correct
 from protosteer.errors import DataError, LearnerError
+from protosteer.evidence.kernel_ridge import KernelRidge
 from protosteer.learner import Learner, merge
+from protosteer.model import compaction
 from protosteer.model.unlearning import undo
 from protosteer.settings import Settings
 
@@ -125,3 +128,40 @@ def test_confirmed_images_calibrate_and_corrected_ones_beside_them():
     for _ in range(len(images) + 1):
         learner.undo()
     assert learner.tasks == ["spring"]
+
+
+def test_no_number_of_corrections_builds_a_reader_or_grows_for_ever(tmp_path, monkeypatch):
+    """Cost is counted: factors of large systems, tasks and bytes; the latest corrections can still be undone."""
+    monkeypatch.setattr(compaction, "MIN_SINGLE", 3)
+    monkeypatch.setattr(compaction, "MAX_SINGLE", 6)
+    learner = knowing()
+    reader, solved, sizes = learner.reader, [], []
+    monkeypatch.setattr(KernelRidge, "_solve", lambda *_: solved.append(1))
+    images = easy_task(["ant"], 60, seed=9)[0]
+    for image in images:
+        learner.use_reader(reader)  # as a service does, which builds a reader in the background
+        reader = correct(learner, image[None], "yak").reader
+        learner.use_reader(reader)
+        learner.confirm(easy_task(["bee"], 1, seed=len(sizes))[0])
+        sizes.append(len(learner.model.pack()))
+        assert len(learner.tasks) <= 1 + 2 + 6
+    monkeypatch.undo()
+    assert not solved and max(sizes[-9:]) < max(sizes[-18:-9]) + 30 * 8  # digests of files
+    assert learner.tasks[1:3] == ["corrections", "confirmations"]
+    read = Learner.load(saved(learner, tmp_path), learner.backbone)
+    assert read.memory.task("corrections").selection == "corrected"
+    assert sum(task.images for task in read.memory.tasks if "yak" in task.class_names) == len(images)
+    assert (
+        read.predict(images).labels.count("yak") > 50 and read.predict(easy_task(["cat"], 5)[0]).labels == ["cat"] * 5
+    )
+    last = read.memory.corrections[-1]
+    assert read.undo() is last and len(read.memory.corrections) < 6
+    again = merge(read, Learner.load(saved(learner, tmp_path), learner.backbone), task_renames={"spring": "summer"})
+    assert again.tasks.count("corrections-2") == 1
+    again.forget("yak")
+    assert "yak" not in again.classes
+
+
+def saved(learner: Learner, folder) -> str:
+    learner.save(folder / "m.protosteer")
+    return str(folder / "m.protosteer")

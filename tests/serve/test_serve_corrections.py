@@ -83,6 +83,12 @@ def test_one_image_is_enough_and_undo_restores_the_file_to_the_bit(tmp_path, nam
         assert label(client, content) == name
         on_disk = Learner.load(client.app.state.service.store.path, tiny_backbone())
         assert [record.name for record in on_disk.memory.corrections] == [told["correction"]]
+        store = client.app.state.service.store
+        store.settle()  # then it predicts, to the bit, as the file does
+        served, read = (learner.predict(pictures("ant", 3)) for learner in (store.current.learner, on_disk))
+        assert (
+            torch.equal(served.scores, read.scores) and store.current.memory.corrections[0].name == told["correction"]
+        )
         undone = client.delete("/corrections/last", headers=BEARER)
         assert undone.json()["taken_back"]["class"] == name
         assert label(client, content) == "ant" and model_bytes(client) == before

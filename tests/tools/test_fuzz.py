@@ -22,16 +22,24 @@ def reject(data: bytes) -> None:
     raise TypeError("no")
 
 
+def work(seconds: float) -> None:
+    """Use the processor."""
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
 @pytest.mark.parametrize(
     ("check", "limits", "message"),
     [
         (reject, {}, "TypeError no"),
         (lambda data: os.kill(os.getpid(), signal.SIGKILL), {}, "ended with -9"),
-        (lambda data: time.sleep(60), {"HUNG": 3.0}, "hangs"),
-        (lambda data: time.sleep(0.3), {"SLOW": 0.2}, "it took"),
+        (lambda data: time.sleep(60), {"SILENT": 3.0}, "hangs"),
+        (lambda data: work(60), {"HUNG": 1.0}, "hangs"),
+        (lambda data: work(0.3), {"SLOW": 0.2}, "it took"),
         (lambda data: None, {"LARGE": 0}, "taken"),
     ],
-    ids=["raises", "crashes", "hangs", "slow", "large"],
+    ids=["raises", "crashes", "sleeps", "hangs", "slow", "large"],
 )
 def test_failures_are_kept(
     check: Callable[[bytes], None], limits: dict[str, float], message: str, tmp_path: Path,
@@ -45,8 +53,12 @@ def test_failures_are_kept(
         idle = os.getpid() != parent or not multiprocessing.active_children()
         return math.inf if shared.failed.value and idle else time.time()
 
-    limits = {"SLOW": 60.0, "HUNG": 600.0, "LARGE": 10**12} | limits
-    for name, value in {**limits, "TESTS": tmp_path, "time": SimpleNamespace(time=clock)}.items():
+    limits = {"SLOW": 60.0, "HUNG": 600.0, "SILENT": 600.0, "LARGE": 10**12} | limits
+    for name, value in {
+        **limits,
+        "TESTS": tmp_path,
+        "time": SimpleNamespace(time=clock, process_time=time.process_time),
+    }.items():
         monkeypatch.setattr(fuzz, name, value)
     target = SimpleNamespace(seeds=lambda: [b"seed"], check=check, mutate=lambda data, random: data + b"!")
     fuzz.watch("odd", target, 1, time.time() + 3600, shared)

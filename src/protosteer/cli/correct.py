@@ -70,7 +70,8 @@ def correct(
         if name is None:
             _show_confirmed(outcome, as_json)
         else:
-            _show_outcome(outcome, image, as_json)
+            ((now, probability, _),) = learner.predict(image).ranked(1)[0]  # no longer under the lock
+            _show_outcome({**outcome, "answer": now, "probability": probability}, image, as_json)
         say(f"Written: {model}; to undo: protosteer correct {model} --undo")
 
 
@@ -80,9 +81,7 @@ def _correct(learner: Learner, image: Path, name: str) -> dict[str, Any]:
 
     new = name not in learner.classes
     near = next((near for _, near in similar_names([name], learner.classes)), None)
-    record = learner.correct(image, name)
-    ((now, probability, _),) = learner.predict(image).ranked(1)[0]
-    return {**correction(record), "new_class": new, "similar_class": near, "answer": now, "probability": probability}
+    return {**correction(learner.correct(image, name)), "new_class": new, "similar_class": near}
 
 
 def _confirm(learner: Learner, images: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -77,6 +78,21 @@ class ClassStatistics:
             loo_rows = _evenly_spaced(exact.nonzero()[:, 0], max_loo_images(classes))
         return cls(table, space, counts, owners, owner_summaries, loo_rows, sizes, means, scatter, dof)
 
+    def with_images(self, point: Tensor, count: float, label: int, new: bool) -> ClassStatistics:
+        """Return the statistics with `count` more images at `point` [D] of class `label`; `new`: the class comes in there.
+
+        Sizes, means and scatter are exact. The prototypes and the images that are left out stay those that were.
+        """
+        sizes, means = self.sizes.clone(), self.means.clone()
+        if new:
+            sizes = insert_row(sizes, label, torch.zeros(()))
+            means = insert_row(means, label, point)
+        size, residual = float(sizes[label]), point - means[label]
+        sizes[label] += count
+        means[label] += residual * (count / (size + count))
+        scatter = self.scatter + torch.outer(residual, residual) * (size * count / (size + count))
+        return dataclasses.replace(self, sizes=sizes, means=means, scatter=scatter, dof=self.dof + count - new)
+
     @property
     def points(self) -> Tensor:
         """float32 [P, D]: the prototypes."""
@@ -101,6 +117,11 @@ class ClassStatistics:
     def loo_labels(self) -> Tensor:
         """[m]: the true classes of the images that are scored by leave-one-out."""
         return self.owners[self.loo_rows]
+
+
+def insert_row(rows: Tensor, place: int, row: Tensor) -> Tensor:
+    """Insert a row into a tensor [N, ...]."""
+    return torch.cat([rows[:place], row[None].to(rows), rows[place:]])
 
 
 def blocks(count: int) -> Iterator[slice]:

@@ -14,6 +14,7 @@ out.
 
 from __future__ import annotations
 
+import copy
 import functools
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -73,19 +74,59 @@ class EvidenceClassifier:
         min_unbiased: int = MIN_UNBIASED,
     ):
         """Compute all that prediction needs from a memory whose classes all have summaries, and its index."""
+        self.options = options or CandidateOptions()
+        self._set_index(memory, index)
+        self.passes, self.loo_predictions = self._calibrate(memory, min_pass_weight, min_unbiased)
+        self._set_prompts()
+
+    def _set_index(self, memory: Memory, index: Index) -> None:
         self.index = index
         self.order = torch.tensor(sorted(range(len(index.classes)), key=index.classes.__getitem__))
         self.sorted_position = self.order.argsort()  # [C]: where the classes of the index are inside
         self.class_tasks = index.class_tasks[self.order]
-        self.options = options or CandidateOptions()
         self._shared_prompt_task = _shared_prompt_task(memory)  # bool [T]
-        self.passes, self.loo_predictions = self._calibrate(memory, min_pass_weight, min_unbiased)
+
+    def _set_prompts(self) -> None:
+        index = self.index
         if self._single_pass:  # what the shared prompt tells of its own task's classes, it tells of all
             self.index = replace(index, prompted=index.prompted & ~self._shared_prompt_task)
         self._prompted_tasks = _prompted_tasks(self.index, self.sorted_position)
         self.max_task_prompts = MAX_EXTRA_PASSES - len(self.passes[1:])
         # Value prototypes are stored task by task: where each begins.
         self._starts = torch.searchsorted(index.value_tasks, torch.arange(len(index.tasks) + 1)).tolist()
+
+    def with_image(self, memory: Memory, index: Index) -> EvidenceClassifier:
+        """Return a classifier of a memory that has one task more, of one image without a prompt, by closed forms.
+
+        What leave-one-out decided stays: the weights of passes and feature spaces. So does the centre of the regression.
+        """
+        updated, (record,) = copy.copy(self), memory.tasks[-1].classes
+        updated.__dict__.pop("candidate_search", None)
+        updated._set_index(memory, index)
+        label = int(updated.sorted_position[index.classes.index(record.name)])
+        new = len(index.classes) > len(self.index.classes)
+
+        def follow(one: Pass) -> Pass:
+            table = memory.tasks[-1].classes.summaries("plain" if one.prompt is None else "domain")
+            assert table is not None
+            points = [table.decoded(space=space)[0].double() for space in range(len(one.scorer.spaces))]
+            scorer = one.scorer.with_image(points, float(table.counts[0]), label, new)
+            return replace(one, prompt=None if one.prompt is None else len(memory), scorer=scorer)
+
+        updated.passes = [follow(one) for one in self.passes]
+        updated._set_prompts()
+        return updated
+
+    def release(self) -> None:
+        """Free the memory that only `with_image` needs."""
+        for one in self.passes:
+            if one.scorer.ridge:
+                one.scorer.ridge.release()
+
+    @property
+    def released(self) -> bool:
+        """Whether `with_image` lacks what it needs."""
+        return any(one.scorer.ridge is not None and one.scorer.ridge.factor is None for one in self.passes)
 
     @property
     def dim(self) -> int:

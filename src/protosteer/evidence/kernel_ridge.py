@@ -7,6 +7,7 @@ few, else the span of evenly spaced landmarks (Nyström), and none where there a
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protosteer.evidence.class_statistics import ClassStatistics
+from protosteer.evidence.class_statistics import ClassStatistics, insert_row
 
 RIDGE = 0.03  # lambda in one feature space
 RIDGE_SEVERAL = 0.05  # lambda in several, whose vectors are centred
@@ -32,7 +33,9 @@ class KernelRidge:
         self.spaces = len(spaces)
         self.points = self.joint(torch.cat([statistics.points.double() for statistics in spaces], dim=1))
         targets = F.one_hot(self.statistics.owners, len(self.statistics.sizes)).double()
+        self.factor: Tensor | None = None  # Cholesky factor of what was solved; None: see `release`
         self.weights, self.loo_scores = self._solve(targets)  # [P, C], [m, C]
+        self._added: list[tuple[Tensor, Tensor]] = []  # of each image of `with_image`: its direction and pivot
 
     @staticmethod
     def of(spaces: Sequence[ClassStatistics]) -> KernelRidge | None:
@@ -51,11 +54,47 @@ class KernelRidge:
         """[B, C] of unit vectors in each space, [B, S * D]."""
         return arc_cosine(self.joint(embeddings), self.points) @ self.weights
 
+    def release(self) -> None:
+        """Free the memory that only `with_image` needs."""
+        self.factor = None
+
+    def with_image(self, embedding: Tensor, count: float, label: int, new: bool) -> KernelRidge:
+        """Return the regression with one prototype more, [S * D], of `count` images of class `label`.
+
+        Nothing is solved again: one more row and column change an inverse in closed form. The centre stays. `new`: the
+        class comes in there. Leave-one-out scores stay those that were.
+        """
+        updated = copy.copy(self)
+        weights = (
+            insert_row(self.weights.T, label, self.weights.new_zeros(len(self.weights))).T if new else self.weights
+        )
+        point = self.joint(embedding[None])
+        target = F.one_hot(torch.tensor(label), weights.shape[1]).double()
+        updated._extend(weights, point, arc_cosine(self.points, point)[:, 0], count, target)
+        return updated
+
+    def _extend(self, weights: Tensor, point: Tensor, across: Tensor, count: float, target: Tensor) -> None:
+        direction = self._inverse_times(across)
+        pivot = 1 + self.ridge / count - across @ direction
+        step = (target - across @ weights) / pivot
+        self.weights = torch.cat([weights - torch.outer(direction, step), step[None]])
+        self.points = torch.cat([self.points, point])
+        self._added = [*self._added, (direction, pivot)]
+
+    def _inverse_times(self, vector: Tensor) -> Tensor:
+        """Multiply [P] by the inverse of what was solved, with the images that were added since."""
+        assert self.factor is not None
+        solved = torch.cholesky_solve(vector[: len(self.factor), None], self.factor)[:, 0]
+        for direction, pivot in self._added:
+            last = (vector[len(direction)] - direction @ vector[: len(direction)]) / pivot
+            solved = torch.cat([solved - last * direction, last[None]])
+        return solved
+
     def _solve(self, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Weights of the prototypes [P, C], and exact leave-one-out scores [m, C]."""
         kernel = torch.cat([arc_cosine(rows, self.points) for rows in self.points.split(512)])
         kernel.diagonal().add_(self.ridge / self.statistics.counts)
-        factor = torch.linalg.cholesky(kernel)
+        self.factor = factor = torch.linalg.cholesky(kernel)
         weights, rows = torch.cholesky_solve(targets, factor), self.statistics.loo_rows
         units = torch.zeros(len(kernel), len(rows), dtype=torch.double)
         units[rows, torch.arange(len(rows))] = 1.0
@@ -69,6 +108,29 @@ class NystromRidge(KernelRidge):
     An image that is left out is no longer learned from, but may still be a landmark.
     """
 
+    _root: Tensor | None
+
+    def release(self) -> None:
+        """See `KernelRidge.release`."""
+        self.factor = self._root = None
+
+    def _extend(self, weights: Tensor, point: Tensor, across: Tensor, count: float, target: Tensor) -> None:
+        assert self._root is not None
+        feature = torch.linalg.solve_triangular(self._root, across[:, None], upper=False)[:, 0]
+        direction = self._inverse_times(feature)
+        pivot = 1 / count + feature @ direction
+        step = (target - across @ weights) / pivot
+        back = torch.linalg.solve_triangular(self._root.T, direction[:, None], upper=True)[:, 0]
+        self.weights = weights + torch.outer(back, step)
+        self._added = [*self._added, (direction, pivot)]
+
+    def _inverse_times(self, vector: Tensor) -> Tensor:
+        assert self.factor is not None
+        solved = torch.cholesky_solve(vector[:, None], self.factor)[:, 0]
+        for direction, pivot in self._added:
+            solved = solved - direction * (direction @ vector / pivot)
+        return solved
+
     def _solve(self, targets: Tensor) -> tuple[Tensor, Tensor]:
         chosen = torch.linspace(0, len(self.points) - 1, min(LANDMARKS, len(self.points))).round().long()
         landmarks, counts = self.points[chosen], self.statistics.counts[:, None]
@@ -79,7 +141,8 @@ class NystromRidge(KernelRidge):
         features = torch.linalg.solve_triangular(root, across.T, upper=False).T  # [P, landmarks]
         moments = features.T @ (counts * features)
         moments.diagonal().add_(self.ridge)
-        factor = torch.linalg.cholesky(moments)
+        self.factor = factor = torch.linalg.cholesky(moments)
+        self._root = root
         solved = torch.cholesky_solve(features.T @ (counts * targets), factor)
         self.points, rows = landmarks, self.statistics.loo_rows
         leverage = torch.linalg.solve_triangular(factor, features[rows].T, upper=False)

@@ -7,6 +7,7 @@ training. In one feature space the share of the regression is fixed; in several,
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -50,6 +51,21 @@ class CoarseScorer:
         self.ridge_floor = RIDGE_FLOOR_SEVERAL if several else RIDGE_FLOOR
         self.shares = _prior_shares(table.spaces, self.ridge is not None)
         self.lengths = self.statistics.means.norm(dim=1).clamp(min=1e-12)  # [C]
+
+    def with_image(self, points: Sequence[Tensor], count: float, label: int, new: bool) -> CoarseScorer:
+        """Return a scorer that also knows `count` images at one prototype, [D] in each feature space, of class `label`.
+
+        All but the shares of the feature spaces and the centre of the regression is as if the scorer was built again.
+        `new`: the class comes in there.
+        """
+        updated = copy.copy(self)
+        given = zip(self.spaces, points, strict=True)
+        updated.spaces = [statistics.with_images(point, count, label, new) for statistics, point in given]
+        updated.statistics = updated.spaces[0]
+        updated.whitened = [WhitenedCosine(statistics) for statistics in updated.spaces]
+        updated.ridge = self.ridge and self.ridge.with_image(torch.cat(list(points)), count, label, new)
+        updated.lengths = updated.statistics.means.norm(dim=1).clamp(min=1e-12)
+        return updated
 
     @property
     def directions(self) -> Tensor:

@@ -61,6 +61,15 @@ class Reader(Protocol):
             Scores [B, C], or [B, n] of candidates, and how they came about.
         """
 
+    def with_image(self, memory: Memory) -> Reader:
+        """Return a reader of a memory that has one task more than this reader's, of one image.
+
+        It is quick, and may keep what was fitted to all images: building a reader decides that again.
+        """
+
+    def release(self) -> None:
+        """Free the memory that only `with_image` needs."""
+
     def known_similarities(self) -> Tensor:
         """[n]: greatest similarity to a class of known images, none of which was learned."""
 

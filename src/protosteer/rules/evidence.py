@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,13 +43,27 @@ class EvidenceReader:
         options: CandidateOptions | None = None,
         min_pass_weight: float = classifier.MIN_PASS_WEIGHT,
     ):
-        self.classifier = EvidenceClassifier(memory, Index.build(memory), options, min_pass_weight)
+        self._options = options, min_pass_weight
+        self.classifier = EvidenceClassifier(memory, Index.build(memory), *self._options)
         self.index, self.layers = self.classifier.index, self.classifier.layers
         self._shared_prompt = memory.shared_prompt
 
     def match(self, embed: Embed, count: int, exhaustive: bool = True) -> ClassifierMatches:
         """See `Reader.match`. Scores are logits."""
         return self.classifier.match(embed, count, exhaustive)
+
+    def with_image(self, memory: Memory) -> EvidenceReader:
+        """See `Reader.with_image`: by closed forms; shares and scale stay as they were fitted."""
+        if self.classifier.released:
+            return EvidenceReader(memory, *self._options)
+        updated = copy.copy(self)
+        updated.classifier = self.classifier.with_image(memory, Index.build(memory))
+        updated.index = updated.classifier.index
+        return updated
+
+    def release(self) -> None:
+        """See `Reader.release`."""
+        self.classifier.release()
 
     def known_similarities(self) -> Tensor:
         """See `Reader.known_similarities`: by leave-one-out."""

@@ -41,6 +41,7 @@ class PaperReader:
         self.memory = Memory(memory.tasks)  # a list of its own, which does not change
         self.index = Index.build(self.memory)
         self.temperature, self.neighbours = settings.temperature, settings.neighbours
+        self._settings = settings
 
     def match(self, embed: Embed, count: int, exhaustive: bool = True) -> ClassifierMatches:
         """See `Reader.match`. All classes are always scored; images in parts where prototypes are very many."""
@@ -54,6 +55,13 @@ class PaperReader:
             parts.append(inference.match(prototypes, embed_part, len(rows), self.neighbours))
         found = parts[0] if len(parts) == 1 else inference.Matches.join(parts)
         return ClassifierMatches(**vars(found), similarities=found.scores)
+
+    def with_image(self, memory: Memory) -> PaperReader:
+        """See `Reader.with_image`: building it takes little time."""
+        return PaperReader(memory, self._settings)
+
+    def release(self) -> None:
+        """See `Reader.release`: there is nothing."""
 
     def known_similarities(self) -> Tensor:
         """See `Reader.known_similarities`: of held-out images, but those of few-shot classes."""

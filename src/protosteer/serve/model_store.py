@@ -22,6 +22,7 @@ from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord
 from protosteer.model.transaction import transaction
 from protosteer.model.unlearning import Forgotten, forget, undo
+from protosteer.rules import Reader, reader_of
 from protosteer.serve.limits import RequestError, stopping_error
 from protosteer.serve.schemas import Corrected
 from protosteer.serve.served_model import Snapshot
@@ -48,6 +49,10 @@ class Store:
         self.current = Snapshot(learner.copy(), self.path, thumbnails)
         self._lock = threading.Lock()
         self._stopping = False
+        self._outdated: Snapshot | None = None  # the current snapshot, if its reader is to be fitted again
+        self._refitting: threading.Thread | None = None
+        if not writable:
+            self.current.learner.reader.release()
 
     def stop(self) -> None:
         """Reject requested changes that have not begun. Return at once."""
@@ -89,18 +94,18 @@ class Store:
         with self._turn():
             learner = self.current.learner.copy()
             new = name not in learner.classes
-            corrected = correct(learner, pixels[None], name, ImageFile(content, file))
-            self._change(learner.memory)
+            made = correct(learner, pixels[None], name, ImageFile(content, file))
+            self._change(learner.memory, made.reader)
             ((answer, probability, _),) = self.current.learner.predict(pixels[None]).ranked(1)[0]
             now = {"new_class": new, "answer": answer, "probability": probability}
-            return Corrected.model_validate({**correction(corrected), **now})
+            return Corrected.model_validate({**correction(made.record), **now})
 
     def confirm(self, pixels: Sequence[Tensor], files: Sequence[ImageFile]) -> list[TaskRecord]:
         """Learn images [3, h, w], each as the class that is predicted for it; return their records."""
         with self._turn():
             learner = self.current.learner.copy()
             records = confirm(learner, [image[None] for image in pixels], files)
-            self._change(learner.memory)
+            self._change(learner.memory, self.current.learner.reader)  # as before until it is fitted again
             return records
 
     def undo(self, id: str) -> TaskRecord:
@@ -146,9 +151,12 @@ class Store:
         if self.before(record) != before:
             raise OutdatedError
 
-    def _change(self, memory: Memory) -> None:
+    def _change(self, memory: Memory, reader: Reader | None = None) -> None:
+        """Write a memory and serve it: at once by `reader`, which is fitted again in the background, or by a new one."""
         learner = self.current.learner.copy()
         learner.memory = memory
+        if reader is not None:
+            learner.use_reader(reader)
         snapshot = Snapshot(learner, self.path, self._thumbnails)
         try:
             with transaction(self.path, "serve") as change:
@@ -163,6 +171,30 @@ class Store:
                 status, f"{self.path.name} cannot be written ({error.strerror or error}); nothing was changed"
             ) from error
         self.current = snapshot
+        self._outdated = snapshot if reader is not None else None
+        if reader is not None and self._refitting is None:
+            self._refitting = threading.Thread(target=self._refit, name="refit", daemon=True)
+            self._refitting.start()
+
+    def _refit(self) -> None:
+        """Build the reader of the current snapshot from its memory alone, until it is the one that a file gives."""
+        while True:
+            with self._lock:
+                outdated = None if self._stopping else self._outdated
+                if outdated is None:
+                    self._refitting = None
+                    return
+            learner = outdated.learner.copy()
+            learner.use_reader(reader_of(outdated.memory, learner.settings))
+            snapshot = Snapshot(learner, self.path, self._thumbnails)
+            with self._lock:
+                if self._outdated is outdated:
+                    self.current, self._outdated = snapshot, None
+
+    def settle(self, seconds: float | None = None) -> None:
+        """Wait until the reader of the current snapshot is fitted."""
+        if (refitting := self._refitting) is not None:
+            refitting.join(seconds)
 
 
 def _check_rest(memory: Memory, removed: str) -> None:

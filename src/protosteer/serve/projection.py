@@ -40,7 +40,8 @@ class Projection:
         extent = float(((directions - origin) @ axes.T).abs().max())
         axes = axes / extent if extent > ROUNDING else axes
         spots = _clip((directions - origin) @ axes.T, 1.0)
-        classes = [(name, tasks[0], *spot) for (name, tasks), spot in zip(memory.owners.items(), spots, strict=True)]
+        owners = memory.owners
+        classes = [(name, owners[name][0], *spot) for name, spot in zip(reader.index.classes, spots, strict=True)]
         return cls(classes, origin, axes)
 
     def place(self, embeddings: Tensor) -> list[tuple[float, float]]:

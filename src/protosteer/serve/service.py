@@ -142,6 +142,7 @@ class Service:
         """Wait for running work, then release threads."""
         await asyncio.to_thread(self.batcher.join, _JOIN_SECONDS)
         await asyncio.to_thread(self.jobs.join, _JOIN_SECONDS)
+        await asyncio.to_thread(self.store.settle, _JOIN_SECONDS)
         self.uploads.close()
 
 
