@@ -33,56 +33,26 @@ def attributes(kind: type) -> dict[str, str]:
 
 def commands() -> str:
     """Return every command with its arguments and options, from typer."""
-    import typer
-
-    import protosteer.cli
-    from protosteer.cli.common import app
-
-    assert protosteer.cli  # which adds the commands
+    from protosteer.cli import commands as build
+    from protosteer.cli.help_text import usage, walk
 
     parts = ["# Command line\n\nEvery command has `--help` and `--debug`, which shows the traceback of an error.\n"]
     parts += [
         "Exit codes: 0 success, 1 a part failed (such as one method of several), 2 a mistake in the command or the files, "
         "130 Ctrl-C. Results go to standard output, everything else to standard error.\n"
     ]
-    for name, command in _walk("protosteer", typer.main.get_command(app)):
-        parts += [f"## {name.removeprefix('protosteer ')}\n", _usage(name, command)]
-        parts += [re.sub(r"\n{3,}", "\n\n", _help(command.help or ""))]
+    for name, command in list(walk("", build()))[1:]:
+        parts += [f"## {name}\n", f"```text\nprotosteer {' '.join([name, *usage(command)])}\n```\n", command.help, ""]
+        examples = [line.strip() for line in (command.epilog or "").splitlines() if line.startswith("  ")]
+        parts += ["```sh", *examples, "```", ""] if examples else []
         rows = [(_option(p), _text(p)) for p in command.params if "--help" not in p.opts]
         parts += [table(("argument or option", "meaning"), rows)] if rows else []
     return "\n".join(parts)
 
 
-def _help(text: str) -> str:
-    """Return help with lines that start with a command as a block of code."""
-    text = inspect.cleandoc(text).replace("\b\n", "").replace("\b", "")
-    return (
-        re.sub(r"(?:^ *protosteer .*\n?)+", lambda m: f"\n```sh\n{inspect.cleandoc(m[0])}\n```\n", text, flags=re.M)
-        + "\n"
-    )
-
-
-def _walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
-    for inner_name, inner in getattr(command, "commands", {}).items():
-        yield f"{name} {inner_name}", inner
-        yield from _walk(f"{name} {inner_name}", inner)
-
-
-def _usage(name: str, command: Any) -> str:
-    arguments = [p for p in command.params if p.param_type_name == "argument"]
-    words = [_word(p) for p in arguments]
-    return f"```text\n{' '.join([name, *words, '[OPTIONS]'])}\n```\n"
-
-
-def _word(parameter: Any) -> str:
-    word = (parameter.metavar or parameter.name).strip("{}[]")
-    word += "" if parameter.nargs == 1 or "..." in word else "..."
-    return word if parameter.required else f"[{word}]"
-
-
 def _option(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
-        return f"`{_word(parameter)}`"
+        return f"`{parameter.metavar or parameter.name.upper()}`"
     names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
     if parameter.is_flag:
         return names

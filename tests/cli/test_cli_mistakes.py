@@ -29,7 +29,7 @@ MISTAKES: dict[str, str | None] = {
     "learn spring summer": "model-is-folder",
     "learn new spring --set epoch=3": "unknown-setting",
     "learn new spring --set epochs": "not-a-pair",
-    "learn new spring --holdout 0.9": "bad-holdout",
+    "learn new spring --holdout 0.9": "usage",
     "learn new spring --preset slow": "unknown-preset",
     "learn new spring --threads 100000": "too-many-threads",
     "learn new spring --engine cluster": "unknown-engine",

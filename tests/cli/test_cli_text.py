@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from photo_toys import photos
-from protosteer.cli import app, main
+from protosteer.cli import commands, main
+from protosteer.cli.help_text import EXAMPLES
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 TRAINED = "--set epochs=1 --set batch_size=8 --set neck_hidden=16 --set augmentation=none --backbone nano"
@@ -54,12 +54,13 @@ def walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
         yield from walk(f"{name} {inner_name}".strip(), inner)
 
 
-COMMANDS = dict(walk("", typer.main.get_command(app)))
+COMMANDS = dict(walk("", commands()))
 
 
 def help_of(name: str) -> str:
     command = COMMANDS[name]
     lines = [f"$ protosteer {name} --help".replace("  ", " "), *(command.help or "").splitlines(), ""]
+    lines += [*(command.epilog or "").replace("\n\n", "\n").splitlines(), ""]
     for parameter in command.params:
         words = "/".join([*parameter.opts, *parameter.secondary_opts])
         lines.append(f"{parameter.metavar or words if parameter.param_type_name == 'argument' else words}")
@@ -122,3 +123,13 @@ def test_a_command_says_what_its_snapshot_says(name: str, shown: dict[str, str])
 def test_every_snapshot_has_a_command() -> None:
     names = {f"{name.replace(' ', '-') or 'protosteer'}.txt" for name in COMMANDS}
     assert {path.name for path in SNAPSHOTS.iterdir()} == names
+
+
+def test_every_command_has_examples_that_parse_and_no_python_types(capsys):
+    assert EXAMPLES.keys() == COMMANDS.keys() - {"", "datasets get"}
+    for line in (shlex.split(line) for lines in EXAMPLES.values() for line in lines):
+        COMMANDS[line[0]].make_context(line[0], line[1:])
+    assert main(["learn", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "MODEL FOLDER... [OPTIONS]" in text and "Backbone and device" in text and "photos/january" in text
+    assert not re.search(r"<(bool|list|str|path|int)|\{MODEL", text, re.IGNORECASE)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import io
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -28,6 +29,7 @@ from protosteer.cli import benchmarks, experiments, reproduce, catalogue
 
 # isort: on
 from protosteer.cli.common import app, say
+from protosteer.cli.help_text import arrange
 from protosteer.cli.options import in_flags
 from protosteer.errors import ProtosteerError, ProtosteerWarning
 from protosteer.util.system import keep_freed_memory
@@ -82,9 +84,9 @@ def main(arguments: Sequence[str] | None = None, on_error: Callable[[Exception],
 
 
 @functools.cache
-def _commands() -> Callable[..., Any]:
-    """Build the commands once per process."""
-    return typer.main.get_command(app)
+def commands() -> Any:
+    """Build the commands, once per process."""
+    return arrange(typer.main.get_command(app))
 
 
 def _run(given: list[str], on_error: Callable[[Exception], None], may_report: Callable[[], bool] = lambda: True) -> int:
@@ -98,7 +100,7 @@ def _run(given: list[str], on_error: Callable[[Exception], None], may_report: Ca
         warnings.showwarning = _show_warning
         try:
             # If the reader of the output has gone, typer ends the process with code 1.
-            code = _commands()(args=wanted, prog_name="protosteer", standalone_mode=False)
+            code = commands()(args=wanted, prog_name="protosteer", standalone_mode=False)
         except (ProtosteerError, UsageError, OSError) as error:
             on_error(error)
             if not may_report():
@@ -164,7 +166,9 @@ def _message(error: Exception) -> str:
         return in_flags(str(error))
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "protosteer"
-    message = error.format_message().removeprefix("Invalid value: ")  # type: ignore[attr-defined]
+    message = error.format_message()  # type: ignore[attr-defined]
+    message = re.sub(r"^Invalid value for '?([^':]+)'?: ", r"\1: ", message).removeprefix("Invalid value: ")
+    message = message.replace(": Value error, ", ": ").replace(": Input should be ", ": must be ")
     return f"{message.rstrip('.')}; see {command} --help"
 
 

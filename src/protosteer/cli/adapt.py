@@ -42,7 +42,7 @@ def adapt(
             show_default=False,
         ),
     ],
-    out: Annotated[Path, Option("-o", "--out", help="File for the adapted backbone.", show_default=False)],
+    out: Annotated[Path, Option("-o", "--out", help="Output file for the shared prompt.", show_default=False)],
     backbone: NewBackbone = None,
     weights: Weights = None,
     set_: Settings = None,
@@ -63,12 +63,12 @@ def adapt(
 
     out = output_path(out)
     refuse_existing(out)
+    settings = Settings.preset(DEFAULT_PRESET, **parse_settings(set_ or []))  # complains before the folder is read
     found = scan(folder, read_labelled(folder))
     check_place(out, "--out")
     classes, images = counted(len(found.counts), "class"), counted(len(found.files), "image")
     say(f"{folder}: {classes}, {images}")
     warn_of_files(found)
-    settings = Settings.preset(DEFAULT_PRESET, **parse_settings(set_ or []))
     choice = BackboneChoice(backbone, weights, precision, as_json)
     learner = Learner(choice.load(prepare(device, threads), lambda: found.files), settings)
     adapted = _adapt(learner, found, out)

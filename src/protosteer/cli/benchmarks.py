@@ -59,7 +59,9 @@ Sweep = Annotated[
 
 @app.command(rich_help_panel=PANEL)
 def demo(
-    what: Annotated[Literal["digits", "photos"], Argument(help="What is learned.")] = "digits",
+    what: Annotated[
+        Literal["digits", "photos"], Argument(help="digits or photos (default: first digits, then photos).")
+    ] = "digits",
     folder: Annotated[
         Path | None,
         Argument(help="Your photos, a folder per class (default: details of two photos that scikit-learn ships)."),
@@ -106,7 +108,7 @@ def run(
     ] = None,
     weights: Weights = None,
     image_size: Annotated[int | None, Option(help="Image size to run the backbone at.")] = None,
-    crop: Annotated[float | None, Option(help="Share kept by the centre crop (default: the benchmark's).")] = None,
+    crop: Annotated[float | None, Option(help="Fraction kept by the centre crop (default: the benchmark's).")] = None,
     seeds: Annotated[str | None, Option(help="Seeds, such as 0,1,2 (default: 0, or the resumed run's).")] = None,
     class_orders: Annotated[
         str | None, Option(metavar="N,...", help="Seeds of class orders, such as 1993,1,2: a run for each.")
@@ -117,14 +119,14 @@ def run(
         Literal["published"] | None, Option(help="Settings that the method's authors published for the benchmark.")
     ] = None,
     set_: Settings = None,
-    config: Annotated[Path | None, Option(help="TOML file with any of these names and settings.")] = None,
+    config: Annotated[Path | None, Option(help="TOML file with any of these options and settings.")] = None,
     class_order: Annotated[
         str | None, Option(metavar="natural|seed:N|FILE", help="Order in which classes are learned.")
     ] = None,
     tasks: Annotated[int | None, Option(help="Number of tasks, as equal in size as possible.")] = None,
     base: Annotated[int | None, Option(help="Classes of the first task, with --increment.")] = None,
     increment: Annotated[int | None, Option(help="Classes of every further task.")] = None,
-    task_file: Annotated[Path | None, Option(help="File with the classes of each task.")] = None,
+    task_file: Annotated[Path | None, Option(help="Text file with the classes of each task.")] = None,
     train_per_class: Annotated[int | None, Option(help="At most this many, in file order.")] = None,
     shots: Annotated[
         int | None, Option(help="Training images per class after the first task: few-shot class-incremental learning.")
@@ -151,7 +153,7 @@ def run(
     engine: Executor = "local",
     address: Address = None,
     logger: Annotated[
-        Literal["tensorboard", "wandb", "mlflow"] | None, Option(help="Log losses and metrics there as well.")
+        Literal["tensorboard", "wandb", "mlflow"] | None, Option(help="Also log losses and metrics to this tracker.")
     ] = None,
     out: Annotated[
         Path | None,
@@ -250,7 +252,7 @@ def report_plan(plan: Plan, how: Mapping[str, Any], as_json: bool) -> None:
 def bench(
     subjects: Annotated[
         list[str] | None,
-        Argument(metavar="SUBJECT", help="Of prediction, training, bf16, scaling.", show_default=False),
+        Argument(metavar="SUBJECT", help="prediction, training, bf16 or scaling (default: all).", show_default=False),
     ] = None,
     repeats: Annotated[int, Option(min=1, help="Interleaved repeats; medians are reported.")] = 5,
     precision: Annotated[

@@ -36,8 +36,7 @@ def evaluate(
 ) -> None:
     """Evaluate a model on labelled images: accuracy, every class, what is confused, the mistakes.
 
-    The range behind the accuracy holds its true value 19 times out of 20. Example: protosteer evaluate
-    shop.protosteer test --html report.html
+    The range behind the accuracy is its 95 % confidence interval.
     """
     from protosteer.data.sources import read_labelled
     from protosteer.report import evaluate as report

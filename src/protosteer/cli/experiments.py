@@ -19,7 +19,7 @@ def evaluate_run(
     run: Annotated[Path, Argument(metavar="RUN", help="Folder of a finished run, or of several.")],
     set_: Settings = None,
     sweep: Sweep = None,
-    stream: Annotated[str | None, Option(help="Of a run on folder:PATH: where the folder is.")] = None,
+    stream: Annotated[str | None, Option(help="New location of the images, for a run on folder:PATH.")] = None,
     weights: Weights = None,
     data_dir: Annotated[Path | None, Option(help="Where data sets are.")] = None,
     device: Device = "auto",

@@ -20,7 +20,7 @@ def history(
         Option(
             min=0,
             max=1000,
-            help="Keep the last so many versions from now on, for undo; 0 removes all that are kept.",
+            help="Keep the last N versions for undo from now on; 0 removes all kept versions.",
             show_default=False,
         ),
     ] = None,

@@ -61,52 +61,55 @@ def learn(
         Argument(
             metavar="MODEL FOLDER...",
             parser=path_of,
-            help="Model file, which is created or extended, and what to learn: folders with one sub-folder of "
-            "images per class, lists (.csv, .parquet, .jsonl) with columns path and label, image sets saved by "
-            "datasets. Each becomes a task.",
+            help="Model file to create or extend, then the data: folders with one subfolder per class, lists (.csv, .parquet, .jsonl) with path and label columns, or saved Hugging Face datasets. Each becomes one task.",
             show_default=False,
         ),
     ],
-    model: Annotated[Path | None, Option("--model", help="The model file; then all arguments are folders.")] = None,
-    name: Annotated[str | None, Option(help="Name of the task (default: that of the folder or list).")] = None,
+    model: Annotated[Path | None, Option("--model", help="Model file (alternative to the first argument).")] = None,
+    name: Annotated[str | None, Option(help="Name of the task (default: the name of the folder or list).")] = None,
     engine: Executor = "local",
     address: Address = None,
     backbone: NewBackbone = None,
     weights: Weights = None,
     adapted: Annotated[
         Path | None,
-        Option(metavar="FILE", help="Adapted backbone for a new model, with a shared prompt for all classes."),
+        Option(metavar="FILE", help="Shared prompt for a new model, written by protosteer adapt."),
     ] = None,
     preset: Preset = None,
     independent: Annotated[
         bool | None,
         Option(
             "--independent/--dependent",
-            help="Learn this task by itself: forgetting it and merging it become exact.",
+            help="Train this task without using other tasks, so that it can later be forgotten or merged exactly.",
             show_default=False,
         ),
     ] = None,
     set_: Settings = None,
     holdout: Annotated[
-        float, Option(help="Share of each class's images that judges training; they are learned afterwards.")
+        float,
+        Option(
+            min=0.0,
+            max=0.5,
+            help="Fraction of each class held out to judge training; these images are learned afterwards.",
+        ),
     ] = 0.1,
-    skip_known: Annotated[bool, Option("--skip-known", help="Skip classes that the model has already.")] = False,
+    skip_known: Annotated[bool, Option("--skip-known", help="Skip classes that the model already has.")] = False,
     thumbnails: Thumbnails = False,
     yes: Annotated[
-        bool, Option("--yes", help="Learn folders of class folders as classes, without a question.")
+        bool, Option("--yes", help="Do not ask: if folders contain folders, learn the outer ones as classes.")
     ] = False,
     dry_run: Annotated[
-        bool, Option("--dry-run", help="Report what is in the folder and how long it takes, and learn nothing.")
+        bool, Option("--dry-run", help="Show what would be learned and how long it would take, then exit.")
     ] = False,
     device: Device = "auto",
     precision: Precision = "auto",
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Learn the classes of a folder: a new model, or more classes and images of an old one.
+    """Learn the classes of a folder: create a model, or add classes and images to one.
 
-    The model can be used after one look at the images. Training follows if it may gain accuracy; --preset instant
-    leaves it out. Ctrl-C or a crash leaves the model usable, and the same command resumes training.
+    The model is usable after one pass over the images; training follows if it may help. You can stop at any time:
+    the same command resumes.
     """
     given = [*([model] if model else []), *paths]
     if len(given) < 2:
@@ -125,6 +128,8 @@ def learn(
         raise CommandLineError("--thumbnails needs --engine local", code="conflicting-options")
     changes = parse_settings(set_ or []) | ({} if independent is None else {"independent": independent})
     check_settings(preset, changes)
+    if device != "auto" and not who.is_remote:
+        prepare(device, threads)
     for folder in folders:
         check_nested(folder, path, yes, dry_run)
     may_skip = preset is None and not set_

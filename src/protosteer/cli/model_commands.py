@@ -34,7 +34,7 @@ def forget(
         ),
     ] = None,
     task: Annotated[
-        str | None, Option(autocompletion=completion.task_names, help="Forget a task with all its classes instead.")
+        str | None, Option(autocompletion=completion.task_names, help="Forget all classes of this task.")
     ] = None,
     backup: Annotated[Path | None, Option(help="Keep the old model in this file.")] = None,
     certificate: Annotated[

@@ -17,13 +17,14 @@ from protosteer.cli.common import CommandLineError
 from protosteer.errors import SettingsError
 from protosteer.settings import parse_value
 
-Json = Annotated[bool, Option("--json", help="Print the results as JSON.")]
-Device = Annotated[str, Option("--device", autocompletion=completion.device_names, help="auto, cpu, cuda or mps.")]
+Json = Annotated[bool, Option("--json", help="Print results as JSON.")]
+Device = Annotated[
+    str, Option("--device", autocompletion=completion.device_names, help="Device: auto, cpu, cuda or mps.")
+]
 PrecisionName = Literal["auto", "fp32", "bf16"]
 PRECISION = Option(
     "--precision",
-    help="Precision of forward passes; auto: bf16 if the processor or GPU has instructions for it, else fp32, and "
-    "always fp32 to reproduce the paper.",
+    help="Precision of forward passes. auto: bf16 where the hardware supports it, else fp32; always fp32 to reproduce the paper.",
 )
 Precision = Annotated[PrecisionName, PRECISION]
 
@@ -45,34 +46,32 @@ def _bounded(threads: int | None) -> int | None:
 
 Threads = Annotated[
     int | None,
-    Option("--threads", min=1, callback=_bounded, help="Threads of the processor (default: as many as it has cores)."),
+    Option("--threads", min=1, callback=_bounded, help="Number of CPU threads (default: all cores)."),
 ]
 NewBackbone = Annotated[
     str | None,
     Option(
         "--backbone",
         autocompletion=completion.backbone_names,
-        help="Short name, timm name, or auto: the backbone that suits the images best, of those on this disk and a "
-        "few small ones that are downloaded (default: the model's own; auto for a new model).",
+        help="Backbone of a new model: a short name, a timm model name, or auto, which tries local and a few small downloadable ones on your images (default: auto).",
     ),
 ]
 Thumbnails = Annotated[
     bool,
-    Option("--thumbnails", help="Keep thumbnails of some images beside the model, in MODEL.thumbs, for the web UI."),
+    Option("--thumbnails", help="Keep thumbnails of some images in MODEL.thumbs, for the web UI."),
 ]
-Weights = Annotated[Path | None, Option("--weights", help="File with the backbone's weights.")]
+Weights = Annotated[Path | None, Option("--weights", help="Path to the backbone weights.")]
 Preset = Annotated[
     str | None,
     Option(
         "--preset",
         metavar="NAME",
         autocompletion=completion.preset_names,
-        help="What is trained: nothing (instant), one shared prompt (fast, the default), one more prompt per task "
-        "(best), or a prompt per task with CPP inference, as in the paper (paper).",
+        help="instant: no training; fast (default): one shared prompt; best: also one prompt per task; paper: CPP as published, 50 epochs.",
     ),
 ]
 Settings = Annotated[
-    list[str] | None, Option("--set", metavar="NAME=VALUE", help="A setting of the method; repeatable.")
+    list[str] | None, Option("--set", metavar="NAME=VALUE", help="Change a setting, such as epochs=20; repeatable.")
 ]
 
 Executor = Annotated[
@@ -81,15 +80,14 @@ Executor = Annotated[
         "--engine",
         metavar="local|ray",
         autocompletion=completion.engine_names,
-        help="local: one after the other in this process. ray: in parallel on workers, each with --threads processors "
-        "or a GPU.",
+        help="Where to run: local (this process) or ray (parallel workers with --threads CPUs or one GPU each).",
     ),
 ]
 Address = Annotated[
     str | None,
     Option(
         metavar="HOST:PORT|auto",
-        help="Address of a running Ray cluster (default: start one here, and stop it at the end).",
+        help="Address of a running Ray cluster (default: start a temporary one).",
     ),
 ]
 
@@ -99,10 +97,10 @@ ModelBackbone = Annotated[
     Option(
         "--backbone",
         autocompletion=completion.backbone_names,
-        help="Short name or timm name (default: the model's own).",
+        help="Backbone: a short name or a timm model name (default: the model's own).",
     ),
 ]
-ModelWeights = Annotated[Path | None, Option("--weights", help="File with the backbone's weights, if they have moved.")]
+ModelWeights = Annotated[Path | None, Option("--weights", help="Path to the backbone weights, if they have moved.")]
 
 
 @dataclass(frozen=True)

@@ -29,30 +29,25 @@ Paths = Annotated[
     list[str],
     Argument(
         metavar="PATH",
-        help="Image files, folders, patterns such as 'new/*.jpg', lists (.csv, .parquet, .jsonl) with a column "
-        "path, image sets saved by datasets, or - for a list on standard input.",
+        help="Image files, folders, patterns such as 'new/*.jpg', lists (.csv, .parquet, .jsonl) with a path column, saved Hugging Face datasets, or - to read paths from standard input.",
         show_default=False,
     ),
 ]
-OUT_HELP = (
-    "File of rows (.parquet, .csv, .jsonl), or a folder (also s3://...) with a Parquet file per shard; shards that "
-    "exist are skipped."
-)
+OUT_HELP = "Output file (.parquet, .csv, .jsonl), or a folder (also s3://...) for one Parquet file per shard; existing shards are skipped."
 MAX_NAMED_FILES = 3  # in a line
-Shard = Annotated[int, Option(min=1, help="Images per shard, approximately.")]
+Shard = Annotated[int, Option(min=1, help="Approximate number of images per shard.")]
 
 
 @command(PANEL)
 def predict(
     model: ModelFile,
     paths: Paths,
-    top: Annotated[int, Option(min=1, help="How many classes to list, the most probable first.")] = 3,
+    top: Annotated[int, Option(min=1, help="Number of classes to show per image.")] = 3,
     reject: Annotated[
         float | None,
         Option(
             metavar="FRACTION",
-            help="Flag images as unknown that are less similar to the classes than this share of known images, such "
-            "as 0.05. Things that look like a known class still pass.",
+            help="Label images that match no class as unknown. FRACTION: share of known images that may be rejected by mistake, such as 0.05. Look-alikes of a known class still pass.",
         ),
     ] = None,
     explain: Annotated[
@@ -60,7 +55,7 @@ def predict(
     ] = False,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object per line.")] = False,
     as_csv: Annotated[bool, Option("--csv", help="Print CSV.")] = False,
-    per_second: Annotated[float, Option(metavar="FRAMES", help="Frames of each second of a video to look at.")] = 1.0,
+    per_second: Annotated[float, Option(metavar="FRAMES", help="Frames per second of video to classify.")] = 1.0,
     out: Annotated[str | None, Option(metavar="FILE|FOLDER", help=OUT_HELP)] = None,
     engine: Executor = "local",
     address: Address = None,
@@ -68,9 +63,9 @@ def predict(
     *,
     loading: Loading,
 ) -> None:
-    """Predict the class of images. Unreadable files are named; the others are predicted.
+    """Classify images. Unreadable files are reported and skipped.
 
-    Of a video that you name, what it shows from when to when: protosteer predict shop.protosteer clip.mp4 --csv
+    For a video, the output lists what it shows from when to when.
     """
     from protosteer.workflows.learner_spec import LearnerSpec, model_digest
     from protosteer.workflows.prediction_table import Predictions

@@ -31,7 +31,7 @@ def rename(
     new: Annotated[str, Argument(show_default=False, help="Its new name.")],
     as_json: Json = False,
 ) -> None:
-    """Rename a class. What was learned of it stays as it is. Example: protosteer rename shop.protosteer cup mug."""
+    """Rename a class. What was learned of it stays as it is."""
     from protosteer.model.renaming import rename as rename_class
 
     classes = _change(model, "rename", [old], new, lambda memory: rename_class(memory, old, new))
@@ -55,7 +55,7 @@ def join(
     ],
     as_json: Json = False,
 ) -> None:
-    """Make one class of several. Example: protosteer join shop.protosteer "Tiger Lily" "tiger lily" --as "tiger lily"."""
+    """Make one class of several."""
     from protosteer.model.renaming import join as join_classes
 
     if len(set(names)) < 2:

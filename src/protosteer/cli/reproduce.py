@@ -51,7 +51,7 @@ def reproduce(
     """Reproduce a table or figure of the paper: the paper's numbers beside ours, and the differences.
 
     Finished runs are reused, and interrupted ones resume, when the command is repeated. Written for each experiment:
-    Markdown, CSV, LaTeX, JSON and a plot. Example: protosteer reproduce losses --scale mini
+    Markdown, CSV, LaTeX, JSON and a plot.
     """
     from protosteer.reproduction import driver
     from protosteer.reproduction.definition import catalogue, read_definition, read_scale

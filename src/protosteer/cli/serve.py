@@ -32,11 +32,9 @@ def serve(
     port: Annotated[int, Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
     host_name: Annotated[
         list[str] | None,
-        Option(
-            help="Host name that browsers may use, besides localhost and IP addresses; repeatable.", show_default=False
-        ),
+        Option(help="Extra host name to accept in the Host header (repeatable).", show_default=False),
     ] = None,
-    reject: Annotated[float, Option(help="Fraction of known images that may be flagged as unknown.")] = 0.05,
+    reject: Annotated[float, Option(help="Share of known images that may be rejected as unknown by mistake.")] = 0.05,
     allow_teach: Annotated[
         bool, Option("--allow-teach", help="Allow clients with the token to add and forget classes.")
     ] = False,

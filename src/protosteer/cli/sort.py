@@ -28,29 +28,32 @@ def sort(
             "where they are and are tagged.",
         ),
     ],
-    mode: Annotated[str, Option(metavar="copy|move|link", help="What happens to the files.")] = "copy",
+    mode: Annotated[str, Option(metavar="copy|move|link", help="What to do with the files.")] = "copy",
     at_least: Annotated[
-        float, Option(metavar="PROBABILITY", help="Images whose class is less probable go to _unsure, such as 0.9.")
+        float,
+        Option(
+            metavar="PROBABILITY", help="Put images whose class is less probable than this into _unsure, such as 0.9."
+        ),
     ] = 0.0,
     reject: Annotated[
         float,
-        Option(metavar="FRACTION", help="Images less similar than this share of known images go to _unknown; 0: none."),
+        Option(
+            metavar="FRACTION",
+            help="Put images that match no class into _unknown; share of known images that may be rejected by mistake (0: off).",
+        ),
     ] = 0.05,
     xmp: Annotated[
         bool, Option("--xmp", help="Write the class as a tag into an XMP side file, for digiKam, Immich and others.")
     ] = False,
-    watch: Annotated[bool, Option("--watch", help="Go on with images as they arrive, until Ctrl-C.")] = False,
+    watch: Annotated[bool, Option("--watch", help="Keep sorting images as they arrive, until Ctrl-C.")] = False,
     undo: Annotated[
-        bool, Option("--undo", help="Take back all that was sorted into OUT (protosteer sort OUT --undo).")
+        bool, Option("--undo", help="Undo everything that was sorted into OUT (protosteer sort OUT --undo).")
     ] = False,
     *,
     loading: Loading,
     as_json: Json = False,
 ) -> None:
-    """Sort images into class folders by what the model sees. Nothing is overwritten, and --undo takes all back.
-
-    Example: protosteer sort shop.protosteer camera sorted --at-least 0.9
-    """
+    """Sort images into class folders by what the model sees. Nothing is overwritten, and --undo takes all back."""
     from protosteer.data.image_files import image_files, images_below
     from protosteer.util.files import writing
     from protosteer.workflows.sort_files import Sorter, SortOptions

@@ -36,15 +36,15 @@ def suggest(
         Option(
             metavar="FOLDER",
             parser=path_of,
-            help="Instead: a folder of class folders, to find images in the wrong one.",
+            help="Check a labelled folder for mislabelled images instead.",
         ),
     ] = None,
-    count: Annotated[int, Option(min=1, help="At most this many images for each reason.")] = 50,
+    count: Annotated[int, Option(min=1, help="Maximum number of images per reason.")] = 50,
     reject: Annotated[
         float,
         Option(
             metavar="FRACTION",
-            help="Images are out-of-distribution if they are less similar than this share of known images.",
+            help="Threshold for unknown images, as in predict --reject.",
         ),
     ] = 0.05,
     out: Annotated[

@@ -26,7 +26,7 @@ def verify(
         Argument(
             metavar="[FOLDER...]",
             show_default=False,
-            help="Folders of independent tasks: they are learned again, and the bits compared.",
+            help="Folders of independent tasks, to relearn and compare bit by bit.",
         ),
     ] = None,
     *,
