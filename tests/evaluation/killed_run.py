@@ -6,7 +6,7 @@ A child kills itself before or right after an operation on a file of a chosen ki
 that ends is followed by another: OUT/killed/0, OUT/killed/1 and so on. The run that was never killed is OUT/whole.
 Prints how many children were killed, and in how many different states of the folder.
 
-Children are forked from a process that has torch loaded already.
+Children are forked from a process that has torch, the backbone and the data loaded already.
 """
 
 import itertools
@@ -19,12 +19,11 @@ from typing import Any
 
 import torch
 
-from protosteer.evaluation.experiment import Experiment, run_experiment
-from protosteer.streams import open_stream
+from protosteer.evaluation.experiment import Experiment, ExperimentContext, open_context, run_experiment
 
 VALUES = {
-    "stream": "split-digits", "tasks": 3, "train_per_class": 12, "test_per_class": 6, "threads": 1, "epochs": 3,
-    "batch_size": 12, "neck_hidden": 64, "augmentation": "no-flip", "centroids": 2, "seeds": [0, 1], "device": "cpu",
+    "stream": "split-digits", "tasks": 3, "train_per_class": 8, "test_per_class": 3, "threads": 1, "epochs": 2,
+    "batch_size": 12, "neck_hidden": 16, "augmentation": "no-flip", "centroids": 2, "seeds": [0, 1], "device": "cpu",
 }  # fmt: skip
 OPERATIONS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
 FILES = (
@@ -44,7 +43,7 @@ def die(*_: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def child(out: Path, file: str, number: int, after: bool) -> bool:
+def child(context: ExperimentContext, out: Path, file: str, number: int, after: bool) -> bool:
     """Fork a child that resumes the run and dies at an operation on such a file; returns whether it died."""
     pid = os.fork()
     if pid == 0:
@@ -58,7 +57,9 @@ def child(out: Path, file: str, number: int, after: bool) -> bool:
                     sys.setprofile(die) if after else die()
 
         sys.addaudithook(on_event)
-        run_experiment(Experiment.from_values({**VALUES, "out": out}), resume=True, checkpoint_seconds=0)
+        run_experiment(
+            Experiment.from_values({**VALUES, "out": out}), resume=True, checkpoint_seconds=0, context=context
+        )
         os._exit(0)
     status = os.waitpid(pid, 0)[1]
     assert status in (0, signal.SIGKILL), f"a child failed with status {status}"
@@ -75,20 +76,19 @@ def main() -> None:
     out = Path(sys.argv[1])
     torch.set_num_threads(1)
     torch.optim.AdamW([torch.zeros(1)])  # imports torch's compiler, which every child would do otherwise
-    wanted = Experiment.from_values(VALUES)
-    open_stream(wanted.stream, wanted.options, wanted.load_backbone().preprocessing)
-    assert not child(out / "whole", "none", 0, False)
+    context = open_context(Experiment.from_values(VALUES))
+    assert not child(context, out / "whole", "none", 0, False)
     ways = list(itertools.product(FILES, (1, 2), (False, True)))
     random.Random(0).shuffle(ways)
     killed, runs, states = 0, 0, set()
     for way in ways:
         folder = out / "killed" / str(runs)
-        if child(folder, *way):
+        if child(context, folder, *way):
             killed += 1
             states.add(state(folder))
         else:
             runs += 1
-    child(out / "killed" / str(runs), "none", 0, False)
+    child(context, out / "killed" / str(runs), "none", 0, False)
     print(killed, len(states))
 
 
