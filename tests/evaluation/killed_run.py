@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from protosteer.evaluation.experiment import Experiment, ExperimentContext, open_context, run_experiment
+from protosteer.evaluation.experiment import Experiment, run_experiment
+from protosteer.evaluation.experiment_context import ExperimentContext, open_context
 
 VALUES = {
     "stream": "split-digits", "tasks": 3, "train_per_class": 8, "test_per_class": 3, "threads": 1, "epochs": 2,

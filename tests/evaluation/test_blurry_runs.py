@@ -9,7 +9,8 @@ import pytest
 from expect import expect_error
 from protosteer.errors import RunError, SettingsError
 from protosteer.evaluation.comparison import gather
-from protosteer.evaluation.experiment import Experiment, Reporter, run_experiment
+from protosteer.evaluation.experiment import Experiment, run_experiment
+from protosteer.evaluation.seed_runs import Reporter
 from protosteer.evaluation.sweep import plan_experiments
 from protosteer.methods import METHODS
 from protosteer.report.compare import comparison_csv, comparison_markdown, comparison_tables

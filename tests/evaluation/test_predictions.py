@@ -11,7 +11,7 @@ from expect import expect_error
 from protosteer.errors import RunError
 from protosteer.evaluation.predictions import TOP, Predictions
 from protosteer.evaluation.protocol import run_stream
-from protosteer.evaluation.run_folder import SeedFolder
+from protosteer.evaluation.seed_folder import SeedFolder
 from protosteer.learner import Learner
 from protosteer.methods.base import Answer
 from protosteer.methods.cpp import CPP

@@ -12,7 +12,8 @@ from expect import expect_cli_error, expect_error
 from protosteer.cli import main
 from protosteer.errors import RunError, SettingsError
 from protosteer.evaluation.comparison import gather
-from protosteer.evaluation.experiment import Experiment, open_context, run_experiment
+from protosteer.evaluation.experiment import Experiment, run_experiment
+from protosteer.evaluation.experiment_context import open_context
 from protosteer.evaluation.reevaluation import plan_reevaluation
 from protosteer.evaluation.sweep import plan_experiments, run_several
 from protosteer.evaluation.tuning import tune

@@ -17,7 +17,8 @@ from protosteer.evaluation import manifest
 from protosteer.evaluation.comparison import bins_of, gather
 from protosteer.evaluation.experiment import Experiment, run_experiment
 from protosteer.evaluation.metrics import over_seeds, summary
-from protosteer.evaluation.run_folder import RunFolder, SeedFolder, read_run
+from protosteer.evaluation.run_folder import RunFolder, read_run
+from protosteer.evaluation.seed_folder import SeedFolder
 from protosteer.learner import Learner
 
 pytestmark = pytest.mark.slow

@@ -1,7 +1,7 @@
 """Loggers of runs: TensorBoard, Weights & Biases, MLflow. Each is an extra, imported when it is chosen.
 
 A run has a log for each seed: the loss of every epoch, and after each task its metrics and the accuracy on every task so
-far. Loggers get what reporters get (`experiment.Reporter`), so methods and protocol know nothing of them.
+far. Loggers get what reporters get (`seed_runs.Reporter`), so methods and protocol know nothing of them.
 """
 
 from __future__ import annotations

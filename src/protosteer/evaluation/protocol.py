@@ -18,7 +18,7 @@ from protosteer.evaluation import metrics
 from protosteer.evaluation.embedding_cache import CacheRows, EmbeddingCache
 from protosteer.evaluation.error_analysis import diagnose
 from protosteer.evaluation.predictions import Predictions, PredictionsBuilder
-from protosteer.evaluation.run_folder import SeedFolder
+from protosteer.evaluation.seed_folder import SeedFolder
 from protosteer.methods.base import Images, Method
 from protosteer.runtime.progress import OnStage, Progress, Stage
 from protosteer.streams.base import Stream, training_view

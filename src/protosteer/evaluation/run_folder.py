@@ -1,9 +1,4 @@
-"""Run folders (docs/how-to/benchmarks.md). The process may be killed at any moment.
-
-`seed-0/unfinished/` has what an interrupted run resumes from; it is removed when the seed is finished. Every file is
-written atomically, in this order: the model of a task, predictions and embeddings of its evaluation, its row of the
-matrix.
-"""
+"""Run folders (docs/how-to/benchmarks.md): a configuration and its seeds, each in a `SeedFolder`."""
 
 from __future__ import annotations
 
@@ -11,50 +6,35 @@ import contextlib
 import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
-from torch import Tensor
-
 from protosteer.errors import RunError
 from protosteer.evaluation import manifest, metrics
-from protosteer.evaluation.predictions import Predictions
+from protosteer.evaluation.seed_folder import MAX_ITEMS, METRICS, NUMBER, read_json, reading, table, write_json
 from protosteer.model.schema import check
-from protosteer.runtime.checkpoint import SECONDS, CheckpointFile
-from protosteer.util.files import read_regular, remove_leftovers, write_atomically
-from protosteer.util.text import listed, one_line, printable
+from protosteer.util.files import read_regular, remove_leftovers
+from protosteer.util.text import listed, printable
 
-MANIFEST, METRICS, LOG, LOCK = "manifest.json", "metrics.json", "log.txt", ".protosteer.lock"
-CLASSES = "classes.json"
-_MAX_ITEMS = 10**5
+MANIFEST, LOG, LOCK = "manifest.json", "log.txt", ".protosteer.lock"
 
-
-def _table(value: Any, where: str) -> None:
-    if type(value) is not dict or any(len(name) > 200 or len(str(one)) > 10**5 for name, one in value.items()):
-        raise TypeError(f"{where} is no table of short values")
-
-
-_NUMBER, _SEED = (-1e30, 1e30), (0, 2**63)
-_NAMES = [4096, 1, _MAX_ITEMS]
-_MATRIX = [[(-1e3, 1e3), 1, _MAX_ITEMS], 1, _MAX_ITEMS]
-_LOSSES = [[_NUMBER, 0, _MAX_ITEMS], 0, _MAX_ITEMS]  # of every epoch of every training
-_TRAINING = {"train_seconds": _NUMBER, "losses?": _LOSSES}
+_SEED = (0, 2**63)
+_NAMES = [4096, 1, MAX_ITEMS]
+_MATRIX = [[(-1e3, 1e3), 1, MAX_ITEMS], 1, MAX_ITEMS]
 # A folder may be another's: names of folders and files are made of what it says. See `model.schema.check`.
 _MANIFEST = {
     "format": (manifest.FORMAT, manifest.FORMAT),
-    "seeds": [_SEED, 0, _MAX_ITEMS],
-    "sessions": [{"circumstances": _table}, 1, _MAX_ITEMS],
+    "seeds": [_SEED, 0, MAX_ITEMS],
+    "sessions": [{"circumstances": table}, 1, MAX_ITEMS],
     "configuration": {
         "method": 200,
-        "settings": _table,
+        "settings": table,
         "stream": {
             "name": 4096,
-            "options?": _table,
+            "options?": table,
             "class_order": _NAMES,
-            "tasks": [{"classes": _NAMES}, 1, _MAX_ITEMS],
+            "tasks": [{"classes": _NAMES}, 1, MAX_ITEMS],
         },
         "backbone": {
             "name": 200,
@@ -67,109 +47,9 @@ _MANIFEST = {
 _FIGURES = {
     "seed": _SEED,
     "matrix": _MATRIX,
-    "diagnosis?": {"mean?": _table},
+    "diagnosis?": {"mean?": table},
     "reliability?": [{"images": (0, 2**40), "confidence?": (0.0, 100.0), "accuracy?": (0.0, 100.0)}, 1, 1000],
 }
-
-
-class SeedFolder:
-    """The part of a run folder that belongs to one seed; `protocol.run_stream` resumes from it."""
-
-    def __init__(self, path: Path, suffix: str, checkpoint_seconds: float = SECONDS):
-        self.path = path
-        self.suffix = suffix
-        self.checkpoint_seconds = checkpoint_seconds
-        self.unfinished = path / "unfinished"
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of the matrix that were saved."""
-        path = self.unfinished / "rows.json"
-        rows = read_json(path) if path.is_file() else []
-        with _reading(path):
-            check(rows, [_table, 0, _MAX_ITEMS], "a row")
-        return rows if self._model(len(rows) - 1).is_file() else []
-
-    def save_rows(self, rows: list[dict[str, Any]]) -> None:
-        """Save the rows of the matrix."""
-        write_json(self.unfinished / "rows.json", rows)
-
-    def learned(self, task: int) -> tuple[bytes, dict[str, Any]] | None:
-        """Return the state after a task, and what its training took; None if it was not saved."""
-        if not self._model(task).is_file():
-            return None
-        training = read_json(place := self._unfinished("learned", task))
-        with _reading(place):
-            check(training, _TRAINING, "its")
-        return self._model(task).read_bytes(), training
-
-    def save_learned(self, task: int, state: bytes, training: Mapping[str, Any]) -> None:
-        """Save the state after a task and what its training took, and remove its checkpoint."""
-        write_json(self._unfinished("learned", task), training)
-        write_atomically(self._model(task), state)
-        self.checkpoint(task).clear()
-
-    def copy_learned(self, finished: Path) -> None:
-        """Copy the states of a finished seed, as if this one had learned them."""
-        figures, other = read_json(place := finished / METRICS), SeedFolder(finished, self.suffix)
-        with _reading(place):
-            check(figures, {"after_each_task": [_TRAINING, 1, _MAX_ITEMS]}, "its")
-        rows = figures["after_each_task"]
-        for task, row in enumerate(rows):
-            if not self._model(task).is_file():
-                training = {"train_seconds": row["train_seconds"], "losses": row.get("losses") or []}
-                with _reading(other._model(task)):
-                    state = read_regular(other._model(task))
-                self.save_learned(task, state, training)
-
-    def embeddings(self) -> list[Mapping[str, Tensor]]:
-        """Return the embeddings behind the saved rows; an interrupted evaluation is repeated."""
-        found: list[Mapping[str, Tensor]] = []
-        for place in (self._unfinished("embeddings", task) for task in range(len(self.rows()))):
-            with _reading(place):
-                found.append(load_file(place))
-        return found
-
-    def save_embeddings(self, task: int, embeddings: Mapping[str, Tensor]) -> None:
-        """Save the embeddings of a task's evaluation."""
-        whole = {name: tensor.contiguous() for name, tensor in embeddings.items()}
-        write_atomically(self._unfinished("embeddings", task), save(whole))
-
-    def predictions(self, task: int) -> Predictions:
-        """Return the predictions after a task."""
-        return Predictions.load(self._predictions(task))
-
-    def save_predictions(self, task: int, predictions: Predictions) -> None:
-        """Save the predictions after a task."""
-        predictions.save(self._predictions(task))
-
-    def checkpoint(self, task: int) -> CheckpointFile:
-        """Return the checkpoint of a task's training."""
-        return CheckpointFile(self._unfinished("training", task), self.checkpoint_seconds)
-
-    def finish(self, figures: dict[str, Any]) -> None:
-        """Write the seed's metrics, its matrix as CSV, and metrics of each class."""
-        matrix = figures["matrix"]  # tasks that were not learned yet are empty
-        lines: list[list[Any]] = [["after_task", *(f"task_{j + 1}" for j in range(len(matrix)))]]
-        lines += [[i + 1, *row, *[""] * (len(matrix) - len(row))] for i, row in enumerate(matrix)]
-        text = "".join(",".join(map(str, line)) + "\n" for line in lines)
-        write_atomically(self.path / "matrix.csv", text.encode())
-        write_json(self.path / CLASSES, self.predictions(len(matrix) - 1).by_class())
-        write_json(self.path / METRICS, figures)
-
-    def clean(self) -> None:
-        """Remove what a finished seed does not need."""
-        shutil.rmtree(self.unfinished, ignore_errors=True)
-        remove_leftovers(self.path)
-
-    def _model(self, task: int) -> Path:
-        return self.path / f"task-{task + 1:02}{self.suffix}"
-
-    def _predictions(self, task: int) -> Path:
-        return self.path / f"predictions-{task + 1:02}.npz"
-
-    def _unfinished(self, kind: str, task: int) -> Path:
-        suffix = "json" if kind == "learned" else "safetensors"
-        return self.unfinished / f"{kind}-{task + 1:03}.{suffix}"
 
 
 class RunFolder:
@@ -358,34 +238,13 @@ def read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 def _read_figures(path: Path) -> dict[str, Any]:
     """Read the metrics of a seed: numbers, or null, and what else is known by name."""
-    with _reading(path):
+    with reading(path):
         figures = json.loads(read_regular(path))
         check(figures, _FIGURES, "its")
         causes = (figures.get("diagnosis") or {}).get("mean") or {}
         for name, value in [*figures.items(), *causes.items()]:
             if type(value) in (int, float):
-                check(value, _NUMBER, f"its {printable(name)}")
+                check(value, NUMBER, f"its {printable(name)}")
         if any(len(row) != i + 1 for i, row in enumerate(figures["matrix"])):
             raise TypeError("its matrix is not triangular")
         return dict(figures)
-
-
-def read_json(path: Path) -> Any:
-    """Read a JSON file of a run folder."""
-    with _reading(path):
-        return json.loads(read_regular(path))
-
-
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Turn any error about the content of a file into a `RunError` that names it."""
-    try:
-        yield
-    except (OSError, ValueError, TypeError, LookupError, RecursionError, SafetensorError) as error:
-        message = f"{path} cannot be read ({one_line(str(error))}); the folder was altered"
-        raise RunError(message, code="unreadable-run", path=path) from error
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file atomically."""
-    write_atomically(path, (json.dumps(value, indent=1) + "\n").encode())

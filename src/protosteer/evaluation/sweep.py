@@ -17,14 +17,13 @@ from protosteer.evaluation.experiment import (
     Experiment,
     check_choice,
     check_local_logger,
-    open_context,
-    opened,
     published_settings,
     run_experiment,
-    run_remotely,
 )
+from protosteer.evaluation.experiment_context import open_context
 from protosteer.evaluation.metrics import over_seeds
 from protosteer.evaluation.run_folder import RunFolder
+from protosteer.evaluation.seed_runs import opened, run_remotely
 from protosteer.methods import METHODS, find_method, load_plugins
 from protosteer.runtime.checkpoint import SECONDS
 from protosteer.runtime.executor import Executor

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from protosteer.errors import SettingsError
-from protosteer.evaluation.experiment import Experiment, ExperimentContext, open_context
+from protosteer.evaluation.experiment import Experiment
+from protosteer.evaluation.experiment_context import ExperimentContext, open_context
 from protosteer.evaluation.protocol import run_stream
 from protosteer.methods import find_method
 from protosteer.runtime.progress import OnStage
