@@ -5,8 +5,8 @@
     python tools/corrections.py --plot experiments/corrections/corrections.json docs/images/corrections.png
 
 A model of the preset `instant` is taught a few images of each class. Then other images arrive, in an order drawn by
-the seed; whichever is taken for another class is corrected. After each tenth correction the model is asked about test
-images, which are never corrected. CIFAR-100: classes and images drawn by the seed, DeiT-Tiny; MNIST: nano.
+the seed; whichever is taken for another class is corrected, and of the others a share is confirmed (`--confirmed`).
+After each tenth correction the model is asked about test images, which are never corrected. CIFAR-100: classes and images drawn by the seed, DeiT-Tiny; MNIST: nano.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class Plan:
 PLANS = {"CIFAR-100, DeiT-Tiny": Plan(20, 5, 20, 20), "MNIST, nano": Plan(10, 5, 60, 50)}
 
 
-def play(backbone: Backbone, images: Tensor, labels: Tensor, plan: Plan, seed: int) -> dict[str, Any]:
+def play(
+    backbone: Backbone, images: Tensor, labels: Tensor, plan: Plan, seed: int, confirmed: float = 0.0
+) -> dict[str, Any]:
     """One stream: test accuracy by number of corrections, and how often one changed its own answer."""
     draw = torch.Generator().manual_seed(seed)
     classes = torch.randperm(int(labels.max()) + 1, generator=draw)[: plan.classes].tolist()
@@ -65,28 +67,44 @@ def play(backbone: Backbone, images: Tensor, labels: Tensor, plan: Plan, seed: i
         answer = learner.predict(pixels)
         right = torch.tensor([a == b for a, b in zip(answer.labels, truth, strict=True)])
         error = calibration_error(reliability(answer.probabilities.amax(dim=1), right))
-        return len(learner.memory.corrections), 100 * float(right.double().mean()), error
+        return made, 100 * float(right.double().mean()), error
 
-    curve, changed, heavier = [tested_now()], 0, 0
-    for place in torch.randperm(len(arriving), generator=draw).tolist():
+    made = changed = heavier = 0
+    curve, right = [tested_now()], list[Tensor]()
+    order = torch.randperm(len(arriving), generator=draw).tolist()
+    asked = torch.rand(len(arriving), generator=draw) < confirmed
+    for place in order:
         row, c = arriving[place]
         image = images[row : row + 1]
         if learner.predict(image).labels == [str(c)]:
+            right += [image] if asked[place] else []
             continue
         (record,) = learner.correct(image, str(c)).classes
+        made += 1
         changed += learner.predict(image).labels == [str(c)]
         heavier += record.plain is not None and int(record.plain.counts.sum()) > 1
-        if len(learner.memory.corrections) % EVERY == 0:
+        if made % EVERY == 0:
+            if right:
+                learner.confirm(torch.cat(right))
+            right = []
             curve.append(tested_now())
+    if right:
+        learner.confirm(torch.cat(right))
     curve.append(tested_now())
-    made = len(learner.memory.corrections)
-    print(f"seed {seed}: {made} corrections, {changed} changed their answer; {curve[0][1]:.1f} -> {curve[-1][1]:.1f}")
-    return {"seed": seed, "corrections": made, "changed": changed, "heavier": heavier, "curve": curve}
+    print(
+        f"seed {seed}, {confirmed:.0%} confirmed: {made} corrections, {changed} changed their answer; accuracy "
+        f"{curve[0][1]:.1f} -> {curve[-1][1]:.1f}, calibration error {curve[0][2]:.1f} -> {curve[-1][2]:.1f}",
+        flush=True,
+    )
+    told = {"corrections": made, "changed": changed, "heavier": heavier, "curve": curve}
+    return {"seed": seed, "confirmed": confirmed, **told}
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     streams: dict[str, Any] = {}
     for name, plan in PLANS.items():
+        if (options.cifar if name.startswith("CIFAR") else options.mnist) is None:
+            continue
         if name.startswith("CIFAR"):
             images, numbers, _ = read_cifar100(options.cifar, "test")
             backbone = Backbone.load("deit_tiny_patch16_224", weights=options.weights)
@@ -98,7 +116,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             backbone = Backbone.load("nano")
         labels = torch.as_tensor(numbers)
         print(name, plan)
-        streams[name] = [play(backbone, images, labels, plan, seed) for seed in options.seeds]
+        streams[name] = [
+            play(backbone, images, labels, plan, seed, share) for share in options.confirmed for seed in options.seeds
+        ]
     return {"streams": streams, "circumstances": circumstances(torch.device("cpu"))}
 
 
@@ -110,7 +130,7 @@ def plot(told: dict[str, Any], place: Path) -> None:
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     axes = figure.subplots()
     for i, (name, runs) in enumerate(told["streams"].items()):
-        for run in runs:
+        for run in (run for run in runs if not run.get("confirmed")):
             made, percent, _ = zip(*run["curve"], strict=True)
             axes.plot(made, percent, color=f"C{i}", label=name if run is runs[0] else None)
     axes.set(xlabel="images corrected", ylabel="accuracy on other images, %")
@@ -125,6 +145,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--mnist", type=Path)
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--seeds", type=lambda text: [int(word) for word in text.split(",")], default=[0, 1, 2])
+    parser.add_argument("--confirmed", type=float, nargs="+", default=[0.0, 0.3, 1.0], help="shares of right answers")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--plot", type=Path, nargs=2, metavar=("JSON", "PNG"))
     options = parser.parse_args(words)

@@ -1,26 +1,34 @@
-"""Kill `protosteer learn` and `protosteer forget` at random moments and see whether anything is lost.
+"""Kill the commands that write files at random moments, or let the disk be full, and see whether anything is lost.
 
-    python tools/kills.py --kills 100
+    python tools/kills.py --kills 1000
+    python tools/kills.py --faults 200
 
-On made-up pictures, with the backbone inside the package. Each round runs a command undisturbed once, so that it is
-known what must come out; then kills it (SIGKILL) at a random moment, and again, until it has come to its end. After
-every kill the model must be the old one or one that an undisturbed run also writes, and at the end it must be, to
-the bit, that of the undisturbed run, with nothing beside it.
+On made-up pictures, with the backbone inside the package. Each command runs undisturbed once, so that it is known what
+must come out. With `--kills` it is then killed (SIGKILL) at a random moment, and again, until it has come to its end.
+After every kill the result must be the old one or one that an undisturbed run also writes, and at the end it must be, to
+the bit, that of the undisturbed run, with nothing beside it. With `--faults` no file can grow beyond a random size, as on a
+full disk, or the folder is read-only (as root on Linux alone): the command must end with code 2 and one
+line, and the result must be the old one.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import math
 import os
 import random
+import re
+import resource
 import shutil
 import signal
+import struct
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,48 +36,59 @@ import numpy as np
 import torch
 from PIL import Image
 
-# The first four, too, so that no fork has to load what they load.
+# The first ones, too, so that no fork has to load what they load.
 import protosteer.cli
 import protosteer.data.augment
 import protosteer.runtime.progress_bar
 import protosteer.workflows.learn_folder
+import protosteer.workflows.sort_files
 from protosteer.errors import ProtosteerError
 from protosteer.model import file as model_file
 from protosteer.runtime.checkpoint import CheckpointFile
 
 _TRAINED = ("epochs=15", "batch_size=16", "neck_hidden=64", "augmentation=none")
+Content = Mapping[str, bytes]  # of files, by their paths in a folder
 
 
 @dataclass
 class Tally:
     kills: int = 0
+    faults: int = 0
     rounds: int = 0
-    found: Counter[str] = field(default_factory=Counter)  # what the file was after a kill
+    found: Counter[str] = field(default_factory=Counter)  # what the result was after a kill
+    commands: Counter[str] = field(default_factory=Counter)  # kills or faults of each command
     leftovers: int = 0  # files that a killed process left, all removed by the next
     problems: list[str] = field(default_factory=list)
 
     def line(self) -> str:
         states = ", ".join(f"{count} {state}" for state, count in sorted(self.found.items()))
+        commands = ", ".join(f"{name} {count}" for name, count in self.commands.items())
         return (
-            f"{self.kills} kills in {self.rounds} rounds; the file was: {states}; "
+            f"{self.kills} kills, {self.faults} faults in {self.rounds} rounds ({commands}); the result was: {states}; "
             f"{self.leftovers} leftovers; {len(self.problems)} problems"
         )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=100, help="how many in all (default: 100)")
+    parser.add_argument("--kills", type=int, default=0, help="how many in all")
+    parser.add_argument("--faults", type=int, default=0, help="commands on a full disk or in a read-only folder")
     parser.add_argument("--seed", type=int, default=0, help="of the moments (default: 0)")
     parser.add_argument("--minutes", type=float, default=60.0, help="end after so many (default: 60)")
+    parser.add_argument("--only", nargs="*", default=[], help="commands (default: all)")
     asked = parser.parse_args()
     torch.set_num_threads(1)  # a process with more cannot be forked
     chance, tally, end = random.Random(asked.seed), Tally(), time.monotonic() + 60 * asked.minutes
     with tempfile.TemporaryDirectory() as folder:
-        rounds = _rounds(Path(folder))
-        while tally.kills < asked.kills and time.monotonic() < end:
-            for attempt in rounds:
-                attempt.play(chance, tally, asked.kills, end)
-                print(tally.line(), flush=True)
+        os.chmod(folder, 0o755)
+        rounds = [each for each in _rounds(Path(folder)) if not asked.only or each.name in asked.only]
+        while (tally.kills < asked.kills or tally.faults < asked.faults) and time.monotonic() < end:
+            for each in rounds:
+                if tally.kills < asked.kills:
+                    each.play(chance, tally, asked.kills, end)
+                if tally.faults < asked.faults:
+                    each.fail(chance, tally)
+            print(tally.line(), flush=True)
     for problem in tally.problems:
         print(problem)
     return 1 if tally.problems else 0
@@ -77,35 +96,57 @@ def main() -> int:
 
 @dataclass(frozen=True)
 class Round:
-    """A command on a model, and the states that the file has when nothing disturbs it."""
+    """A command that changes what is in a folder, and the states that its result has when nothing disturbs it.
 
+    Attributes:
+        name: The command.
+        words: Its words.
+        folder: What it changes is below this folder.
+        result: A file or folder in it, which must be old or new as a whole.
+        before: What was in the folder.
+        states: The result as it can be after the command began; the last one is that of the end.
+        files: Names of all files in the folder at the end.
+        seconds: How long it takes.
+        moves: The result may be partly new; no file may be lost.
+        repeats: Running it again after it has ended changes nothing.
+    """
+
+    name: str
     words: list[str]
-    model: Path
-    before: bytes | None
-    states: list[bytes]
+    folder: Path
+    result: str
+    before: Content
+    states: list[Content]
+    files: set[str]
     seconds: float
+    moves: bool
+    repeats: bool
 
     @classmethod
-    def prepare(cls, words: list[str], model: Path) -> Round:
-        before = _content(model)
-        states: list[bytes] = []
-        began = time.monotonic()
+    def prepare(
+        cls, name: str, words: list[str], folder: Path, result: str, moves: bool = False, repeats: bool = True
+    ) -> Round:
+        before, states, began = _content(folder), list[Content](), time.monotonic()
+        old = _part(before, result)
 
         def look() -> None:
-            now = _content(model)
-            if now is not None and now != before and now not in states:
+            now = _part(_content(folder), result)
+            if now and now != old and now not in states and not moves and name == "learn":
                 states.append(now)
 
         process = _Command(words)
         process.wait(math.inf, look)
-        last = _content(model)
-        if process.code or last is None:
-            raise SystemExit(f"protosteer {' '.join(words)} failed undisturbed")
-        return cls(words, model, before, [*(s for s in states if s != last), last], time.monotonic() - began)
+        after = _content(folder)
+        last = _part(after, result)
+        if process.code or not after or (last == old and not moves):
+            raise SystemExit(f"protosteer {' '.join(words)} failed undisturbed: {process.said()}")
+        states = [*(s for s in states if s != last), last]
+        files = {*map(_plain, after)}
+        return cls(name, words, folder, result, before, states, files, time.monotonic() - began, moves, repeats)
 
     def play(self, chance: random.Random, tally: Tally, most: int, end: float) -> None:
         """Killed again and again until it ends by itself; now and then it is let alone."""
-        _put(self.model, self.before)
+        _put(self.folder, self.before)
         tally.rounds += 1
         while True:
             process = _Command(self.words)
@@ -114,48 +155,115 @@ class Round:
                 break
             process.kill()
             tally.kills += 1
-            self._look(tally)
-        if process.code and _content(self.model) != self.states[-1]:
-            tally.problems.append(f"{self.words[0]} failed after {tally.kills} kills (code {process.code})")
-        elif _content(self.model) != self.states[-1]:
-            tally.problems.append(f"{self.words[0]}: other bits after {tally.kills} kills")
-        elif process.code == 0 and self._beside():
-            tally.problems.append(f"{self.words[0]}: left {self._beside()[0].name} beside the model")
+            tally.commands[self.name] += 1
+            state = self._look(tally)
+            if state == "new" and not self.repeats:
+                return
+        now = _content(self.folder)
+        if _part(now, self.result) != self.states[-1]:
+            tally.problems.append(f"{self.name}: code {process.code} and another result; {process.said()}")
+        elif process.code == 0 and (left := {*map(_plain, now)} - self.files):
+            tally.problems.append(f"{self.name}: left {sorted(left)[0]}")
 
-    def _look(self, tally: Tally) -> None:
-        now = _content(self.model)
-        names = {self.before: "old", self.states[-1]: "new"} | dict.fromkeys(self.states[:-1], "usable")
-        if now not in names:
-            tally.problems.append(f"{self.words[0]}: neither old nor new after {tally.kills} kills")
-        tally.found[names.get(now, "damaged")] += 1
-        tally.leftovers += len(self._beside())
-        try:
-            if now is not None:
-                model_file.read(self.model)
-        except ProtosteerError as error:
-            tally.problems.append(str(error))
+    def fail(self, chance: random.Random, tally: Tally) -> None:
+        """On a disk that is full from some size on, or in a folder that may not be written to."""
+        _put(self.folder, self.before)
+        tally.rounds, tally.faults = tally.rounds + 1, tally.faults + 1
+        tally.commands[self.name] += 1
+        read_only = os.getuid() == 0 and chance.random() < 0.3
+        largest = max(map(len, self.states[-1].values()))
+        process = _Command(self.words, self.folder if read_only else None, int(chance.uniform(0, largest)))
+        process.wait(math.inf)
+        now, said = _content(self.folder), process.said()
+        kind = "read-only" if read_only else "full"
+        tally.found[f"{kind} with code {process.code}"] += 1
+        where = f"{self.name} ({kind})"
+        if "Traceback" in said or process.code not in (0, 1, 2):
+            tally.problems.append(f"{where}: code {process.code}, {said[-300:]}")
+        elif (
+            process.code
+            and not self.moves
+            and _part(now, self.result)
+            not in [
+                _part(self.before, self.result),
+                *self.states[:-1],
+            ]
+        ):
+            tally.problems.append(f"{where}: failed, but the result changed; {said[-300:]}")
+        elif self.moves and not _none_lost(self.before, now):
+            tally.problems.append(f"{where}: an image is lost")
+        elif process.code == 0 and not self.moves and _part(now, self.result) != self.states[-1]:
+            tally.problems.append(f"{where}: succeeded with another result; {said[-300:]}")
+        elif process.code and {path for path in now if path.rpartition("/")[2].startswith(".")} - {*self.before}:
+            tally.leftovers += 1
 
-    def _beside(self) -> list[Path]:
-        return [path for path in self.model.parent.iterdir() if path != self.model]
+    def _look(self, tally: Tally) -> str:
+        everything = _content(self.folder)
+        now, old = _part(everything, self.result), _part(self.before, self.result)
+        state = "new" if now == self.states[-1] else "old" if now == old else "damaged"
+        state = "usable" if state == "damaged" and now in self.states else state
+        if state == "damaged" and self.moves and _none_lost(self.before, everything):
+            state = "partly done"
+        if state == "damaged":
+            tally.problems.append(f"{self.name}: neither old nor new after {tally.kills} kills")
+        tally.found[state] += 1
+        tally.leftovers += len({*map(_plain, everything)} - {*map(_plain, self.before)} - self.files)
+        for path in everything:
+            if path.endswith(".protosteer") and not path.rpartition("/")[2].startswith("."):
+                try:
+                    model_file.read(self.folder / path)
+                except ProtosteerError as error:
+                    tally.problems.append(str(error))
+        return state
 
 
 def _rounds(folder: Path) -> list[Round]:
-    """A first task, a second one, and a class that is forgotten, each on a model of its own."""
+    """Every command that writes, each in a folder of its own that begins with the same model."""
     for name, classes in {"spring": ["ant", "bee"], "summer": ["cat", "dog"]}.items():
         for number, label in enumerate(classes):
             _pictures(folder / "photos" / name / label, number, 12)
-    settings = [word for setting in _TRAINED for word in ("--set", setting)]
+    _pictures(folder / "new", 1, 6)
+    image, settings = str(folder / "new" / "00.png"), [word for one in _TRAINED for word in ("--set", one)]
+    spring, summer = (str(folder / "photos" / name) for name in ("spring", "summer"))
     found: list[Round] = []
-    for name, words in {
-        "first": ["learn", "MODEL", str(folder / "photos" / "spring"), "--backbone", "nano", *settings],
-        "second": ["learn", "MODEL", str(folder / "photos" / "summer")],
-        "third": ["forget", "MODEL", "ant"],
-    }.items():
-        model = folder / name / "shop.protosteer"
-        model.parent.mkdir()
+
+    def add(
+        name: str, words: list[str], result: str = "shop.protosteer", first: list[str] | None = None, **more: bool
+    ) -> None:
+        place = folder / f"{len(found)}"
+        place.mkdir()
+        model = place / "shop.protosteer"
         if found:
-            shutil.copy(found[0].model, model)
-        found.append(Round.prepare([str(model) if word == "MODEL" else word for word in words], model))
+            shutil.copy(found[0].folder / "shop.protosteer", model)
+        if name == "sort":
+            shutil.copytree(folder / "new", place / "in")
+        if name == "merge":
+            shutil.copy(other, place / "other.protosteer")
+        for command in [first, words] if first else [words]:
+            command[:] = [word.replace("MODEL", str(model)).replace("FOLDER", str(place)) for word in command]
+        if first and (process := _Command(first)).wait(math.inf) and process.code:
+            raise SystemExit(f"protosteer {' '.join(first)} failed: {process.said()}")
+        found.append(Round.prepare(name, words, place, result, **more))
+
+    add("learn", ["learn", "MODEL", spring, "--backbone", "nano", *settings])
+    add("learn", ["learn", "MODEL", summer])
+    other = folder / "other.protosteer"
+    shutil.copy(found[1].folder / "shop.protosteer", other)
+    with_words = ["--rename-task", "summer=winter", "--rename-task", "spring=autumn"]
+    add("forget", ["forget", "MODEL", "ant"], repeats=False)
+    add("correct", ["correct", "MODEL", image, "ant"], repeats=False)
+    add("confirm", ["correct", "MODEL", str(folder / "new"), "--confirm"])
+    add("correct --undo", ["correct", "MODEL", "--undo"], first=["correct", "MODEL", image, "yak"], repeats=False)
+    add("rename", ["rename", "MODEL", "ant", "emu"], repeats=False)
+    add("undo", ["undo", "MODEL"], first=["rename", "MODEL", "ant", "emu"], repeats=False)
+    add(
+        "merge",
+        ["merge", "MODEL", "FOLDER/other.protosteer", "-o", "FOLDER/both.protosteer", *with_words],
+        "both.protosteer",
+    )
+    add("adapt", ["adapt", spring, "-o", "FOLDER/my.backbone", "--backbone", "nano", *settings], "my.backbone")
+    add("export", ["export", "MODEL", "--onnx", "FOLDER/onnx"], "onnx")
+    add("sort", ["sort", "MODEL", "FOLDER/in", "FOLDER/out", "--mode", "move"], "out", moves=True)
     return found
 
 
@@ -174,17 +282,26 @@ class _Command:
     It keeps its training at every step: a kill between two is the more telling.
     """
 
-    def __init__(self, words: list[str]):
+    def __init__(self, words: list[str], read_only: Path | None = None, largest: int | None = None):
         self.code: int | None = None  # once it has ended
+        self._reader, writer = os.pipe()
         self.pid = os.fork()
         if self.pid:
+            os.close(writer)
             return
         try:
-            silent = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(silent, 1)
-            os.dup2(silent, 2)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            os.dup2(writer, 2)
             CheckpointFile.__init__.__defaults__ = (0.0,)
+            if read_only is not None:
+                os.chmod(read_only, 0o555)
+                _drop_capabilities()
+            elif largest is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
             os._exit(protosteer.cli.main(words))
+        except BaseException:
+            os.write(2, traceback.format_exc().encode())
+            raise
         finally:
             os._exit(70)
 
@@ -202,19 +319,58 @@ class _Command:
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
 
+    def said(self) -> str:
+        """What it wrote to standard error."""
+        os.set_blocking(self._reader, False)
+        try:
+            return os.read(self._reader, 2**16).decode(errors="replace")
+        except BlockingIOError:
+            return ""
 
-def _content(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None
+    def __del__(self) -> None:
+        os.close(self._reader)
 
 
-def _put(path: Path, content: bytes | None) -> None:
-    for old in path.parent.iterdir():
-        old.unlink()
-    if content is not None:
-        path.write_bytes(content)
+def _drop_capabilities() -> None:
+    """Let permissions of files hold for root, too (Linux)."""
+    header, nothing = struct.pack("Ii", 0x20080522, 0), bytes(24)
+    if ctypes.CDLL(None, use_errno=True).capset(header, nothing):
+        raise OSError(ctypes.get_errno(), "capset")
+
+
+def _content(folder: Path) -> Content:
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        try:
+            if path.is_file():
+                found[str(path.relative_to(folder))] = path.read_bytes()
+        except FileNotFoundError:  # it was there a moment ago
+            continue
+    return found
+
+
+def _part(content: Content, result: str) -> Content:
+    """The files of a result."""
+    return {path: data for path, data in content.items() if path == result or path.startswith(f"{result}/")}
+
+
+def _plain(path: str) -> str:
+    """A path without the number of a version, which no killed process uses again."""
+    return re.sub(r"\d+(?=\.protosteer$)", "N", path) if ".versions/" in path else path
+
+
+def _none_lost(before: Content, now: Content) -> bool:
+    pictures = Counter(data for path, data in before.items() if path.endswith(".png"))
+    return not pictures - Counter(data for path, data in now.items() if path.endswith(".png"))
+
+
+def _put(folder: Path, content: Content) -> None:
+    os.chmod(folder, 0o755)
+    shutil.rmtree(folder)
+    folder.mkdir()
+    for path, data in content.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
 
 
 if __name__ == "__main__":

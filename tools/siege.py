@@ -1,11 +1,14 @@
 """A siege of the service, on this machine alone: ordinary clients among hostile ones, for some seconds.
 
     python tools/siege.py --seconds 120
+    python tools/siege.py --requests 100000
 
 The service is a process of its own with the backbone `nano` and a random model. Ordinary clients send images
 whose answers are known; odd ones send what is refused in one line; hostile ones send headers without end,
 half requests, names of others, and bodies that are no form. It is held if every ordinary request is answered
 as it was before the siege, every odd one with its status, and the service's memory stays below a bound.
+
+With `--requests`, one client asks one request after the other, right and odd ones, and the service's memory must not grow.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 from bench_service import forms, image_files, serving
 
 MOST_MEGABYTES = 1500
+MOST_GROWTH = 20  # megabytes that the second half of many requests may add
 _FORM = {"Content-Type": "multipart/form-data; boundary=protosteer-bench"}
 
 
@@ -138,22 +142,62 @@ class Siege:
                 self.wrong.append(f"{what}: {told}")
 
 
-def megabytes(process: str) -> float:
-    """Memory that a process has had at most."""
+def steady(siege: Siege, process: str, requests: int) -> None:
+    """So many requests one after the other: a tenth with images, the others of every kind, and memory after each tenth."""
+    paths = (
+        "/classes",
+        "/model",
+        "/healthz",
+        "/map",
+        "/metrics",
+        "/models",
+        "/classes/none",
+        "/jobs/none",
+        "/openapi.json",
+    )
+    connection = HTTPConnection(siege.host, siege.port, timeout=60)
+    at = dict[int, float]()
+    for number in range(requests):
+        if number % 10 == 0:
+            connection.request("POST", "/predict", siege.bodies[number % len(siege.bodies)], _FORM)
+        else:
+            connection.request("GET", paths[number % len(paths)])
+        answer = connection.getresponse()
+        answer.read()
+        siege.counts[str(answer.status)] += 1
+        if answer.status >= 500 and answer.status != 503:
+            siege.wrong.append(f"{number}: {answer.status}")
+        if (number + 1) % max(1, requests // 10) == 0:
+            at[number + 1] = megabytes(process, "VmRSS")
+            print(f"{number + 1:,} requests: {at[number + 1]:.0f} MB", flush=True)
+    half, end = (at[max(n for n in at if n <= share)] for share in (requests // 2, requests))
+    print(", ".join(f"{status}: {number:,}" for status, number in sorted(siege.counts.items())))
+    if siege.wrong or end > half + MOST_GROWTH:
+        raise SystemExit(
+            f"{len(siege.wrong)} wrong answers {siege.wrong[:3]}; {half:.0f} MB at half time, {end:.0f} at the end"
+        )
+
+
+def megabytes(process: str, which: str = "VmHWM") -> float:
+    """Memory that a process has had at most (VmHWM), or has now (VmRSS)."""
     status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
-    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    found = re.search(rf"{which}:\s+(\d+) kB", status)
     return int(found[1]) / 1000 if found else float("nan")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--requests", type=int, default=0, help="ask so many, one after the other, instead")
     parser.add_argument("--clients", type=int, default=4, help="of each kind")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder, serving("nano") as address:
         (process,) = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="utf-8").split()
         bodies = forms(image_files("nano", Path(folder))[:64], 4)
         siege = Siege(address, bodies, given.seconds)
+        if given.requests:
+            steady(siege, process, given.requests)
+            return
         before = megabytes(process)
         kinds = (
             siege.ordinary,

@@ -160,6 +160,19 @@ def test_versions_are_clean_before_the_model_is_written(path, monkeypatch):
     assert path.read_bytes() == before and not history.versions(path)
 
 
+def test_undo_takes_back_a_change_that_was_made(path, monkeypatch):
+    """A version that was kept for a change that failed, or was killed, is none."""
+    first = path.read_bytes()
+    run("rename", path, "ant", "emmet")
+    with monkeypatch.context() as patch, pytest.raises(OSError), transaction(path, keep=5) as change:
+        patch.setattr(model_file.Model, "write", lambda *_: (_ for _ in ()).throw(OSError("no space")))
+        change.put(change.read())
+    assert len(history.versions(path)) == 1
+    history.keep_version(path, 5)  # and killed
+    run("undo", path)
+    assert path.read_bytes() == first and not history.versions(path)
+
+
 def test_the_log_is_as_private_as_the_model_and_survives_damage(path):
     path.chmod(0o600)
     run("rename", path, "ant", "emmet")

@@ -121,6 +121,14 @@ def keep_version(model: Path, at_least: int = 0) -> str | None:
     return place.name
 
 
+def drop_version(model: Path, version: str | None) -> None:
+    """Remove a version that was kept for a change that failed."""
+    if version is not None:
+        with contextlib.suppress(OSError):
+            (versions_folder(model) / version).unlink()
+            _prune(model, MAX_VERSIONS)
+
+
 def log(
     model: Path,
     command: str,
@@ -176,7 +184,9 @@ def undo(model: Path) -> Path:
     Raises:
         ModelFileError: No version is kept.
     """
-    kept = versions(model)
+    kept, logged = versions(model), {entry.version for entry in read(model)[0]}
+    while kept and kept[-1].name not in logged and kept[-1].read_bytes() == real(model).read_bytes():
+        kept.pop().unlink()  # its change was killed before it was made
     if not kept:
         message = (
             f"no earlier version of {model} is kept, so nothing can be undone; to keep some from now on: "

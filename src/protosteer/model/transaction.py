@@ -79,7 +79,11 @@ class Transaction:
         names, task = self.forgotten if self.forgotten[0] else (lost, None)
         if names:  # first: after a crash, no version has what the model has not
             self.cleaned = history.forget_in_versions(self.path, names, self._new.memory.classes, task)
-        self._new.write(self.path)
+        try:
+            self._new.write(self.path)
+        except BaseException:
+            history.drop_version(self.path, version)  # of a change that was not made
+            raise
         self.identity = Identity.of(self.path)
         history.log(self.path, self.command, self.before, after, self.renamed, version, {*lost})
 
