@@ -7,9 +7,9 @@ from protocol_toys import QUICK, blurred, stream
 from conftest import tiny_backbone
 from protosteer.evaluation.protocol import run_stream
 from protosteer.evidence.classifier import CONFIDENT
-from protosteer.methods.base import PlainImages
 from protosteer.methods.cpp import CPP
 from protosteer.methods.ncm import NCM
+from protosteer.methods.plain_images import PlainImages
 from protosteer.methods.protosteer import Protosteer
 
 

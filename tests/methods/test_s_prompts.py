@@ -9,9 +9,9 @@ from sklearn.metrics import pairwise_distances
 
 from protosteer.data.images import ArrayImages
 from protosteer.evaluation.embedding_cache import EmbeddingCache
-from protosteer.methods.base import PlainImages
 from protosteer.methods.checks import Maker
 from protosteer.methods.per_task_tuning import tune_prompt
+from protosteer.methods.plain_images import PlainImages
 from protosteer.methods.s_prompts import SPrompts
 from protosteer.methods.testing import GROUPS, toy_backbone, toy_images, toy_task
 from protosteer.methods.training_utils import task_seed

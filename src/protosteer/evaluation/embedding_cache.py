@@ -14,7 +14,8 @@ from torch import Tensor
 from protosteer.backbones import Backbone
 from protosteer.backbones.prompting import Prompt
 from protosteer.data.images import ImageSet
-from protosteer.methods.base import Method, PlainImages
+from protosteer.methods.base import Method
+from protosteer.methods.plain_images import PlainImages
 
 
 class EmbeddingCache(PlainImages):

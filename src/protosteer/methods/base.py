@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from protosteer.backbones import Backbone
 from protosteer.backbones.prompting import Prompt
-from protosteer.data.images import ImageSet
 from protosteer.errors import LearnerError, ModelFileError, SettingsError
 from protosteer.rules.base import percent
 from protosteer.settings import Values, setting
@@ -25,7 +24,7 @@ from protosteer.streams.base import TrainingTask
 from protosteer.util.tensor_file import pack_tensors, unpack_tensors
 
 __all__ = [
-    "METHODS", "Answer", "Images", "Method", "MethodSettings", "PlainImages", "Source", "TrainingTask", "register_method",
+    "METHODS", "Answer", "Images", "Method", "MethodSettings", "Source", "TrainingTask", "register_method",
     "unregister_method",
 ]  # fmt: skip
 
@@ -59,38 +58,6 @@ class Images(Protocol):
 
     def tokens(self, rows: Tensor, prompt: Tensor | None = None) -> Tensor:
         """Return all output tokens of the last layer, the prompt's included, [len(rows), N, D]."""
-
-
-class PlainImages:
-    """Test images without a cache: every embedding is computed, by the method's backbone."""
-
-    def __init__(self, method: Method, images: ImageSet):
-        self.method = method
-        self.images = images
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def pixels(self, rows: Tensor) -> Tensor:
-        """Return the pixels of some rows."""
-        return self.images.pixels(rows.tolist())
-
-    def embed(
-        self, rows: Tensor, prompt: Prompt | None = None, key: str | None = None, backbone: Backbone | None = None
-    ) -> Tensor:
-        """Embed some rows; see `Images.embed`."""
-        return self.compute(rows, prompt, backbone)
-
-    def tokens(self, rows: Tensor, prompt: Tensor | None = None) -> Tensor:
-        """Return the output tokens of some rows."""
-        return self.compute(rows, prompt, whole=True)
-
-    def compute(
-        self, rows: Tensor, prompt: Prompt | None, backbone: Backbone | None = None, whole: bool = False
-    ) -> Tensor:
-        """Compute embeddings [len(rows), D], or all tokens if `whole`."""
-        backbone, batch = backbone or self.method.backbone, self.method.embed_batch_size
-        return backbone.embed_set(self.images, prompt, batch, rows=rows.tolist(), whole=whole)
 
 
 @dataclass(frozen=True)
