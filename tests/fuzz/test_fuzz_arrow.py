@@ -11,6 +11,8 @@ from protosteer.data.sources import image_paths, read_labelled
 from protosteer.errors import ProtosteerError
 from set_toys import SMALL, save, save_set
 
+pytestmark = pytest.mark.slow
+
 ARROW = "data-00000-of-00001.arrow"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
+import pytest
 import torch
 from targets import TARGETS, Target, try_out
 from targets import mutate as mutate_bytes
@@ -18,6 +19,8 @@ from protosteer.runtime.callbacks import CheckpointCallback
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.util.tensor_file import pack_tensors, unpack_tensors
 from protosteer.util.training_state import Epoch, TrainingState
+
+pytestmark = pytest.mark.slow
 
 WHICH = {"seed": 3, "classes": ["ant", "bee"]}
 

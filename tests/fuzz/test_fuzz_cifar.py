@@ -7,12 +7,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import pytest
 from targets import TARGETS, Target, try_out
 
 from protosteer.data.datasets.cifar import read_cifar100
 from protosteer.data.datasets.idx import read_idx
 from protosteer.errors import DataError
 from set_toys import idx_bytes, write_cifar100
+
+pytestmark = pytest.mark.slow
 
 
 @cache

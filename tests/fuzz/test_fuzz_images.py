@@ -7,12 +7,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import pytest
 from PIL import Image
 from targets import TARGETS, Target, try_out
 
 from protosteer.data.images import FileImages
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError
+
+pytestmark = pytest.mark.slow
 
 HOW = Preprocessing(16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), 0.9)
 

@@ -20,6 +20,8 @@ from protosteer.errors import ProtosteerError
 from protosteer.settings import Settings
 from set_toys import SMALL, save
 
+pytestmark = pytest.mark.slow
+
 
 def check_stdin(data: bytes) -> None:
     """Every line is a file that is read, or told to be none."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pytest
 import torch
 from targets import TARGETS, Target, try_out
 from targets import mutate as mutate_bytes
@@ -22,6 +23,8 @@ from protosteer.learner import Learner
 from protosteer.model import file as model_file
 from protosteer.util.tensor_file import pack_tensors, unpack_tensors
 from protosteer.workflows import model_summary
+
+pytestmark = pytest.mark.slow
 
 VALUES: list[Any] = [None, True, False, 0, -1, 1, 2, 3, 10**9, 2**62, 10**400, 0.5, -0.5, 1e-300, 1e300]
 VALUES += [

@@ -24,6 +24,8 @@ from protosteer.report.plots import accuracy_bands
 from protosteer.report.reliability import reliability_plot
 from protosteer.settings import read_toml
 
+pytestmark = pytest.mark.slow
+
 FILES = ("manifest.json", "seed-0/metrics.json")
 CHEAP = {"stream": "split-digits", "tasks": 2, "train_per_class": 3, "test_per_class": 2, "device": "cpu"}
 EXPERIMENT = b"""stream = "split-digits"

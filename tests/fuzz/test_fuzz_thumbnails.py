@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 import torch
 from targets import TARGETS, Target, try_out
 from test_fuzz_models import mutate
@@ -16,6 +17,8 @@ from protosteer.model.memory import Memory
 from protosteer.model.records import ClassRecord, TaskRecord
 from protosteer.model.thumbnails import Thumb
 from protosteer.paper.prototypes import Centroids
+
+pytestmark = pytest.mark.slow
 
 JPEG = b"\xff\xd8\xff" + bytes(40)
 

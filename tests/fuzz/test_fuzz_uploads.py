@@ -20,6 +20,8 @@ from targets import TARGETS, Target, try_out
 
 from serve_toys import TOKEN, encoded, pictures, service
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 5.0  # of processor time for any input
 FORM = b"multipart/form-data; boundary=b; charset=utf-8"
 

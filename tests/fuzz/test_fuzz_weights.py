@@ -11,6 +11,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import save as to_safetensors
 from targets import TARGETS, Target, mutate, try_out
@@ -19,6 +20,8 @@ from protosteer.backbones import Backbone
 from protosteer.backbones.checkpoint_io import METADATA_KEY
 from protosteer.errors import ProtosteerError
 from weight_toys import OWN, published, random_vit, to_flax
+
+pytestmark = pytest.mark.slow
 
 
 @cache

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +18,8 @@ from protosteer.model.memory import Memory
 from protosteer.model.merging import concatenate
 from protosteer.model.unlearning import forget, forget_all
 from protosteer.settings import Settings
+
+pytestmark = pytest.mark.slow
 
 PLACE = Path("a.protosteer")
 exactly = functools.partial(settings, deadline=None, max_examples=40, derandomize=True)
