@@ -24,7 +24,6 @@ from protosteer import rules
 from protosteer.backbones import Backbone
 from protosteer.data.images import Chosen, ImageSet
 from protosteer.evaluation.experiment import Experiment
-from protosteer.evaluation.metrics import calibration_error, reliability
 from protosteer.evidence import calibration, classifier, kernel_ridge, scorer
 from protosteer.evidence.calibration import ImageWeights, LooScores
 from protosteer.evidence.class_statistics import ClassStatistics
@@ -37,6 +36,7 @@ from protosteer.model.records import TaskRecord
 from protosteer.rules import Reader
 from protosteer.settings import read_toml
 from protosteer.streams import open_stream
+from protosteer.util.statistics import calibration_error, reliability
 
 
 class Pictures:

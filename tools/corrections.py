@@ -25,9 +25,9 @@ from protosteer.backbones import Backbone
 from protosteer.data.datasets.cifar import read_cifar100
 from protosteer.data.datasets.idx import idx_files, read_images
 from protosteer.evaluation.manifest import circumstances
-from protosteer.evaluation.metrics import calibration_error, reliability
 from protosteer.learner import Learner
 from protosteer.settings import Settings
+from protosteer.util.statistics import calibration_error, reliability
 
 EVERY = 10  # corrections between two tests
 

@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from protosteer import sharing
 from protosteer.backbones import Backbone
 from protosteer.corrections import ImageFile, confirm, correct
 from protosteer.data.decode_cache import cache_decoded
@@ -270,6 +271,20 @@ class Learner:
     def load(cls, path: str | Path, backbone: Backbone | None = None) -> Learner:
         """Read a model file; without `backbone`, the one it was learned with is loaded by name."""
         return cls.of_model(model_file.read(path), backbone)
+
+    def push_to_hub(
+        self, repo: str, private: bool | None = None, licence: str | None = None, token: str | None = None
+    ) -> str:
+        """Upload the model with a model card to the Hugging Face Hub; see `sharing.push`. Returns the address."""
+        self._require_knowledge()
+        return sharing.push(self.model, self.reader, repo, private, licence, token)
+
+    @classmethod
+    def from_pretrained(
+        cls, repo: str, revision: str | None = None, token: str | None = None, backbone: Backbone | None = None
+    ) -> Learner:
+        """Download a model from the Hugging Face Hub, "user/name"; see `sharing.pull`."""
+        return cls.of_model(sharing.pull(repo, revision, token), backbone)
 
     @classmethod
     def of_model(cls, model: model_file.Model, backbone: Backbone | None = None) -> Learner:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from protosteer.evaluation import metrics
+from protosteer.util import statistics
 
 HAND = [[90.0], [80.0, 70.0], [85.0, 60.0, 50.0]]
 
@@ -61,14 +62,14 @@ def test_calibration_error_by_hand():
     """Ten images 95 % sure, nine of them right; ten 30 % sure, none right: 5 and 30 points off."""
     sure = torch.tensor([0.95] * 10 + [0.30] * 10)
     right = torch.tensor([True] * 9 + [False] * 11)
-    bins = metrics.reliability(sure, right)
+    bins = statistics.reliability(sure, right)
     assert len(bins) == 15 and [b["images"] for b in bins if b["images"]] == [10, 10]
     assert bins[14]["accuracy"] == pytest.approx(90) and bins[14]["confidence"] == pytest.approx(95)
     assert bins[0] == {"images": 0, "confidence": None, "accuracy": None}
-    assert metrics.calibration_error(bins) == pytest.approx((5 + 30) / 2)
-    edges = metrics.reliability(torch.tensor([0.0, 0.2, 1.0]), torch.tensor([False, False, True]))
+    assert statistics.calibration_error(bins) == pytest.approx((5 + 30) / 2)
+    edges = statistics.reliability(torch.tensor([0.0, 0.2, 1.0]), torch.tensor([False, False, True]))
     assert [i for i, b in enumerate(edges) if b["images"]] == [0, 3, 14]
-    assert metrics.calibration_error(edges) == pytest.approx(20 / 3)
+    assert statistics.calibration_error(edges) == pytest.approx(20 / 3)
 
 
 def test_calibration_error_agrees_with_a_twin():
@@ -82,9 +83,9 @@ def test_calibration_error_agrees_with_a_twin():
             if some:
                 apart = sum(float(sure[i]) for i in some) - sum(bool(right[i]) for i in some)
                 expected += abs(apart) / 200
-        assert metrics.calibration_error(metrics.reliability(sure, right)) == pytest.approx(100 * expected)
-        halves = [metrics.reliability(sure[half], right[half]) for half in (slice(50), slice(50, None))]
-        for one, both in zip(metrics.pooled(halves), metrics.reliability(sure, right), strict=True):
+        assert statistics.calibration_error(statistics.reliability(sure, right)) == pytest.approx(100 * expected)
+        halves = [statistics.reliability(sure[half], right[half]) for half in (slice(50), slice(50, None))]
+        for one, both in zip(metrics.pooled(halves), statistics.reliability(sure, right), strict=True):
             assert one == pytest.approx(both)
 
 

@@ -7,13 +7,13 @@ from protocol_toys import QUICK, blurred, stream
 from conftest import tiny_backbone
 from expect import expect_error
 from protosteer.errors import SettingsError
-from protosteer.evaluation import metrics
 from protosteer.evaluation.protocol import Run, run_stream
 from protosteer.learner import Learner
 from protosteer.methods.cpp import CPP
 from protosteer.methods.ncm import NCM
 from protosteer.settings import Settings
 from protosteer.streams.base import Stream
+from protosteer.util import statistics
 
 
 def naive_matrix(settings: Settings, tasks: Stream) -> tuple[list[list[float]], int]:
@@ -133,7 +133,7 @@ def test_rows_report_what_predictions_do(rule):
         truth = [label for earlier in tasks[: i + 1] for label in earlier.test_labels]
         right = torch.tensor([a == b for a, b in zip(labels, truth, strict=True)])
         found = [t.name in tried for t, part in zip(tasks, parts, strict=False) for tried in part.candidates]
-        error = metrics.calibration_error(metrics.reliability(sure, right))
+        error = statistics.calibration_error(statistics.reliability(sure, right))
         assert row["passes_per_image"] == pytest.approx(float(made.double().mean()))
         assert row["prompts_per_image"] == pytest.approx(float(made.double().mean()) - 1)
         assert row["calibration_error"] == pytest.approx(error, abs=1e-3)

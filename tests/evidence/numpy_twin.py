@@ -272,16 +272,16 @@ class Twin:
         logits = self._weights([name])[name] * self.left_out[name]
         return float(special.log_softmax(logits, axis=1)[np.arange(len(self.truth)), self.truth].mean())
 
-    def checked(self) -> tuple[list[float], list[bool]]:
-        """Of each image left out: the greatest probability without task prompts, and whether that class is right."""
-        confidence, right = [], []
-        for i, truth in enumerate(self.truth):
+    def checked(self) -> tuple[list[float], list[int]]:
+        """Of each image left out: the greatest probability without task prompts, and the class that has it."""
+        confidence, top = [], []
+        for i in range(len(self.truth)):
             logits = self.alone * self.left_out[self.order[0]][i]
             if special.softmax(logits).max() < 0.8 and len(self.order) > 1:
                 logits = sum(self.weights[name] * self.left_out[name][i] for name in self.order)
             confidence.append(float(special.softmax(logits).max()))
-            right.append(int(logits.argmax()) == truth)
-        return confidence, right
+            top.append(int(logits.argmax()))
+        return confidence, top
 
     def predict(self, embed: Callable[[Array | None], Array]) -> Answers:
         """embed: embeddings [B, S * D] of all images under a prompt, or without one; D would do for one layer."""

@@ -116,10 +116,13 @@ def test_left_out_images_are_answered_as_images_are(domain):
     limits = {"min_pass_weight": 0.0, "min_unbiased": IMAGES}  # more images than there are: all are taken
     read = EvidenceClassifier(world.memory, Index.build(world.memory), **limits)
     twin = Twin(*as_tasks(world.memory), worth=0.0, enough=IMAGES)
-    confidence, right = twin.checked()
+    confidence, top = twin.checked()
+    right = [predicted == truth for predicted, truth in zip(top, twin.truth, strict=True)]
     assert len(twin.order) == 1 + domain
     assert read.loo_predictions.confidence.tolist() == pytest.approx(confidence, abs=1e-4)
     assert read.loo_predictions.correct.tolist() == right and 0.5 < sum(right) / len(right) < 1
+    assert read.loo_predictions.labels.tolist() == list(twin.truth)
+    assert read.loo_predictions.predicted.tolist() == top
 
 
 def taught(*tasks: list[str], settings: Settings = QUICK) -> Learner:

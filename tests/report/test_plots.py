@@ -15,6 +15,7 @@ from protosteer.errors import DataError
 from protosteer.evaluation import metrics
 from protosteer.report import plots
 from protosteer.report.reliability import reliability_plot
+from protosteer.util import statistics
 
 pytestmark = pytest.mark.slow
 
@@ -213,10 +214,10 @@ def test_pyplot_is_not_imported() -> None:
     assert done.stdout.strip() == "False"
 
 
-def bins(seed: int) -> metrics.Bins:
+def bins(seed: int) -> statistics.Bins:
     draw = torch.Generator().manual_seed(seed)
     confidence = torch.rand(300, generator=draw) ** 0.5
-    return metrics.reliability(confidence, torch.rand(300, generator=draw) < confidence)
+    return statistics.reliability(confidence, torch.rand(300, generator=draw) < confidence)
 
 
 def test_a_reliability_diagram_has_the_points_and_shares_of_all_seeds(monkeypatch: pytest.MonkeyPatch) -> None:

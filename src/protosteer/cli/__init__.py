@@ -24,7 +24,7 @@ from protosteer import __version__
 # The order of --help.
 # isort: off
 from protosteer.cli import learn, predict, correct, evaluate, sort, suggest
-from protosteer.cli import rename, model_commands, verify, history, adapt, serve
+from protosteer.cli import rename, model_commands, verify, history, adapt, serve, sharing
 from protosteer.cli import benchmarks, experiments, reproduce, catalogue
 
 # isort: on
@@ -50,6 +50,7 @@ __all__ = [
     "rename",
     "reproduce",
     "serve",
+    "sharing",
     "sort",
     "suggest",
     "verify",

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from protosteer.errors import RunError
-from protosteer.evaluation.metrics import Bins
 from protosteer.evaluation.run_folder import MANIFEST, RunFolder, read_run
 from protosteer.methods import METHODS
 from protosteer.streams import StreamOptions
+from protosteer.util.statistics import Bins
 
 Rows = dict[str, list[dict[str, Any]]]
 

@@ -1,4 +1,4 @@
-"""Metrics of a run: from its accuracy matrix, and of its calibration.
+"""Metrics of a run, from its accuracy matrix.
 
 A[i][j] is the accuracy in percent on task j's test images after learning task i, among all classes learned by then. Row
 i has i + 1 entries.
@@ -11,13 +11,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
+from protosteer.util.statistics import Bins
 
 Matrix = Sequence[Sequence[float]]
-Bins = Sequence[Mapping[str, Any]]
-
-BINS = 15
 
 
 def average_accuracy(matrix: Matrix, i: int) -> float:
@@ -99,29 +95,6 @@ def summary(matrix: Matrix, test_images: Sequence[int] | None = None) -> dict[st
         over_images = [image_accuracy(matrix, i, test_images) for i in tasks]
         figures |= {"last_image_accuracy": over_images[-1], "avg_image_accuracy": _mean(over_images)}
     return figures
-
-
-def reliability(confidence: Tensor, right: Tensor) -> list[dict[str, Any]]:
-    """Group images by confidence [B] into bins of equal width, given whether each is right, bool [B].
-
-    A bin has the number of images, and their mean confidence and accuracy in percent; None without images.
-    """
-    bins = (confidence.double() * BINS).long().clamp(0, BINS - 1)  # a bin includes its lower edge, the last both
-    counts = bins.bincount(minlength=BINS).tolist()
-    sure, hits = (
-        torch.zeros(BINS, dtype=torch.double).index_add_(0, bins, values.double()).tolist()
-        for values in (confidence, right)
-    )
-    return [
-        {"images": n, "confidence": 100 * c / n if n else None, "accuracy": 100 * h / n if n else None}
-        for n, c, h in zip(counts, sure, hits, strict=True)
-    ]
-
-
-def calibration_error(bins: Bins) -> float:
-    """Compute the expected calibration error in percent: |confidence - accuracy| of bins, mean over images."""
-    errors = [b["images"] * abs(b["confidence"] - b["accuracy"]) for b in bins if b["images"]]
-    return sum(errors) / sum(b["images"] for b in bins)
 
 
 def pooled(parts: Sequence[Bins]) -> list[dict[str, Any]]:

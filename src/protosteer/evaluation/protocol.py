@@ -22,6 +22,7 @@ from protosteer.evaluation.seed_folder import SeedFolder
 from protosteer.methods.base import Images, Method
 from protosteer.runtime.progress import OnStage, Progress, Stage
 from protosteer.streams.base import Stream, training_view
+from protosteer.util import statistics
 
 
 @dataclass
@@ -248,7 +249,7 @@ def _evaluate(
             on_stage(Stage(stream[i].name, "testing", done, len(tests)))
     prompts_per_image = _mean(prompts)
     sure = [part for part in confidence if part is not None]
-    bins = metrics.reliability(torch.cat(sure), torch.cat(right)) if sure else None
+    bins = statistics.reliability(torch.cat(sure), torch.cat(right)) if sure else None
     seen = {"seen_accuracy": _mean(right, of=100.0), "seen_images": sum(map(len, right))}
     predictions = builder.build()
     row = {
@@ -259,7 +260,7 @@ def _evaluate(
         **(seen if stream.blurry else {}),  # on all images of the classes seen
         "passes_per_image": 1 + (prompts_per_image or 0),  # all passes, the plain one included
         "prompts_per_image": prompts_per_image,
-        "calibration_error": metrics.calibration_error(bins) if bins else None,
+        "calibration_error": statistics.calibration_error(bins) if bins else None,
         "reliability": bins,
         "retrieval_accuracy": _mean(retrieved, of=100.0),  # of images with a task of their class as candidate
         "eval_seconds": time.perf_counter() - began,

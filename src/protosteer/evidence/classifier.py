@@ -57,6 +57,8 @@ class LooPredictions:
 
     confidence: Tensor  # [m]: probability of the top-1 class
     correct: Tensor  # bool [m]
+    labels: Tensor  # int64 [m]: the true classes, by their places in the index
+    predicted: Tensor | None  # int64 [m]: the top-1 classes; None if there are too many classes to look at each
 
 
 class EvidenceClassifier:
@@ -327,7 +329,32 @@ class EvidenceClassifier:
             return Pass(prompt, scorers[prompt], together[prompt], weights(prompt)[0], similarity)
 
         passes = [chosen(prompt) for prompt in worth]
-        return passes, _loo_predictions(passes, loo, [columns[p] for p in worth], unbiased)
+        return passes, self._loo_predictions(passes, loo, [columns[p] for p in worth], unbiased, statistics.loo_labels)
+
+    def _loo_predictions(
+        self, passes: list[Pass], loo: LooScores, columns: list[int], images: Tensor, labels: Tensor
+    ) -> LooPredictions:
+        """The passes of all classes on leave-one-out images, bool [m]; columns: their places in `loo`."""
+        scores, true_class = (x[images][..., columns] for x in (loo.scores, loo.true_class))
+        log_count, labels = loo.log_count[images], labels[images]
+
+        def predict(weights: list[float]) -> tuple[Tensor, Tensor, Tensor]:
+            weight = torch.tensor(weights, dtype=torch.double)
+            logits, own = scores @ weight, true_class @ weight
+            best = logits.amax(dim=1)
+            correct = own >= best - 1e-9  # but for rounding
+            return (best - (logits + log_count).logsumexp(dim=1)).exp(), correct, logits.argmax(dim=1)
+
+        found = predict([passes[0].solo_weight, *(0.0 for _ in passes[1:])])
+        if len(passes) > 1:
+            confident = found[0] >= CONFIDENT
+            later = predict([each.weight for each in passes])
+            found = (found[0].where(confident, later[0]), found[1].where(confident, later[1]),
+                     found[2].where(confident, later[2]))  # fmt: skip
+        confidence, correct, top = found
+        every = loo.scores.shape[1] == len(self.order)  # a column is a class
+        predicted = self.order[labels.where(correct, top)] if every else None
+        return LooPredictions(confidence, correct, self.order[labels], predicted)
 
 
 def _prompted_tasks(index: Index, sorted_position: Tensor) -> list[Tensor]:
@@ -358,25 +385,6 @@ def _selection(memory: Memory, tasks: Tensor) -> Selection:
     learned, corrected, confirmed = (torch.tensor([own == kind for own in kinds])[tasks] for kind in SELECTIONS)
     _, errors, right = (sum(t.images for t in memory.tasks if t.selection == kind) for kind in SELECTIONS)
     return Selection(learned, corrected, confirmed, errors, right)
-
-
-def _loo_predictions(passes: list[Pass], loo: LooScores, columns: list[int], images: Tensor) -> LooPredictions:
-    """The passes of all classes on leave-one-out images, bool [m]; columns: their places in `loo`."""
-    scores, true_class = (x[images][..., columns] for x in (loo.scores, loo.true_class))
-    log_count = loo.log_count[images]
-
-    def predict(weights: list[float]) -> tuple[Tensor, Tensor]:
-        weight = torch.tensor(weights, dtype=torch.double)
-        logits, own = scores @ weight, true_class @ weight
-        best = logits.amax(dim=1)
-        return (best - (logits + log_count).logsumexp(dim=1)).exp(), own >= best - 1e-9  # but for rounding
-
-    confidence, correct = predict([passes[0].solo_weight, *(0.0 for _ in passes[1:])])
-    if len(passes) > 1:
-        confident = confidence >= CONFIDENT
-        later = predict([each.weight for each in passes])
-        confidence, correct = confidence.where(confident, later[0]), correct.where(confident, later[1])
-    return LooPredictions(confidence, correct)
 
 
 def _shared_prompt_task(memory: Memory) -> Tensor:

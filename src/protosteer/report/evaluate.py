@@ -19,10 +19,10 @@ from protosteer.data.decode_budget import DECODING, decoded_bytes
 from protosteer.data.image_files import in_threads, opened
 from protosteer.data.transforms import to_rgb
 from protosteer.errors import DataError
-from protosteer.evaluation.metrics import Bins, calibration_error, reliability
 from protosteer.report.plots import confusion_matrix
 from protosteer.report.reliability import reliability_plot
 from protosteer.report.tables import numbers, plain_table
+from protosteer.util.statistics import Bins, calibration_error, reliability
 from protosteer.util.text import counted, listed, printable, without_control
 from protosteer.workflows.evaluate_folder import EvaluatedImage, Evaluation
 

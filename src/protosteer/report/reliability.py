@@ -8,8 +8,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from protosteer.evaluation.metrics import BINS, Bins, calibration_error, pooled
+from protosteer.evaluation.metrics import pooled
 from protosteer.report.plots import DPI, legend_text, line_style, png
+from protosteer.util.statistics import BINS, Bins, calibration_error
 
 FEW = 1.0  # percent of the images, below which a bin is drawn faintly
 

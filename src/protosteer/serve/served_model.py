@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protosteer.evaluation.metrics import calibration_error, reliability
 from protosteer.learner import Learner
 from protosteer.model.thumbnails import Thumb
 from protosteer.model.thumbnails import read as read_thumbnails
 from protosteer.rules import Reader
 from protosteer.serve.projection import Projection
+from protosteer.util.statistics import calibration_error, reliability
 from protosteer.workflows.model_summary import describe
 from protosteer.workflows.ood import Rejection, calibrated
 from protosteer.workflows.prediction_table import prediction_rows

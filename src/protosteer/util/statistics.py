@@ -1,12 +1,20 @@
-"""Say how accurate a measured accuracy is."""
+"""Say how accurate a measured accuracy is, and how well confidence predicts it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
 
 Z = 1.959964  # of a two-sided interval of 95 %
+BINS = 15  # of equal width, by confidence
 MIN_PERCENT_IMAGES = 20  # of fewer images, a count says more than a percentage
+
+Bins = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -38,3 +46,26 @@ class Accuracy:
         if self.images < MIN_PERCENT_IMAGES:
             return f"{self.right} of {self.images} ({low:.0f} to {high:.0f} %)"
         return f"{self.percent:.0f} % ({low:.0f} to {high:.0f})"
+
+
+def reliability(confidence: Tensor, right: Tensor) -> list[dict[str, Any]]:
+    """Group images by confidence [B] into bins of equal width, given whether each is right, bool [B].
+
+    A bin has the number of images, and their mean confidence and accuracy in percent; None without images.
+    """
+    bins = (confidence.double() * BINS).long().clamp(0, BINS - 1)  # a bin includes its lower edge, the last both
+    counts = bins.bincount(minlength=BINS).tolist()
+    sure, hits = (
+        torch.zeros(BINS, dtype=torch.double).index_add_(0, bins, values.double()).tolist()
+        for values in (confidence, right)
+    )
+    return [
+        {"images": n, "confidence": 100 * c / n if n else None, "accuracy": 100 * h / n if n else None}
+        for n, c, h in zip(counts, sure, hits, strict=True)
+    ]
+
+
+def calibration_error(bins: Bins) -> float:
+    """Compute the expected calibration error in percent: |confidence - accuracy| of bins, mean over images."""
+    errors = [b["images"] * abs(b["confidence"] - b["accuracy"]) for b in bins if b["images"]]
+    return sum(errors) / sum(b["images"] for b in bins)
