@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 from targets import TARGETS, Target, try_out
 
+from protosteer.data.decode_budget import formats
 from protosteer.data.images import FileImages
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError
@@ -37,6 +38,9 @@ def seeds() -> list[bytes]:
         saved(deep, "TIFF"),
         saved(Image.fromarray(rng.normal(size=(20, 24)).astype(np.float32)), "TIFF"),
         *(saved(colours, "WEBP", lossless=lossless) for lossless in (True, False)),
+        saved(colours, "PNG", save_all=True, append_images=[colours] * 2),
+        saved(colours, "WEBP", save_all=True, append_images=[colours] * 2),
+        *(saved(colours.convert("RGB"), kind) for kind in ("AVIF", "HEIF") if kind in formats() and kind in Image.SAVE),
         *(saved(colours.convert("RGB"), kind) for kind in ("BMP", "PPM", "TGA", "JPEG2000", "PCX")),
     ]
 

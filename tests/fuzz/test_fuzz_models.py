@@ -100,6 +100,8 @@ def change_header(header: dict[str, Any], random: Random) -> None:
 
 
 def change_tensors(tensors: dict[str, Tensor], random: Random) -> None:
+    if not tensors:
+        return
     name = random.choice(list(tensors))
     tensor, kind = tensors[name], random.randrange(7)
     if kind == 0:

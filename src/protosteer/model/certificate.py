@@ -17,6 +17,8 @@ from typing import Any
 from protosteer.errors import ModelFileError
 from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord
+from protosteer.model.schema import CERTIFICATE
+from protosteer.model.schema import check as check_schema
 from protosteer.model.unlearning import Forgotten
 from protosteer.util.files import file_hash, read_regular
 
@@ -80,15 +82,14 @@ def read(path: Path) -> dict[str, Any]:
     try:
         contents = json.loads(read_regular(path))
         checksum = contents.pop("checksum")
-        known = contents["format"] == FORMAT
-        _ = [contents[field] for field in ("forgotten", "removed", "left", "sha256_after", "exact")]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        check_schema(contents, CERTIFICATE, "the certificate's")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         message = (
             f"{path} is not a certificate of forgetting; give the file that was written when the class was forgotten"
         )
         raise ModelFileError(message, code="no-certificate", path=path) from error
-    if not known or checksum != _checksum(contents):
-        message = f"{path} was changed after it was written, or is of a later version; use another copy"
+    if checksum != _checksum(contents):
+        message = f"{path} was changed after it was written; use another copy"
         raise ModelFileError(message, code="changed-certificate", path=path)
     return dict(contents)
 

@@ -23,6 +23,7 @@ from typing import Any
 from protosteer.errors import ModelFileError, ProtosteerWarning
 from protosteer.model import file as model_file
 from protosteer.model.records import TaskRecord
+from protosteer.model.schema import LOG_ENTRY, check
 from protosteer.util.files import read_regular, real, write_atomically
 
 FORGOTTEN = "(forgotten)"  # in place of a name in the log
@@ -67,28 +68,27 @@ def read(model: Path) -> tuple[list[Entry], int]:
     """Return the changes of a model file, the oldest first, and how many versions are kept."""
     entries, keep = [], 0
     try:
-        lines = read_regular(beside(model)).decode().splitlines()
+        lines = read_regular(beside(model)).decode(errors="replace").splitlines()
     except OSError:
         return [], 0
     for line in lines:
         try:
             values = json.loads(line)
-            if "keep_versions" in values:
-                keep = min(int(values["keep_versions"]), MAX_VERSIONS)
+            if isinstance(values, dict) and "keep_versions" in values:
+                check(values["keep_versions"], (0, MAX_VERSIONS), "keep_versions")
+                keep = values["keep_versions"]
             else:
+                check(values, LOG_ENTRY, "the entry's")
                 entries.append(_entry(values))
-        except (KeyError, TypeError, ValueError):  # cut off by a crash, or edited by hand
+        except (TypeError, ValueError, RecursionError):  # cut off by a crash, edited by hand, or forged
             continue
     return entries, keep
 
 
 def _entry(values: Mapping[str, Any]) -> Entry:
-    added, removed = ({str(k): int(v) for k, v in values[field].items()} for field in ("added", "removed"))
-    renamed = {str(k): str(v) for k, v in values["renamed"].items()}
     version = values.get("version")
     known = isinstance(version, str) and re.fullmatch(r"\d+\.protosteer", version)
-    date, command = str(values["date"]), str(values["command"])
-    return Entry(date, command, added, removed, renamed, int(values["classes"]), version if known else None)
+    return Entry(**{field: values[field] for field in LOG_ENTRY}, version=version if known else None)
 
 
 def keep_versions(model: Path, count: int) -> None:

@@ -13,6 +13,7 @@ A specification is data:
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Callable
 from typing import Any
 
 from protosteer.data.transforms import MAX_CANVAS, Preprocessing
@@ -146,6 +147,45 @@ _TASK = {
     "corrected?": _name,
     "confirmed?": bool,
     "compacted?": bool,
+}
+
+
+def _mapping(each: Any) -> Callable[[Any, str], None]:
+    """Specify short names, each with a value as specified."""
+
+    def check_all(value: Any, where: str) -> None:
+        _require(type(value) is dict, value, where)
+        for key, one in value.items():
+            check(key, NAME_LENGTH + 20, where)
+            check(one, each, where)
+
+    return check_all
+
+
+_SHA256 = 64
+# Of files beside a model, which may come from an untrusted source, too.
+LOG_ENTRY = {
+    "date": 40,
+    "command": _LINE,
+    "added": _mapping(_COUNT),
+    "removed": _mapping(_COUNT),
+    "renamed": _mapping(NAME_LENGTH + 20),
+    "classes": _COUNT,
+}
+SORT_STEP = {
+    "from": _path,
+    "version": [(0, 2**63), 2, 2],
+    "folder": _path,
+    "mode": 20,
+    **dict.fromkeys(("to?", "xmp?"), _path),
+}
+CERTIFICATE = {
+    "format": (1, 1),
+    "sha256_after": _SHA256,
+    "exact": bool,
+    "forgotten": [lambda value, where: None, 0, _MAX_ITEMS],
+    "removed": [{"class": NAME_LENGTH + 20, "sha256": _SHA256}, 0, _MAX_ITEMS],
+    "left": [{"sha256": _SHA256}, 0, _MAX_ITEMS],
 }
 _FILE = {"backbone": _BACKBONE, "settings": _settings}
 MODEL = {**_FILE, "tasks": [_TASK, 0, _MAX_ITEMS]}

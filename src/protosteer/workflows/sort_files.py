@@ -20,6 +20,7 @@ from xml.sax.saxutils import escape
 from protosteer.data.image_files import is_image
 from protosteer.errors import DataError, SettingsError
 from protosteer.learner import Learner
+from protosteer.model.schema import SORT_STEP, check
 from protosteer.util.files import read_regular
 from protosteer.workflows.ood import calibrated
 from protosteer.workflows.prediction_table import Predictions, Row
@@ -194,15 +195,15 @@ def _log(root: Path, step: dict[str, Any]) -> None:
 def read_log(root: Path) -> list[dict[str, Any]]:
     """Return the steps that were made in a folder, the oldest first."""
     try:
-        lines = read_regular(root / LOG).decode().splitlines()
+        lines = read_regular(root / LOG).decode(errors="replace").splitlines()
     except OSError:
         return []
     steps = []
     for line in lines:
-        with contextlib.suppress(ValueError):  # the last line may be cut off
+        with contextlib.suppress(TypeError, ValueError, RecursionError):  # cut off by a crash, or forged
             step = json.loads(line)
-            if isinstance(step, dict) and {"from", "version", "folder", "mode"} <= step.keys():
-                steps.append(step)
+            check(step, SORT_STEP, "the step's")
+            steps.append(step)
     return steps
 
 
@@ -222,21 +223,26 @@ def undo_sort(root: Path) -> tuple[int, list[str]]:
         raise DataError(f"nothing was sorted into {root}; there is nothing to undo", code="not-sorted", path=root)
     stay, taken_back = [], 0
     for step in reversed(steps):
-        target = _inside(root, step.get("to"))
-        side = _inside(root, step.get("xmp"))
-        if side is not None:
-            side.unlink(missing_ok=True)
-        if target is None or not os.path.lexists(target):
-            taken_back += target is None
-            continue
-        if _take_back(target, Path(step["from"]), step):
-            taken_back += 1
-            with contextlib.suppress(OSError):  # other files are in it
-                target.parent.rmdir()
-        else:
-            stay.append(str(target))
+        try:
+            taken_back += _undo_step(root, step)
+        except (OSError, ValueError):  # the latter of names with a null byte
+            stay.append(str(root / (step.get("to") or "")))
     (root / LOG).unlink()
     return taken_back, stay
+
+
+def _undo_step(root: Path, step: dict[str, Any]) -> bool:
+    """Take one step back; return whether there was anything. An `OSError` says that a file has to stay."""
+    target, side = _inside(root, step.get("to")), _inside(root, step.get("xmp"))
+    if side is not None:
+        side.unlink(missing_ok=True)
+    if target is None or not os.path.lexists(target):
+        return target is None
+    if not _take_back(target, Path(step["from"]), step):
+        raise FileExistsError(f"{target} was changed, or its place is taken")
+    with contextlib.suppress(OSError):  # other files are in it
+        target.parent.rmdir()
+    return True
 
 
 def _inside(root: Path, name: str | None) -> Path | None:
