@@ -29,6 +29,13 @@ ClassName = Annotated[str, Query(alias="class", description="What is on the imag
 CorrectionId = Annotated[str, Path(description=f"One of those that GET /corrections lists, or: {LAST}")]
 Name = Annotated[str, Path(description="One of those that GET /models lists.")]
 
+# Of routes that learn from images.
+_TEACHES: dict[str, Any] = {
+    "status_code": 201,
+    "openapi_extra": schemas.IMAGES,
+    "responses": schemas.errors(401, 403, 408, 409, 413, 422, 503, 507),
+}
+
 
 def add_routes(app: FastAPI, models: ModelRegistry) -> None:
     """Add every route of the service to the application."""
@@ -116,14 +123,7 @@ def _add_reports(router: APIRouter, chosen: Any) -> None:
 def _add_teaching(router: APIRouter, chosen: Any) -> None:
     allowed = [_authorised(chosen)]
 
-    @router.post(
-        "/classes/{name:path}",
-        status_code=201,
-        response_model=schemas.LearnResult,
-        openapi_extra=schemas.IMAGES,
-        responses=schemas.errors(401, 403, 408, 409, 413, 422, 503, 507),
-        dependencies=allowed,
-    )
+    @router.post("/classes/{name:path}", response_model=schemas.LearnResult, dependencies=allowed, **_TEACHES)
     async def learn(request: Request, name: str, train: bool = False, service: Service = chosen) -> Any:
         """Teach a class from a few images: it is known at once. train: give it a prompt of its own, later."""
         return await service.learn(request, name, train)
@@ -147,26 +147,12 @@ def _add_teaching(router: APIRouter, chosen: Any) -> None:
 def _add_corrections(router: APIRouter, chosen: Any) -> None:
     allowed = [_authorised(chosen)]
 
-    @router.post(
-        "/corrections",
-        status_code=201,
-        response_model=schemas.Corrected,
-        openapi_extra=schemas.IMAGES,
-        responses=schemas.errors(401, 403, 408, 409, 413, 422, 503, 507),
-        dependencies=allowed,
-    )
+    @router.post("/corrections", response_model=schemas.Corrected, dependencies=allowed, **_TEACHES)
     async def correct(request: Request, name: ClassName, service: Service = chosen) -> Any:
         """Tell what is on one image that the model was wrong about: it knows at once, and it can be undone."""
         return await service.correct(request, name)
 
-    @router.post(
-        "/confirmations",
-        status_code=201,
-        response_model=schemas.Corrections,
-        openapi_extra=schemas.IMAGES,
-        responses=schemas.errors(401, 403, 408, 409, 413, 422, 503, 507),
-        dependencies=allowed,
-    )
+    @router.post("/confirmations", response_model=schemas.Corrections, dependencies=allowed, **_TEACHES)
     async def confirm(request: Request, service: Service = chosen) -> Any:
         """Say that the answers for one or several images are right: they are learned, and probabilities stay true."""
         return {"corrections": list(map(correction, await service.confirm(request)))}
