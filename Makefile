@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
 
-demo: setup  ## learn five tasks one after the other and show what is forgotten
+demo: setup  ## learn digits and photographs task after task, and show what is forgotten
 	@$(BIN)/protosteer demo
 
 test: lint  ## lint, type-check and run every test

@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from conftest import easy_task, tiny_backbone
 from expect import expect_error
-from protosteer.cli import demo
+from protosteer.cli import demo, main
 from protosteer.cli.demo import DEMO, VARIANTS, Outcome, run_demo, sentence, show, tell_files
 from protosteer.data.images import ArrayImages
 from protosteer.learner import Learner
@@ -214,8 +215,27 @@ def test_photographs_of_ones_own_or_those_that_are_always_there(
     assert (tmp_path / "out" / "photos.protosteer").is_file()
 
 
+@pytest.mark.usefixtures("no_tsne")
+def test_without_a_word_digits_and_photographs_are_learned_and_shown_on_one_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo.Backbone, "load", lambda *name, **how: tiny_backbone())
+    monkeypatch.setattr(demo, "split_digits", small_stream)
+    monkeypatch.setattr(demo, "open_stream", lambda *words, **how: small_stream())
+    monkeypatch.setattr(demo, "DEMO", QUICK)
+    monkeypatch.setattr(demo, "PHOTOS", QUICK)
+    assert main(["demo", "--json", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    figures = json.loads(printed.out)
+    assert list(figures["variants"]) == list(VARIANTS) and list(figures["photos"]["variants"]) == list(demo.SHOWN)
+    text = (tmp_path / demo.PAGE).read_text(encoding="utf-8")
+    assert text.count("<figure>") == 8 and text.count("class=plot") == 8 and "[d]og" in text and "http" not in text
+    said = printed.err.splitlines()
+    assert said[-1].endswith(str(tmp_path / demo.PAGE)) and all(escape(line) in text for line in said[-4:-1])
+
+
 def test_the_demo_as_users_run_it(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "protosteer", "demo", "--json", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "protosteer", "demo", "digits", "--json", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)

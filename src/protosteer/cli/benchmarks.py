@@ -60,8 +60,9 @@ Sweep = Annotated[
 @app.command(rich_help_panel=PANEL)
 def demo(
     what: Annotated[
-        Literal["digits", "photos"], Argument(help="digits or photos (default: first digits, then photos).")
-    ] = "digits",
+        Literal["digits", "photos"] | None,
+        Argument(metavar="digits|photos", help="What to learn (default: first digits, then photos)."),
+    ] = None,
     folder: Annotated[
         Path | None,
         Argument(help="Your photos, a folder per class (default: details of two photos that scikit-learn ships)."),
@@ -74,22 +75,29 @@ def demo(
     seed: Annotated[int, Option(min=0, help="Seed of everything random.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Learn ten digits two at a time, or photos, in five variants, and show what is forgotten; takes minutes."""
+    """Learn digits two at a time, then details of photos, and show what is forgotten; takes two or three minutes."""
     from protosteer.cli import demo
 
-    log = make_console(stderr=True)
-    if what == "photos":
-        outcome = demo.run_photos(out, seed, log, folder, backbone, weights)
-    elif folder or backbone or weights:
+    log, console = make_console(stderr=True), make_console()
+    if what != "photos" and (folder or backbone or weights):
         message = "a folder, --backbone and --weights are for photos: protosteer demo photos"
         raise CommandLineError(message, code="conflicting-options")
+    if what is None:
+        outcomes = demo.run_both(out, seed, log)
+    elif what == "digits":
+        outcomes = [demo.run_demo(out, seed, log)]
     else:
-        outcome = demo.run_demo(out, seed, log)
+        outcomes = [demo.run_photos(out, seed, log, folder, backbone, weights)]
     if as_json:
-        print(json.dumps(outcome.figures, indent=2))
-    else:
-        demo.show(outcome, make_console())
-    demo.tell_files(outcome, log)
+        first, *others = (outcome.figures for outcome in outcomes)
+        print(json.dumps(first | ({"photos": others[0]} if others else {}), indent=2))
+    for outcome in outcomes:
+        if not as_json:
+            demo.show(outcome, console)
+        demo.tell_files(outcome, log)
+    if what is None:
+        for line in [*demo.plain_words(*outcomes), f"See it all in your browser: {out / demo.PAGE}"]:
+            log.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command(rich_help_panel=PANEL)

@@ -1,4 +1,4 @@
-"""The demo: five variants of the method learn digits or photographs task by task, with the code of every run."""
+"""The demo: variants of the method learn digits and photographs task by task, with the code of every run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 import platform
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from protosteer.learner import Learner
 from protosteer.methods.cpp import CPP
 from protosteer.methods.protosteer import Protosteer
 from protosteer.report import plots, tables
+from protosteer.report.demo_page import Part, Sample, page
 from protosteer.report.progress import RunProgress
 from protosteer.report.reliability import reliability_plot
 from protosteer.settings import Settings
@@ -50,7 +52,7 @@ VARIANTS: dict[str, tuple[str, type[CPP], dict[str, Any]]] = {
 }
 PAPER, OURS = "cpp", "protosteer"
 SHOWN = ("baseline", PAPER, OURS)  # in matrices and plots of them
-MODEL = "digits.protosteer"
+MODEL, PAGE = "digits.protosteer", "index.html"
 MOST_POINTS = 900  # in the t-SNE, which gets slow with more
 
 
@@ -61,6 +63,8 @@ class Outcome:
     figures: dict[str, Any]
     reloaded: str
     files: list[Path]
+    samples: list[Sample] = field(default_factory=list)
+    pictures: dict[str, bytes] = field(default_factory=dict)
 
 
 def run_demo(
@@ -71,8 +75,9 @@ def run_demo(
     stream: Stream | None = None,
     settings: Settings = DEMO,
     model: str = MODEL,
+    shown: Sequence[str] = tuple(VARIANTS),
 ) -> Outcome:
-    """Run all variants and write the files. `log` shows the story; the figures are returned.
+    """Run the variants and write the files. `log` shows progress; the metrics are returned.
 
     A backbone loaded here computes in fp32, so that results are the same on every machine.
     """
@@ -84,7 +89,9 @@ def run_demo(
     stream = stream or split_digits()
     settings = settings.replace(seed=seed)
     _introduce(log, backbone, stream)
-    methods = {name: kind(backbone, settings.replace(**own)) for name, (_, kind, own) in VARIANTS.items()}
+    methods = {
+        name: kind(backbone, settings.replace(**own)) for name, (_, kind, own) in VARIANTS.items() if name in shown
+    }
     runs: dict[str, Run] = {}
     with RunProgress(log, stream, list(methods)) as progress:
         for name, method in methods.items():
@@ -92,7 +99,7 @@ def run_demo(
             runs[name] = run_stream(method, stream, progress.on_stage, progress.on_task)
 
     with writing(out, "--out"):
-        reloaded = _save_and_reload(methods[OURS].learner, stream, out / model)
+        reloaded, samples = _save_and_reload(methods[OURS].learner, stream, out / model)
         variants = {name: _variant_figures(run) for name, run in runs.items()}
         pictures = _pictures(variants, methods[PAPER].learner, stream)
         figures = {
@@ -111,19 +118,62 @@ def run_demo(
         contents = pictures | {"figures.json": json.dumps(figures, indent=2).encode()}
         for name, data in contents.items():
             write_atomically(out / name, data)
-    return Outcome(figures, reloaded, [out / name for name in (model, *contents)])
+    return Outcome(figures, reloaded, [out / name for name in (model, *contents)], samples, pictures)
+
+
+def run_both(out: Path, seed: int, log: Console) -> list[Outcome]:
+    """Run the digits and then photographs, in three variants, and write one page about both."""
+    digits = run_demo(out, seed, log, settings=DEMO)
+    photos = run_photos(out / "photos", seed, log, None, None, None, SHOWN)
+    parts = [
+        Part("Ten handwritten digits, two at a time", digits.figures["variants"], digits.samples, digits.pictures),
+        Part(
+            "Nine details of two photographs, three at a time",
+            photos.figures["variants"],
+            photos.samples,
+            photos.pictures,
+        ),
+    ]
+    with writing(out, "--out"):
+        write_atomically(out / PAGE, page(plain_words(digits, photos), parts, OURS).encode())
+    return [digits, photos]
+
+
+def plain_words(digits: Outcome, photos: Outcome) -> list[str]:
+    """Return what happened in three sentences for anyone."""
+    (base, paper, ours), (photo_base, _, photo_ours) = (
+        [outcome.figures["variants"][name] for name in SHOWN] for outcome in (digits, photos)
+    )
+    return [
+        "protosteer learned ten digits and nine kinds of photographs in small groups, and never saw an earlier group again.",
+        f"At the end it named {ours['last_accuracy']:.0f} of 100 new digits and {photo_ours['last_accuracy']:.0f} of 100 new "
+        f"photographs correctly; the simplest method, the nearest class mean, named {base['last_accuracy']:.0f} and "
+        f"{photo_base['last_accuracy']:.0f}.",
+        f"You can rely on its confidence, which is off by {ours['calibration_error']:.0f} and "
+        f"{photo_ours['calibration_error']:.0f} percentage points, where that of the published method CPP is off by "
+        f"{paper['calibration_error']:.0f} on the digits."
+        if ours["calibration_error"] < paper["calibration_error"]
+        else f"Its confidence is off by {ours['calibration_error']:.0f} percentage points, that of CPP by "
+        f"{paper['calibration_error']:.0f}.",
+    ]
 
 
 def run_photos(
-    out: Path, seed: int, log: Console, folder: Path | None, name: str | None, weights: Path | None
+    out: Path,
+    seed: int,
+    log: Console,
+    folder: Path | None,
+    name: str | None,
+    weights: Path | None,
+    shown: Sequence[str] = tuple(VARIANTS),
 ) -> Outcome:
-    """The same for class folders of the user's; without any, for details of photographs that are always there."""
+    """Run the demo on class folders of the user; without any, on details of photographs that are always there."""
     backbone = Backbone.load(name or MINI, weights=weights, precision=FP32)
     stream, options = "split-details", StreamOptions()
     if folder is not None:
         stream, options = f"folder:{folder}", StreamOptions(train_per_class=TAUGHT, test_per_class=TESTED)
     tasks = open_stream(stream, options, backbone.preprocessing, skip_unreadable=True, on_message=say)
-    return run_demo(out, seed, log, backbone, tasks, PHOTOS, "photos.protosteer")
+    return run_demo(out, seed, log, backbone, tasks, PHOTOS, "photos.protosteer", shown)
 
 
 def _introduce(log: Console, backbone: Backbone, stream: Stream) -> None:
@@ -145,8 +195,8 @@ def _variant_figures(run: Run) -> dict[str, Any]:
     return {**run.figures(), **told, "diagnosis": run.diagnosis["mean"]}
 
 
-def _save_and_reload(learner: Learner, stream: Stream, path: Path) -> str:
-    """Predict an image of each class before saving and after loading; says whether that was the same."""
+def _save_and_reload(learner: Learner, stream: Stream, path: Path) -> tuple[str, list[Sample]]:
+    """Predict an image of each class before saving and after loading; says whether that was the same, and which."""
     firsts = [(task, task.test_labels.index(name)) for task in stream for name in task.classes]
     images = torch.cat([task.test.pixels([row]) for task, row in firsts])
     before = learner.predict(images)
@@ -154,12 +204,13 @@ def _save_and_reload(learner: Learner, stream: Stream, path: Path) -> str:
     after = Learner.load(path, learner.backbone).predict(images)
     pairs = list(zip(stream.classes, after.labels, strict=True))
     same = torch.equal(before.scores, after.scores)
-    return (
+    told = (
         f"Saved the model ({path.stat().st_size:,} bytes), reloaded it and predicted {len(pairs)} test "
         f"images: {sum(truth == label for truth, label in pairs)} right "
         f"({', '.join(f'{truth} → {label}' for truth, label in pairs)}); "
         f"{'scores equal to the last bit' if same else 'SCORES DIFFER from those before saving'}."
     )
+    return told, [Sample(image, *pair) for image, pair in zip(images, pairs, strict=True)]
 
 
 def _pictures(variants: dict[str, dict[str, Any]], learner: Learner, stream: Stream) -> dict[str, bytes]:
