@@ -25,7 +25,7 @@ from protosteer import __version__
 # isort: off
 from protosteer.cli import learn, predict, correct, evaluate, sort, suggest
 from protosteer.cli import rename, model_commands, verify, history, adapt, serve, sharing
-from protosteer.cli import benchmarks, experiments, reproduce, catalogue
+from protosteer.cli import benchmarks, experiments, reproduce, report, catalogue
 
 # isort: on
 from protosteer.cli.common import app, say
@@ -48,6 +48,7 @@ __all__ = [
     "model_commands",
     "predict",
     "rename",
+    "report",
     "reproduce",
     "serve",
     "sharing",

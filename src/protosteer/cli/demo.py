@@ -19,6 +19,7 @@ from protosteer.backbones import MINI, NANO, Backbone
 from protosteer.backbones.precision import FP32
 from protosteer.cli.common import say
 from protosteer.evaluation.protocol import Run, run_stream
+from protosteer.evaluation.stored_runs import test_embeddings
 from protosteer.learner import Learner
 from protosteer.methods.cpp import CPP
 from protosteer.methods.protosteer import Protosteer
@@ -218,11 +219,7 @@ def _pictures(variants: dict[str, dict[str, Any]], learner: Learner, stream: Str
 
     learner: of the paper's rule, by which an image is seen under the prompt that matches best.
     """
-    pixels = torch.cat([task.test.pixels(range(len(task.test))) for task in stream])
-    labels = [label for task in stream for label in task.test_labels]
-    rows = torch.linspace(0, len(labels) - 1, min(len(labels), MOST_POINTS)).round().long()
-    before = learner.backbone.embed_pixels(pixels[rows], batch_size=learner.settings.embed_batch_size)
-    after = learner.predict(pixels[rows]).embeddings
+    before, after, labels = test_embeddings(learner, stream, MOST_POINTS)
     records = [record for task in learner.memory.tasks for record in task.classes]
     return {
         "matrix.png": plots.accuracy_matrices({name: variants[name]["matrix"] for name in SHOWN}),
@@ -231,7 +228,7 @@ def _pictures(variants: dict[str, dict[str, Any]], learner: Learner, stream: Str
         "tsne.png": plots.tsne_before_after(
             before.numpy(),
             after.numpy(),
-            [labels[row] for row in rows.tolist()],
+            labels,
             {record.name: record.keys.numpy() for record in records},
             {record.name: record.values.means.numpy() for record in records},
         ),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from protosteer.cli.common import CommandLineError, check_plot, command, progress, say, show, write_plot
 from protosteer.cli.loading import PANEL, open_learner
 from protosteer.cli.options import Json, Loading, ModelFile, path_of
+
+if TYPE_CHECKING:
+    from protosteer.workflows.evaluate_folder import Evaluation
 
 
 @command(PANEL)
@@ -38,25 +41,14 @@ def evaluate(
 
     The range behind the accuracy is its 95 % confidence interval.
     """
-    from protosteer.data.sources import read_labelled
     from protosteer.report import evaluate as report
     from protosteer.report.plots import confusion_matrix
-    from protosteer.util.files import write_atomically, writing
-    from protosteer.workflows.evaluate_folder import evaluate_folder
 
     if as_json and as_csv:
         raise CommandLineError("choose one of --json and --csv", code="conflicting-options")
-    if html is not None and html.suffix.lower() not in (".html", ".htm"):
-        raise CommandLineError(f"{html} is not an .html file", code="bad-suffix", path=html)
+    check_page(html)
     check_plot(plot)
-    files = read_labelled(folder)  # complains before anything is loaded
-    learner = open_learner(model, loading)
-    with progress() as on_stage:
-        found = evaluate_folder(learner, files, on_stage)
-    for error in found.errors.values():
-        say(f"warning: {error}")
-    for line in report.warnings(found):
-        say(line)
+    found = evaluate_model(model, folder, loading)
     if as_json:
         print(json.dumps(report.as_json(found), indent=1))
     elif as_csv:
@@ -66,6 +58,34 @@ def evaluate(
     if plot:
         write_plot(plot, confusion_matrix(found.labels, found.confusion()))
     if html:
-        with writing(html, "--html"):
-            write_atomically(html, report.as_html(found, f"{model.name} on {folder}").encode())
-        say(f"Written: {html}")
+        write_page(html, report.as_html(found, f"{model.name} on {folder}"), "--html")
+
+
+def check_page(page: Path | None) -> None:
+    """Reject a page that is not an HTML file, before any work is done for it."""
+    if page is not None and page.suffix.lower() not in (".html", ".htm"):
+        raise CommandLineError(f"{page} is not an .html file", code="bad-suffix", path=page)
+
+
+def write_page(page: Path, content: str, option: str = "--out") -> None:
+    """Write an HTML file that an option asked for."""
+    from protosteer.util.files import write_atomically, writing
+
+    with writing(page, option):
+        write_atomically(page, content.encode())
+    say(f"Written: {page}")
+
+
+def evaluate_model(model: Path, folder: Path, loading: Loading) -> Evaluation:
+    """Evaluate a model file on labelled images, and warn about what makes the accuracy wrong."""
+    from protosteer.data.sources import read_labelled
+    from protosteer.report.evaluate import warnings
+    from protosteer.workflows.evaluate_folder import evaluate_folder
+
+    files = read_labelled(folder)  # complains before anything is loaded
+    learner = open_learner(model, loading)
+    with progress() as on_stage:
+        found = evaluate_folder(learner, files, on_stage)
+    for line in (*(f"warning: {error}" for error in found.errors.values()), *warnings(found)):
+        say(line)
+    return found

@@ -37,6 +37,7 @@ EXAMPLES = {
     "evaluate-run": ("evaluate-run runs/split-digits-cpp-nano --sweep neighbours=1,3,5",),
     "tune": ("tune slca split-digits --out slca.toml",),
     "reproduce": ("reproduce losses --scale mini",),
+    "report": ("report runs/split-digits-cpp-nano", "report shop.protosteer --test test/ -o shop.html"),
     "methods": ("methods", "methods ranpac"),
     "backbones": ("backbones --try photos/january",),
     "datasets": ("datasets", "datasets get cifar100"),

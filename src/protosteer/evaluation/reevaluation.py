@@ -41,7 +41,7 @@ def plan_reevaluation(run: Path, values: Mapping[str, Any]) -> Plan:
         name = configuration["stream"]["name"]
         if name.startswith(folder.PREFIX) and "stream" not in values:
             raise RunError(f"{path} is of {name}; say where its images are: stream=folder:PATH", code="no-stream")
-        own = {**_values(path, configuration), "seeds": [figures["seed"] for figures in seeds], **values}
+        own = {**run_values(path, configuration), "seeds": [figures["seed"] for figures in seeds], **values}
         own["out"] = Path(values.get("out") or _default_folder(run, values), path.relative_to(run))
         for label, experiments in plan_experiments(own).items():
             plan.setdefault(label, []).extend(experiments)
@@ -51,7 +51,7 @@ def plan_reevaluation(run: Path, values: Mapping[str, Any]) -> Plan:
     return plan
 
 
-def _values(path: Path, configuration: Mapping[str, Any]) -> dict[str, Any]:
+def run_values(path: Path, configuration: Mapping[str, Any]) -> dict[str, Any]:
     """Return what `Experiment.from_values` needs to open a run's images and backbone again."""
     stream, backbone = configuration["stream"], configuration["backbone"]
     if is_file_spec(configuration["method"]):  # a folder may be another's; only the user names code to run

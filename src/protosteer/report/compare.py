@@ -125,7 +125,7 @@ def comparison_markdown(rows: Rows, tests: Tests | None = None) -> str:
     parts = [
         _cells(flat, metrics),
         _cells(flat, present(CAUSES, flat.items())),
-        *([_test_cells(tests)] if tests else []),
+        *([test_cells(tests)] if tests else []),
     ]
     return "\n".join(map(github_table, parts))
 
@@ -134,7 +134,7 @@ def comparison_latex(rows: Rows, tests: Tests | None = None) -> str:
     """Make a LaTeX table (package booktabs) of quality, decisions and costs, and one of the tests."""
     flat = _flat(rows)
     metrics = present({name: METRICS[name] for name in (*QUALITY, *TRANSFER, *DECIDING, *COSTS)}, flat.items())
-    return tabular(_cells(flat, metrics)) + (f"\n{tabular(_test_cells(tests))}" if tests else "")
+    return tabular(_cells(flat, metrics)) + (f"\n{tabular(test_cells(tests))}" if tests else "")
 
 
 def tabular(lines: Sequence[Sequence[str]]) -> str:
@@ -161,12 +161,13 @@ def comparison_tests(tests: Tests) -> Table:
     first = next(iter(tests))
     heading = f"Last accuracy (%), mean over images, 95 % bootstrap interval; difference from {first} (points)"
     table = plain_table(heading, labels(), *numbers(TEST_COLUMNS[1:]))
-    for name, *cells in _test_cells(tests)[1:]:
+    for name, *cells in test_cells(tests)[1:]:
         table.add_row(label_cell(name), *cells)
     return table
 
 
-def _test_cells(tests: Tests) -> list[list[str]]:
+def test_cells(tests: Tests) -> list[list[str]]:
+    """Return the headings and, for each row, its interval, its difference from the first row, and p-values."""
     lines = [list(TEST_COLUMNS)]
     for name, found in tests.items():
         spans = [_span(found, "accuracy"), _span(found, "difference")]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import csv
 import io
-from collections.abc import Iterable, Sequence
-from html import escape
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,8 @@ from protosteer.data.decode_budget import DECODING, decoded_bytes
 from protosteer.data.image_files import in_threads, opened
 from protosteer.data.transforms import to_rgb
 from protosteer.errors import DataError
-from protosteer.report.plots import confusion_matrix
-from protosteer.report.reliability import reliability_plot
+from protosteer.report import html, svg
+from protosteer.report.plots import short_name
 from protosteer.report.tables import numbers, plain_table
 from protosteer.util.statistics import Bins, calibration_error, reliability
 from protosteer.util.text import counted, listed, printable, without_control
@@ -29,17 +27,10 @@ from protosteer.workflows.evaluate_folder import EvaluatedImage, Evaluation
 MAX_LISTED = 10  # mistakes in the terminal
 MAX_UNCERTAIN = 48  # thumbnails of images that were nearly misclassified
 MAX_MISTAKES = 1_000  # thumbnails of mistakes
+MAX_CONFUSED = 20  # pairs in a page
+MAX_DRAWN = 40  # classes in the map of a page
 SIDE = 112  # pixels of a thumbnail
 CSV_COLUMNS = ("path", "label", "predicted", "probability", "correct", "learned", "error")
-_STYLE = """
-:root { color-scheme: light dark; } body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem;
-padding: 0 1rem; } h1 { font-size: 1.5rem; } .big { font-size: 2.2rem; font-weight: 600; } table { border-collapse:
-collapse; } td, th { padding: .2rem .8rem; text-align: right; border-bottom: 1px solid #8884; } td:first-child,
-th:first-child { text-align: left; } .grid { display: grid; gap: 1rem;
-grid-template-columns: repeat(auto-fill, minmax(9rem, 1fr)); } figure { margin: 0; } figure img { border-radius: 6px; }
-figcaption { font-size: .85rem; overflow-wrap: anywhere; } .file { opacity: .65; font-size: .75rem; }
-img.plot { max-width: 100%; background: white; }
-"""
 
 
 def bins(evaluation: Evaluation) -> Bins:
@@ -132,41 +123,49 @@ def _percent(value: float | None) -> str:
 def as_html(evaluation: Evaluation, title: str) -> str:
     """Return a page without other files: metrics, plots, and thumbnails of mistakes and of the least certain images."""
     mistakes, uncertain = evaluation.mistakes, evaluation.least_certain[:MAX_UNCERTAIN]
-    rows = "".join(
-        f"<tr><td>{_text(name)}</td><td>{one.support:,}</td><td>{_percent(one.recall)}</td>"
-        f"<td>{_percent(one.precision)}</td><td>{_percent(one.f1)}</td></tr>"
+    headings = ("Class", "Images", "Found (recall)", "Correct when named (precision)", "F1")
+    lines = (
+        [html.text(name), f"{one.support:,}", *map(_percent, (one.recall, one.precision, one.f1))]
         for name, one in evaluation.per_class().items()
     )
-    heads = "".join(
-        f"<th>{word}</th>" for word in ("Class", "Images", "Found (recall)", "Correct when named (precision)", "F1")
-    )
     first, *others = summary(evaluation)
-    plots = (confusion_matrix(evaluation.labels, evaluation.confusion()), reliability_plot({"": [bins(evaluation)]}))
-    pictures = "".join(f'<p><img class="plot" alt="" src="{_data(plot, "png")}"></p>' for plot in plots)
-    said = "".join(f"<p>{_text(line)}</p>" for line in (*others, *warnings(evaluation)))
     more = f" (the {MAX_MISTAKES:,} most confident)" if len(mistakes) > MAX_MISTAKES else ""
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{_text(title)}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style><h1>{_text(title)}</h1>'
-        f'<p class="big">{_text(first)}</p>{said}'
-        f"<h2>{len(mistakes):,} mistakes{more}</h2>{_grid(mistakes[:MAX_MISTAKES])}"
-        f"<h2>Right, but least certain</h2>{_grid(uncertain)}"
-        f"<h2>Classes</h2><table><tr>{heads}</tr>{rows}</table>{pictures}</html>\n"
+    confused = ([html.text(a), html.text(b), f"{n:,}"] for a, b, n in evaluation.most_confused(MAX_CONFUSED))
+    return html.page(
+        title,
+        html.paragraph(first, "big"),
+        *(html.paragraph(line) for line in (*others, *warnings(evaluation))),
+        html.section(f"{len(mistakes):,} mistakes{more}", _tiles(mistakes[:MAX_MISTAKES])),
+        html.section("Right, but least certain", _tiles(uncertain)),
+        html.section("Classes", html.table(headings, lines)),
+        html.section("Actual and predicted classes", _confusion(evaluation)),
+        html.section("Most confused", html.table(("actual", "predicted", "images"), confused, words=2)),
+        html.section("Reliability of probabilities", svg.reliability_chart({"": bins(evaluation)})),
     )
 
 
-def _grid(images: Sequence[EvaluatedImage]) -> str:
+def _confusion(evaluation: Evaluation) -> str:
+    """Draw shares of each class's images, for the classes with the most errors."""
+    counts = evaluation.confusion()
+    errors = [sum(line) + sum(other[k] for other in counts) - 2 * line[k] for k, line in enumerate(counts)]
+    chosen = sorted(sorted(range(len(counts)), key=lambda k: -errors[k])[:MAX_DRAWN])
+    names = [short_name(evaluation.labels[k]) for k in chosen]
+    cells = [[100.0 * counts[a][b] / sum(counts[a]) if counts[a][b] else None for b in chosen] for a in chosen]
+    some = f" The {MAX_DRAWN} classes with the most errors are shown." if len(chosen) < len(counts) else ""
+    note = f"Percent of each actual class's images.{some}"
+    chart = svg.heat_map(cells, names, names, ("actual", "predicted"), decimals=0)
+    return html.paragraph(note, "note") + chart
+
+
+def _tiles(images: Sequence[EvaluatedImage]) -> str:
     shown = zip(images, in_threads(lambda image: _thumbnail(image.path), images), strict=True)
-    return f'<div class="grid">{"".join(_figures(shown))}</div>' if images else "<p>None.</p>"
+    return html.tiles(html.figure(source, _caption(image), SIDE) for image, source in shown)
 
 
-def _figures(shown: Iterable[tuple[EvaluatedImage, str]]) -> Iterable[str]:
-    for image, source in shown:
-        answer = f"<b>{_text(image.predicted)}</b> {100 * image.probability:.0f} %"
-        actual = "" if image.correct else f"<br>is: <b>{_text(image.label)}</b>"
-        file = f'<br><span class="file">{_text(str(image.path))}</span>'
-        picture = f'<img loading="lazy" alt="" width="{SIDE}" height="{SIDE}" src="{source}">'
-        yield f"<figure>{picture}<figcaption>{answer}{actual}{file}</figcaption></figure>"
+def _caption(image: EvaluatedImage) -> str:
+    answer = f"<b>{html.text(image.predicted)}</b> {100 * image.probability:.0f} %"
+    actual = "" if image.correct else f"<br>is: <b>{html.text(image.label)}</b>"
+    return f'{answer}{actual}<br><span class="file">{html.text(str(image.path))}</span>'
 
 
 def _thumbnail(path: Path) -> str:
@@ -176,12 +175,4 @@ def _thumbnail(path: Path) -> str:
             ImageOps.fit(to_rgb(image), (SIDE, SIDE)).save(out, "JPEG", quality=80)
     except (DataError, OSError):  # gone since it was predicted
         return ""
-    return _data(out.getvalue(), "jpeg")
-
-
-def _data(content: bytes, kind: str) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
-
-
-def _text(words: str) -> str:
-    return escape(printable(words))
+    return html.data_uri(out.getvalue(), "jpeg")

@@ -1,0 +1,390 @@
+"""One HTML page about finished runs: what was reached, how it came about, and what it cost."""
+
+from __future__ import annotations
+
+import io
+import json
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from protosteer.errors import RunError
+from protosteer.evaluation import metrics
+from protosteer.evaluation.predictions import Predictions
+from protosteer.evaluation.run_folder import RunFolder
+from protosteer.evaluation.significance import compare_with_first
+from protosteer.methods import METHODS
+from protosteer.report import html, svg
+from protosteer.report.compare import Rows, test_cells
+from protosteer.report.tables import METRICS, spread_over_seeds
+from protosteer.streams import Stream, StreamOptions
+from protosteer.util.statistics import calibration_error
+from protosteer.util.text import counted
+
+COLUMNS = (
+    "last_accuracy", "avg_accuracy", "last_forgetting", "calibration_error", "passes_per_image", "retrieval_accuracy",
+    "bytes_per_class", "trained_parameters", "train_seconds", "eval_seconds",
+)  # fmt: skip
+MAX_PAIRS = 8
+MAX_EXAMPLES = 4  # pictures of a confused pair
+MAX_LOSS_LINES = 12
+SIDE = 72
+
+# Test images by task and position in it, as uint8 [3, h, w]; None if the data is not at hand.
+Pictures = Callable[[str, Sequence[tuple[int, int]]], list[bytes] | None]
+# By title: places on a map, and the label of each.
+Maps = Mapping[str, tuple[Sequence[tuple[float, float]], Sequence[str]]]
+
+
+@dataclass(frozen=True)
+class ReportRow:
+    """One configuration with its runs.
+
+    Attributes:
+        label: Its name.
+        seeds: The metrics of each class order and seed, as `comparison.gather` returns them.
+        manifest: The manifest of its first run.
+        predictions: The predictions after the last task of each run; empty if they are not stored.
+    """
+
+    label: str
+    seeds: Sequence[Mapping[str, Any]]
+    manifest: Mapping[str, Any]
+    predictions: Sequence[Predictions] = ()
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its first run."""
+        return Path(self.seeds[0]["folder"]).parent
+
+    @property
+    def configuration(self) -> Mapping[str, Any]:
+        """What was run."""
+        found: Mapping[str, Any] = self.manifest["configuration"]
+        return found
+
+    def moments(self, value: Callable[[Mapping[str, Any]], float | None]) -> svg.Series:
+        """Return mean and deviation over runs of a value after each task."""
+        lines = [[value(moment) for moment in seed.get("after_each_task", [])] for seed in self.seeds]
+        return _series(self.label, lines)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a page is made of: rows, and what was computed besides for them."""
+
+    rows: Sequence[ReportRow]
+    tests: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    pictures: Pictures | None = None
+    maps: Maps = field(default_factory=dict)
+
+    def with_pictures(self, pictures: Pictures) -> Report:
+        """Return the report with example images of mistakes."""
+        return replace(self, pictures=pictures)
+
+    def with_maps(self, maps: Maps) -> Report:
+        """Return the report with maps of test images."""
+        return replace(self, maps=maps)
+
+
+def read_report(rows: Rows) -> Report:
+    """Read manifests and stored predictions of rows, as `comparison.gather` returns them, and test differences."""
+    found = [_read_row(label, seeds) for label, seeds in rows.items()]
+    tests = {}
+    if all(row.predictions for row in found):
+        try:
+            tests = compare_with_first(rows)
+        except RunError:  # runs of other images: nothing to test
+            tests = {}
+    return Report(found, tests)
+
+
+def _read_row(label: str, seeds: Sequence[Mapping[str, Any]]) -> ReportRow:
+    folders = [Path(seed["folder"]) for seed in seeds]
+    manifest = RunFolder(folders[0].parent).manifest
+    assert manifest is not None  # `gather` has read it
+    files = [sorted(folder.glob("predictions-*.npz")) for folder in folders]
+    stored = [Predictions.load(found[-1]) for found in files if found]
+    return ReportRow(label, seeds, manifest, stored if len(stored) == len(files) else ())
+
+
+def as_html(report: Report, title: str) -> str:
+    """Return the page."""
+    rows = report.rows
+    return html.page(
+        title,
+        html.paragraph(summary(report), "big"),
+        html.section("Results", _results(rows), _tests(report)),
+        html.section("Settings that differ from the default", _settings(rows)),
+        html.section("Accuracy after each task", _accuracy(rows)),
+        html.section("Accuracy matrix", _matrices(rows)),
+        html.section("Forgetting per task", _forgetting(rows)),
+        html.section("Classes", _classes(rows)),
+        html.section("Most confused", _side_by_side(_confused(row, report.pictures) for row in rows)),
+        html.section("Reliability of probabilities", _reliability(rows)),
+        html.section("Forward passes and bytes as tasks grow", _growth(rows)),
+        html.section("Training loss", _side_by_side(map(_losses, rows))),
+        html.section("t-SNE of test images", _maps(report)),
+        html.section("Time per task", _times(rows)),
+        html.section("How it was run", *map(_manifest, rows)),
+    )
+
+
+def summary(report: Report) -> str:
+    """Say in a sentence or two what was reached."""
+    best = max(report.rows, key=lambda row: spread_over_seeds(row.seeds)[0]["last_accuracy"])
+    mean, std = spread_over_seeds(best.seeds)
+    stream = best.configuration["stream"]
+    spread = f" ± {std['last_accuracy']:.1f}" if std else ""
+    words = (
+        f"{best.label} classifies {mean['last_accuracy']:.1f}{spread} % of the test images correctly after "
+        f"{counted(len(stream['tasks']), 'task')} of {stream['name']} ({counted(len(stream['class_order']), 'class')}, "
+        f"{best.configuration['backbone']['name']}, {counted(len(best.seeds), 'run')}) and forgets "
+        f"{mean['last_forgetting']:.1f} points."
+    )
+    if len(report.rows) > 1:
+        words = f"Of {len(report.rows)} configurations, {words}"
+    test = report.tests.get(best.label, {})
+    if test.get("difference") is not None:
+        words += (
+            f" That is {test['difference']:+.1f} points against {report.rows[0].label} "
+            f"(95 % interval {test['difference_low']:+.1f} to {test['difference_high']:+.1f}, "
+            f"McNemar p = {test['mcnemar_holm_p']:.2g} after Holm's correction)."
+        )
+    return words
+
+
+def _results(rows: Sequence[ReportRow]) -> str:
+    spreads = [spread_over_seeds(row.seeds) for row in rows]
+    names = [name for name in COLUMNS if any(name in mean for mean, _ in spreads)]
+    lines = (
+        [html.text(row.label), str(len(row.seeds)), *(METRICS[n].number(mean.get(n), std.get(n), " ± ") for n in names)]
+        for row, (mean, std) in zip(rows, spreads, strict=True)
+    )
+    return html.table(["run", "n", *(METRICS[name].title for name in names)], lines)
+
+
+def _tests(report: Report) -> str:
+    if not report.tests:
+        return ""
+    headings, *lines = test_cells(report.tests)
+    note = "Accuracy over images with its 95 % bootstrap interval; differences and tests are against the first row."
+    whole = ([html.text(line[0]), *line[1:]] for line in lines)
+    return html.paragraph(note, "note") + html.table(headings, whole)
+
+
+def _settings(rows: Sequence[ReportRow]) -> str:
+    """Show settings and options of the stream that a row has changed."""
+    found: dict[str, dict[str, str]] = {}
+    for row in rows:
+        configuration = row.configuration
+        method = METHODS.get(configuration["method"])
+        defaults = method.settings_from(method.preset(None)).to_dict() if method else {}
+        options = configuration["stream"].get("options", {})
+        pairs = [(n, v, defaults.get(n)) for n, v in configuration["settings"].items()]
+        pairs += [(f"stream: {n}", v, StreamOptions().to_dict().get(n)) for n, v in options.items()]
+        for name, value, default in pairs:
+            if value != default:
+                found.setdefault(name, {"default": str(default)})[row.label] = str(value)
+    if not found:
+        return html.paragraph("None.")
+    headings = ["setting", "default", *(row.label for row in rows)]
+    cells = ([n, v["default"], *(v.get(row.label, "default") for row in rows)] for n, v in found.items())
+    return html.table(headings, (list(map(html.text, line)) for line in cells))
+
+
+def _accuracy(rows: Sequence[ReportRow]) -> str:
+    series = [
+        _series(
+            row.label,
+            [[metrics.average_accuracy(seed["matrix"], i) for i in range(len(seed["matrix"]))] for seed in row.seeds],
+        )
+        for row in rows
+    ]
+    note = "Mean over the tasks learned so far, among all their classes; the band is one standard deviation over runs."
+    return html.paragraph(note, "note") + svg.line_chart(series, "tasks learned", "accuracy (%)")
+
+
+def _matrices(rows: Sequence[ReportRow]) -> str:
+    lowest = min(value for row in rows for seed in row.seeds for line in seed["matrix"] for value in line)
+    parts = []
+    for row in rows:
+        tasks = min(len(seed["matrix"]) for seed in row.seeds)
+        cells = [
+            [statistics.fmean(seed["matrix"][i][j] for seed in row.seeds) if j <= i else None for j in range(tasks)]
+            for i in range(tasks)
+        ]
+        names = [str(i + 1) for i in range(tasks)]
+        picture = svg.heat_map(cells, names, names, ("after task", "on task"), min(90.0, lowest), 100.0)
+        parts.append(f"<h3>{html.text(row.label)}</h3>{picture}")
+    return _side_by_side(parts)
+
+
+def _forgetting(rows: Sequence[ReportRow]) -> str:
+    """Draw, for each task, how far its accuracy fell from its best."""
+
+    def drops(matrix: metrics.Matrix) -> list[float | None]:
+        last = len(matrix) - 1
+        return [max(matrix[k][j] for k in range(j, last)) - matrix[last][j] for j in range(last)]
+
+    series = [_series(row.label, [drops(seed["matrix"]) for seed in row.seeds]) for row in rows]
+    return svg.line_chart(series, "task", "points forgotten", zero=True)
+
+
+def _classes(rows: Sequence[ReportRow]) -> str:
+    known = [row for row in rows if row.predictions]
+    if not known:
+        return html.paragraph("These runs have no stored predictions.", "note")
+    recalls = {row.label: _recalls(row) for row in known}
+    names = list(dict.fromkeys(name for found in recalls.values() for name in found))
+    lines = (
+        [html.text(name), *(html.share_bar(recalls[row.label].get(name)) for row in known)] for name in names
+    )  # fmt: skip
+    note = (
+        "Share of each class's test images that are classified correctly after the last task; click a heading to sort."
+    )
+    return html.paragraph(note, "note") + html.table(["class", *(f"{row.label} (%)" for row in known)], lines)
+
+
+def _recalls(row: ReportRow) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for predictions in row.predictions:
+        for number in np.unique(predictions.actual):
+            own = predictions.actual == number
+            found.setdefault(str(predictions.classes[number]), []).append(100.0 * float(predictions.right[own].mean()))
+    return {name: statistics.fmean(values) for name, values in sorted(found.items())}
+
+
+def _confused(row: ReportRow, pictures: Pictures | None) -> str:
+    """List the pairs of classes that were confused most, with pictures of the first run."""
+    if not row.predictions:
+        return ""
+    counts: dict[tuple[str, str], int] = {}
+    for predictions in row.predictions:
+        names = predictions.classes
+        for a, p in zip(predictions.actual[~predictions.right], predictions.predicted[~predictions.right], strict=True):
+            pair = (str(names[a]), str(names[p]))
+            counts[pair] = counts.get(pair, 0) + 1
+    most = sorted(counts.items(), key=lambda item: -item[1])[:MAX_PAIRS]
+    lines = [[html.text(a), html.text(p), _examples(row, a, p, pictures), str(n)] for (a, p), n in most]
+    if not lines:
+        return f"<h3>{html.text(row.label)}</h3>" + html.paragraph("No mistakes.")
+    headings = ["actual", "predicted", "examples", "images, all runs"]
+    return f"<h3>{html.text(row.label)}</h3>" + html.table(headings, lines, words=3)
+
+
+def _examples(row: ReportRow, actual: str, predicted: str, pictures: Pictures | None) -> str:
+    """Return pictures of a pair's mistakes in the first run; nothing if the data is not at hand."""
+    first = row.predictions[0]
+    names = first.classes
+    wrong = np.flatnonzero((names[first.actual] == actual) & (names[first.predicted] == predicted))[:MAX_EXAMPLES]
+    places = [(int(first.task[i]), int((first.task[:i] == first.task[i]).sum())) for i in wrong]
+    shots = pictures(row.label, places) if pictures and places else None
+    return "".join(
+        f'<img class="shot" alt="" width="{SIDE}" height="{SIDE}" src="{html.data_uri(shot, "jpeg")}"> '
+        for shot in shots or ()
+    )
+
+
+def _reliability(rows: Sequence[ReportRow]) -> str:
+    bins = {row.label: [seed["reliability"] for seed in row.seeds if seed.get("reliability")] for row in rows}
+    known = {row.label: metrics.pooled(bins[row.label]) for row in rows if len(bins[row.label]) == len(row.seeds)}
+    if not known:
+        return ""
+    errors = "; ".join(f"{label}: {calibration_error(parts):.1f} %" for label, parts in known.items())
+    note = f"Calibration error, {errors}. Dots on the diagonal are honest; their size is their share of the images."
+    return html.paragraph(note, "note") + svg.reliability_chart(known)
+
+
+def _growth(rows: Sequence[ReportRow]) -> str:
+    passes = [row.moments(lambda moment: moment.get("passes_per_image")) for row in rows]
+    stored = [row.moments(lambda moment: moment.get("bytes")) for row in rows]
+    charts = (
+        svg.line_chart(passes, "tasks learned", "forward passes per image", zero=True),
+        svg.line_chart(stored, "tasks learned", "bytes of the state", zero=True),
+    )
+    return _side_by_side(charts)
+
+
+def _losses(row: ReportRow) -> str:
+    """Draw the loss of each epoch of the first run, a line per training."""
+    moments = row.seeds[0].get("after_each_task", [])
+    trainings = [(i, losses) for i, moment in enumerate(moments, 1) for losses in moment.get("losses") or [] if losses]
+    series = [svg.Series(f"task {i}", losses) for i, losses in trainings[:MAX_LOSS_LINES]]
+    chart = svg.line_chart(series, "epoch", "loss")
+    return f"<h3>{html.text(row.label)}</h3>{chart}" if chart else ""
+
+
+def _times(rows: Sequence[ReportRow]) -> str:
+    charts = (
+        svg.line_chart([row.moments(lambda moment: moment.get("train_seconds")) for row in rows], "task", "seconds of learning", zero=True),
+        svg.line_chart([row.moments(lambda moment: moment.get("eval_seconds")) for row in rows], "task", "seconds of testing", zero=True),
+    )  # fmt: skip
+    return _side_by_side(charts)
+
+
+def _maps(report: Report) -> str:
+    parts = []
+    for title, (points, labels) in report.maps.items():
+        parts.append(f"<h3>{html.text(title)}</h3>{svg.scatter(points, labels, title)}")
+    return _side_by_side(parts)
+
+
+def _manifest(row: ReportRow) -> str:
+    session = row.manifest["sessions"][-1]
+    now = session["circumstances"]
+    commit = now.get("commit") or {}
+    state = "" if not commit else f", commit {commit['hash'][:12]}{'' if commit.get('clean') else ', with changes'}"
+    machine = now.get("machine", {})
+    words = (
+        f"{row.label}: began {session.get('began', 'at an unknown time')}, protosteer "
+        f"{now.get('versions', {}).get('protosteer', '?')}{state}, {machine.get('processor', '?')}, "
+        f"{machine.get('device', '?')}, {counted(now.get('threads', 1), 'thread')}."
+    )
+    content = html.text_block(json.dumps(row.manifest, indent=1))
+    return html.paragraph(words) + f"<details><summary>Manifest</summary>{content}</details>"
+
+
+def _side_by_side(parts: Iterable[str]) -> str:
+    """Place parts beside each other where the page is wide enough; empty ones are dropped."""
+    whole = "".join(f"<div>{part}</div>" for part in parts if part)
+    return f'<div class="pair">{whole}</div>' if whole else ""
+
+
+def _series(label: str, lines: Sequence[Sequence[float | None]]) -> svg.Series:
+    """Return mean and sample standard deviation over runs at each place that all runs have."""
+    columns = list(zip(*lines, strict=False))
+    means = [statistics.fmean(c) if None not in c else None for c in map(_floats, columns)]
+    spread = [statistics.stdev(c) if len(c) > 1 and None not in c else 0.0 for c in map(_floats, columns)]
+    return svg.Series(label, means, spread)
+
+
+def _floats(column: Sequence[float | None]) -> Any:
+    return list(column)
+
+
+def pictures_of(rows: Sequence[ReportRow], open_test: Callable[[ReportRow], Stream | None]) -> Pictures:
+    """Return a function that fetches test images of rows as JPEG; a stream is opened when the first is needed."""
+    known: dict[str, Stream | None] = {}
+    by_label = {row.label: row for row in rows}
+
+    def fetch(label: str, places: Sequence[tuple[int, int]]) -> list[bytes] | None:
+        if label not in known:
+            known[label] = open_test(by_label[label])
+        stream = known[label]
+        return None if stream is None else list(_jpegs(stream, places))
+
+    return fetch
+
+
+def _jpegs(stream: Stream, places: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+    for task, position in places:
+        pixels = stream[task].test.pixels([position])[0].permute(1, 2, 0).contiguous().numpy()
+        file = io.BytesIO()
+        Image.fromarray(pixels).resize((2 * SIDE, 2 * SIDE), Image.Resampling.BICUBIC).save(file, "JPEG", quality=85)
+        yield file.getvalue()
