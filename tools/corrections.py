@@ -46,7 +46,13 @@ PLANS = {"CIFAR-100, DeiT-Tiny": Plan(20, 5, 20, 20), "MNIST, nano": Plan(10, 5,
 
 
 def play(
-    backbone: Backbone, images: Tensor, labels: Tensor, plan: Plan, seed: int, confirmed: float = 0.0
+    backbone: Backbone,
+    images: Tensor,
+    labels: Tensor,
+    plan: Plan,
+    seed: int,
+    confirmed: float = 0.0,
+    steps: bool = True,
 ) -> dict[str, Any]:
     """One stream: test accuracy by number of corrections, and how often one changed its own answer."""
     draw = torch.Generator().manual_seed(seed)
@@ -87,7 +93,7 @@ def play(
             if right:
                 learner.confirm(torch.cat(right))
             right = []
-            curve.append(tested_now())
+            curve += [tested_now()] if steps else []
     if right:
         learner.confirm(torch.cat(right))
     curve.append(tested_now())
@@ -117,7 +123,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         labels = torch.as_tensor(numbers)
         print(name, plan)
         streams[name] = [
-            play(backbone, images, labels, plan, seed, share) for share in options.confirmed for seed in options.seeds
+            play(backbone, images, labels, plan, seed, share, options.steps)
+            for share in options.confirmed
+            for seed in options.seeds
         ]
     return {"streams": streams, "circumstances": circumstances(torch.device("cpu"))}
 
@@ -146,6 +154,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--seeds", type=lambda text: [int(word) for word in text.split(",")], default=[0, 1, 2])
     parser.add_argument("--confirmed", type=float, nargs="+", default=[0.0, 0.3, 1.0], help="shares of right answers")
+    parser.add_argument("--ends", dest="steps", action="store_false", help="test before and after alone")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--plot", type=Path, nargs=2, metavar=("JSON", "PNG"))
     options = parser.parse_args(words)

@@ -254,7 +254,7 @@ def _inside(root: Path, name: str | None) -> Path | None:
 
 def _take_back(target: Path, source: Path, step: dict[str, Any]) -> bool:
     if step["mode"] == "move":
-        if os.path.lexists(source):
+        if not source.is_absolute() or os.path.lexists(source):  # what we log is absolute
             return False
         source.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(target, source)
