@@ -98,7 +98,7 @@ def test_a_class_of_a_few_images_is_seen_under_the_prompt_for_all_classes(by_evi
 
 
 def test_later_prompts_of_their_own_are_told_beside_it(folders):
-    learner = taught(*folders[:2], settings=EVIDENCE)
+    learner = taught(*folders[:2], settings=EVIDENCE, holdout=0.0)  # else a tie drops the prompt
     guarantee = learner.copy().forget(task="spring").guarantee
     assert SHARED in guarantee and "prompts of later tasks were trained against" in guarantee
     guarantee = learner.copy().forget("cat").guarantee
