@@ -51,7 +51,6 @@ def mean_method() -> Iterator[type[Method]]:
             self.tasks.append(classes)
 
         def answer(self, images):
-            self.require_knowledge()
             embeddings = images.embed(torch.arange(len(images)))
             return Answer(torch.cdist(embeddings, self.means, p=self.settings.power).argmin(dim=1))
 

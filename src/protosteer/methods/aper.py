@@ -68,7 +68,6 @@ class APER(FirstSession):
 
     def answer(self, images: Images) -> Answer:
         """Predict the class whose mean has the largest cosine."""
-        self.require_knowledge()
         features = torch.cat([images.embed(torch.arange(len(images))), self.embed(images)], dim=1)
         similarity = F.normalize(features, dim=1) @ F.normalize(self.means, dim=1).T  # [B, K]
         return Answer(similarity.argmax(dim=1), prompts=torch.ones(len(images), dtype=torch.long))

@@ -160,7 +160,12 @@ class Method(ABC):
         """Learn a task; with `task.checkpoint`, resume where an earlier call was interrupted."""
 
     def predict(self, images: Images) -> Tensor:
-        """Return class numbers, int64 [B], of B test images, among all classes learned so far."""
+        """Return class numbers, int64 [B], of B test images, among all classes learned so far.
+
+        Raises:
+            LearnerError: Nothing was learned (code "nothing-learned").
+        """
+        self.require_knowledge()
         return self.answer(images).classes
 
     @abstractmethod
@@ -286,7 +291,7 @@ class Method(ABC):
             raise SettingsError(message, code="no-repeated-classes", method=cls.name)
 
     def require_knowledge(self) -> None:
-        """Raise LearnerError (code "nothing-learned") unless something was learned."""
+        """Raise LearnerError (code "nothing-learned") unless something was learned; `predict` does."""
         if not self.classes:
             raise LearnerError(
                 f"method {self.name} has learned nothing yet; call learn() first", code="nothing-learned"

@@ -71,7 +71,6 @@ class CPP(Method):
 
     def answer(self, images: Images) -> Answer:
         """Predict as `Learner.predict` does."""
-        self.require_knowledge()
         reader = self.learner.reader
         matches = reader.match(self.embedder(images), len(images))
         probabilities = (matches.scores / reader.temperature).softmax(dim=1)

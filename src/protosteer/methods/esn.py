@@ -145,7 +145,6 @@ class ESN(Method):
 
     def answer(self, images: Images) -> Answer:
         """Predict by the classifier of the elected task."""
-        self.require_knowledge()
         batches = torch.arange(len(images)).split(self.embed_batch_size)  # all tokens at once are too many
         each = [self.logits(images.tokens(rows, self.prompt)) for rows in batches]
         logits = [torch.cat(parts) for parts in zip(*each, strict=True)]

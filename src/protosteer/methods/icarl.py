@@ -107,7 +107,6 @@ class ICaRL(Rehearsal):
 
     def answer(self, images: Images) -> Answer:
         """Predict the class with the nearest mean of exemplars."""
-        self.require_knowledge()
         features = F.normalize(images.embed(torch.arange(len(images))), dim=1)
         scores = features @ self.means.T
         return Answer(scores.argmax(dim=1), scores=scores)

@@ -65,7 +65,6 @@ class Probe(FeatureBank):
 
     def answer(self, images: Images) -> Answer:
         """Predict the class of the largest logit."""
-        self.require_knowledge()
         return answer_by(F.linear(images.embed(torch.arange(len(images))), self.weight, self.bias))
 
     def trained_parameters(self) -> int:

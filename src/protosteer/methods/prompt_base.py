@@ -112,7 +112,6 @@ class Prompted(Method):
     @torch.no_grad()
     def answer(self, images: Images) -> Answer:
         """Predict the class of the largest score, each image under the prompt that its query selects."""
-        self.require_knowledge()
         rows = torch.arange(len(images))
         queries = images.embed(rows)
         scores = [  # in batches: each image has its own prompt, which takes memory

@@ -69,7 +69,6 @@ class Ridge(FirstSession):
 
     def answer(self, images: Images) -> Answer:
         """Predict the class with the largest score."""
-        self.require_knowledge()
         return Answer((self.map_features(self.embed(images)) @ self.weights).argmax(dim=1))
 
     def bytes_per_task(self) -> list[int]:

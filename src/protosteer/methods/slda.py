@@ -71,7 +71,6 @@ class SLDA(Method):
 
     def answer(self, images: Images) -> Answer:
         """Predict the class with the largest score."""
-        self.require_knowledge()
         queries = images.embed(torch.arange(len(images))).double()
         e = self.settings.shrinkage
         shrunk = (1 - e) * self.covariance + e * torch.eye(len(self.covariance))
