@@ -38,12 +38,13 @@ test-ray: setup  ## run the tests that start Ray's workers
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
 	@PROTOSTEER_RAY=1 $(BIN)/python -m pytest -q tests/cli/test_cli_ray.py
 
-lint: setup  ## check style, types and the order of imports
+lint: setup  ## check style, types, the order of imports, spelling and wording
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/codespell
+	@$(BIN)/python tools/prose.py
 
 docs: setup  ## build the documentation site into site/; no network is needed
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

@@ -57,7 +57,7 @@ class Learner:
             backbone: The frozen ViT.
             settings: How to learn and predict; `Settings()`, the preset "fast", by default.
             shared_prompt: A prompt that serves all classes from the first task on, see `adapt`. Without one, the
-                first task's own prompt does.
+                prompt of the first task does.
             domain: The old name of `shared_prompt`.
         """
         if domain is not None:

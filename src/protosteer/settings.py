@@ -287,7 +287,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     return values
 
 
-# "fast", the default, trains one prompt for all classes, "best" one more per task, "instant" nothing.
+# "fast", the default, trains one shared prompt, "best" one more per task, "instant" nothing.
 _PAPER_TRAINING = {"epochs": 50, "batch_size": 256}
 _PAPER = {"rule": "paper", "feature_layers": "last", "prompt_tasks": "all", **_PAPER_TRAINING}
 _CHANGES: Mapping[str, Mapping[str, Any]] = {

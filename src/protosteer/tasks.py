@@ -97,7 +97,7 @@ def trains_prompt(
     """Whether a task of these classes gets a prompt.
 
     A single class without any other gets none: training would draw all its images together. Neither do, by the
-    default rule, more images of known classes. A prompt for all classes is trained with the first task, unless tasks
+    default rule, more images of known classes. A shared prompt is trained with the first task, unless tasks
     are independent: then it could serve no other.
     """
     earlier = set() if settings.independent else set(memory.classes)

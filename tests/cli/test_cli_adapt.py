@@ -66,7 +66,7 @@ def test_inspect_tells_an_adapted_backbone_in_a_few_lines(place, tmp_path, capsy
     file = str(place / "my.backbone")
     assert main(["inspect", file]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith(f"{file}: an adapted backbone")
+    assert shown.startswith(f"{file}: a shared prompt")
     assert main(["inspect", file, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["images"] == 24
     expect_cli_error(None, "inspect", file, "--plot", tmp_path / "x.png")

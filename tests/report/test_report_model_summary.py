@@ -91,8 +91,8 @@ def test_by_evidence_the_header_says_what_calibrates() -> None:
     assert line_of(text, "Knows").endswith("as 17 prototypes")
     assert line_of(text, "Rule") == "evidence (the default classifier)"
     assert line_of(text, "Shared prompt") == "9.2 kB; predictions weigh 75 % without it, 25 % with it"
-    assert line_of(text, "Probabilities") == "calibrated by 1,000 images, each left out in turn"
-    assert line_of(text, "Unknown images") == "can be rejected, with thresholds from images left out in turn"
+    assert line_of(text, "Probabilities") == "calibrated by leave-one-out on 1,000 images"
+    assert line_of(text, "Unknown images") == "can be rejected, with thresholds from leave-one-out"
     assert line_of(text, "Note") == "do this" and " and that" in text
     rows = [" ".join(line.split()) for line in text.splitlines()]
     assert "cat spring 20 17 12.3 kB" in rows and "Held out" not in text

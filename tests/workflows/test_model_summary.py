@@ -209,7 +209,7 @@ def test_notes_say_what_a_model_could_do_better(tmp_path: Path) -> None:
     late = replace(second, metadata=replace(second.metadata, unfinished=True))
     memory = Memory([first, late])
     rule, unfinished = model_summary.notes(memory, reader_of(memory, Settings()))
-    assert "paper's rule" in rule and "new model" in rule
+    assert "CPP inference" in rule and "new model" in rule
     assert unfinished.startswith("training of 'owl' was interrupted")
     assert model_summary.notes(Memory(), reader_of(Memory(), Settings())) == []
 

@@ -116,7 +116,7 @@ def test_other_files_are_told_apart(path, tmp_path):
         shared_prompt.read(model)
     with expect_error("no-adapted-backbone", ModelFileError, path=none):
         shared_prompt.read(none)
-    with pytest.raises(ModelFileError, match="is an adapted backbone, not a model"):
+    with pytest.raises(ModelFileError, match="is a shared prompt, not a model"):
         model_file.read(path)
     newer = tmp_path / "new.backbone"
     newer.write_bytes(changed(path, lambda header, tensors: header.update({model_file.ADAPTED: 2})))

@@ -51,7 +51,7 @@ def adapt(
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Train a shared prompt for all classes of a domain, from images that are typical of it.
+    """Train a shared prompt from images that are typical of what you will classify.
 
     `learn --adapted` begins a model with it: every class is then embedded under that prompt, and forgetting and
     merging stay exact. After Ctrl-C or a crash the same command resumes training.
@@ -102,7 +102,7 @@ def _adapt(learner: Learner, found: FolderScan, out: Path) -> Adapted:
 
 
 def tell(path: Path, as_json: bool) -> bool:
-    """Print what `inspect` says about an adapted backbone; return False if the file is none."""
+    """Print what `inspect` says about a shared prompt; return False if the file is none."""
     from protosteer.util.text import counted, listed, printable
     from protosteer.workflows.shared_prompt import is_adapted, read
 
@@ -115,7 +115,7 @@ def tell(path: Path, as_json: bool) -> bool:
     backbone, prompt = about["backbone"], about["prompt"]
     sizes = f"{counted(prompt['layers'], 'layer')}, {counted(prompt['length'], 'token')} each"
     lines = [
-        f"{path}: an adapted backbone ({about['fingerprint'][:12]}), not a model",
+        f"{path}: a shared prompt ({about['fingerprint'][:12]}), not a model",
         f"backbone {backbone['name']} ({backbone['fingerprint'][:12]}), {backbone['image_size']}-pixel images",
         f"shared prompt, {sizes}, {prompt['bytes']:,} bytes",
         f"trained with {counted(about['images'], 'image')} of {counted(len(about['classes']), 'class')}: "

@@ -76,7 +76,7 @@ class Selection:
     def weights(self, loo: LooScores) -> ImageWeights:
         """Weigh images by how often such images come; `loo` has their scores in one column of spaces.
 
-        Whoever corrects every error need not confirm every answer. So corrected images count as often as they came
+        If you correct every error, you need not confirm every prediction. So corrected images count as often as they came
         beside the confirmed ones, but no more often than learned images go wrong. Without confirmed ones they do not
         count.
         """

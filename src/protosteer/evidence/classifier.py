@@ -388,7 +388,7 @@ def _selection(memory: Memory, tasks: Tensor) -> Selection:
 
 
 def _shared_prompt_task(memory: Memory) -> Tensor:
-    """Find the task, bool [T], if it is there, whose own prompt is the shared one."""
+    """Find the task, bool [T], if it is there, whose prompt is the shared one."""
     shared = memory.shared_prompt
     prompts = [task.prompt for task in memory.tasks]
     return torch.tensor([shared is not None and p is not None and torch.equal(p, shared) for p in prompts])

@@ -65,7 +65,7 @@ _CONTENTS = {
 def export_onnx(
     learner: Learner, folder: Path, on_message: Callable[[str], None] | None = None, option: str = "folder="
 ) -> list[Path]:
-    """Write the folder, whole or not at all; an earlier export is replaced, anything else is refused.
+    """Write the folder atomically; replace an earlier export, and reject anything else.
 
     option: by what a caller names the folder, for a message about one that cannot be written to.
     """

@@ -70,7 +70,7 @@ def export_web(
     on_message: Callable[[str], None] | None = None,
     option: str = "folder=",
 ) -> list[Path]:
-    """Write the folder, whole or not at all; an earlier export is replaced, anything else is refused.
+    """Write the folder atomically; replace an earlier export, and reject anything else.
 
     Args:
         learner: The model.

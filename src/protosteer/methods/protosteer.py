@@ -15,7 +15,7 @@ class Protosteer(CPP):
     """CPP's training with the default classifier."""
 
     source = Source(
-        "protosteer", "Prediction by evidence: docs/explanation/default-classifier.md", "this repository", 2026
+        "protosteer", "The default classifier: docs/explanation/default-classifier.md", "this repository", 2026
     )
 
     published = {}

@@ -120,7 +120,7 @@ def join_summaries(kinds: Sequence[Sequence[ClassSummary]]) -> list[ClassSummary
         others = torch.ones(len(counts), dtype=torch.bool).index_fill_(0, exact, False).nonzero()[:, 0]
         vectors = torch.cat([part.vectors.flatten(1) for part in parts], dim=1)[others]
         groups = [others[rows] for rows in _merge(vectors, counts[others], most - EXACT_PROTOTYPES)]
-        groups.sort(key=lambda rows: -int(counts[rows].sum()))  # so that none is taken for a single image
+        groups.sort(key=lambda rows: -int(counts[rows].sum()))  # so that none counts as a single image
     return [part.summary(exact, groups) for part in parts]
 
 

@@ -1,4 +1,4 @@
-"""Change a model file so that nobody's change is lost, and nothing is half made.
+"""Change a model file so that no change is lost and none is half made.
 
 with transaction("shop.protosteer") as change:
     model = change.read()
@@ -23,7 +23,7 @@ from protosteer.util.files import STALE, Identity, real, remove_leftovers, repla
 
 
 class Transaction:
-    """One change of one model file, while nobody else changes it; made by `transaction`.
+    """One change of one model file, while no other process changes it; made by `transaction`.
 
     Attributes:
         command: What the log calls the change.

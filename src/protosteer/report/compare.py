@@ -61,7 +61,7 @@ KINDS = (
         ("true_task_with_prompt", "true_task_without_prompt", "key_spread", "value_spread"),
     ),
     (ENDED, ("accuracy", "task_not_tried", "coarse_wrong", "fine_wrong")),
-    ("What evidence is worth, means over tasks", ("coarse_accuracy", "true_task_accuracy", "confidence", "passes")),
+    ("What each score is worth, means over tasks", ("coarse_accuracy", "true_task_accuracy", "confidence", "passes")),
     (ENDED, ("accuracy", "same_task", "other_task")),
 )
 

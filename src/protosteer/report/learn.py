@@ -76,7 +76,7 @@ def result_lines(result: LearnResult, classes: int) -> list[str]:
     lines, estimate = [], result.accuracy
     if estimate:
         images = "" if estimate.images < MIN_PERCENT_IMAGES else f"{counted(estimate.images, 'image')} of "
-        how = "never learned" if result.record.metadata.held_out else "each left out in turn"
+        how = "never learned" if result.record.metadata.held_out else "leave-one-out"
         lines.append(f"Self-check: {estimate} right, {images}{counted(classes, 'class')}, {how}")
     if result.training == "skipped":
         lines.append("Training skipped: hardly an error is left; to train nevertheless, choose a preset, such as fast")

@@ -78,7 +78,7 @@ def _evidence(evidence: Description) -> dict[str, str]:
     images = counted(evidence["left_out"], "image")
     return {
         "Shared prompt": f"{human_bytes(prompt['bytes'])}{weighs}" if prompt else "none",
-        "Probabilities": f"calibrated by {images}, each left out in turn"
+        "Probabilities": f"calibrated by leave-one-out on {images}"
         if evidence["left_out"]
         else "not calibrated, as no class has two images",
     }
@@ -96,7 +96,7 @@ def _unknown(rejection: Description, evidence: bool) -> str:
     if not rejection["calibrated"]:
         why = "no class has two images" if evidence else "no images were held out"
         return f"cannot be rejected, as {why}"
-    images = "images left out in turn" if evidence else counted(rejection["held_out"], "held-out image")
+    images = "leave-one-out" if evidence else counted(rejection["held_out"], "held-out image")
     return f"can be rejected, with thresholds from {images}"
 
 

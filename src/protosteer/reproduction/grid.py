@@ -1,4 +1,4 @@
-"""Expand an experiment's definition into runs at one scale: equal runs share one folder, whoever needs them."""
+"""Expand an experiment's definition into runs at one scale: equal runs share one folder."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ class PaperReader:
     def advice(self) -> list[str]:
         """See `Reader.advice`."""
         better = "learn its folders again into a new model for calibrated probabilities and higher accuracy"
-        return [f"this model predicts by the paper's rule; {better}"] if self.index.classes else []
+        return [f"this model uses CPP inference; {better}"] if self.index.classes else []
 
     def export(self) -> Exported:
         """See `Reader.export`."""

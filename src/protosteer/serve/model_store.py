@@ -77,7 +77,7 @@ class Store:
         elif not settings.prompts:
             why = "has no prompts"
         elif settings.prompt_tasks == "first":
-            why = "has one prompt for all classes"
+            why = "has one shared prompt"
         raise RequestError(422, f"this model {why}, so that there is nothing to train; leave out train")
 
     def add(self, name: str, pixels: Tensor, image_bytes: int) -> TaskRecord:

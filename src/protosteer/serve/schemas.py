@@ -40,7 +40,7 @@ class Prediction(BaseModel):
     energy: float
     unknown: bool | None = Field(description="Whether it is like no class; null if the model cannot tell.")
     task: str = Field(description="The task that the label was first learned in.")
-    candidates: list[str] = Field(description="Tasks whose own prompts were tried.")
+    candidates: list[str] = Field(description="Tasks whose task-specific prompts were tried.")
     passes: int = Field(description="Forward passes that it took.")
     top: list[Candidate]
     position: tuple[float, float] = Field(description="Where it lies on /map.")
@@ -189,7 +189,7 @@ class Corrected(Correction):
     """A correction that was just made, and what the model answers now."""
 
     new_class: bool = Field(description="Whether the class was not known before.")
-    answer: str = Field(description="What the image is taken for now.")
+    answer: str = Field(description="The class predicted now.")
     probability: float = Field(description="Of this answer.")
 
 

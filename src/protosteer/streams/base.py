@@ -101,7 +101,7 @@ class TrainingTask:
         classes: The names of all classes that have training images.
         train: The training images; readable only while the task is learned.
         train_labels: The class name of each image.
-        on_stage: Called with progress; None: nobody listens.
+        on_stage: Called with progress; None: no progress.
         checkpoint: Where training is saved and resumed from; None: nowhere.
     """
 

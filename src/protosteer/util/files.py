@@ -250,7 +250,7 @@ def replacing(path: Path, seconds: float = 30.0) -> Iterator[None]:
             time.sleep(0.01)
         if locked is None:
             warnings.warn(
-                f"{path.parent} cannot be locked; let nobody else write to {path.name} at the same time",
+                f"{path.parent} cannot be locked; do not write to {path.name} from two programs at once",
                 ProtosteerWarning,
                 stacklevel=3,
             )

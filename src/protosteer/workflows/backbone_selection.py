@@ -55,7 +55,7 @@ class Trial:
     """How one backbone did."""
 
     info: BackboneInfo
-    right: int  # of so many images, each left out in turn
+    right: int  # of so many images, leave-one-out
     images: int
     images_per_second: float  # with their decoding; told, but decides nothing
 

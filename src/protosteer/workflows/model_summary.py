@@ -72,7 +72,7 @@ def notes(memory: Memory, reader: Reader) -> list[str]:
 
 
 def _confusable(memory: Memory) -> list[dict[str, Any]] | None:
-    """None where classes are so many that nobody looked for them."""
+    """None where classes are too many to compare."""
     if len(memory.classes) > PAIRED:
         return None
     return [pair._asdict() for pair in closest(memory)]

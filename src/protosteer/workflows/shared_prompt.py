@@ -1,7 +1,7 @@
-"""An adapted backbone: a frozen one and one prompt that serves all classes ever learned with it, in a small file.
+"""A shared prompt in a small file: it serves all classes that are learned with it and its backbone.
 
 The prompt was trained before any of these classes came, so that it belongs to none of them: tasks that are
-independent stay so, and merging models of the same adapted backbone and forgetting in them stay exact.
+independent stay so, and merging models of the same shared prompt and forgetting in them stay exact.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Adapted:
         return Model(self.path, self.backbone, self.settings, Memory())
 
     def prompt_for(self, backbone: Backbone) -> Tensor:
-        """The prompt, for `Learner(backbone, shared_prompt=...)`; another backbone is refused."""
+        """The prompt, for `Learner(backbone, shared_prompt=...)`; another backbone is an error."""
         self.model.backbone_for(backbone)
         return self.prompt
 
@@ -110,7 +110,7 @@ def adapt(
     on_stage: OnStage | None = None,
     checkpoint: CheckpointFile | None = None,
 ) -> Adapted:
-    """Train one prompt with all classes of a surveyed folder, as a first task trains its own."""
+    """Train one prompt with all classes of a scanned folder, as a first task trains its own."""
     learner = Learner(backbone, settings)
     classes = sorted(found.counts)
     if not learner.settings.prompts:
@@ -123,7 +123,7 @@ def adapt(
     images = found.images(found.files, backbone.preprocessing)
     record = learner.learn((images, found.files.labels), "adapting", on_stage, checkpoint)
     assert record.prompt is not None
-    about = Path("an adapted backbone"), backbone_header(backbone), learner.settings
+    about = Path("a shared prompt"), backbone_header(backbone), learner.settings
     return Adapted(*about, classes, len(images), record.prompt)
 
 
@@ -136,15 +136,15 @@ def is_adapted(path: Path) -> bool:
 
 
 def read(path: str | Path) -> Adapted:
-    """Read and check the file of an adapted backbone."""
+    """Read and check the file of a shared prompt."""
     path = Path(path)
     try:
         header, tensors = unpack_tensors(read_regular(path), str(path))
     except OSError as error:
-        message = f"there is no adapted backbone {path} ({error.strerror}); check the path"
+        message = f"there is no shared prompt {path} ({error.strerror}); check the path"
         raise ModelFileError(message, code="no-adapted-backbone", path=path) from error
     if header.get(ADAPTED) != FORMAT:
-        message = f"{path} is not an adapted backbone that this version knows; make one with adapt"
+        message = f"{path} is not a shared prompt that this version knows; create one with protosteer adapt"
         raise ModelFileError(message, code="not-adapted-backbone", path=path)
     try:
         check_adapted_header(header)

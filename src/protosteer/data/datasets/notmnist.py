@@ -78,6 +78,6 @@ NOTMNIST = DatasetInfo(
         ),
     ),
     own_folder=True,
-    note="Nobody has published a split of notMNIST_small: one image in ten of every letter is a test image, "
+    note="There is no published split of notMNIST_small: one image in ten of every letter is a test image, "
     "drawn with a fixed seed. notMNIST.zip, which published runs of five-datasets use, has Train and Test.",
 )  # fmt: skip
