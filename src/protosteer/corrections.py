@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,14 +77,19 @@ def correct(learner: Learner, image: Any, name: str, file: ImageFile | None = No
     if len(others) < len(learner.memory):
         reader = reader_of(others, learner.settings)
     record = _record(learner, others, embedded, name, file, before)
-    for weight in _WEIGHTS:
-        weighted = dataclasses.replace(record, classes=record.classes.with_image_weight(weight))
+
+    @functools.cache
+    def trial(place: int) -> tuple[bool, Memory, Reader]:
+        weighted = dataclasses.replace(record, classes=record.classes.with_image_weight(_WEIGHTS[place]))
         memory = Memory([*others.tasks, weighted])
-        trial = reader.with_image(memory)
-        if _lead(trial, embedded, name) >= _MIN_LEAD:
-            break
+        updated = reader.with_image(memory)
+        return _lead(updated, embedded, name) >= _MIN_LEAD, memory, updated
+
+    most = len(_WEIGHTS) - 1
+    place = 0 if trial(0)[0] else bisect.bisect_left(range(most), True, 1, key=lambda row: trial(row)[0])
+    _, memory, updated = trial(place)
     learner.memory = compact(memory)
-    return Correction(weighted, trial)
+    return Correction(memory.tasks[-1], updated)
 
 
 def confirm(learner: Learner, images: Sequence[Any], files: Sequence[ImageFile] | None = None) -> list[TaskRecord]:

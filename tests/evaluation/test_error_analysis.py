@@ -6,7 +6,7 @@ from protocol_toys import QUICK, blurred, stream
 
 from conftest import tiny_backbone
 from protosteer.evaluation.protocol import run_stream
-from protosteer.evidence.classifier import CONFIDENT
+from protosteer.evidence.passes import CONFIDENT
 from protosteer.methods.cpp import CPP
 from protosteer.methods.ncm import NCM
 from protosteer.methods.plain_images import PlainImages

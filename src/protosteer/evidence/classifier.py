@@ -15,50 +15,25 @@ out.
 from __future__ import annotations
 
 import copy
-import functools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protosteer.evidence.calibration import ImageWeights, LooScores, Selection
 from protosteer.evidence.matches import ClassifierMatches
-from protosteer.evidence.scorer import CoarseScorer
+from protosteer.evidence.passes import CONFIDENT, Pass, calibrate
 from protosteer.model.index import Index
 from protosteer.model.memory import Memory
-from protosteer.model.records import SELECTIONS
 from protosteer.paper.prompts import Embed
 from protosteer.search.candidates import CandidateOptions, CandidateSearch, ScoredClasses
 
-CONFIDENT = 0.8  # probability of a class from which on no further pass is made
 MIN_TASK_PROB = 0.1  # probability of a task from which on its prompt is tried
 MAX_EXTRA_PASSES = 2  # after the first: the second of all classes, and under prompts of the most probable tasks
 MIN_PASS_WEIGHT = 0.2  # share of all weight from which on a second pass is worth it
 MIN_UNBIASED = 50  # images that the shared prompt was not trained with, to calibrate by them alone
 TASK_PROMPT_WEIGHT = 0.5  # of similarities under tasks' prompts, as a share of the weight of all classes' passes
-
-
-@dataclass(frozen=True)
-class Pass:
-    """A forward pass that all classes are stored under."""
-
-    prompt: int | None  # its number in the index; None: no prompt
-    scorer: CoarseScorer
-    weight: float  # together with the other pass
-    solo_weight: float  # by itself
-    loo_max_similarity: Tensor  # [n]: greatest similarities of leave-one-out images
-
-
-@dataclass(frozen=True)
-class LooPredictions:
-    """How confident the passes of all classes are of m stored images by leave-one-out, and whether they are correct."""
-
-    confidence: Tensor  # [m]: probability of the top-1 class
-    correct: Tensor  # bool [m]
-    labels: Tensor  # int64 [m]: the true classes, by their places in the index
-    predicted: Tensor | None  # int64 [m]: the top-1 classes; None if there are too many classes to look at each
 
 
 class EvidenceClassifier:
@@ -78,7 +53,10 @@ class EvidenceClassifier:
         """Compute all that prediction needs from a memory whose classes all have summaries, and its index."""
         self.options = options or CandidateOptions()
         self._set_index(memory, index)
-        self.passes, self.loo_predictions = self._calibrate(memory, min_pass_weight, min_unbiased)
+        # Of very many classes, the last layer alone is read.
+        last_layer = len(self.order) >= self.options.min_classes
+        found = calibrate(memory, self.order, self._shared_prompt_task, last_layer, min_pass_weight, min_unbiased)
+        self.passes, self.loo_predictions, self._single_pass = found.passes, found.loo_predictions, found.single_pass
         self._set_prompts()
 
     def _set_index(self, memory: Memory, index: Index) -> None:
@@ -275,87 +253,6 @@ class EvidenceClassifier:
         highest = similar.amax(dim=1, keepdim=True).nan_to_num(neginf=0.0)
         return torch.where(similar.isinf(), highest, similar)
 
-    def _calibrate(
-        self, memory: Memory, min_pass_weight: float, min_unbiased: int
-    ) -> tuple[list[Pass], LooPredictions]:
-        """The passes worth making, the one with the greatest weight first; and leave-one-out predictions.
-
-        Summaries of one class are ordered by the names of their tasks.
-        """
-        index, labels = self.index, self.sorted_position[self.index.record_classes]
-        by_name = torch.tensor(sorted(range(len(memory)), key=memory.task_names.__getitem__)).argsort()
-        order = (labels * len(memory) + by_name[index.record_tasks]).argsort()
-        few = len(self.order) < self.options.min_classes  # of very many classes, the last layer alone is read
-        scorers: dict[int | None, CoarseScorer] = {}
-        for prompt, part in ((None, "plain"), (len(memory), "domain")):
-            if part == "plain" or memory.shared_prompt is not None:
-                table = memory.table.summaries(part)
-                assert table is not None
-                scorers[prompt] = CoarseScorer((table if few else table.last_layer()).take(order), labels[order])
-        statistics = scorers[None].statistics  # the same images are left out in every pass
-        tasks = index.record_tasks[order][statistics.summaries[statistics.loo_rows]]
-        # Images that the shared prompt was trained with are easier under it than others.
-        chosen_as = _selection(memory, tasks)
-        known = chosen_as.known
-        unbiased = known & ~self._shared_prompt_task[tasks]
-        unbiased = unbiased if int(unbiased.sum()) >= min_unbiased else known
-        several = any(len(scorer.spaces) > 1 for scorer in scorers.values())
-        each = list(scorers.values())
-        parts = [LooScores.of_parts(scorer) for scorer in each] if several else []
-        loo = parts[0].weighted(each[0].shares) if several else LooScores.of(each)
-        counted = chosen_as.weights(loo)
-        counted = ImageWeights(torch.where(known & ~unbiased, 0.0, counted.weights))
-        if several:
-            loo = LooScores.join(
-                [_with_shares(scorer, part, counted) for scorer, part in zip(each, parts, strict=True)]
-            )
-        columns = {prompt: column for column, prompt in enumerate(scorers)}
-
-        @functools.cache  # the weight of one pass by itself is asked for three times
-        def weights(*prompts: int | None) -> list[float]:
-            return loo.weights([columns[p] for p in prompts], counted)
-
-        together = dict(zip(scorers, weights(*scorers), strict=True))
-        worth = [p for p in scorers if together[p] >= min_pass_weight * sum(together.values())]
-        worth.sort(key=lambda p: -together[p])
-        self._single_pass = several
-        if several:  # then a single pass is made, the best one
-            worth = [max(scorers, key=lambda p: loo.log_likelihood(columns[p], weights(p)[0], counted))]
-        together = dict(zip(worth, weights(*worth), strict=True))
-
-        def chosen(prompt: int | None) -> Pass:
-            images = known if prompt is None else unbiased
-            similarity = loo.max_similarity[:, columns[prompt]][images]
-            return Pass(prompt, scorers[prompt], together[prompt], weights(prompt)[0], similarity)
-
-        passes = [chosen(prompt) for prompt in worth]
-        return passes, self._loo_predictions(passes, loo, [columns[p] for p in worth], unbiased, statistics.loo_labels)
-
-    def _loo_predictions(
-        self, passes: list[Pass], loo: LooScores, columns: list[int], images: Tensor, labels: Tensor
-    ) -> LooPredictions:
-        """The passes of all classes on leave-one-out images, bool [m]; columns: their places in `loo`."""
-        scores, true_class = (x[images][..., columns] for x in (loo.scores, loo.true_class))
-        log_count, labels = loo.log_count[images], labels[images]
-
-        def predict(weights: list[float]) -> tuple[Tensor, Tensor, Tensor]:
-            weight = torch.tensor(weights, dtype=torch.double)
-            logits, own = scores @ weight, true_class @ weight
-            best = logits.amax(dim=1)
-            correct = own >= best - 1e-9  # but for rounding
-            return (best - (logits + log_count).logsumexp(dim=1)).exp(), correct, logits.argmax(dim=1)
-
-        found = predict([passes[0].solo_weight, *(0.0 for _ in passes[1:])])
-        if len(passes) > 1:
-            confident = found[0] >= CONFIDENT
-            later = predict([each.weight for each in passes])
-            found = (found[0].where(confident, later[0]), found[1].where(confident, later[1]),
-                     found[2].where(confident, later[2]))  # fmt: skip
-        confidence, correct, top = found
-        every = loo.scores.shape[1] == len(self.order)  # a column is a class
-        predicted = self.order[labels.where(correct, top)] if every else None
-        return LooPredictions(confidence, correct, self.order[labels], predicted)
-
 
 def _prompted_tasks(index: Index, sorted_position: Tensor) -> list[Tensor]:
     """Tasks with a prompt of each class: [C] the first of each, [C] the second, and so on; T where there is none."""
@@ -370,21 +267,6 @@ def _prompted_tasks(index: Index, sorted_position: Tensor) -> list[Tensor]:
         own[classes[which == number]] = tasks[which == number]
         found.append(own)
     return found
-
-
-def _with_shares(scorer: CoarseScorer, parts: LooScores, images: ImageWeights) -> LooScores:
-    """Leave-one-out scores of one pass; images decide on the shares of several feature spaces."""
-    if len(scorer.spaces) > 1:
-        scorer.shares = parts.shares(scorer.shares, images)
-    return parts.weighted(scorer.shares)
-
-
-def _selection(memory: Memory, tasks: Tensor) -> Selection:
-    """How images of the tasks [m] were chosen."""
-    kinds = [task.selection for task in memory.tasks]
-    learned, corrected, confirmed = (torch.tensor([own == kind for own in kinds])[tasks] for kind in SELECTIONS)
-    _, errors, right = (sum(t.images for t in memory.tasks if t.selection == kind) for kind in SELECTIONS)
-    return Selection(learned, corrected, confirmed, errors, right)
 
 
 def _shared_prompt_task(memory: Memory) -> Tensor:

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from protosteer.evidence.classifier import LooPredictions
 from protosteer.evidence.matches import ClassifierMatches
+from protosteer.evidence.passes import LooPredictions
 from protosteer.model.class_table import ClassTable
 from protosteer.model.index import Index
 from protosteer.model.memory import Memory

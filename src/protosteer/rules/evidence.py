@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from protosteer.evidence import classifier
-from protosteer.evidence.classifier import EvidenceClassifier, LooPredictions
+from protosteer.evidence.classifier import EvidenceClassifier
 from protosteer.evidence.matches import ClassifierMatches
+from protosteer.evidence.passes import CONFIDENT, LooPredictions
 from protosteer.evidence.prototype_summary import MAX_PAIRED_PROTOTYPES, round_to_half, summarise_class
 from protosteer.model.class_table import ClassTable
 from protosteer.model.index import Index
@@ -99,7 +100,7 @@ class EvidenceReader:
         coarse = self.classifier.match(embed, len(truth), task_prompts=False)
         matches = self.match(embed, len(truth))
         wrong = matches.scores.argmax(dim=1) != truth
-        confident = coarse.scores.softmax(dim=1).amax(dim=1) >= classifier.CONFIDENT
+        confident = coarse.scores.softmax(dim=1).amax(dim=1) >= CONFIDENT
         own_tasks = index.class_task_mask[truth]  # [B, T]
         tried = (matches.candidates & own_tasks).any(dim=1)
         to_try = tried | ((own_tasks & index.prompted).any(dim=1) & ~confident)
@@ -157,7 +158,7 @@ class EvidenceReader:
             arrays |= {f"view{number}_{name}": tensor.numpy() for name, tensor in parts.items()}
         header = {
             "views": [{"prompt": s.prompt, "weight": s.weight, "alone": s.solo_weight} for s in passes],
-            "sure": classifier.CONFIDENT,
+            "sure": CONFIDENT,
             "open": classifier.MIN_TASK_PROB,
             "most": self.classifier.max_task_prompts,
             "fine": classifier.TASK_PROMPT_WEIGHT,

@@ -24,7 +24,7 @@ from protosteer.data.image_files import image_bytes, in_threads
 from protosteer.data.image_lists import SUFFIXES
 from protosteer.data.images import ForgivingFiles
 from protosteer.errors import DataError
-from protosteer.evidence.classifier import CONFIDENT
+from protosteer.evidence.passes import CONFIDENT
 from protosteer.learner import Learner
 from protosteer.prediction import Prediction
 from protosteer.util.files import growing, real
