@@ -1,10 +1,10 @@
-"""A picture of the service's page, taken by a headless Chromium from the real service on a model of digits.
+"""A picture of the web UI, taken by a headless Chromium from the real service on a model of photographs.
 
     python tools/screenshot_page.py --out docs/images/page.png
 
-The model knows seven of scikit-learn's ten digits, in three tasks. The page is shown pictures of some of
-them, and of a digit that it does not know. Needs `pip install 'protosteer[serve]' playwright` and a Chromium
-that is installed; none is downloaded.
+The model (backbone mini, nothing trained) knows six details of scikit-learn's two photographs, in two tasks. The web UI is
+shown new details of them, and one of a class that it does not know. Needs `pip install 'protosteer[serve]' playwright` and a
+Chromium that is installed; none is downloaded.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ import numpy as np
 from fastapi import FastAPI
 from PIL import Image
 from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_digits, load_sample_image
 
 from protosteer.backbones import Backbone
+from protosteer.data.datasets.sklearn_photos import FIELDS
 from protosteer.learner import Learner
 from protosteer.serve.app import Server, create_app
 from protosteer.settings import Settings
@@ -113,6 +114,31 @@ def photograph(browser: Browser, address: str, pictures: Sequence[Path], out: Pa
     page.close()
 
 
+def cut_details(folder: Path, name: str, count: int, seed: int) -> list[Path]:
+    """Squares from anywhere in a region of a photograph, as PNG files."""
+    photograph, left, top, right, bottom = FIELDS[name]
+    region = load_sample_image(photograph)[top:bottom, left:right]
+    draw, paths = np.random.default_rng(seed), []
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        side = int(min(region.shape[:2]) * draw.uniform(0.6, 0.95))
+        y, x = (int(draw.integers(0, length - side + 1)) for length in region.shape[:2])
+        paths.append(folder / f"{name}-{number}.png")
+        Image.fromarray(region[y : y + side, x : x + side]).save(paths[-1])
+    return paths
+
+
+def learn_details(folder: Path) -> Learner:
+    """A learner of six details in two tasks, saved as garden.protosteer in `folder`."""
+    learner = Learner(Backbone.load("mini"), Settings.preset("instant"))
+    for task, classes in {"spring": ("roof", "gallery", "lake"), "summer": ("bush", "tree", "heart")}.items():
+        for seed, name in enumerate(classes):
+            cut_details(folder / task / name, name, 20, seed)
+        learn_folder(learner, scan_folder(folder / task))
+    learner.save(folder / "garden.protosteer")
+    return learner
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="PNG file to write")
@@ -122,10 +148,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(f"no browser is installed; install one of: {', '.join(BROWSERS)}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        learner = learn_digits(folder, Settings.preset("best", augmentation="no-flip"))
-        shown = ("five", "zero", "nine", "six")
-        pictures = [path for digit in shown for path in draw_digits(folder / "new", digit, 1, new=True)]
-        app = create_app(learner, folder / "digits.protosteer", allow_teach=True, token="token")
+        learner = learn_details(folder)
+        shown = ("heart", "roof", "leaf", "tree")
+        pictures = [path for name in shown for path in cut_details(folder / "new", name, 1, 100)]
+        app = create_app(learner, folder / "garden.protosteer", allow_teach=True, token="token")
         with serving(app) as address, browsing(executable) as browser:
             photograph(browser, address, pictures, out)
     with Image.open(out) as picture:
