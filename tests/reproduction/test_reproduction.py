@@ -23,7 +23,7 @@ from protosteer.reproduction.cost import Stopwatch, estimate
 from protosteer.reproduction.definition import catalogue, names, read_definition, read_scale
 from protosteer.reproduction.grid import Place, expand, is_finished, unique_runs
 from protosteer.reproduction.plots import PLOTS
-from protosteer.reproduction.studies import STUDIES
+from protosteer.reproduction.studies import closed_form, is_study
 from protosteer.settings import Settings
 from protosteer.streams import StreamOptions, open_stream, split_digits
 from protosteer.streams.base import training_view
@@ -71,8 +71,8 @@ def place(tmp_path: Path, definitions: Path | None = None) -> Place:
 def test_every_definition_expands_at_every_scale(name: str, tmp_path: Path) -> None:
     for scale in SCALES.values():
         definition = read_definition(catalogue(), name).at(scale.name)
-        assert not definition.study or definition.study in STUDIES
-        assert definition.study or definition.plot in PLOTS
+        assert not definition.study or is_study(definition.study)
+        assert definition.plot in PLOTS
         rows, columns = ({line.key for line in part} for part in (definition.rows, definition.columns))
         assert set(definition.paper) <= rows and all(set(cells) <= columns for cells in definition.paper.values())
         cells = expand(definition, scale, place(tmp_path))
@@ -193,3 +193,28 @@ def test_one_step_of_the_paper_scale_on_a_random_vit_b(tmp_path: Path) -> None:
         method.learn(lent)
     assert method.paper_bytes()["prompt_bytes_per_task"] == 2 * 768 * 4
     assert method.classes == ["0", "1"]
+
+
+def test_closed_form_of_appendix_a_is_the_gradient() -> None:
+    """By hand: two positives and two negatives of one row."""
+    similarity = torch.tensor([[0.2, 0.5, -0.1, 0.3]])
+    positives = torch.tensor([[True, True, False, False]])
+    found = closed_form(similarity, positives, ~positives, 0.5)
+    weights = torch.tensor([-0.1, 0.3]).div(0.5).exp()
+    expected = torch.tensor([[-1 / (0.5 * 2)] * 2 + (weights / weights.sum() / 0.5).tolist()])
+    torch.testing.assert_close(found, expected)
+    assert float(found.sum()) == pytest.approx(0, abs=1e-6)
+
+
+def test_studies_measure_a_finished_run(tmp_path: Path) -> None:
+    tiny = {"stream": "split-digits", "tasks": 2, "train_per_class": 3, "test_per_class": 2}
+    settings = {"all": {"epochs": 1, "batch_size": 20, "neck_hidden": 16, "centroids": 2}}
+    scale = replace(SCALES["mini"], seeds=(0,), streams={"cifar100": tiny}, methods=settings)
+    where = place(tmp_path)
+    studies = [read_definition(catalogue(), name).at("mini") for name in ("energy", "gradients", "tsne")]
+    energy, gradients, tsne = driver.reproduce(studies, scale, where, lambda line: None)
+    assert all(number.mean is not None and number.mean < 1e-12 for number in gradients.numbers.values())
+    right, share = (energy.numbers["right", "value", name].mean for name in ("free_energy", "lowest_share"))
+    assert right is not None and right < 0 and share is not None and 0 <= share <= 100
+    assert len(tsne.numbers) == 12 and all(0 <= (number.mean or -1) <= 100 for number in tsne.numbers.values())
+    assert {"tsne.png", "tsne-train.png", "tsne-test.png"} <= {path.name for path in where.out.iterdir()}

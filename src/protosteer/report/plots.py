@@ -167,8 +167,8 @@ def tsne_before_after(
     columns = math.ceil(len(classes) / 10)
     figure = Figure(figsize=(11.2 + 0.9 * columns, 5.6), dpi=DPI, layout="constrained")
     left, right = figure.subplots(1, 2)
-    _scatter(left, before, labels, prototypes_before, classes)
-    _scatter(right, after, labels, prototypes_after, classes)
+    draw_points(left, before, labels, prototypes_before, classes)
+    draw_points(right, after, labels, prototypes_after, classes)
     left.set_title("no prompt")
     right.set_title("CPP: under the prompt that made each image's best match")
     styles = [_class_style(i) for i in range(len(classes))]
@@ -182,9 +182,10 @@ def tsne_before_after(
     return png(figure)
 
 
-def _scatter(
+def draw_points(
     axes: Axes, points: Floats, labels: Sequence[str], prototypes: Mapping[str, Floats], classes: list[str]
 ) -> None:
+    """Draw a t-SNE map of images [N, D] and of the prototypes [c, D] of each class, as stars."""
     owners = [name for name, group in prototypes.items() for _ in range(len(group))]
     flat = tsne_map(np.concatenate([points, *prototypes.values()]))
     images, stars = flat[: len(points)], flat[len(points) :]

@@ -16,7 +16,7 @@ from protosteer.reproduction.definition import ALL, Definition, Scale, names, re
 from protosteer.reproduction.grid import Cell, Place, expand, is_finished, unique_runs
 from protosteer.reproduction.plots import PLOTS
 from protosteer.reproduction.results import Result, as_csv, as_latex, as_markdown, collect
-from protosteer.reproduction.studies import STUDIES
+from protosteer.reproduction.studies import run_study
 from protosteer.util.files import write_atomically
 from protosteer.util.text import counted
 
@@ -53,7 +53,7 @@ def reproduce(
         finished = sum(map(is_finished, runs))
         say(f"{definition.name}, {i} of {len(definitions)}: {counted(len(runs), 'run')}, {finished} finished already")
         failed = run_missing(runs, say, how or {})
-        fill = functools.partial(STUDIES[definition.study], place=place) if definition.study else _fill
+        fill = functools.partial(run_study, place=place) if definition.study else _fill
         result = fill(definition, scale, cells, failed)
         write(result, place.out)
         results.append(result)
@@ -128,7 +128,7 @@ def write(result: Result, out: Path) -> None:
         f"{name}.csv": as_csv(result).encode(),
         f"{name}.tex": as_latex(result).encode(),
         f"{name}.json": (json.dumps({**figures, "numbers": numbers}, indent=1) + "\n").encode(),
-        **({f"{name}.png": PLOTS[result.definition.plot](result)} if result.definition.plot in PLOTS else {}),
+        **({f"{name}.png": PLOTS[result.definition.plot](result)} if f"{name}.png" not in result.pictures else {}),
         **result.pictures,
     }
     for file, content in files.items():

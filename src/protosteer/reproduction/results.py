@@ -93,7 +93,7 @@ def collect(
             for metric in definition.metrics:
                 values = _values(metric, place, figures)
                 known = [value for value in values if value is not None]
-                mean, std = _spread(known) if known and len(known) == len(values) else (None, None)
+                mean, std = spread(known) if known and len(known) == len(values) else (None, None)
                 paper, paper_std = definition.published(*place, metric)
                 run = runs.get(place, "") if mean is not None else ""
                 if mean is not None or paper is not None:
@@ -103,7 +103,8 @@ def collect(
     return Result(definition, scale, numbers, missing, curves=curves)
 
 
-def _spread(values: Sequence[float]) -> tuple[float, float | None]:
+def spread(values: Sequence[float]) -> tuple[float, float | None]:
+    """Compute mean and sample standard deviation; one value has no deviation."""
     mean = sum(values) / len(values)
     if len(values) == 1:
         return mean, None
@@ -158,13 +159,15 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any], tuple[str, str], Figures], fl
 
 def decimals_of(metric: str) -> int:
     """Return how many decimals a metric is shown with."""
-    return 4 if "megabytes" in metric or metric.startswith("error_") else 2
+    return 4 if "megabytes" in metric or metric == "free_energy" else 2
 
 
 def cell_text(number: Number | None) -> str:
     """Format a number as "ours ± std (paper x, difference)"."""
     if number is None:
         return NOTHING
+    if number.metric.startswith("error_"):  # of the size of rounding
+        return NOTHING if number.mean is None else f"{number.mean:.1e}"
     places = decimals_of(number.metric)
     text = NOTHING if number.mean is None else f"{number.mean:.{places}f}"
     text += "" if number.std is None else f" ± {number.std:.{places}f}"

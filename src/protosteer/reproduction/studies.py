@@ -1,21 +1,225 @@
-"""Experiments whose numbers are not metrics of runs; a definition names one as `study`."""
+"""Experiments whose numbers are not metrics of runs; a definition names one as `study`.
+
+A study is a function of definition, scale, cells, the reasons of failed runs by folder, and `place`. It returns the
+numbers of each row, column and metric, and further pictures.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from protosteer.reproduction.results import Result
+import numpy as np
+import torch
+import torch.nn.functional as F
+from matplotlib.figure import Figure
+from torch import Tensor
 
-# By name: a function of definition, scale, cells, failed runs and `place=`.
-STUDIES: dict[str, Callable[..., Result]] = {}
+from protosteer.evaluation.run_folder import read_run
+from protosteer.evaluation.stored_runs import load_learner, open_run_stream
+from protosteer.learner import Learner
+from protosteer.paper.inference import class_scores
+from protosteer.paper.losses import contrastive
+from protosteer.report.plots import DPI, Floats, draw_points, png, tsne_before_after
+from protosteer.reproduction.definition import Definition, Scale
+from protosteer.reproduction.grid import Cell, Place, is_finished
+from protosteer.reproduction.results import Number, Result, spread
+from protosteer.streams import Stream
+
+MAX_IMAGES = 600  # of a split, in maps and measurements; more are chosen evenly
+
+# Values of each seed by row, column and metric; and pictures by file name.
+Found = tuple[Mapping[tuple[str, str, str], Sequence[float]], Mapping[str, bytes]]
+Study = Callable[[Sequence[Cell], Place], Found]
+_STUDIES: dict[str, Study] = {}
 
 
-def register_study(name: str) -> Callable[[Any], Any]:
-    """Register the function that fills the cells of experiments with `study = NAME`."""
+def register_study(name: str) -> Callable[[Study], Study]:
+    """Register the function that measures experiments with `study = NAME`."""
 
-    def register(function: Callable[..., Result]) -> Callable[..., Result]:
-        STUDIES[name] = function
+    def register(function: Study) -> Study:
+        _STUDIES[name] = function
         return function
 
     return register
+
+
+def run_study(
+    definition: Definition, scale: Scale, cells: Sequence[Cell], failed: Mapping[Path, str], place: Place
+) -> Result:
+    """Fill an experiment's cells by its study; runs that it needs and that are not finished are reported."""
+    runs = {cell.run.folder: cell.run for cell in cells if cell.run}
+    missing = {folder.name: failed.get(folder, "not finished") for folder, run in runs.items() if not is_finished(run)}
+    if missing:
+        return Result(definition, scale, {}, missing)
+    values, pictures = _STUDIES[definition.study](cells, place)
+    numbers = {}
+    for (row, column, metric), seeds in values.items():
+        mean, std = spread(seeds)
+        paper = definition.published(row, column, metric)
+        numbers[row, column, metric] = Number(row, column, metric, mean, std, len(seeds), *paper)
+    return Result(definition, scale, numbers, pictures=pictures)
+
+
+def is_study(name: str) -> bool:
+    """Return whether a study is registered."""
+    return name in _STUDIES
+
+
+@register_study("gradients")
+def gradients(cells: Sequence[Cell], place: Place) -> Found:
+    """Compare Appendix A's closed form of the loss's gradient by each similarity with autograd's, for random batches."""
+    found: dict[tuple[str, str, str], list[float]] = {}
+    for seed in range(5):
+        draw = torch.Generator().manual_seed(seed)
+        labels = torch.randint(0, 4, (32,), generator=draw)
+        similarity = (2 * torch.rand(32, 48, generator=draw, dtype=torch.float64) - 1).requires_grad_()
+        same = torch.zeros(32, 48, dtype=torch.bool)
+        same[:, :32] = labels[:, None] == labels
+        positives = same & ~torch.eye(32, 48, dtype=torch.bool)
+        contrastive(similarity, positives, ~same, 0.6).backward()
+        assert similarity.grad is not None
+        rows = int((positives.sum(dim=1) > 0).sum())
+        closed = closed_form(similarity.detach(), positives, ~same, 0.6) / rows
+        errors = (similarity.grad - closed).abs()
+        for row, mask in (("positive", positives), ("negative", ~same)):
+            found.setdefault((row, "value", "error_gradient"), []).append(float(errors[mask].max()))
+    return found, {}
+
+
+def closed_form(similarity: Tensor, positives: Tensor, negatives: Tensor, temperature: float) -> Tensor:
+    """Compute the gradient of L_i by s_ij [R, M]: -1 / (tau |P(i)|) for positives, softmax / tau for negatives."""
+    count = positives.sum(dim=1, keepdim=True)
+    weights = (similarity / temperature).masked_fill(~negatives, -torch.inf).softmax(dim=1)
+    return (weights * (count > 0) - positives.to(similarity) / count.clamp(min=1)) / temperature
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A finished run's model and stream."""
+
+    learner: Learner
+    stream: Stream
+
+    def embed(self, task: int, split: str, prompt: int | None) -> tuple[Tensor, list[str]]:
+        """Embed a task's images of a split under a task's prompt, or without one; returns [N, D] and labels."""
+        own = self.stream[task]
+        images, labels = (own.train, own.train_labels) if split == "train" else (own.test, own.test_labels)
+        most = max(1, MAX_IMAGES // len(self.stream))
+        rows = np.linspace(0, len(images) - 1, min(len(images), most)).round().astype(int).tolist()
+        tensor = None if prompt is None else self.learner.memory.tasks[prompt].prompt
+        size = self.learner.settings.embed_batch_size
+        return self.learner.backbone.embed_set(images, tensor, size, rows=rows), [labels[row] for row in rows]
+
+
+def _learned(cells: Sequence[Cell], place: Place) -> list[Learned]:
+    """Load the models of all seeds of the one run that a study needs."""
+    run = next(cell.run for cell in cells if cell.run)
+    configuration, _ = read_run(run.folder)
+    stream = open_run_stream(run.folder, configuration, place.data_dir)
+    learners = [load_learner(run, seed) for seed in run.seeds or ()]
+    assert stream is not None and all(learner is not None for learner in learners)  # they have just been run
+    return [Learned(learner, stream) for learner in learners if learner]
+
+
+@register_study("energy")
+def energy(cells: Sequence[Cell], place: Place) -> Found:
+    """Measure the free energy of Appendix B for test images, under the prompt of their task and under the others."""
+    models = _learned(cells, place)
+    found: dict[tuple[str, str, str], list[float]] = {}
+    for model in models:
+        temperature, index = model.learner.settings.temperature, model.learner.reader.index.prototypes
+        right, wrong, lowest = [], [], []
+        for task in range(len(model.stream)):
+            energies = torch.stack([
+                -temperature * (class_scores(index, model.embed(task, "test", other)[0]) / temperature).logsumexp(dim=1)
+                for other in range(len(model.stream))
+            ])  # fmt: skip
+            others = torch.cat([energies[:task], energies[task + 1 :]])
+            right.append(energies[task])
+            wrong.append(others.mean(dim=0))
+            lowest.append((energies[task] <= others.min(dim=0).values).float())
+        for row, parts in (("right", right), ("wrong", wrong)):
+            found.setdefault((row, "value", "free_energy"), []).append(float(torch.cat(parts).mean()))
+        found.setdefault(("right", "value", "lowest_share"), []).append(100.0 * float(torch.cat(lowest).mean()))
+    return found, {}
+
+
+@register_study("tsne")
+def tsne(cells: Sequence[Cell], place: Place) -> Found:
+    """Draw the paper's maps, and measure in each how many images are nearest to a prototype of their class."""
+    models = _learned(cells, place)
+    found: dict[tuple[str, str, str], list[float]] = {}
+    pictures: dict[str, bytes] = {}
+    for model in models:
+        panels = {split: _panels(model, split) for split in ("train", "test")}
+        for split, own in panels.items():
+            for row, (points, labels, prototypes) in own.items():
+                found.setdefault((row, split, "nearest_right"), []).append(_nearest_right(points, labels, prototypes))
+            pictures.setdefault(f"tsne-{split}.png", _draw(own, split))
+        before, after = (panels["test"][row] for row in ("original-key-multi", "prompted-value-multi"))
+        picture = tsne_before_after(before[0], after[0], before[1], before[2], after[2])
+        pictures.setdefault("tsne.png", picture)
+    return found, pictures
+
+
+Panel = tuple[Floats, list[str], dict[str, Floats]]
+PANELS = {
+    "original-key-mean": "original images, key class means",
+    "original-key-multi": "original images, key centroids",
+    "original-value-mean": "original images, value class means",
+    "original-value-multi": "original images, value centroids",
+    "prompted-value-mean": "prompted images, value class means",
+    "prompted-value-multi": "prompted images, value centroids",
+}
+
+
+def _panels(model: Learned, split: str) -> dict[str, Panel]:
+    """Return points, labels and prototypes of the six panels of a split."""
+    tasks = range(len(model.stream))
+    shown = {
+        "original": [model.embed(t, split, None) for t in tasks],
+        "prompted": [model.embed(t, split, t) for t in tasks],
+    }
+    records = [record for task in model.learner.memory.tasks for record in task.classes]
+    prototypes = {
+        "key-multi": {record.name: record.keys.numpy() for record in records},
+        "value-multi": {record.name: record.values.means.numpy() for record in records},
+        "key-mean": _means([model.embed(t, "train", None) for t in tasks]),
+        "value-mean": _means([model.embed(t, "train", t) for t in tasks]),
+    }
+    found = {}
+    for name in PANELS:
+        images, _, kind = name.partition("-")
+        points = torch.cat([part for part, _ in shown[images]]).numpy()
+        found[name] = (points, [label for _, labels in shown[images] for label in labels], prototypes[kind])
+    return found
+
+
+def _means(parts: Sequence[tuple[Tensor, list[str]]]) -> dict[str, Floats]:
+    """Return the mean embedding [1, D] of each class."""
+    found = {}
+    for embeddings, labels in parts:
+        for name in dict.fromkeys(labels):
+            own = torch.tensor([label == name for label in labels])
+            found[name] = embeddings[own].mean(dim=0, keepdim=True).numpy()
+    return found
+
+
+def _nearest_right(points: Floats, labels: Sequence[str], prototypes: Mapping[str, Floats]) -> float:
+    """Return the percentage of images whose most similar prototype, by cosine, is of their class."""
+    owners = [name for name, group in prototypes.items() for _ in range(len(group))]
+    rows = F.normalize(torch.from_numpy(np.concatenate(list(prototypes.values()))), dim=1)
+    nearest = (F.normalize(torch.from_numpy(points), dim=1) @ rows.T).argmax(dim=1).tolist()
+    return 100.0 * sum(owners[k] == label for k, label in zip(nearest, labels, strict=True)) / len(labels)
+
+
+def _draw(panels: Mapping[str, Panel], split: str) -> bytes:
+    """Draw the six panels of a split in the paper's layout: three rows of two."""
+    figure = Figure(figsize=(9.6, 13.2), dpi=DPI, layout="constrained")
+    for axes, (name, (points, labels, prototypes)) in zip(figure.subplots(3, 2).flat, panels.items(), strict=True):
+        draw_points(axes, points, labels, prototypes, list(prototypes))
+        axes.set_title(PANELS[name], fontsize=10)
+    figure.suptitle(f"t-SNE of {split} images; stars are prototypes", fontsize=12)
+    return png(figure)
