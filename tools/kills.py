@@ -78,7 +78,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], help="commands (default: all)")
     asked = parser.parse_args()
     torch.set_num_threads(1)  # a process with more cannot be forked
-    chance, tally, end = random.Random(asked.seed), Tally(), time.monotonic() + 60 * asked.minutes
+    chance, tally, shown, end = random.Random(asked.seed), Tally(), 0, time.monotonic() + 60 * asked.minutes
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         rounds = [each for each in _rounds(Path(folder)) if not asked.only or each.name in asked.only]
@@ -88,9 +88,8 @@ def main() -> int:
                     each.play(chance, tally, asked.kills, end)
                 if tally.faults < asked.faults:
                     each.fail(chance, tally)
-            print(tally.line(), flush=True)
-    for problem in tally.problems:
-        print(problem)
+            print(tally.line(), *tally.problems[shown:], sep="\n", flush=True)
+            shown = len(tally.problems)
     return 1 if tally.problems else 0
 
 
@@ -350,8 +349,9 @@ def _content(folder: Path) -> Content:
 
 
 def _part(content: Content, result: str) -> Content:
-    """The files of a result."""
-    return {path: data for path, data in content.items() if path == result or path.startswith(f"{result}/")}
+    """The files of a result, without hidden ones: a log has times."""
+    own = {path: data for path, data in content.items() if path == result or path.startswith(f"{result}/")}
+    return {path: data for path, data in own.items() if not path.rpartition("/")[2].startswith(".")}
 
 
 def _plain(path: str) -> str:

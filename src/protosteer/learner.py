@@ -201,8 +201,7 @@ class Learner:
     def confirm(self, images: Any) -> list[TaskRecord]:
         """Learn images that were classified correctly, each as the class that is predicted for it; `undo` reverts it.
 
-        Beside corrections they keep probabilities calibrated, see docs: corrected images alone are harder than images
-        are.
+        Beside corrections they keep probabilities calibrated: corrected images alone are harder than images are.
 
         Args:
             images: Paths, a folder, PIL images, or a tensor of pixels.

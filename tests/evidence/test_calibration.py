@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from protosteer.evidence import calibration
 from protosteer.evidence import class_statistics as spaces
-from protosteer.evidence.calibration import LooScores
+from protosteer.evidence.calibration import ImageWeights, LooScores, Selection
 from protosteer.evidence.prototype_summary import quantize_int8
 from protosteer.evidence.scorer import CoarseScorer
 from protosteer.evidence.summary_table import SummaryTable
@@ -85,3 +85,29 @@ def test_a_sweep_that_keeps_every_class_is_exact(monkeypatch):
     for name, value in {"MAX_CLASSES": 300, "NEAREST_CLASSES": 50, "SAMPLED_CLASSES": 600, "_BLOCK": 64}.items():
         monkeypatch.setattr(calibration, name, value)
     assert LooScores.of(seen).weights([0, 1]) == pytest.approx(exact, rel=1e-6, abs=1e-6)
+
+
+def test_an_image_of_weight_two_counts_as_two():
+    draw = torch.Generator().manual_seed(2)
+    scores, labels = torch.randn(30, 4, 2, generator=draw).double(), torch.arange(30) % 4
+    scores[torch.arange(30), labels] += 1
+    twice = torch.tensor([1.0, 2.0, 0.0]).repeat(10).double()
+    rows = torch.cat([torch.full((int(weight),), row) for row, weight in enumerate(twice.tolist())])
+    once, repeated = (LooScores.among_all(s, s, n) for s, n in ((scores, labels), (scores[rows], labels[rows])))
+    images, prior = ImageWeights(twice), torch.tensor([0.5, 0.5]).double()
+    assert once.weights([0, 1], images) == pytest.approx(repeated.weights([0, 1]), rel=1e-4)
+    every = ImageWeights(torch.ones(len(rows)).double())
+    torch.testing.assert_close(once.shares(prior, images), repeated.shares(prior, every), rtol=1e-4, atol=1e-6)
+    assert once.log_likelihood(0, 2.0, images) == pytest.approx(repeated.log_likelihood(0, 2.0, every))
+
+
+@pytest.mark.parametrize(("confirmed", "expected"), [(0, 0.0), (4, 4 / 7), (40, 0.1)])
+def test_corrected_images_count_as_often_as_errors_come(confirmed, expected):
+    """Of 9 learned images 3 go wrong, smoothed 4 to 7: no more of 4 corrections count beside 4 confirmations."""
+    labels = torch.zeros(9 + 4 + 4, dtype=torch.int64)
+    scores = torch.eye(2).double()[torch.tensor([1, 1, 1] + [0] * 14)][..., None]
+    kinds = torch.tensor([0] * 9 + [1] * 4 + [2] * 4)
+    chosen = Selection(kinds == 0, kinds == 1, kinds == 2, num_corrected=4, num_confirmed=confirmed)
+    weights = chosen.weights(LooScores.among_all(scores, scores, labels)).weights
+    assert weights[kinds == 0].tolist() == [1.0] * 9 and weights[kinds == 2].tolist() == [1.0] * 4
+    assert weights[kinds == 1].tolist() == pytest.approx([expected] * 4)

@@ -184,9 +184,14 @@ class Store:
                 if outdated is None:
                     self._refitting = None
                     return
-            learner = outdated.learner.copy()
-            learner.use_reader(reader_of(outdated.memory, learner.settings))
-            snapshot = Snapshot(learner, self.path, self._thumbnails)
+            try:
+                learner = outdated.learner.copy()
+                learner.use_reader(reader_of(outdated.memory, learner.settings))
+                snapshot = Snapshot(learner, self.path, self._thumbnails)
+            except BaseException:
+                with self._lock:
+                    self._refitting = None  # the next correction tries again
+                raise
             with self._lock:
                 if self._outdated is outdated:
                     self.current, self._outdated = snapshot, None
