@@ -15,10 +15,11 @@ import typer
 from typer import Argument, Option
 
 from protosteer.cli import completion
+from protosteer.cli.benchmark_options import ComputeOptions, ExperimentOptions, SplitOptions
 from protosteer.cli.common import (
     CommandLineError,
-    app,
     check_plot,
+    command,
     make_console,
     say,
     show,
@@ -27,12 +28,10 @@ from protosteer.cli.common import (
 )
 from protosteer.cli.loading import make_executor
 from protosteer.cli.options import (
-    PRECISION,
     Address,
     Executor,
     Json,
     PrecisionName,
-    Preset,
     Settings,
     Threads,
     Weights,
@@ -47,17 +46,9 @@ if TYPE_CHECKING:
     from protosteer.evaluation.sweep import Plan
 
 PANEL = "Benchmarks"
-STREAMS = (
-    "split-cifar100, five-datasets, split-digits and others (`protosteer datasets` lists their data), folder:PATH, "
-    "domains:PATH, or path/to/file.py:NAME."
-)
-Sweep = Annotated[
-    list[str] | None,
-    Option("--sweep", metavar="NAME=VALUE,...", help="A run for each value of a setting; repeatable, for a grid."),
-]
 
 
-@app.command(rich_help_panel=PANEL)
+@command(PANEL)
 def demo(
     what: Annotated[
         Literal["digits", "photos"] | None,
@@ -100,64 +91,17 @@ def demo(
             log.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-@app.command(rich_help_panel=PANEL)
+@command(PANEL)
 def run(
-    stream: Annotated[str | None, Argument(help=STREAMS, autocompletion=completion.stream_names)] = None,
-    method: Annotated[
-        str | None,
-        Option(
-            metavar="NAME,...|all",
-            autocompletion=completion.method_lists,
-            help="A method, several separated by commas, or all: see `protosteer methods` (default: protosteer).",
-        ),
-    ] = None,
-    backbone: Annotated[
-        str | None, Option(autocompletion=completion.backbone_names, help="Short name or timm name (default: nano).")
-    ] = None,
-    weights: Weights = None,
-    image_size: Annotated[int | None, Option(help="Image size to run the backbone at.")] = None,
-    crop: Annotated[float | None, Option(help="Fraction kept by the centre crop (default: the benchmark's).")] = None,
-    seeds: Annotated[str | None, Option(help="Seeds, such as 0,1,2 (default: 0, or the resumed run's).")] = None,
-    class_orders: Annotated[
-        str | None, Option(metavar="N,...", help="Seeds of class orders, such as 1993,1,2: a run for each.")
-    ] = None,
-    sweep: Sweep = None,
-    preset: Preset = None,
+    *,
+    experiment: ExperimentOptions,
     settings: Annotated[
         Literal["published"] | None, Option(help="Settings that the method's authors published for the benchmark.")
     ] = None,
     set_: Settings = None,
     config: Annotated[Path | None, Option(help="TOML file with any of these options and settings.")] = None,
-    class_order: Annotated[
-        str | None, Option(metavar="natural|seed:N|FILE", help="Order in which classes are learned.")
-    ] = None,
-    tasks: Annotated[int | None, Option(help="Number of tasks, as equal in size as possible.")] = None,
-    base: Annotated[int | None, Option(help="Classes of the first task, with --increment.")] = None,
-    increment: Annotated[int | None, Option(help="Classes of every further task.")] = None,
-    task_file: Annotated[Path | None, Option(help="Text file with the classes of each task.")] = None,
-    train_per_class: Annotated[int | None, Option(help="At most this many, in file order.")] = None,
-    shots: Annotated[
-        int | None, Option(help="Training images per class after the first task: few-shot class-incremental learning.")
-    ] = None,
-    test_per_class: Annotated[int | None, Option(help="At most this many, in file order.")] = None,
-    validation: Annotated[
-        float | None, Option(help="Evaluate on this share of the training images instead of the test images.")
-    ] = None,
-    blurry: Annotated[
-        float | None, Option(help="This share of each class's training images arrives in other tasks.")
-    ] = None,
-    disjoint: Annotated[
-        float | None, Option(help="With --blurry: this share of the classes stays in one task each.")
-    ] = None,
-    data_dir: Annotated[Path | None, Option(help="Where data sets are, or are downloaded to.")] = None,
-    skip_unreadable: Annotated[
-        bool | None, Option("--skip-unreadable", help="Skip images that cannot be read.")
-    ] = None,
-    device: Annotated[
-        str | None, Option(autocompletion=completion.device_names, help="auto (the default), cpu, cuda or mps.")
-    ] = None,
-    precision: Annotated[PrecisionName | None, PRECISION] = None,
-    threads: Threads = None,
+    split: SplitOptions,
+    computing: ComputeOptions,
     engine: Executor = "local",
     address: Address = None,
     logger: Annotated[
@@ -174,16 +118,12 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run a benchmark: learn its tasks one after the other, and test on all classes so far after each."""
-    given = {name: value for name, value in locals().items() if value is not None}
-    for name in ("set_", "config", "resume", "overwrite", "as_json", "engine", "address", "settings", "logger"):
-        given.pop(name, None)
-    if settings:
-        given["published"] = True
-
     from protosteer.evaluation.experiment import overridden
     from protosteer.evaluation.sweep import names_several, plan_experiments
     from protosteer.settings import read_toml
 
+    options = {**vars(experiment), **vars(split), **vars(computing), "out": out, "published": settings and True}
+    given = {name: value for name, value in options.items() if value is not None}
     values = overridden(read_toml(config) if config else {}, given | parse_settings(set_ or []))
     how = {**run_options(engine, address, values.get("device", "auto"), resume, overwrite), "logger": logger}
     if names_several(values):
@@ -256,7 +196,7 @@ def report_plan(plan: Plan, how: Mapping[str, Any], as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-@app.command(rich_help_panel=PANEL)
+@command(PANEL)
 def bench(
     subjects: Annotated[
         list[str] | None,
@@ -297,7 +237,7 @@ def _interruptible(folder: Path) -> Iterator[None]:
         raise
 
 
-@app.command(rich_help_panel=PANEL)
+@command(PANEL)
 def compare(
     runs: Annotated[list[str], Argument(metavar="RUN...", help="Folders of runs, or LABEL=FOLDER.")],
     markdown: Annotated[bool, Option("--markdown", help="Print Markdown.")] = False,

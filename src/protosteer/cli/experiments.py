@@ -9,12 +9,13 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from protosteer.cli import completion
-from protosteer.cli.benchmarks import PANEL, STREAMS, Sweep, report_plan, run_options
-from protosteer.cli.common import app, say, show
+from protosteer.cli.benchmark_options import STREAMS, Sweep
+from protosteer.cli.benchmarks import PANEL, report_plan, run_options
+from protosteer.cli.common import command, say, show
 from protosteer.cli.options import Address, Device, Executor, Json, Settings, Threads, Weights, parse_settings
 
 
-@app.command("evaluate-run", rich_help_panel=PANEL)
+@command(PANEL, "evaluate-run")
 def evaluate_run(
     run: Annotated[Path, Argument(metavar="RUN", help="Folder of a finished run, or of several.")],
     set_: Settings = None,
@@ -44,7 +45,7 @@ def evaluate_run(
     report_plan(plan, run_options(engine, address, device, resume, overwrite), as_json)
 
 
-@app.command(rich_help_panel=PANEL)
+@command(PANEL)
 def tune(
     method: Annotated[str, Argument(autocompletion=completion.method_names, help="The method.")],
     stream: Annotated[str, Argument(help=STREAMS, autocompletion=completion.stream_names)],
