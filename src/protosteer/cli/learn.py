@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +14,7 @@ from protosteer.cli.learn_parallel import ANOTHER, learn_folders_in_parallel, pl
 from protosteer.cli.loading import (
     PANEL,
     BackboneChoice,
-    backbone_of,
+    LearnerFactory,
     check_place,
     make_executor,
     prepare,
@@ -42,8 +40,6 @@ from protosteer.cli.torchrun import output_path
 from protosteer.util.text import printable
 
 if TYPE_CHECKING:
-    from protosteer.backbones import Backbone
-    from protosteer.data.class_folders import Files
     from protosteer.learner import Learner
     from protosteer.model.file import Model
     from protosteer.runtime.checkpoint import CheckpointFile
@@ -52,6 +48,28 @@ if TYPE_CHECKING:
     from protosteer.workflows.task_writer import TaskWriter
 
 QUICK_BACKBONE = "mini"  # whose speed stands for that of a backbone that is still to be chosen
+
+
+@dataclass(frozen=True)
+class FolderOptions:
+    """Options that say how each folder is learned."""
+
+    holdout: Annotated[
+        float,
+        Option(
+            min=0.0,
+            max=0.5,
+            help="Fraction of each class held out to judge training; these images are learned afterwards.",
+        ),
+    ] = 0.1
+    skip_known: Annotated[bool, Option("--skip-known", help="Skip classes that the model already has.")] = False
+    thumbnails: Thumbnails = False
+    yes: Annotated[
+        bool, Option("--yes", help="Do not ask: if folders contain folders, learn the outer ones as classes.")
+    ] = False
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Show what would be learned and how long it would take, then exit.")
+    ] = False
 
 
 @command(PANEL)
@@ -85,22 +103,8 @@ def learn(
         ),
     ] = None,
     set_: Settings = None,
-    holdout: Annotated[
-        float,
-        Option(
-            min=0.0,
-            max=0.5,
-            help="Fraction of each class held out to judge training; these images are learned afterwards.",
-        ),
-    ] = 0.1,
-    skip_known: Annotated[bool, Option("--skip-known", help="Skip classes that the model already has.")] = False,
-    thumbnails: Thumbnails = False,
-    yes: Annotated[
-        bool, Option("--yes", help="Do not ask: if folders contain folders, learn the outer ones as classes.")
-    ] = False,
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Show what would be learned and how long it would take, then exit.")
-    ] = False,
+    *,
+    folder_options: FolderOptions,
     device: Device = "auto",
     precision: Precision = "auto",
     threads: Threads = None,
@@ -124,88 +128,34 @@ def learn(
     if name is not None and (len(folders) > 1 or who.is_remote):
         message = "--name is for one folder with --engine local; other tasks are named after theirs"
         raise CommandLineError(message, code="conflicting-options")
-    if thumbnails and who.is_remote:
+    if folder_options.thumbnails and who.is_remote:
         raise CommandLineError("--thumbnails needs --engine local", code="conflicting-options")
     changes = parse_settings(set_ or []) | ({} if independent is None else {"independent": independent})
     check_settings(preset, changes)
     if device != "auto" and not who.is_remote:
         prepare(device, threads)
     for folder in folders:
-        check_nested(folder, path, yes, dry_run)
-    may_skip = preset is None and not set_
+        check_nested(folder, path, folder_options.yes, folder_options.dry_run)
+    may_skip, holdout, skip_known = preset is None and not set_, folder_options.holdout, folder_options.skip_known
     choice = BackboneChoice(backbone, weights, precision, as_json)
-    learners = _Learners(choice, adapted, preset, changes, holdout, lambda: prepare(device, threads))
-    if who.is_remote and not dry_run:
+    learners = LearnerFactory(choice, adapted, preset, changes, holdout, lambda: prepare(device, threads))
+    if who.is_remote and not folder_options.dry_run:
         results = learn_folders_in_parallel(who, path, folders, holdout, skip_known, device, learners.make, may_skip)
     else:
         if len(folders) > 1:
             folders = [plan.folder for plan in plan_folders(read_model(path), folders, skip_known)]
-        request = _Request(path, name, holdout, skip_known, thumbnails, dry_run, as_json, may_skip)
+        request = _Request(path, name, folder_options, as_json, may_skip)
         results = [_learn_folder(folder, request, learners) for folder in folders]
     if as_json:
         choice.add_to(results)
         print(json.dumps(results[0] if len(given) == 2 and results else results, indent=1))
 
 
-@dataclass
-class _Learners:
-    """Makes the learner of a model, or a new one; the backbone is loaded once.
-
-    Settings in `changes` win over a preset's.
-    """
-
-    choice: BackboneChoice
-    adapted: Path | None
-    preset: str | None
-    changes: dict[str, Any]
-    holdout: float
-    prepare: Callable[[], str]  # gives the device
-    loaded: list[Backbone] = field(default_factory=list)
-
-    def with_backbone(self, name: str) -> _Learners:
-        """Return the same with a backbone of that name for a new model."""
-        return dataclasses.replace(self, choice=BackboneChoice(name, None, self.choice.precision), loaded=[])
-
-    def make(self, old: Model | None, files: Callable[[], Files]) -> Learner:
-        """Return a learner. A new backbone is chosen to suit the files that are learned first."""
-        from protosteer.learner import Learner
-        from protosteer.workflows import shared_prompt
-
-        prompt = shared_prompt.read(self.adapted) if self.adapted else None
-        device = self.prepare()
-        given = self.choice.name, self.choice.weights, device, self.choice.precision
-        if old:
-            backbone = self.loaded[0] if self.loaded else backbone_of(old, *given)
-            learner = Learner.of_model(old, backbone)
-        elif prompt:
-            backbone = backbone_of(prompt.model, *given)
-            learner = Learner(backbone, shared_prompt=prompt.prompt_for(backbone))
-        else:
-            learner = Learner(self.choice.load(device, lambda: self._learned(files())))
-        settings = learner.settings.with_preset(self.preset) if self.preset else learner.settings
-        learner.settings = settings.replace(**self.changes)
-        if prompt:
-            prompt.check_used(learner)
-        self.loaded[:] = [learner.backbone]
-        return learner
-
-    def _learned(self, files: Files) -> Files:
-        """Files that a new model will learn: held-out ones must not choose its backbone."""
-        from protosteer.settings import DEFAULT_PRESET, Settings
-        from protosteer.workflows.learn_folder import split
-
-        settings = Settings.preset(self.preset or DEFAULT_PRESET, **self.changes)  # complains before anything is tried
-        return split(files, self.holdout, settings.seed)[0]
-
-
 @dataclass(frozen=True)
 class _Request:
     path: Path
     name: str | None
-    holdout: float
-    skip_known: bool
-    thumbnails: bool
-    dry_run: bool
+    options: FolderOptions
     as_json: bool
     may_skip: bool
 
@@ -217,7 +167,7 @@ def check_settings(preset: str | None, changes: dict[str, Any]) -> None:
     Settings.preset(preset or "best", **changes)
 
 
-def _learn_folder(folder: Path, request: _Request, learners: _Learners) -> dict[str, Any]:
+def _learn_folder(folder: Path, request: _Request, learners: LearnerFactory) -> dict[str, Any]:
     """Scan a folder and learn it, unless it is a dry run; returns the results for JSON."""
     from protosteer.data.sources import read_labelled
     from protosteer.report.learn import as_json
@@ -229,29 +179,29 @@ def _learn_folder(folder: Path, request: _Request, learners: _Learners) -> dict[
     writer = TaskWriter(path, name, say)
     old = read_model(path)
     found = scan(folder, files, old, name)
-    found = found.without_known() if request.skip_known and found.known else found
+    found = found.without_known() if request.options.skip_known and found.known else found
     if not request.as_json:
         show_scan(found, path, old)
     warn_of_files(found, old)
     if not len(found.files):
         say(f"nothing new in {folder}; {path} stays as it is")
         return as_json(found, None)
-    if request.dry_run:
+    if request.options.dry_run:
         _say_estimate(learners, old, found, request)
         return as_json(found, None)
     check_place(path, ANOTHER)
     learner = learners.make(old, lambda: found.files)
-    slot = TaskSlot.prepare(learner, found, name, request.holdout)
+    slot = TaskSlot.prepare(learner, found, name, request.options.holdout)
     writer.unfinished = slot.unfinished.name if slot.unfinished else None
     _say_unfinished(learner, slot)
     result = _learn(learner, slot, writer, request.may_skip)
     _show_result(result, found, learner, path, request.as_json)
-    if request.thumbnails:
+    if request.options.thumbnails:
         _keep_thumbnails(path, slot)
     return as_json(found, result)
 
 
-def _say_estimate(learners: _Learners, old: Model | None, found: FolderScan, request: _Request) -> None:
+def _say_estimate(learners: LearnerFactory, old: Model | None, found: FolderScan, request: _Request) -> None:
     """Say how long learning would take, from the time that a few images take; of a new model with a small backbone."""
     from protosteer.runtime.progress_bar import duration
     from protosteer.workflows.learn_folder import TaskSlot
@@ -259,7 +209,7 @@ def _say_estimate(learners: _Learners, old: Model | None, found: FolderScan, req
     choice = learners.choice
     named = old is not None or choice.name is not None or choice.weights is not None
     learner = (learners if named else learners.with_backbone(QUICK_BACKBONE)).make(old, lambda: found.files)
-    slot = TaskSlot.prepare(learner, found, request.name, request.holdout)
+    slot = TaskSlot.prepare(learner, found, request.name, request.options.holdout)
     each = slot.seconds_per_image()
     words = f"Time: about {duration(each * len(found.files))} until usable"
     if training := slot.training_seconds(each):

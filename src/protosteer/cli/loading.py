@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -197,6 +199,57 @@ class BackboneChoice:
 
         if self.choice:
             figures[0]["backbone"] = as_json(self.choice)
+
+
+@dataclass
+class LearnerFactory:
+    """Makes the learner of a model, or a new one; the backbone is loaded once.
+
+    Settings in `changes` win over a preset's.
+    """
+
+    choice: BackboneChoice
+    adapted: Path | None
+    preset: str | None
+    changes: dict[str, Any]
+    holdout: float
+    prepare: Callable[[], str]  # gives the device
+    loaded: list[Backbone] = field(default_factory=list)
+
+    def with_backbone(self, name: str) -> LearnerFactory:
+        """Return the same with a backbone of that name for a new model."""
+        return dataclasses.replace(self, choice=BackboneChoice(name, None, self.choice.precision), loaded=[])
+
+    def make(self, old: Model | None, files: Callable[[], Files]) -> Learner:
+        """Return a learner. A new backbone is chosen to suit the files that are learned first."""
+        from protosteer.learner import Learner
+        from protosteer.workflows import shared_prompt
+
+        prompt = shared_prompt.read(self.adapted) if self.adapted else None
+        device = self.prepare()
+        given = self.choice.name, self.choice.weights, device, self.choice.precision
+        if old:
+            backbone = self.loaded[0] if self.loaded else backbone_of(old, *given)
+            learner = Learner.of_model(old, backbone)
+        elif prompt:
+            backbone = backbone_of(prompt.model, *given)
+            learner = Learner(backbone, shared_prompt=prompt.prompt_for(backbone))
+        else:
+            learner = Learner(self.choice.load(device, lambda: self._learned(files())))
+        settings = learner.settings.with_preset(self.preset) if self.preset else learner.settings
+        learner.settings = settings.replace(**self.changes)
+        if prompt:
+            prompt.check_used(learner)
+        self.loaded[:] = [learner.backbone]
+        return learner
+
+    def _learned(self, files: Files) -> Files:
+        """Files that a new model will learn: held-out ones must not choose its backbone."""
+        from protosteer.settings import DEFAULT_PRESET, Settings
+        from protosteer.workflows.learn_folder import split
+
+        settings = Settings.preset(self.preset or DEFAULT_PRESET, **self.changes)  # complains before anything is tried
+        return split(files, self.holdout, settings.seed)[0]
 
 
 def choose_backbone(files: Files, device: str, precision: str, as_json: bool = False) -> Choice:
