@@ -80,7 +80,7 @@ def forget(
     else:
         for one in outcome:
             tasks = f"{'task' if len(one.tasks) == 1 else 'tasks'} {', '.join(one.tasks)}"
-            print(printable(f"forgotten: {', '.join(one.classes)} ({tasks}), {one.bytes:,} bytes"))
+            print(printable(f"forgotten: {', '.join(one.classes)} ({tasks}), {one.bytes:,} bytes of state"))
             print(printable(f"  {one.guarantee}"))
         print(f"before: {_counted(before)}\nafter: {_counted(after)}")
     if change.cleaned:
@@ -99,7 +99,7 @@ def _size(model: Model) -> dict[str, int]:
 def _counted(size: dict[str, int]) -> str:
     from protosteer.util.text import counted
 
-    return f"{counted(size['classes'], 'class')}, {counted(size['tasks'], 'task')}, {size['bytes']:,} bytes"
+    return f"{counted(size['classes'], 'class')}, {counted(size['tasks'], 'task')}, {size['bytes']:,} bytes of state"
 
 
 @command(PANEL)
