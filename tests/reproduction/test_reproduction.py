@@ -24,7 +24,7 @@ from protosteer.reproduction.definition import catalogue, names, read_definition
 from protosteer.reproduction.grid import Place, expand, is_finished, unique_runs
 from protosteer.reproduction.plots import PLOTS
 from protosteer.reproduction.studies import closed_form, is_study
-from protosteer.settings import Settings
+from protosteer.settings import Settings, load_toml
 from protosteer.streams import StreamOptions, open_stream, split_digits
 from protosteer.streams.base import training_view
 
@@ -218,3 +218,13 @@ def test_studies_measure_a_finished_run(tmp_path: Path) -> None:
     assert right is not None and right < 0 and share is not None and 0 <= share <= 100
     assert len(tsne.numbers) == 12 and all(0 <= (number.mean or -1) <= 100 for number in tsne.numbers.values())
     assert {"tsne.png", "tsne-train.png", "tsne-test.png"} <= {path.name for path in where.out.iterdir()}
+
+
+def test_the_wheel_has_every_definition_and_no_results() -> None:
+    project = catalogue().parents[1] / "pyproject.toml"
+    if not project.is_file():
+        pytest.skip("not a checkout")
+    listed = load_toml(project)["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert {Path(name).name for name in listed} == {
+        path.name for path in catalogue().iterdir() if path.suffix in (".toml", ".txt")
+    }

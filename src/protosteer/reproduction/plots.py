@@ -8,10 +8,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from protosteer.report.plots import DPI, draw_band, heat_cells, line_style, png
 from protosteer.reproduction.definition import Line
-from protosteer.reproduction.results import Number, Result, decimals_of
+from protosteer.reproduction.results import Number, Result, decimals_of, heading
 
 OURS, PAPER = "#0072B2", "#D55E00"
 
@@ -26,8 +27,9 @@ def bars(result: Result) -> bytes:
         for column, axes in zip(columns, line, strict=True):
             numbers = [result.numbers.get((row.key, column.key, metric)) for row in rows]
             _bar_panel(axes, numbers)
-            axes.set_yticks(range(len(rows)), [row.title for row in rows])
-            axes.set_title(f"{column.title}: {title}" if column.title else title, fontsize=10)
+            axes.set_yticks(range(len(rows)), [heading(row, result.scale) for row in rows])
+            name = heading(column, result.scale)
+            axes.set_title(f"{name}: {title}" if name else title, fontsize=10)
     panels[0][0].invert_yaxis()
     return _finish(figure, result)
 
@@ -43,7 +45,8 @@ def _bar_panel(axes: Axes, numbers: list[Number | None]) -> None:
     for y, number in enumerate(numbers):
         if number and number.mean is not None:
             axes.barh(y, number.mean, xerr=number.std, height=0.6, color=OURS, alpha=0.85, label="ours")
-            axes.text(0, y, f" {number.mean:.{decimals_of(number.metric)}f}", va="center", fontsize=8, color="white")
+            words = f"{number.mean:.{decimals_of(number.metric)}f}"
+            axes.annotate(words, (number.mean, y), (4, 5), textcoords="offset points", fontsize=7)
         if number and number.paper is not None:
             axes.plot([number.paper], [y], marker="D", color=PAPER, linestyle="", label="the paper's")
     axes.grid(axis="x", alpha=0.3)
@@ -95,7 +98,8 @@ def curves(result: Result) -> bytes:
         for i, row in enumerate(result.rows()):
             if (row.key, column.key) in result.curves:
                 draw_band(axes, i, row.title, result.curves[row.key, column.key])
-        axes.set(title=column.title, xlabel="tasks learned")
+        axes.set(title=heading(column, result.scale), xlabel="tasks learned")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(axis="y", alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=8)

@@ -177,15 +177,21 @@ def cell_text(number: Number | None) -> str:
     return f"{text} (paper {number.paper:.{places}f}{gap})"
 
 
+def heading(line: Line, scale: Scale) -> str:
+    """Return a row's or column's title, with the stream that stands for the paper's at a reduced scale."""
+    actual = scale.streams.get(line.values.get("stream", ""), {}).get("stream")
+    return f"{line.title} (here {actual})" if actual and not scale.is_published else line.title
+
+
 def grids(result: Result) -> list[tuple[str, list[list[str]]]]:
     """Return a grid of texts for each metric: rows by columns, with headings."""
     columns = result.definition.columns
     found = []
     for metric, title in result.definition.metrics.items():
-        lines = [["", *(column.title for column in columns)]]
+        lines = [["", *(heading(column, result.scale) for column in columns)]]
         for row in result.rows():
             numbers = [result.numbers.get((row.key, column.key, metric)) for column in columns]
-            lines.append([row.title, *(cell_text(number) for number in numbers)])
+            lines.append([heading(row, result.scale), *(cell_text(number) for number in numbers)])
         found.append((title, lines))
     return found
 
@@ -202,10 +208,17 @@ def as_markdown(result: Result) -> str:
     lines += [definition.about, ""] if definition.about else []
     lines += [f"![{definition.title}]({definition.name}.png)", ""]
     for title, grid in grids(result):
-        lines += [f"**{title}**: ours ± standard deviation (the paper's, difference)", "", github_table(grid)]
+        lines += [
+            f"**{title}**: ours ± standard deviation (the paper's, ours minus the paper's)",
+            "",
+            github_table(grid),
+        ]
     lines += [*(f"- {note}" for note in result.notes), ""] if result.notes else []
     if result.missing:
-        lines += ["Not run:", "", *(f"- {cell}: {why}" for cell, why in result.missing.items()), ""]
+        reasons: dict[str, list[str]] = {}
+        for cell, why in result.missing.items():
+            reasons.setdefault(why, []).append(cell)
+        lines += ["Not run:", "", *(f"- {'; '.join(cells)}: {why}" for why, cells in reasons.items()), ""]
     return "\n".join(lines)
 
 
