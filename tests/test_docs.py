@@ -228,6 +228,17 @@ def test_python_that_is_not_run_compiles_and_imports_what_exists():
                 assert hasattr(importlib.import_module(module), name), name
 
 
+def test_examples_in_docstrings_of_the_public_api_run():
+    import doctest
+
+    parser, runner = doctest.DocTestParser(), doctest.DocTestRunner()
+    public = [getattr(protosteer, name) for name in ("Backbone", "Learner", "merge")] + [Settings.preset]
+    for thing in public:
+        names = {"Backbone": Backbone}
+        runner.run(parser.get_doctest(inspect.getdoc(thing), names, thing.__qualname__, None, 0))
+    assert runner.failures == 0 and runner.tries >= 15
+
+
 # Tables
 
 

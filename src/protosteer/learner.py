@@ -41,7 +41,24 @@ _CHUNK = 128
 
 
 class Learner:
-    """A frozen backbone, settings, and a list of task records."""
+    """A frozen backbone, settings, and a list of task records.
+
+    Same seed, machine, threads and precision give bit-identical results. A learner is not locked: change it from one
+    thread at a time. Several learners may train in several threads.
+
+    Examples:
+        >>> import torch
+        >>> import protosteer as ps
+        >>> learner = ps.Learner(ps.Backbone.load("nano"), ps.Settings.preset("instant"))
+        >>> light, dark = torch.full((3, 3, 32, 32), 250).byte(), torch.full((3, 3, 32, 32), 5).byte()
+        >>> record = learner.learn((torch.cat([light, dark]), ["light"] * 3 + ["dark"] * 3), name="lamps")
+        >>> learner.classes, learner.tasks
+        (['dark', 'light'], ['lamps'])
+        >>> learner.predict(dark[:1]).labels
+        ['dark']
+        >>> learner.forget("light").exact
+        True
+    """
 
     def __init__(
         self,
@@ -170,7 +187,15 @@ class Learner:
         return trains_prompt(self.settings, classes, self.memory, self.shared_prompt)
 
     def add_class(self, name: str, images: Any) -> TaskRecord:
-        """Learn one class, or more of it, from a few images, without training, as a task of its own."""
+        """Learn one class, or more of it, from a few images, without training, as a task of its own.
+
+        Args:
+            name: The class.
+            images: What `predict` takes.
+
+        Returns:
+            The record of the task.
+        """
         images = as_images(images, self.backbone.preprocessing)
         record = learn_class(name, self.task_images(images, name), self.memory, self.settings)
         self.memory.add(record := record.computed_in(self.backbone.precision))
@@ -219,7 +244,18 @@ class Learner:
         return undo(self.memory, task)
 
     def predict(self, images: Any) -> Prediction:
-        """Predict paths, a folder, PIL images, or a tensor of pixels."""
+        """Predict images.
+
+        Args:
+            images: A path, a folder, a list of paths, PIL images, or pixels [B, 3, h, w] as uint8 or floats in [0, 1].
+
+        Returns:
+            One row per image.
+
+        Raises:
+            LearnerError: Nothing was learned yet.
+            DataError: An image cannot be read.
+        """
         parts = list(self._matches(as_images(images, self.backbone.preprocessing), _CHUNK))
         return self._prediction(ClassifierMatches.join(parts))
 
@@ -252,7 +288,18 @@ class Learner:
         return Prediction.build(self.reader.index, matches, self.reader.temperature)
 
     def forget(self, name: str | None = None, *, task: str | None = None) -> Forgotten:
-        """Remove a class, or a whole task with `task=`. The result says what that guarantees."""
+        """Remove a class, or a whole task.
+
+        Args:
+            name: The class.
+            task: The task, with all its classes, instead.
+
+        Returns:
+            What was removed, whether that is `exact`, and the `guarantee` in words.
+
+        Raises:
+            LearnerError: There is no such class or task.
+        """
         return forget(self.memory, name, task=task)
 
     @property
@@ -262,13 +309,29 @@ class Learner:
         return model_file.Model(Path("a learner"), header, self.settings, self.memory)
 
     def save(self, path: str | Path) -> None:
-        """Write the model to one file, atomically."""
+        """Write the model to one file, atomically.
+
+        Args:
+            path: The file, usually with the suffix `.protosteer`.
+        """
         self._require_knowledge()
         self.model.write(path)
 
     @classmethod
     def load(cls, path: str | Path, backbone: Backbone | None = None) -> Learner:
-        """Read a model file; without `backbone`, the one it was learned with is loaded by name."""
+        """Read a model file.
+
+        Args:
+            path: The file.
+            backbone: The backbone it was learned with; loaded by its name if None.
+
+        Returns:
+            A learner that predicts as the one that was saved.
+
+        Raises:
+            ModelFileError: The file is damaged, of another format, or belongs to another backbone.
+            WeightsError: The backbone's weights are not found.
+        """
         return cls.of_model(model_file.read(path), backbone)
 
     def push_to_hub(
@@ -323,6 +386,22 @@ def merge(
         *learners: Learners whose tasks have different names.
         renames: New names of classes by old names; they apply to every learner but the first.
         task_renames: The same for tasks.
+
+    Returns:
+        A new learner with the first one's backbone; the others stay as they are.
+
+    Raises:
+        LearnerError: There is nothing to merge, a task's name occurs twice, or backbones or settings of inference differ.
+
+    Examples:
+        >>> import torch
+        >>> import protosteer as ps
+        >>> backbone, made = ps.Backbone.load("nano"), []
+        >>> for name, grey in (("dark", 5), ("light", 250)):
+        ...     made.append(ps.Learner(backbone, ps.Settings.preset("instant")))
+        ...     record = made[-1].add_class(name, torch.full((2, 3, 32, 32), grey).byte())
+        >>> ps.merge(*made).classes
+        ['dark', 'light']
     """
     if not learners:
         raise LearnerError("merge needs at least one learner", code="nothing-to-merge")

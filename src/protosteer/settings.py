@@ -224,7 +224,23 @@ class Settings(Values):
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Settings:
-        """Return the settings of a preset with some changed."""
+        """Return the settings of a preset with some changed.
+
+        Args:
+            name: One of `PRESETS`.
+            **changes: Settings that differ from the preset's.
+
+        Returns:
+            The settings, validated.
+
+        Raises:
+            SettingsError: The preset or a setting is unknown, or a value is impossible.
+
+        Examples:
+            >>> from protosteer import Settings
+            >>> Settings.preset("paper", epochs=20).epochs
+            20
+        """
         return cls.from_dict({**preset(name), **changes})
 
     def with_preset(self, name: str) -> Settings:

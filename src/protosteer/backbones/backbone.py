@@ -38,8 +38,11 @@ class Backbone:
     """A frozen ViT with the preprocessing of its weights; only a `trainable_copy` ever changes.
 
     Examples:
-        >>> backbone = Backbone.load("mini")
-        >>> embedding = backbone.embed(backbone.transform(image)[None])  # [1, D]
+        >>> from PIL import Image
+        >>> backbone = Backbone.load("nano")
+        >>> image = backbone.transform(Image.new("RGB", (40, 40)))  # [3, H, W]
+        >>> backbone.embed(image[None]).shape == (1, backbone.dim)
+        True
     """
 
     def __init__(
