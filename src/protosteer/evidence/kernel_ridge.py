@@ -84,7 +84,7 @@ class KernelRidge:
     def _inverse_times(self, vector: Tensor) -> Tensor:
         """Multiply [P] by the inverse of what was solved, with the images that were added since."""
         assert self.factor is not None
-        solved = torch.cholesky_solve(vector[: len(self.factor), None], self.factor)[:, 0]
+        solved = _solve_factored(self.factor, vector[: len(self.factor)])
         for direction, pivot in self._added:
             last = (vector[len(direction)] - direction @ vector[: len(direction)]) / pivot
             solved = torch.cat([solved - last * direction, last[None]])
@@ -126,7 +126,7 @@ class NystromRidge(KernelRidge):
 
     def _inverse_times(self, vector: Tensor) -> Tensor:
         assert self.factor is not None
-        solved = torch.cholesky_solve(vector[:, None], self.factor)[:, 0]
+        solved = _solve_factored(self.factor, vector)
         for direction, pivot in self._added:
             solved = solved - direction * (direction @ vector / pivot)
         return solved
@@ -149,6 +149,12 @@ class NystromRidge(KernelRidge):
         leverage = leverage.square().sum(dim=0)[:, None]
         loo = (features[rows] @ solved - leverage * targets[rows]) / (1 - leverage).clamp(min=1e-9)
         return torch.linalg.solve_triangular(root.T, solved, upper=True), loo
+
+
+def _solve_factored(factor: Tensor, vector: Tensor) -> Tensor:
+    """Solve L L^T x = v for one vector [P]; `torch.cholesky_solve` would copy the factor [P, P] first."""
+    forward = torch.linalg.solve_triangular(factor, vector[:, None], upper=False)
+    return torch.linalg.solve_triangular(factor.mT, forward, upper=True)[:, 0]
 
 
 def arc_cosine(a: Tensor, b: Tensor) -> Tensor:
