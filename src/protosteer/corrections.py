@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
-import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,19 +75,14 @@ def correct(learner: Learner, image: Any, name: str, file: ImageFile | None = No
     if len(others) < len(learner.memory):
         reader = reader_of(others, learner.settings)
     record = _record(learner, others, embedded, name, file, before)
-
-    @functools.cache
-    def trial(place: int) -> tuple[bool, Memory, Reader]:
-        weighted = dataclasses.replace(record, classes=record.classes.with_image_weight(_WEIGHTS[place]))
-        memory = Memory([*others.tasks, weighted])
-        updated = reader.with_image(memory)
-        return _lead(updated, embedded, name) >= _MIN_LEAD, memory, updated
-
-    most = len(_WEIGHTS) - 1
-    place = 0 if trial(0)[0] else bisect.bisect_left(range(most), True, 1, key=lambda row: trial(row)[0])
-    _, memory, updated = trial(place)
-    learner.memory = compact(memory)
-    return Correction(memory.tasks[-1], updated)
+    memory = Memory([*others.tasks, record])
+    for weight in _WEIGHTS:
+        updated = reader.with_image(memory, weight)
+        if _lead(updated, embedded, name) >= _MIN_LEAD:
+            break
+    record = dataclasses.replace(record, classes=record.classes.with_image_weight(weight))
+    learner.memory = compact(Memory([*others.tasks, record]))
+    return Correction(record, updated)
 
 
 def confirm(learner: Learner, images: Sequence[Any], files: Sequence[ImageFile] | None = None) -> list[TaskRecord]:

@@ -75,8 +75,10 @@ class EvidenceClassifier:
         # Value prototypes are stored task by task: where each begins.
         self._starts = torch.searchsorted(index.value_tasks, torch.arange(len(index.tasks) + 1)).tolist()
 
-    def with_image(self, memory: Memory, index: Index) -> EvidenceClassifier:
+    def with_image(self, memory: Memory, index: Index, weight: int = 1) -> EvidenceClassifier:
         """Return a classifier of a memory that has one task more, of one image without a prompt, by closed forms.
+
+        The image counts as `weight` images.
 
         What leave-one-out decided stays: the weights of passes and feature spaces. So does the centre of the regression.
         """
@@ -90,7 +92,7 @@ class EvidenceClassifier:
             table = memory.tasks[-1].classes.summaries("plain" if one.prompt is None else "domain")
             assert table is not None
             points = [table.decoded(space=space)[0].double() for space in range(len(one.scorer.spaces))]
-            scorer = one.scorer.with_image(points, float(table.counts[0]), label, new)
+            scorer = one.scorer.with_image(points, float(weight * table.counts[0]), label, new)
             return replace(one, prompt=None if one.prompt is None else len(memory), scorer=scorer)
 
         updated.passes = [follow(one) for one in self.passes]

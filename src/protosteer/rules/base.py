@@ -61,8 +61,8 @@ class Reader(Protocol):
             Scores [B, C], or [B, n] of candidates, and how they came about.
         """
 
-    def with_image(self, memory: Memory) -> Reader:
-        """Return a reader of a memory that has one task more than this reader's, of one image.
+    def with_image(self, memory: Memory, weight: int = 1) -> Reader:
+        """Return a reader of a memory that has one task more than this reader's, of one image that counts as `weight`.
 
         It is quick, and may keep what was fitted to all images: building a reader decides that again.
         """

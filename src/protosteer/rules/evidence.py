@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,17 +49,23 @@ class EvidenceReader:
         self.classifier = EvidenceClassifier(memory, Index.build(memory), *self._options)
         self.index, self.layers = self.classifier.index, self.classifier.layers
         self._shared_prompt = memory.shared_prompt
+        self._indexed: tuple[Memory, Index] | None = None
 
     def match(self, embed: Embed, count: int, exhaustive: bool = True) -> ClassifierMatches:
         """See `Reader.match`. Scores are logits."""
         return self.classifier.match(embed, count, exhaustive)
 
-    def with_image(self, memory: Memory) -> EvidenceReader:
+    def with_image(self, memory: Memory, weight: int = 1) -> EvidenceReader:
         """See `Reader.with_image`: by closed forms; shares and scale stay as they were fitted."""
         if self.classifier.released:
-            return EvidenceReader(memory, *self._options)
+            *others, last = memory.tasks
+            weighted = dataclasses.replace(last, classes=last.classes.with_image_weight(weight))
+            return EvidenceReader(Memory([*others, weighted]), *self._options)
+        if self._indexed is None or self._indexed[0] is not memory:  # which is tried with several weights
+            self._indexed = memory, Index.build(memory)
         updated = copy.copy(self)
-        updated.classifier = self.classifier.with_image(memory, Index.build(memory))
+        updated._indexed = None
+        updated.classifier = self.classifier.with_image(*self._indexed, weight)
         updated.index = updated.classifier.index
         return updated
 

@@ -56,8 +56,8 @@ class PaperReader:
         found = parts[0] if len(parts) == 1 else inference.Matches.join(parts)
         return ClassifierMatches(**vars(found), similarities=found.scores)
 
-    def with_image(self, memory: Memory) -> PaperReader:
-        """See `Reader.with_image`: building it takes little time."""
+    def with_image(self, memory: Memory, weight: int = 1) -> PaperReader:
+        """See `Reader.with_image`: building it takes little time, and the weight of an image changes nothing."""
         return PaperReader(memory, self._settings)
 
     def release(self) -> None:
