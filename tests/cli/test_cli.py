@@ -29,7 +29,7 @@ def demo_does(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]],
     """Put something else in the place of the demo's work."""
 
     def put(work: Callable[[], None]) -> None:
-        monkeypatch.setattr(protosteer.cli.demo, "run_demo", lambda *_: work())
+        monkeypatch.setattr(protosteer.cli.demo, "run_demo", lambda *_, **__: work())
 
     return put
 

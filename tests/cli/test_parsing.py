@@ -18,8 +18,9 @@ from protosteer.cli.options import FLAGS, in_flags, parse_settings
 from protosteer.errors import DataError, ProtosteerWarning, SettingsError
 
 ROOT = Path(protosteer.__file__).parent
-# The command line itself, and a program that stands on its own, beside an exported model.
-OUTSIDE = (ROOT / "cli", ROOT / "assets")
+# The command line itself, a program that stands on its own, beside an exported model, a style sheet, and a model card
+# that shows commands.
+OUTSIDE = (ROOT / "cli", ROOT / "assets", ROOT / "report" / "html.py", ROOT / "sharing.py")
 FLAG = re.compile(r"(?<![-\w])--(?!help\b)[a-z]")  # every program has --help
 
 
@@ -98,7 +99,7 @@ def test_parameters_become_flags(message: str, shown: str | None) -> None:
 def test_errors_and_warnings_are_told_with_flags(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def work(*_: object) -> None:
+    def work(*_: object, **__: object) -> None:
         warnings.warn("no weights; pass weights=FILE", ProtosteerWarning, stacklevel=1)
         raise DataError("x.png cannot be read; leave it out with skip_unreadable=True")
 

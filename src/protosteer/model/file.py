@@ -247,7 +247,7 @@ def unpack(data: bytes, path: Path) -> Model:
     """Check and return the contents of a model file; `path` is what messages call it."""
     header, tensors = unpack_tensors(data, str(path))
     if ADAPTED in header:
-        message = f"{path} is a shared prompt, not a model; create a model with learn --adapted"
+        message = f"{path} is a shared prompt, not a model; begin a new model with it"
         raise ModelFileError(message, code="adapted-backbone", path=path)
     if header.get("format") not in (*legacy.FORMATS, FORMAT):
         message = (
