@@ -53,7 +53,7 @@ def _style() -> str:
         "#tip{position:fixed;pointer-events:none;background:var(--ink);color:var(--paper);padding:.2rem .5rem;border-radius:4px;"
         "font-size:.82rem;max-width:20rem;display:none;z-index:9}"
         "@media (max-width:34rem){body{font-size:15px;padding:.6rem .6rem 3rem}.big{font-size:1.08rem}.pair{grid-template-columns:1fr}"
-        "td,th{padding:.2rem .4rem}}"
+        "td,th{padding:.2rem .4rem}.wide .tick{font-size:18px}.shot{width:2.4rem;height:2.4rem}.track{width:3.5rem}}"
         "@media print{body{max-width:none;background:#fff;color:#000}h2{break-after:avoid}svg,table,figure{break-inside:avoid}}"
     )
 

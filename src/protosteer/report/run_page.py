@@ -149,10 +149,12 @@ def summary(report: Report) -> str:
     )
     if len(report.rows) > 1:
         words = f"Of {len(report.rows)} configurations, {words}"
-    test = report.tests.get(best.label, {})
+    others = sorted(report.rows[1:], key=lambda row: -spread_over_seeds(row.seeds)[0]["last_accuracy"])
+    compared = best if best is not report.rows[0] else next(iter(others), best)
+    test = report.tests.get(compared.label, {})
     if test.get("difference") is not None:
         words += (
-            f" That is {test['difference']:+.1f} points against {report.rows[0].label} "
+            f" {compared.label} has {test['difference']:+.1f} points against {report.rows[0].label} "
             f"(95 % interval {test['difference_low']:+.1f} to {test['difference_high']:+.1f}, "
             f"McNemar p = {test['mcnemar_holm_p']:.2g} after Holm's correction)."
         )

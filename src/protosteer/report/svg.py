@@ -15,7 +15,7 @@ from html import escape
 from protosteer.util.statistics import Bins
 
 WIDTH, HEIGHT = 640, 300
-LEFT, RIGHT, TOP, BOTTOM = 54, 14, 14, 42
+LEFT, RIGHT, TOP, BOTTOM = 70, 14, 14, 46
 SERIES = 8  # colours; then lines are dashed
 HEAT_STEPS = 10
 MAX_TICKS = 12
@@ -70,9 +70,8 @@ def line_chart(
                 spread = f" ± {one.spread[i]:.2f}" if one.spread and one.spread[i] else ""
                 tip = _tip(f"{one.name}, {x_title} {names[i]}: {value:,.2f}{spread}")
                 parts.append(f'<circle class="dot {style}" cx="{x(i):.1f}" cy="{y(value):.1f}" r="4" {tip}/>')
-    return _svg(WIDTH, HEIGHT, "".join(parts), y_title) + (
-        legend([one.name for one in series]) if len(series) > 1 else ""
-    )
+    chart = _svg(WIDTH, HEIGHT, "".join(parts), y_title, "wide")
+    return chart + (legend([one.name for one in series]) if len(series) > 1 else "")
 
 
 def heat_map(
@@ -235,6 +234,7 @@ def _tip(text: str) -> str:
     return f'data-tip="{escape(text)}"'
 
 
-def _svg(width: float, height: float, content: str, title: str) -> str:
+def _svg(width: float, height: float, content: str, title: str, kind: str = "") -> str:
+    """Return a drawing; one of the kind "wide" gets larger letters on a phone, where it shrinks most."""
     box = f'viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:{width:.0f}px"'
-    return f'<svg {box} role="img" aria-label="{escape(title)}">{content}</svg>'
+    return f'<svg class="{kind}" {box} role="img" aria-label="{escape(title)}">{content}</svg>'
