@@ -1,7 +1,9 @@
 import math
 
+import numpy as np
 import pytest
 import torch
+from scipy.linalg import orthogonal_procrustes
 
 from expect import expect_error
 
@@ -51,6 +53,22 @@ def test_three_classes_lie_as_their_directions_do():
     assert math.dist(found["A"], found["C"]) / math.dist(found["A"], found["B"]) == pytest.approx(
         float(expected), rel=1e-5
     )
+
+
+def test_a_new_map_is_turned_to_the_one_before():
+    draw = torch.Generator().manual_seed(3)
+    rows = torch.randn(9, 5, generator=draw).tolist()
+    records = [record(name, row) for name, row in zip("ABCDEFGHI", rows, strict=True)]
+    old, plain = fitted(memory(*records[:6])), fitted(memory(*records[1:]))
+    new = Projection.fit(memory(*records[1:]), reader_of(memory(*records[1:]), Settings()), old)
+    common = "BCDEF"
+    before, untouched, after = (np.array([spots(one)[name] for name in common]) for one in (old, plain, new))
+    turn, _ = orthogonal_procrustes(untouched, before)  # the oracle; the scale is settled afterwards
+    expected = np.array([spots(plain)[name] for name in "BCDEFGHI"]) @ turn
+    expected /= np.abs(expected).max()
+    assert np.allclose([spots(new)[name] for name in "BCDEFGHI"], expected, atol=1e-6)
+    assert np.linalg.norm(after - before) < np.linalg.norm(untouched - before)
+    assert new.place(torch.tensor(rows))[1] == pytest.approx(spots(new)["B"], abs=1e-6)  # pictures are turned with it
 
 
 def test_lengths_of_centroids_do_not_count_but_their_images_do():

@@ -253,8 +253,19 @@ def test_reliability_is_of_images_that_were_left_out(client, tmp_path):
     assert told["images"] == sum(b["images"] for b in told["bins"]) == len(checked.correct) > 0
     right = sum(b["images"] * b["accuracy"] / 100 for b in told["bins"] if b["images"])
     assert right == pytest.approx(int(checked.correct.sum())) and told["calibration_error"] >= 0
+    classes = client.get("/classes").json()["classes"]
+    assert [one["checked"] for one in classes] == checked.labels.bincount(minlength=len(classes)).tolist()
+    assert [one["right"] for one in classes] == checked.labels[checked.correct].bincount(
+        minlength=len(classes)
+    ).tolist()
+    for place, one in enumerate(classes):
+        wrong = checked.predicted[(checked.labels == place) & ~checked.correct].tolist()
+        counts = [wrong.count(other) for other in range(len(classes))]
+        best = one["confused_with"]
+        assert best is None if not wrong else counts[[c["name"] for c in classes].index(best)] == max(counts)
     with TestClient(service(tmp_path, taught())) as by_the_papers_rule:
         assert by_the_papers_rule.get("/model").json()["reliability"] is None
+        assert by_the_papers_rule.get("/classes").json()["classes"][0]["checked"] == 0
 
 
 def test_thumbnails_are_served_where_they_are_to_be_shown_and_go_with_their_class(tmp_path):

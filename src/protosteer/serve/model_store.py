@@ -157,7 +157,7 @@ class Store:
         learner.memory = memory
         if reader is not None:
             learner.use_reader(reader)
-        snapshot = Snapshot(learner, self.path, self._thumbnails)
+        snapshot = Snapshot(learner, self.path, self._thumbnails, self.current.projection)
         try:
             with transaction(self.path, "serve") as change:
                 if change.identity != self._identity:
@@ -187,7 +187,7 @@ class Store:
             try:
                 learner = outdated.learner.copy()
                 learner.use_reader(reader_of(outdated.memory, learner.settings))
-                snapshot = Snapshot(learner, self.path, self._thumbnails)
+                snapshot = Snapshot(learner, self.path, self._thumbnails, outdated.projection)
             except BaseException:
                 with self._lock:
                     self._refitting = None  # the next correction tries again

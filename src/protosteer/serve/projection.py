@@ -2,11 +2,13 @@
 
 A class is a direction that its model's reader defines. The map is spanned by the two axes along which these
 directions vary most, both on one scale, on which the farthest class is at 1 or -1. The largest component of an axis
-settles its sign, so that the same model always gives the same map.
+settles its sign, so that the same model always gives the same map. While a service runs, each new map is turned and
+mirrored to the one before (orthogonal Procrustes), so that classes stay where they were.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,19 +32,33 @@ class Projection:
     axes: Tensor  # [2, D], each already divided by the scale; 0 where there is no such axis
 
     @classmethod
-    def fit(cls, memory: Memory, reader: Reader) -> Projection:
-        """Fit the map of a memory's classes, whose directions its reader has."""
+    def fit(cls, memory: Memory, reader: Reader, previous: Projection | None = None) -> Projection:
+        """Fit the map of a memory's classes, whose directions its reader has; turn it to the previous one."""
         if not len(memory):
             raise LearnerError("a model without classes has no map; learn a class first", code="nothing-learned")
         directions = reader.class_directions()
         origin = directions.mean(dim=0)
         axes = _axes(directions - origin, origin)
-        extent = float(((directions - origin) @ axes.T).abs().max())
-        axes = axes / extent if extent > ROUNDING else axes
-        spots = _clip((directions - origin) @ axes.T, 1.0)
+        coordinates = (directions - origin) @ axes.T
+        if previous is not None:
+            turn = previous.turn_of(reader.index.classes, coordinates)
+            axes, coordinates = turn.T @ axes, coordinates @ turn
+        extent = float(coordinates.abs().max())
+        scale = 1 / extent if extent > ROUNDING else 1.0
+        spots = _clip(coordinates * scale, 1.0)
         owners = memory.owners
         classes = [(name, owners[name][0], *spot) for name, spot in zip(reader.index.classes, spots, strict=True)]
-        return cls(classes, origin, axes)
+        return cls(classes, origin, axes * scale)
+
+    def turn_of(self, names: Sequence[str], coordinates: Tensor) -> Tensor:
+        """Find the rotation or reflection [2, 2] that brings coordinates [C, 2] of classes closest to this map's."""
+        places = {name: (x, y) for name, _, x, y in self.classes}
+        rows = [row for row, name in enumerate(names) if name in places]
+        if len(rows) < 2:
+            return torch.eye(2, dtype=coordinates.dtype)
+        old = torch.tensor([places[names[row]] for row in rows], dtype=coordinates.dtype)
+        left, _, right = torch.linalg.svd(coordinates[rows].T @ old)
+        return left @ right
 
     def place(self, embeddings: Tensor) -> list[tuple[float, float]]:
         """Project embeddings [B, D] to coordinates, clipped at the edge."""

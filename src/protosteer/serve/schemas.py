@@ -61,6 +61,9 @@ class Class(BaseModel):
     images: int
     centroids: int = Field(description="Prototypes that are kept of it.")
     thumbnails: int = Field(description="Small pictures of it that can be asked for.")
+    checked: int = Field(description="Stored images that were each asked as if not learned.")
+    right: int = Field(description="How many of them are recognised.")
+    confused_with: str | None = Field(description="What the others are most often taken for.")
 
 
 class Thumbnails(BaseModel):

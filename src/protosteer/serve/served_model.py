@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from protosteer.model.thumbnails import read as read_thumbnails
 from protosteer.rules import Reader
 from protosteer.serve.projection import Projection
 from protosteer.util.statistics import calibration_error, reliability
+from protosteer.workflows.holdout_eval import most_confused
 from protosteer.workflows.model_summary import describe
 from protosteer.workflows.ood import Rejection, calibrated
 from protosteer.workflows.prediction_table import prediction_rows
@@ -25,12 +27,12 @@ from protosteer.workflows.prediction_table import prediction_rows
 class Snapshot:
     """A learner with everything that is computed once per change: the map, thresholds, reliability."""
 
-    def __init__(self, learner: Learner, path: Path, thumbnails: bool = False):
+    def __init__(self, learner: Learner, path: Path, thumbnails: bool = False, previous: Projection | None = None):
         self.learner = learner
         self.memory = learner.memory
         self.path = path
         # Computed here, by the request that makes the change, not by the next prediction.
-        self.projection = Projection.fit(self.memory, learner.reader)
+        self.projection = Projection.fit(self.memory, learner.reader, previous)
         self.calibrated = calibrated(learner)
         self.rejection = lru_cache(maxsize=64)(partial(Rejection, learner))
         self.reliability = _reliability(learner.reader)
@@ -69,7 +71,7 @@ class Snapshot:
 
     def classes(self) -> list[dict[str, Any]]:
         """Describe every class, in the order in which they were learned."""
-        counters = {"images": 0, "centroids": 0, "thumbnails": 0}
+        counters = {"images": 0, "centroids": 0, "thumbnails": 0, "checked": 0, "right": 0, "confused_with": None}
         classes: dict[str, dict[str, Any]] = {
             name: {"name": name, "task": tasks[0], "tasks": tasks, **counters} for name, tasks in self._owners.items()
         }
@@ -81,7 +83,24 @@ class Snapshot:
             classes[name]["centroids"] += prototypes
         for name, thumbs in self.thumbnails.items():
             classes[name]["thumbnails"] = len(thumbs)
+        for name, checked in self._checked.items():
+            classes[name] |= checked
         return list(classes.values())
+
+    @cached_property
+    def _checked(self) -> dict[str, dict[str, Any]]:
+        """Of each class: stored images checked by leave-one-out, how many are right, what others are taken for."""
+        loo, names = self.learner.reader.loo_predictions(), self.memory.classes
+        if loo is None or loo.predicted is None or len(names) < 2:
+            return {}
+        labels, predicted = ([names[place] for place in places.tolist()] for places in (loo.labels, loo.predicted))
+        pairs = Counter(zip(labels, predicted, strict=True))
+        found: dict[str, dict[str, Any]] = {name: {"checked": 0, "right": 0, "confused_with": None} for name in names}
+        for name, count in Counter(labels).items():
+            found[name] |= {"checked": count, "right": pairs[name, name]}
+        for actual, other, _ in reversed(most_confused(pairs, len(pairs))):  # the most frequent comes last
+            found[actual]["confused_with"] = other
+        return found
 
     @cached_property
     def description(self) -> dict[str, Any]:

@@ -170,7 +170,11 @@ def _reading(name: str, most: int) -> Iterator[None]:
     except Image.DecompressionBombError:
         raise RequestError(413, f"{name} has more than {most:,} pixels; make it smaller") from None
     except Exception:  # a damaged file makes decoders raise nearly anything
-        heic = " (of HEIC, save a JPEG copy)" if name.lower().endswith((".heic", ".heif", ".hif")) else ""
+        heic = (
+            " (for HEIC, install protosteer[heic] where the service runs, or save a JPEG copy)"
+            if name.lower().endswith((".heic", ".heif", ".hif"))
+            else ""
+        )
         message = f"{name} cannot be read as an image; send a JPEG, PNG, WebP, AVIF, GIF, BMP or TIFF file{heic}"
         raise RequestError(422, message) from None
 

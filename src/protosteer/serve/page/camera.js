@@ -1,16 +1,22 @@
-// Pictures of a class from the camera. Browsers offer one to pages of this machine and over https, to no others.
+// Pictures from the camera, to ask about or to teach. Browsers offer one to pages of this machine and over https; elsewhere
+// a phone takes a photo through its own camera app.
 "use strict";
-const camera = { stream: null, taken: 0 };
+const camera = { stream: null, taken: 0, use: "teach" };
+const tellCamera = (text) => (camera.use === "teach" ? answer(text, "problem") : ($("try-problem").textContent = text));
 
-async function openCamera() {
+async function openCamera(use) {
+  if (camera.stream) closeCamera();
+  camera.use = use;
+  $("try-problem").textContent = "";
   try {
     camera.stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
   } catch (error) {
-    return answer(whyNoCamera(error), "problem");
+    return tellCamera(whyNoCamera(error));
   }
   $("video").srcObject = camera.stream;
+  document.querySelector(`[data-drop="${use}"]`).after($("viewfinder"));
   $("viewfinder").hidden = false;
-  $("camera").hidden = true;
+  opener().hidden = true;
   camera.stream.getVideoTracks()[0].addEventListener("ended", closeCamera);  // pulled out, or taken back by the user
   $("snap").focus();
 }
@@ -24,23 +30,27 @@ function whyNoCamera({ name, message }) {
 /** The frame as it is, at the camera's own size, like a file that was chosen. */
 async function takePicture() {
   const video = $("video"), frame = el("canvas", { width: video.videoWidth, height: video.videoHeight });
-  if (!video.videoWidth) return answer("The camera is not ready yet; try again in a moment.", "problem");
+  if (!video.videoWidth) return tellCamera("The camera is not ready yet; try again in a moment.");
   frame.getContext("2d").drawImage(video, 0, 0);
   const blob = await new Promise((done) => frame.toBlob(done, "image/jpeg", 0.92));
-  addExamples([new File([blob], `camera ${++camera.taken}.jpg`, { type: "image/jpeg" })]);
+  (camera.use === "teach" ? addExamples : addShots)([new File([blob], `camera ${++camera.taken}.jpg`, { type: "image/jpeg" })]);
 }
 
 function closeCamera() {
   for (const track of camera.stream?.getTracks() ?? []) track.stop();
   camera.stream = $("video").srcObject = null;
   $("viewfinder").hidden = true;
-  $("camera").hidden = false;
-  $("camera").focus();
+  opener().hidden = false;
+  opener().focus();
 }
+const opener = () => $(camera.use === "teach" ? "camera" : "photo");
 
 function startCamera() {
-  $("camera").hidden = !navigator.mediaDevices?.getUserMedia;
-  $("camera").addEventListener("click", openCamera);
+  const live = navigator.mediaDevices?.getUserMedia;
+  $("camera").hidden = !live;
+  $("photo").hidden = !live && !matchMedia("(pointer: coarse)").matches;
+  $("camera").addEventListener("click", () => openCamera("teach"));
+  $("photo").addEventListener("click", () => (live ? openCamera("try") : $("photo-file").click()));
   $("snap").addEventListener("click", takePicture);
   $("camera-stop").addEventListener("click", closeCamera);
 }

@@ -1,15 +1,24 @@
 // The list of classes, and deleting one.
 "use strict";
 const SHOWN_ROWS = 200;  // drawn before someone filters
+const WELL_CHECKED = 8, WELL_RECOGNISED = 0.8;  // pictures, and share of them, from which a class knows enough
 
 function classRow(one) {
   const ask = (event) => askDelete(one, event.target);
   const remove = el("button", { class: "plain word", type: "button", "aria-label": `Delete ${one.name}`, onclick: ask }, "Delete");
-  const about = `${called(one.task)} · ${plural(one.images, "image")} · ${plural(one.centroids, "prototype")}`;
+  const about = `${called(one.task)} · ${plural(one.images, "image")}`, [checked, enough] = enoughOf(one);
   const show = (event) => showThumbnails(one, event.target);
   const pictures = el("button", { class: "plain word", type: "button", "aria-label": `Pictures of ${one.name}`, onclick: show }, "Pictures");
   return el("li", { class: one.name === state.fresh ? "new" : null }, glyph(one.task),
-    el("span", { class: "what" }, el("span", { title: one.name }, one.name), el("small", {}, about)), one.thumbnails ? pictures : null, state.model.teaching ? remove : null);
+    el("span", { class: "what" }, el("span", {}, one.name), el("small", {}, about), checked && el("small", { class: enough ? null : "short" }, checked)), one.thumbnails ? pictures : null, state.model.teaching ? remove : null);
+}
+
+/** How many of a class's pictures are recognised, each as if it had not been taught; and whether that is enough. */
+function enoughOf({ checked, right, confused_with: other }) {
+  if (!checked) return [null, true];
+  const enough = checked >= WELL_CHECKED && right >= WELL_RECOGNISED * checked;
+  const said = `${right} of ${checked} recognised${other === null ? "" : `, else “${other}”`}`;
+  return [enough ? said : `${said}; more pictures would help`, enough];
 }
 
 function drawClasses() {
@@ -17,7 +26,7 @@ function drawClasses() {
   const found = state.classes.filter(({ name, task }) => `${name}\n${task}`.toLowerCase().includes(filter));
   const rows = found.slice(0, SHOWN_ROWS).map(classRow), note = (text) => rows.push(el("li", { class: "muted small" }, text));
   if (found.length > SHOWN_ROWS) note(`and ${found.length - SHOWN_ROWS} more; type in the filter to see them`);
-  if (!found.length) note("No class or task has this in its name.");
+  if (!found.length) note("No class has this in its name.");
   $("rows").replaceChildren(...rows);
   const fresh = $("rows").querySelector(".new");
   if (fresh) $("rows").scrollTop = fresh.offsetTop - $("rows").offsetTop - $("rows").clientHeight / 2;
@@ -43,7 +52,7 @@ async function showThumbnails({ name, images }, opener) {
   try {
     const { jpegs } = await ask(own(`thumbnails/${encodeURIComponent(name)}`));
     fillDialog(`“${name}”`, [`${jpegs.length} of the ${plural(images, "picture")} that it was taught, kept beside the model.`, "small muted"]);
-    const shown = jpegs.map((jpeg, i) => el("li", {}, el("img", { class: "thumb", alt: `Prototype ${i + 1}`, src: `data:image/jpeg;base64,${jpeg}` })));
+    const shown = jpegs.map((jpeg, i) => el("li", {}, el("img", { class: "thumb", alt: `Picture ${i + 1}`, src: `data:image/jpeg;base64,${jpeg}` })));
     $("dialog-text").append(el("ul", { class: "examples" }, ...shown));
   } catch (error) {
     fillDialog(`“${name}”`, [error.message, "problem"]);
@@ -52,12 +61,13 @@ async function showThumbnails({ name, images }, opener) {
 
 function askDelete({ name, task }, opener) {
   const dialog = $("dialog"), close = $("dialog-close"), remove = $("dialog-delete");
-  fillDialog(`Delete “${name}”?`, ["Its prototypes are removed from the model file, and it is not recognised any more. This cannot be undone."], [`Task: ${called(task)}`, "small muted"]);
+  fillDialog(`Delete “${name}”?`, ["What was learned of it is removed from the model file, and it is not recognised any more. This cannot be undone."], [`Learned with ${called(task)}.`, "small muted"]);
   close.textContent = "Cancel";
   remove.hidden = remove.disabled = false;
   close.onclick = () => dialog.close();
   dialog.onclose = () => (opener.isConnected ? opener : $("classes-title")).focus();
   remove.onclick = async () => {
+    if (!(await needToken())) return;
     remove.disabled = true;
     try {
       const gone = await ask(classPath(name), { method: "DELETE", headers: bearer() });
@@ -68,7 +78,8 @@ function askDelete({ name, task }, opener) {
       close.focus();
       await changed();
     } catch (error) {
-      fillDialog(`“${name}” is not deleted`, [error.message, "problem"], ...(error.status === 401 ? [["Enter it under “Teach a class”."]] : []));
+      fillDialog(`“${name}” is not deleted`, [error.message, "problem"], ...(error.status === 401 ? [["Try again to enter another."]] : []));
+      if (error.status === 401) keepToken("");
       remove.disabled = false;
     }
   };

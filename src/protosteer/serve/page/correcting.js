@@ -4,7 +4,7 @@ const OFFERED = 500;  // names of classes that are offered while one is typed
 
 /** Stands under an answer, and keeps what is being typed while answers come and go. */
 function makeFix(shot) {
-  const yes = el("button", { class: "button small", type: "button", onclick: () => correct(shot, shot.result.label) }, "Yes, right");
+  const yes = el("button", { class: "button small", type: "button", onclick: () => confirmRight(shot) }, "Yes, right");
   const second = el("button", { class: "button small", type: "button", onclick: () => correct(shot, second.value) });
   const name = el("input", { type: "text", list: "class-names", maxlength: 200, autocomplete: "off", placeholder: "known or new class", "aria-label": `What is on ${shot.name}` });
   const typed = el("span", { class: "typed", hidden: true }, name, el("button", { class: "button small", type: "submit" }, "Correct"));
@@ -86,58 +86,78 @@ function tellBulk(text, kind) {
 async function correctAll(event, chosen) {
   event.preventDefault();
   const name = chosen ?? $("bulk-name").value.trim(), near = chosen ? null : similar(name), shots = picked();
-  if (!$("token").value.trim()) {
-    tellBulk("Enter the token under “Teach a class” first.", "problem");
-    return $("token").focus();
-  }
   if (!name) {
     tellBulk("Say what they are.", "problem");
     return $("bulk-name").focus();
   }
   if (near) return askName($("bulk-answer"), name, near, (meant) => correctAll(event, meant));
+  await inBulk(shots.map((shot) => [shot]), "corrected", ([shot], busy) => sendCorrection(shot, name, busy));
+}
+
+/** The answers to all selected pictures are right, but for those that are called unknown. */
+const confirmAll = () => inBulk(batches(picked().filter(({ result }) => !result.unknown)), "confirmed", sendRight);
+
+async function inBulk(parts, done, send) {
+  if (!(await needToken())) return;
+  const all = parts.flat();
   try {
-    for (const [i, shot] of shots.entries()) {
-      tellBulk(`Correcting ${i + 1} of ${shots.length} …`, "muted");
-      await sendCorrection(shot, name, () => tellBulk("The service is busy; asking again …", "muted"));
-      shot.pick.checked = false;
+    for (const [i, part] of parts.entries()) {
+      tellBulk(`${i + 1} of ${parts.length} …`, "muted");
+      await send(part, () => tellBulk("The service is busy; asking again …", "muted"));
+      for (const shot of part) shot.pick.checked = false;
     }
     $("bulk-name").value = "";
-    tellBulk("", "muted");
-    say(`${plural(shots.length, "picture")} corrected.`);
+    tellBulk(all.length ? "" : "All of these are called unknown: say what they are.", all.length ? "muted" : "problem");
+    say(`${plural(all.length, "picture")} ${done}.`);
   } catch (error) {
     tellBulk(error.message, "problem");
-    if (error.status === 401) $("token").focus();
+    if (error.status === 401) keepToken("");
   }
   drawBulk();
   await changed();
 }
 
+/** Confirmed answers are learned, and tell the model how often it is right. */
+async function sendRight(shots, busy) {
+  const options = { method: "POST", headers: bearer(), body: form(shots.map((shot) => shot.file)) };
+  const { corrections } = await ask(own("confirmations"), options, busy);
+  shots.forEach((shot, i) => { shot.correction = corrections[i].correction; });
+}
+
+async function confirmRight(shot) {
+  if (!(await needToken())) return;
+  tellFix(shot, "Noting …", "muted");
+  await settleFix(shot, sendRight([shot], () => tellFix(shot, "The service is busy; asking again …", "muted")));
+}
+
+async function settleFix(shot, sent) {
+  try {
+    await sent;
+    shot.fix.name.value = "";
+    shot.fix.typed.hidden = true;
+    shot.fix.other.setAttribute("aria-expanded", "false");
+    await changed();
+  } catch (error) {
+    tellFix(shot, error.message, "problem");
+    if (error.status === 401) keepToken("");
+  }
+}
+
 async function correct(shot, name, sure = false) {
   const { fix } = shot;
-  if (!$("token").value.trim()) {
-    tellFix(shot, "Enter the token under “Teach a class” first.", "problem");
-    return $("token").focus();
-  }
   if (!name) {
     tellFix(shot, "Say what it is.", "problem");
     return fix.name.focus();
   }
   const near = sure ? null : similar(name);
   if (near) return askName(fix.words, name, near, (chosen) => correct(shot, chosen, true));
+  if (!(await needToken())) return;
   tellFix(shot, "Correcting …", "muted");
-  try {
-    await sendCorrection(shot, name, () => tellFix(shot, "The service is busy; asking again …", "muted"));
-    fix.name.value = "";
-    fix.typed.hidden = true;
-    fix.other.setAttribute("aria-expanded", "false");
-    await changed();
-  } catch (error) {
-    tellFix(shot, error.message, "problem");
-    if (error.status === 401) $("token").focus();
-  }
+  await settleFix(shot, sendCorrection(shot, name, () => tellFix(shot, "The service is busy; asking again …", "muted")));
 }
 
 async function undo({ correction }, tell) {
+  if (!(await needToken())) return;
   try {
     await ask(own(`corrections/${encodeURIComponent(correction)}`), { method: "DELETE", headers: bearer() });
     for (const shot of state.shots.filter((shot) => shot.correction === correction)) tellFix(shot, "Taken back.", "muted");
@@ -159,7 +179,7 @@ function drawCorrections() {
     const tell = (text) => { $("log-answer").textContent = text; };
     const back = el("button", { class: "plain word", type: "button", "aria-label": `Undo ${made.image ?? "correction"}`, onclick: () => undo(made, tell) }, "Undo");
     return el("li", {}, el("span", { class: "what" }, el("span", { title: made.image }, made.image ?? "a picture"),
-      el("small", {}, `${made.date ?? ""} · taken for ${made.taken_for}, is ${made.class}`)), back);
+      el("small", {}, `${made.date ?? ""} · ${made.confirmed ? `confirmed: ${made.class}` : `taken for ${made.taken_for}, is ${made.class}`}`)), back);
   });
   if ($("log").contains(document.activeElement)) $("corrections-title").focus();
   $("log").replaceChildren(...rows);

@@ -62,7 +62,7 @@ function addSpot(id, kind, said, x, y, more, ...children) {
 
 function addDot(name, task, x, y) {
   const { colour, shape } = look(task);
-  addSpot(`class:${name}`, "dot", `${name}, task ${called(task)}`, x, y, { name, radius: 6 }, svg("path", { d: shape, fill: colour }));
+  addSpot(`class:${name}`, "dot", `${name}, ${called(task)}`, x, y, { name, radius: 6 }, svg("path", { d: shape, fill: colour }));
 }
 
 function addPicture(shot, radius, x, y) {
@@ -71,8 +71,6 @@ function addPicture(shot, radius, x, y) {
   addSpot(shot.id, result.unknown ? "shot unknown" : "shot", said, x, y, { shot, radius, target: `class:${result.label}` },
     svg("circle", { class: "ring", r: radius }), thumb && svg("image", { href: thumb, ...place, "clip-path": `circle(${inner}px)` }));
 }
-
-const shorten = (name) => (name.length > 22 ? `${name.slice(0, 21)}…` : name);
 
 /** Each name goes to the first of eight places around its dot that is free; where none is, it shows on request. */
 function labels(points, width, height) {
@@ -85,13 +83,13 @@ function labels(points, width, height) {
     && !taken.some((box) => left < box[2] && box[0] < right && top < box[3] && box[1] < bottom);
   const made = [];
   for (const { id, x, y, name } of classes.filter((spot) => classes.length <= LABELLED || answers.has(spot.id))) {
-    const w = pen.measureText(shorten(name)).width;
+    const w = pen.measureText(name).width;
     const places = [[12, 4], [-12 - w, 4], [-w / 2, -13], [-w / 2, 22], [9, -8], [-9 - w, -8], [9, 16], [-9 - w, 16]];
     const box = ([dx, dy]) => [x + dx - 1, y + dy - 10, x + dx + w + 1, y + dy + 3];
     const found = places.find((place) => free(box(place)));
     if (!found) continue;
     taken.push(box(found));
-    made.push(svg("text", { x: x + found[0], y: y + found[1], "data-of": id }, shorten(name)));
+    made.push(svg("text", { x: x + found[0], y: y + found[1], "data-of": id }, name));
   }
   return made;
 }
@@ -113,7 +111,7 @@ function raised({ node }) {
 
 function tag({ id, x, y, name }) {
   const drawn = [...$("plot").querySelectorAll("text[data-of]")].find((text) => text.dataset.of === id);
-  if (drawn) return svg("text", { x: drawn.getAttribute("x"), y: drawn.getAttribute("y") }, shorten(name));
+  if (drawn) return svg("text", { x: drawn.getAttribute("x"), y: drawn.getAttribute("y") }, name);
   const left = x > $("plot").clientWidth / 2;
   return svg("text", { x: x + (left ? -15 : 15), y: y + 4, "text-anchor": left ? "end" : "start" }, name);
 }

@@ -54,7 +54,8 @@ function drawFacts() {
   $("model-name").textContent = file;
   const fact = (number, one, many) => el("span", {}, el("b", {}, number.toLocaleString("en")), ` ${number === 1 ? one : many}`);
   const backbone = el("span", {}, "backbone ", el("b", {}, model.backbone.name)), size = el("span", {}, el("b", {}, bytes(model.file.bytes)));
-  $("facts").replaceChildren(fact(classes.length, "class", "classes"), fact(model.tasks.length - corrected, "task", "tasks"), corrected ? fact(corrected, "correction", "corrections") : "", backbone, size);
+  $("facts").replaceChildren(fact(classes.length, "class", "classes"), corrected ? fact(corrected, "correction", "corrections") : "", size);
+  $("more-facts").replaceChildren(fact(model.tasks.length - corrected, "task", "tasks"), backbone);
   $("teach").hidden = $("teach-link").hidden = !model.teaching;
   $("no-teaching").hidden = model.teaching;
   $("train-choice").hidden = !model.trainable;
@@ -111,6 +112,7 @@ function stick() {
 
 function start() {
   picker("choose", "files", addShots);
+  $("photo-file").addEventListener("change", () => { addShots([...$("photo-file").files]); $("photo-file").value = ""; });
   picker("choose-examples", "example-files", addExamples);
   for (const kind of ["dragover", "dragleave", "drop"]) document.addEventListener(kind, dragged);
   document.addEventListener("paste", pasted);
@@ -118,6 +120,8 @@ function start() {
   $("order").addEventListener("click", reorder);
   $("csv").addEventListener("click", saveCsv);
   $("bulk").addEventListener("submit", correctAll);
+  $("bulk-right").addEventListener("click", confirmAll);
+  $("token-cancel").addEventListener("click", () => $("token-dialog").close());
   $("clear").addEventListener("click", () => { removeShots(state.shots); say("All pictures removed."); });
   $("filter").addEventListener("input", drawClasses);
   $("map-table").addEventListener("toggle", drawTable);

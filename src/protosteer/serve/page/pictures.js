@@ -39,7 +39,7 @@ function addShots(files) {
 
 function makeCard(shot) {
   const active = () => highlight(shot.id), calm = () => highlight(null);
-  shot.image = el("img", { class: "thumb", alt: "", src: NOTHING });
+  shot.image = el("img", { class: "thumb", alt: "", src: NOTHING, onclick: () => { if (!shot.pick.hidden) shot.pick.click(); } });
   shot.head = el("div", {}, el("h3", { id: shot.id }));
   shot.answer = el("div", { class: "answer" });
   const gone = () => removeShots([shot]);
@@ -70,6 +70,7 @@ function showCards() {
   $("order").hidden = state.shots.length < 2;
   drawBulk();
   $("try").classList.toggle("empty", !state.shots.length);
+  $("work").classList.toggle("many", shown.length > SHOWN_CARDS);
 }
 
 /** The least certain first, or the newest; pictures without an answer come last. */
@@ -129,8 +130,9 @@ function scores({ top }) {
   return el("table", { class: "scores" }, el("thead", {}, heads), el("tbody", {}, ...rows));
 }
 function tried({ candidates, passes }) {
-  const parts = [byEvidence() && plural(passes, "pass", "passes"), candidates.length && `tried: ${candidates.join(", ")}`];
-  return el("p", { class: "tried" }, parts.filter(Boolean).join(" · "));
+  const parts = [byEvidence() && plural(passes, "forward pass", "forward passes"), candidates.length && `tried: ${candidates.join(", ")}`];
+  const text = parts.filter(Boolean).join(" · ");
+  return text ? el("details", { class: "tried" }, el("summary", {}, "Details"), el("p", {}, text)) : null;
 }
 
 async function predict(shots) {

@@ -29,7 +29,6 @@ function answer(text, kind) {
 
 /** What is missing, and the control where it can be put right. */
 function missing(name) {
-  if (!$("token").value.trim()) return ["Enter the token first.", "token"];
   if (!name) return ["Give the class a name.", "class-name"];
   if (/^\.+$/.test(name)) return ["A name needs more than dots.", "class-name"];
   if (!state.examples.length) return ["Choose some pictures of it; five are a good start.", "choose-examples"];
@@ -45,6 +44,7 @@ async function teach(event, chosen) {
     return;
   }
   if (near) return askName($("teach-answer"), name, near, (meant) => teach(event, meant));
+  if (!(await needToken())) return;
   $("teach-button").disabled = true;
   answer("Teaching …", "muted");
   try {
@@ -67,7 +67,7 @@ async function teach(event, chosen) {
 
 async function follow(job, name) {
   const route = own(`jobs/${encodeURIComponent(job)}`);  // of this model, whichever is shown by then
-  const words = el("span", { role: "status" }, `Training a prompt for “${name}” …`);
+  const words = el("span", { role: "status" }, `Training for “${name}” …`);
   const bar = el("progress", { "aria-label": `Training for ${name}` }), rest = el("small", { class: "muted" });
   const item = el("li", {}, words, bar, rest);
   $("jobs").prepend(item);
@@ -80,7 +80,7 @@ async function follow(job, name) {
       const done = now.state === "done";
       item.replaceChildren(words);
       words.className = done ? "good" : "problem";
-      words.textContent = done ? `“${name}” now has a prompt of its own.` : `Training for “${name}” failed: ${now.message}`;
+      words.textContent = done ? `Training for “${name}” is done.` : `Training for “${name}” failed: ${now.message}`;
       return done ? changed() : null;
     }
     await sleep(1);

@@ -43,7 +43,7 @@ function glyph(task) {
   return icon(svg("path", { d: shape, fill: colour }));
 }
 const icon = (drawing) => svg("svg", { class: "glyph", viewBox: "-7 -7 14 14", "aria-hidden": "true" }, drawing);
-const named = (name, task) => el("span", { class: "named" }, glyph(task), el("span", { title: name }, name));
+const named = (name, task) => el("span", { class: "named" }, glyph(task), el("span", {}, name));
 
 class Failure extends Error {
   constructor(status, message) { super(message); this.status = status; }
@@ -80,6 +80,25 @@ function bearer() {
   const token = $("token").value.trim();
   if (!/^[ -~]*$/.test(token)) throw new Failure(401, NO_TOKEN);  // no header can carry it
   return { Authorization: `Bearer ${token}` };
+}
+function keepToken(token) {
+  $("token").value = token;
+  sessionStorage.setItem("token", token);
+}
+
+/** Ask for the token where it is needed and not known; false if none is given. */
+function needToken() {
+  if ($("token").value.trim()) return Promise.resolve(true);
+  const dialog = $("token-dialog");
+  $("token-asked").value = dialog.returnValue = "";
+  dialog.showModal();
+  return new Promise((done) => {
+    dialog.onclose = () => {
+      const token = $("token-asked").value.trim(), given = dialog.returnValue === "ok" && token;
+      if (given) keepToken(token);
+      done(Boolean(given));
+    };
+  });
 }
 const own = (path) => `${state.base}${path}`;  // of the model that is shown
 const classPath = (name) => own(`classes/${encodeURIComponent(name)}`);
