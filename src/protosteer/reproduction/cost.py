@@ -17,8 +17,8 @@ from protosteer.reproduction.grid import is_finished
 from protosteer.runtime.device import choose_device
 from protosteer.streams import find_benchmark
 
-TIMED_IMAGES = 4  # per timed pass
-REPEATS = 3
+TIMED_IMAGES = 2  # per timed pass
+REPEATS = 2
 # Training and test images of streams that may not be on this disk. notMNIST: its small set.
 IMAGES = {
     "split-cifar100": (50_000, 10_000),
@@ -68,7 +68,8 @@ class Stopwatch:
     def seconds(self, run: Experiment) -> tuple[float, float]:
         """Return seconds per image of a forward pass, and of a forward and backward pass."""
         whole = find_method(run.method).trains_backbone
-        key = (run.backbone, run.image_size, whole)
+        info = known_weights(run.backbone)
+        key = (str(info.config) if info else run.backbone, run.image_size, whole)  # equal architectures take equal time
         if key not in self.known:
             self.known[key] = _time(_backbone(run), whole)
         return self.known[key]
