@@ -13,7 +13,6 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
 from protosteer.evidence.class_statistics import max_loo_images, rows_in_class_range
@@ -186,6 +185,7 @@ class LooScores:
 
 def _minimise(loss: Callable[[], Tensor], parameters: Tensor, steps: int) -> None:
     """Minimise a loss over parameters, in place, by L-BFGS: SciPy's, since torch.optim takes seconds to import."""
+    from scipy.optimize import minimize
 
     def value_and_gradient(point: np.ndarray) -> tuple[float, np.ndarray]:
         parameters.data.copy_(torch.from_numpy(point))
