@@ -32,7 +32,7 @@ from protosteer.serve.model_store import Store
 from protosteer.settings import Settings
 
 PER_TASK = 10  # classes
-FIT_EVERY = 50  # corrections
+FIT_EVERY = 100  # corrections
 REPEATS = 5
 
 
