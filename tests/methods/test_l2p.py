@@ -47,6 +47,7 @@ def test_every_image_selects_the_prompts_of_its_nearest_keys(method):
 
 
 def test_selected_keys_are_pulled_towards_queries(method):
+    method.shared["keys"].requires_grad_()  # a restored method has not begun to train
     queries = method.backbone.embed(images(method))
     _, penalty = method.training_prompt(queries)
     expected = sum(1 - similar for query in queries for similar, _ in selection(method, query)) / 9

@@ -188,6 +188,9 @@ def test_reports(client, learner):
         "images": 8,
         "centroids": 2,
         "thumbnails": 0,
+        "checked": 0,
+        "right": 0,
+        "confused_with": None,
     }
     model = client.get("/model").json()
     assert (model["teaching"], model["reject"], model["calibrated"]) == (True, 0.05, True)

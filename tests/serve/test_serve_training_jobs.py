@@ -374,7 +374,7 @@ def test_stopping_the_service_ends_a_training(tmp_path, held):
     [
         ({"independent": True}, "independent"),
         ({"prompts": False}, "no prompts"),
-        ({"rule": "evidence", "prompt_tasks": "first"}, "one prompt for all classes"),
+        ({"rule": "evidence", "prompt_tasks": "first"}, "one shared prompt"),
         ({"rule": "evidence", "prompts": False}, "no prompts"),
     ],
 )
