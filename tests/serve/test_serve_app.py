@@ -243,7 +243,7 @@ def test_a_service_answers_to_its_names_and_to_addresses(tmp_path, learner, host
 def test_another_name_is_refused_so_that_it_cannot_be_turned_to_us(client, host):
     answer = client.get("/model", headers={"Host": host})
     assert answer.status_code == 421 and list(answer.json()) == ["detail"]
-    assert answer.json()["detail"].startswith("this service does not know itself as '")
+    assert answer.json()["detail"].startswith("unknown host name '")
     assert "host_names=" in answer.json()["detail"] and answer.json()["detail"].isprintable()
     assert 'route="none",status="421"' in client.get("/metrics").text
 
@@ -380,7 +380,7 @@ def test_a_full_queue_refuses_before_anything_is_decoded(tmp_path, learner, monk
             assert not second.done()
         refused = ask()
         assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
-        assert refused.json()["detail"] == "2 images are waiting and 2 may; try again later"
+        assert refused.json()["detail"] == "queue full: 2 of 2 images are waiting; retry later"
         go_on.set()
         assert first.result().status_code == second.result().status_code == 200
         assert len(decoded) == 4

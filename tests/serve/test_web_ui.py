@@ -677,7 +677,7 @@ def test_without_teaching_classes_are_listed_and_nothing_else(visit, learner, fo
         expect(page.locator("#teach")).to_be_hidden()
         expect(page.locator("#reliability")).to_be_hidden()
         assert page.get_by_role("button", name="Delete").count() == 0
-        expect(page.get_by_text("is never said here")).to_be_visible()
+        expect(page.get_by_text("pictures cannot be detected")).to_be_visible()
         choose(page, new(folder, "nine", 3))
         expect(page.locator(".badge")).to_have_count(0)
         expect(page.locator(".fix").first).to_be_hidden()

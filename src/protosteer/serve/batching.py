@@ -63,7 +63,7 @@ class Batcher:
         waiting = self.length + self._reserved
         if waiting + count > self._capacity:
             seconds = math.ceil(waiting * self._seconds_per_image)
-            message = f"{waiting} images are waiting and {self._capacity} may; try again later"
+            message = f"queue full: {waiting} of {self._capacity} images are waiting; retry later"
             raise RequestError(503, message, retry_after=min(max(1, seconds), _MAX_RETRY_AFTER))
 
     @contextmanager

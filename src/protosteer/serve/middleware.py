@@ -82,8 +82,7 @@ class HostCheck:
         if name not in self.names and not _is_address(name):
             raise RequestError(
                 421,
-                f"this service does not know itself as '{name}'; ask for it by its address, "
-                f"or start it with host_names=['{name}']",
+                f"unknown host name '{name}'; use the IP address, or start the server with host_names=['{name}']",
             )
 
 

@@ -123,7 +123,7 @@ class Service:
     def authorise(self, token: str | None) -> None:
         """Raise `RequestError` unless teaching is allowed and the token is right."""
         if not self.teaching:
-            raise RequestError(403, "teaching is not allowed here; start the service with allow_teach=True")
+            raise RequestError(403, "this server is read-only; start it with allow_teach=True to allow changes")
         if token is None or not hmac.compare_digest(token.encode("latin-1"), self._token):
             raise RequestError(401, "no token, or a wrong one; send the header 'Authorization: Bearer TOKEN'")
 

@@ -67,16 +67,16 @@ function drawReading() {
   const { calibrated, reject } = state.model, evidence = byEvidence();
   const explain = (name, word, text) => $(name).replaceChildren(el("b", {}, word), ` ${text}`);
   explain("reading-similarity", "Similarity", evidence
-    ? "says how like the class the picture is: 1 is the same, 0 has nothing in common."
+    ? "measures how similar the picture is to the class: 1 is identical, 0 has nothing in common."
     : "compares the picture with the nearest prototype of a class: 1 is the same, 0 has nothing in common. The bars show it.");
   explain("reading-probability", "Probability", evidence
-    ? "says how sure the answer is, if the picture shows one of the classes: of ten answers with 90 %, about nine are right. The bars show it."
-    : "is shared out over all classes, so it is small where there are many, even for a sure answer.");
+    ? "is how likely the answer is right, if the picture shows one of the classes: of ten answers with 90 %, about nine are right. The bars show it."
+    : "is spread over all classes, so it is small if there are many, even for a confident answer.");
   explain("reading-unknown", "Unknown", calibrated
     ? `is a picture that is less similar to every class than ${Number((100 - 100 * reject).toFixed(1))} % of the pictures of known classes are.`
-    : `is never said here: this model ${evidence ? "has no class of two pictures" : "kept no pictures aside"} from which to tell what is usual.`);
+    : `pictures cannot be detected: ${evidence ? "no class has two or more pictures" : "no pictures were held out to set a threshold"}.`);
   explain("reading-tried", evidence ? "Passes" : "Tried", evidence
-    ? "are how often the network looked at the picture. One is enough for a sure answer; else the prompts of the tasks are tried that may know better."
+    ? "are forward passes through the network. One is enough for a confident answer; otherwise the prompts of the most probable tasks are tried."
     : "are the tasks whose prompts were retrieved for this picture.");
 }
 
