@@ -75,6 +75,11 @@ MISTAKES: dict[str, str | None] = {
     "suggest shop.protosteer spring --out x.txt": "bad-suffix",
     "suggest shop.protosteer spring --out taken.csv": "file-exists",
     "suggest shop.protosteer spring --reject 1.5": "bad-reject",
+    # Options are checked before a model is read.
+    "predict text spring --reject 2": "bad-reject",
+    "sort text spring sorted --reject -1": "bad-reject",
+    "serve text --reject nan": "bad-reject",
+    "predict text spring --device tpu": "no-such-device",
     "suggest shop.protosteer --check loose": "loose-image",
     "suggest shop.protosteer nowhere": "no-such-file",
     # forget, merge, inspect, export, serve, adapt

@@ -46,6 +46,7 @@ def open_learners(paths: Sequence[Path], loading: Loading) -> list[Learner]:
     from protosteer.learner import Learner
     from protosteer.model import file as model_file
 
+    prepare(loading.device, loading.threads)  # a wrong device is reported before any file is read
     loaded: dict[str, Learner] = {}
     learners = []
     for model in [model_file.read(path) for path in paths]:

@@ -44,6 +44,14 @@ def _bounded(threads: int | None) -> int | None:
     return threads
 
 
+def check_reject(fraction: float | None) -> float | None:
+    """Return the value of `--reject`, which is checked before a model is opened."""
+    if fraction is not None and not 0.0 <= fraction < 1.0:
+        message = f"{fraction:g} is not a fraction from 0 to below 1, such as 0.05"
+        raise CommandLineError(message, code="bad-reject", value=fraction)
+    return fraction
+
+
 Threads = Annotated[
     int | None,
     Option("--threads", min=1, callback=_bounded, help="Number of CPU threads (default: all cores)."),

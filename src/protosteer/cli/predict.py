@@ -16,7 +16,18 @@ from typer import Argument, Option
 
 from protosteer.cli.common import CommandLineError, command, progress, say, sigterm_as_ctrl_c
 from protosteer.cli.loading import PANEL, make_executor, open_learner, prepare, refuse_existing, say_notes
-from protosteer.cli.options import Address, Device, Executor, Loading, ModelFile, Precision, Threads, Weights, path_of
+from protosteer.cli.options import (
+    Address,
+    Device,
+    Executor,
+    Loading,
+    ModelFile,
+    Precision,
+    Threads,
+    Weights,
+    check_reject,
+    path_of,
+)
 from protosteer.errors import DataError
 from protosteer.util.text import counted, listed, printable
 
@@ -47,6 +58,7 @@ def predict(
         float | None,
         Option(
             metavar="FRACTION",
+            callback=check_reject,
             help="Label images that match no class as unknown. FRACTION: share of known images that may be rejected by mistake, such as 0.05. Look-alikes of a known class still pass.",
         ),
     ] = None,
@@ -55,7 +67,9 @@ def predict(
     ] = False,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object per line.")] = False,
     as_csv: Annotated[bool, Option("--csv", help="Print CSV.")] = False,
-    per_second: Annotated[float, Option(metavar="FRAMES", help="Frames per second of video to classify.")] = 1.0,
+    per_second: Annotated[
+        float, Option(metavar="FRAMES", min=0.001, max=100.0, help="Frames per second of video to classify.")
+    ] = 1.0,
     out: Annotated[str | None, Option(metavar="FILE|FOLDER", help=OUT_HELP)] = None,
     engine: Executor = "local",
     address: Address = None,

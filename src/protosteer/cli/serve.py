@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from protosteer.cli.common import CommandLineError, command, say
 from protosteer.cli.loading import PANEL, open_learners, say_notes
-from protosteer.cli.options import Loading, path_of
+from protosteer.cli.options import Loading, check_reject, path_of
 
 if TYPE_CHECKING:
     from protosteer.learner import Learner
@@ -34,7 +34,10 @@ def serve(
         list[str] | None,
         Option(help="Extra host name to accept in the Host header (repeatable).", show_default=False),
     ] = None,
-    reject: Annotated[float, Option(help="Share of known images that may be rejected as unknown by mistake.")] = 0.05,
+    reject: Annotated[
+        float,
+        Option(callback=check_reject, help="Share of known images that may be rejected as unknown by mistake."),
+    ] = 0.05,
     allow_teach: Annotated[
         bool, Option("--allow-teach", help="Allow clients with the token to add and forget classes.")
     ] = False,

@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from protosteer.cli.common import CommandLineError, command, progress, say, show, sigterm_as_ctrl_c
 from protosteer.cli.loading import PANEL, open_learner
-from protosteer.cli.options import Json, Loading, path_of
+from protosteer.cli.options import Json, Loading, check_reject, path_of
 
 if TYPE_CHECKING:
     from protosteer.workflows.sort_files import SortCounts, Sorter
@@ -39,6 +39,7 @@ def sort(
         float,
         Option(
             metavar="FRACTION",
+            callback=check_reject,
             help="Put images that match no class into _unknown; share of known images that may be rejected by mistake (0: off).",
         ),
     ] = 0.05,

@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from protosteer.cli.common import CommandLineError, command, progress, say, show
 from protosteer.cli.loading import PANEL, open_learner, refuse_existing
-from protosteer.cli.options import Json, Loading, ModelFile, path_of
+from protosteer.cli.options import Json, Loading, ModelFile, check_reject, path_of
 from protosteer.cli.predict import find_files
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def suggest(
         float,
         Option(
             metavar="FRACTION",
+            callback=check_reject,
             help="Threshold for unknown images, as in predict --reject.",
         ),
     ] = 0.05,
