@@ -156,6 +156,9 @@ class Learner:
 
         Returns:
             The task's record, which is in `memory` now.
+
+        Raises:
+            DataError: There are no images, or a file cannot be read.
         """
         console = Console(stderr=True)
         if progress or (progress is None and on_stage is None and console.is_terminal):
@@ -183,7 +186,14 @@ class Learner:
         return record
 
     def trains_prompt(self, classes: Sequence[str]) -> bool:
-        """Return whether a task of these classes would get a prompt."""
+        """Return whether a prompt would be trained for a task.
+
+        Args:
+            classes: The classes of the task.
+
+        Returns:
+            True if `learn` would train one.
+        """
         return trains_prompt(self.settings, classes, self.memory, self.shared_prompt)
 
     def add_class(self, name: str, images: Any) -> TaskRecord:
@@ -219,6 +229,9 @@ class Learner:
 
         Returns:
             The correction's record, which is in `memory` now.
+
+        Raises:
+            LearnerError: Nothing was learned yet.
         """
         self._require_knowledge()
         return correct(self, image, name, None if content is None else ImageFile(content)).record
@@ -240,7 +253,17 @@ class Learner:
         return confirm(self, paths if paths is not None else list(found.pixels(range(len(found))).split(1)))
 
     def undo(self, task: str | None = None) -> TaskRecord:
-        """Revert the last correction, or the one of that name, as if it had never been made."""
+        """Undo a correction or confirmation, as if it had never been made.
+
+        Args:
+            task: Name of its record; the latest if None.
+
+        Returns:
+            The record that was removed.
+
+        Raises:
+            LearnerError: There is no such correction.
+        """
         return undo(self.memory, task)
 
     def predict(self, images: Any) -> Prediction:
@@ -260,7 +283,18 @@ class Learner:
         return self._prediction(ClassifierMatches.join(parts))
 
     def stream(self, images: Any, chunk: int = _CHUNK) -> Iterator[Prediction]:
-        """Predict `chunk` images at a time, so that the first are known before the last are read."""
+        """Predict images chunk by chunk, so that the first results come before the last images are read.
+
+        Args:
+            images: What `predict` takes.
+            chunk: Images per prediction.
+
+        Yields:
+            A prediction per chunk, in order.
+
+        Raises:
+            LearnerError: Nothing was learned yet.
+        """
         for part in self._matches(as_images(images, self.backbone.preprocessing), chunk):
             yield self._prediction(part)
 
@@ -313,6 +347,9 @@ class Learner:
 
         Args:
             path: The file, usually with the suffix `.protosteer`.
+
+        Raises:
+            LearnerError: Nothing was learned yet.
         """
         self._require_knowledge()
         self.model.write(path)
@@ -337,7 +374,21 @@ class Learner:
     def push_to_hub(
         self, repo: str, private: bool | None = None, licence: str | None = None, token: str | None = None
     ) -> str:
-        """Upload the model with a model card to the Hugging Face Hub; see `sharing.push`. Returns the address."""
+        """Upload the model with a model card to the Hugging Face Hub.
+
+        Args:
+            repo: "user/name"; it is created if it does not exist.
+            private: Visibility of a new repository; the account's default if None.
+            licence: For the model card.
+            token: Of your account; by default the one you are logged in with.
+
+        Returns:
+            The address of the repository.
+
+        Raises:
+            LearnerError: Nothing was learned yet.
+            ProtosteerError: The Hub cannot be reached, or rejects the upload.
+        """
         self._require_knowledge()
         return sharing.push(self.model, self.reader, repo, private, licence, token)
 
@@ -345,12 +396,37 @@ class Learner:
     def from_pretrained(
         cls, repo: str, revision: str | None = None, token: str | None = None, backbone: Backbone | None = None
     ) -> Learner:
-        """Download a model from the Hugging Face Hub, "user/name"; see `sharing.pull`."""
+        """Download a model from the Hugging Face Hub.
+
+        Args:
+            repo: "user/name".
+            revision: A branch, tag or commit; the default branch if None.
+            token: Of your account, for private repositories; by default the one you are logged in with.
+            backbone: The model's backbone, if it is loaded already.
+
+        Returns:
+            The learner.
+
+        Raises:
+            ProtosteerError: The Hub has no such model, or cannot be reached.
+            ModelFileError: The repository holds no model file.
+        """
         return cls.of_model(sharing.pull(repo, revision, token), backbone)
 
     @classmethod
     def of_model(cls, model: model_file.Model, backbone: Backbone | None = None) -> Learner:
-        """Create a learner that knows what a model file holds."""
+        """Create a learner from a model that was read from a file.
+
+        Args:
+            model: The model.
+            backbone: Its backbone; loaded by name if None.
+
+        Returns:
+            The learner.
+
+        Raises:
+            ModelFileError: The backbone is another one than the model's.
+        """
         learner = cls(model.backbone_for(backbone), model.settings)
         learner.memory = model.memory
         return learner
@@ -363,7 +439,7 @@ class Learner:
 
     def _require_knowledge(self) -> None:
         if not len(self.memory):
-            raise LearnerError("nothing has been learned yet; call learn() first", code="nothing-learned")
+            raise LearnerError("the model has no classes yet; learn some first", code="nothing-learned")
 
     def _next_name(self) -> str:
         numbers = itertools.count(len(self.memory) + 1)

@@ -61,7 +61,13 @@ class Prediction:
     def ranked(self, top: int) -> list[list[tuple[str, float, float]]]:
         """Return the `top` most probable classes of each image: name, probability, similarity.
 
-        The label comes first, also where another class has exactly its score.
+        The label comes first, even if another class has exactly its score.
+
+        Args:
+            top: Number of classes.
+
+        Returns:
+            A list per image.
         """
         labels = self.scores.argmax(dim=1, keepdim=True)
         best = self.scores.scatter(1, labels, math.inf).topk(min(top, self.scores.shape[1]), dim=1).indices
@@ -70,7 +76,18 @@ class Prediction:
         return [[(self.classes[c], p, s) for c, p, s in zip(*row, strict=True)] for row in rows]
 
     def column(self, row: int, name: str) -> int:
-        """Return the column of a class in a row of scores."""
+        """Return the column of a class in a row of scores.
+
+        Args:
+            row: The image.
+            name: The class.
+
+        Returns:
+            The column.
+
+        Raises:
+            ValueError: The class is not among the row's candidates.
+        """
         return self.class_ids[row].tolist().index(self.classes.index(name))
 
     @classmethod

@@ -244,7 +244,17 @@ class Settings(Values):
         return cls.from_dict({**preset(name), **changes})
 
     def with_preset(self, name: str) -> Settings:
-        """Return a copy in which every setting that any preset changes is as this preset has it."""
+        """Return a copy with the values of a preset for every setting that any preset changes.
+
+        Args:
+            name: The preset.
+
+        Returns:
+            The copy.
+
+        Raises:
+            SettingsError: There is no such preset.
+        """
         wanted, about = Settings.preset(name), {key for changes in _CHANGES.values() for key in changes}
         return self.replace(**{key: getattr(wanted, key) for key in about})
 
@@ -261,7 +271,17 @@ class Settings(Values):
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Settings:
-        """Read settings from a TOML file of `name = value` lines; absent names keep their defaults."""
+        """Read settings from a TOML file of `name = value` lines.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The settings; those that the file does not name have their defaults.
+
+        Raises:
+            SettingsError: A name or value is not allowed.
+        """
         values = read_toml(Path(path)).items()
         try:
             return cls.from_dict({n: v for n, v in values if n not in RETIRED or v != RETIRED[n]})
@@ -269,7 +289,11 @@ class Settings(Values):
             raise SettingsError(f"{path}: {error}", code=error.code, **error.details) from error
 
     def to_toml(self, path: str | Path) -> None:
-        """Write all settings as `name = value` lines."""
+        """Write all settings as `name = value` lines.
+
+        Args:
+            path: The file.
+        """
         lines = [f"{name} = {json.dumps(value)}" for name, value in self.to_dict().items()]
         Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -129,6 +129,12 @@ class Backbone:
         """Return this backbone with embeddings of the "last" layer, or of "several" side by side; weights are shared.
 
         Those of several layers are [B, S * D]; the first D numbers are the embedding of the last layer.
+
+        Args:
+            layers: "last" or "several".
+
+        Returns:
+            The backbone.
         """
         if layers == self.layers:
             return self
@@ -172,7 +178,14 @@ class Backbone:
         return max(1, min(most, _CPU_ACTIVATION // widest))
 
     def to(self, device: str | torch.device) -> Backbone:
-        """Move the weights, and return this backbone."""
+        """Move the weights to a device.
+
+        Args:
+            device: The device.
+
+        Returns:
+            This backbone.
+        """
         self.vit.to(device)
         return self
 
@@ -204,7 +217,17 @@ class Backbone:
         return auto_precision(self.device) if self._precision == AUTO_PRECISION else self._precision
 
     def in_precision(self, precision: str) -> Backbone:
-        """Return a backbone with these very weights that computes in another precision."""
+        """Return a backbone that shares these weights and computes in another precision.
+
+        Args:
+            precision: "fp32", "bf16" or "auto".
+
+        Returns:
+            The backbone.
+
+        Raises:
+            SettingsError: There is no such precision.
+        """
         if self._precision == precision:
             return self
         copied = copy.copy(self)
@@ -271,7 +294,16 @@ class Backbone:
         return images.to(self.vit.cls_token, non_blocking=True)
 
     def embed_pixels(self, pixels: Tensor, prompt: Prompt | None = None, batch_size: int = 64) -> Tensor:
-        """Embed uint8 [N, 3, h, w] as `embed_set` does."""
+        """Embed pixels as `embed_set` does.
+
+        Args:
+            pixels: uint8 [N, 3, h, w].
+            prompt: A prompt, or None.
+            batch_size: Maximum images per forward pass.
+
+        Returns:
+            Embeddings [N, D].
+        """
         return self.embed_set(ArrayImages(pixels.cpu()), prompt, batch_size)
 
     @torch.no_grad()
@@ -324,7 +356,14 @@ class Backbone:
         return embeddings
 
     def transform(self, image: Image.Image) -> Tensor:
-        """Turn a PIL image into normalised [3, H, W] with the evaluation preprocessing of the weights."""
+        """Preprocess an image as for evaluation.
+
+        Args:
+            image: A PIL image.
+
+        Returns:
+            Normalised pixels [3, H, W].
+        """
         return self.preprocessing(self.preprocessing.to_canvas(image).unsqueeze(0))[0]
 
     def describe(self) -> dict[str, Any]:

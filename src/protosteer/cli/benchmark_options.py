@@ -59,11 +59,11 @@ class SplitOptions:
     base: Annotated[int | None, Option(help="Classes of the first task, with --increment.")] = None
     increment: Annotated[int | None, Option(help="Classes of every further task.")] = None
     task_file: Annotated[Path | None, Option(help="Text file with the classes of each task.")] = None
-    train_per_class: Annotated[int | None, Option(help="At most this many, in file order.")] = None
+    train_per_class: Annotated[int | None, Option(help="Maximum training images per class, in file order.")] = None
     shots: Annotated[
         int | None, Option(help="Training images per class after the first task: few-shot class-incremental learning.")
     ] = None
-    test_per_class: Annotated[int | None, Option(help="At most this many, in file order.")] = None
+    test_per_class: Annotated[int | None, Option(help="Maximum test images per class, in file order.")] = None
     validation: Annotated[
         float | None, Option(help="Evaluate on this share of the training images instead of the test images.")
     ] = None

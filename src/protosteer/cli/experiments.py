@@ -64,7 +64,7 @@ def tune(
     base: Annotated[int | None, Option(help="Classes of the first task, with --increment.")] = None,
     increment: Annotated[int | None, Option(help="Classes of every further task.")] = None,
     class_order: Annotated[str | None, Option(metavar="natural|seed:N|FILE", help="Order of the classes.")] = None,
-    train_per_class: Annotated[int | None, Option(help="At most this many, in file order.")] = None,
+    train_per_class: Annotated[int | None, Option(help="Maximum training images per class, in file order.")] = None,
     data_dir: Annotated[Path | None, Option(help="Where data sets are, or are downloaded to.")] = None,
     device: Device = "auto",
     threads: Threads = None,

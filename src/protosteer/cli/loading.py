@@ -84,7 +84,7 @@ def backbone_of(model: Model, name: str | None, weights: Path | None, device: st
         return model.load_backbone(name, weights, device, precision)
     except WeightsError as error:
         if name or weights:
-            message = f"{model.path} was learned with backbone '{known}', and {weights or name} cannot be it ({error})"
+            message = f"{model.path} uses backbone '{known}' and cannot be opened with '{weights or name}' ({error})"
             raise ModelFileError(message, code="other-backbone", path=model.path, name=known) from error
         message = (
             f"{model.path} needs backbone '{known}', which cannot be loaded ({error}); say where its weights "

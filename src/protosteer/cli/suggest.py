@@ -120,8 +120,8 @@ def _tell(found: Suggestions, out: Path | None, as_json: bool) -> None:
 def _next(model: Path, check: Path | None) -> str:
     if check is not None:
         return (
-            f"Next: look at them, move those that are wrong, forget their classes and learn {check} again; many are "
-            "labelled right but hard"
+            "Next: review these images (many are correct but hard), move the wrong ones, then forget the affected "
+            f"classes and learn {check} again"
         )
     return (
         "Next: move those worth labelling into a folder per class, such as labelled/cat, then: protosteer learn "

@@ -294,7 +294,7 @@ class Method(ABC):
         """Raise LearnerError (code "nothing-learned") unless something was learned; `predict` does."""
         if not self.classes:
             raise LearnerError(
-                f"method {self.name} has learned nothing yet; call learn() first", code="nothing-learned"
+                f"method {self.name} has learned nothing yet; learn a task first", code="nothing-learned"
             )
 
 

@@ -133,7 +133,7 @@ def _serves(prompt: Tensor, task: TaskRecord) -> bool:
 
 def _guarantee(remains: list[str]) -> str:
     if not remains:
-        return "exact: no prompt that remains was trained with it, as if it had never been learned"
+        return "exact: the model is as if this had never been learned"
     again = "what remains again, in a new model" if SHARED in remains else "those tasks again without it"
     return (
         "its prototypes are gone and it can no longer be predicted, but influence remains: "

@@ -94,10 +94,23 @@ def choose_backbone(
     on_stage: OnStage | None = None,
     precision: str = AUTO_PRECISION,
 ) -> Choice:
-    """The backbone that suits images with labels, which are given as to `Learner.learn`.
+    """Choose the backbone that suits labelled images, by leave-one-out accuracy without training.
 
-    fetch: also try the short list of small ones that are not on this disk, unless HF_HUB_OFFLINE is set; no
-    image leaves the machine. say: called before anything is fetched, and with what cannot be.
+    Args:
+        data: What `Learner.learn` takes.
+        device: Where to embed.
+        fetch: Also try a few small backbones that are not on this disk, unless HF_HUB_OFFLINE is set. No image leaves
+            the machine.
+        seed: Draws the sample of images.
+        say: Is given a line before a download, and one about each backbone that cannot be downloaded.
+        on_stage: Is given the progress.
+        precision: Of the forward passes.
+
+    Returns:
+        The choice, with all trials.
+
+    Raises:
+        DataError: There are no images (code "no-images").
     """
     images, labels = _parted(data)
     if not labels:

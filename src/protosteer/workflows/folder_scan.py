@@ -149,6 +149,9 @@ def scan_folder(
         name: Of the task to be, if it is not the folder's.
         preprocessing: The backbone's, if it is known: then files are decoded for learning already.
 
+    Returns:
+        What the folder holds: images by class, files that are skipped and why, copies.
+
     Raises:
         DataError: A class has no readable image, or a name cannot be used.
     """
