@@ -2,7 +2,7 @@
 
     python experiments/layers/study.py features mini cifar100 learned.safetensors --data-dir data --last 20
     python experiments/layers/study.py evaluate learned.safetensors heldout.safetensors --methods ours,ncm
-    python experiments/layers/study.py plot few-and-many.png results.jsonl
+    python experiments/layers/study.py plot few-and-many.png mini=results.jsonl
 
 `features` draws images `first` to `last` of each class in a fixed random order: disjoint ranges share no image.
 Without `--last`, all images are used, in file order. `evaluate` prints results as JSON; "a+b" joins two caches.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -133,28 +132,29 @@ def evaluate(
 
 
 @app.command()
-def plot(out: Path, results: Path) -> None:
-    """Draw accuracy against images per class, from lines that `evaluate --per-class` printed."""
+def plot(out: Path, results: list[str]) -> None:
+    """Draw accuracy against images per class; RESULTS are TITLE=FILE, of lines that `evaluate --per-class` printed."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     names = {"ncm": "NCM", "slda": "SLDA", "layup": "LayUP", "ranpac": "RanPAC", "ours": "protosteer, instant"}
-    lines = defaultdict(list)
-    for row in map(json.loads, results.read_text().splitlines()):
-        for method in (method for method in names if method in row):
-            lines[method].append((row["per_class"], row[method]))
-    figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
-    for method, label in names.items():
-        if lines[method]:
-            count, percent = zip(*sorted(lines[method]), strict=True)
+    size = (4.8 * len(results), 4.0)
+    figure, panels = plt.subplots(1, len(results), figsize=size, layout="constrained", squeeze=False)
+    for axes, (title, _, file) in zip(panels[0], (text.partition("=") for text in results), strict=True):
+        rows: dict[int, dict[str, float]] = {}
+        for row in map(json.loads, Path(file).read_text().splitlines()):
+            rows.setdefault(row["per_class"], {}).update(row)
+        count = sorted(rows)
+        for method, label in names.items():
+            percent = [rows[number][method] for number in count]
             axes.plot(count, percent, "o-", label=label, linewidth=2.4 if method == "ours" else 1.2, markersize=4)
-    axes.set(xscale="log", xlabel="training images per class", ylabel="accuracy, %")
-    axes.set_xticks(count, [str(number) for number in count])
-    axes.minorticks_off()
-    axes.grid(alpha=0.3)
-    axes.legend()
+        axes.set(xscale="log", xlabel="training images per class", ylabel="accuracy, %", title=title)
+        axes.set_xticks(count, [str(number) for number in count])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    panels[0, -1].legend(loc="lower right")
     figure.savefig(out, dpi=150)
 
 
