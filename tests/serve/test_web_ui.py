@@ -311,7 +311,7 @@ def test_a_class_is_taught_recognised_at_once_and_deleted_again(visit, address, 
     page.get_by_label("Token", exact=True).fill(TOKEN)
     delete(page, "nine")
     expect(page.get_by_role("dialog")).to_contain_text("“nine” is deleted")
-    expect(page.get_by_role("dialog")).to_contain_text("as if it had never been learned")
+    expect(page.get_by_role("dialog")).to_contain_text("as if this had never been learned")
     page.get_by_role("dialog").get_by_role("button", name="Close").click()
     expect(page.locator(".plot .dot")).to_have_count(7)
     expect(page.get_by_role("button", name="Delete nine")).to_have_count(0)
