@@ -15,7 +15,7 @@ from protosteer.workflows.backbone_selection import Choice
 
 def choice_table(choice: Choice) -> Table:
     """Show one row per backbone that was tried, the smallest first."""
-    columns = numbers(["Right, left out", "Parameters", "Multiplications", "Images/s"])
+    columns = numbers(["Leave-one-out", "Parameters", "Multiplications", "Images/s"])
     table = plain_table(None, "Backbone", *columns, "Licence", "")
     for trial in choice.trials:
         info = trial.info

@@ -42,7 +42,9 @@ def _header(description: Description) -> Table:
     """Show facts about the whole model, one per line."""
     file, totals, tasks = description["file"], description["totals"], description["tasks"]
     changed, evidence = description["settings"]["changed"], description["evidence"]
-    stored = counted(totals["points"], "prototype") if evidence else counted(totals["centroids"], "centroid")
+    # An empty model has no classifier to describe; its settings name the rule.
+    default_rule = bool(evidence) or description["settings"]["all"].get("rule") == "evidence"
+    stored = counted(totals["points"], "prototype") if default_rule else counted(totals["centroids"], "centroid")
     lines = {
         "Model": ", ".join([file["path"], *([] if file["bytes"] is None else [human_bytes(file["bytes"])])]),
         "Knows": f"{counted(totals['classes'], 'class')} from {counted(totals['images'], 'image')}, in "
@@ -53,9 +55,9 @@ def _header(description: Description) -> Table:
         "Independent": f"{sum(task['independent'] for task in tasks):,} of {counted(len(tasks), 'task')} "
         "(learned from their own images alone)",
         "Size": _sizes(totals),
-        "Rule": "evidence (the default classifier)" if evidence else "paper (CPP inference)",
+        "Rule": "evidence (the default classifier)" if default_rule else "paper (CPP inference)",
         **(_evidence(evidence) if evidence else {}),
-        "Unknown images": _unknown(description["rejection"], bool(evidence)),
+        "Unknown images": _unknown(description["rejection"], default_rule),
         "Backbone": _backbone(description["backbone"]),
         "Precision": " and ".join(description["precision"]) or "nothing has been learned",
         "Settings": ", ".join(f"{setting['name']} {_value(setting['value'])}" for setting in changed) or "defaults",
