@@ -87,7 +87,7 @@ def test_what_cannot_be_one_correction_is_refused_and_nothing_changes():
         learner.correct(easy_task(["ant"], 3)[0], "bee")
     with pytest.raises(DataError, match="no name"):
         learner.correct(wrong(learner), " ")
-    with pytest.raises(LearnerError, match="nothing has been learned"):
+    with expect_error("nothing-learned", kind=LearnerError):
         Learner(tiny_backbone(), INSTANT).correct(wrong(learner), "bee")
     assert learner.tasks == ["spring"]
 
