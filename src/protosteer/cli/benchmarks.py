@@ -133,7 +133,7 @@ def run(
 
 
 def run_options(engine: str, address: str | None, device: str, resume: bool, overwrite: bool) -> dict[str, Any]:
-    """Return the arguments of `run_experiment` that do not change results: where it runs, who is told."""
+    """Return the arguments of `run_experiment` that do not change results: where it runs, and what reports its progress."""
     from protosteer.report.progress import RunProgress, SweepProgress
 
     log, executor = make_console(stderr=True), make_executor(engine, address, device)

@@ -30,7 +30,7 @@ def report(
         Path | None, Option(metavar="FOLDER", parser=path_of, help="For a model: images that were not learned.")
     ] = None,
     tsne: Annotated[
-        bool, Option("--tsne", help="Add maps of the test images, embedded anew; needs data and weights on this disk.")
+        bool, Option("--tsne", help="Add maps of the test images, embedded again; needs data and weights on this disk.")
     ] = False,
     data_dir: Annotated[Path | None, Option(help="Where data sets are, for pictures of mistakes.")] = None,
     *,
