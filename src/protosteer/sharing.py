@@ -35,10 +35,11 @@ _CARD = """\
 
 # {title}
 
-An image classifier of {classes}, learned from {images} with [protosteer](https://pypi.org/project/protosteer/).
+An image classifier of {classes}, learned from {images} with protosteer.
+
+With protosteer {version} or newer installed:
 
 ```sh
-pip install protosteer
 protosteer pull {repo}
 protosteer predict {file} photo.jpg
 ```
@@ -72,7 +73,8 @@ learner.predict(["photo.jpg"]).labels
   pictures that resemble a class pass.
 - Pictures that differ from the learned ones (other cameras, other places) may be classified less accurately. Measure on
   your own: `protosteer evaluate {file} FOLDER`.
-- The file holds averages of image features, class names and digests of files, no images.
+- The file holds no images, but feature vectors of every class, of single images where a class has few, and class names and
+  digests of files. Share it only if you may share what they reveal.
 """
 
 
@@ -100,6 +102,7 @@ def model_card(model: Model, reader: Reader, repo: str, licence: str | None = No
     return _CARD.format(
         metadata="\n".join([*lines, 'tags: ["protosteer", "continual-learning"]']),
         title=name,
+        version=protosteer.__version__,
         repo=repo,
         file=f"{name}.protosteer",
         classes=counted(len(images), "class"),

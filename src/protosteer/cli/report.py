@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,11 +58,9 @@ def report(
     from protosteer.report.run_page import pictures_of, read_report
 
     made = read_report(gather(runs))
-    made = made.with_pictures(
-        pictures_of(made.rows, lambda row: open_run_stream(row.folder, row.configuration, data_dir))
-    )
-    if tsne:
-        made = made.with_maps({k: v for row in made.rows for k, v in _maps(row, data_dir, loading).items()})
+    pictures = pictures_of(made.rows, lambda row: open_run_stream(row.folder, row.configuration, data_dir))
+    maps = {k: v for row in made.rows for k, v in _maps(row, data_dir, loading).items()} if tsne else {}
+    made = replace(made, pictures=pictures, maps=maps)
     streams = dict.fromkeys(row.configuration["stream"]["name"] for row in made.rows)
     what = made.rows[0].label if len(made.rows) == 1 else f"{len(made.rows)} configurations"
     write_page(out, runs_page(made, f"{what} on {', '.join(streams)}"))

@@ -6,7 +6,7 @@ import io
 import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -82,14 +82,6 @@ class Report:
     tests: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     pictures: Pictures | None = None
     maps: Maps = field(default_factory=dict)
-
-    def with_pictures(self, pictures: Pictures) -> Report:
-        """Return the report with example images of mistakes."""
-        return replace(self, pictures=pictures)
-
-    def with_maps(self, maps: Maps) -> Report:
-        """Return the report with maps of test images."""
-        return replace(self, maps=maps)
 
 
 def read_report(rows: Rows) -> Report:
