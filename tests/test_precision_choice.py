@@ -124,6 +124,8 @@ def test_a_run_states_its_precision_and_is_not_resumed_in_another(tmp_path: Path
         run_experiment(Experiment.from_values({**SMALL, "method": "ncm", "out": tmp_path / "run", "precision": "fp32"}))
     del configuration["backbone"]["precision"]  # as older versions wrote it
     assert upgraded(configuration)["backbone"]["precision"] == "fp32"
+    old = {"method": "ranpac", "settings": {"features": 9}}  # before it adapted to the first task
+    assert upgraded(old)["settings"]["first_session"] == "none" and upgraded(old)["settings"]["features"] == 9
 
 
 def test_the_demo_is_the_same_on_every_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,7 @@ def test_a_preset_stands_for_settings_and_what_is_given_wins(tmp_path, capsys):
     assert told["settings"]["prompt_tasks"] == "first" and told["settings"]["centroids"] == 2
 
 
-SEVERAL = ["split-digits", "--method", "ncm,ranpac", "--set", "features=20", *SMALL]
+SEVERAL = ["split-digits", "--method", "ncm,ranpac", "--set", "features=20", "--set", "first_session=none", *SMALL]
 
 
 def test_several_methods_end_in_the_table_that_compares_them(tmp_path, capsys):

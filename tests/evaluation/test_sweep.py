@@ -94,7 +94,7 @@ def test_mistakes_are_found_before_anything_is_run(method: str, values: dict[str
 
 
 def test_each_ends_in_the_bits_that_it_ends_in_alone(tmp_path: Path) -> None:
-    together = plan("ncm,ranpac,finetune", features=20, epochs=1, out=tmp_path / "together")
+    together = plan("ncm,ranpac,finetune", features=20, first_session="none", epochs=1, out=tmp_path / "together")
     outcome = run_several(together)
     assert list(outcome.figures) == ["ncm", "ranpac", "finetune"] and not outcome.failed
     alone = several("finetune,ncm", epochs=1, out=tmp_path / "alone")[0]
@@ -108,18 +108,19 @@ def test_each_ends_in_the_bits_that_it_ends_in_alone(tmp_path: Path) -> None:
 
 def test_one_that_fails_does_not_stop_the_others(tmp_path: Path, broken: None) -> None:
     messages: list[str] = []
-    outcome = run_several(plan("ncm,broken,ranpac", features=20, out=tmp_path), on_message=messages.append)
+    made = plan("ncm,broken,ranpac", features=20, first_session="none", out=tmp_path)
+    outcome = run_several(made, on_message=messages.append)
     assert list(outcome.figures) == ["ncm", "ranpac"] and list(outcome.failed) == ["broken"]
     assert len(messages) == 4 and str(outcome.failed["broken"]) in messages[2]
 
 
 def test_all_folders_are_looked_at_before_the_first_is_written_to(tmp_path: Path) -> None:
-    made = plan("ncm,ranpac", features=20, out=tmp_path)
+    made = plan("ncm,ranpac", features=20, first_session="none", out=tmp_path)
     run_experiment(made["ranpac"][0])
     with expect_error("run-exists", RunError, path=tmp_path / "ranpac", finished=True):
         run_several(made)
     with expect_error("other-configuration", RunError):
-        run_several(plan("ncm,ranpac", features=30, out=tmp_path), resume=True)
+        run_several(plan("ncm,ranpac", features=30, first_session="none", out=tmp_path), resume=True)
     with expect_error("resume-and-overwrite", SettingsError):
         run_several(made, resume=True, overwrite=True)
     (tmp_path / "strange" / "ranpac").mkdir(parents=True)
@@ -130,7 +131,7 @@ def test_all_folders_are_looked_at_before_the_first_is_written_to(tmp_path: Path
 
 
 def test_what_is_finished_is_kept(tmp_path: Path) -> None:
-    made = plan("ncm,ranpac", features=20, out=tmp_path)
+    made = plan("ncm,ranpac", features=20, first_session="none", out=tmp_path)
     first = run_experiment(made["ranpac"][0])
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "ranpac" / "seed-0").iterdir()}
     outcome = run_several(made, resume=True)
@@ -165,7 +166,7 @@ def test_class_orders_are_runs_of_one_row(tmp_path: Path) -> None:
 
 
 def test_a_sweep_is_a_grid_that_goes_to_the_methods_that_have_the_setting(tmp_path: Path) -> None:
-    made = plan("ncm,ranpac", sweep=["centroids=1,2", "tasks=2,3"], features=20, out=tmp_path)
+    made = plan("ncm,ranpac", sweep=["centroids=1,2", "tasks=2,3"], features=20, first_session="none", out=tmp_path)
     assert list(made) == [
         *(f"ncm, centroids {c}, tasks {t}" for c in (1, 2) for t in (2, 3)), "ranpac, tasks 2", "ranpac, tasks 3",
     ]  # fmt: skip

@@ -39,7 +39,7 @@ def test_tokens_are_those_that_layers_return(pool, prompted):
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_task_by_task_equals_scikit_learns_ridge_of_all_images(layer_norm, monkeypatch):
     monkeypatch.setattr("protosteer.methods.layup.LAMBDAS", (0.5,))
-    method = Maker(LayUP, {"layer_norm": layer_norm}).after()
+    method = Maker(LayUP, {"layer_norm": layer_norm, "first_session": "none"}).after()
     pixels = torch.cat([toy_images(group)[0] for group in GROUPS])
     labels = torch.tensor([method.classes.index(name) for group in GROUPS for name in toy_images(group)[1]])
     tokens = hooked(toy_backbone(), pixels)
@@ -77,7 +77,8 @@ def test_accuracy_of_folds_is_that_of_solving_each(features):
 
 
 def test_several_layers_are_cached_like_embeddings():
-    method = Maker(LayUP).after()
-    images = Maker(LayUP, make_images=EmbeddingCache).images(method, GROUPS[1])
+    make = Maker(LayUP, {"first_session": "none"}, EmbeddingCache)
+    method = make.after()
+    images = make.images(method, GROUPS[1])
     first, passes = method.predict(images), images.forward_passes
     assert torch.equal(method.predict(images), first) and images.forward_passes == passes == len(images)

@@ -47,12 +47,14 @@ def _plugin(method: type[Method]) -> dict[str, Any]:
 def upgraded(configuration: dict[str, Any]) -> dict[str, Any]:
     """Convert a configuration of an older version.
 
-    Retired settings that had no effect are removed; settings that came later get their defaults, precision fp32.
+    Retired settings that had no effect are removed. Settings that came later get what the older version did, which is
+    their default unless the method says otherwise; precision fp32.
     """
     settings = configuration.get("settings", {})
     kept = {name: v for name, v in settings.items() if name not in RETIRED or v != RETIRED[name]}
     method = METHODS.get(configuration.get("method", ""))
-    defaults = method.settings_from(method.preset("paper")).to_dict() if method else {}
+    values = {**method.preset("paper"), **method.older_settings} if method else {}
+    defaults = method.settings_from(values).to_dict() if method else {}
     added = {name: v for name, v in defaults.items() if name not in kept and name != "seed"}
     stream = configuration.get("stream", {})
     options = {**StreamOptions().to_dict(), **stream.get("options", {})}

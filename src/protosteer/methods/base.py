@@ -118,6 +118,7 @@ class Method(ABC):
     test_settings: ClassVar[Mapping[str, Any]] = {}  # under which it learns toy images within a second
     grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # values of settings that `protosteer tune` tries
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # settings of the publication, by name of the stream
+    older_settings: ClassVar[Mapping[str, Any]] = {}  # of runs of versions that had no such setting, if not the default
     # Attributes that hold everything learned: tensors, dictionaries of tensors, or objects with `state_dict` and
     # `load_state_dict`. Each has the growth of its bytes: "once" (with the first task), "per class", "per task" (one
     # module each, of a ModuleList), or the name of the attribute that has the class of each row.

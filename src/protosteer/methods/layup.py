@@ -8,8 +8,8 @@ lambda is chosen again with every task, by cross-validation over its images in f
 the sums of earlier tasks too: the value of the best accuracy, the first of equals. The values and their order are the
 authors'. A class of fewer than four images is in fewer folds.
 
-The paper adapts the backbone to the first task (`first_session`: "vpt", "adapter", or SSF, which is not here).
-Difference: its adaptation uses AdamW, a cosine head of scale 30 and early stopping on test images; here it is that of
+Before that, the backbone is adapted to the first task, by adapters unless `first_session` names another kind; the paper
+also tries VPT and SSF (not here) and reports the best. Difference: its adaptation uses AdamW, a cosine head of scale 30 and early stopping on test images; here it is that of
 RanPAC and APER.
 """
 
@@ -37,6 +37,7 @@ FOLDS = 4
 class LayUPSettings(FirstSessionSettings):
     """Settings of LayUP; defaults are the authors' (main.py of their code)."""
 
+    first_session: str = "adapter"
     layers: int = setting(6, at_least=1, at_most=1000)  # k; all layers if the backbone has fewer
     layer_norm: bool = False
 
@@ -53,8 +54,6 @@ class LayUP(Ridge):
         2024,
     )
     settings_class = LayUPSettings
-    grid = {"layers": (6, 3, 12)}
-    test_settings = {"epochs": 2, "batch_size": 8, "augmentation": "crop", "prompt_length": 2}
     settings: LayUPSettings
 
     def __init__(self, backbone: Backbone, settings: LayUPSettings):

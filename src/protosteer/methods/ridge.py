@@ -33,6 +33,12 @@ class Spectrum(NamedTuple):
 class Ridge(FirstSession):
     """Ridge regression on M `features` of an adapted or plain backbone."""
 
+    trains = "adapters, on the first task"
+    grid = {"first_session": ("adapter", "none", "prompt")}
+    test_settings = {
+        "epochs": 2, "batch_size": 8, "augmentation": "crop", "prompt_length": 2, "learning_rate": 0.1,
+        "adapter_scale": 1.0,
+    }  # fmt: skip
     supports_repeated_classes = True
     state_fields = {**FirstSession.state_fields, **dict.fromkeys(("factor", "sums", "weights"), "once")}
 
