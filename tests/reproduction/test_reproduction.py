@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from expect import expect_error
 from protosteer.backbones import Backbone
 from protosteer.backbones.registry import BASE, known_weights
 from protosteer.cli import main
 from protosteer.errors import SettingsError
+from protosteer.evaluation.comparison import gather
 from protosteer.evaluation.embedding_cache import EmbeddingCache
+from protosteer.evaluation.tuning import tune
 from protosteer.methods import METHODS, find_method
 from protosteer.paper.vit import ViT
 from protosteer.reproduction import driver
@@ -29,6 +32,7 @@ from protosteer.streams import StreamOptions, open_stream, split_digits
 from protosteer.streams.base import training_view
 
 NAMES = names(catalogue())
+OURS = {name for name, method in METHODS.items() if method.__module__.startswith("protosteer.")}
 SCALES = {name: read_scale(catalogue(), name) for name in ("paper", "small", "mini")}
 TOY = """
 title = "Toy"
@@ -78,7 +82,9 @@ def test_every_definition_expands_at_every_scale(name: str, tmp_path: Path) -> N
         cells = expand(definition, scale, place(tmp_path))
         for cell in cells:
             if cell.run:
-                assert cell.run.method in METHODS and cell.run.seeds == scale.seeds and cell.run.precision == "fp32"
+                protocol = definition.comparison
+                seeds, precision = (protocol.seeds, protocol.precision) if protocol else (scale.seeds, "fp32")
+                assert cell.run.method in METHODS and (cell.run.seeds, cell.run.precision) == (seeds, precision)
                 assert (cell.run.states_from is not None) == bool(cell.column.learned_in)
 
 
@@ -127,6 +133,63 @@ def test_grid_runs_once_and_writes_every_format(tmp_path: Path) -> None:
     assert again.numbers == result.numbers
     assert (learned.folder / "seed-0" / "metrics.json").stat().st_mtime_ns == before
     assert estimate(learned, Stopwatch()).seconds == 0
+
+
+COMPARED = """
+title = "Compared"
+source = "no table"
+[comparison]
+class_orders = [1, 2]
+seeds = [0, 1]
+at_most = { epochs = 1 }
+tuned = true
+precision = "fp32"
+[metrics]
+last_accuracy = "Accuracy"
+[columns]
+digits = { title = "Digits", stream = "digits" }
+[rows]
+ncm = { title = "NCM", method = "ncm" }
+slda = { title = "SLDA", method = "slda" }
+"""
+
+
+def test_comparison_is_tuned_and_averaged_over_class_orders(tmp_path: Path) -> None:
+    definitions = tmp_path / "definitions"
+    definitions.mkdir()
+    (definitions / "compared.toml").write_text(COMPARED)
+    (definitions / "scales.toml").write_text(TOY_SCALE)
+    where, scale = place(tmp_path, definitions), read_scale(definitions, "toy")
+    assert driver.chosen(where, "all", scale) == []
+    (compared,) = driver.chosen(where, "compared", scale)
+    with expect_error("unknown-row", SettingsError, name="slad"):
+        driver.reproduce([compared], scale, where, lambda line: None, rows=["slad"])
+    (result,) = driver.reproduce([compared], scale, where, lambda line: None, rows=["ncm"])
+    number = result.numbers["ncm", "digits", "last_accuracy"]
+    assert set(result.missing) == {"SLDA, Digits"} and number.n == 4
+    (label,) = rows = gather([str(where.out / "runs")])  # reads the folders by itself
+    assert number.mean == pytest.approx(sum(run["last_accuracy"] for run in rows[label]) / 4)
+    cell = expand(compared, scale, where)[0]
+    assert cell.untuned and cell.run
+    trials = tune(replace(cell.untuned, seeds=(0,)))
+    assert cell.run.settings["centroids"] == trials[0].settings["centroids"]
+    text = (where.out / "compared.md").read_text()
+    assert f"`centroids` {trials[0].settings['centroids']}" in text and "Class orders 1, 2; seeds 0, 1" in text
+    before = [file.stat().st_mtime_ns for file in where.out.glob("tuned/*")]
+    driver.reproduce([compared], scale, where, lambda line: None, rows=["ncm"])
+    assert [file.stat().st_mtime_ns for file in where.out.glob("tuned/*")] == before
+
+
+def test_rivals_are_all_methods_with_capped_schedules(tmp_path: Path) -> None:
+    definition = read_definition(catalogue(), "rivals")
+    cells = [cell for cell in expand(definition, SCALES["mini"], place(tmp_path)) if cell.column.key == "glyphs"]
+    assert {cell.run.method for cell in cells if cell.run} == OURS
+    for run in unique_runs(cells):
+        settings = run.settings_for(0).to_dict()
+        assert 0 < settings.get("epochs", 1) <= 10 and 0 < settings.get("batch_size", 1) <= 16, run.method
+        assert settings.get("augmentation", "no-flip") == "no-flip" and settings.get("buffer_size", 40) == 40
+    assert {run.method: run for run in unique_runs(cells)}["l2p"].settings_for(0).epochs == 5  # its own, which is less
+    assert len(unique_runs(cells)) == 3 * len(cells)
 
 
 def test_cost_counts_images_and_passes(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`protosteer reproduce`: the paper's tables and figures."""
+"""`protosteer reproduce`: the paper's tables and figures, and comparisons of methods."""
 
 from __future__ import annotations
 
@@ -37,6 +37,9 @@ def reproduce(
             "shipped backbone nano.",
         ),
     ] = "mini",
+    rows: Annotated[
+        str | None, Option(metavar="ROW,...", help="Keys of the rows to run, such as cpp,joint (default: all).")
+    ] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="List the runs and estimate their time; run nothing.")] = False,
     data_dir: Annotated[Path | None, Option(help="Where data sets are, or are downloaded to.")] = None,
     device: Device = "auto",
@@ -48,7 +51,7 @@ def reproduce(
     ),
     as_json: Json = False,
 ) -> None:
-    """Reproduce a table or figure of the paper: the paper's numbers beside ours, and the differences.
+    """Reproduce a table or figure of the paper: the paper's numbers beside ours. Or run a comparison of methods.
 
     Finished runs are reused, and interrupted ones resume, when the command is repeated. Written for each experiment:
     Markdown, CSV, LaTeX, JSON and a plot.
@@ -74,7 +77,8 @@ def reproduce(
     told = how.pop("on_message")
     try:
         with sigterm_as_ctrl_c():
-            results = driver.reproduce(definitions, chosen_scale, place, lambda line: _tell(line, told), how)
+            wanted = rows.split(",") if rows else ()
+            results = driver.reproduce(definitions, chosen_scale, place, lambda line: _tell(line, told), how, wanted)
     except KeyboardInterrupt:
         say(f"stopped; {place.out} keeps what was done. To resume: {shlex.join(command_line())}")
         raise

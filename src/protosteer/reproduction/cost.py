@@ -27,6 +27,8 @@ IMAGES = {
     "imagenet-subset": (130_000, 5_000),
     "split-digits": (898, 899),
     "split-details": (360, 360),
+    "glyphs": (76_851, 11_873),
+    "pets": (3_680, 3_669),
 }
 CLASSES = {
     "split-cifar100": 100,
@@ -35,6 +37,8 @@ CLASSES = {
     "imagenet-subset": 100,
     "split-digits": 10,
     "split-details": 9,
+    "glyphs": 20,
+    "pets": 37,
 }
 
 

@@ -1,4 +1,4 @@
-"""Definitions of the paper's experiments, read from TOML files.
+"""Definitions of the paper's experiments and of further comparisons, read from TOML files.
 
 An experiment is a grid of rows and columns. Each cell is a run, or a number that is only cited. Rows and columns hold a
 title and values of `Experiment.from_values`; `stream` and `backbone` are names that a scale gives a meaning to. The file
@@ -20,7 +20,7 @@ from protosteer.util.text import suggestion
 SCALES = "scales.toml"
 ALL = "all"
 _REQUIRED = ("title", "source", "metrics", "rows")
-_KNOWN = (*_REQUIRED, "about", "columns", "paper", "plot", "run", "scales", "study")
+_KNOWN = (*_REQUIRED, "about", "columns", "comparison", "paper", "plot", "run", "scales", "study")
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,35 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """The protocol of a table that is not the paper's: methods on equal footing.
+
+    Attributes:
+        class_orders: Seeds of class orders; every run is repeated for each.
+        seeds: The seeds of every run.
+        at_most: Settings that are reduced to these values where a method's own are larger. A method keeps all other
+            defaults; what the scale sets for methods is not used.
+        is_tuned: Whether each method's grid is searched first; see `reproduction.tuning`.
+        precision: Of all runs.
+    """
+
+    class_orders: tuple[int, ...]
+    seeds: tuple[int, ...]
+    at_most: Mapping[str, int]
+    is_tuned: bool
+    precision: str
+
+    def describe(self) -> str:
+        """Return a sentence about the protocol."""
+        orders, seeds = (", ".join(map(str, numbers)) for numbers in (self.class_orders, self.seeds))
+        caps = " and ".join(f"{name} at most {value}" for name, value in self.at_most.items())
+        tuned = "; settings chosen from each method's grid on validation images of the first task" * self.is_tuned
+        return f"Class orders {orders}; seeds {seeds}; authors' schedules with {caps}; {self.precision}{tuned}."
+
+
+@dataclass(frozen=True)
 class Definition:
-    """One table or figure of the paper.
+    """One table or figure of the paper, or a comparison of our own.
 
     Attributes:
         name: What `protosteer reproduce` takes.
@@ -59,6 +86,7 @@ class Definition:
         plot: How it is drawn, a name of `plots.PLOTS`.
         study: The function that fills the cells, a name of `studies.STUDIES`; "": each cell is a run.
         scales: By scale: values of `rows` and `columns` that the scale changes; see `at`.
+        comparison: The protocol of a table that is not the paper's, and that `all` leaves out; None: one of the paper.
     """
 
     name: str
@@ -73,6 +101,7 @@ class Definition:
     plot: str
     study: str
     scales: Mapping[str, Mapping[str, Any]]
+    comparison: Comparison | None = None
 
     def at(self, scale: str) -> Definition:
         """Return the definition with what a scale changes in its rows and columns."""
@@ -159,6 +188,17 @@ def read_definition(folder: Path, name: str) -> Definition:
         plot=table.get("plot", "bars"),
         study=table.get("study", ""),
         scales=table.get("scales", {}),
+        comparison=_comparison(table["comparison"]) if "comparison" in table else None,
+    )
+
+
+def _comparison(table: Mapping[str, Any]) -> Comparison:
+    return Comparison(
+        tuple(table["class_orders"]),
+        tuple(table["seeds"]),
+        table["at_most"],
+        table["tuned"],
+        table["precision"],
     )
 
 

@@ -1,40 +1,49 @@
-"""Run the paper's experiments at a scale and write their results."""
+"""Run experiments at a scale and write their results."""
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from protosteer.errors import ProtosteerError
+from protosteer.errors import ProtosteerError, SettingsError
 from protosteer.evaluation.experiment import Experiment
 from protosteer.evaluation.run_folder import read_run
 from protosteer.evaluation.sweep import run_several
 from protosteer.reproduction.definition import ALL, Definition, Scale, names, read_definition
-from protosteer.reproduction.grid import Cell, Place, expand, is_finished, unique_runs
+from protosteer.reproduction.grid import Cell, Place, expand, is_finished, read_tuned, unique_runs
 from protosteer.reproduction.plots import PLOTS
 from protosteer.reproduction.results import Result, as_csv, as_latex, as_markdown, collect
 from protosteer.reproduction.studies import run_study
+from protosteer.reproduction.tuning import tune_missing
 from protosteer.util.files import write_atomically
-from protosteer.util.text import counted
+from protosteer.util.text import counted, suggestion
 
 Say = Callable[[str], None]
 
 
 def chosen(place: Place, name: str, scale: Scale) -> list[Definition]:
-    """Read the definition of an experiment, or of all."""
+    """Read the definition of an experiment, or of all of the paper."""
     wanted = names(place.definitions) if name == ALL else [name]
-    return [read_definition(place.definitions, one).at(scale.name) for one in wanted]
+    read = [read_definition(place.definitions, one).at(scale.name) for one in wanted]
+    return [one for one in read if name != ALL or one.comparison is None]
 
 
 def reproduce(
-    definitions: Sequence[Definition], scale: Scale, place: Place, say: Say, how: Mapping[str, Any] | None = None
+    definitions: Sequence[Definition],
+    scale: Scale,
+    place: Place,
+    say: Say,
+    how: Mapping[str, Any] | None = None,
+    rows: Collection[str] = (),
 ) -> list[Result]:
     """Run what is missing and write the results of experiments.
 
     Finished runs are reused, interrupted ones are resumed. A run that fails leaves its cell empty, with the reason.
+    The result of a comparison is written after every cell.
 
     Args:
         definitions: The experiments.
@@ -42,23 +51,46 @@ def reproduce(
         place: Where runs and results are written to.
         say: Called with lines for the user.
         how: Further arguments of `run_several`, such as `engine`.
+        rows: The keys of the rows to run; none: all.
 
     Returns:
         The results; each is written as NAME.md, .csv, .tex, .png and .json.
     """
     results = []
     for i, definition in enumerate(definitions, 1):
-        cells = expand(definition, scale, place)
-        runs = unique_runs(cells)
+        runs = unique_runs(expand(definition, scale, place))
         finished = sum(map(is_finished, runs))
         say(f"{definition.name}, {i} of {len(definitions)}: {counted(len(runs), 'run')}, {finished} finished already")
-        failed = run_missing(runs, say, how or {})
-        fill = functools.partial(run_study, place=place) if definition.study else _fill
-        result = fill(definition, scale, cells, failed)
-        write(result, place.out)
+        fill = functools.partial(run_study, place=place) if definition.study else functools.partial(_fill, place)
+        failed: dict[Path, str] = {}
+        for part in _parts(definition, rows):
+            tune_missing(expand(part, scale, place), place, say)
+            failed |= run_missing(unique_runs(expand(part, scale, place)), say, how or {})
+            result = fill(definition, scale, expand(definition, scale, place), failed)
+            write(result, place.out)
         results.append(result)
         say(f"Written: {place.out / definition.name}.md, .csv, .tex, .png")
     return results
+
+
+def _parts(definition: Definition, rows: Collection[str]) -> list[Definition]:
+    """Divide an experiment into what is run before its result is written: all, rows, or the cells of a comparison.
+
+    The first column of a comparison comes before the second.
+
+    Raises:
+        SettingsError: It has no such row (code "unknown-row").
+    """
+    known = [row.key for row in definition.rows]
+    for key in rows:
+        if key not in known:
+            message = f"{definition.name} has no row '{key}'; {suggestion(key, known)}"
+            raise SettingsError(message, code="unknown-row", name=key)
+    if not rows and definition.comparison is None:
+        return [definition]
+    columns = [(column,) for column in definition.columns] if definition.comparison else [definition.columns]
+    chosen = [row for row in definition.rows if not rows or row.key in rows]
+    return [replace(definition, rows=(row,), columns=own) for own in columns for row in chosen]
 
 
 def run_missing(runs: Sequence[Experiment], say: Say, how: Mapping[str, Any]) -> dict[Path, str]:
@@ -86,25 +118,35 @@ def _run_group(group: Sequence[Experiment], say: Say, how: Mapping[str, Any]) ->
 
 
 def read_figures(cell: Cell) -> dict[str, Any] | None:
-    """Return the metrics of a cell's seeds, and the backbone's parameters; None if the run is not finished."""
-    if cell.run is None or not is_finished(cell.run):
-        return None
-    configuration, seeds = read_run(cell.run.folder)
-    wanted = [seed for seed in seeds if seed["seed"] in (cell.run.seeds or ())]
-    return {"seeds": wanted, "parameters": configuration["backbone"]["parameters"]}
+    """Return the metrics of a cell's seeds and class orders, and the backbone's parameters; None if none is finished."""
+    found: dict[str, Any] = {}
+    for run in filter(is_finished, cell.runs):
+        configuration, seeds = read_run(run.folder)
+        wanted = [seed for seed in seeds if seed["seed"] in (run.seeds or ())]
+        found = {
+            "seeds": [*found.get("seeds", []), *wanted],
+            "parameters": configuration["backbone"]["parameters"],
+        }
+    return found or None
 
 
-def _fill(definition: Definition, scale: Scale, cells: Sequence[Cell], failed: Mapping[Path, str]) -> Result:
+def _fill(
+    place: Place, definition: Definition, scale: Scale, cells: Sequence[Cell], failed: Mapping[Path, str]
+) -> Result:
     """Fill the cells with the metrics of their runs."""
     figures = {(cell.row.key, cell.column.key): read_figures(cell) for cell in cells}
-    known = {place: found for place, found in figures.items() if found}
-    missing = {}
+    known = {where: found for where, found in figures.items() if found}
+    missing, notes = {}, []
     for cell in cells:
-        title = ", ".join(part for part in (cell.row.title, cell.column.title) if part)
-        if cell.run and (cell.row.key, cell.column.key) not in known:
-            missing[title] = failed.get(cell.run.folder, "not finished")
+        unfinished = [run for run in cell.runs if not is_finished(run)]
+        if unfinished:
+            part = f" ({len(unfinished)} of {len(cell.runs)} class orders)" if len(cell.runs) > 1 else ""
+            missing[cell.title] = failed.get(unfinished[0].folder, "not finished") + part
+        best = read_tuned(place, cell.untuned) if cell.untuned else {}
+        if best and (cell.row.key, cell.column.key) in known:
+            notes.append(f"{cell.title}: " + ", ".join(f"`{name}` {value}" for name, value in best.items()))
     absent = _absent(definition, cells, scale)
-    return collect(definition, scale, cells, known, missing | absent)
+    return replace(collect(definition, scale, cells, known, missing | absent), notes=notes)
 
 
 def _absent(definition: Definition, cells: Sequence[Cell], scale: Scale) -> dict[str, str]:

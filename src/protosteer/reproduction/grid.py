@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -16,8 +16,9 @@ from protosteer.evaluation.run_folder import RunFolder
 from protosteer.methods import find_method
 from protosteer.reproduction.definition import Definition, Line, Scale
 from protosteer.streams import StreamOptions, find_benchmark
+from protosteer.streams.options import SEED
 
-RUNS = "runs"
+RUNS, TUNED = "runs", "tuned"
 ALL_METHODS = "all"  # in a scale: settings of every method that has them
 
 
@@ -42,20 +43,55 @@ class Place:
 
 @dataclass(frozen=True)
 class Cell:
-    """One row and column of an experiment, with its run; None if the scale has none for it."""
+    """One row and column of an experiment, with its runs, one for each class order; none if the scale has none for it.
+
+    `untuned` is the run whose settings are to be tuned before.
+    """
 
     row: Line
     column: Line
-    run: Experiment | None
+    runs: tuple[Experiment, ...]
+    untuned: Experiment | None = None
+
+    @property
+    def run(self) -> Experiment | None:
+        """The first run."""
+        return self.runs[0] if self.runs else None
+
+    @property
+    def title(self) -> str:
+        """The titles of row and column."""
+        return ", ".join(part for part in (self.row.title, self.column.title) if part)
 
 
 def expand(definition: Definition, scale: Scale, place: Place) -> list[Cell]:
     """Expand a definition into its cells, row by row; see `Definition.at`."""
-    return [Cell(row, column, _run(definition, scale, place, row, column)) for row, column in _pairs(definition)]
+    return [_cell(definition, scale, place, row, column) for row in definition.rows for column in definition.columns]
 
 
-def _pairs(definition: Definition) -> Iterator[tuple[Line, Line]]:
-    return ((row, column) for row in definition.rows for column in definition.columns)
+def _cell(definition: Definition, scale: Scale, place: Place, row: Line, column: Line) -> Cell:
+    run, comparison = _run(definition, scale, place, row, column), definition.comparison
+    if run is None or comparison is None:
+        return Cell(row, column, (run,) if run else ())
+    orders = [dataclasses.replace(run.options, class_order=f"{SEED}{order}") for order in comparison.class_orders]
+    runs = [_placed(dataclasses.replace(run, options=options), place) for options in orders]
+    if not comparison.is_tuned:
+        return Cell(row, column, tuple(runs))
+    untuned = runs[0]
+    best = read_tuned(place, untuned)
+    runs = [_placed(dataclasses.replace(one, settings={**one.settings, **best}), place) for one in runs]
+    return Cell(row, column, tuple(runs), untuned)
+
+
+def tuned_file(place: Place, untuned: Experiment) -> Path:
+    """Return the file of the settings that were chosen for a run."""
+    return place.out / TUNED / f"{untuned.folder.name}.json"
+
+
+def read_tuned(place: Place, untuned: Experiment) -> dict[str, Any]:
+    """Return the settings that were chosen for a run; {} before that."""
+    file = tuned_file(place, untuned)
+    return dict(json.loads(file.read_text())["best"]) if file.is_file() else {}
 
 
 def _run(definition: Definition, scale: Scale, place: Place, row: Line, column: Line) -> Experiment | None:
@@ -63,21 +99,35 @@ def _run(definition: Definition, scale: Scale, place: Place, row: Line, column: 
     stream, backbone = scale.streams.get(changed.pop("stream", "")), scale.backbones.get(changed.pop("backbone"))
     if row.is_cited or column.is_cited or stream is None or backbone is None:
         return None
-    method = changed["method"]
-    general = _for_method(method, {**stream, **scale.methods.get(ALL_METHODS, {})})
-    values: dict[str, Any] = {**general, **backbone, **scale.methods.get(method, {}), **changed}
+    method, comparison = changed["method"], definition.comparison
+    methods = scale.methods if comparison is None else {}
+    general = _for_method(method, {**stream, **methods.get(ALL_METHODS, {})})
+    values: dict[str, Any] = {**general, **backbone, **methods.get(method, {}), **changed}
     if scale.is_published and find_benchmark(values["stream"]).name in find_method(method).published:
         values["published"] = True
     if "task_file" in values:
         values["task_file"] = str(place.definitions / values["task_file"])
-    values |= {"seeds": list(scale.seeds), "precision": FP32, "device": place.device}
+    seeds, precision = (comparison.seeds, comparison.precision) if comparison else (scale.seeds, FP32)
+    values |= {"seeds": list(seeds), "precision": precision, "device": place.device}
     values |= {name: value for name, value in (("data_dir", place.data_dir), ("threads", place.threads)) if value}
     made = Experiment.from_values(values)
+    if comparison:
+        made = dataclasses.replace(made, settings={**made.settings, **_reduced(made, comparison.at_most)})
     if column.learned_in:
         source = next(line for line in definition.columns if line.key == column.learned_in)
         learned = _run(definition, scale, place, row, source)
         made = dataclasses.replace(made, states_from=learned.folder if learned else None)
-    return dataclasses.replace(made, out=place.out / RUNS / _folder_name(made))
+    return _placed(made, place)
+
+
+def _placed(run: Experiment, place: Place) -> Experiment:
+    return dataclasses.replace(run, out=place.out / RUNS / _folder_name(run))
+
+
+def _reduced(run: Experiment, at_most: Mapping[str, int]) -> dict[str, Any]:
+    """Return the settings that are above their caps, reduced; 0 stands for a default of unknown size."""
+    own = run.settings_for(0).to_dict()
+    return {name: most for name, most in at_most.items() if name in own and not 0 < own[name] <= most}
 
 
 def _for_method(method: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,7 +152,7 @@ def _folder_name(run: Experiment) -> str:
 def unique_runs(cells: list[Cell]) -> list[Experiment]:
     """Return every run once, those that evaluate another's states last; what they evaluate is among them."""
     found: dict[Path, Experiment] = {}
-    for run in (cell.run for cell in cells if cell.run):
+    for run in (run for cell in cells for run in cell.runs):
         found.setdefault(run.folder, run)
     return sorted(found.values(), key=lambda run: run.states_from is not None)
 

@@ -13,6 +13,7 @@ from protosteer.report.tables import NOTHING
 from protosteer.reproduction.definition import Definition, Line, Scale
 from protosteer.reproduction.grid import Cell
 
+PAPER_NUMBERS = "ours ± standard deviation (the paper's, ours minus the paper's)"
 MEGABYTE = 2**20  # the paper's 0.035 MB are 12 x 768 numbers of 4 bytes
 CSV_COLUMNS = (
     "row", "column", "metric", "mean", "std", "n", "paper", "paper_std", "difference", "run",
@@ -63,7 +64,7 @@ class Result:
         scale: The scale.
         numbers: By row, column and metric.
         missing: Why cells have no number, by their titles.
-        notes: Further lines for the reader.
+        notes: The settings that were chosen for cells.
         curves: By row and column: the accuracy matrix of each seed.
         pictures: Further plots, by file name.
     """
@@ -159,6 +160,8 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any], tuple[str, str], Figures], fl
 
 def decimals_of(metric: str) -> int:
     """Return how many decimals a metric is shown with."""
+    if metric.startswith("bytes_"):
+        return 0
     return 4 if "megabytes" in metric or metric == "free_energy" else 2
 
 
@@ -179,8 +182,10 @@ def cell_text(number: Number | None) -> str:
 
 def heading(line: Line, scale: Scale) -> str:
     """Return a row's or column's title, with the stream that stands for the paper's at a reduced scale."""
-    actual = scale.streams.get(line.values.get("stream", ""), {}).get("stream")
-    return f"{line.title} (here {actual})" if actual and not scale.is_published else line.title
+    named = line.values.get("stream", "")
+    actual = scale.streams.get(named, {}).get("stream")
+    stands_in = actual not in (None, named) and not scale.is_published
+    return f"{line.title} (here {actual})" if stands_in else line.title
 
 
 def grids(result: Result) -> list[tuple[str, list[list[str]]]]:
@@ -198,22 +203,18 @@ def grids(result: Result) -> list[tuple[str, list[list[str]]]]:
 
 def as_markdown(result: Result) -> str:
     """Return headings, tables and what was not run."""
-    definition = result.definition
-    lines = [
-        f"# {definition.title}",
-        "",
-        f"{definition.source} of the paper. Scale `{result.scale.name}`: {result.scale.title}.",
-        "",
-    ]
+    definition, comparison = result.definition, result.definition.comparison
+    lines = [f"# {definition.title}", ""]
+    if comparison:
+        lines += [f"{definition.source}. {comparison.describe()}", ""]
+    else:
+        lines += [f"{definition.source} of the paper. Scale `{result.scale.name}`: {result.scale.title}.", ""]
+    numbers = "mean ± standard deviation" if comparison else PAPER_NUMBERS
     lines += [definition.about, ""] if definition.about else []
     lines += [f"![{definition.title}]({definition.name}.png)", ""]
     for title, grid in grids(result):
-        lines += [
-            f"**{title}**: ours ± standard deviation (the paper's, ours minus the paper's)",
-            "",
-            github_table(grid),
-        ]
-    lines += [*(f"- {note}" for note in result.notes), ""] if result.notes else []
+        lines += [f"**{title}**: {numbers}", "", github_table(grid)]
+    lines += ["Settings that were chosen:", "", *(f"- {note}" for note in result.notes), ""] if result.notes else []
     if result.missing:
         reasons: dict[str, list[str]] = {}
         for cell, why in result.missing.items():

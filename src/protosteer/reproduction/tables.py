@@ -17,7 +17,7 @@ from protosteer.util.text import counted
 
 def experiments_table(definitions: Sequence[Definition]) -> Table:
     """List experiments."""
-    table = plain_table("Experiments of the paper", labels(), "Where", "What")
+    table = plain_table("Experiments of the paper, and comparisons", labels(), "Where", "What")
     for one in definitions:
         table.add_row(one.name, one.source, one.title)
     return table

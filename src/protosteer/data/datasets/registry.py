@@ -42,13 +42,16 @@ FIVE = Benchmark(
     datasets=("cifar10", "notmnist", "mnist", "svhn", "fashion-mnist"),
 )  # fmt: skip
 
+# Digits and letters: no image of them is in the training data of the shipped backbones.
+GLYPHS = Benchmark("glyphs", "Digits and letters", tasks=5, crop=1.0, datasets=("mnist", "notmnist"))
+
 # The ten digits in two domains.
 DIGIT_DOMAINS = Benchmark("digit-domains", "Digits", tasks=2, crop=1.0, datasets=("mnist", "svhn"), domains=True)
 
 BENCHMARKS: dict[str, Benchmark] = {
     row.name: row
     for row in (
-        cifar.BENCHMARK, FIVE, DIGIT_DOMAINS, imagenet_subset.BENCHMARK, *image_folders.BENCHMARKS, cub.BENCHMARK,
+        cifar.BENCHMARK, FIVE, GLYPHS, DIGIT_DOMAINS, imagenet_subset.BENCHMARK, *image_folders.BENCHMARKS, cub.BENCHMARK,
         digits.BENCHMARK, sklearn_photos.BENCHMARK,
     )
 }  # fmt: skip

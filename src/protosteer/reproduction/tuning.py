@@ -1,0 +1,38 @@
+"""Tune the methods of a comparison: the same small search for each, on validation images of the first task.
+
+The first class order and the first seed are searched, and the settings found are used for all. Test images are not read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+
+from protosteer.errors import ProtosteerError
+from protosteer.evaluation.tuning import tune
+from protosteer.reproduction.grid import Cell, Place, tuned_file
+from protosteer.util.files import write_atomically
+
+
+def tune_missing(cells: Sequence[Cell], place: Place, say: Callable[[str], None]) -> None:
+    """Search the grids of cells that were not tuned yet, and write what was found.
+
+    Args:
+        cells: The cells; those without `untuned` are skipped.
+        place: Where the files are written to.
+        say: Called with lines for the user. A search that fails is reported; the run then fails for the same reason.
+    """
+    for run in (cell.untuned for cell in cells if cell.untuned):
+        file = tuned_file(place, run)
+        if file.is_file():
+            continue
+        try:
+            trials = tune(dataclasses.replace(run, seeds=(run.seeds or (0,))[:1]))
+        except ProtosteerError as error:
+            say(f"{run.method} on {run.stream} was not tuned: {error}")
+            continue
+        found = [{"settings": dict(trial.settings), "accuracy": trial.accuracy} for trial in trials]
+        best = found[0]["settings"]
+        write_atomically(file, (json.dumps({"best": best, "trials": found}, indent=1) + "\n").encode())
+        say(f"{run.method} on {run.stream}, tuned: {best}")
