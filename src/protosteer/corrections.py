@@ -53,10 +53,12 @@ class Correction:
     Attributes:
         record: What is stored of it.
         reader: Predicts with it at once. A reader that is built from the memory also fits the weights of scores again.
+        probabilities: [C], of its image by that reader.
     """
 
     record: TaskRecord
     reader: Reader
+    probabilities: Tensor
 
 
 def correct(learner: Learner, image: Any, name: str, file: ImageFile | None = None) -> Correction:
@@ -72,17 +74,20 @@ def correct(learner: Learner, image: Any, name: str, file: ImageFile | None = No
     reader = learner.reader
     before = reader.index.classes[int(_scores(reader, embedded).argmax())]
     others = _without(learner.memory, file)
-    if len(others) < len(learner.memory):
+    if others is not learner.memory:
         reader = reader_of(others, learner.settings)
     record = _record(learner, others, embedded, name, file, before)
-    memory = Memory([*others.tasks, record])
+    memory = others.with_task(record)
     for weight in _WEIGHTS:
         updated = reader.with_image(memory, weight)
-        if _lead(updated, embedded, name) >= _MIN_LEAD:
+        scores = _scores(updated, embedded)
+        if _lead(scores, updated.index.classes.index(name)) >= _MIN_LEAD:
             break
-    record = dataclasses.replace(record, classes=record.classes.with_image_weight(weight))
-    learner.memory = compact(Memory([*others.tasks, record]))
-    return Correction(record, updated)
+    if weight > 1:
+        record = dataclasses.replace(record, classes=record.classes.with_image_weight(weight))
+        memory = others.with_task(record)
+    learner.memory = compact(memory)
+    return Correction(record, updated, scores.softmax(dim=0))
 
 
 def confirm(learner: Learner, images: Sequence[Any], files: Sequence[ImageFile] | None = None) -> list[TaskRecord]:
@@ -95,8 +100,8 @@ def confirm(learner: Learner, images: Sequence[Any], files: Sequence[ImageFile] 
         memory = _without(memory, file)
         record = _record(learner, memory, embedded, label, file, label)
         records.append(dataclasses.replace(record, confirmed=True))
-        memory = Memory([*memory.tasks, records[-1]])
-    learner.memory = compact(memory)
+        memory = compact(memory.with_task(records[-1]))
+    learner.memory = memory
     return records
 
 
@@ -112,9 +117,8 @@ def _scores(reader: Reader, images: TaskImages) -> Tensor:
     return reader.match(embed, 1).scores[0] / reader.temperature
 
 
-def _lead(reader: Reader, images: TaskImages, name: str) -> float:
+def _lead(scores: Tensor, own: int) -> float:
     """By how much the logit of a class is above all others."""
-    scores, own = _scores(reader, images), reader.index.classes.index(name)
     others = scores.index_fill(0, torch.tensor(own), -torch.inf)
     return float(scores[own] - others.max())
 
@@ -122,7 +126,7 @@ def _lead(reader: Reader, images: TaskImages, name: str) -> float:
 def _without(memory: Memory, file: ImageFile) -> Memory:
     """Drop what was said of the same image before."""
     task = correction_name(digest(file.content))
-    return Memory(old for old in memory.tasks if old.name != task)
+    return memory if task not in memory.task_names else Memory(old for old in memory.tasks if old.name != task)
 
 
 def _record(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -159,7 +160,7 @@ class Backbone:
             return self._fingerprint
         return weights_fingerprint(self.vit.state_dict(), self.vit.config)
 
-    @property
+    @functools.cached_property
     def parameters(self) -> int:
         """Return the number of parameters."""
         return sum(p.numel() for p in self.vit.parameters())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,15 @@ MAX_PROTOTYPES = 4096  # the exact solve costs their number cubed, about two sec
 LANDMARKS, MIN_LANDMARKS_PER_CLASS = 2048, 10
 
 
+class _Added(NamedTuple):
+    """What one image changes: the inverse by a direction and a pivot, the weights by the product of `column` and `row`."""
+
+    direction: Tensor  # [p]
+    pivot: Tensor
+    column: Tensor  # [p + 1], or of landmarks [P]
+    row: Tensor  # [C]
+
+
 class KernelRidge:
     """Ridge regression over all prototypes in S feature spaces; vectors of several spaces are centred first."""
 
@@ -34,8 +44,8 @@ class KernelRidge:
         self.points = self.joint(torch.cat([statistics.points.double() for statistics in spaces], dim=1))
         targets = F.one_hot(self.statistics.owners, len(self.statistics.sizes)).double()
         self.factor: Tensor | None = None  # Cholesky factor of what was solved; None: see `release`
-        self.weights, self.loo_scores = self._solve(targets)  # [P, C], [m, C]
-        self._added: list[tuple[Tensor, Tensor]] = []  # of each image of `with_image`: its direction and pivot
+        self._solved, self.loo_scores = self._solve(targets)  # [P, C], [m, C]
+        self._added: list[_Added] = []  # images of `with_image`
 
     @staticmethod
     def of(spaces: Sequence[ClassStatistics]) -> KernelRidge | None:
@@ -52,7 +62,19 @@ class KernelRidge:
 
     def scores(self, embeddings: Tensor) -> Tensor:
         """[B, C] of unit vectors in each space, [B, S * D]."""
-        return arc_cosine(self.joint(embeddings), self.points) @ self.weights
+        return self._weigh(arc_cosine(self.joint(embeddings), self.points))
+
+    @property
+    def weights(self) -> Tensor:
+        """[P, C]: of the prototypes."""
+        return self._weigh(torch.eye(len(self.points), dtype=torch.double)) if self._added else self._solved
+
+    def _weigh(self, kernel: Tensor) -> Tensor:
+        """Multiply [B, P] by the weights [P, C]: those that were solved, and changes of rank one, which are not summed."""
+        scores = kernel[:, : len(self._solved)] @ self._solved
+        for one in self._added:
+            scores += torch.outer(kernel[:, : len(one.column)] @ one.column, one.row)
+        return scores
 
     def release(self) -> None:
         """Free the memory that only `with_image` needs."""
@@ -64,28 +86,27 @@ class KernelRidge:
         Nothing is solved again: one more row and column change an inverse in closed form. The centre stays. `new`: the
         class comes in there. Leave-one-out scores stay those that were.
         """
-        updated = copy.copy(self)
-        weights = (
-            insert_row(self.weights.T, label, self.weights.new_zeros(len(self.weights))).T if new else self.weights
-        )
-        point = self.joint(embedding[None])
-        target = F.one_hot(torch.tensor(label), weights.shape[1]).double()
-        updated._extend(weights, point, arc_cosine(self.points, point)[:, 0], count, target)
+        updated, point = copy.copy(self), self.joint(embedding[None])
+        if new:
+            zeros = self._solved.new_zeros(len(self._solved))
+            updated._solved = insert_row(self._solved.T, label, zeros).T
+            updated._added = [one._replace(row=insert_row(one.row, label, zeros[0])) for one in self._added]
+        target = F.one_hot(torch.tensor(label), updated._solved.shape[1]).double()
+        updated._extend(point, arc_cosine(self.points, point)[:, 0], count, target)
         return updated
 
-    def _extend(self, weights: Tensor, point: Tensor, across: Tensor, count: float, target: Tensor) -> None:
+    def _extend(self, point: Tensor, across: Tensor, count: float, target: Tensor) -> None:
         direction = self._inverse_times(across)
         pivot = 1 + self.ridge / count - across @ direction
-        step = (target - across @ weights) / pivot
-        self.weights = torch.cat([weights - torch.outer(direction, step), step[None]])
+        column, row = torch.cat([-direction, direction.new_ones(1)]), (target - self._weigh(across[None])[0]) / pivot
+        self._added = [*self._added, _Added(direction, pivot, column, row)]
         self.points = torch.cat([self.points, point])
-        self._added = [*self._added, (direction, pivot)]
 
     def _inverse_times(self, vector: Tensor) -> Tensor:
         """Multiply [P] by the inverse of what was solved, with the images that were added since."""
         assert self.factor is not None
         solved = _solve_factored(self.factor, vector[: len(self.factor)])
-        for direction, pivot in self._added:
+        for direction, pivot, *_ in self._added:
             last = (vector[len(direction)] - direction @ vector[: len(direction)]) / pivot
             solved = torch.cat([solved - last * direction, last[None]])
         return solved
@@ -114,20 +135,19 @@ class NystromRidge(KernelRidge):
         """See `KernelRidge.release`."""
         self.factor = self._root = None
 
-    def _extend(self, weights: Tensor, point: Tensor, across: Tensor, count: float, target: Tensor) -> None:
+    def _extend(self, point: Tensor, across: Tensor, count: float, target: Tensor) -> None:
         assert self._root is not None
         feature = torch.linalg.solve_triangular(self._root, across[:, None], upper=False)[:, 0]
         direction = self._inverse_times(feature)
         pivot = 1 / count + feature @ direction
-        step = (target - across @ weights) / pivot
         back = torch.linalg.solve_triangular(self._root.T, direction[:, None], upper=True)[:, 0]
-        self.weights = weights + torch.outer(back, step)
-        self._added = [*self._added, (direction, pivot)]
+        row = (target - self._weigh(across[None])[0]) / pivot
+        self._added = [*self._added, _Added(direction, pivot, back, row)]
 
     def _inverse_times(self, vector: Tensor) -> Tensor:
         assert self.factor is not None
         solved = _solve_factored(self.factor, vector)
-        for direction, pivot in self._added:
+        for direction, pivot, *_ in self._added:
             solved = solved - direction * (direction @ vector / pivot)
         return solved
 

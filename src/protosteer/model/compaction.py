@@ -37,7 +37,9 @@ NAMES = {False: "corrections", True: "confirmations"}  # by whether they are con
 
 def compact(memory: Memory) -> Memory:
     """Return a memory in which the older corrections are one record per class, once there are `MAX_SINGLE`."""
-    single = [task for task in memory.corrections if _can_join(task, memory)]
+    single = memory.corrections
+    if len(single) >= MAX_SINGLE:
+        single = [task for task in single if _can_join(task, memory)]
     if len(single) < MAX_SINGLE:
         return memory
     gone = single[:-MIN_SINGLE]

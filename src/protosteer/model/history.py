@@ -23,12 +23,15 @@ from typing import Any
 from protosteer.errors import ModelFileError, ProtosteerWarning
 from protosteer.model import file as model_file
 from protosteer.model.records import TaskRecord
-from protosteer.model.schema import LOG_ENTRY, check
-from protosteer.util.files import read_regular, real, write_atomically
+from protosteer.model.schema import LOG_ENTRY, MAX_COUNT, check
+from protosteer.util.files import open_regular, read_regular, real, write_atomically
 
 FORGOTTEN = "(forgotten)"  # in place of a name in the log
 MAX_NAMES = 100  # classes named in an entry
 MAX_VERSIONS = 1_000
+MAX_LINE = 2**16  # bytes of the log that are read for its last line
+_STATE = {"keep_versions": (0, MAX_VERSIONS), "last_version": (0, MAX_COUNT)}  # what the last line of the log says
+_DAMAGED = (TypeError, ValueError, RecursionError)  # a line cut off by a crash, edited by hand, or forged
 
 
 @dataclass(frozen=True)
@@ -77,12 +80,32 @@ def read(model: Path) -> tuple[list[Entry], int]:
             if isinstance(values, dict) and "keep_versions" in values:
                 check(values["keep_versions"], (0, MAX_VERSIONS), "keep_versions")
                 keep = values["keep_versions"]
-            else:
-                check(values, LOG_ENTRY, "the entry's")
-                entries.append(_entry(values))
-        except (TypeError, ValueError, RecursionError):  # cut off by a crash, edited by hand, or forged
+            check(values, LOG_ENTRY, "the entry's")
+            entries.append(_entry(values))
+        except _DAMAGED:
             continue
     return entries, keep
+
+
+def _last_state(model: Path) -> tuple[int, int]:
+    """Return how many versions are kept, and the greatest number of a version so far.
+
+    The last line of the log says it, so that the cost of a change does not grow with the log. Logs of earlier
+    releases are read whole.
+    """
+    try:
+        with open_regular(beside(model)) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_LINE))
+            values = json.loads(file.read().splitlines()[-1])
+        check(values, _STATE, "the line's")
+        return values["keep_versions"], values["last_version"]
+    except (OSError, LookupError, *_DAMAGED):
+        entries, keep = read(model)
+        return keep, max((_number(entry.version) for entry in entries if entry.version), default=0)
+
+
+def _number(version: str) -> int:
+    return int(version.partition(".")[0])
 
 
 def _entry(values: Mapping[str, Any]) -> Entry:
@@ -93,7 +116,7 @@ def _entry(values: Mapping[str, Any]) -> Entry:
 
 def keep_versions(model: Path, count: int) -> None:
     """Keep this many versions from now on; 0 removes all."""
-    _append(model, {"keep_versions": count})
+    _append(model, {}, count)
     _prune(model, count)
 
 
@@ -104,14 +127,13 @@ def versions(model: Path) -> list[Path]:
 
 def keep_version(model: Path, at_least: int = 0) -> str | None:
     """Keep the model file as it is now, if that is wanted; return the name of the version."""
-    entries, wanted = read(model)
+    wanted, last = _last_state(model)
     keep = max(wanted, at_least)
     if not keep or not model.exists():
         return None
     folder = versions_folder(model)
     folder.mkdir(exist_ok=True)
-    names = [*(path.name for path in versions(model)), *(entry.version for entry in entries if entry.version)]
-    number = 1 + max((int(name.partition(".")[0]) for name in names), default=0)  # never used before
+    number = 1 + max([last, *(_number(path.name) for path in versions(model))])  # never used before
     place = folder / f"{number:06}.protosteer"
     try:
         os.link(real(model), place)  # the model is replaced by a new file, so that the old one can be shared
@@ -139,11 +161,12 @@ def log(
     hidden: set[str] | None = None,
 ) -> None:
     """Add a change to the log, without the names in `hidden`; a warning says if that fails, since the model is written."""
-    names = dict(renamed or {})
-    old, new = _images(before, names), _images(after, {})
-    added, removed = new - old, old - new
+    names, same = dict(renamed or {}), {*before} & {*after}
+    old, new = ([task for task in tasks if task not in same] for tasks in (before, after))
+    lost, gained = _images(old, names), _images(new, {})
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    entry = Entry(now, command, _first(added), _first(removed), names, len(new), version)
+    classes = len({name for task in after for name in task.classes.names})
+    entry = Entry(now, command, _first(gained - lost), _first(lost - gained), names, classes, version)
     try:
         _append(model, _without(entry, hidden or set()))
     except OSError as error:
@@ -163,12 +186,15 @@ def _first(counts: Counter[str]) -> dict[str, int]:
     return dict(list(counts.items())[:MAX_NAMES])
 
 
-def _append(model: Path, values: Mapping[str, Any]) -> None:
-    """Add a line to the log, which only those may read who may read the model."""
+def _append(model: Path, values: Mapping[str, Any], keep: int | None = None) -> None:
+    """Add a line to the log, which only those may read who may read the model; None: as many versions are kept as before."""
+    wanted, last = _last_state(model)
+    state = {"keep_versions": wanted if keep is None else keep}
+    state["last_version"] = max(last, _number(values.get("version") or "0"))
     mode = real(model).stat().st_mode & 0o777 if model.exists() else 0o600
     handle = os.open(beside(model), os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode)
     with open(handle, "w", encoding="utf-8") as file:
-        file.write(json.dumps(values) + "\n")
+        file.write(json.dumps({**values, **state}) + "\n")
 
 
 def _prune(model: Path, keep: int) -> None:

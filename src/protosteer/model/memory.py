@@ -14,6 +14,8 @@ from protosteer.model.records import ClassRecord, TaskRecord
 from protosteer.paper.prototypes import Anchors, Centroids
 from protosteer.util.text import listed
 
+_NO_TASKS: tuple[tuple[TaskRecord, ...], ClassTable] = (), ClassTable((), {}, {})
+
 
 class Memory:
     """An ordered list of task records with unique names. A class may have records in several tasks."""
@@ -21,7 +23,7 @@ class Memory:
     def __init__(self, tasks: Iterable[TaskRecord] = ()):
         """Hold these tasks; a `LearnerError` names one that is there twice."""
         self.tasks: tuple[TaskRecord, ...] = tuple(tasks)
-        self._joined: tuple[tuple[TaskRecord, ...], ClassTable] | None = None
+        self._joined = _NO_TASKS  # what `table` was last joined from, and that table
         if len({*self.task_names}) < len(self.task_names):
             given, self.tasks = self.tasks, ()
             for task in given:
@@ -37,9 +39,14 @@ class Memory:
 
     @property
     def table(self) -> ClassTable:
-        """The classes of all tasks, one after the other; a class of several tasks has several rows."""
-        if self._joined is None or self._joined[0] is not self.tasks:
-            self._joined = self.tasks, ClassTable.concatenate([task.classes for task in self.tasks])
+        """The classes of all tasks, one after the other; a class of several tasks has several rows.
+
+        Tasks that were added since it was last asked for are joined to the table of that time.
+        """
+        if self._joined[0] is not self.tasks:
+            tasks, table = self._joined if self._joined[0] == self.tasks[: len(self._joined[0])] else _NO_TASKS
+            more = (task.classes for task in self.tasks[len(tasks) :])
+            self._joined = self.tasks, ClassTable.concatenate([table, *more])
         return self._joined[1]
 
     @property
@@ -72,7 +79,7 @@ class Memory:
     @property
     def evidence(self) -> bool:
         """Whether the default classifier can read every class; if not, CPP inference reads all of them."""
-        return bool(self.tasks) and all(task.classes.summarised for task in self.tasks)
+        return bool(self.tasks) and self.table.summarised
 
     @property
     def shared_prompt(self) -> Tensor | None:
@@ -80,8 +87,8 @@ class Memory:
         first = self.tasks[0].shared_prompt if self.tasks else None
         if first is None:
             return None
-        same = (task.shared_prompt is not None and torch.equal(task.shared_prompt, first) for task in self.tasks)
-        return first if all(same) else None
+        others = (task.shared_prompt for task in self.tasks if task.shared_prompt is not first)
+        return first if all(other is not None and torch.equal(other, first) for other in others) else None
 
     @property
     def owners(self) -> dict[str, list[str]]:
@@ -109,6 +116,13 @@ class Memory:
         """Append a task, whose name must be new."""
         self.check_new(task.name)
         self.tasks = (*self.tasks, task)
+
+    def with_task(self, task: TaskRecord) -> Memory:
+        """Return a memory with one task more, whose name must be new."""
+        longer = Memory(self.tasks)
+        longer._joined = self._joined
+        longer.add(task)
+        return longer
 
     def task(self, name: str) -> TaskRecord:
         """Return the task of that name."""

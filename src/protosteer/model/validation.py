@@ -70,11 +70,11 @@ def check_model(memory: Memory) -> None:
 def check_memory(memory: Memory, dim: int | None, depth: int | None) -> None:
     """Check prompts, and that both summaries of a class are of the same images."""
     _check_prompts(memory, dim, depth)
-    for task in memory.tasks:
-        known = task.classes.lengths("domain") > 0
-        if bool((known != (task.shared_prompt is not None)).any()):
-            raise TypeError(f"a class of {task.name} lacks its summary under the shared prompt, or the prompt")
-    table = memory.table
+    table, tasks = memory.table, memory.record_tasks
+    under_prompt = torch.tensor([task.shared_prompt is not None for task in memory.tasks], dtype=torch.bool)[tasks]
+    for row in ((table.lengths("domain") > 0) != under_prompt).nonzero()[:1, 0].tolist():
+        name = memory.tasks[int(tasks[row])].name
+        raise TypeError(f"a class of {name} lacks its summary under the shared prompt, or the prompt")
     both = (table.lengths("domain") > 0).nonzero()[:, 0]
     if len(both):
         plain, shared = (table.take(both).summaries(part) for part in SUMMARIES)
@@ -92,9 +92,10 @@ def check_fits(memory: Memory, dim: int, depth: int) -> None:
 
 
 def _check_prompts(memory: Memory, dim: int | None, depth: int | None) -> None:
-    for task in memory.tasks:
-        for prompt in (p for p in (task.prompt, task.shared_prompt) if p is not None):
-            check_prompt(prompt, dim, depth, f"prompt of {task.name}")
+    owners = {id(prompt): (prompt, task.name) for task in memory.tasks for prompt in (task.prompt, task.shared_prompt)}
+    for prompt, name in owners.values():
+        if prompt is not None:
+            check_prompt(prompt, dim, depth, f"prompt of {name}")
 
 
 def check_prompt(prompt: Tensor, dim: int | None, depth: int | None, what: str) -> None:

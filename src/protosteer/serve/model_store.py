@@ -96,9 +96,9 @@ class Store:
             new = name not in learner.classes
             made = correct(learner, pixels[None], name, ImageFile(content, file))
             self._change(learner.memory, made.reader)
-            ((answer, probability, _),) = self.current.learner.predict(pixels[None]).ranked(1)[0]
-            now = {"new_class": new, "answer": answer, "probability": probability}
-            return Corrected.model_validate({**correction(made.record), **now})
+            best = int(made.probabilities.argmax())
+            now = {"answer": made.reader.index.classes[best], "probability": float(made.probabilities[best])}
+            return Corrected.model_validate({**correction(made.record), "new_class": new, **now})
 
     def confirm(self, pixels: Sequence[Tensor], files: Sequence[ImageFile]) -> list[TaskRecord]:
         """Learn images [3, h, w], each as the class that is predicted for it; return their records."""
