@@ -91,11 +91,15 @@ def correct(learner: Learner, image: Any, name: str, file: ImageFile | None = No
 
 
 def confirm(learner: Learner, images: Sequence[Any], files: Sequence[ImageFile] | None = None) -> list[TaskRecord]:
-    """Learn images, each as the class that is predicted for it; see `Learner.confirm`."""
+    """Learn images, each as the class that is predicted for it, but for corrected ones; see `Learner.confirm`."""
     reader, memory, records = learner.reader, learner.memory, list[TaskRecord]()
+    tables = [task.classes for task in memory.tasks if task.selection == "corrected"]
+    corrected = {number for table in tables for number in table.file_digests.tolist()}
     for row, image in enumerate(images):
         single = as_images(image, learner.backbone.preprocessing)
         file, embedded = files[row] if files else ImageFile.of(image, single), learner.task_images(single, "confirmed")
+        if digest(file.content) in corrected:
+            continue
         label = reader.index.classes[int(_scores(reader, embedded).argmax())]
         memory = _without(memory, file)
         record = _record(learner, memory, embedded, label, file, label)

@@ -239,13 +239,14 @@ class Learner:
     def confirm(self, images: Any) -> list[TaskRecord]:
         """Learn images that were classified correctly, each as the class that is predicted for it; `undo` reverts it.
 
-        Beside corrections they keep probabilities calibrated: corrected images alone are harder than images are.
+        Beside corrections they keep probabilities calibrated: corrected images alone are harder than images are. Images
+        that were corrected are skipped: correct what is wrong in a folder, then confirm the folder.
 
         Args:
             images: Paths, a folder, PIL images, or a tensor of pixels.
 
         Returns:
-            Their records, which are in `memory` now.
+            The records of those that were learned, which are in `memory` now.
         """
         self._require_knowledge()
         found = as_images(images, self.backbone.preprocessing)

@@ -72,6 +72,13 @@ def test_the_regression_with_images_more_solves_the_larger_system(landmarks, mon
         kernel = arc_cosine(every, every) + torch.diag(before.ridge / counts)
         expected = asked @ torch.linalg.solve(kernel, targets)
     torch.testing.assert_close(updated.scores(queries().double()), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(asked @ updated.weights, expected, rtol=1e-6, atol=1e-6)
+    # A class that comes in between others after that has a column of its own; the others stay as if it came first.
+    last = updated.with_image(torch.cat(one_image(3)[1]), 1.0, 1, True).scores(queries().double())
+    first = before.with_image(torch.cat(one_image(3)[1]), 1.0, 1, True)
+    for points, count, label in images:
+        first = first.with_image(torch.cat(points), count, label + (label > 0), False)
+    torch.testing.assert_close(last, first.scores(queries().double()))
     wider = before.with_image(torch.cat(images[0][0]), 8.0, 1, True).scores(queries().double())
     assert wider.shape == (7, CLASSES + 1)
     columns = [0, 2, 3, 4, 5]

@@ -12,6 +12,8 @@ from protosteer.errors import DataError, LearnerError
 from protosteer.evidence.kernel_ridge import KernelRidge
 from protosteer.learner import Learner, merge
 from protosteer.model import compaction
+from protosteer.model.class_table import ClassTable
+from protosteer.model.memory import Memory
 from protosteer.model.unlearning import undo
 from protosteer.settings import Settings
 
@@ -130,13 +132,41 @@ def test_confirmed_images_calibrate_and_corrected_ones_beside_them():
     assert learner.tasks == ["spring"]
 
 
+def test_a_folder_is_confirmed_but_for_what_was_corrected_in_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(compaction, "MIN_SINGLE", 1)
+    monkeypatch.setattr(compaction, "MAX_SINGLE", 2)
+    learner, folder = knowing(), photos(tmp_path / "new", ["ant"], 4, seed=9)
+    corrected = [learner.correct(folder / "ant" / f"{i:02}.png", "bee").name for i in range(2)]
+    assert learner.tasks == ["spring", "corrections", corrected[1]]  # the older one is compacted
+    records = learner.confirm(folder)
+    assert [record.metadata.file for record in records] == ["02.png", "03.png"]
+    kinds = {kind: sum(t.images for t in learner.memory.tasks if t.selection == kind) for kind in ("corrected", "confirmed")}
+    assert kinds == {"corrected": 2, "confirmed": 2}
+
+
+def test_a_memory_with_tasks_more_joins_them_to_the_table_that_it_has():
+    learner = knowing()
+    memory, records = learner.memory, learner.confirm(easy_task(CLASSES, 2, seed=5)[0])
+    for record in records:
+        assert len(memory.table) == len(memory.record_tasks)
+        memory = memory.with_task(record)
+    built = Memory(memory.tasks).table
+    assert built.names == memory.table.names and built.columns.keys() == memory.table.columns.keys()
+    assert all(torch.equal(column, memory.table.columns[name]) for name, column in built.columns.items())
+    assert all(torch.equal(rows, memory.table.starts[group]) for group, rows in built.starts.items())
+    memory.remove(records[0])
+    assert len(memory.table) == len(built) - 1
+
+
 def test_no_number_of_corrections_builds_a_reader_or_grows_for_ever(tmp_path, monkeypatch):
-    """Cost is counted: factors of large systems, tasks and bytes; the latest corrections can still be undone."""
+    """Cost is counted: factors of large systems, tables joined, tasks and bytes; the latest can still be undone."""
     monkeypatch.setattr(compaction, "MIN_SINGLE", 3)
     monkeypatch.setattr(compaction, "MAX_SINGLE", 6)
     learner = knowing()
     reader, solved, sizes = learner.reader, [], []
     monkeypatch.setattr(KernelRidge, "_solve", lambda *_: solved.append(1))
+    joins, join = [], ClassTable.concatenate
+    monkeypatch.setattr(ClassTable, "concatenate", lambda tables: joins.append(len(tables)) or join(tables))
     images = easy_task(["ant"], 60, seed=9)[0]
     for image in images:
         learner.use_reader(reader)  # as a service does, which builds a reader in the background
@@ -146,6 +176,8 @@ def test_no_number_of_corrections_builds_a_reader_or_grows_for_ever(tmp_path, mo
         sizes.append(len(learner.model.pack()))
         assert len(learner.tasks) <= 1 + 2 + 6
     monkeypatch.undo()
+    compactions = 2 * len(images) // 3
+    assert sum(count > 3 for count in joins) <= compactions and max(joins) <= 1 + 1 + 2 + 6
     assert not solved and max(sizes[-9:]) < max(sizes[-18:-9]) + 30 * 8  # digests of files
     assert learner.tasks[1:3] == ["corrections", "confirmations"]
     read = Learner.load(saved(learner, tmp_path), learner.backbone)

@@ -109,6 +109,28 @@ def test_versions_are_kept_if_wanted_and_no_more_than_wanted(path):
     assert not history.versions(path)
 
 
+def test_a_change_reads_the_last_line_of_the_log_and_uses_no_number_twice(path, monkeypatch):
+    """So its cost does not grow with the log. A log of an earlier release, without numbers, is read whole once."""
+    history.keep_versions(path, 2)
+    for name in ("one", "two"):
+        run("rename", path, classes(path)[0], name)
+    lines = [json.loads(line) for line in history.beside(path).read_text().splitlines()]
+    for line in lines:
+        del line["last_version"]
+    history.beside(path).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run("undo", path)  # takes 000002 away
+    monkeypatch.setattr(history, "read", None)
+    run("rename", path, classes(path)[0], "three")
+    assert [version.name for version in history.versions(path)] == ["000001.protosteer", "000003.protosteer"]
+    monkeypatch.undo()
+    entries, keep = history.read(path)
+    assert [entry.version for entry in entries] == [f"{n:06}.protosteer" for n in (1, 2)] + [None, "000003.protosteer"]
+    assert keep == 2
+    history.beside(path).write_text("[" * 100_000)  # damaged
+    run("rename", path, "three", "four")
+    assert history.read(path)[1] == 0
+
+
 def test_forgetting_reaches_versions_under_older_names_and_the_log(path, capsys):
     run("history", path, "--keep-versions", 9)
     run("rename", path, "bee", "wasp")

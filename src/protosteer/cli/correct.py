@@ -36,7 +36,8 @@ def correct(
         ),
     ] = None,
     confirm: Annotated[
-        bool, Option("--confirm", help="Learn IMAGE as the class that is predicted for it: the prediction is right.")
+        bool,
+        Option("--confirm", help="Learn IMAGE as the class that is predicted for it, unless you corrected it."),
     ] = False,
     undo: Annotated[bool, Option("--undo", help="Undo the last correction, or that of IMAGE, instead.")] = False,
     log: Annotated[bool, Option("--log", help="List all corrections and change nothing.")] = False,
@@ -46,7 +47,8 @@ def correct(
 ) -> None:
     """Correct a wrong prediction: learn the right class of one image at once, without training.
 
-    With --confirm, learn images that were predicted correctly: beside corrections they keep probabilities true.
+    With --confirm, learn images that were predicted correctly: beside corrections they keep probabilities true. Correct
+    what is wrong in a folder, then confirm the folder.
     """
     if log + undo + confirm > 1 or (log and image is not None) or (log or undo or confirm) and name is not None:
         message = "--log takes a model alone; --undo a model, or a model and an image; --confirm a model and images"

@@ -72,6 +72,12 @@ async function sendCorrection(shot, name, busy) {
 
 const picked = () => state.shots.filter((shot) => shot.pick.checked && shot.result);
 
+/** After a review: all pictures in sight that were neither corrected nor confirmed, so that one click confirms them. */
+function selectRest() {
+  for (const shot of shownShots()) shot.pick.checked = Boolean(shot.result) && !shot.correction;
+  drawBulk();
+}
+
 function drawBulk() {
   const { length } = picked();
   $("bulk").hidden = !length || !state.model.teaching;
@@ -94,8 +100,8 @@ async function correctAll(event, chosen) {
   await inBulk(shots.map((shot) => [shot]), "corrected", ([shot], busy) => sendCorrection(shot, name, busy));
 }
 
-/** The answers to all selected pictures are right, but for those that are called unknown. */
-const confirmAll = () => inBulk(batches(picked().filter(({ result }) => !result.unknown)), "confirmed", sendRight);
+/** The answers to all selected pictures are right, but for those that are called unknown, or were corrected. */
+const confirmAll = () => inBulk(batches(picked().filter((shot) => !shot.result.unknown && !correctionOf(shot))), "confirmed", sendRight);
 
 async function inBulk(parts, done, send) {
   if (!(await needToken())) return;
@@ -107,7 +113,7 @@ async function inBulk(parts, done, send) {
       for (const shot of part) shot.pick.checked = false;
     }
     $("bulk-name").value = "";
-    tellBulk(all.length ? "" : "All of these are called unknown: say what they are.", all.length ? "muted" : "problem");
+    tellBulk(all.length ? "" : "All of these are called unknown, or corrected: say what they are.", all.length ? "muted" : "problem");
     say(`${plural(all.length, "picture")} ${done}.`);
   } catch (error) {
     tellBulk(error.message, "problem");
@@ -121,6 +127,7 @@ async function inBulk(parts, done, send) {
 async function sendRight(shots, busy) {
   const options = { method: "POST", headers: bearer(), body: form(shots.map((shot) => shot.file)) };
   const { corrections } = await ask(own("confirmations"), options, busy);
+  if (corrections.length < shots.length) return;  // some were corrected before: which ones is not said
   shots.forEach((shot, i) => { shot.correction = corrections[i].correction; });
 }
 

@@ -121,6 +121,7 @@ function start() {
   $("csv").addEventListener("click", saveCsv);
   $("bulk").addEventListener("submit", correctAll);
   $("bulk-right").addEventListener("click", confirmAll);
+  $("rest").addEventListener("click", selectRest);
   $("token-cancel").addEventListener("click", () => $("token-dialog").close());
   $("clear").addEventListener("click", () => { removeShots(state.shots); say("All pictures removed."); });
   $("filter").addEventListener("input", drawClasses);

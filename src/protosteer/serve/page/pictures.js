@@ -61,13 +61,16 @@ function removeShots(gone) {
   (next?.card.isConnected ? next.card.querySelector(".cross") : $("choose")).focus();
 }
 
+const shownShots = () => (state.all ? state.shots : state.shots.slice(0, SHOWN_CARDS));
+
 function showCards() {
-  const shown = state.all ? state.shots : state.shots.slice(0, SHOWN_CARDS);
+  const shown = shownShots();
   $("cards").replaceChildren(...shown.map((shot) => shot.card));
   $("more").hidden = state.shots.length <= SHOWN_CARDS;
   $("more").textContent = state.all ? "Show fewer" : `Show all ${state.shots.length} pictures`;
   $("clear").hidden = $("csv").hidden = !state.shots.length;
   $("order").hidden = state.shots.length < 2;
+  $("rest").hidden = $("order").hidden || !state.model?.teaching;
   drawBulk();
   $("try").classList.toggle("empty", !state.shots.length);
   $("work").classList.toggle("many", shown.length > SHOWN_CARDS);
