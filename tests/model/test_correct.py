@@ -140,7 +140,9 @@ def test_a_folder_is_confirmed_but_for_what_was_corrected_in_it(tmp_path, monkey
     assert learner.tasks == ["spring", "corrections", corrected[1]]  # the older one is compacted
     records = learner.confirm(folder)
     assert [record.metadata.file for record in records] == ["02.png", "03.png"]
-    kinds = {kind: sum(t.images for t in learner.memory.tasks if t.selection == kind) for kind in ("corrected", "confirmed")}
+    kinds = {
+        kind: sum(t.images for t in learner.memory.tasks if t.selection == kind) for kind in ("corrected", "confirmed")
+    }
     assert kinds == {"corrected": 2, "confirmed": 2}
 
 

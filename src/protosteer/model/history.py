@@ -110,7 +110,7 @@ def _number(version: str) -> int:
 
 def _entry(values: Mapping[str, Any]) -> Entry:
     version = values.get("version")
-    known = isinstance(version, str) and re.fullmatch(r"\d+\.protosteer", version)
+    known = isinstance(version, str) and re.fullmatch(r"\d{1,12}\.protosteer", version)
     return Entry(**{field: values[field] for field in LOG_ENTRY}, version=version if known else None)
 
 
