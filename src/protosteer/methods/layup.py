@@ -9,8 +9,8 @@ the sums of earlier tasks too: the value of the best accuracy, the first of equa
 authors'. A class of fewer than four images is in fewer folds.
 
 Before that, the backbone is adapted to the first task, by adapters unless `first_session` names another kind; the paper
-also tries VPT and SSF (not here) and reports the best. Difference: its adaptation uses AdamW, a cosine head of scale 30 and early stopping on test images; here it is that of
-RanPAC and APER.
+also tries VPT and SSF (not here) and reports the best. Difference: its adaptation uses AdamW, a cosine head of scale 30
+and early stopping on test images; here it is that of RanPAC and APER.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any], tuple[str, str], Figures], fl
 
 def decimals_of(metric: str) -> int:
     """Return how many decimals a metric is shown with."""
-    if metric.startswith("bytes_"):
+    if "bytes_" in metric and "mega" not in metric:
         return 0
     return 4 if "megabytes" in metric or metric == "free_energy" else 2
 
