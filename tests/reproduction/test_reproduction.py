@@ -24,9 +24,10 @@ from protosteer.paper.vit import ViT
 from protosteer.reproduction import driver
 from protosteer.reproduction.cost import Stopwatch, estimate
 from protosteer.reproduction.definition import catalogue, names, read_definition, read_scale
-from protosteer.reproduction.grid import Place, expand, is_finished, unique_runs
+from protosteer.reproduction.grid import Place, expand, is_finished, tuned_file, unique_runs
 from protosteer.reproduction.plots import PLOTS
 from protosteer.reproduction.studies import closed_form, is_study
+from protosteer.reproduction.tuning import tune_missing
 from protosteer.settings import Settings, load_toml
 from protosteer.streams import StreamOptions, open_stream, split_digits
 from protosteer.streams.base import training_view
@@ -150,7 +151,7 @@ last_accuracy = "Accuracy"
 digits = { title = "Digits", stream = "digits" }
 [rows]
 ncm = { title = "NCM", method = "ncm" }
-slda = { title = "SLDA", method = "slda" }
+fixed = { title = "fixed", method = "ncm", centroids = 2 }
 """
 
 
@@ -166,7 +167,7 @@ def test_comparison_is_tuned_and_averaged_over_class_orders(tmp_path: Path) -> N
         driver.reproduce([compared], scale, where, lambda line: None, rows=["slad"])
     (result,) = driver.reproduce([compared], scale, where, lambda line: None, rows=["ncm"])
     number = result.numbers["ncm", "digits", "last_accuracy"]
-    assert set(result.missing) == {"SLDA, Digits"} and number.n == 4
+    assert set(result.missing) == {"fixed, Digits"} and number.n == 4
     (label,) = rows = gather([str(where.out / "runs")])  # reads the folders by itself
     assert number.mean == pytest.approx(sum(run["last_accuracy"] for run in rows[label]) / 4)
     cell = expand(compared, scale, where)[0]
@@ -175,6 +176,13 @@ def test_comparison_is_tuned_and_averaged_over_class_orders(tmp_path: Path) -> N
     assert cell.run.settings["centroids"] == trials[0].settings["centroids"]
     text = (where.out / "compared.md").read_text()
     assert f"`centroids` {trials[0].settings['centroids']}" in text and "Class orders 1, 2; seeds 0, 1" in text
+    fixed = expand(compared, scale, where)[1:]
+    tune_missing(fixed, where, lambda line: None)
+    assert (
+        fixed[0].untuned
+        and tuned_file(where, fixed[0].untuned).is_file()
+        and fixed == expand(compared, scale, where)[1:]
+    )
     before = [file.stat().st_mtime_ns for file in where.out.glob("tuned/*")]
     driver.reproduce([compared], scale, where, lambda line: None, rows=["ncm"])
     assert [file.stat().st_mtime_ns for file in where.out.glob("tuned/*")] == before
