@@ -435,7 +435,7 @@ class Learner:
     def copy(self) -> Learner:
         """Return a learner that can change without this one; records are shared, their list is not."""
         other = Learner(self._backbone, self.settings, self._shared_prompt)
-        other.memory, other._reader = Memory(self.memory.tasks), self._reader
+        other.memory, other._reader = self.memory.copy(), self._reader
         return other
 
     def _require_knowledge(self) -> None:

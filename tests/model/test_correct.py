@@ -171,7 +171,8 @@ def test_no_number_of_corrections_builds_a_reader_or_grows_for_ever(tmp_path, mo
     monkeypatch.setattr(ClassTable, "concatenate", lambda tables: joins.append(len(tables)) or join(tables))
     images = easy_task(["ant"], 60, seed=9)[0]
     for image in images:
-        learner.use_reader(reader)  # as a service does, which builds a reader in the background
+        learner = learner.copy()  # as a service does, which builds a reader in the background
+        learner.use_reader(reader)
         reader = correct(learner, image[None], "yak").reader
         learner.use_reader(reader)
         learner.confirm(easy_task(["bee"], 1, seed=len(sizes))[0])

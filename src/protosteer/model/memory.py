@@ -117,10 +117,15 @@ class Memory:
         self.check_new(task.name)
         self.tasks = (*self.tasks, task)
 
+    def copy(self) -> Memory:
+        """Return a memory that can change without this one; records and what is joined of them are shared."""
+        other = Memory(self.tasks)
+        other._joined = self._joined
+        return other
+
     def with_task(self, task: TaskRecord) -> Memory:
         """Return a memory with one task more, whose name must be new."""
-        longer = Memory(self.tasks)
-        longer._joined = self._joined
+        longer = self.copy()
         longer.add(task)
         return longer
 
