@@ -1,12 +1,12 @@
-"""Train the assistant between DeiT-Tiny and `mini`: a ViT of mini's shape that knows what DeiT-Tiny knows.
+"""Train the assistant between ViT-Tiny and `mini`: a ViT of mini's shape that knows what ViT-Tiny knows.
 
-    python tools/mini_assistant.py --photos FOLDER --teacher deit_tiny_patch16_224.safetensors --cifar DIR \\
-        --mnist DIR --run FOLDER/assistant
+    python tools/mini_assistant.py --photos FOLDER --teacher vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors \\
+        --cifar DIR --mnist DIR --run FOLDER/assistant
     (the same) --export assistant.safetensors
 
-It begins as DeiT-Tiny itself, cut to 64 pixels: the kernel of 16-pixel patches is folded into one of 8-pixel
+It begins as the teacher itself, cut to 96 pixels: the kernel of 16-pixel patches is folded into one of 12-pixel
 patches, so that it does with a small picture what the teacher does with the same picture enlarged
-to 128 pixels. There the teacher is poor, for it knows its things at 224 pixels. The training makes up for
+to 128 pixels. There the teacher is poor, for it was trained at 224 pixels. The training makes up for
 that: the assistant learns to say of a small picture what the teacher says at 224. Being made of another's
 weights it is not shipped; mini learns from it, layer by layer (pretrain_mini.py).
 
@@ -101,7 +101,7 @@ class Course:
         """Photographs uint8 [n, 3, SIZE, SIZE], the teacher's class and patch tokens; glyphs in 0..1."""
         gen = Generator().manual_seed(SEED + 10**6 + number)
         view, rows = self.photographs(number)
-        pixels = cut(torch.from_numpy(self.pixels[rows.numpy()]), crops(rows, view))
+        pixels = cut(torch.from_numpy(self.pixels[rows.numpy()]), crops(rows, view), SIZE)
         classes, patches = self.said(view, rows)
         # To the teacher a mirrored picture shows the same things, mirrored.
         mirrored = torch.rand(len(rows), 1, 1, 1, generator=gen) < 0.5
@@ -136,7 +136,7 @@ class FromTeacher:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train mini's assistant, or go on with it.")
-    parser.add_argument("--teacher", type=Path, required=True, metavar="FILE", help="DeiT-Tiny, timm's names")
+    parser.add_argument("--teacher", type=Path, required=True, metavar="FILE", help="named as timm names it")
     args, recipe = parse(parser, AssistantRecipe, 48_000)
     teacher = load_teacher(args.teacher)
     how = replace(teacher.preprocessing, image_size=SIZE)

@@ -1,27 +1,28 @@
 """The photographs that `mini` is trained on, packed into one file, and how a view of them is cut.
 
-    python tools/mini_data.py --tiny-imagenet DIR --cifar DIR --out FOLDER
+    python tools/mini_data.py --photos DIR [DIR ...] --cifar DIR --out FOLDER
 
-Tiny-ImageNet's photographs (`train` and `test`; no label is read) and CIFAR-100's training images, but for
-the last `HELD_OUT` of every class, which judge recipes. All are 64 x 64 pixels, in a seeded random order,
-so that any stretch of the file is a fair sample.
+All photographs in the folders (no label is read) and CIFAR-100's training images, but for the last `HELD_OUT` of
+every class, which judge recipes. All are squares of `STORED` pixels, in a seeded random order, so that any
+stretch of the file is a fair sample.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Generator, Tensor
 
 from protosteer.data.datasets.cifar import read_cifar100
 from protosteer.data.transforms import resize
 
-SIZE = 64
+SIZE, STORED = 96, 128  # pixels along a side, of what mini sees and of what is kept
 HELD_OUT = 40  # of CIFAR-100's training images, per class
 PHOTOS = "photos.npy"
 SMALLEST_CROP = 0.4  # of a photograph's area
@@ -34,26 +35,28 @@ def held_out(labels: Tensor) -> Tensor:
 
 
 def cifar_photos(folder: Path) -> Tensor:
-    """CIFAR-100's training images without those held out, uint8 [N, 3, SIZE, SIZE]."""
+    """CIFAR-100's training images without those held out, uint8 [N, 3, STORED, STORED]."""
     pixels, labels, _ = read_cifar100(folder, "train")
     kept = torch.ones(len(pixels), dtype=torch.bool)
     kept[held_out(labels).flatten()] = False
-    return resize(pixels[kept], (SIZE, SIZE), "bicubic")
+    return resize(pixels[kept], (STORED, STORED), "bicubic")
 
 
 def read_photo(file: Path) -> np.ndarray:
-    """uint8 [3, SIZE, SIZE]."""
+    """The largest square in the middle, uint8 [3, STORED, STORED]."""
     with Image.open(file) as image:
-        return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
+        image.draft("RGB", (2 * STORED, 2 * STORED))  # a JPEG is decoded at half or a quarter of its size
+        square = ImageOps.fit(image.convert("RGB"), (STORED, STORED), Image.Resampling.BICUBIC)
+        return np.asarray(square).transpose(2, 0, 1)
 
 
-def pack(tiny_imagenet: Path, cifar: Path, out: Path) -> None:
+def pack(photos: Sequence[Path], cifar: Path, out: Path) -> None:
     """Write PHOTOS into the folder `out`, under a temporary name until it is whole."""
-    files = sorted(f for part in ("train", "test") for f in (tiny_imagenet / part).rglob("*.JPEG"))
+    files = sorted(f for folder in photos for f in folder.rglob("*") if f.suffix.lower() in (".jpg", ".jpeg", ".png"))
     small = cifar_photos(cifar).numpy()
     order = torch.randperm(len(files) + len(small), generator=Generator().manual_seed(ORDER_SEED)).tolist()
     unfinished = out / (PHOTOS + ".part")
-    packed = np.lib.format.open_memmap(unfinished, "w+", np.uint8, (len(order), 3, SIZE, SIZE))
+    packed = np.lib.format.open_memmap(unfinished, "w+", np.uint8, (len(order), 3, STORED, STORED))
     for place, row in enumerate(order):
         packed[place] = read_photo(files[row]) if row < len(files) else small[row - len(files)]
         if (place + 1) % 20_000 == 0:
@@ -79,24 +82,24 @@ def boxes(drawn: Tensor) -> Tensor:
     return torch.cat([side, (2 * drawn[:, 1:] - 1) * (1 - side)], dim=1)
 
 
-def cut(pixels: Tensor, boxes: Tensor) -> Tensor:
-    """What lies in the boxes, as large as the whole: uint8 [N, 3, SIZE, SIZE] -> the same."""
+def cut(pixels: Tensor, boxes: Tensor, size: int) -> Tensor:
+    """What lies in the boxes: uint8 [N, 3, h, w] -> uint8 [N, 3, size, size]."""
     side, centre = boxes[:, 0], boxes[:, 1:]
     theta = torch.zeros(len(boxes), 2, 3)
     theta[:, 0, 0] = theta[:, 1, 1] = side
     theta[:, :, 2] = centre
-    grid = F.affine_grid(theta, list(pixels.shape), align_corners=False)
+    grid = F.affine_grid(theta, [*pixels.shape[:2], size, size], align_corners=False)
     found = F.grid_sample(pixels.float(), grid, "bicubic", "border", align_corners=False)
     return found.round_().clamp_(0, 255).byte()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tiny-imagenet", type=Path, required=True, metavar="DIR", help="tiny-imagenet-200")
+    parser.add_argument("--photos", type=Path, nargs="+", required=True, metavar="DIR", help="of photographs")
     parser.add_argument("--cifar", type=Path, required=True, metavar="DIR", help="cifar-100-python")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     args = parser.parse_args()
-    pack(args.tiny_imagenet, args.cifar, args.out)
+    pack(args.photos, args.cifar, args.out)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How good a small backbone is for teaching, as its model card tells it.
 
-    python tools/mini_scores.py --backbone mini --cifar DIR --mnist DIR --notmnist DIR --out scores.json
+    python tools/mini_scores.py --backbone mini --cifar DIR --mnist DIR --notmnist DIR --folders pets --out scores.json
     python tools/mini_scores.py --backbone mini --speed --teacher deit_tiny_patch16_224.safetensors
 
 Every seed draws its own images. A set is learned task after task, in three ways: by class means, by the preset
@@ -15,13 +15,16 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from mini_data import read_photo
 from pretrain_nano import read_mnist
 from protosteer.backbones import Backbone
 from protosteer.bench.harness import interleaved
@@ -84,7 +87,18 @@ def drawings(args: argparse.Namespace) -> dict[str, Drawing]:
         found["mnist"] = Drawing(lambda: (grey(args.mnist, "train"), grey(args.mnist, "t10k")), 100, 200, 5, 10)
     if args.notmnist:
         found["notmnist"] = Drawing(lambda: halves(grey(args.notmnist, "t10k")), 100, 200, 5, 10)
+    for folder in args.folders:
+        part = photographs(folder)
+        found[folder.name] = Drawing(partial(halves, part), 15, 15, 10, int(part[1].max()) + 1)
     return found
+
+
+def photographs(folder: Path) -> Part:
+    """Those of the classes that have at least 30; of each an even number, so that every second one is half of it."""
+    classes = [sorted(c.iterdir()) for c in sorted(folder.iterdir()) if c.is_dir()]
+    files = [paths[: len(paths) // 2 * 2] for paths in classes if len(paths) >= 30]
+    pixels = np.stack([read_photo(file) for paths in files for file in paths])
+    return torch.from_numpy(pixels), torch.arange(len(files)).repeat_interleave(torch.tensor([len(p) for p in files]))
 
 
 def cifar(folder: Path) -> tuple[Part, Part]:
@@ -158,6 +172,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--cifar", type=Path, metavar="DIR", help="cifar-100-python")
     parser.add_argument("--mnist", type=Path, metavar="DIR", help="MNIST's four .gz files")
     parser.add_argument("--notmnist", type=Path, metavar="DIR", help="notMNIST's test files")
+    parser.add_argument("--folders", type=Path, nargs="*", default=[], metavar="DIR", help="with a folder per class")
     parser.add_argument("--digits", action="store_true", help="scikit-learn's digits, one split for all seeds")
     parser.add_argument("--sets", nargs="+", metavar="NAME", help="only these of the sets, as they are printed")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))

@@ -1,9 +1,10 @@
 """What the teacher of `mini` sees in the packed photographs, computed once and kept.
 
-    python tools/mini_teacher.py --photos FOLDER --teacher deit_tiny_patch16_224.safetensors --views 2
+    python tools/mini_teacher.py --photos FOLDER --teacher vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors --view 1
 
-The teacher is DeiT-Tiny at 224 pixels, the photographs enlarged: at fewer it is quicker, but much worse. Of every view it keeps the class token and the patch tokens, these averaged from
-the teacher's grid to the student's. Stop it at any time; the same command goes on.
+The teacher is ViT-Tiny at 224 pixels, the photographs enlarged: at fewer it is quicker, but much worse. Of a view the
+class token and the patch tokens are stored, these averaged from the teacher's grid to the student's. Stop it at any
+time; the same command goes on. Views may be computed at the same time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mini_data import PHOTOS, crops, cut
+from mini_data import PHOTOS, STORED, crops, cut
 from protosteer.backbones import Backbone
 from protosteer.util.files import write_atomically
 
@@ -66,8 +67,8 @@ class Lessons:
 
 
 def load_teacher(weights: Path) -> Backbone:
-    """bf16 is half as fast again, and class means are as good."""
-    return Backbone.load("deit_tiny_patch16_224", weights=weights, crop=1.0, precision="bf16")
+    """The backbone of a file named as timm names it; bf16 is half as fast again, and class means are as good."""
+    return Backbone.load(weights.stem, weights=weights, crop=1.0, precision="bf16")
 
 
 @torch.no_grad()
@@ -80,36 +81,33 @@ def look(teacher: Backbone, pixels: Tensor) -> tuple[Tensor, Tensor]:
     return tokens[:, 0].half(), pooled.flatten(2).transpose(1, 2).half()
 
 
-def teach(teacher: Backbone, folder: Path, view: int, batches: int | None = None) -> None:
-    """Go on with a view until it is done, or for so many batches."""
+def teach(teacher: Backbone, folder: Path, view: int, rows: int | None = None) -> None:
+    """Go on with a view until the first `rows` photographs are done (None: all)."""
     photos = np.load(folder / PHOTOS, mmap_mode="r")
     lessons = Lessons(folder, view)
     arrays = lessons.write(len(photos), teacher.dim)
-    began, start = time.monotonic(), lessons.count
-    if start == len(photos):  # an empty range would still be split into one empty batch
-        return
-    todo = torch.arange(start, len(photos)).split(BATCH)[:batches]
-    for number, rows in enumerate(todo, 1):
-        low, high = int(rows[0]), int(rows[-1]) + 1
-        pixels = cut(torch.from_numpy(np.array(photos[low:high])), crops(rows, view))
+    began, start, end = time.monotonic(), lessons.count, rows or len(photos)
+    for number, low in enumerate(range(start, end, BATCH), 1):
+        high = min(low + BATCH, end)
+        pixels = cut(torch.from_numpy(np.array(photos[low:high])), crops(torch.arange(low, high), view), STORED)
         for array, seen in zip(arrays, look(teacher, pixels), strict=True):
             array[low:high] = seen.numpy()
-        if number % FLUSH == 0 or number == len(todo):
+        if number % FLUSH == 0 or high == end:
             lessons.keep(high, *arrays)
             pace = (high - start) / (time.monotonic() - began)
-            print(f"view {view}: {high} of {len(photos)} photographs, {pace:.1f} a second", flush=True)
+            print(f"view {view}: {high} of {end} photographs, {pace:.1f} a second", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--photos", type=Path, required=True, metavar="FOLDER", help="what mini_data.py wrote")
-    parser.add_argument("--teacher", type=Path, required=True, metavar="FILE", help="DeiT-Tiny, timm's names")
-    parser.add_argument("--views", type=int, default=1, help="1: whole photographs; each further one: crops")
+    parser.add_argument("--teacher", type=Path, required=True, metavar="FILE", help="named as timm names it")
+    parser.add_argument("--view", type=int, default=0, help="0: whole photographs; any other: crops of its own")
+    parser.add_argument("--rows", type=int, help="the first so many photographs; default all")
     args = parser.parse_args()
     torch.set_num_threads(1)
     teacher = load_teacher(args.teacher)
-    for view in range(args.views):
-        teach(teacher, args.photos, view)
+    teach(teacher, args.photos, args.view, args.rows)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ class Training:
         matrices = [p for p in vit.parameters() if p.ndim in (2, 4)]
         others = [p for p in vit.parameters() if p.ndim not in (2, 4)]
         groups = [{"params": matrices, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}]
-        self.optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.98))
+        self.optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=True)
 
     @property
     def seen(self) -> int:
@@ -122,7 +122,7 @@ class Training:
 
 def go_on(training: Training, lesson: TaskData, args: argparse.Namespace) -> None:
     """Until all images are seen, with a checkpoint now and then, and lines in log.jsonl."""
-    validation = Validation(args.cifar, args.mnist)
+    validation = Validation(args.cifar, args.mnist, args.folders)
     began = saved = time.monotonic()
     sums: dict[str, float] = {}
     first = training.step
@@ -155,6 +155,7 @@ def parse(parser: argparse.ArgumentParser, kind: type[Some], images: int) -> tup
     parser.add_argument("--photos", type=Path, required=True, metavar="FOLDER", help="what mini_data.py wrote")
     parser.add_argument("--cifar", type=Path, metavar="DIR", help="cifar-100-python, to judge by")
     parser.add_argument("--mnist", type=Path, metavar="DIR", help="MNIST's .gz files, to judge by")
+    parser.add_argument("--folders", type=Path, nargs="*", default=[], metavar="DIR", help="of classes, to judge by")
     parser.add_argument("--run", type=Path, required=True, metavar="FOLDER", help="checkpoint and log")
     parser.add_argument("--images", type=int, default=images, help="to be seen in all")
     parser.add_argument("--threads", type=int, default=2)

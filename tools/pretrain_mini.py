@@ -1,7 +1,7 @@
 """Train `mini`, the ViT for photographs that ships with the package.
 
-    python tools/mini_data.py --tiny-imagenet DIR --cifar DIR --out FOLDER
-    python tools/mini_teacher.py --photos FOLDER --teacher deit_tiny_patch16_224.safetensors --views 1
+    python tools/mini_data.py --photos DIR [DIR ...] --cifar DIR --out FOLDER
+    python tools/mini_teacher.py --photos FOLDER --teacher vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors
     python tools/mini_assistant.py --photos FOLDER --teacher FILE --cifar DIR --mnist DIR --run FOLDER/assistant
     python tools/mini_assistant.py --photos FOLDER --teacher FILE --run FOLDER/assistant --export assistant.safetensors
     python tools/pretrain_mini.py --photos FOLDER --assistant FILE --cifar DIR --mnist DIR --run FOLDER/run
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
-from mini_data import PHOTOS, boxes, cut
+from mini_data import PHOTOS, SIZE, boxes, cut
 from mini_glyphs import Glyphs
 from mini_training import SEED, Recipe, Training, parse, train
 from procedural import random_glyphs
@@ -78,7 +78,7 @@ class Pictures:
     def photographs(self, count: int, gen: Generator) -> Tensor:
         rows = torch.randint(len(self.pixels), (count,), generator=gen)
         pixels = torch.from_numpy(self.pixels[rows.numpy()])
-        pixels = cut(pixels, boxes(torch.rand(count, 3, generator=gen)))
+        pixels = cut(pixels, boxes(torch.rand(count, 3, generator=gen)), SIZE)
         mirrored = torch.rand(count, 1, 1, 1, generator=gen) < 0.5
         return torch.where(mirrored, pixels.flip(3), pixels)
 

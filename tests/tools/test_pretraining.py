@@ -48,7 +48,7 @@ def quick(monkeypatch):
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
     """A teacher of two layers and four patches."""
-    file = tmp_path_factory.mktemp("teacher") / "teacher.safetensors"
+    file = tmp_path_factory.mktemp("teacher") / "deit_teacher.safetensors"
     vit = ViT(ViTConfig(image_size=32, patch_size=16, dim=DIM, depth=2, heads=3, mlp_dim=32))
     random = gen()
     save_file({name: 0.1 * torch.randn(v.shape, generator=random) for name, v in vit.state_dict().items()}, file)
@@ -57,13 +57,13 @@ def teacher(tmp_path_factory):
 
 @pytest.fixture
 def assistant(teacher):
-    how = replace(teacher.preprocessing, image_size=64)
+    how = replace(teacher.preprocessing, image_size=mini_data.SIZE)
     return Backbone("mini", mini_assistant.fold(teacher.vit).requires_grad_(False), how)
 
 
 @pytest.fixture
 def folder(tmp_path):
-    pixels = torch.randint(0, 256, (PHOTOS, 3, 64, 64), generator=gen(), dtype=torch.uint8)
+    pixels = torch.randint(0, 256, (PHOTOS, 3, mini_data.STORED, mini_data.STORED), generator=gen(), dtype=torch.uint8)
     np.save(tmp_path / mini_data.PHOTOS, pixels.numpy())
     return tmp_path
 
@@ -79,7 +79,7 @@ def test_crops_lie_inside_and_depend_on_row_and_view_alone():
 
 def test_a_teacher_resumes_bit_identical(folder, teacher, monkeypatch):
     monkeypatch.setattr(mini_teacher, "FLUSH", 1)
-    mini_teacher.teach(teacher, folder, 1, batches=1)
+    mini_teacher.teach(teacher, folder, 1, rows=mini_teacher.BATCH)
     assert mini_teacher.Lessons(folder, 1).count == mini_teacher.BATCH
     mini_teacher.teach(teacher, folder, 1)
     resumed = [np.array(array) for array in mini_teacher.Lessons(folder, 1).read()]
@@ -120,7 +120,7 @@ def test_a_killed_training_ends_bit_identical(folder, teacher, assistant, make, 
             return learn(*args)
 
         training.learn = learn_or_die
-        args = Namespace(run=folder / name, images=images, minutes=0, cifar=None, mnist=None, export=None)
+        args = Namespace(run=folder / name, images=images, minutes=0, cifar=None, mnist=None, folders=[], export=None)
         mini_training.train(training, lesson, args)
         return training
 
