@@ -1,7 +1,9 @@
 """Changes of a model file are logged, kept versions come back byte by byte, and forgetting reaches them."""
 
 import json
+import os
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -193,6 +195,28 @@ def test_undo_takes_back_a_change_that_was_made(path, monkeypatch):
     history.keep_version(path, 5)  # and killed
     run("undo", path)
     assert path.read_bytes() == first and not history.versions(path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no folder can be synced")
+@pytest.mark.parametrize("linked", [True, False])
+def test_a_version_and_what_undo_put_back_survive_a_power_cut(path, monkeypatch, linked):
+    """The copy is synced before it counts as a version, and the folder after the version has returned."""
+    calls: list[str] = []
+    replace, fsync = os.replace, os.fsync
+    monkeypatch.setattr(os, "replace", lambda *words: (calls.append(f"to {Path(words[1]).name}"), replace(*words))[1])
+    monkeypatch.setattr(
+        os,
+        "fsync",
+        lambda file: (calls.append("folder" if stat.S_ISDIR(os.fstat(file).st_mode) else "file"), fsync(file))[1],
+    )
+    if not linked:
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("no links here")))
+    history.keep_version(path, 1)
+    assert calls == (["folder"] if linked else ["file", "to 000001.protosteer", "folder", "folder"])
+    history.log(path, "rename", [], [], version="000001.protosteer")
+    calls.clear()
+    history.undo(path)
+    assert calls == [f"to {path.name}", "folder"]
 
 
 def test_the_log_is_as_private_as_the_model_and_survives_damage(path):

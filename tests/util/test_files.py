@@ -1,5 +1,6 @@
 """Whole files or none; what dead writers left goes at once, what living ones hold stays; one replaces at a time."""
 
+import errno
 import hashlib
 import os
 import stat
@@ -295,3 +296,25 @@ def test_a_file_is_synced_before_its_rename_and_the_folder_after(tmp_path, monke
     inside = [("fsync", "file"), ("replace", "a"), ("fsync", "folder")]
     last = [("fsync", "folder")]
     assert calls == [*inside, ("rename", "x"), *last, *inside, ("exchange", "x"), *last]
+
+
+def test_a_file_that_moves_to_another_disk_is_synced_before_the_old_one_goes(tmp_path, monkeypatch):
+    source, target, calls = tmp_path / "a.png", tmp_path / "b" / "a.png", []
+    source.write_bytes(b"pixels")
+    target.parent.mkdir()
+    os.utime(source, ns=(1, 2))
+    replace, fsync, unlink = os.replace, os.fsync, Path.unlink
+
+    def replaced(old: Path, new: Path) -> None:
+        if Path(old).parent != Path(new).parent:
+            raise OSError(errno.EXDEV, "another disk")
+        calls.append("replace")
+        replace(old, new)
+
+    monkeypatch.setattr(os, "replace", replaced)
+    monkeypatch.setattr(os, "fsync", lambda file: (calls.append("fsync"), fsync(file))[1])
+    monkeypatch.setattr(Path, "unlink", lambda path: (calls.append("unlink"), unlink(path))[1])
+    files.move_synced(source, target)
+    assert target.read_bytes() == b"pixels" and target.stat().st_mtime_ns == 2 and not source.exists()
+    assert [call for call in calls if call != "fsync"] == ["replace", "unlink"] and calls[0] == "fsync"
+    assert [*target.parent.iterdir()] == [target]

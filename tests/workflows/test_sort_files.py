@@ -16,6 +16,7 @@ from protosteer.data.image_files import images_below
 from protosteer.errors import DataError, SettingsError
 from protosteer.learner import Learner
 from protosteer.settings import Settings
+from protosteer.workflows import sort_files
 from protosteer.workflows.folder_scan import scan_folder
 from protosteer.workflows.learn_folder import learn_folder
 from protosteer.workflows.sort_files import LOG, UNKNOWN, UNSURE, Sorter, SortOptions, folder_name, undo_sort, watch
@@ -87,6 +88,20 @@ def test_nothing_is_overwritten_and_a_second_run_finds_nothing_new(learner, came
     mine.write_bytes(b"changed since")
     taken_back, stay = undo_sort(out)
     assert taken_back == 6 and stay == [str(mine)] and mine.read_bytes() == b"changed since"
+
+
+@pytest.mark.parametrize("mode", ["copy", "move", "link"])
+def test_a_file_that_was_logged_and_not_yet_sorted_is_sorted_by_the_next_run(
+    learner, camera, tmp_path, monkeypatch, mode
+):
+    out, names = tmp_path / "out", sorted(path.name for path in images_below(camera))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(sort_files, "_put", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        sort(learner, camera, out, mode=mode, reject=None)
+    assert (out / LOG).read_text().count("\n") == 1
+    assert sort(learner, camera, out, mode=mode, reject=None).counts.sorted_before == 0
+    assert sorted(path.name for path in images_below(out)) == names
+    assert undo_sort(out) == (6, []) and sorted(path.name for path in images_below(camera)) == names
 
 
 def test_images_are_tagged_in_place_and_other_programs_tags_stay(learner, camera):

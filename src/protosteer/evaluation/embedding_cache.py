@@ -74,11 +74,17 @@ class EmbeddingCache(PlainImages):
         return taken
 
     def put(self, taken: Mapping[str, Tensor]) -> None:
-        """Restore what `take_new` returned, in an earlier process."""
+        """Restore what `take_new` returned, in an earlier process; raises ValueError if it is of other images."""
         for part, rows in taken.items():
             kind, _, name = part.partition("/")
             if kind == "rows":
-                self._add(name, rows, taken[f"embeddings/{name}"])
+                new = taken[f"embeddings/{name}"]
+                shape = (len(rows), self.method.backbone.width) if rows.ndim == 1 else None
+                if rows.dtype != torch.long or new.dtype != torch.float32 or new.shape != shape:
+                    raise ValueError(f"embeddings are {new.dtype} {list(new.shape)}")
+                if len(rows) and not (rows.min() >= 0 and rows.max() < len(self)):
+                    raise ValueError("embeddings of images that are none of the task's")
+                self._add(name, rows, new)
 
     def _name(self, key: str | None) -> str:
         """Return the cache key; drop embeddings of earlier weights."""

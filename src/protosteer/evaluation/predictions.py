@@ -15,8 +15,11 @@ import torch
 from protosteer.errors import RunError
 from protosteer.methods.base import Answer
 from protosteer.util.files import read_regular, write_atomically
+from protosteer.util.text import one_line
 
 TOP = 5  # classes per image of which scores are stored
+MAX_BYTES = 2**28  # of all arrays of a file; a million images take less
+_FORMS = {"classes": ("U", 1), "confidence": ("f", 1), "top_classes": ("i", 2), "top_scores": ("f", 2)}
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
@@ -63,20 +66,45 @@ class Predictions:
         """Read what `save` wrote; raises RunError (code "no-predictions") if it is missing or damaged."""
         try:
             with np.load(io.BytesIO(read_regular(path)), allow_pickle=False) as arrays:
-                return cls(**arrays)
+                if sum(entry.file_size for entry in arrays.zip.infolist()) > MAX_BYTES:
+                    raise ValueError("its arrays are too large")
+                found = cls(**arrays)
+            found._check()
+            return found
         except Exception as error:  # numpy and zipfile raise nearly anything
-            message = f"{path} has no predictions ({error}); evaluate the run again: protosteer evaluate-run"
+            reason = one_line(str(error))[:200]
+            message = f"{path} has no predictions ({reason}); evaluate the run again: protosteer evaluate-run"
             raise RunError(message, code="no-predictions", path=path) from error
 
-    def confusion(self) -> npt.NDArray[np.int64]:
-        """Count images by actual and predicted class, [K, K]."""
-        size = len(self.classes)
-        return np.bincount(self.actual * size + self.predicted, minlength=size**2).reshape(size, size)
+    def _check(self) -> None:
+        """Raise ValueError unless all arrays are as documented: a file may be another's."""
+        for name, array in vars(self).items():
+            if array is None:
+                continue
+            kind, axes = _FORMS.get(name, ("i", 1))
+            fits = array.dtype.kind == kind and array.ndim == axes
+            if not fits or (name != "classes" and len(array) != len(self.actual)):
+                raise ValueError(f"{name} is {array.dtype} {list(array.shape)}")
+            if (
+                kind == "i"
+                and name != "task"
+                and array.size
+                and not 0 <= array.min() <= array.max() < len(self.classes)
+            ):
+                raise ValueError(f"{name} has numbers of no class")
+            if name == "confidence" and not np.isfinite(array).all():
+                raise ValueError("a confidence is not finite")
+        if not len(self.actual):
+            raise ValueError("there is no image")
+        "".join(self.classes.tolist()).encode()  # raises ValueError for what is no text
 
     def by_class(self) -> dict[str, Any]:
         """Return precision, recall and F1 in percent, support, and confusions, for every class that was tested."""
-        counts = self.confusion()
-        hits, support, given = counts.diagonal(), counts.sum(axis=1), counts.sum(axis=0)
+        size = len(self.classes)
+        codes, images = np.unique(self.actual.astype(np.int64) * size + self.predicted, return_counts=True)
+        actual, predicted = np.divmod(codes, size)
+        support, given = (np.bincount(numbers, minlength=size) for numbers in (self.actual, self.predicted))
+        hits = np.bincount(self.actual[self.right], minlength=size)
         figures = {
             str(self.classes[k]): {
                 "precision": 100.0 * float(hits[k]) / max(1, int(given[k])),
@@ -86,9 +114,12 @@ class Predictions:
             }
             for k in np.flatnonzero(support)
         }
-        wrong = sorted(np.argwhere(counts * ~np.eye(len(counts), dtype=bool)).tolist(), key=lambda p: -counts[tuple(p)])
         names = self.classes.tolist()
-        pairs = [{"actual": names[a], "predicted": names[p], "images": int(counts[a, p])} for a, p in wrong]
+        wrong = sorted(np.flatnonzero(actual != predicted).tolist(), key=lambda row: -images[row])
+        pairs = [
+            {"actual": names[actual[row]], "predicted": names[predicted[row]], "images": int(images[row])}
+            for row in wrong
+        ]
         return {"classes": figures, "confusion": pairs}
 
 

@@ -18,7 +18,7 @@ from protosteer.evaluation import metrics
 from protosteer.evaluation.embedding_cache import CacheRows, EmbeddingCache
 from protosteer.evaluation.error_analysis import diagnose
 from protosteer.evaluation.predictions import Predictions, PredictionsBuilder
-from protosteer.evaluation.seed_folder import SeedFolder
+from protosteer.evaluation.seed_folder import SeedFolder, reading
 from protosteer.methods.base import Images, Method
 from protosteer.runtime.progress import OnStage, Progress, Stage
 from protosteer.streams.base import Stream, training_view
@@ -155,7 +155,7 @@ def run_stream(
         visiting_images=sum(sum(task.visitors.values()) for task in stream),
     )
     if store:
-        _restore(method, run, caches, store)
+        _restore(method, run, stream, caches, store)
     for i in range(len(run.rows), len(stream)):
         training = _learn(method, stream, i, on_stage, store)
         row, run.predictions = _evaluate(method, stream, i, caches, on_stage)
@@ -174,14 +174,27 @@ def run_stream(
     return run
 
 
-def _restore(method: Method, run: Run, caches: list[EmbeddingCache], store: SeedFolder) -> None:
+def _restore(method: Method, run: Run, stream: Stream, caches: list[EmbeddingCache], store: SeedFolder) -> None:
     run.rows = store.rows()
-    for saved in store.embeddings():
-        for j, cache in enumerate(caches):
-            cache.put({k.removeprefix(f"{j}/"): t for k, t in saved.items() if k.startswith(f"{j}/")})
-    if run.rows and (learned := store.learned(len(run.rows) - 1)):
-        method.restore(learned[0])
-        run.predictions = store.predictions(len(run.rows) - 1)
+    with reading(store.unfinished):
+        if len(run.rows) > len(stream):
+            raise ValueError(f"{len(run.rows)} rows for {len(stream)} tasks")
+        for saved in store.embeddings():
+            for j, cache in enumerate(caches):
+                cache.put({k.removeprefix(f"{j}/"): t for k, t in saved.items() if k.startswith(f"{j}/")})
+    last = len(run.rows) - 1
+    if run.rows and (learned := store.learned(last)):
+        _restore_state(method, learned[0], stream, last, store)
+        run.predictions = store.predictions(last)
+
+
+def _restore_state(method: Method, state: bytes, stream: Stream, i: int, store: SeedFolder) -> None:
+    """Restore what was learned up to task i; its classes must be those of the stream."""
+    method.restore(state)
+    with reading(store.path):
+        classes, known = method.classes, {*stream.classes_until(i)}
+        if len({*classes}) < len(classes) or not known <= {*classes} <= {*stream.classes}:
+            raise ValueError("the saved state has other classes")
 
 
 class LossHistory:
@@ -205,7 +218,7 @@ def _learn(
 ) -> dict[str, Any]:
     """Learn task i; returns its seconds, including those of interrupted training, and the losses of its epochs."""
     if store and (learned := store.learned(i)):  # the process was killed during evaluation
-        method.restore(learned[0])
+        _restore_state(method, learned[0], stream, i, store)
         return learned[1]
     checkpoint = store.checkpoint(i) if store else None
     earlier = checkpoint.seconds_spent() if checkpoint else 0.0

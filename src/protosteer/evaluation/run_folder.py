@@ -12,7 +12,18 @@ from typing import Any
 
 from protosteer.errors import RunError
 from protosteer.evaluation import manifest, metrics
-from protosteer.evaluation.seed_folder import MAX_ITEMS, METRICS, NUMBER, read_json, reading, table, write_json
+from protosteer.evaluation.seed_folder import (
+    MAX_ITEMS,
+    METRICS,
+    NUMBER,
+    PERCENTAGES,
+    RELIABILITY,
+    read_json,
+    reading,
+    require_triangle,
+    table,
+    write_json,
+)
 from protosteer.model.schema import check
 from protosteer.util.files import read_regular, remove_leftovers
 from protosteer.util.text import listed, printable
@@ -21,7 +32,6 @@ MANIFEST, LOG, LOCK = "manifest.json", "log.txt", ".protosteer.lock"
 
 _SEED = (0, 2**63)
 _NAMES = [4096, 1, MAX_ITEMS]
-_MATRIX = [[(-1e3, 1e3), 1, MAX_ITEMS], 1, MAX_ITEMS]
 # A folder may be another's: names of folders and files are made of what it says. See `model.schema.check`.
 _MANIFEST = {
     "format": (manifest.FORMAT, manifest.FORMAT),
@@ -46,9 +56,9 @@ _MANIFEST = {
 }
 _FIGURES = {
     "seed": _SEED,
-    "matrix": _MATRIX,
+    "matrix": [PERCENTAGES, 1, MAX_ITEMS],
     "diagnosis?": {"mean?": table},
-    "reliability?": [{"images": (0, 2**40), "confidence?": (0.0, 100.0), "accuracy?": (0.0, 100.0)}, 1, 1000],
+    "reliability?": RELIABILITY,
 }
 
 
@@ -245,6 +255,5 @@ def _read_figures(path: Path) -> dict[str, Any]:
         for name, value in [*figures.items(), *causes.items()]:
             if type(value) in (int, float):
                 check(value, NUMBER, f"its {printable(name)}")
-        if any(len(row) != i + 1 for i, row in enumerate(figures["matrix"])):
-            raise TypeError("its matrix is not triangular")
+        require_triangle(figures["matrix"])
         return dict(figures)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 from torch import Tensor
 
 from protosteer.errors import RunError
@@ -23,7 +23,7 @@ from protosteer.evaluation.predictions import Predictions
 from protosteer.model.schema import check
 from protosteer.runtime.checkpoint import SECONDS, CheckpointFile
 from protosteer.util.files import read_regular, remove_leftovers, write_atomically
-from protosteer.util.text import one_line
+from protosteer.util.text import one_line, printable
 
 METRICS, CLASSES = "metrics.json", "classes.json"
 MAX_ITEMS = 10**5
@@ -38,6 +38,38 @@ def table(value: Any, where: str) -> None:
 NUMBER = (-1e30, 1e30)
 _LOSSES = [[NUMBER, 0, MAX_ITEMS], 0, MAX_ITEMS]  # of every epoch of every training
 _TRAINING = {"train_seconds": NUMBER, "losses?": _LOSSES}
+PERCENTAGES = [(-1e3, 1e3), 1, MAX_ITEMS]
+RELIABILITY = [{"images": (0, 2**40), "confidence?": (0.0, 100.0), "accuracy?": (0.0, 100.0)}, 1, 1000]
+
+
+def _numbers(value: Any, where: str) -> None:
+    table(value, where)
+    for name, number in value.items():
+        check(number, NUMBER, f"{where} {printable(name)}")
+
+
+_MAY_BE_NULL = ("prompts_per_image", "retrieval_accuracy")
+_NOT_NULL = ("known_classes", "seen_accuracy", "seen_images", "paper_bytes")  # but older versions lack them
+_ROW = {
+    **_TRAINING,
+    **dict.fromkeys(("eval_seconds", "forward_passes", "naive_forward_passes", "bytes", "trained_parameters"), NUMBER),
+    **{f"{name}?": NUMBER for name in (*_MAY_BE_NULL, "next_accuracy", "passes_per_image", "calibration_error")},
+    **dict.fromkeys(("known_classes?", "seen_images?"), (1, 2**40)),
+    "seen_accuracy?": NUMBER,
+    "accuracy": PERCENTAGES,
+    "given_task_accuracy?": PERCENTAGES,
+    "paper_bytes?": _numbers,
+    "reliability?": RELIABILITY,
+}
+
+
+def _row(value: Any, where: str) -> None:
+    """Check a row of the matrix; see `protocol.Run`."""
+    check(value, _ROW, where)
+    missing = [name for name in _MAY_BE_NULL if name not in value]
+    missing += [name for name in _NOT_NULL if value.get(name, 0) is None]
+    if missing:
+        raise TypeError(f"{where} lacks {missing[0]}")
 
 
 class SeedFolder:
@@ -54,7 +86,8 @@ class SeedFolder:
         path = self.unfinished / "rows.json"
         rows = read_json(path) if path.is_file() else []
         with reading(path):
-            check(rows, [table, 0, MAX_ITEMS], "a row")
+            check(rows, [_row, 0, MAX_ITEMS], "a row")
+            require_triangle([row["accuracy"] for row in rows])
         return rows if self._model(len(rows) - 1).is_file() else []
 
     def save_rows(self, rows: list[dict[str, Any]]) -> None:
@@ -68,7 +101,8 @@ class SeedFolder:
         training = read_json(place := self._unfinished("learned", task))
         with reading(place):
             check(training, _TRAINING, "its")
-        return self._model(task).read_bytes(), training
+        with reading(self._model(task)):
+            return read_regular(self._model(task)), training
 
     def save_learned(self, task: int, state: bytes, training: Mapping[str, Any]) -> None:
         """Save the state after a task and what its training took, and remove its checkpoint."""
@@ -94,7 +128,7 @@ class SeedFolder:
         found: list[Mapping[str, Tensor]] = []
         for place in (self._unfinished("embeddings", task) for task in range(len(self.rows()))):
             with reading(place):
-                found.append(load_file(place))
+                found.append(load(read_regular(place)))
         return found
 
     def save_embeddings(self, task: int, embeddings: Mapping[str, Tensor]) -> None:
@@ -138,6 +172,12 @@ class SeedFolder:
     def _unfinished(self, kind: str, task: int) -> Path:
         suffix = "json" if kind == "learned" else "safetensors"
         return self.unfinished / f"{kind}-{task + 1:03}.{suffix}"
+
+
+def require_triangle(matrix: list[list[float]]) -> None:
+    """Raise a `TypeError` unless row i of an accuracy matrix has i + 1 entries."""
+    if any(len(row) != i + 1 for i, row in enumerate(matrix)):
+        raise TypeError("its matrix is not triangular")
 
 
 def read_json(path: Path) -> Any:

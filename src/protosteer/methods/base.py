@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from protosteer.backbones import Backbone
 from protosteer.backbones.prompting import Prompt
 from protosteer.errors import LearnerError, ModelFileError, SettingsError
+from protosteer.methods.state_checks import check_tensors, checked_tasks
 from protosteer.rules.base import percent
 from protosteer.settings import Values, setting
 from protosteer.streams.base import TrainingTask
@@ -246,8 +247,12 @@ class Method(ABC):
     def restore(self, state: bytes) -> None:
         """Restore what `state` returned; raises ModelFileError if it is damaged or of another version."""
         header, tensors = unpack_tensors(state, "the saved state")
-        self.tasks = header["tasks"]
-        self.load_state_dict(tensors)
+        try:
+            self.tasks = checked_tasks(header)
+            check_tensors(self, tensors)
+            self.load_state_dict(tensors)
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:
+            raise self._other_state() from error
 
     def bytes_per_task(self) -> list[int]:
         """Return how many bytes each task added to the state, as `state_fields` declares."""

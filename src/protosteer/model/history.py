@@ -12,7 +12,6 @@ import datetime
 import json
 import os
 import re
-import shutil
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +23,15 @@ from protosteer.errors import ModelFileError, ProtosteerWarning
 from protosteer.model import file as model_file
 from protosteer.model.records import TaskRecord
 from protosteer.model.schema import LOG_ENTRY, MAX_COUNT, check
-from protosteer.util.files import open_regular, read_regular, real, write_atomically
+from protosteer.util.files import (
+    copy_synced,
+    move_synced,
+    open_regular,
+    read_regular,
+    real,
+    sync_folder,
+    write_atomically,
+)
 
 FORGOTTEN = "(forgotten)"  # in place of a name in the log
 MAX_NAMES = 100  # classes named in an entry
@@ -138,7 +145,8 @@ def keep_version(model: Path, at_least: int = 0) -> str | None:
     try:
         os.link(real(model), place)  # the model is replaced by a new file, so that the old one can be shared
     except OSError:
-        shutil.copy2(real(model), place)
+        copy_synced(real(model), place)
+    sync_folder(folder)
     _prune(model, keep)
     return place.name
 
@@ -220,7 +228,7 @@ def undo(model: Path) -> Path:
         )
         raise ModelFileError(message, code="no-version", path=model)
     before, after = (model_file.read(path).memory.tasks if path.exists() else () for path in (model, kept[-1]))
-    os.replace(kept[-1], real(model))
+    move_synced(kept[-1], real(model))
     _prune(model, max(read(model)[1], len(kept)))
     log(model, "undo", before, after)
     return kept[-1]

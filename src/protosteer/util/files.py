@@ -82,10 +82,35 @@ def _put_in_place(file: FileIO, temporary: str, path: Path, like: Path | None = 
     if sys.platform == "win32":  # which renames no open file
         file.close()
     os.replace(temporary, path)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
-def _sync_folder(path: Path) -> None:
+def copy_synced(source: Path, target: Path) -> None:
+    """Copy a file with its times and permissions: write it beside `target`, sync, rename, sync the folder."""
+    part = target.with_name(f".{target.name}.part")
+    with open_regular(source) as old, part.open("wb") as new:
+        shutil.copyfileobj(old, new)
+        new.flush()
+        os.fsync(new.fileno())
+    shutil.copystat(source, part)
+    os.replace(part, target)
+    sync_folder(target.parent)
+
+
+def move_synced(source: Path, target: Path) -> None:
+    """Move a file, also to another disk; after a power cut it is whole at one place or the other."""
+    try:
+        os.replace(source, target)
+        sync_folder(target.parent)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        copy_synced(source, target)
+        source.unlink()
+
+
+def sync_folder(path: Path) -> None:
+    """Sync the names in a folder, where the system can."""
     with contextlib.suppress(OSError), _opened_folder(path) as folder:  # some file systems cannot sync a folder
         if folder is not None:
             os.fsync(folder)
@@ -153,7 +178,7 @@ def replace_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
                 except BaseException:
                     old.rename(folder)
                     raise
-            _sync_folder(folder.parent)
+            sync_folder(folder.parent)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
 

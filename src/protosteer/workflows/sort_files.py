@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from protosteer.data.image_files import is_image
 from protosteer.errors import DataError, SettingsError
 from protosteer.learner import Learner
 from protosteer.model.schema import SORT_STEP, check
-from protosteer.util.files import read_regular
+from protosteer.util.files import copy_synced, move_synced, read_regular
 from protosteer.workflows.ood import calibrated
 from protosteer.workflows.prediction_table import Predictions, Row
 
@@ -102,7 +101,7 @@ class Sorter:
         reject = options.reject if calibrated(learner) else None
         self._predictions = Predictions(learner, 1, reject)
         self._root = options.out or (source if source.is_dir() else source.parent)
-        self._done = {(step["from"], *step["version"]) for step in read_log(self._root)}
+        self._done = {(step["from"], *step["version"]) for step in self._finished(read_log(self._root))}
 
     def sort(self, paths: Iterable[Path], on_file: Callable[[int], None] = lambda done: None) -> None:
         """Sort image files; those below the folder for class folders, and those sorted before, are skipped.
@@ -123,6 +122,13 @@ class Sorter:
             for row in self._predictions.rows([str(path) for path in wanted[start : start + _CHUNK]]):
                 self._sort_one(Path(row["path"]), row)
                 on_file(done := done + 1)
+
+    def _finished(self, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the steps that were made: a process may have been killed after it logged the last one."""
+        out = self.options.out
+        if out is not None and steps and not os.path.lexists(out / (steps[-1].get("to") or "")):
+            return steps[:-1]
+        return steps
 
     def _sort_one(self, path: Path, row: Row) -> None:
         if "error" in row:
@@ -179,17 +185,17 @@ def _put(path: Path, target: Path, mode: str) -> None:
     if mode == "link":
         target.symlink_to(path.resolve())
     elif mode == "move":
-        shutil.move(path, target)
+        move_synced(path, target)
     else:
-        part = target.with_name(f".{target.name}.part")
-        shutil.copy2(path, part)
-        os.replace(part, target)
+        copy_synced(path, target)
 
 
 def _log(root: Path, step: dict[str, Any]) -> None:
     root.mkdir(parents=True, exist_ok=True)
     with open(root / LOG, "a", encoding="utf-8") as file:
         file.write(json.dumps(step) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_log(root: Path) -> list[dict[str, Any]]:
@@ -257,7 +263,7 @@ def _take_back(target: Path, source: Path, step: dict[str, Any]) -> bool:
         if not source.is_absolute() or os.path.lexists(source):  # what we log is absolute
             return False
         source.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(target, source)
+        move_synced(target, source)
         return True
     if not target.is_symlink() and _version(target) != step["version"]:
         return False
