@@ -254,6 +254,7 @@ def _rounds(folder: Path) -> list[Round]:
     add("confirm", ["correct", "MODEL", str(folder / "new"), "--confirm"])
     add("correct --undo", ["correct", "MODEL", "--undo"], first=["correct", "MODEL", image, "yak"], repeats=False)
     add("rename", ["rename", "MODEL", "ant", "emu"], repeats=False)
+    add("join", ["join", "MODEL", "ant", "bee", "--as", "emu"], repeats=False)
     add("undo", ["undo", "MODEL"], first=["rename", "MODEL", "ant", "emu"], repeats=False)
     add(
         "merge",

@@ -57,6 +57,30 @@ def test_a_file_gives_back_what_was_saved_and_equal_bytes(tmp_path) -> None:
             Predictions.load(tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"actual": np.zeros(59, np.int32)},
+        {"predicted": np.full(60, 5, np.int32)},
+        {"predicted": np.full(60, -1, np.int32)},
+        {"given_task": np.zeros(60)},
+        {"confidence": np.full(60, np.nan, np.float32)},
+        {"top_classes": np.zeros(60, np.int32)},
+        {"classes": np.array(["\ud800", *"abcd"])},
+        {"classes": np.arange(5)},
+        {"top_scores": np.zeros((60, 10_000), np.float32)},  # few bytes in the file
+        {"unknown": np.zeros(60)},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_a_forged_file_is_rejected(tmp_path, monkeypatch, changed) -> None:
+    monkeypatch.setattr("protosteer.evaluation.predictions.MAX_BYTES", 10**6)
+    arrays = {name: array for name, array in vars(random_predictions()).items() if array is not None}
+    np.savez_compressed(tmp_path / "a.npz", **(arrays | changed))
+    with expect_error("no-predictions", RunError, path=tmp_path / "a.npz"):
+        Predictions.load(tmp_path / "a.npz")
+
+
 @pytest.mark.parametrize("rule", ["paper", "evidence"])
 def test_a_run_stores_what_a_learner_predicts(tmp_path, rule) -> None:
     settings, tasks = QUICK.replace(rule=rule), stream(3)

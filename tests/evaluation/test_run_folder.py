@@ -205,6 +205,23 @@ def test_a_damaged_manifest_is_named(tmp_path, text):
         assert error.value.details["path"] == tmp_path / "r/manifest.json"
 
 
+def test_metrics_that_reports_need_are_there_and_numbers(tmp_path):
+    run(tmp_path / "r")
+    path = tmp_path / "r/seed-0/metrics.json"
+    figures = json.loads(path.read_bytes())
+    moment = figures["after_each_task"][0]
+    for changed in (
+        {"last_forgetting": None},
+        {"last_accuracy": "high"},
+        {"after_each_task": [5]},
+        {"after_each_task": [moment | {"bytes": "few"}]},
+        {"after_each_task": [moment | {"losses": [[None]]}]},
+    ):
+        path.write_text(json.dumps(figures | changed))
+        with expect_error("unreadable-run", RunError, path=path):
+            read_run(tmp_path / "r")
+
+
 @pytest.mark.parametrize("seeds", [["/../../precious"], [-1], [True], "0", [[0]], [0.0]])
 def test_a_manifest_names_seeds_and_nothing_else(tmp_path, seeds):
     """`overwrite` removes the folders of its seeds."""
@@ -219,9 +236,28 @@ def test_a_manifest_names_seeds_and_nothing_else(tmp_path, seeds):
     assert (tmp_path / "precious").is_dir()
 
 
+ROW = {
+    "accuracy": [1.0], "prompts_per_image": None, "retrieval_accuracy": 50.0, "train_seconds": 1.0, "eval_seconds": 1.0,
+    "forward_passes": 4, "naive_forward_passes": 4, "bytes": 10, "trained_parameters": 0,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [
+        *(
+            ("rows.json", json.dumps([ROW | changed]))
+            for changed in (
+                {"accuracy": [1.0, 2.0]},
+                {"accuracy": "1"},
+                {"bytes": None},
+                {"seen_images": None},
+                {"seen_images": 0},
+                {"paper_bytes": {"seed": "x"}},
+                {"reliability": [1]},
+            )
+        ),
+        ("rows.json", json.dumps([{name: value for name, value in ROW.items() if value is not None}])),
         ("rows.json", "[5]"),
         ("rows.json", "{}"),
         ("rows.json", "[" * 100_000),
@@ -236,7 +272,7 @@ def test_an_unfinished_run_of_others_is_resumed_or_told_to_be_altered(tmp_path, 
     folder = SeedFolder(tmp_path, ".safetensors")
     folder.save_learned(0, b"state", training := {"train_seconds": 1.0, "losses": [[0.5, 0.25]]})
     folder.save_embeddings(0, {"a": torch.ones(2)})
-    folder.save_rows([{"accuracy": [1.0]}])
+    folder.save_rows([ROW])
     assert folder.rows() and folder.embeddings() and folder.learned(0) == (b"state", training)
     (tmp_path / "unfinished" / name).write_text(content)
     with expect_error("unreadable-run", RunError, path=tmp_path / "unfinished" / name):

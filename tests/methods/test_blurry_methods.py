@@ -14,6 +14,7 @@ from protosteer.methods.checks import Maker, check_repeated_classes, checks_for
 from protosteer.methods.ncm import NCM
 from protosteer.methods.testing import toy_images
 from protosteer.streams.base import TrainingTask
+from protosteer.util.tensor_file import pack_tensors, unpack_tensors
 
 NAMES = ["ant", "bee", "cat"]
 PIXELS, LABELS = toy_images(NAMES, per_class=9)
@@ -100,3 +101,25 @@ def test_a_state_of_another_version_is_rejected():
     for other in ({k: t for k, t in tensors.items() if k != "counts"}, tensors | {"more": torch.ones(1)}):
         with expect_error("other-state", ModelFileError, method="slda"):
             method.load_state_dict(other)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("means", lambda t: t[:, :-1]),
+        ("means", lambda t: t[:-1]),
+        ("means", lambda t: t.half()),
+        ("means", lambda t: t / 0),
+        ("owners", lambda t: t + 100),
+        ("owners", lambda t: t - 100),
+        ("counts", lambda t: t[None]),
+    ],
+)
+def test_a_forged_state_is_rejected(name, change):
+    method = learned("ncm", PARTS)
+    header, tensors = unpack_tensors(method.state(), "it")
+    method.restore(pack_tensors(header, tensors))
+    forged = [(header, tensors | {name: change(tensors[name])}), ({**header, "tasks": [5]}, tensors), ({}, tensors)]
+    for state in forged:
+        with expect_error("other-state", ModelFileError, method="ncm"):
+            method.restore(pack_tensors(*state))

@@ -13,6 +13,7 @@ from typing import Any
 from protosteer.errors import RunError
 from protosteer.evaluation import manifest, metrics
 from protosteer.evaluation.seed_folder import (
+    LOSSES,
     MAX_ITEMS,
     METRICS,
     NUMBER,
@@ -54,9 +55,15 @@ _MANIFEST = {
         },
     },
 }
+_MOMENT = {
+    **dict.fromkeys(("passes_per_image?", "bytes?", "train_seconds?", "eval_seconds?"), NUMBER),
+    "losses?": LOSSES,
+}
 _FIGURES = {
     "seed": _SEED,
     "matrix": [PERCENTAGES, 1, MAX_ITEMS],
+    **dict.fromkeys(("last_accuracy", "last_forgetting"), NUMBER),
+    "after_each_task?": [_MOMENT, 0, MAX_ITEMS],
     "diagnosis?": {"mean?": table},
     "reliability?": RELIABILITY,
 }

@@ -36,8 +36,8 @@ def table(value: Any, where: str) -> None:
 
 
 NUMBER = (-1e30, 1e30)
-_LOSSES = [[NUMBER, 0, MAX_ITEMS], 0, MAX_ITEMS]  # of every epoch of every training
-_TRAINING = {"train_seconds": NUMBER, "losses?": _LOSSES}
+LOSSES = [[NUMBER, 0, MAX_ITEMS], 0, MAX_ITEMS]  # of every epoch of every training
+_TRAINING = {"train_seconds": NUMBER, "losses?": LOSSES}
 PERCENTAGES = [(-1e3, 1e3), 1, MAX_ITEMS]
 RELIABILITY = [{"images": (0, 2**40), "confidence?": (0.0, 100.0), "accuracy?": (0.0, 100.0)}, 1, 1000]
 
