@@ -89,7 +89,7 @@ def check_sort_log(folder: Path, data: bytes) -> None:
         assert Path(target).is_absolute()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sort_files.shutil, "move", move)
+        patch.setattr(sort_files, "move_synced", move)
         patch.setattr(Path, "mkdir", lambda *_, **__: None)
         sort_files.undo_sort(folder / "out")
 
