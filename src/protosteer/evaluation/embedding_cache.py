@@ -42,6 +42,8 @@ class EmbeddingCache(PlainImages):
         if key is None and (prompt is not None or backbone is not None):
             return self.compute(rows, prompt, backbone)
         name = self._name(key) if backbone is None else f"backbone {key}"
+        if name in self._known and self._known[name][0].shape[1] != (backbone or self.method.backbone).width:
+            del self._known[name]  # restored from a folder that was altered
         known = self._known[name][1] if name in self._known else torch.zeros(len(self), dtype=torch.bool)
         new = rows[~known[rows]]
         if len(new):
@@ -79,8 +81,11 @@ class EmbeddingCache(PlainImages):
             kind, _, name = part.partition("/")
             if kind == "rows":
                 new = taken[f"embeddings/{name}"]
-                shape = (len(rows), self.method.backbone.width) if rows.ndim == 1 else None
-                if rows.dtype != torch.long or new.dtype != torch.float32 or new.shape != shape:
+                backbone = self.method.backbone
+                widths = [layers * backbone.dim for layers in range(1, backbone.depth + 2)]
+                fits = rows.ndim == 1 and new.ndim == 2 and len(new) == len(rows) and new.shape[1] in widths
+                fits = fits and (name not in self._known or self._known[name][0].shape[1] == new.shape[1])
+                if not fits or rows.dtype != torch.long or new.dtype != torch.float32:
                     raise ValueError(f"embeddings are {new.dtype} {list(new.shape)}")
                 if len(rows) and not (rows.min() >= 0 and rows.max() < len(self)):
                     raise ValueError("embeddings of images that are none of the task's")
