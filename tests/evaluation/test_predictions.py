@@ -29,6 +29,7 @@ def test_metrics_of_classes_are_those_of_scikit_learn() -> None:
     figures = made.by_class()
     labels = range(5)
     counts = confusion_matrix(made.actual, made.predicted, labels=labels)
+    assert (made.confusion() == counts).all()
     precision, recall, f1, support = precision_recall_fscore_support(
         made.actual, made.predicted, labels=labels, zero_division=0
     )

@@ -98,6 +98,11 @@ class Predictions:
             raise ValueError("there is no image")
         "".join(self.classes.tolist()).encode()  # raises ValueError for what is no text
 
+    def confusion(self) -> npt.NDArray[np.int64]:
+        """Count images by actual and predicted class, [K, K]."""
+        size = len(self.classes)
+        return np.bincount(self.actual.astype(np.int64) * size + self.predicted, minlength=size**2).reshape(size, size)
+
     def by_class(self) -> dict[str, Any]:
         """Return precision, recall and F1 in percent, support, and confusions, for every class that was tested."""
         size = len(self.classes)
