@@ -15,6 +15,7 @@ from protosteer.backbones import Backbone
 from protosteer.backbones.prompting import Prompt
 from protosteer.data.images import ImageSet
 from protosteer.methods.base import Method
+from protosteer.methods.layer_tokens import LayerTokens
 from protosteer.methods.plain_images import PlainImages
 
 
@@ -42,7 +43,9 @@ class EmbeddingCache(PlainImages):
         if key is None and (prompt is not None or backbone is not None):
             return self.compute(rows, prompt, backbone)
         name = self._name(key) if backbone is None else f"backbone {key}"
-        if name in self._known and self._known[name][0].shape[1] != (backbone or self.method.backbone).width:
+        used = backbone or self.method.backbone
+        width = prompt.layers * used.dim if isinstance(prompt, LayerTokens) else used.width
+        if name in self._known and self._known[name][0].shape[1] != width:
             del self._known[name]  # restored from a folder that was altered
         known = self._known[name][1] if name in self._known else torch.zeros(len(self), dtype=torch.bool)
         new = rows[~known[rows]]
@@ -51,7 +54,7 @@ class EmbeddingCache(PlainImages):
             self._add(name, new, self.compute(new, own, backbone))
             self._new.setdefault(name, []).append(new)
         if name not in self._known:
-            return torch.empty(0, (backbone or self.method.backbone).width)
+            return torch.empty(0, width)
         return self._known[name][0][rows]
 
     def tokens(self, rows: Tensor, prompt: Tensor | None = None) -> Tensor:
