@@ -1,17 +1,19 @@
-"""The photographs that `mini` is trained on, packed into one file, and how a view of them is cut.
+"""Pack the photographs that `mini` is trained on into one file, and cut views of them.
 
-    python tools/mini_data.py --photos DIR [DIR ...] --cifar DIR --out FOLDER
+    python tools/mini_data.py --photos DIR[:COUNT] [DIR[:COUNT] ...] --cifar DIR --out FOLDER
 
-All photographs in the folders (no label is read) and CIFAR-100's training images, but for the last `HELD_OUT` of
-every class, which judge recipes. All are squares of `STORED` pixels, in a seeded random order, so that any
-stretch of the file is a fair sample.
+Packed are the photographs in the folders (no label is read; of DIR:COUNT, so many at random) and CIFAR-100's training
+images except the last `HELD_OUT` of each class, which judge recipes. All become squares of `STORED` pixels, in a seeded
+random order, so that any stretch of the file is a fair sample.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from multiprocessing import Pool
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import torch
@@ -20,9 +22,8 @@ from PIL import Image, ImageOps
 from torch import Generator, Tensor
 
 from protosteer.data.datasets.cifar import read_cifar100
-from protosteer.data.transforms import resize
 
-SIZE, STORED = 96, 128  # pixels along a side, of what mini sees and of what is kept
+SIZE, STORED = 128, 160  # pixels along a side, of what mini sees and of what is kept
 HELD_OUT = 40  # of CIFAR-100's training images, per class
 PHOTOS = "photos.npy"
 SMALLEST_CROP = 0.4  # of a photograph's area
@@ -34,33 +35,46 @@ def held_out(labels: Tensor) -> Tensor:
     return torch.stack([(labels == c).nonzero().squeeze(1)[-HELD_OUT:] for c in range(int(labels.max()) + 1)])
 
 
-def cifar_photos(folder: Path) -> Tensor:
-    """CIFAR-100's training images without those held out, uint8 [N, 3, STORED, STORED]."""
+def cifar_photos(folder: Path) -> list[np.ndarray]:
+    """Read CIFAR-100's training images without those held out, uint8 [3, 32, 32] each."""
     pixels, labels, _ = read_cifar100(folder, "train")
     kept = torch.ones(len(pixels), dtype=torch.bool)
     kept[held_out(labels).flatten()] = False
-    return resize(pixels[kept], (STORED, STORED), "bicubic")
+    return list(pixels[kept].numpy())
 
 
-def read_photo(file: Path) -> np.ndarray:
-    """The largest square in the middle, uint8 [3, STORED, STORED]."""
-    with Image.open(file) as image:
+def files_of(place: str, random: Random) -> list[str]:
+    """List the photographs of DIR, or a sample of DIR:COUNT."""
+    folder, _, count = place.partition(":")
+    files = sorted(str(f) for f in Path(folder).rglob("*") if f.suffix.lower() in (".jpg", ".jpeg", ".png"))
+    return random.sample(files, int(count)) if count else files
+
+
+def read_photo(photo: Path | str | np.ndarray) -> np.ndarray:
+    """Read the largest square in the middle of a file, or of pixels, as uint8 [3, STORED, STORED]."""
+    if isinstance(photo, np.ndarray):
+        square = Image.fromarray(photo.transpose(1, 2, 0)).resize((STORED, STORED), Image.Resampling.BICUBIC)
+        return np.asarray(square).transpose(2, 0, 1)
+    with Image.open(photo) as image:
         image.draft("RGB", (2 * STORED, 2 * STORED))  # a JPEG is decoded at half or a quarter of its size
         square = ImageOps.fit(image.convert("RGB"), (STORED, STORED), Image.Resampling.BICUBIC)
         return np.asarray(square).transpose(2, 0, 1)
 
 
-def pack(photos: Sequence[Path], cifar: Path, out: Path) -> None:
-    """Write PHOTOS into the folder `out`, under a temporary name until it is whole."""
-    files = sorted(f for folder in photos for f in folder.rglob("*") if f.suffix.lower() in (".jpg", ".jpeg", ".png"))
-    small = cifar_photos(cifar).numpy()
-    order = torch.randperm(len(files) + len(small), generator=Generator().manual_seed(ORDER_SEED)).tolist()
+def pack(places: Sequence[str], cifar: Path, out: Path, processes: int) -> None:
+    """Write PHOTOS into the folder `out`, under a temporary name until it is complete."""
+    random = Random(ORDER_SEED)
+    photos: list[str | np.ndarray] = [*cifar_photos(cifar)]
+    for place in places:
+        photos += files_of(place, random)
+    random.shuffle(photos)
     unfinished = out / (PHOTOS + ".part")
-    packed = np.lib.format.open_memmap(unfinished, "w+", np.uint8, (len(order), 3, STORED, STORED))
-    for place, row in enumerate(order):
-        packed[place] = read_photo(files[row]) if row < len(files) else small[row - len(files)]
-        if (place + 1) % 20_000 == 0:
-            print(f"{place + 1} of {len(order)} photographs", flush=True)
+    packed = np.lib.format.open_memmap(unfinished, "w+", np.uint8, (len(photos), 3, STORED, STORED))
+    with Pool(processes) as pool:
+        for row, square in enumerate(pool.imap(read_photo, photos, chunksize=32)):
+            packed[row] = square
+            if (row + 1) % 20_000 == 0:
+                print(f"{row + 1} of {len(photos)} photographs", flush=True)
     packed.flush()
     unfinished.rename(out / PHOTOS)
 
@@ -95,11 +109,12 @@ def cut(pixels: Tensor, boxes: Tensor, size: int) -> Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--photos", type=Path, nargs="+", required=True, metavar="DIR", help="of photographs")
+    parser.add_argument("--photos", nargs="+", required=True, metavar="DIR[:COUNT]", help="folders of photographs")
     parser.add_argument("--cifar", type=Path, required=True, metavar="DIR", help="cifar-100-python")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--processes", type=int, default=2)
     args = parser.parse_args()
-    pack(args.photos, args.cifar, args.out)
+    pack(args.photos, args.cifar, args.out, args.processes)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""How the ViTs of `mini` are trained: in steps that a kill does not lose, the same bits whether killed or not.
+"""Train the ViTs of `mini` in steps that a kill does not lose, with the same result whether killed or not.
 
-Batch n is a function of n alone. The rate is constant between a warm-up and the last quarter of all images, where
-it falls to zero; to take a good model out of a run early, copy its folder and go on there with fewer --images.
-What is kept of a training is a running mean of its weights.
+Batch n is a function of n alone. The learning rate is constant between a warm-up and a cool-down, in which it falls to
+zero; to end a run early, continue it with fewer --images. The exported weights are a running mean.
+
+Under torchrun every process draws batches of its own, and gradients are averaged.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import copy
 import dataclasses
 import io
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,10 +28,11 @@ from mini_validation import Validation
 from protosteer.backbones import Backbone
 from protosteer.data.transforms import Preprocessing
 from protosteer.paper.vit import ViT
+from protosteer.util.distributed import join, process_group
 from protosteer.util.files import write_atomically
 
 SEED = 0
-WARM_UP, COOL_DOWN = 10_000, 0.25  # images; share of all images
+WARM_UP = 10_000  # images
 DECAY, CLIP = 0.02, 1.0
 CHECKPOINT = "checkpoint.pt"
 
@@ -42,6 +45,7 @@ class Recipe:
     batch_glyphs: int
     rate: float
     memory: float = 0.999  # of the running mean of weights
+    cool_down: float = 0.25  # share of all images, the last, in which the learning rate falls
 
 
 Some = TypeVar("Some", bound=Recipe)
@@ -50,14 +54,14 @@ Some = TypeVar("Some", bound=Recipe)
 class TaskData(Protocol):
     """What is learned."""
 
-    def parts(self, vit: ViT, step: int, done: float) -> dict[str, Tensor]:
-        """The loss of a batch, in parts to be added up. done: share of all images that were seen."""
+    def parts(self, vit: ViT, number: int, done: float) -> dict[str, Tensor]:
+        """Return the parts of the loss of batch `number`, to be added; `done` is the share of all images so far."""
 
 
-def learning_rate(seen: int, images: int, peak: float) -> float:
-    """Warm-up, plateau, and a straight way down to zero."""
+def learning_rate(seen: int, images: int, recipe: Recipe) -> float:
+    """Warm-up, plateau, and a linear fall to zero."""
     warm_up = min(WARM_UP, images / 20)
-    return peak * min(1.0, (seen + 1) / warm_up, max(0.0, images - seen) / (COOL_DOWN * images))
+    return recipe.rate * min(1.0, (seen + 1) / warm_up, max(0.0, images - seen) / (recipe.cool_down * images))
 
 
 class Training:
@@ -70,23 +74,34 @@ class Training:
         others = [p for p in vit.parameters() if p.ndim not in (2, 4)]
         groups = [{"params": matrices, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}]
         self.optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=True)
+        self.group = process_group()
 
     @property
     def seen(self) -> int:
-        return self.step * (self.recipe.batch_photos + self.recipe.batch_glyphs)
+        return self.step * self.group.size * (self.recipe.batch_photos + self.recipe.batch_glyphs)
 
     def learn(self, lesson: TaskData, images: int) -> dict[str, float]:
         """One step; gives the parts of the loss."""
-        parts = lesson.parts(self.vit, self.step, self.seen / images)
+        number = self.step * self.group.size + self.group.rank
+        parts = lesson.parts(self.vit, number, self.seen / images)
         self.optimiser.zero_grad()
         torch.stack(list(parts.values())).sum().backward()
+        self._average_gradients()
         nn.utils.clip_grad_norm_(self.vit.parameters(), CLIP)
         for group in self.optimiser.param_groups:
-            group["lr"] = learning_rate(self.seen, images, self.recipe.rate)
+            group["lr"] = learning_rate(self.seen, images, self.recipe)
         self.optimiser.step()
         self.step += 1
         self._remember()
         return {name: part.item() for name, part in parts.items()}
+
+    def _average_gradients(self) -> None:
+        if self.group.size == 1:
+            return
+        gradients = [p.grad for p in self.vit.parameters() if p.grad is not None]
+        mean = self.group.reduce_sum(torch.cat([g.flatten() for g in gradients])) / self.group.size
+        for gradient, values in zip(gradients, mean.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(values.view_as(gradient))
 
     @torch.no_grad()
     def _remember(self) -> None:
@@ -97,6 +112,7 @@ class Training:
     def save(self, file: Path) -> None:
         state = {
             "recipe": dataclasses.asdict(self.recipe),
+            "processes": self.group.size,
             "step": self.step,
             "vit": self.vit.state_dict(),
             "mean": self.mean.state_dict(),
@@ -110,6 +126,8 @@ class Training:
         state = torch.load(file, weights_only=True)
         if state["recipe"] != dataclasses.asdict(self.recipe):
             raise SystemExit(f"{file} was made by another recipe, {state['recipe']}; choose another --run")
+        if state["processes"] != self.group.size:
+            raise SystemExit(f"{file} was made by {state['processes']} processes; start as many")
         self.step = state["step"]
         self.vit.load_state_dict(state["vit"])
         self.mean.load_state_dict(state["mean"])
@@ -123,23 +141,23 @@ class Training:
 def go_on(training: Training, lesson: TaskData, args: argparse.Namespace) -> None:
     """Until all images are seen, with a checkpoint now and then, and lines in log.jsonl."""
     validation = Validation(args.cifar, args.mnist, args.folders)
-    began = saved = time.monotonic()
+    began = time.monotonic()
     sums: dict[str, float] = {}
-    first = training.step
+    first, saved = training.step, training.seen
     while training.seen < args.images:
         for name, part in training.learn(lesson, args.images).items():
             sums[name] = sums.get(name, 0.0) + part
-        over = training.seen >= args.images
-        if over or time.monotonic() - saved > 60 * args.minutes:
-            steps, first = training.step - first, training.step
+        if training.seen < args.images and training.seen - saved < args.every:
+            continue
+        scores = validation.scores(training.backbone())  # every process embeds a part of the images
+        if training.group.is_rank0:
             training.save(args.run / CHECKPOINT)
             line: dict[str, Any] = {"images": training.seen, "seconds": round(time.monotonic() - began)}
-            line |= {name: round(value / steps, 4) for name, value in sums.items()}
-            line |= validation.scores(training.backbone())
+            line |= {name: round(value / (training.step - first), 4) for name, value in sums.items()} | scores
             with (args.run / "log.jsonl").open("a") as log:
                 print(json.dumps(line), file=log)
             print(json.dumps(line), flush=True)
-            sums, saved = {}, time.monotonic()
+        sums, first, saved = {}, training.step, training.seen
 
 
 def export(training: Training, file: Path) -> None:
@@ -159,7 +177,7 @@ def parse(parser: argparse.ArgumentParser, kind: type[Some], images: int) -> tup
     parser.add_argument("--run", type=Path, required=True, metavar="FOLDER", help="checkpoint and log")
     parser.add_argument("--images", type=int, default=images, help="to be seen in all")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--minutes", type=float, default=10, help="between checkpoints")
+    parser.add_argument("--every", type=int, default=50_000, help="images between checkpoints")
     parser.add_argument("--export", type=Path, metavar="FILE", help="write the weights as they are now")
     fields: Sequence[dataclasses.Field[Any]] = dataclasses.fields(kind)
     for field in fields:
@@ -167,6 +185,8 @@ def parse(parser: argparse.ArgumentParser, kind: type[Some], images: int) -> tup
         parser.add_argument(option, type=type(field.default), default=field.default)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    if "RANK" in os.environ:
+        join()
     return args, kind(**{field.name: getattr(args, field.name) for field in fields})
 
 
@@ -179,3 +199,5 @@ def train(training: Training, lesson: TaskData, args: argparse.Namespace) -> Non
         return
     args.run.mkdir(parents=True, exist_ok=True)
     go_on(training, lesson, args)
+    if training.group.size > 1:
+        training.group.leave()

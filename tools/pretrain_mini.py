@@ -7,17 +7,19 @@
     python tools/pretrain_mini.py --photos FOLDER --assistant FILE --cifar DIR --mnist DIR --run FOLDER/run
     python tools/pretrain_mini.py --photos FOLDER --assistant FILE --run FOLDER/run --export mini.safetensors
 
-mini begins with drawn weights. It is shown crops of photographs, mirrored at random, and made-up glyphs, and after
-every layer should have the tokens that its assistant has there. A layer can only learn that when those before it
-have, so at first it is helped: images enter it with the assistant's tokens, and all layers learn at the same time.
+mini begins with random weights. It sees crops of photographs, mirrored at random, and made-up glyphs. After every
+layer it regresses the assistant's tokens, and in every layer the assistant's attention. A layer can only learn that if
+those before it have. Therefore images are *helped* at first: they enter every layer with the assistant's tokens, so
+that all layers learn at the same time. The share of helped images falls to zero in the course of the training.
 
-Stop it at any time; the same command goes on from the last checkpoint, and ends up with the same bits as if it
-had never been stopped (same machine, same number of threads).
+Stop it at any time; the same command resumes from the last checkpoint, and the result is bit-identical (same machine,
+threads and processes). With `torchrun --nproc-per-node N` in place of `python`, N processes share the work.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -43,7 +45,10 @@ class MiniRecipe(Recipe):
     batch_photos: int = 12
     batch_glyphs: int = 4
     rate: float = 1e-3
-    helped: float = 0.2  # share of all images, the first, in which layers are helped
+    cool_down: float = 0.6
+    helped: float = 0.5  # share of all images, the first, that are all helped
+    unhelped: float = 0.8  # share of all images after which none is
+    attention_weight: float = 1.0
     layers_weight: float = 1.0
     tokens_weight: float = 0.25
     patches_weight: float = 0.1
@@ -83,19 +88,37 @@ class Pictures:
         return torch.where(mirrored, pixels.flip(3), pixels)
 
 
+def layer_by_layer(
+    vit: ViT, pictures: Tensor, helped: Tensor, said: Sequence[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Compute tokens [B, N, D] after each layer, and its attention's logits [B, heads, N, N].
+
+    Helped images [B, 1, 1] enter every layer but the first with the tokens that another ViT had there.
+    """
+    x, found, logits = vit.embed_patches(pictures), [], []
+    for number, block in enumerate(vit.blocks):
+        if number:
+            x = torch.where(helped, said[number - 1], x) if said else x
+        q, k, v = block.attn.qkv(block.norm1(x)).unflatten(2, (3, vit.config.heads, -1)).permute(2, 0, 3, 1, 4)
+        logits.append((q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1))
+        out = logits[-1].softmax(dim=-1) @ v
+        x = block.feed_forward(x + block.attn.proj(out.transpose(1, 2).flatten(2)))
+        found.append(x)
+    return found, logits
+
+
 def after_layers(vit: ViT, pictures: Tensor) -> list[Tensor]:
     """Tokens [B, N, D] after each layer."""
-    x, found = vit.embed_patches(pictures), []
-    for block in vit.blocks:
-        x = block(x)
-        found.append(x)
-    return found
+    return layer_by_layer(vit, pictures, torch.empty(0), [])[0]
 
 
-def after_helped_layers(vit: ViT, pictures: Tensor, said: list[Tensor]) -> list[Tensor]:
-    """The same, if every layer but the first is entered by the tokens that another had there."""
-    first = vit.blocks[0](vit.embed_patches(pictures))
-    return [first, *(block(tokens) for block, tokens in zip(vit.blocks[1:], said[:-1], strict=True))]
+def attention_apart(logits: Sequence[Tensor], truth: Sequence[Tensor]) -> Tensor:
+    """Mean divergence of the attention from the true one, over layers, images, heads and tokens."""
+    apart = []
+    for own, other in zip(logits, truth, strict=True):
+        wanted = other.float().log_softmax(dim=-1)
+        apart.append((wanted.exp() * (wanted - own.float().log_softmax(dim=-1))).sum(dim=-1).mean())
+    return torch.stack(apart).mean()
 
 
 def moments(tokens: Tensor, centred: bool = True) -> Moments:
@@ -105,10 +128,15 @@ def moments(tokens: Tensor, centred: bool = True) -> Moments:
     return torch.maximum(found[0], LEAST * found[1]), found[1]
 
 
-def apart(one: Tensor, other: Tensor, variances: Moments) -> tuple[Tensor, Tensor]:
-    """Squared distances of class tokens and of patch tokens, in units of their variances."""
+def apart(one: Tensor, other: Tensor, variances: Moments) -> Tensor:
+    """Squared distances of class tokens and of patch tokens [2], in units of variances ([D], or [B, D] one each)."""
     square = (one.float() - other.float()).square()
-    return (square[:, 0] / variances[0]).mean(), (square[:, 1:] / variances[1]).mean()
+    return torch.stack([(square[:, 0] / variances[0]).mean(), (square[:, 1:].mean(dim=1) / variances[1]).mean()])
+
+
+def chosen(mask: Tensor, one: Moments, other: Moments) -> Moments:
+    """Variances [B, D] for each image: of `one` where the mask [B, 1] is set."""
+    return torch.where(mask, one[0], other[0]), torch.where(mask, one[1], other[1])
 
 
 class FromAssistant:
@@ -125,21 +153,23 @@ class FromAssistant:
         self.updates = [self.layers[0], *updates]
         self.end = moments(self.vit.norm(said[-1]))
 
-    def parts(self, vit: ViT, step: int, done: float) -> dict[str, Tensor]:
-        pixels, drawn = self.course.draw(step)
-        pictures = torch.cat([self.glyphs.normalised(pixels), self.glyphs.shown(drawn)])
-        helped = done < self.recipe.helped
-        with torch.autocast("cpu", torch.bfloat16):  # a third faster than without
-            # The assistant is frozen, so that nothing is kept of its pass.
-            said = after_layers(self.vit, pictures)
-            found = after_helped_layers(vit, pictures, said) if helped else after_layers(vit, pictures)
-            end, truth = vit.norm(found[-1]).float(), self.vit.norm(said[-1]).float()
-        scales = self.updates if helped else self.layers
-        layers = [torch.stack(apart(*both)) for both in zip(found, said, scales, strict=True)]
-        tokens, patches = apart(end, truth, self.end)
+    def parts(self, vit: ViT, number: int, done: float) -> dict[str, Tensor]:
         recipe = self.recipe
+        pixels, drawn = self.course.draw(number)
+        pictures = torch.cat([self.glyphs.normalised(pixels), self.glyphs.shown(drawn)])
+        share = min(1.0, max(0.0, (recipe.unhelped - done) / (recipe.unhelped - recipe.helped)))
+        helped = torch.rand(len(pictures), 1, 1, generator=Generator().manual_seed(number)) < share
+        with torch.autocast("cpu", torch.bfloat16):  # a third faster than without
+            with torch.no_grad():
+                said, attended = layer_by_layer(self.vit, pictures, helped, [])
+            found, logits = layer_by_layer(vit, pictures, helped, said)
+            end, truth = vit.norm(found[-1]).float(), self.vit.norm(said[-1]).float()
+        scales = [chosen(helped[:, 0], *both) for both in zip(self.updates, self.layers, strict=True)]
+        layers = [apart(*both) for both in zip(found, said, scales, strict=True)]
+        tokens, patches = apart(end, truth, self.end)
         return {
             "layers": recipe.layers_weight * torch.stack(layers).mean(),
+            "attention": recipe.attention_weight * attention_apart(logits, attended),
             "tokens": recipe.tokens_weight * tokens,
             "patches": recipe.patches_weight * patches,
             "glyphs": recipe.glyphs_weight * self.glyphs.apart(end[len(pixels) :, 0], drawn),

@@ -120,7 +120,7 @@ def test_a_killed_training_ends_bit_identical(folder, teacher, assistant, make, 
             return learn(*args)
 
         training.learn = learn_or_die
-        args = Namespace(run=folder / name, images=images, minutes=0, cifar=None, mnist=None, folders=[], export=None)
+        args = Namespace(run=folder / name, images=images, every=0, cifar=None, mnist=None, folders=[], export=None)
         mini_training.train(training, lesson, args)
         return training
 
