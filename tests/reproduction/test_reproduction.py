@@ -215,6 +215,10 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["reproduce", "clustering", "--dry-run", "--json", "--out", str(tmp_path)]) == 0
     costs = json.loads(capsys.readouterr().out)
     assert [run["training_passes"] for run in costs["runs"]] == [4000, 4000]
+    of_a_row = ["--rows", "kmeans", "--dry-run", "--json", "--out", str(tmp_path)]
+    assert main(["reproduce", "clustering", *of_a_row]) == 0
+    (only,) = json.loads(capsys.readouterr().out)["runs"]
+    assert only["run"] == costs["runs"][0]["run"] != costs["runs"][1]["run"]
     errors: list[Exception] = []
     assert main(["reproduce", "clustring"], errors.append) == 2
     assert isinstance(errors[0], SettingsError) and errors[0].code == "unknown-experiment"

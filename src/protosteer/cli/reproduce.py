@@ -69,15 +69,16 @@ def reproduce(
     chosen_scale = read_scale(folder, scale)
     place = Place(out / scale, folder, data_dir, device, threads)
     definitions = driver.chosen(place, name, chosen_scale)
+    wanted = rows.split(",") if rows else ()
     if dry_run:
-        runs = unique_runs([cell for one in definitions for cell in expand(one, chosen_scale, place)])
+        parts = [part for one in definitions for part in driver.parts(one, wanted)]
+        runs = unique_runs([cell for part in parts for cell in expand(part, chosen_scale, place)])
         _show_costs(runs, f"Scale {scale}: {chosen_scale.title}", as_json)
         return
     how = run_options(engine, address, device, resume=True, overwrite=False)
     told = how.pop("on_message")
     try:
         with sigterm_as_ctrl_c():
-            wanted = rows.split(",") if rows else ()
             results = driver.reproduce(definitions, chosen_scale, place, lambda line: _tell(line, told), how, wanted)
     except KeyboardInterrupt:
         say(f"stopped; {place.out} keeps what was done. To resume: {shlex.join(command_line())}")

@@ -63,7 +63,7 @@ def reproduce(
         say(f"{definition.name}, {i} of {len(definitions)}: {counted(len(runs), 'run')}, {finished} finished already")
         fill = functools.partial(run_study, place=place) if definition.study else functools.partial(_fill, place)
         failed: dict[Path, str] = {}
-        for part in _parts(definition, rows):
+        for part in parts(definition, rows):
             tune_missing(expand(part, scale, place), place, say)
             failed |= run_missing(unique_runs(expand(part, scale, place)), say, how or {})
             result = fill(definition, scale, expand(definition, scale, place), failed)
@@ -73,7 +73,7 @@ def reproduce(
     return results
 
 
-def _parts(definition: Definition, rows: Collection[str]) -> list[Definition]:
+def parts(definition: Definition, rows: Collection[str]) -> list[Definition]:
     """Divide an experiment into what is run before its result is written: all, rows, or the cells of a comparison.
 
     The first column of a comparison comes before the second.

@@ -10,6 +10,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from protosteer.report.model_summary import human_bytes
 from protosteer.report.plots import DPI, draw_band, heat_cells, line_style, png
 from protosteer.reproduction.definition import Line
 from protosteer.reproduction.results import Number, Result, decimals_of, heading
@@ -26,7 +27,7 @@ def bars(result: Result) -> bytes:
     for (metric, title), line in zip(metrics.items(), panels, strict=True):
         for column, axes in zip(columns, line, strict=True):
             numbers = [result.numbers.get((row.key, column.key, metric)) for row in rows]
-            _bar_panel(axes, numbers)
+            _bar_panel(axes, numbers, in_bytes=decimals_of(metric) == 0)
             axes.set_yticks(range(len(rows)), [heading(row, result.scale) for row in rows])
             name = heading(column, result.scale)
             axes.set_title(f"{name}: {title}" if name else title, fontsize=10)
@@ -41,14 +42,17 @@ def _columns_with_numbers(result: Result) -> list[Line]:
     )
 
 
-def _bar_panel(axes: Axes, numbers: list[Number | None]) -> None:
+def _bar_panel(axes: Axes, numbers: list[Number | None], in_bytes: bool) -> None:
+    if in_bytes:  # from hundreds to millions
+        axes.set_xscale("log")
     for y, number in enumerate(numbers):
         if number and number.mean is not None:
             axes.barh(y, number.mean, xerr=number.std, height=0.6, color=OURS, alpha=0.85, label="ours")
-            words = f"{number.mean:.{decimals_of(number.metric)}f}"
+            words = human_bytes(number.mean) if in_bytes else f"{number.mean:.{decimals_of(number.metric)}f}"
             axes.annotate(words, (number.mean, y), (4, 5), textcoords="offset points", fontsize=7)
         if number and number.paper is not None:
             axes.plot([number.paper], [y], marker="D", color=PAPER, linestyle="", label="the paper's")
+    axes.margins(x=0.12)  # for the words beside the longest bar
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
 
