@@ -4,14 +4,13 @@
         --cifar DIR --mnist DIR --run FOLDER/assistant
     (the same) --export assistant.safetensors
 
-It begins as the teacher itself, cut to 96 pixels: the kernel of 16-pixel patches is folded into one of 12-pixel
-patches, so that it does with a small picture what the teacher does with the same picture enlarged
-to 128 pixels. There the teacher is poor, for it was trained at 224 pixels. The training makes up for
-that: the assistant learns to say of a small picture what the teacher says at 224. Being made of another's
-weights it is not shipped; mini learns from it, layer by layer (pretrain_mini.py).
+It starts as the teacher at 128 pixels: positions are resampled, and a kernel of other patches than 16 pixels would be
+folded. The teacher was trained at 224 pixels and is poor at 128. The assistant learns to reproduce, from the small
+image, the teacher's tokens at 224. It contains the teacher's weights, so it is not shipped; mini learns from it, layer by
+layer (pretrain_mini.py).
 
-The first sweeps over the photographs, one per view, go in file order, so that the training may run while the
-teacher is still at work, and waits for it where it must.
+The first sweeps over the photographs, one per view, follow file order, so that the training may run while the teacher's
+tokens are still being computed; it waits for them where it must.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from torch import Generator, Tensor
 
 from mini_data import PHOTOS, SIZE, crops, cut
 from mini_glyphs import Glyphs
-from mini_teacher import GRID, Lessons, load_teacher
+from mini_teacher import GRID, TeacherOutputs, load_teacher
 from mini_training import SEED, Recipe, Training, parse, train
 from procedural import random_glyphs
 from protosteer.backbones.build_vit import resample_positions
@@ -67,14 +66,14 @@ def fold_kernel(kernel: Tensor) -> Tensor:
     return (kernel.flatten(2) @ enlarged.T).unflatten(2, (PATCH, PATCH))
 
 
-class Course:
-    """Batch after batch: pictures, and what the teacher says of them."""
+class Batches:
+    """Batches of photographs with the teacher's tokens, and of glyphs."""
 
     def __init__(self, folder: Path, recipe: AssistantRecipe):
         self.recipe = recipe
         self.pixels = np.load(folder / PHOTOS, mmap_mode="r")
         self.rows = recipe.rows or len(self.pixels)
-        self.lessons = [Lessons(folder, view) for view in range(recipe.views)]
+        self.outputs = [TeacherOutputs(folder, view) for view in range(recipe.views)]
         self.ready = [0] * recipe.views
         self.order: tuple[int, Tensor] = (-1, torch.empty(0))
 
@@ -88,21 +87,21 @@ class Course:
         start = place * self.recipe.batch_photos
         return sweep % self.recipe.views, self.order[1][start : start + self.recipe.batch_photos]
 
-    def said(self, view: int, rows: Tensor) -> list[Tensor]:
-        """The teacher's class and patch tokens of these, once it has seen them."""
+    def targets(self, view: int, rows: Tensor) -> list[Tensor]:
+        """Return the teacher's class and patch tokens of photographs; wait until they are computed."""
         last = int(rows.max())
         while (ready := self.ready[view]) <= last:
-            self.ready[view] = self.lessons[view].count
+            self.ready[view] = self.outputs[view].count
             if self.ready[view] == ready:
                 time.sleep(POLL)
-        return [torch.from_numpy(array[rows.numpy()]).float() for array in self.lessons[view].read()]
+        return [torch.from_numpy(array[rows.numpy()]).float() for array in self.outputs[view].read()]
 
     def draw(self, number: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Photographs uint8 [n, 3, SIZE, SIZE], the teacher's class and patch tokens; glyphs in 0..1."""
         gen = Generator().manual_seed(SEED + 10**6 + number)
         view, rows = self.photographs(number)
         pixels = cut(torch.from_numpy(self.pixels[rows.numpy()]), crops(rows, view), SIZE)
-        classes, patches = self.said(view, rows)
+        classes, patches = self.targets(view, rows)
         # To the teacher a mirrored picture shows the same things, mirrored.
         mirrored = torch.rand(len(rows), 1, 1, 1, generator=gen) < 0.5
         square = patches.unflatten(1, (GRID, GRID))
@@ -112,37 +111,37 @@ class Course:
 
 
 class FromTeacher:
-    """What the teacher says at 224 pixels, by squared distance in units of its variance; and glyphs."""
+    """The loss of the assistant: squared distance to the teacher's tokens in units of their variance, and glyphs."""
 
-    def __init__(self, course: Course, glyphs: Glyphs):
-        self.course, self.glyphs = course, glyphs
-        classes, patches = course.said(0, torch.arange(SAMPLE))
+    def __init__(self, batches: Batches, glyphs: Glyphs):
+        self.batches, self.glyphs = batches, glyphs
+        classes, patches = batches.targets(0, torch.arange(SAMPLE))
         self.variances = classes.var(dim=0), patches.flatten(0, 1).var(dim=0)
 
-    def parts(self, vit: ViT, step: int, done: float) -> dict[str, Tensor]:
-        pixels, classes, patches, drawn = self.course.draw(step)
+    def parts(self, vit: ViT, number: int, done: float) -> dict[str, Tensor]:
+        pixels, classes, patches, drawn = self.batches.draw(number)
         pictures = torch.cat([self.glyphs.normalised(pixels), self.glyphs.shown(drawn)])
         with torch.autocast("cpu", torch.bfloat16):  # a third faster than without
             tokens = vit.norm(vit.trunk(pictures, vit.config.depth)).float()
         photos, strokes = tokens.split([len(pixels), len(drawn)])
-        apart = (photos[:, 0] - classes).square() / self.variances[0]
-        patches_apart = (photos[:, 1:] - patches).square() / self.variances[1]
+        class_loss = (photos[:, 0] - classes).square() / self.variances[0]
+        patch_loss = (photos[:, 1:] - patches).square() / self.variances[1]
         return {
-            "tokens": apart.mean(),
-            "patches": self.course.recipe.patches_weight * patches_apart.mean(),
-            "glyphs": self.glyphs.apart(strokes[:, 0], drawn),
+            "tokens": class_loss.mean(),
+            "patches": self.batches.recipe.patches_weight * patch_loss.mean(),
+            "glyphs": self.glyphs.loss(strokes[:, 0], drawn),
         }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train mini's assistant, or go on with it.")
+    parser = argparse.ArgumentParser(description="Train mini's assistant, or resume its training.")
     parser.add_argument("--teacher", type=Path, required=True, metavar="FILE", help="named as timm names it")
     args, recipe = parse(parser, AssistantRecipe, 48_000)
     teacher = load_teacher(args.teacher)
     how = replace(teacher.preprocessing, image_size=SIZE)
     vit = fold(teacher.vit)
     glyphs = Glyphs(vit, how, Generator().manual_seed(SEED))
-    train(Training(vit, how, recipe), FromTeacher(Course(args.photos, recipe), glyphs), args)
+    train(Training(vit, how, recipe), FromTeacher(Batches(args.photos, recipe), glyphs), args)
 
 
 if __name__ == "__main__":

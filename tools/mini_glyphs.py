@@ -1,4 +1,4 @@
-"""Made-up glyphs as `mini` sees them, and the vectors that it should give for them."""
+"""Procedural glyphs as `mini` sees them, and the target embeddings for them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ SAMPLE = 4000  # glyphs that tell the principal directions of descriptions
 
 
 class Glyphs:
-    """DeiT knows little of strokes, so the target is what `nano` learned: where edges of which direction are, and
-    where which shades. Any turned copy of those descriptions is as good; taken is the one that is nearest to
-    what a ViT says anyway.
+    """Targets for glyphs: a histogram of edges and a thumbnail, as `nano` learned them, for a teacher knows little of
+    strokes. Any rotation of these targets is as good; the one nearest to the embeddings of a ViT is used.
     """
 
     def __init__(self, vit: ViT, preprocessing: Preprocessing, gen: Generator):
@@ -33,8 +32,8 @@ class Glyphs:
         self.turn = torch.eye(vit.config.dim)
         some = drawn[: SAMPLE // 4]
         with torch.no_grad():
-            said = torch.cat([vit(self.shown(part)) for part in some.split(50)])
-        u, _, vh = torch.linalg.svd(self.target(some).T @ (said - said.mean(dim=0)))
+            embeddings = torch.cat([vit(self.shown(part)) for part in some.split(50)])
+        u, _, vh = torch.linalg.svd(self.target(some).T @ (embeddings - embeddings.mean(dim=0)))
         self.turn = u @ vh
 
     def normalised(self, pixels: Tensor) -> Tensor:
@@ -51,6 +50,6 @@ class Glyphs:
         scaled = [math.sqrt(share) * part for (_, share), part in zip((EDGES, LAYOUT), parts, strict=True)]
         return torch.cat(scaled, dim=1) @ self.turn
 
-    def apart(self, said: Tensor, drawn: Tensor) -> Tensor:
-        """One minus the mean cosine of what was said of glyphs and of what should be."""
-        return 1 - F.cosine_similarity(said, self.target(drawn), dim=1).mean()
+    def loss(self, embeddings: Tensor, drawn: Tensor) -> Tensor:
+        """Return one minus the mean cosine between embeddings [N, D] of glyphs and their targets."""
+        return 1 - F.cosine_similarity(embeddings, self.target(drawn), dim=1).mean()

@@ -1,10 +1,10 @@
-"""What the teacher of `mini` sees in the packed photographs, computed once and kept.
+"""Compute the tokens of the teacher of `mini` for the packed photographs, and store them.
 
     python tools/mini_teacher.py --photos FOLDER --teacher vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors --view 1
 
 The teacher is ViT-Tiny at 224 pixels, the photographs enlarged: at fewer it is quicker, but much worse. Of a view the
 class token and the patch tokens are stored, these averaged from the teacher's grid to the student's. Stop it at any
-time; the same command goes on. Views may be computed at the same time.
+time; the same command resumes. Views may be computed at the same time.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ FLUSH = 25  # batches, after which what was computed is safe on disk
 
 
 @dataclass(frozen=True)
-class Lessons:
-    """What the teacher said about one view: float16, of `count` photographs so far."""
+class TeacherOutputs:
+    """The teacher's tokens of one view, float16, of `count` photographs so far."""
 
     folder: Path
     view: int
@@ -60,7 +60,7 @@ class Lessons:
         return np.lib.format.open_memmap(self.file(kind), "w+", np.float16, shape)
 
     def keep(self, count: int, *arrays: np.memmap) -> None:
-        """From now on `count` photographs are done: the count is written after what it stands for."""
+        """Record that `count` photographs are done, after their tokens are on disk."""
         for array in arrays:
             array.flush()
         write_atomically(self._counter, str(count).encode())
@@ -72,7 +72,7 @@ def load_teacher(weights: Path) -> Backbone:
 
 
 @torch.no_grad()
-def look(teacher: Backbone, pixels: Tensor) -> tuple[Tensor, Tensor]:
+def embed(teacher: Backbone, pixels: Tensor) -> tuple[Tensor, Tensor]:
     """uint8 [N, 3, h, w] -> class tokens [N, D] and patch tokens [N, GRID², D], float16."""
     tokens = teacher.tokens(teacher.preprocessing(pixels))
     side = teacher.vit.config.grid
@@ -81,19 +81,19 @@ def look(teacher: Backbone, pixels: Tensor) -> tuple[Tensor, Tensor]:
     return tokens[:, 0].half(), pooled.flatten(2).transpose(1, 2).half()
 
 
-def teach(teacher: Backbone, folder: Path, view: int, rows: int | None = None) -> None:
-    """Go on with a view until the first `rows` photographs are done (None: all)."""
+def compute_outputs(teacher: Backbone, folder: Path, view: int, rows: int | None = None) -> None:
+    """Compute a view until the first `rows` photographs are done (None: all)."""
     photos = np.load(folder / PHOTOS, mmap_mode="r")
-    lessons = Lessons(folder, view)
-    arrays = lessons.write(len(photos), teacher.dim)
-    began, start, end = time.monotonic(), lessons.count, rows or len(photos)
+    outputs = TeacherOutputs(folder, view)
+    arrays = outputs.write(len(photos), teacher.dim)
+    began, start, end = time.monotonic(), outputs.count, rows or len(photos)
     for number, low in enumerate(range(start, end, BATCH), 1):
         high = min(low + BATCH, end)
         pixels = cut(torch.from_numpy(np.array(photos[low:high])), crops(torch.arange(low, high), view), STORED)
-        for array, seen in zip(arrays, look(teacher, pixels), strict=True):
+        for array, seen in zip(arrays, embed(teacher, pixels), strict=True):
             array[low:high] = seen.numpy()
         if number % FLUSH == 0 or high == end:
-            lessons.keep(high, *arrays)
+            outputs.keep(high, *arrays)
             pace = (high - start) / (time.monotonic() - began)
             print(f"view {view}: {high} of {end} photographs, {pace:.1f} a second", flush=True)
 
@@ -107,7 +107,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     teacher = load_teacher(args.teacher)
-    teach(teacher, args.photos, args.view, args.rows)
+    compute_outputs(teacher, args.photos, args.view, args.rows)
 
 
 if __name__ == "__main__":

@@ -51,8 +51,8 @@ class Recipe:
 Some = TypeVar("Some", bound=Recipe)
 
 
-class TaskData(Protocol):
-    """What is learned."""
+class Loss(Protocol):
+    """What a training minimises."""
 
     def parts(self, vit: ViT, number: int, done: float) -> dict[str, Tensor]:
         """Return the parts of the loss of batch `number`, to be added; `done` is the share of all images so far."""
@@ -65,7 +65,7 @@ def learning_rate(seen: int, images: int, recipe: Recipe) -> float:
 
 
 class Training:
-    """A ViT on its way; everything that a checkpoint must hold."""
+    """A ViT in training: everything that a checkpoint holds."""
 
     def __init__(self, vit: ViT, preprocessing: Preprocessing, recipe: Recipe):
         self.vit, self.preprocessing, self.recipe, self.step = vit, preprocessing, recipe, 0
@@ -80,10 +80,10 @@ class Training:
     def seen(self) -> int:
         return self.step * self.group.size * (self.recipe.batch_photos + self.recipe.batch_glyphs)
 
-    def learn(self, lesson: TaskData, images: int) -> dict[str, float]:
+    def learn(self, loss: Loss, images: int) -> dict[str, float]:
         """One step; gives the parts of the loss."""
         number = self.step * self.group.size + self.group.rank
-        parts = lesson.parts(self.vit, number, self.seen / images)
+        parts = loss.parts(self.vit, number, self.seen / images)
         self.optimiser.zero_grad()
         torch.stack(list(parts.values())).sum().backward()
         self._average_gradients()
@@ -138,14 +138,14 @@ class Training:
         return Backbone("mini", self.mean, self.preprocessing, precision="bf16")
 
 
-def go_on(training: Training, lesson: TaskData, args: argparse.Namespace) -> None:
+def run_training(training: Training, loss: Loss, args: argparse.Namespace) -> None:
     """Until all images are seen, with a checkpoint now and then, and lines in log.jsonl."""
     validation = Validation(args.cifar, args.mnist, args.folders)
     began = time.monotonic()
     sums: dict[str, float] = {}
     first, saved = training.step, training.seen
     while training.seen < args.images:
-        for name, part in training.learn(lesson, args.images).items():
+        for name, part in training.learn(loss, args.images).items():
             sums[name] = sums.get(name, 0.0) + part
         if training.seen < args.images and training.seen - saved < args.every:
             continue
@@ -190,7 +190,7 @@ def parse(parser: argparse.ArgumentParser, kind: type[Some], images: int) -> tup
     return args, kind(**{field.name: getattr(args, field.name) for field in fields})
 
 
-def train(training: Training, lesson: TaskData, args: argparse.Namespace) -> None:
+def train(training: Training, loss: Loss, args: argparse.Namespace) -> None:
     """From the last checkpoint to the end; or only write what it holds."""
     if (args.run / CHECKPOINT).exists():
         training.restore(args.run / CHECKPOINT)
@@ -198,6 +198,6 @@ def train(training: Training, lesson: TaskData, args: argparse.Namespace) -> Non
         export(training, args.export)
         return
     args.run.mkdir(parents=True, exist_ok=True)
-    go_on(training, lesson, args)
+    run_training(training, loss, args)
     if training.group.size > 1:
         training.group.leave()

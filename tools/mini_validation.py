@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mini_data import held_out, read_photo
-from pretrain_nano import apart, read_mnist
+from pretrain_nano import read_mnist, split_per_class
 from protosteer.backbones import Backbone
 from protosteer.data.datasets.cifar import read_cifar100
 
@@ -32,7 +32,7 @@ class Validation:
 
     def __init__(self, cifar: Path, mnist: Path, folders: Sequence[Path]):
         pixels, labels, _ = read_cifar100(cifar, "train")
-        first, names = apart(*read_mnist(mnist, "train"), LEARNED + DIGITS)[0]
+        first, names = split_per_class(*read_mnist(mnist, "train"), LEARNED + DIGITS)[0]
         digits = torch.tensor([int(name) for name in names])
         self.sets = {
             "cifar": pixels[held_out(labels)[:, : LEARNED + JUDGED]],

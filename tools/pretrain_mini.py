@@ -67,8 +67,8 @@ def drawn_weights(config: ViTConfig, gen: Generator) -> ViT:
     return vit.requires_grad_(True)
 
 
-class Pictures:
-    """Batch after batch; each is a function of its number alone."""
+class Batches:
+    """Batches of photographs and glyphs; each is a function of its number alone."""
 
     def __init__(self, folder: Path, recipe: Recipe):
         self.recipe = recipe
@@ -89,22 +89,22 @@ class Pictures:
 
 
 def layer_by_layer(
-    vit: ViT, pictures: Tensor, helped: Tensor, said: Sequence[Tensor]
+    vit: ViT, pictures: Tensor, helped: Tensor, targets: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Compute tokens [B, N, D] after each layer, and its attention's logits [B, heads, N, N].
 
     Helped images [B, 1, 1] enter every layer but the first with the tokens that another ViT had there.
     """
-    x, found, logits = vit.embed_patches(pictures), [], []
+    x, tokens_after, logits = vit.embed_patches(pictures), [], []
     for number, block in enumerate(vit.blocks):
         if number:
-            x = torch.where(helped, said[number - 1], x) if said else x
+            x = torch.where(helped, targets[number - 1], x) if targets else x
         q, k, v = block.attn.qkv(block.norm1(x)).unflatten(2, (3, vit.config.heads, -1)).permute(2, 0, 3, 1, 4)
         logits.append((q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1))
         out = logits[-1].softmax(dim=-1) @ v
         x = block.feed_forward(x + block.attn.proj(out.transpose(1, 2).flatten(2)))
-        found.append(x)
-    return found, logits
+        tokens_after.append(x)
+    return tokens_after, logits
 
 
 def after_layers(vit: ViT, pictures: Tensor) -> list[Tensor]:
@@ -112,13 +112,13 @@ def after_layers(vit: ViT, pictures: Tensor) -> list[Tensor]:
     return layer_by_layer(vit, pictures, torch.empty(0), [])[0]
 
 
-def attention_apart(logits: Sequence[Tensor], truth: Sequence[Tensor]) -> Tensor:
-    """Mean divergence of the attention from the true one, over layers, images, heads and tokens."""
-    apart = []
-    for own, other in zip(logits, truth, strict=True):
-        wanted = other.float().log_softmax(dim=-1)
-        apart.append((wanted.exp() * (wanted - own.float().log_softmax(dim=-1))).sum(dim=-1).mean())
-    return torch.stack(apart).mean()
+def attention_loss(logits: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
+    """Return the mean divergence of the attention from the target, over layers, images, heads and tokens."""
+    losses = []
+    for own, other in zip(logits, targets, strict=True):
+        target = other.float().log_softmax(dim=-1)
+        losses.append((target.exp() * (target - own.float().log_softmax(dim=-1))).sum(dim=-1).mean())
+    return torch.stack(losses).mean()
 
 
 def moments(tokens: Tensor, centred: bool = True) -> Moments:
@@ -128,62 +128,62 @@ def moments(tokens: Tensor, centred: bool = True) -> Moments:
     return torch.maximum(found[0], LEAST * found[1]), found[1]
 
 
-def apart(one: Tensor, other: Tensor, variances: Moments) -> Tensor:
-    """Squared distances of class tokens and of patch tokens [2], in units of variances ([D], or [B, D] one each)."""
-    square = (one.float() - other.float()).square()
+def token_losses(tokens: Tensor, targets: Tensor, variances: Moments) -> Tensor:
+    """Return squared distances [2] of class and of patch tokens, in units of variances ([D], or [B, D], one each)."""
+    square = (tokens.float() - targets.float()).square()
     return torch.stack([(square[:, 0] / variances[0]).mean(), (square[:, 1:].mean(dim=1) / variances[1]).mean()])
 
 
-def chosen(mask: Tensor, one: Moments, other: Moments) -> Moments:
+def select_moments(mask: Tensor, one: Moments, other: Moments) -> Moments:
     """Variances [B, D] for each image: of `one` where the mask [B, 1] is set."""
     return torch.where(mask, one[0], other[0]), torch.where(mask, one[1], other[1])
 
 
 class FromAssistant:
-    """What the assistant says after each layer and at the end; and glyphs."""
+    """The loss of mini: tokens and attention of the assistant in each layer, tokens at the end, and glyphs."""
 
-    def __init__(self, assistant: Backbone, course: Pictures, recipe: MiniRecipe):
-        self.vit, self.course, self.recipe = assistant.vit, course, recipe
+    def __init__(self, assistant: Backbone, batches: Batches, recipe: MiniRecipe):
+        self.vit, self.batches, self.recipe = assistant.vit, batches, recipe
         self.glyphs = Glyphs(self.vit, assistant.preprocessing, Generator().manual_seed(SEED))
-        sample = course.photographs(SAMPLE, Generator().manual_seed(SEED))
+        sample = batches.photographs(SAMPLE, Generator().manual_seed(SEED))
         with torch.no_grad():
-            said = after_layers(self.vit, self.glyphs.normalised(sample))
-        self.layers = [moments(tokens) for tokens in said]
-        updates = [moments(after - before, centred=False) for before, after in pairwise(said)]
+            targets = after_layers(self.vit, self.glyphs.normalised(sample))
+        self.layers = [moments(tokens) for tokens in targets]
+        updates = [moments(after - before, centred=False) for before, after in pairwise(targets)]
         self.updates = [self.layers[0], *updates]
-        self.end = moments(self.vit.norm(said[-1]))
+        self.end = moments(self.vit.norm(targets[-1]))
 
     def parts(self, vit: ViT, number: int, done: float) -> dict[str, Tensor]:
         recipe = self.recipe
-        pixels, drawn = self.course.draw(number)
+        pixels, drawn = self.batches.draw(number)
         pictures = torch.cat([self.glyphs.normalised(pixels), self.glyphs.shown(drawn)])
         share = min(1.0, max(0.0, (recipe.unhelped - done) / (recipe.unhelped - recipe.helped)))
         helped = torch.rand(len(pictures), 1, 1, generator=Generator().manual_seed(number)) < share
         with torch.autocast("cpu", torch.bfloat16):  # a third faster than without
             with torch.no_grad():
-                said, attended = layer_by_layer(self.vit, pictures, helped, [])
-            found, logits = layer_by_layer(vit, pictures, helped, said)
-            end, truth = vit.norm(found[-1]).float(), self.vit.norm(said[-1]).float()
-        scales = [chosen(helped[:, 0], *both) for both in zip(self.updates, self.layers, strict=True)]
-        layers = [apart(*both) for both in zip(found, said, scales, strict=True)]
-        tokens, patches = apart(end, truth, self.end)
+                targets, target_logits = layer_by_layer(self.vit, pictures, helped, [])
+            tokens_after, logits = layer_by_layer(vit, pictures, helped, targets)
+            end, truth = vit.norm(tokens_after[-1]).float(), self.vit.norm(targets[-1]).float()
+        scales = [select_moments(helped[:, 0], *both) for both in zip(self.updates, self.layers, strict=True)]
+        layers = [token_losses(*both) for both in zip(tokens_after, targets, scales, strict=True)]
+        tokens, patches = token_losses(end, truth, self.end)
         return {
             "layers": recipe.layers_weight * torch.stack(layers).mean(),
-            "attention": recipe.attention_weight * attention_apart(logits, attended),
+            "attention": recipe.attention_weight * attention_loss(logits, target_logits),
             "tokens": recipe.tokens_weight * tokens,
             "patches": recipe.patches_weight * patches,
-            "glyphs": recipe.glyphs_weight * self.glyphs.apart(end[len(pixels) :, 0], drawn),
+            "glyphs": recipe.glyphs_weight * self.glyphs.loss(end[len(pixels) :, 0], drawn),
         }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train mini, or go on with it.")
+    parser = argparse.ArgumentParser(description="Train mini, or resume its training.")
     parser.add_argument("--assistant", type=Path, required=True, metavar="FILE", help="exported by mini_assistant.py")
     args, recipe = parse(parser, MiniRecipe, 300_000)
     assistant = Backbone.load("mini", weights=args.assistant)
     vit = drawn_weights(assistant.vit.config, Generator().manual_seed(SEED))
-    lesson = FromAssistant(assistant, Pictures(args.photos, recipe), recipe)
-    train(Training(vit, assistant.preprocessing, recipe), lesson, args)
+    loss = FromAssistant(assistant, Batches(args.photos, recipe), recipe)
+    train(Training(vit, assistant.preprocessing, recipe), loss, args)
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def read_mnist(folder: Path, split: str) -> Labelled:
     return pixels, [str(label) for label in read_idx(labels, 1).tolist()]
 
 
-def apart(pixels: Tensor, labels: list[str], count: int) -> tuple[Labelled, Labelled]:
+def split_per_class(pixels: Tensor, labels: list[str], count: int) -> tuple[Labelled, Labelled]:
     """The first `count` images of each class, in file order, and all others."""
     seen: Counter[str] = Counter()
     first = []
@@ -89,18 +89,18 @@ def cifar_split(folder: Path, classes: int) -> Split:
     for split, count in (("train", 20), ("test", 10)):
         pixels, numbers, _ = read_cifar100(folder, split)
         wanted = numbers < classes
-        parts.append(apart(pixels[wanted], [str(n) for n in numbers[wanted].tolist()], count)[0])
+        parts.append(split_per_class(pixels[wanted], [str(n) for n in numbers[wanted].tolist()], count)[0])
     return *parts[0], *parts[1]
 
 
 def mnist_split(folder: Path) -> Split:
     """100 training images per class; all test images."""
-    return *apart(*read_mnist(folder, "train"), 100)[0], *read_mnist(folder, "t10k")
+    return *split_per_class(*read_mnist(folder, "train"), 100)[0], *read_mnist(folder, "t10k")
 
 
 def notmnist_split(folder: Path) -> Split:
     """Letters A to J of the test file: the first 100 per class make the prototypes, the rest is classified."""
-    first, rest = apart(*read_mnist(folder, "t10k"), 100)
+    first, rest = split_per_class(*read_mnist(folder, "t10k"), 100)
     return *first, *rest
 
 

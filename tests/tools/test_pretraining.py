@@ -79,39 +79,39 @@ def test_crops_lie_inside_and_depend_on_row_and_view_alone():
 
 def test_a_teacher_resumes_bit_identical(folder, teacher, monkeypatch):
     monkeypatch.setattr(mini_teacher, "FLUSH", 1)
-    mini_teacher.teach(teacher, folder, 1, rows=mini_teacher.BATCH)
-    assert mini_teacher.Lessons(folder, 1).count == mini_teacher.BATCH
-    mini_teacher.teach(teacher, folder, 1)
-    resumed = [np.array(array) for array in mini_teacher.Lessons(folder, 1).read()]
+    mini_teacher.compute_outputs(teacher, folder, 1, rows=mini_teacher.BATCH)
+    assert mini_teacher.TeacherOutputs(folder, 1).count == mini_teacher.BATCH
+    mini_teacher.compute_outputs(teacher, folder, 1)
+    resumed = [np.array(array) for array in mini_teacher.TeacherOutputs(folder, 1).read()]
     (folder / "view1.count").unlink()
-    mini_teacher.teach(teacher, folder, 1)
-    for before, after in zip(resumed, mini_teacher.Lessons(folder, 1).read(), strict=True):
+    mini_teacher.compute_outputs(teacher, folder, 1)
+    for before, after in zip(resumed, mini_teacher.TeacherOutputs(folder, 1).read(), strict=True):
         assert np.array_equal(before, after) and np.abs(after).sum(axis=-1).min() > 0
 
 
 def assistant_run(folder, teacher, assistant):
     recipe = mini_assistant.AssistantRecipe(batch_photos=4, batch_glyphs=2)
     for view in range(2):
-        mini_teacher.teach(teacher, folder, view)
+        mini_teacher.compute_outputs(teacher, folder, view)
     vit, how = mini_assistant.fold(teacher.vit), assistant.preprocessing
     glyphs = mini_glyphs.Glyphs(vit, how, gen())
-    lesson = mini_assistant.FromTeacher(mini_assistant.Course(folder, recipe), glyphs)
+    loss = mini_assistant.FromTeacher(mini_assistant.Batches(folder, recipe), glyphs)
     # 72 images: two sweeps of five batches in file order, and two batches of a shuffled one.
-    return mini_training.Training(vit, how, recipe), lesson, 72
+    return mini_training.Training(vit, how, recipe), loss, 72
 
 
 def mini_run(folder, teacher, assistant):
     recipe = pretrain_mini.MiniRecipe(batch_photos=3, batch_glyphs=2)
     vit = pretrain_mini.drawn_weights(assistant.vit.config, gen())
-    lesson = pretrain_mini.FromAssistant(assistant, pretrain_mini.Pictures(folder, recipe), recipe)
-    return mini_training.Training(vit, assistant.preprocessing, recipe), lesson, 30
+    loss = pretrain_mini.FromAssistant(assistant, pretrain_mini.Batches(folder, recipe), recipe)
+    return mini_training.Training(vit, assistant.preprocessing, recipe), loss, 30
 
 
 @pytest.mark.parametrize(("make", "last_step"), [(assistant_run, 7), (mini_run, 4)])
 def test_a_killed_training_ends_bit_identical(folder, teacher, assistant, make, last_step):
     def trained(name, stop_after=None):
         """Train in such small steps that a checkpoint follows each; kill the training after some."""
-        training, lesson, images = make(folder, teacher, assistant)
+        training, loss, images = make(folder, teacher, assistant)
         learn, steps = training.learn, iter(range(10**6))
 
         def learn_or_die(*args):
@@ -121,7 +121,7 @@ def test_a_killed_training_ends_bit_identical(folder, teacher, assistant, make, 
 
         training.learn = learn_or_die
         args = Namespace(run=folder / name, images=images, every=0, cifar=None, mnist=None, folders=[], export=None)
-        mini_training.train(training, lesson, args)
+        mini_training.train(training, loss, args)
         return training
 
     whole = trained("whole")
