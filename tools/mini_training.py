@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from safetensors.torch import save
@@ -47,6 +47,8 @@ class Recipe:
     memory: float = 0.999  # of the running mean of weights
     cool_down: float = 0.25  # share of all images, the last, in which the learning rate falls
 
+    adjustable: ClassVar[tuple[str, ...]] = ()  # fields that may change under way, too
+
 
 Some = TypeVar("Some", bound=Recipe)
 
@@ -64,6 +66,11 @@ def learning_rate(seen: int, images: int, recipe: Recipe) -> float:
     return recipe.rate * min(1.0, (seen + 1) / warm_up, max(0.0, images - seen) / (recipe.cool_down * images))
 
 
+def fixed(values: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """Return the values of a recipe that a checkpoint must agree with."""
+    return {name: value for name, value in values.items() if name not in recipe.adjustable}
+
+
 class Training:
     """A ViT in training: everything that a checkpoint holds."""
 
@@ -75,6 +82,7 @@ class Training:
         groups = [{"params": matrices, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}]
         self.optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=True)
         self.group = process_group()
+        self.processes = self.group.size  # of the checkpoint that was restored
 
     @property
     def seen(self) -> int:
@@ -124,11 +132,9 @@ class Training:
 
     def restore(self, file: Path) -> None:
         state = torch.load(file, weights_only=True)
-        if state["recipe"] != dataclasses.asdict(self.recipe):
+        if fixed(state["recipe"], self.recipe) != fixed(dataclasses.asdict(self.recipe), self.recipe):
             raise SystemExit(f"{file} was made by another recipe, {state['recipe']}; choose another --run")
-        if state["processes"] != self.group.size:
-            raise SystemExit(f"{file} was made by {state['processes']} processes; start as many")
-        self.step = state["step"]
+        self.step, self.processes = state["step"], state["processes"]
         self.vit.load_state_dict(state["vit"])
         self.mean.load_state_dict(state["mean"])
         self.optimiser.load_state_dict(state["optimiser"])
@@ -197,6 +203,8 @@ def train(training: Training, loss: Loss, args: argparse.Namespace) -> None:
     if args.export:
         export(training, args.export)
         return
+    if training.processes != training.group.size:
+        raise SystemExit(f"{args.run} was made by {training.processes} processes; start as many")
     args.run.mkdir(parents=True, exist_ok=True)
     run_training(training, loss, args)
     if training.group.size > 1:

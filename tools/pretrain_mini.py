@@ -46,13 +46,15 @@ class MiniRecipe(Recipe):
     batch_glyphs: int = 4
     rate: float = 1e-3
     cool_down: float = 0.6
-    helped: float = 0.5  # share of all images, the first, that are all helped
-    unhelped: float = 0.8  # share of all images after which none is
+    helped: float = 0.8  # share of all images, the first, that are all helped
+    unhelped: float = 0.9  # share of all images after which none is
     attention_weight: float = 1.0
     layers_weight: float = 1.0
     tokens_weight: float = 0.25
     patches_weight: float = 0.1
     glyphs_weight: float = 0.1
+
+    adjustable = ("helped", "unhelped")
 
 
 def drawn_weights(config: ViTConfig, gen: Generator) -> ViT:

@@ -145,6 +145,9 @@ def test_a_checkpoint_of_another_recipe_is_rejected(folder, assistant):
     one.save(folder / mini_training.CHECKPOINT)
     with pytest.raises(SystemExit, match="another recipe"):
         other.restore(folder / mini_training.CHECKPOINT)
+    one.processes = 2
+    with pytest.raises(SystemExit, match="2 processes"):
+        mini_training.train(one, None, Namespace(run=folder / "new", export=None))
 
 
 def test_nano_is_deterministic_and_loads(tmp_path, monkeypatch):
