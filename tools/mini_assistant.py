@@ -118,7 +118,7 @@ class FromTeacher:
         classes, patches = batches.targets(0, torch.arange(SAMPLE))
         self.variances = classes.var(dim=0), patches.flatten(0, 1).var(dim=0)
 
-    def parts(self, vit: ViT, number: int, done: float) -> dict[str, Tensor]:
+    def parts(self, vit: ViT, number: int) -> dict[str, Tensor]:
         pixels, classes, patches, drawn = self.batches.draw(number)
         pictures = torch.cat([self.glyphs.normalised(pixels), self.glyphs.shown(drawn)])
         with torch.autocast("cpu", torch.bfloat16):  # a third faster than without

@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from safetensors.torch import save
@@ -47,8 +47,6 @@ class Recipe:
     memory: float = 0.999  # of the running mean of weights
     cool_down: float = 0.25  # share of all images, the last, in which the learning rate falls
 
-    adjustable: ClassVar[tuple[str, ...]] = ()  # fields that may change under way, too
-
 
 Some = TypeVar("Some", bound=Recipe)
 
@@ -56,19 +54,14 @@ Some = TypeVar("Some", bound=Recipe)
 class Loss(Protocol):
     """What a training minimises."""
 
-    def parts(self, vit: ViT, number: int, done: float) -> dict[str, Tensor]:
-        """Return the parts of the loss of batch `number`, to be added; `done` is the share of all images so far."""
+    def parts(self, vit: ViT, number: int) -> dict[str, Tensor]:
+        """Return the parts of the loss of batch `number`, to be added."""
 
 
 def learning_rate(seen: int, images: int, recipe: Recipe) -> float:
     """Warm-up, plateau, and a linear fall to zero."""
     warm_up = min(WARM_UP, images / 20)
     return recipe.rate * min(1.0, (seen + 1) / warm_up, max(0.0, images - seen) / (recipe.cool_down * images))
-
-
-def fixed(values: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
-    """Return the values of a recipe that a checkpoint must agree with."""
-    return {name: value for name, value in values.items() if name not in recipe.adjustable}
 
 
 class Training:
@@ -91,7 +84,7 @@ class Training:
     def learn(self, loss: Loss, images: int) -> dict[str, float]:
         """One step; gives the parts of the loss."""
         number = self.step * self.group.size + self.group.rank
-        parts = loss.parts(self.vit, number, self.seen / images)
+        parts = loss.parts(self.vit, number)
         self.optimiser.zero_grad()
         torch.stack(list(parts.values())).sum().backward()
         self._average_gradients()
@@ -132,7 +125,7 @@ class Training:
 
     def restore(self, file: Path) -> None:
         state = torch.load(file, weights_only=True)
-        if fixed(state["recipe"], self.recipe) != fixed(dataclasses.asdict(self.recipe), self.recipe):
+        if state["recipe"] != dataclasses.asdict(self.recipe):
             raise SystemExit(f"{file} was made by another recipe, {state['recipe']}; choose another --run")
         self.step, self.processes = state["step"], state["processes"]
         self.vit.load_state_dict(state["vit"])

@@ -9,8 +9,8 @@
 
 mini begins with random weights. It sees crops of photographs, mirrored at random, and made-up glyphs. After every
 layer it regresses the assistant's tokens, and in every layer the assistant's attention. A layer can only learn that if
-those before it have. Therefore images are *helped* at first: they enter every layer with the assistant's tokens, so
-that all layers learn at the same time. The share of helped images falls to zero in the course of the training.
+those before it have. Therefore images are *helped*: they enter every layer with the assistant's tokens, so that all
+layers learn at the same time.
 
 Stop it at any time; the same command resumes from the last checkpoint, and the result is bit-identical (same machine,
 threads and processes). With `torchrun --nproc-per-node N` in place of `python`, N processes share the work.
@@ -46,15 +46,11 @@ class MiniRecipe(Recipe):
     batch_glyphs: int = 4
     rate: float = 1e-3
     cool_down: float = 0.6
-    helped: float = 0.8  # share of all images, the first, that are all helped
-    unhelped: float = 0.9  # share of all images after which none is
     attention_weight: float = 1.0
     layers_weight: float = 1.0
     tokens_weight: float = 0.25
     patches_weight: float = 0.1
     glyphs_weight: float = 0.1
-
-    adjustable = ("helped", "unhelped")
 
 
 def drawn_weights(config: ViTConfig, gen: Generator) -> ViT:
@@ -90,28 +86,20 @@ class Batches:
         return torch.where(mirrored, pixels.flip(3), pixels)
 
 
-def layer_by_layer(
-    vit: ViT, pictures: Tensor, helped: Tensor, targets: Sequence[Tensor]
-) -> tuple[list[Tensor], list[Tensor]]:
+def layer_by_layer(vit: ViT, pictures: Tensor, help_from: Sequence[Tensor] = ()) -> tuple[list[Tensor], list[Tensor]]:
     """Compute tokens [B, N, D] after each layer, and its attention's logits [B, heads, N, N].
 
-    Helped images [B, 1, 1] enter every layer but the first with the tokens that another ViT had there.
+    With the tokens that another ViT has after each layer, images enter every layer but the first with these.
     """
     x, tokens_after, logits = vit.embed_patches(pictures), [], []
     for number, block in enumerate(vit.blocks):
-        if number:
-            x = torch.where(helped, targets[number - 1], x) if targets else x
+        x = help_from[number - 1] if number and help_from else x
         q, k, v = block.attn.qkv(block.norm1(x)).unflatten(2, (3, vit.config.heads, -1)).permute(2, 0, 3, 1, 4)
         logits.append((q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1))
         out = logits[-1].softmax(dim=-1) @ v
         x = block.feed_forward(x + block.attn.proj(out.transpose(1, 2).flatten(2)))
         tokens_after.append(x)
     return tokens_after, logits
-
-
-def after_layers(vit: ViT, pictures: Tensor) -> list[Tensor]:
-    """Tokens [B, N, D] after each layer."""
-    return layer_by_layer(vit, pictures, torch.empty(0), [])[0]
 
 
 def attention_loss(logits: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
@@ -131,14 +119,9 @@ def moments(tokens: Tensor, centred: bool = True) -> Moments:
 
 
 def token_losses(tokens: Tensor, targets: Tensor, variances: Moments) -> Tensor:
-    """Return squared distances [2] of class and of patch tokens, in units of variances ([D], or [B, D], one each)."""
+    """Return squared distances [2] of class tokens and of patch tokens, in units of their variances."""
     square = (tokens.float() - targets.float()).square()
-    return torch.stack([(square[:, 0] / variances[0]).mean(), (square[:, 1:].mean(dim=1) / variances[1]).mean()])
-
-
-def select_moments(mask: Tensor, one: Moments, other: Moments) -> Moments:
-    """Variances [B, D] for each image: of `one` where the mask [B, 1] is set."""
-    return torch.where(mask, one[0], other[0]), torch.where(mask, one[1], other[1])
+    return torch.stack([(square[:, 0] / variances[0]).mean(), (square[:, 1:] / variances[1]).mean()])
 
 
 class FromAssistant:
@@ -149,25 +132,21 @@ class FromAssistant:
         self.glyphs = Glyphs(self.vit, assistant.preprocessing, Generator().manual_seed(SEED))
         sample = batches.photographs(SAMPLE, Generator().manual_seed(SEED))
         with torch.no_grad():
-            targets = after_layers(self.vit, self.glyphs.normalised(sample))
-        self.layers = [moments(tokens) for tokens in targets]
+            targets, _ = layer_by_layer(self.vit, self.glyphs.normalised(sample))
         updates = [moments(after - before, centred=False) for before, after in pairwise(targets)]
-        self.updates = [self.layers[0], *updates]
+        self.updates = [moments(targets[0]), *updates]
         self.end = moments(self.vit.norm(targets[-1]))
 
-    def parts(self, vit: ViT, number: int, done: float) -> dict[str, Tensor]:
+    def parts(self, vit: ViT, number: int) -> dict[str, Tensor]:
         recipe = self.recipe
         pixels, drawn = self.batches.draw(number)
         pictures = torch.cat([self.glyphs.normalised(pixels), self.glyphs.shown(drawn)])
-        share = min(1.0, max(0.0, (recipe.unhelped - done) / (recipe.unhelped - recipe.helped)))
-        helped = torch.rand(len(pictures), 1, 1, generator=Generator().manual_seed(number)) < share
         with torch.autocast("cpu", torch.bfloat16):  # a third faster than without
             with torch.no_grad():
-                targets, target_logits = layer_by_layer(self.vit, pictures, helped, [])
-            tokens_after, logits = layer_by_layer(vit, pictures, helped, targets)
+                targets, target_logits = layer_by_layer(self.vit, pictures)
+            tokens_after, logits = layer_by_layer(vit, pictures, targets)
             end, truth = vit.norm(tokens_after[-1]).float(), self.vit.norm(targets[-1]).float()
-        scales = [select_moments(helped[:, 0], *both) for both in zip(self.updates, self.layers, strict=True)]
-        layers = [token_losses(*both) for both in zip(tokens_after, targets, scales, strict=True)]
+        layers = [token_losses(*three) for three in zip(tokens_after, targets, self.updates, strict=True)]
         tokens, patches = token_losses(end, truth, self.end)
         return {
             "layers": recipe.layers_weight * torch.stack(layers).mean(),

@@ -11,6 +11,7 @@ import torch
 from conftest import tiny_backbone
 from expect import expect_error
 from protosteer.backbones import Backbone, full_name, list_backbones
+from protosteer.backbones.registry import EARLIER
 from protosteer.errors import WeightsError
 from protosteer.paper.vit import ViT, ViTConfig
 from protosteer.util.files import cache_dir
@@ -131,6 +132,21 @@ def test_the_list_needs_no_network_and_knows_what_is_on_disk() -> None:
     with torch.device("meta"):
         base = ViT(ViTConfig(224, 16, 768, 12, 12, 3072))
     assert {row.parameters for row in papers} == {sum(p.numel() for p in base.parameters())}
+
+
+def test_earlier_weights_are_found_by_their_fingerprint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (fingerprint,) = EARLIER
+    assert Backbone.load("mini").fingerprint != fingerprint
+    earlier = Backbone.load("mini", fingerprint=fingerprint)
+    assert (earlier.name, earlier.image_size, earlier.fingerprint) == ("mini-v1", 64, fingerprint)
+    monkeypatch.setattr("importlib.resources.files", lambda package: tmp_path)  # as in a wheel, which has them not
+    with expect_error("replaced-weights", WeightsError):
+        Backbone.load("mini", fingerprint=fingerprint)
+    assert earlier.source is not None
+    by_hand = cache_dir() / "weights" / "mini-v1.safetensors"
+    by_hand.parent.mkdir(parents=True)
+    by_hand.write_bytes(earlier.source.read_bytes())
+    assert Backbone.load("mini", fingerprint=fingerprint).source == by_hand
 
 
 def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

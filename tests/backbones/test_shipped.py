@@ -25,7 +25,7 @@ def test_the_file_is_that_of_the_card_small_and_decoded_exactly(name: str, most:
 
 
 def test_no_layer_of_mini_is_made_of_its_teachers_weights(shared: Path) -> None:
-    teacher = load_file(shared / "weights" / "deit_tiny_patch16_224.safetensors")
+    teacher = load_file(shared / "weights" / "vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors")
     matrices = {
         key: weight
         for key, weight in Backbone.load(MINI).vit.state_dict().items()

@@ -1,6 +1,7 @@
 """Model files that earlier versions wrote predict as they did: see golden/README.md."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +18,9 @@ TENSORS = ("scores", "probabilities", "energy")
 every_file = pytest.mark.parametrize("name", GOLDEN)
 
 
-def load(name: str) -> Learner:
-    return Learner.load(FOLDER / f"{name}.protosteer", golden_backbone())
+def load(name: str, folder: Path = FOLDER) -> Learner:
+    # The model of the first `mini` finds its weights by their fingerprint.
+    return Learner.load(folder / f"{name}.protosteer", None if name == "mini-v1" else golden_backbone())
 
 
 def assert_same_bits(one: Prediction, other: Prediction) -> None:
@@ -33,7 +35,7 @@ def test_the_files_are_those_recorded_and_have_every_format():
         header, _ = unpack_tensors((FOLDER / f"{name}.protosteer").read_bytes(), name)
         formats[name] = header["format"]
     assert formats == {name: golden["format"] for name, golden in GOLDEN.items()}
-    assert set(formats.values()) == {1, 2, 3, 4}
+    assert set(formats.values()) == {1, 2, 3, 4, 5}
 
 
 @every_file
@@ -48,22 +50,22 @@ def test_a_golden_file_predicts_as_recorded(name):
 
 @every_file
 def test_a_golden_file_saved_again_predicts_the_same_bits(name, tmp_path):
-    learner, path = load(name), tmp_path / "saved.protosteer"
-    learner.save(path)
-    saved = Learner.load(path, golden_backbone())
+    learner = load(name)
+    learner.save(tmp_path / f"{name}.protosteer")
+    saved = load(name, tmp_path)
     assert saved.settings == learner.settings and saved.tasks == learner.tasks
     assert_same_bits(saved.predict(queries()), learner.predict(queries()))
 
 
 @every_file
 def test_a_class_of_a_golden_file_can_be_forgotten(name, tmp_path):
-    learner, path = load(name), tmp_path / "without.protosteer"
+    learner = load(name)
     rest = [other for other in learner.classes if other != "bee"]
     learner.forget("bee")
     prediction = learner.predict(queries())
     assert prediction.classes == learner.classes == rest and "bee" not in prediction.labels
-    learner.save(path)
-    assert_same_bits(Learner.load(path, golden_backbone()).predict(queries()), prediction)
+    learner.save(tmp_path / f"{name}.protosteer")
+    assert_same_bits(load(name, tmp_path).predict(queries()), prediction)
 
 
 def test_what_a_file_says_of_its_tasks_is_read():

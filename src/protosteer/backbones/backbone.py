@@ -21,7 +21,7 @@ from protosteer.backbones.hub import config_beside, fetch_weights, find_weights
 from protosteer.backbones.layer_features import feature_spaces, layer_features, max_trunk
 from protosteer.backbones.precision import AUTO_PRECISION, FP32, auto_precision, check_precision
 from protosteer.backbones.prompting import Prompt, all_tokens, run_rest
-from protosteer.backbones.registry import AUTO, full_name, known_weights, preprocessing
+from protosteer.backbones.registry import AUTO, EARLIER, full_name, known_weights, preprocessing
 from protosteer.backbones.row_sharing import share_rows
 from protosteer.data.images import ArrayImages, ImageSet
 from protosteer.data.transforms import Preprocessing
@@ -100,7 +100,8 @@ class Backbone:
             message = "'auto' is no backbone but a choice by images: see choose_backbone(folder)"
             raise WeightsError(message, code="unknown-backbone", name=name)
         full, known = full_name(name), known_weights(name)
-        known = None if known and known.shipped else known  # shipped files hold all metadata
+        if known and known.shipped:  # its file holds all metadata
+            known, full = None, EARLIER.get(fingerprint or "", full)
         path = Path(weights) if weights is not None else find_weights(full) or fetch_weights(full)
         checkpoint = read_checkpoint(path, config_beside(path))
         size = known.config.image_size if known and image_size is None else image_size

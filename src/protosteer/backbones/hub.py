@@ -12,7 +12,7 @@ from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
-from protosteer.backbones.registry import KNOWN, BackboneInfo, known_weights
+from protosteer.backbones.registry import EARLIER, KNOWN, BackboneInfo, known_weights
 from protosteer.data.downloads import Remote, fetch
 from protosteer.errors import DataError, WeightsError
 from protosteer.util.files import cache_dir, replacing
@@ -25,8 +25,10 @@ _PLAIN_VITS = ("vit_", "deit")  # prefixes of timm's names
 def find_weights(name: str) -> Path | None:
     """Return the file of the named weights if it is on this disk."""
     known = known_weights(name)
-    if known and known.shipped:
-        return Path(str(resources.files("protosteer").joinpath("assets", f"{known.name}.safetensors")))
+    if (known and known.shipped) or name in EARLIER.values():
+        asset = Path(str(resources.files("protosteer").joinpath("assets", f"{name}.safetensors")))
+        if asset.is_file():  # earlier ones are in the source repository, not in the wheel
+            return asset
     if Path(name).name != name:  # a name may come from an untrusted model file: never a path
         return None
     by_hand = (_folder() / f"{name}{suffix}" for suffix in _BY_HAND)
@@ -35,6 +37,13 @@ def find_weights(name: str) -> Path | None:
 
 def fetch_weights(name: str) -> Path:
     """Download the named weights and return their file."""
+    if name in EARLIER.values():
+        place = _folder() / f"{name}.safetensors"
+        message = (
+            f"{name} is no longer part of the package: copy src/protosteer/assets/{place.name} of the source repository "
+            f"to {place}, or pass weights=FILE"
+        )
+        raise WeightsError(message, code="replaced-weights", name=name)
     known = known_weights(name)
     return _fetch_url(known.url, known.md5) if known and known.url else _fetch_from_hub(name)
 
