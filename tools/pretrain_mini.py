@@ -33,7 +33,7 @@ from mini_glyphs import Glyphs
 from mini_training import SEED, Recipe, Training, parse, train
 from procedural import random_glyphs
 from protosteer.backbones import Backbone
-from protosteer.paper.vit import ViT, ViTConfig
+from protosteer.paper.vit import Block, ViT, ViTConfig
 
 SAMPLE = 256  # photographs that tell the scale of the assistant's numbers
 LEAST = 0.1  # variance of a class token, in units of patches': after the first layers it hardly depends on the image
@@ -93,6 +93,7 @@ def layer_by_layer(vit: ViT, pictures: Tensor, help_from: Sequence[Tensor] = ())
     """
     x, tokens_after, logits = vit.embed_patches(pictures), [], []
     for number, block in enumerate(vit.blocks):
+        assert isinstance(block, Block)
         x = help_from[number - 1] if number and help_from else x
         q, k, v = block.attn.qkv(block.norm1(x)).unflatten(2, (3, vit.config.heads, -1)).permute(2, 0, 3, 1, 4)
         logits.append((q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1))
