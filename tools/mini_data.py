@@ -23,7 +23,7 @@ from torch import Generator, Tensor
 
 from protosteer.data.datasets.cifar import read_cifar100
 
-SIZE, STORED = 128, 160  # pixels along a side, of what mini sees and of what is kept
+SIZE, STORED = 160, 192  # pixels along a side, of what mini sees and of what is kept
 HELD_OUT = 40  # of CIFAR-100's training images, per class
 PHOTOS = "photos.npy"
 SMALLEST_CROP = 0.4  # of a photograph's area

@@ -23,7 +23,7 @@ from mini_data import PHOTOS, STORED, crops, cut
 from protosteer.backbones import Backbone
 from protosteer.util.files import write_atomically
 
-GRID = 8  # patches along a side of the student
+GRID = 10  # patches along a side of the student
 BATCH = 8  # photographs at once: more do not fit the caches of a CPU and are slower
 FLUSH = 25  # batches, after which what was computed is safe on disk
 

@@ -17,7 +17,10 @@ from protosteer.paper.vit import ViT, ViTConfig
 
 MINI, NANO = "mini", "nano"  # shipped: for photographs; for digits, letters and tests
 # Shipped weights that were replaced, by fingerprint: models that were learned with them keep working.
-EARLIER = {"0c6f55d9ef07899af0495680f990573b1702e5ac9a7f8d28c8f21c7824a6ded4": "mini-v1"}
+EARLIER = {
+    "0c6f55d9ef07899af0495680f990573b1702e5ac9a7f8d28c8f21c7824a6ded4": "mini-v1",
+    "3e909b098f9e8b68fc220aafd7263caca50bb02e44faf2dcbaa2ba5ecd059ce1": "mini-v2",
+}
 AUTO = "auto"  # the best one for the user's images
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
