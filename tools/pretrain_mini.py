@@ -7,7 +7,7 @@
     python tools/pretrain_mini.py --photos FOLDER --assistant FILE --cifar DIR --mnist DIR --run FOLDER/run
     python tools/pretrain_mini.py --photos FOLDER --assistant FILE --run FOLDER/run --export mini.safetensors
 
-mini begins with random weights. It sees crops of photographs, mirrored at random, and made-up glyphs. After every
+mini begins with random weights, or with those of an earlier mini (`--start`). It sees crops of photographs, mirrored at random, and made-up glyphs. After every
 layer it regresses the assistant's tokens, and in every layer the assistant's attention. A layer can only learn that if
 those before it have. Therefore images are *helped*: they enter every layer with the assistant's tokens, so that all
 layers learn at the same time.
@@ -33,6 +33,7 @@ from mini_glyphs import Glyphs
 from mini_training import SEED, Recipe, Training, parse, train
 from procedural import random_glyphs
 from protosteer.backbones import Backbone
+from protosteer.backbones.build_vit import resample_positions
 from protosteer.paper.vit import Block, ViT, ViTConfig
 
 SAMPLE = 256  # photographs that tell the scale of the assistant's numbers
@@ -46,6 +47,7 @@ class MiniRecipe(Recipe):
     batch_glyphs: int = 4
     rate: float = 1e-3
     cool_down: float = 0.6
+    helped: int = 1  # 0: images enter every layer as mini has them, for a short finish
     attention_weight: float = 1.0
     layers_weight: float = 1.0
     tokens_weight: float = 0.25
@@ -62,6 +64,15 @@ def drawn_weights(config: ViTConfig, gen: Generator) -> ViT:
             nn.init.zeros_(weight)
         else:
             nn.init.trunc_normal_(weight, std=0.02, generator=gen)
+    return vit.requires_grad_(True)
+
+
+def started_from(weights: Path, config: ViTConfig) -> ViT:
+    """Load mini's weights, perhaps of another image size, for further training."""
+    state = dict(Backbone.load("mini", weights=weights).vit.state_dict())
+    state["pos_embed"] = resample_positions(state["pos_embed"], config.grid, config.position_for_class)
+    vit = ViT(config)
+    vit.load_state_dict(state)
     return vit.requires_grad_(True)
 
 
@@ -145,7 +156,7 @@ class FromAssistant:
         with torch.autocast("cpu", torch.bfloat16):  # a third faster than without
             with torch.no_grad():
                 targets, target_logits = layer_by_layer(self.vit, pictures)
-            tokens_after, logits = layer_by_layer(vit, pictures, targets)
+            tokens_after, logits = layer_by_layer(vit, pictures, targets if recipe.helped else ())
             end, truth = vit.norm(tokens_after[-1]).float(), self.vit.norm(targets[-1]).float()
         layers = [token_losses(*three) for three in zip(tokens_after, targets, self.updates, strict=True)]
         tokens, patches = token_losses(end, truth, self.end)
@@ -161,9 +172,11 @@ class FromAssistant:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train mini, or resume its training.")
     parser.add_argument("--assistant", type=Path, required=True, metavar="FILE", help="exported by mini_assistant.py")
+    parser.add_argument("--start", type=Path, metavar="FILE", help="an exported mini; default: random weights")
     args, recipe = parse(parser, MiniRecipe, 300_000)
     assistant = Backbone.load("mini", weights=args.assistant)
-    vit = drawn_weights(assistant.vit.config, Generator().manual_seed(SEED))
+    config = assistant.vit.config
+    vit = started_from(args.start, config) if args.start else drawn_weights(config, Generator().manual_seed(SEED))
     loss = FromAssistant(assistant, Batches(args.photos, recipe), recipe)
     train(Training(vit, assistant.preprocessing, recipe), loss, args)
 
