@@ -108,6 +108,23 @@ def test_caps_take_the_first_of_each_class_in_file_order():
             assert found[label] == [(first, row) for row in rows_of(getattr(dataset, split), k)[:cap]]
 
 
+def test_drawn_images_are_a_seeded_sample_in_file_order():
+    dataset = toy(ANIMALS, 20, 12)
+    options = {"tasks": 2, "train_per_class": 6, "test_per_class": 5, "shots": 3}
+    stream = made(dataset, **options, draw=4)
+    learned, judged = by_class(stream, "train"), by_class(stream, "test")
+    later = stream[1].classes
+    for k, label in enumerate(ANIMALS):
+        rows = rows_of(dataset.train, k)
+        six = np.sort(np.random.RandomState(4).permutation(20)[:6])
+        some = six[np.sort(np.random.RandomState(4).permutation(6)[:3])] if label in later else six
+        assert learned[label] == [(0, rows[i]) for i in some]
+        assert len(judged[label]) == 5 and judged[label] == sorted(judged[label])
+    assert judged == by_class(made(dataset, **options, draw=4), "test")
+    assert judged != by_class(made(dataset, **options, draw=5), "test")
+    assert by_class(made(dataset, draw=4), "train") == by_class(made(dataset), "train")  # all of them, without a cap
+
+
 def test_images_are_views():
     dataset = toy(ANIMALS)
     for t in made(dataset, tasks=2):

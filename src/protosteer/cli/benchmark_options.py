@@ -64,6 +64,9 @@ class SplitOptions:
         int | None, Option(help="Training images per class after the first task: few-shot class-incremental learning.")
     ] = None
     test_per_class: Annotated[int | None, Option(help="Maximum test images per class, in file order.")] = None
+    draw: Annotated[
+        int | None, Option(metavar="SEED", help="Draw the images per class at random instead of in file order.")
+    ] = None
     validation: Annotated[
         float | None, Option(help="Evaluate on this share of the training images instead of the test images.")
     ] = None

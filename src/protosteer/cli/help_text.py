@@ -44,7 +44,7 @@ EXAMPLES = {
 }
 GROUPS = {
     "Learning": "adapted config dependent grid holdout independent preset set settings skip-known sweep",
-    "Benchmark": "base blurry class-order class-orders crop data-dir disjoint image-size increment seeds shots stream "
+    "Benchmark": "base blurry class-order class-orders crop data-dir disjoint draw image-size increment seeds shots stream "
     "task-file tasks test-per-class train-per-class validation",
     "Backbone and device": "backbone device precision threads weights",
     "Parallel work": "address engine shard",

@@ -199,17 +199,17 @@ def build(benchmark: Benchmark, dataset: Dataset, options: StreamOptions | None 
     group = group_domains if benchmark.domains else functools.partial(group_classes, default_tasks=benchmark.tasks)
     groups = group(dataset.classes, options)
     learned, judged = dataset.train, dataset.test
-    train = [rows[: options.train_per_class] for rows in _rows_by_class(learned, dataset)]
+    train = [_at_most(options.train_per_class, rows, options) for rows in _rows_by_class(learned, dataset)]
     test = _rows_by_class(judged, dataset)
     if options.validation:
         judged = learned
         masks = [drawn_mask(len(rows), options.validation) for rows in train]
         test = [rows[mask] for rows, mask in zip(train, masks, strict=True)]
         train = [rows[~mask] for rows, mask in zip(train, masks, strict=True)]
-    test = [rows[: options.test_per_class] for rows in test]
+    test = [_at_most(options.test_per_class, rows, options) for rows in test]
     numbers = [[dataset.classes.index(label) for label in group] for group in groups]
     for k in (k for own in numbers[1:] for k in own):
-        train[k] = train[k][: options.shots]
+        train[k] = _at_most(options.shots, train[k], options)
     _check_images(numbers, dataset.classes, {"training": train, options.judged_on: test})
     tasks, trains = [], distribute(train, numbers, options.blurry, options.disjoint, options.seed)
     for i, (own, rows) in enumerate(zip(numbers, trains, strict=True), 1):
@@ -219,6 +219,13 @@ def build(benchmark: Benchmark, dataset: Dataset, options: StreamOptions | None 
         task = Task(f"task-{i}", names[0], *parts[0], *parts[1], names[1])
         tasks.append(_as_domain(task) if benchmark.domains else task)
     return Stream(benchmark.name, tasks, _about(benchmark, dataset, options, tasks), benchmark.domains)
+
+
+def _at_most(count: int | None, rows: np.ndarray, options: StreamOptions) -> np.ndarray:
+    """Choose the first `count` rows of a class, or draw them; None: all. They stay in file order."""
+    if count is None or options.draw is None:
+        return rows[:count]
+    return rows[np.sort(np.random.RandomState(options.draw).permutation(len(rows))[:count])]
 
 
 def _as_domain(task: Task) -> Task:

@@ -17,7 +17,7 @@ from protosteer.util.text import listed, suggestion
 NATURAL = "natural"
 SEED = "seed:"
 _SHARES = {"validation": "training images", "blurry": "training images", "disjoint": "classes"}
-_AT_LEAST = {"tasks": 1, "base": 0, "increment": 1, "train_per_class": 1, "test_per_class": 1, "shots": 1}
+_AT_LEAST = {"tasks": 1, "base": 0, "increment": 1, "train_per_class": 1, "test_per_class": 1, "shots": 1, "draw": 0}
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class StreamOptions:
         test_per_class: At most the first N test (or validation) images of each class, in file order.
         shots: At most the first N training images of each class after the first task (few-shot class-incremental
             learning).
+        draw: A seed: the N images are drawn at random instead of the first ones. Neighbours in file order are often
+            taken in a row and look alike.
         validation: This share of each class's training images is held out and replaces the test images, which are not
             read. The training cap is applied before.
         blurry: This share of each class's training images arrives in other tasks; see `blurry.py`.
@@ -53,6 +55,7 @@ class StreamOptions:
     train_per_class: int | None = None
     test_per_class: int | None = None
     shots: int | None = None
+    draw: int | None = None
     validation: float = 0.0
     blurry: float = 0.0
     disjoint: float = 0.0
