@@ -4,10 +4,11 @@
         --cifar DIR --mnist DIR --run FOLDER/assistant
     (the same) --export assistant.safetensors
 
-It starts as the teacher at 128 pixels: positions are resampled, and a kernel of other patches than 16 pixels would be
-folded. The teacher was trained at 224 pixels and is poor at 128. The assistant learns to reproduce, from the small
-image, the teacher's tokens at 224. It contains the teacher's weights, so it is not shipped; mini learns from it, layer by
-layer (pretrain_mini.py).
+It starts as the teacher at 160 pixels: positions are resampled, and a kernel of other patches than 16 pixels would be
+folded. The teacher was trained at 224 pixels and is poorer at 160. The assistant learns to reproduce, from the small
+image, the teacher's tokens at 224. What is exported lies halfway between the weights that it began and ended with: few
+photographs make it forget some of what the teacher knew, and halfway it is better than at either end. It contains the
+teacher's weights, so it is not shipped; mini learns from it, layer by layer (pretrain_mini.py).
 
 The first sweeps over the photographs, one per view, follow file order, so that the training may run while the teacher's
 tokens are still being computed; it waits for them where it must.
@@ -28,7 +29,7 @@ from torch import Generator, Tensor
 from mini_data import PHOTOS, SIZE, crops, cut
 from mini_glyphs import Glyphs
 from mini_teacher import GRID, TeacherOutputs, load_teacher
-from mini_training import SEED, Recipe, Training, parse, train
+from mini_training import CHECKPOINT, SEED, Recipe, Training, export, parse, train
 from procedural import random_glyphs
 from protosteer.backbones.build_vit import resample_positions
 from protosteer.paper.vit import ViT
@@ -40,8 +41,8 @@ POLL = 5.0  # seconds between looks at whether the teacher is done
 
 @dataclass(frozen=True)
 class AssistantRecipe(Recipe):
-    batch_photos: int = 48
-    batch_glyphs: int = 16
+    batch_photos: int = 40
+    batch_glyphs: int = 24
     rate: float = 3e-4
     rows: int = 0  # photographs; 0: all
     views: int = 2
@@ -141,7 +142,14 @@ def main() -> None:
     how = replace(teacher.preprocessing, image_size=SIZE)
     vit = fold(teacher.vit)
     glyphs = Glyphs(vit, how, Generator().manual_seed(SEED))
-    train(Training(vit, how, recipe), FromTeacher(Batches(args.photos, recipe), glyphs), args)
+    training = Training(vit, how, recipe)
+    if args.export:
+        training.restore(args.run / CHECKPOINT)
+        for trained, first in zip(training.mean.parameters(), fold(teacher.vit).parameters(), strict=True):
+            trained.data.lerp_(first, 0.5)
+        export(training, args.export)
+        return
+    train(training, FromTeacher(Batches(args.photos, recipe), glyphs), args)
 
 
 if __name__ == "__main__":

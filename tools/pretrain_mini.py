@@ -7,10 +7,10 @@
     python tools/pretrain_mini.py --photos FOLDER --assistant FILE --cifar DIR --mnist DIR --run FOLDER/run
     python tools/pretrain_mini.py --photos FOLDER --assistant FILE --run FOLDER/run --export mini.safetensors
 
-mini begins with random weights, or with those of an earlier mini (`--start`). It sees crops of photographs, mirrored at random, and made-up glyphs. After every
-layer it regresses the assistant's tokens, and in every layer the assistant's attention. A layer can only learn that if
-those before it have. Therefore images are *helped*: they enter every layer with the assistant's tokens, so that all
-layers learn at the same time.
+mini begins with random weights, or with those of an earlier mini (`--start`). It sees crops of photographs, mirrored at
+random, and made-up glyphs. After every layer it regresses the assistant's tokens, and in every layer the assistant's
+attention. A layer can only learn that if those before it have. Therefore images are *helped*: they enter every layer with
+the assistant's tokens, so that all layers learn at the same time.
 
 Stop it at any time; the same command resumes from the last checkpoint, and the result is bit-identical (same machine,
 threads and processes). With `torchrun --nproc-per-node N` in place of `python`, N processes share the work.
