@@ -134,19 +134,24 @@ def test_the_list_needs_no_network_and_knows_what_is_on_disk() -> None:
     assert {row.parameters for row in papers} == {sum(p.numel() for p in base.parameters())}
 
 
-def test_earlier_weights_are_found_by_their_fingerprint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (fingerprint,) = EARLIER
-    assert Backbone.load("mini").fingerprint != fingerprint
+@pytest.mark.parametrize(("fingerprint", "name"), EARLIER.items())
+def test_earlier_weights_are_found_by_their_fingerprint(
+    fingerprint: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     earlier = Backbone.load("mini", fingerprint=fingerprint)
-    assert (earlier.name, earlier.image_size, earlier.fingerprint) == ("mini-v1", 64, fingerprint)
+    assert (earlier.name, earlier.fingerprint) == (name, fingerprint)
     monkeypatch.setattr("importlib.resources.files", lambda package: tmp_path)  # as in a wheel, which has them not
     with expect_error("replaced-weights", WeightsError):
         Backbone.load("mini", fingerprint=fingerprint)
     assert earlier.source is not None
-    by_hand = cache_dir() / "weights" / "mini-v1.safetensors"
+    by_hand = cache_dir() / "weights" / f"{name}.safetensors"
     by_hand.parent.mkdir(parents=True)
     by_hand.write_bytes(earlier.source.read_bytes())
     assert Backbone.load("mini", fingerprint=fingerprint).source == by_hand
+
+
+def test_earlier_weights_differ_from_those_that_ship() -> None:
+    assert EARLIER and Backbone.load("mini").fingerprint not in EARLIER
 
 
 def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

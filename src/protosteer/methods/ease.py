@@ -65,8 +65,9 @@ class EASE(Method):
         "imagenet-r": {"batch_size": 16, "learning_rate": 0.05, "weight_decay": 5e-3},
     }
     published_source = "LAMDA-PILOT, exps/ease.json and exps/ease_inr.json"
-    # The published rate is for ViT-B and 1,000 steps per task; small backbones and tasks need far larger ones.
-    grid = {"learning_rate": (0.025, 0.25, 2.5)}
+    # The published rate is for ViT-B and 1,000 steps per task; small backbones and tasks need far larger ones. 2.5 diverges in
+    # later tasks of some class orders.
+    grid = {"learning_rate": (0.025, 0.25, 1.0)}
     state_fields = {"adapters": "per task", "prototypes": "once"}
     test_settings = {
         "epochs": 2, "batch_size": 8, "adapter_width": 4, "adapter_scale": 1.0, "augmentation": "crop",
