@@ -201,9 +201,9 @@ def test_options_are_ready_for_json(tmp_path):
         "train_per_class": None,
         "test_per_class": None,
         "shots": None,
-        "draw": None,
         "validation": 0.25,
         "blurry": 0.0,
         "disjoint": 0.0,
     }
+    assert StreamOptions(draw=3).to_dict()["draw"] == 3
     assert StreamOptions(task_file=str(path)) == StreamOptions(task_file=path)

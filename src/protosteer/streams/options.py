@@ -123,6 +123,8 @@ class StreamOptions:
             values["class_order"] = Path(self.class_order).name
         if self.task_file is not None:
             values["task_file"] = self.task_file.name
+        if self.draw is None:  # came later; without it, older runs keep their names and are continued
+            del values["draw"]
         return values
 
 
