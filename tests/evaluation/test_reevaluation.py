@@ -59,7 +59,7 @@ def test_a_run_is_evaluated_as_one_that_had_these_settings_from_the_start(finish
         assert losses[0] == losses[1] and two["train_seconds"] == one["train_seconds"]
     known = json.loads((out / "manifest.json").read_text())["configuration"]
     assert known["settings"]["neighbours"] == 1 and known["learned_with"] == {"neighbours": 3}
-    assert list(gather([str(finished), str(out)])) == ["cpp", "cpp, neighbours 1"]
+    assert list(gather([str(finished), str(out)])) == ["cpp", "cpp, neighbours 1 (learned with 3)"]
 
 
 def test_the_figures_are_those_of_a_run_that_learned_with_the_settings(finished, tmp_path):
@@ -76,8 +76,11 @@ def test_class_orders_and_sweeps_are_evaluated_together(tmp_path):
     run_several(plan_experiments(values))
     assert main(["evaluate-run", str(tmp_path / "r"), "--sweep", "neighbours=1,5", "--device", "cpu"]) == 0
     rows = gather([str(tmp_path / "r-evaluated")])
-    assert {label: len(runs) for label, runs in rows.items()} == {"ncm, neighbours 1": 2, "ncm, neighbours 5": 2}
-    assert rows["ncm, neighbours 1"][0]["retrieval_accuracy"] < rows["ncm, neighbours 5"][0]["retrieval_accuracy"]
+    assert {label: len(runs) for label, runs in rows.items()} == {
+        "ncm, neighbours 1 (learned with 3)": 2, "ncm, neighbours 5 (learned with 3)": 2,
+    }  # fmt: skip
+    one, five = rows.values()
+    assert one[0]["retrieval_accuracy"] < five[0]["retrieval_accuracy"]
 
 
 def test_the_split_of_a_run_comes_from_its_manifest_if_a_file_made_it(tmp_path, capsys):

@@ -80,7 +80,7 @@ def run(folder: Path, seed: int, right: Any, order: tuple[str, ...] = ("a", "b")
     actual = np.array([order.index("ab"[k]) for k in labels[rows]], dtype=np.int32)
     predicted = np.where(right[rows], actual, 1 - actual).astype(np.int32)
     Predictions(classes, actual, actual, predicted).save(folder / "predictions-02.npz")
-    return {"seed": seed, "folder": str(folder)}
+    return {"seed": seed, "folder": str(folder), "test_images": "a"}
 
 
 def test_rows_are_paired_by_class_order_and_seed_and_aligned_by_image(tmp_path: Path) -> None:
@@ -105,6 +105,8 @@ def test_rows_are_paired_by_class_order_and_seed_and_aligned_by_image(tmp_path: 
     low, high = bootstrap(image_means)
     assert (one["accuracy_low"], one["accuracy_high"]) == pytest.approx((100 * low, 100 * high))
     assert found["other"]["pairs"] == 0 and "difference" not in found["other"]
+    rows["better"][0]["test_images"] = rows["better"][1]["test_images"] = "b"
+    assert compare_with_first(rows)["better"]["pairs"] == 0, "other images of the same classes"
 
 
 def test_what_cannot_be_tested_is_named(tmp_path: Path) -> None:

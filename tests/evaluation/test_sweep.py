@@ -161,6 +161,10 @@ def test_class_orders_are_runs_of_one_row(tmp_path: Path) -> None:
     assert "over 4 runs (2 class orders, 2 seeds)" in title
     with expect_error("repeated-seed", RunError, seed=0):
         gather([str(tmp_path / "r"), str(tmp_path / "r" / "order-1")])
+    assert len({run["test_images"] for run in rows["ncm"]}) == 1
+    run_several(plan("ncm", draw=1, test_per_class=3, out=tmp_path / "drawn"))
+    (drawn,) = gather([str(tmp_path / "drawn")]).values()
+    assert drawn[0]["test_images"] != rows["ncm"][0]["test_images"]
     apart = gather([f"a={tmp_path / 'r' / 'order-1'}", f"b={tmp_path / 'r' / 'order-1993'}"])
     assert list(apart) == ["a", "b"]
 

@@ -70,6 +70,13 @@ def test_a_file_s_method_and_stream_are_run(files: Path, capsys: pytest.CaptureF
     known = json.loads((files / "runs/greys-mine-nano/manifest.json").read_text())["configuration"]
     assert known["method"] == "mine" and known["plugin"]["file"] == "mine.py" and len(known["plugin"]["sha256"]) == 64
     assert main(["compare", "runs/greys-mine-nano"]) == 0
+    METHODS.pop("mine")  # as in another process
+    again = ["evaluate-run", "runs/greys-mine-nano", "--stream", "greys.py:GREYS", "--device", "cpu"]
+    expect_cli_error("other-method", *again)
+    expect_cli_error("other-method", *again, "--method", "mine.py:Plain")
+    capsys.readouterr()
+    assert main([*again, "--method", "mine.py:Mine", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["seeds"][0]["matrix"] == figures["seeds"][0]["matrix"]
     (files / "mine.py").write_text(METHOD + "# another version\n")
     expect_cli_error("other-configuration", "run", "greys.py:GREYS", "--method", "mine.py:Mine", "--resume")
 

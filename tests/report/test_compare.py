@@ -52,6 +52,14 @@ def test_a_figure_that_one_seed_lacks_is_nobodys() -> None:
     assert not [name for name in row if name.startswith("diagnosis_")]
 
 
+def test_memory_as_the_paper_counts_it_is_shown_for_rows_that_have_it() -> None:
+    plain, cpp = [seed(0)], [seed(0, prompt_bytes_per_task=36864.0, appendix_bytes_per_class=37478.4)]
+    for form in (compare.comparison_markdown, compare.comparison_latex):
+        assert "36,864" in form({"ncm": plain, "cpp": cpp}) and "37,478" in form({"cpp": cpp})
+        assert "appendix" not in form({"ncm": plain})
+    assert any("36,864" in line for line in lines({"ncm": plain, "cpp": cpp}, 120))
+
+
 def test_the_tables_in_a_hundred_columns() -> None:
     found = [line.split() for line in lines(ROWS, 100)]
     assert ["ncm", "1", "90.00", "95.50", "80.00", "85.50", "3.00"] in found

@@ -20,7 +20,10 @@ def evaluate_run(
     run: Annotated[Path, Argument(metavar="RUN", help="Folder of a finished run, or of several.")],
     set_: Settings = None,
     sweep: Sweep = None,
-    stream: Annotated[str | None, Option(help="New location of the images, for a run on folder:PATH.")] = None,
+    stream: Annotated[str | None, Option(help="The stream, for a run on folder:PATH or path/to/file.py:NAME.")] = None,
+    method: Annotated[
+        str | None, Option(metavar="FILE.py:CLASS", help="The method, for a run of one from a file.")
+    ] = None,
     weights: Weights = None,
     data_dir: Annotated[Path | None, Option(help="Where data sets are.")] = None,
     device: Device = "auto",
@@ -34,9 +37,13 @@ def evaluate_run(
 ) -> None:
     """Evaluate a finished run again under other settings, from its stored states: nothing is learned.
 
-    For settings that act in prediction, such as neighbours; one that acts in training has no effect.
+    For settings that act in prediction, such as neighbours. One that acts in training has no effect: `compare` names the
+    value that the run learned with, too.
     """
-    given = {"sweep": sweep, "stream": stream, "weights": weights, "data_dir": data_dir, "threads": threads, "out": out}
+    given = {
+        "sweep": sweep, "stream": stream, "method": method, "weights": weights, "data_dir": data_dir,
+        "threads": threads, "out": out,
+    }  # fmt: skip
     values = {name: value for name, value in given.items() if value is not None}
 
     from protosteer.evaluation.reevaluation import plan_reevaluation

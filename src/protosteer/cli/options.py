@@ -75,7 +75,7 @@ Preset = Annotated[
         "--preset",
         metavar="NAME",
         autocompletion=completion.preset_names,
-        help="instant: no training; fast (default): one shared prompt; best: also one prompt per task; paper: CPP as published, 50 epochs.",
+        help="instant: no training; fast (default): one shared prompt; best: also one prompt per task; paper: CPP, 50 epochs; paper-text and authors: as its text or its code has it.",
     ),
 ]
 Settings = Annotated[
@@ -129,12 +129,14 @@ FLAGS = {
     "host=": "--host",
     "keep_versions=": "--keep-versions",
     "link=True": "--link",
+    "method=": "--method",
     "out=": "--out",
     "overwrite=True": "--overwrite",
     "port=": "--port",
     "resume=True": "--resume",
     "seeds=": "--seeds",
     "skip_unreadable=True": "--skip-unreadable",
+    "stream=": "--stream",
     "task_renames=": "--rename-task OLD=NEW",
     "weights=": "--weights",
 }

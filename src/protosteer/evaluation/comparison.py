@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,8 @@ def gather(given: Sequence[str]) -> Rows:
         given: FOLDER or LABEL=FOLDER, each; the folder of a run, or one that holds folders of runs.
 
     Returns:
-        By the row's label, the metrics of every class order and seed, with `class_order` and the `folder` they are in.
+        By the row's label, the metrics of every class order and seed, with `class_order`, the `folder` they are in and
+        `test_images`: of runs that were tested on the same images it is equal.
 
     Raises:
         RunError: A run is given twice (code "repeated-seed"), or a label (code "repeated-label").
@@ -45,7 +48,8 @@ def gather(given: Sequence[str]) -> Rows:
                 raise RunError(message, code="repeated-seed", seed=seed)
             name = configuration["stream"]["options"].get("class_order", "natural")
             place = str(RunFolder(path).seed(seed))
-            group[2][order, seed] = {**figures, "class_order": name, "folder": place}
+            images = _test_images(configuration["stream"])
+            group[2][order, seed] = {**figures, "class_order": name, "folder": place, "test_images": images}
     rows: Rows = {}
     labels = _labels([configuration for _, configuration, _ in groups])
     for (given_label, _, runs), label in zip(groups, labels, strict=True):
@@ -59,6 +63,15 @@ def gather(given: Sequence[str]) -> Rows:
 def run_folders(root: Path) -> list[Path]:
     """Return the run folders in a folder, itself included; the folder alone if there are none."""
     return sorted(path.parent for path in root.rglob(MANIFEST)) or [root]
+
+
+def _test_images(stream: Mapping[str, Any]) -> str:
+    """Return a fingerprint of the data and of the options that choose test images, the number per class aside."""
+    options = stream["options"]
+    chosen = [stream.get("checksums"), *(options.get(name) for name in ("draw", "validation"))]
+    if options.get("validation"):
+        chosen.append(options.get("train_per_class"))
+    return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _without_order(configuration: dict[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
@@ -94,7 +107,7 @@ def _labels(configurations: list[dict[str, Any]]) -> list[str]:
     Defaults are omitted, and so are settings that all rows of a method share.
     """
     shared = [_shared(configuration) for configuration in configurations]
-    settings = [_words(configuration["settings"], _defaults(configuration)) for configuration in configurations]
+    settings = [_setting_words(configuration) for configuration in configurations]
     methods = [configuration["method"] for configuration in configurations]
     labels = []
     for method, mine, own in zip(methods, shared, settings, strict=True):
@@ -121,6 +134,13 @@ def _defaults(configuration: dict[str, Any]) -> dict[str, Any]:
     """Return the default settings of a method; none of one that is not installed."""
     method = METHODS.get(configuration["method"])
     return dict(method.settings_from(method.preset(None)).to_dict()) if method else {}
+
+
+def _setting_words(configuration: dict[str, Any]) -> list[str]:
+    """Describe settings that are no defaults, and those of a run that was evaluated again under others."""
+    settings, learned_with = configuration["settings"], configuration.get("learned_with", {})
+    words = _words({name: v for name, v in settings.items() if name not in learned_with}, _defaults(configuration))
+    return words + [f"{name} {settings.get(name)} (learned with {old})" for name, old in learned_with.items()]
 
 
 def _words(values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> list[str]:

@@ -11,9 +11,10 @@ from protosteer.evaluation.comparison import run_folders
 from protosteer.evaluation.experiment import Experiment
 from protosteer.evaluation.run_folder import MANIFEST, read_run
 from protosteer.evaluation.sweep import Plan, plan_experiments
+from protosteer.methods import ENTRY_POINTS, METHODS, find_method
 from protosteer.streams import folder
 from protosteer.streams.options import NATURAL, SEED
-from protosteer.util.plugins import is_file_spec
+from protosteer.util.plugins import entry_point_names, is_file_spec
 
 
 def plan_reevaluation(run: Path, values: Mapping[str, Any]) -> Plan:
@@ -24,14 +25,15 @@ def plan_reevaluation(run: Path, values: Mapping[str, Any]) -> Plan:
     Args:
         run: The folder.
         values: Changed settings, a `sweep` over settings, and fields of `Experiment` that a manifest does not have:
-            `stream` (of folder:PATH), `weights`, `data_dir`, `device`, `threads`, `out`.
+            `stream` (of folder:PATH), `method` (of a file: path/to/file.py:Class), `weights`, `data_dir`, `device`,
+            `threads`, `out`.
 
     Returns:
         The experiments, for `run_several`.
 
     Raises:
-        RunError: The runs are of several benchmarks or backbones (code "several-benchmarks"), or of a folder that
-            `stream` must name (code "no-stream").
+        RunError: The runs are of several benchmarks or backbones (code "several-benchmarks"), of a folder that `stream`
+            must name (code "no-stream"), or of another method than `method` (code "other-method").
     """
     plan: Plan = {}
     shared = set()
@@ -41,7 +43,9 @@ def plan_reevaluation(run: Path, values: Mapping[str, Any]) -> Plan:
         name = configuration["stream"]["name"]
         if name.startswith(folder.PREFIX) and "stream" not in values:
             raise RunError(f"{path} is of {name}; say where its images are: stream=folder:PATH", code="no-stream")
-        own = {**run_values(path, configuration), "seeds": [figures["seed"] for figures in seeds], **values}
+        known = run_values(path, configuration)
+        _check_method(path, configuration, values.get("method"))
+        own = {**known, "seeds": [figures["seed"] for figures in seeds], **values}
         own["out"] = Path(values.get("out") or _default_folder(run, values), path.relative_to(run))
         for label, experiments in plan_experiments(own).items():
             plan.setdefault(label, []).extend(experiments)
@@ -49,6 +53,17 @@ def plan_reevaluation(run: Path, values: Mapping[str, Any]) -> Plan:
         message = f"{run} has runs of several benchmarks or backbones; evaluate each by itself"
         raise RunError(message, code="several-benchmarks", path=run)
     return plan
+
+
+def _check_method(path: Path, configuration: Mapping[str, Any], given: str | None) -> None:
+    """Raise RunError unless a given method is the run's, or the run's is installed."""
+    name = configuration["method"]
+    if given is None and "plugin" in configuration and name not in [*METHODS, *entry_point_names(ENTRY_POINTS)]:
+        message = f"{path} is a run of {name}, which is not installed; name its file: method=path/to/file.py:Class"
+        raise RunError(message, code="other-method", path=path)
+    if given is not None and find_method(given).name != name:
+        message = f"{path} is a run of {name}, not of {given}; leave method out, or name that of the run"
+        raise RunError(message, code="other-method", path=path)
 
 
 def run_values(path: Path, configuration: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 - Interval: percentile bootstrap over test images. An image counts by its mean over the runs of a row, so runs on the
   same images are not taken for independent ones. The interval says nothing about other seeds or class orders.
 - McNemar's test, exact: of the images that one run of two gets right and the other wrong, is the share 1/2? One p-value
-  for each pair of runs with the same class order and seed; the largest counts, which holds for every pair.
+  for each pair of runs with the same class order, seed and test images; the largest counts, which holds for every pair.
 - Holm's correction of these p-values for the number of rows that are compared with the first.
 - Paired t-test and Wilcoxon's signed-rank test over pairs of runs: do the mean accuracies differ over seeds and orders?
 """
@@ -36,7 +36,7 @@ def compare_with_first(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[
 
     Returns:
         By label: `accuracy`, mean over images and runs in percent, with `accuracy_low` and `accuracy_high`. If the row
-        has runs of the same class order and seed as the first: how many (`pairs`), `difference` from the first over
+        has runs of the same class order, seed and test images as the first: how many (`pairs`), `difference` from the first over
         them in percentage points, with `difference_low` and `difference_high`, `mcnemar_p`, `mcnemar_holm_p`, and with
         two pairs or more `t_p` and `wilcoxon_p`.
 
@@ -65,10 +65,12 @@ class _Hits:
         names = predictions.classes[predictions.actual]
         order = np.argsort(names, kind="stable")
         self.labels, self.right = names[order], predictions.right[order]
+        self.images = run.get("test_images")
         self.key = tuple(predictions.classes), run["seed"]
 
     def same_images(self, other: _Hits) -> bool:
-        return len(self.labels) == len(other.labels) and bool((self.labels == other.labels).all())
+        alike = self.images == other.images and len(self.labels) == len(other.labels)
+        return alike and bool((self.labels == other.labels).all())
 
 
 def _accuracy(row: Sequence[_Hits]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from protosteer.util.plugins import entry_point_names, is_file_spec, load_entry_
 from protosteer.util.text import suggestion
 
 __all__ = [
-    "METHODS", "Answer", "Images", "Method", "Source", "TrainingTask",
+    "ENTRY_POINTS", "METHODS", "Answer", "Images", "Method", "Source", "TrainingTask",
     "find_method", "load_plugins", "register_method", "unregister_method",
 ]  # fmt: skip
 

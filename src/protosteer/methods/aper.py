@@ -70,4 +70,5 @@ class APER(FirstSession):
         """Predict the class whose mean has the largest cosine."""
         features = torch.cat([images.embed(torch.arange(len(images))), self.embed(images)], dim=1)
         similarity = F.normalize(features, dim=1) @ F.normalize(self.means, dim=1).T  # [B, K]
-        return Answer(similarity.argmax(dim=1), prompts=torch.ones(len(images), dtype=torch.long))
+        passes = torch.ones(len(images), dtype=torch.long)
+        return Answer(similarity.argmax(dim=1), prompts=passes, scores=similarity)

@@ -54,6 +54,10 @@ class LayUP(Ridge):
         2024,
     )
     settings_class = LayUPSettings
+    published = dict.fromkeys(
+        ("split-cifar100", "imagenet-r", "imagenet-a", "cub200", "omnibenchmark", "vtab", "cars"), {}
+    )
+    published_source = "main.py of the authors' code, the same for all; its rate is for AdamW, ours is that of APER"
     settings: LayUPSettings
 
     def __init__(self, backbone: Backbone, settings: LayUPSettings):

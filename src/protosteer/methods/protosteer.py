@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from protosteer.evidence.prototype_summary import MAX_PROTOTYPES
+from protosteer.evidence.prototype_summary import MAX_PAIRED_PROTOTYPES, MAX_PROTOTYPES
 from protosteer.methods.base import Source, register_method
 from protosteer.methods.cpp import CPP
 from protosteer.settings import DEFAULT_PRESET, preset
@@ -17,9 +17,9 @@ class Protosteer(CPP):
     source = Source(
         "protosteer", "The default classifier: docs/explanation/default-classifier.md", "this repository", 2026
     )
-
+    trains = "a prompt, on the first task"
     published = {}
-    stored_features = f"up to {MAX_PROTOTYPES} per class"
+    stored_features = f"up to {MAX_PROTOTYPES} per class, with a prompt {MAX_PAIRED_PROTOTYPES} twice"
 
     @classmethod
     def preset(cls, name: str | None) -> dict[str, Any]:

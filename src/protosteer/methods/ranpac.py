@@ -45,6 +45,8 @@ class RanPAC(Ridge):
     published = {
         "split-cifar100": {},
         "cub200": {},
+        "omnibenchmark": {"first_session": "vpt"},
+        "cars": {"first_session": "vpt"},
         "imagenet-r": {"epochs": 10, "batch_size": 16, "learning_rate": 0.05, "weight_decay": 5e-3},
     }
     older_settings = {"first_session": "none"}

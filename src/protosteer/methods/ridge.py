@@ -75,7 +75,8 @@ class Ridge(FirstSession):
 
     def answer(self, images: Images) -> Answer:
         """Predict the class with the largest score."""
-        return Answer((self.map_features(self.embed(images)) @ self.weights).argmax(dim=1))
+        scores = self.map_features(self.embed(images)) @ self.weights
+        return Answer(scores.argmax(dim=1), scores=scores)
 
     def bytes_per_task(self) -> list[int]:
         """Return the bytes of the sums G and C in float32, as the papers store them; G comes with the first task."""

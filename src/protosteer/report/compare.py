@@ -51,6 +51,7 @@ TRANSFER = (
 )  # fmt: skip
 DECIDING = ("calibration_error", "passes_per_image", "retrieval_accuracy")
 COSTS = ("bytes_per_class", "trained_parameters", "train_seconds", "eval_seconds")
+PAPER_BYTES = ("prompt_bytes_per_task", "appendix_bytes_per_class")  # as CPP's paper counts memory
 # The diagnosis next to the other metrics; each method has one kind.
 CAUSES = {f"diagnosis_{name}": metric for name, metric in DIAGNOSIS.items()}
 ENDED = "Test images after the last task, means over tasks"
@@ -78,7 +79,7 @@ def comparison_tables(rows: Rows) -> list[Table]:
         *_blurry(flat),
         *_transfer(flat),
         spread_table("Decisions after the last task", _narrow(METRICS, DECIDING), flat),
-        spread_table("Cost", _narrow(METRICS, COSTS), flat),
+        spread_table("Cost", _narrow(METRICS, (*COSTS, *PAPER_BYTES)), flat),
         *(table for title, names in KINDS for table in _causes(title, names, flat)),
     ]
 
@@ -121,7 +122,8 @@ def comparison_markdown(rows: Rows, tests: Tests | None = None) -> str:
     flat = _flat(rows)
     blurry = present({name: METRICS[name] for name in BLURRY[:2]}, flat.items())
     transfer = present({name: METRICS[name] for name in TRANSFER[1:]}, flat.items())
-    metrics = {name: METRICS[name] for name in (*QUALITY, *transfer, *blurry, *DECIDING, *COSTS)}
+    paper_bytes = present({name: METRICS[name] for name in PAPER_BYTES}, flat.items())
+    metrics = {name: METRICS[name] for name in (*QUALITY, *transfer, *blurry, *DECIDING, *COSTS, *paper_bytes)}
     parts = [
         _cells(flat, metrics),
         _cells(flat, present(CAUSES, flat.items())),
@@ -133,7 +135,8 @@ def comparison_markdown(rows: Rows, tests: Tests | None = None) -> str:
 def comparison_latex(rows: Rows, tests: Tests | None = None) -> str:
     """Make a LaTeX table (package booktabs) of quality, decisions and costs, and one of the tests."""
     flat = _flat(rows)
-    metrics = present({name: METRICS[name] for name in (*QUALITY, *TRANSFER, *DECIDING, *COSTS)}, flat.items())
+    names = (*QUALITY, *TRANSFER, *DECIDING, *COSTS, *PAPER_BYTES)
+    metrics = present({name: METRICS[name] for name in names}, flat.items())
     return tabular(_cells(flat, metrics)) + (f"\n{tabular(test_cells(tests))}" if tests else "")
 
 

@@ -77,6 +77,8 @@ METRICS = {
     "overall_prompts_per_image": Metric("Prompts per image, all tests"),
     "bytes_per_task": Metric("Bytes per task", decimals=0),
     "bytes_per_class": Metric("Bytes per class", decimals=0),
+    "prompt_bytes_per_task": Metric("Prompt bytes per task", decimals=0),
+    "appendix_bytes_per_class": Metric("Bytes per class, CPP's appendix", decimals=0),
     "trained_parameters": Metric("Trained parameters", decimals=0),
     "train_seconds": Metric("Learning", "s", decimals=1),
     "eval_seconds": Metric("Testing", "s", decimals=1),

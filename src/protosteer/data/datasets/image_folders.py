@@ -222,14 +222,14 @@ OMNIBENCHMARK = images_info(
     halves, _all_there("train", "test"), name="omnibenchmark", title="OmniBenchmark, 300 classes", classes=300,
     licence="see source", source=_PILOT,
     by_hand=f"get the 300 classes that {_PILOT} links, and put train/ and test/ with their class folders into {{folder}}",
-    note="The subset of RanPAC, EASE and others, chosen by the authors of that page.",
+    note="The subset of RanPAC, EASE and others, chosen by the authors of that page. Its checksum is not published.",
 )  # fmt: skip
 VTAB = images_info(
     halves, _all_there("train", "test"), name="vtab", title="VTAB, 50 classes", classes=50, licence="see source",
     source=_PILOT,
     by_hand=f"get the 50 classes that {_PILOT} links, and put train/ and test/ with their class folders into {{folder}}",
     note="Ten classes each of five of VTAB's data sets, chosen by the authors of that page; in the order of the folders' "
-    "names.",
+    "names. Its checksum is not published.",
 )  # fmt: skip
 
 INFOS = (
