@@ -10,6 +10,8 @@ image, the teacher's tokens at 224. What is exported lies halfway between the we
 photographs make it forget some of what the teacher knew, and halfway it is better than at either end. It contains the
 teacher's weights, so it is not shipped; mini learns from it, layer by layer (pretrain_mini.py).
 
+With `--start`, mini itself is trained in this way, as the last step.
+
 The first sweeps over the photographs, one per view, follow file order, so that the training may run while the teacher's
 tokens are still being computed; it waits for them where it must.
 """
@@ -17,6 +19,7 @@ tokens are still being computed; it waits for them where it must.
 from __future__ import annotations
 
 import argparse
+import copy
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +33,7 @@ from mini_data import PHOTOS, SIZE, crops, cut
 from mini_glyphs import Glyphs
 from mini_teacher import GRID, TeacherOutputs, load_teacher
 from mini_training import CHECKPOINT, SEED, Recipe, Training, export, parse, train
+from pretrain_mini import started_from
 from procedural import random_glyphs
 from protosteer.backbones.build_vit import resample_positions
 from protosteer.paper.vit import ViT
@@ -137,18 +141,22 @@ class FromTeacher:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train mini's assistant, or resume its training.")
     parser.add_argument("--teacher", type=Path, required=True, metavar="FILE", help="named as timm names it")
+    parser.add_argument(
+        "--start", type=Path, metavar="FILE", help="an exported mini to finish; default: the teacher's weights"
+    )
     args, recipe = parse(parser, AssistantRecipe, 48_000)
     teacher = load_teacher(args.teacher)
-    how = replace(teacher.preprocessing, image_size=SIZE)
-    vit = fold(teacher.vit)
-    glyphs = Glyphs(vit, how, Generator().manual_seed(SEED))
-    training = Training(vit, how, recipe)
+    how, start = replace(teacher.preprocessing, image_size=SIZE), fold(teacher.vit)
+    if args.start:
+        start = started_from(args.start, start.config)
+    training = Training(copy.deepcopy(start), how, recipe)
     if args.export:
         training.restore(args.run / CHECKPOINT)
-        for trained, first in zip(training.mean.parameters(), fold(teacher.vit).parameters(), strict=True):
-            trained.data.lerp_(first, 0.5)
+        for end, begin in zip(training.mean.parameters(), start.parameters(), strict=True):
+            end.data.lerp_(begin, 0.5)
         export(training, args.export)
         return
+    glyphs = Glyphs(start, how, Generator().manual_seed(SEED))
     train(training, FromTeacher(Batches(args.photos, recipe), glyphs), args)
 
 

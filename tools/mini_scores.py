@@ -179,17 +179,19 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--speed", action="store_true", help="measure speed instead, beside nano's")
     parser.add_argument("--teacher", type=Path, metavar="FILE", help="DeiT-Tiny, beside --speed")
+    parser.add_argument("--precision", default="auto")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, metavar="FILE")
     return parser.parse_args()
 
 
 def measured(args: argparse.Namespace) -> dict[str, Any]:
-    backbone = Backbone.load(args.backbone, weights=args.weights)
+    load = partial(Backbone.load, precision=args.precision)
+    backbone = load(args.backbone, weights=args.weights)
     if args.speed:
-        backbones = {"nano": Backbone.load("nano"), args.backbone: backbone}
+        backbones = {"nano": load("nano"), args.backbone: backbone}
         if args.teacher:
-            backbones["deit_tiny"] = Backbone.load("deit_tiny_patch16_224", weights=args.teacher)
+            backbones["deit_tiny"] = load("deit_tiny_patch16_224", weights=args.teacher)
         return {"images_per_second": {k: round(v, 1) for k, v in speed(backbones, 64, 5).items()}}
     found: dict[str, Any] = {"backbone": backbone.describe()}
     for name, drawing in drawings(args).items():

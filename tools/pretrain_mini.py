@@ -5,7 +5,10 @@
     python tools/mini_assistant.py --photos FOLDER --teacher FILE --cifar DIR --mnist DIR --run FOLDER/assistant
     python tools/mini_assistant.py --photos FOLDER --teacher FILE --run FOLDER/assistant --export assistant.safetensors
     python tools/pretrain_mini.py --photos FOLDER --assistant FILE --cifar DIR --mnist DIR --run FOLDER/run
-    python tools/pretrain_mini.py --photos FOLDER --assistant FILE --run FOLDER/run --export mini.safetensors
+    python tools/pretrain_mini.py --photos FOLDER --assistant FILE --run FOLDER/run --export trained.safetensors
+    python tools/mini_assistant.py --photos FOLDER --teacher FILE --cifar DIR --mnist DIR --start trained.safetensors \\
+        --rate 1e-4 --cool-down 0.9 --images 25600 --run FOLDER/finish
+    (the same) --export mini.safetensors
 
 mini begins with random weights, or with those of an earlier mini (`--start`). It sees crops of photographs, mirrored at
 random, and made-up glyphs. After every layer it regresses the assistant's tokens, and in every layer the assistant's
@@ -47,7 +50,6 @@ class MiniRecipe(Recipe):
     batch_glyphs: int = 4
     rate: float = 1e-3
     cool_down: float = 0.6
-    helped: int = 1  # 0: images enter every layer as mini has them, for a short finish
     attention_weight: float = 1.0
     layers_weight: float = 1.0
     tokens_weight: float = 0.25
@@ -156,7 +158,7 @@ class FromAssistant:
         with torch.autocast("cpu", torch.bfloat16):  # a third faster than without
             with torch.no_grad():
                 targets, target_logits = layer_by_layer(self.vit, pictures)
-            tokens_after, logits = layer_by_layer(vit, pictures, targets if recipe.helped else ())
+            tokens_after, logits = layer_by_layer(vit, pictures, targets)
             end, truth = vit.norm(tokens_after[-1]).float(), self.vit.norm(targets[-1]).float()
         layers = [token_losses(*three) for three in zip(tokens_after, targets, self.updates, strict=True)]
         tokens, patches = token_losses(end, truth, self.end)

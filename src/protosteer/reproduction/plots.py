@@ -44,7 +44,9 @@ def _columns_with_numbers(result: Result) -> list[Line]:
 
 def _bar_panel(axes: Axes, numbers: list[Number | None], in_bytes: bool) -> None:
     if in_bytes:  # from hundreds to millions
+        sizes = [number.mean for number in numbers if number and number.mean]
         axes.set_xscale("log")
+        axes.set_xlim(min(sizes, default=1) / 3, 3 * max(sizes, default=1))
     for y, number in enumerate(numbers):
         if number and number.mean is not None:
             axes.barh(y, number.mean, xerr=number.std, height=0.6, color=OURS, alpha=0.85, label="ours")
