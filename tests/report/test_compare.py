@@ -187,7 +187,10 @@ def test_tests_are_in_every_form() -> None:
     assert cpp["test_mcnemar_p"] == "0.0123" and ncm["test_mcnemar_p"] == cpp["test_t_p"] == ""
     console = Console(file=io.StringIO(), width=140)
     console.print(compare.comparison_tests(TESTS))
-    assert " ".join(cells_of_cpp[:2]) in " ".join(console.file.getvalue().split())
+    text = " ".join(console.file.getvalue().split())
+    assert " ".join(cells_of_cpp[:2]) in text and "Pairs 0" not in text
+    console.print(compare.comparison_tests(TESTS | {"other": TESTS["ncm"] | {"pairs": 0}}))
+    assert "Pairs 0: no run" in " ".join(console.file.getvalue().split())
 
 
 def test_latex_escapes_and_has_as_many_cells_in_every_row() -> None:

@@ -166,6 +166,8 @@ def comparison_tests(tests: Tests) -> Table:
     table = plain_table(heading, labels(), *numbers(TEST_COLUMNS[1:]))
     for name, *cells in test_cells(tests)[1:]:
         table.add_row(label_cell(name), *cells)
+    if any(found.get("pairs") == 0 for found in tests.values()):
+        table.caption = "Pairs 0: no run has the class order, seed and test images of one of the first row"
     return table
 
 
