@@ -9,7 +9,7 @@ from expect import expect_cli_error
 from protosteer.cli import main
 from protosteer.evaluation import method_info
 from protosteer.evaluation.method_info import describe, first_task_parameters
-from protosteer.evidence.prototype_summary import MAX_PROTOTYPES
+from protosteer.evidence.prototype_summary import MAX_PAIRED_PROTOTYPES, MAX_PROTOTYPES
 from protosteer.methods import METHODS
 from protosteer.methods.finetune import Finetune
 from protosteer.methods.ncm import NCM, NCMSettings
@@ -84,7 +84,7 @@ def test_published_settings_are_shown_with_their_source(capsys):
     assert "dualprompt-pytorch" in out and "expert_length=5" in out and "imagenet-r" in out
     told = describe(METHODS["dualprompt"]).to_dict()
     assert told["published"]["imagenet-subset"] == {"epochs": 50} and told["grid"]["learning_rate"][0] == 5e-3
-    assert main(["methods", "layup"]) == 0
+    assert main(["methods", "slda"]) == 0
     assert "Published" not in capsys.readouterr().out
 
 
@@ -92,7 +92,7 @@ def test_stored_features_are_no_secret():
     """The default classifier stores vectors of single images: not their pixels, but not nothing."""
     told = {name: describe(METHODS[name]) for name in ("protosteer", "knn", "cpp", "er")}
     assert {name: (about.rehearsal, about.features) for name, about in told.items()} == {
-        "protosteer": ("no", f"up to {MAX_PROTOTYPES} per class"),
+        "protosteer": ("no", f"up to {MAX_PROTOTYPES} per class, with a prompt {MAX_PAIRED_PROTOTYPES} twice"),
         "knn": ("no", "all"),
         "cpp": ("no", "no"),
         "er": ("500 images", "no"),
