@@ -258,7 +258,7 @@ def sentence(variants: dict[str, dict[str, Any]]) -> str:
         f"After the last task class means have {base['last_accuracy']:.1f} %, CPP {paper['last_accuracy']:.1f} % "
         f"and protosteer {ours['last_accuracy']:.1f} %: {against(base)} than class means, {against(paper)} than "
         f"CPP, in {ours['passes_per_image']:.2f} passes per image (CPP: {paper['passes_per_image']:.2f}); "
-        f"{ours['last_forgetting']:.1f} points are forgotten (CPP: {paper['last_forgetting']:.1f}), its "
+        f"its forgetting is {ours['last_forgetting']:.1f} points (CPP's: {paper['last_forgetting']:.1f}), its "
         f"confidence is {ours['calibration_error']:.1f} points off (CPP's: {paper['calibration_error']:.1f}), and "
         f"it keeps {ours['bytes_per_class']:,.0f} bytes per class (CPP: {paper['bytes_per_class']:,.0f})."
     )
