@@ -165,6 +165,8 @@ def test_comparison_is_tuned_and_averaged_over_class_orders(tmp_path: Path) -> N
     (compared,) = driver.chosen(where, "compared", scale)
     with expect_error("unknown-row", SettingsError, name="slad"):
         driver.reproduce([compared], scale, where, lambda line: None, rows=["slad"])
+    order = [(part.rows[0].key, which.start) for part, which in driver.parts(compared, [])]
+    assert order == [("ncm", 0), ("fixed", 0), ("ncm", 1), ("fixed", 1)]  # the first class order of all rows first
     (result,) = driver.reproduce([compared], scale, where, lambda line: None, rows=["ncm"])
     number = result.numbers["ncm", "digits", "last_accuracy"]
     assert set(result.missing) == {"fixed, Digits"} and number.n == 4

@@ -71,7 +71,7 @@ def reproduce(
     definitions = driver.chosen(place, name, chosen_scale)
     wanted = rows.split(",") if rows else ()
     if dry_run:
-        parts = [part for one in definitions for part in driver.parts(one, wanted)]
+        parts = [part for one in definitions for part, _ in driver.parts(one, wanted)]
         runs = unique_runs([cell for part in parts for cell in expand(part, chosen_scale, place)])
         _show_costs(runs, f"Scale {scale}: {chosen_scale.title}", as_json)
         return

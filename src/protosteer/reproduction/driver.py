@@ -43,7 +43,7 @@ def reproduce(
     """Run what is missing and write the results of experiments.
 
     Finished runs are reused, interrupted ones are resumed. A run that fails leaves its cell empty, with the reason.
-    The result of a comparison is written after every cell.
+    The result of a comparison is written after every run.
 
     Args:
         definitions: The experiments.
@@ -63,20 +63,27 @@ def reproduce(
         say(f"{definition.name}, {i} of {len(definitions)}: {counted(len(runs), 'run')}, {finished} finished already")
         fill = functools.partial(run_study, place=place) if definition.study else functools.partial(_fill, place)
         failed: dict[Path, str] = {}
-        for part in parts(definition, rows):
+        for part, orders in parts(definition, rows):
             tune_missing(expand(part, scale, place), place, say)
-            failed |= run_missing(unique_runs(expand(part, scale, place)), say, how or {})
-            result = fill(definition, scale, expand(definition, scale, place), failed)
-            write(result, place.out)
-        results.append(result)
+            cells = [replace(cell, runs=cell.runs[orders]) for cell in expand(part, scale, place)]
+            missing = [run for run in unique_runs(cells) if not is_finished(run)]
+            failed |= run_missing(missing, say, how or {})
+            if missing and definition.comparison:
+                write(fill(definition, scale, expand(definition, scale, place), failed), place.out)
+        results.append(fill(definition, scale, expand(definition, scale, place), failed))
+        write(results[-1], place.out)
         say(f"Written: {place.out / definition.name}.md, .csv, .tex, .png")
     return results
 
 
-def parts(definition: Definition, rows: Collection[str]) -> list[Definition]:
-    """Divide an experiment into what is run before its result is written: all, rows, or the cells of a comparison.
+def parts(definition: Definition, rows: Collection[str]) -> list[tuple[Definition, slice]]:
+    """Divide an experiment into what is run before its result is written: all, rows, or single runs of a comparison.
 
-    The first column of a comparison comes before the second.
+    A comparison runs all cells with its first class order before the second, and its first column before the second:
+    interrupted, it has something of every row.
+
+    Returns:
+        Pairs of a part of the definition, and which of each cell's runs to run.
 
     Raises:
         SettingsError: It has no such row (code "unknown-row").
@@ -87,19 +94,21 @@ def parts(definition: Definition, rows: Collection[str]) -> list[Definition]:
             message = f"{definition.name} has no row '{key}'; {suggestion(key, known)}"
             raise SettingsError(message, code="unknown-row", name=key)
     if not rows and definition.comparison is None:
-        return [definition]
-    columns = [(column,) for column in definition.columns] if definition.comparison else [definition.columns]
+        return [(definition, slice(None))]
     chosen = [row for row in definition.rows if not rows or row.key in rows]
-    return [replace(definition, rows=(row,), columns=own) for own in columns for row in chosen]
+    if definition.comparison is None:
+        return [(replace(definition, rows=(row,)), slice(None)) for row in chosen]
+    orders = [slice(i, i + 1) for i in range(len(definition.comparison.class_orders))]
+    cells = [replace(definition, rows=(row,), columns=(column,)) for column in definition.columns for row in chosen]
+    return [(cell, order) for order in orders for cell in cells]
 
 
 def run_missing(runs: Sequence[Experiment], say: Say, how: Mapping[str, Any]) -> dict[Path, str]:
-    """Run what is not finished, in groups that share stream and backbone; returns why runs failed, by folder."""
+    """Run unfinished runs, in groups that share stream and backbone; returns why runs failed, by folder."""
     failed: dict[Path, str] = {}
-    missing = [run for run in runs if not is_finished(run)]
     for evaluates in (False, True):  # states are learned before they are evaluated
         groups: dict[tuple[Any, ...], list[Experiment]] = {}
-        for run in missing:
+        for run in runs:
             if (run.states_from is not None) == evaluates and run.states_from not in failed:
                 groups.setdefault((run.stream, run.backbone, run.image_size, run.crop), []).append(run)
         for group in groups.values():
