@@ -1,4 +1,4 @@
-"""scikit-learn's face: a classifier for pipelines, cross-validation and searches, of images or of feature vectors."""
+"""A scikit-learn classifier, for pipelines, cross-validation and searches, of images or of feature vectors."""
 
 from __future__ import annotations
 
@@ -27,14 +27,17 @@ _CHUNK = 1024  # vectors that are compared with all classes at once
 
 
 class ProtosteerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Classes that may arrive over time: `partial_fit` adds new ones, and nothing that was learned is forgotten.
+    """A classifier whose `partial_fit` adds new classes and keeps the earlier ones.
 
-    backbone: None: X are feature vectors [n, d], such as embeddings, told apart by their directions. A `Backbone`
-    or its name: X are images, as an array [n, H, W, 3] or as paths.
-    preset: "instant" trains nothing, which is all that vectors allow; of images also "fast", "best", "paper".
+    Args:
+        backbone: A `Backbone` or its name: X are images, as an array [n, H, W, 3] or as paths. None: X are feature
+            vectors [n, d], such as embeddings, compared by their directions.
+        preset: "instant" trains nothing; vectors allow no other. Images also allow "fast", "best" and "paper".
+        random_state: Seed of everything random.
 
-    After `fit`, classes_ are the labels in sorted order, and learner_ holds what was learned: of images a `Learner`,
-    which can be saved.
+    Attributes:
+        classes_: The labels, in sorted order.
+        learner_: What was learned: of images a `Learner`, which can be saved.
     """
 
     def __init__(self, backbone: str | Backbone | None = None, preset: str = "instant", random_state: int = 0):
@@ -43,7 +46,7 @@ class ProtosteerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> ProtosteerClassifier:
-        """Learn the classes `y` [n] of images or vectors `X`, and forget what was learned before."""
+        """Learn the classes `y` [n] of images or vectors `X`; what was learned before is dropped."""
         X, y = self._examples(X, y, first=True)
         learner = self._new_learner()
         learner.learn((X, _names(y)))
@@ -51,17 +54,23 @@ class ProtosteerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> ProtosteerClassifier:
-        """Learn more: new classes, or more of known ones.
+        """Learn new classes, or more images of known ones.
 
-        classes: labels that will come; until they do, their probability is 0. They need not be told. Each call
-        keeps up to 40 points per class, so give images by the batch, not one by one.
+        Args:
+            X: Images or vectors. Each call stores up to 40 feature vectors per class, so pass images in batches, not
+                one by one.
+            y: Their labels [n].
+            classes: Labels of later calls, optional; their probability is 0 until they are learned.
+
+        Returns:
+            The classifier itself.
         """
         first = not hasattr(self, "learner_")
         X, y = self._examples(X, y, first)
         learner = self._new_learner() if first else self.learner_
         learner.learn((X, _names(y)))
-        told = [*([] if first else [self.classes_]), *([] if classes is None else [classes]), y]
-        self.learner_, self.classes_ = learner, np.unique(np.concatenate([np.asarray(part) for part in told]))
+        labels = [*([] if first else [self.classes_]), *([] if classes is None else [classes]), y]
+        self.learner_, self.classes_ = learner, np.unique(np.concatenate([np.asarray(part) for part in labels]))
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -150,7 +159,7 @@ class _Embedded:
 
 
 def _units(vectors: np.ndarray) -> Tensor:
-    """Float32 [n, d] of length 1: evidence is of directions, and half precision would not hold other lengths."""
+    """Normalise to float32 vectors [n, d] of length 1: only directions count, and float16 summaries hold no other lengths."""
     return F.normalize(torch.from_numpy(np.array(vectors, dtype=np.float64)), dim=1).float()
 
 
