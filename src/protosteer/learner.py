@@ -87,8 +87,8 @@ class Learner:
 
     def __repr__(self) -> str:
         images, tasks = sum(task.images for task in self.memory.tasks), counted(len(self.memory), "task")
-        known = f"{counted(len(self.classes), 'class')} in {tasks} from {counted(images, 'image')}"
-        return f"<Learner: {self.backbone.name}, {known if len(self.memory) else 'nothing learned yet'}>"
+        contents = f"{counted(len(self.classes), 'class')} in {tasks} from {counted(images, 'image')}"
+        return f"<Learner: {self.backbone.name}, {contents if len(self.memory) else 'nothing learned yet'}>"
 
     @property
     def backbone(self) -> Backbone:
@@ -249,9 +249,9 @@ class Learner:
             The records of those that were learned, which are in `memory` now.
         """
         self._require_knowledge()
-        found = as_images(images, self.backbone.preprocessing)
-        paths = getattr(found, "paths", None)
-        return confirm(self, paths if paths is not None else list(found.pixels(range(len(found))).split(1)))
+        image_set = as_images(images, self.backbone.preprocessing)
+        paths = getattr(image_set, "paths", None)
+        return confirm(self, paths if paths is not None else list(image_set.pixels(range(len(image_set))).split(1)))
 
     def undo(self, task: str | None = None) -> TaskRecord:
         """Undo a correction or confirmation, as if it had never been made.
@@ -473,11 +473,11 @@ def merge(
     Examples:
         >>> import torch
         >>> import protosteer as ps
-        >>> backbone, made = ps.Backbone.load("nano"), []
+        >>> backbone, learners = ps.Backbone.load("nano"), []
         >>> for name, grey in (("dark", 5), ("light", 250)):
-        ...     made.append(ps.Learner(backbone, ps.Settings.preset("instant")))
-        ...     record = made[-1].add_class(name, torch.full((2, 3, 32, 32), grey).byte())
-        >>> ps.merge(*made).classes
+        ...     learners.append(ps.Learner(backbone, ps.Settings.preset("instant")))
+        ...     record = learners[-1].add_class(name, torch.full((2, 3, 32, 32), grey).byte())
+        >>> ps.merge(*learners).classes
         ['dark', 'light']
     """
     if not learners:

@@ -78,11 +78,11 @@ class Values:
     @classmethod
     def bounds(cls) -> dict[str, Mapping[str, Any]]:
         """Return the bounds of each setting by name, as `setting` takes them."""
-        found: dict[str, dict[str, Any]] = {field.name: {} for field in dataclasses.fields(cls)}
+        bounds: dict[str, dict[str, Any]] = {field.name: {} for field in dataclasses.fields(cls)}
         for base in reversed(cls.__mro__):
             for name, field in vars(base).get("__dataclass_fields__", {}).items():
-                found[name] |= field.metadata
-        return dict(found)
+                bounds[name] |= field.metadata
+        return dict(bounds)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:

@@ -94,21 +94,26 @@ def learn_task(
 def trains_prompt(
     settings: Settings, classes: Sequence[str], memory: Memory, shared_prompt: Tensor | None = None
 ) -> bool:
-    """Whether a task of these classes gets a prompt.
+    """Return whether a prompt is trained for a task of these classes.
 
-    A single class without any other gets none: training would draw all its images together. Neither do, by the
-    default rule, more images of known classes. A shared prompt is trained with the first task, unless tasks
-    are independent: then it could serve no other.
+    None is trained for a single class without any other, because training would draw all its images together, nor,
+    by the default rule, for more images of known classes. A shared prompt is trained with the first task, unless
+    tasks are independent: then no other task could use it.
     """
     earlier = set() if settings.independent else set(memory.classes)
-    alone = len(classes) == 1 and not earlier - set(classes)
-    grown = not RULES[settings.rule].trains_known_classes and earlier >= set(classes)
-    served = settings.prompt_tasks == "first" and (shared_prompt is not None or len(memory) > 0 or settings.independent)
-    return settings.prompts and not alone and not grown and not served
+    is_only_class = len(classes) == 1 and not earlier - set(classes)
+    only_known_classes = not RULES[settings.rule].trains_known_classes and earlier >= set(classes)
+    is_first = shared_prompt is None and not len(memory) and not settings.independent
+    return (
+        settings.prompts
+        and not is_only_class
+        and not only_known_classes
+        and (settings.prompt_tasks == "all" or is_first)
+    )
 
 
 def prompt_becomes_shared(settings: Settings, memory: Memory, shared_prompt: Tensor | None) -> bool:
-    """Whether the prompt of the task that is learned now will serve all later classes too."""
+    """Return whether the prompt of the task that is learned now becomes the shared prompt."""
     first = shared_prompt is None and not len(memory)
     return RULES[settings.rule].uses_shared_prompt and first and not settings.independent
 
