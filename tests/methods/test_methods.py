@@ -208,6 +208,19 @@ def test_published_settings_and_grids_are_valid(name):
     assert math.prod(map(len, method.grid.values())) == 3, "an equal search for all"
 
 
+@pytest.mark.filterwarnings("ignore::protosteer.errors.ProtosteerWarning")  # that training changed nothing
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if is_quick(n) else pytest.mark.slow) for n in METHODS])
+def test_what_tuning_tries_matters_in_the_first_task(name: str) -> None:
+    """Tuning sees the first task alone: a setting without effect there would never be tuned."""
+    ((setting, values),) = METHODS[name].grid.items()
+    scores = []
+    for value in values[:2]:
+        make = maker(name, **{setting: value})
+        method = make.after(1)
+        scores.append(method.answer(make.images(method, GROUPS[0])).scores)
+    assert not torch.equal(*scores)
+
+
 def test_memory_by_the_papers_two_definitions():
     """Two layers of one token of 24 numbers for each task, centroids counted by hand."""
     found = maker("cpp").after(2).paper_bytes()
@@ -224,11 +237,34 @@ def test_the_command_line_says_where_methods_are_listed():
     assert "`protosteer methods`" in option.help and "methods" in commands
 
 
+def test_a_method_whose_backbone_is_not_trained_fails_the_check_though_its_head_is():
+    class HeadAlone(METHODS["finetune"]):  # type: ignore[misc, valid-type]
+        def parameters(self) -> dict[str, Any]:
+            return dict(self.head.named_parameters("head"))
+
+    with pytest.raises(AssertionError, match="training changed nothing"):
+        check_training_changes_what_predicts(Maker(HeadAlone))
+
+
+def test_a_method_that_trains_a_head_on_plain_features_passes_the_check():
+    class Linear(METHODS["finetune"]):  # type: ignore[misc, valid-type]
+        trains_backbone = False
+
+        def __init__(self, backbone: Any, settings: Any) -> None:
+            super().__init__(backbone, settings)
+            self.backbone = self.pretrained
+
+        def parameters(self) -> dict[str, Any]:
+            return dict(self.head.named_parameters("head"))
+
+    check_training_changes_what_predicts(Maker(Linear))
+
+
 def test_a_method_whose_training_has_no_effect_fails_the_check():
     class Idle(METHODS["finetune"]):  # type: ignore[misc, valid-type]
         def answer(self, images: Any) -> Answer:
             embeddings = images.embed(torch.arange(len(images)), key="plain", backbone=self.pretrained)
             return Answer(embeddings.argmax(dim=1))
 
-    with pytest.raises(AssertionError, match="training changed neither"):
+    with pytest.raises(AssertionError, match="training changed nothing"):
         check_training_changes_what_predicts(Maker(Idle))

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from protosteer.backbones import Backbone
+from protosteer.backbones.prompting import Prompt
 from protosteer.data.images import ArrayImages, ImageSet
 from protosteer.errors import LearnerError, ModelFileError
 from protosteer.methods.base import Images, Method, TrainingTask
@@ -323,10 +324,11 @@ def check_stale_embeddings_are_not_used(make: Maker) -> None:
 
 @dataclass
 class _Recorder:
-    """Test images that record every embedding and token a method asks for."""
+    """Test images that record the embeddings and tokens that a method's training can change: all but plain ones."""
 
     images: Images
-    outputs: list[Tensor] = field(default_factory=list)
+    trains_backbone: bool
+    adapted: list[Tensor] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -334,27 +336,34 @@ class _Recorder:
     def pixels(self, rows: Tensor) -> Tensor:
         return self.images.pixels(rows)
 
-    def embed(self, *args: Any, **named: Any) -> Tensor:
-        self.outputs.append(self.images.embed(*args, **named))
-        return self.outputs[-1]
+    def embed(
+        self, rows: Tensor, prompt: Prompt | None = None, key: str | None = None, backbone: Backbone | None = None
+    ) -> Tensor:
+        return self._recorded(self.images.embed(rows, prompt, key, backbone), prompt, backbone)
 
-    def tokens(self, *args: Any, **named: Any) -> Tensor:
-        self.outputs.append(self.images.tokens(*args, **named))
-        return self.outputs[-1]
+    def tokens(self, rows: Tensor, prompt: Tensor | None = None) -> Tensor:
+        return self._recorded(self.images.tokens(rows, prompt), prompt, None)
+
+    def _recorded(self, output: Tensor, prompt: Prompt | None, backbone: Backbone | None) -> Tensor:
+        if self.trains_backbone or prompt is not None or backbone is not None:
+            self.adapted.append(output)
+        return output
 
 
 def check_training_changes_what_predicts(make: Maker) -> None:
-    """At its own learning rate and at none, a method predicts from other features, or with other confidence."""
+    """At its own learning rate and at none, a method predicts from other features.
+
+    A method that reads nothing but plain embeddings trains what reads them: then it gives other scores.
+    """
     one_epoch = {"epochs": 1, "learning_rate": 1e-12}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that training changed nothing
         untrained = Maker(make.method, {**make.settings, **one_epoch}).after(1)
     outputs = []
     for method in (make.after(1), untrained):
-        recorder = _Recorder(make.images(method, GROUPS[0]))
-        answer = method.answer(recorder)
-        confidence = [] if answer.confidence is None else [answer.confidence]
-        outputs.append([*recorder.outputs, *confidence])
+        recorder = _Recorder(make.images(method, GROUPS[0]), method.trains_backbone)
+        scores = method.answer(recorder).scores
+        outputs.append(recorder.adapted or ([] if scores is None else [scores]))
     pairs = list(zip(*outputs, strict=False))
     same = [a.shape == b.shape and float((a - b).norm()) <= 1e-3 * float(b.norm()) for a, b in pairs]
-    assert not all(same), "training changed neither the features nor the confidence that predictions come from"
+    assert not all(same), "training changed nothing that predictions come from"

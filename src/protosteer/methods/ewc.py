@@ -9,7 +9,9 @@ and the loss of a task is L = cross-entropy + lambda / 2 * sum of F (w - w*)^2.
 Of the two forms in use, this is the one of constant size: F is the sum over all tasks so far, and w* are the weights
 after the latest task. The paper has one anchor for every task; Huszar (2018) derives the single one. The head's rows
 for new classes have no F yet and move freely. Labels are drawn among all classes so far, and cross-entropy runs over
-all of them too; the paper knows the task at test time.
+all of them too; the paper knows the task at test time. The network, AdamW and its settings are those of `finetune`.
+
+The first task has no penalty, so the grid, which is tried on that task alone, has learning rates and not lambda.
 """
 
 from __future__ import annotations
@@ -46,7 +48,6 @@ class EWC(Network):
 
     source = Source("Kirkpatrick et al.", "Overcoming catastrophic forgetting in neural networks", "PNAS", 2017)
     settings_class = EWCSettings
-    grid = {"penalty": (1e6, 1e4, 1e8)}
     supports_repeated_classes = True
     state_fields = {**Network.state_fields, "fisher": "once"}
     test_settings = {**Network.test_settings, "fisher_images": 4, "penalty": 400.0}
