@@ -88,6 +88,14 @@ def test_published_settings_are_shown_with_their_source(capsys):
     assert "Published" not in capsys.readouterr().out
 
 
+def test_what_all_trained_methods_do_alike_is_on_each_page():
+    assert (
+        method_info.COMMON in describe(METHODS["icarl"]).about
+        and method_info.COMMON in describe(METHODS["ranpac"]).about
+    )
+    assert method_info.COMMON not in describe(METHODS["ncm"]).about
+
+
 def test_stored_features_are_no_secret():
     """The default classifier stores vectors of single images: not their pixels, but not nothing."""
     told = {name: describe(METHODS[name]) for name in ("protosteer", "knn", "cpp", "er")}

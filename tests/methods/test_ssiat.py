@@ -28,6 +28,21 @@ def test_means_shift_as_in_a_loop():
     )
 
 
+def test_the_margin_is_taken_from_the_cosine_of_the_own_class():
+    """CosFace, written out: the own class competes with its cosine less the margin."""
+    method = Maker(SSIAT, {"margin": 0.3, "temperature": 0.05}).after(2)
+    method.tasks.pop()  # as while the second task is learned
+    images, labels = method.backbone.preprocessing(toy_images(GROUPS[1])[0][::8], method.backbone.device), (2, 3, 4)
+    value, embeddings = method.loss(images, torch.tensor(labels))
+    expected = []
+    for row, label in zip(embeddings.detach(), labels, strict=True):
+        cosines = [float(F.cosine_similarity(row, method.head.weight[k].detach(), dim=0)) for k in labels]
+        own = math.exp((cosines[label - 2] - 0.3) / 0.05)
+        others = sum(math.exp(c / 0.05) for k, c in zip(labels, cosines, strict=True) if k != label)
+        expected.append(-math.log(own / (own + others)))
+    assert math.isclose(float(value.detach()), sum(expected) / 3, rel_tol=1e-4)
+
+
 def test_earlier_means_move_and_new_ones_are_those_of_the_adapted_backbone():
     one, two = MAKE.after(1), MAKE.after(2)
     pixels, names = toy_images(GROUPS[1])

@@ -15,11 +15,16 @@ from protosteer.backbones import Backbone
 from protosteer.data.images import ArrayImages
 from protosteer.errors import ProtosteerError
 from protosteer.methods import Method, Source
+from protosteer.methods.training_utils import TrainingSettings
 from protosteer.settings import Values
 from protosteer.streams.base import TrainingTask, training_view
 from protosteer.util.text import counted
 
 CLASSES, IMAGES = 10, 2  # classes of the task on which parameters are counted, and images of each
+COMMON = (
+    "As for every method of the common training loop, and whatever its source does: images are augmented as the setting "
+    "`augmentation` says, gradients are clipped at `gradient_clip`, and a rate that falls along a cosine falls at every step."
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,7 @@ class MethodInfo:
         features: Feature vectors of single images that are stored, in words. Means of many images do not count.
         trains: What is trained, in words.
         supports_repeated_classes: Whether tasks may bring more images of known classes.
-        about: The docstring of its module.
+        about: The docstring of its module, and what is common to all that train alike.
         settings: The default settings.
         choices: The choices of settings that have some.
         published: Published settings by benchmark, as far as they differ from the defaults.
@@ -61,7 +66,7 @@ class MethodInfo:
 
 def describe(method: type[Method]) -> MethodInfo:
     """Describe a method."""
-    settings = default_settings(method)
+    settings, doc = default_settings(method), sys.modules[method.__module__].__doc__ or ""
     return MethodInfo(
         name=method.name,
         source=method.source,
@@ -69,7 +74,7 @@ def describe(method: type[Method]) -> MethodInfo:
         features=method.stored_features,
         trains=method.trains,
         supports_repeated_classes=method.supports_repeated_classes,
-        about=inspect.cleandoc(sys.modules[method.__module__].__doc__ or ""),
+        about="\n\n".join(filter(None, [inspect.cleandoc(doc), COMMON * isinstance(settings, TrainingSettings)])),
         settings={name: value for name, value in settings.to_dict().items() if name != "seed"},
         choices={name: list(b["choices"]) for name, b in settings.bounds().items() if "choices" in b},
         published={stream: dict(values) for stream, values in method.published.items()},

@@ -12,7 +12,8 @@ the next task, from which the next network learns them; earlier corrections are 
 
 A tenth of the buffer is held out and never trained on, in no later task either. Differences: the images to keep are
 drawn, not herded. The two numbers are the minimum that L-BFGS finds, with a ridge towards (1, 0), because few images
-may be separable. The authors' code uses gradient descent with a ridge on beta alone, 500 times as strong.
+may be separable. The authors' code uses gradient descent with a ridge on beta alone, 500 times as strong. Their network is
+a ResNet that SGD trains from random weights; the optimiser here is that of `finetune`.
 """
 
 from __future__ import annotations
@@ -51,6 +52,10 @@ class BiC(Rehearsal):
     source = Source("Wu et al.", "Large scale incremental learning", "CVPR", 2019)
     trains = "backbone, head, 2 numbers"
     settings_class = BiCSettings
+    published = {**Rehearsal.published, "imagenet-subset": {"epochs": 100}}
+    published_source = (
+        "CPP's Table 1 (buffers); imagenet_main.py of the authors' code (ImageNet-subset, 20 images per class)"
+    )
     state_fields = {**Rehearsal.state_fields, "correction": "once"}
     test_settings = {**Network.test_settings, "buffer_size": 24}
     settings: BiCSettings

@@ -18,6 +18,8 @@ Afterwards a linear head is fitted to the frozen embeddings of buffer and task, 
 Differences from the authors' code: the contrastive loss is a mean over anchors, as in the paper; the code takes the
 mean over all images and multiplies by tau / 0.07. The head is the minimum that L-BFGS finds on embeddings of plain
 images; theirs is trained by SGD on augmented images, and samples classes equally often instead of weighting them.
+They train a ResNet from random weights by SGD at a rate of 0.5, in batches of 512, for 500 epochs on the first task and 100
+on later ones; epochs, batches and optimiser here are those of `finetune`.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ RIDGE = 1e-4  # of the head, for images that are separable; our choice
 
 @dataclass(frozen=True)
 class Co2LSettings(RehearsalSettings):
-    """Settings of Co2L; defaults are those of the authors' code: run.sh (CIFAR-10) and main.py."""
+    """Settings of Co2L; those below are of the authors' code: run.sh (CIFAR-10) and main.py."""
 
     temperature: float = setting(0.5, above=0)  # tau
     present_temperature: float = setting(0.2, above=0)  # kappa

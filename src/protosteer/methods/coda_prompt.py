@@ -76,7 +76,9 @@ class CODAPrompt(Prompted):
     trains = "components of prompts per task, head"
     settings_class = CODAPromptSettings
     published = {"split-cifar100": {}, "imagenet-r": {"epochs": 50}}
-    published_source = "the authors' code; LAMDA-PILOT, exps/coda_prompt_inr.json"
+    published_source = (
+        "configs/cifar-100_prompt.yaml, configs/imnet-r_prompt.yaml and experiments/*.sh of the authors' code"
+    )
     grid = {"learning_rate": (1e-3, 3e-4, 3e-3)}
     test_settings = {**Prompted.test_settings, "components": 3, "orthogonality": 0.1, "augmentation": "none"}
     settings: CODAPromptSettings

@@ -9,8 +9,9 @@ where x and x' are two separate draws from the buffer, each as large as the task
 is filled by reservoir sampling at every step, with the logits of that moment and augmented view, so they come from along
 the training and the current task is replayed too.
 
-Difference: the original's head has all classes from the start; this one grows, so z covers the classes of its time, and
-the mean of squares runs over those. In the state, the others are NaN.
+Differences: the original's head has all classes from the start; this one grows, so z covers the classes of its time, and
+the mean of squares runs over those. In the state, the others are NaN. The original trains a ResNet by SGD; epochs, batches
+and optimiser here are those of `finetune`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from protosteer.settings import setting
 
 @dataclass(frozen=True)
 class DERppSettings(RehearsalSettings):
-    """Settings of DER++; defaults as in mammoth: models/config/derpp.yaml, seq-cifar100 with 500 images."""
+    """Settings of DER++; those below are mammoth's: models/config/derpp.yaml, seq-cifar100 with 500 images."""
 
     alpha: float = setting(0.3, at_least=0)
     beta: float = setting(0.5, at_least=0)

@@ -65,7 +65,8 @@ class DualPrompt(Prompted):
         "imagenet-subset": {"epochs": 50},
     }
     published_source = (
-        "JH-LEE-KR/dualprompt-pytorch, whose rate is times batch size / 256; CPP's appendix (ImageNet-subset)"
+        "the official code's configs as the port JH-LEE-KR/dualprompt-pytorch runs them, on one device: rates are times "
+        "batch size / 256; CPP's appendix (ImageNet-subset)"
     )
     grid = {"learning_rate": (5e-3, 1.5e-3, 0.015)}
     test_settings = {**Prompted.test_settings, "expert_length": 4}

@@ -3,7 +3,8 @@
 On tiny episodic memories in continual learning (2019). A batch of the task is joined with a newly augmented batch from
 the buffer, and cross-entropy over all classes so far runs over both. The buffer is filled by reservoir sampling: each
 image ever offered is in it with the same probability. Images are offered when a step has used them, so a task's own
-images are replayed too. As in mammoth, that holds for every epoch; the paper has one.
+images are replayed too. As in mammoth, that holds for every epoch; the paper has one. Both train a ResNet by SGD; epochs,
+batches and optimiser here are those of `finetune`.
 """
 
 from __future__ import annotations

@@ -15,8 +15,7 @@ The temperature is voted on. Each task but the first searches the tau at which m
 under its own classifier. Every tau that was found votes for the task of least energy. The task with most votes, the
 earliest of equals, predicts the class.
 
-Differences: classifiers read tokens after the last norm, gradients are clipped, and images are augmented as for every
-other method here.
+Difference: classifiers read tokens after the last norm.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class Rehearsal(Network):
         "imagenet-r": {"buffer_size": 5000},
         "five-datasets": {"buffer_size": 500},
     }
-    published_source = "CPP's Table 1 (buffers)"
+    published_source = "CPP's Table 1, of which these are the buffers alone"
     settings_class: ClassVar[type[TrainingSettings]] = RehearsalSettings
     state_fields = {**Network.state_fields, "buffer": "once"}
     test_settings = {**Network.test_settings, "learning_rate": 3e-3, "buffer_size": 20}

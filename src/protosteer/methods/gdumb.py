@@ -7,8 +7,8 @@ of each image is covered by that of another image of the batch, and the loss wei
 trainings have no influence.
 
 Differences: the paper trains small networks from random weights by SGD, from 0.05 down to 0.0005 with warm restarts
-after a first epoch at a tenth of that, for up to 256 epochs. This is AdamW at the rate of `TrainingSettings`, which
-suits pre-trained weights, along one cosine, for fewer epochs. Which images of a class are removed is random: a task's
+after a first epoch at a tenth of that, for up to 256 epochs. This is AdamW at the rate and weight decay
+of `finetune`, which suit pre-trained weights, along one cosine, for fewer epochs. Which images of a class are removed is random: a task's
 images are shuffled, and the last of a class go first.
 """
 
@@ -44,8 +44,13 @@ class GDumb(Rehearsal):
         "Prabhu et al.", "GDumb: a simple approach that questions our progress in continual learning", "ECCV", 2020
     )
     settings_class = GDumbSettings
-    published = {name: {**values, "epochs": 256} for name, values in Rehearsal.published.items()}
-    published_source = "CPP's Table 1 (buffers); the paper (epochs)"
+    published = {
+        **{name: {**values, "epochs": 256} for name, values in Rehearsal.published.items()},
+        "tiny-imagenet": {"buffer_size": 4500, "epochs": 128},
+    }
+    published_source = (
+        "CPP's Table 1 (buffers) and the paper (epochs); Tiny-ImageNet: scripts/replicate.sh of the authors' code"
+    )
     supports_repeated_classes = True
     test_settings = {**Rehearsal.test_settings, "epochs": 12}
     settings: GDumbSettings

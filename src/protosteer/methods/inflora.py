@@ -14,7 +14,7 @@ those in P have a share epsilon of C's energy, sum s^2. epsilon rises with the t
 
 This follows the authors' code. There, P or its complement is stored, whichever is smaller; the computation is the same,
 and here P is stored as a matrix of fixed size. Differences: C is computed with the evaluation transform, not on augmented
-images, the rate falls along a cosine at every step, and gradients are clipped.
+images, and the rate falls to zero by half a cosine at every step; there, by a quarter cosine every epoch.
 """
 
 from __future__ import annotations

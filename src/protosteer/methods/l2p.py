@@ -63,11 +63,14 @@ class L2P(Prompted):
     trains = "a pool of prompts, head"
     settings_class = L2PSettings
     published = {
-        "split-cifar100": {},
+        "split-cifar100": {"prompt_length": 10, "selected": 4, "pull": 1.0},
         "five-datasets": {"pool_size": 20, "prompt_length": 10, "selected": 4},
         "imagenet-r": {"epochs": 10, "batch_size": 32, "learning_rate": 0.001875, "pull": 0.1},
     }
-    published_source = "JH-LEE-KR/l2p-pytorch (CIFAR-100, 5-datasets); LAMDA-PILOT, exps/l2p_inr.json"
+    published_source = (
+        "configs/*_l2p.py of the official code, with its README's 16 images on each of 8 devices; ImageNet-R, where it has "
+        "none: LAMDA-PILOT, exps/l2p_inr.json"
+    )
     grid = {"learning_rate": (0.015, 5e-3, 0.05)}
     test_settings = {
         **Prompted.test_settings, "epochs": 15, "pool_size": 4, "prompt_length": 2, "selected": 2, "pull": 0.1,

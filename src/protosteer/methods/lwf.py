@@ -8,7 +8,8 @@ own logits for them are held to these by distillation with temperature T, so no 
 The paper knows the task at test time, so its cross-entropy runs over the new task's classes alone, and each old task is
 distilled separately. Here an image is classified among all classes, so both run over all of them. Otherwise nothing
 would compare new with old, and a task of one class would teach nothing. The paper's warm-up of the new rows, with all
-else frozen, is omitted, and the teacher sees the same augmented image as the network.
+else frozen, is omitted, and the teacher sees the same augmented image as the network. The paper trains an AlexNet by SGD;
+epochs, batches and optimiser here are those of `finetune`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from protosteer.settings import setting
 
 @dataclass(frozen=True)
 class LwFSettings(TrainingSettings):
-    """Settings of LwF; defaults are those of the authors' code, gridSearchPASCAL.m."""
+    """Settings of LwF; those below are of the authors' code, gridSearchPASCAL.m."""
 
     temperature: float = setting(2.0, above=0)
     distillation_weight: float = setting(1.0, at_least=0)

@@ -37,6 +37,8 @@ class NCM(Method):
 
     source = Source("Mensink et al.", "Distance-based image classification: nearest class mean", "TPAMI", 2013)
     settings_class = NCMSettings
+    published = dict.fromkeys(("split-cifar100", "imagenet-r", "five-datasets"), {})
+    published_source = "CPP's Table 3, the baseline that trains nothing"
     grid = {"centroids": (1, 3, 5)}
     supports_repeated_classes = True
     state_fields = {"means": "owners", "owners": "owners", "counts": "owners"}

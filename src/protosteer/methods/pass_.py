@@ -12,8 +12,8 @@ The radius r is that of the first task: r^2 is the mean, over its classes, of tr
 by a temperature. At test time only the rows of rotation 0 count. Prototypes are never updated while the backbone
 changes.
 
-Differences: the rate falls along a cosine instead of in two steps, gradients are clipped as for every other method
-here, and prototypes are means of images under the evaluation transform, not of augmented ones.
+Differences: the rate falls along a cosine instead of in two steps, and prototypes are means of images under the evaluation
+transform, not of augmented ones.
 """
 
 from __future__ import annotations
@@ -57,8 +57,10 @@ class PASS(Network):
 
     source = Source("Zhu et al.", "Prototype augmentation and self-supervision for incremental learning", "CVPR", 2021)
     settings_class = PASSSettings
-    published = {"split-cifar100": {}, "imagenet-subset": {}}
-    published_source = "CPP's appendix (learning rate); main.py of the authors' code"
+    published = {"split-cifar100": {}, "imagenet-subset": {}, "tiny-imagenet": {}}
+    published_source = (
+        "CPP's appendix (learning rate); main.py, main_PASS_imagenet.py and main_tiny.py of the authors' code"
+    )
     state_fields = {**Network.state_fields, "prototypes": "per class", "radius": "once"}
     test_settings = {**Network.test_settings, "learning_rate": 1e-2, "distill_weight": 0.1, "prototype_weight": 1.0}
     settings: PASSSettings

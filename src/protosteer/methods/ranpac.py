@@ -5,8 +5,9 @@ backbone is adapted to the first task ("Phase 1"), by adapters as the authors do
 the paper's ablation "No Phase 1". Few images hardly train adapters at the published rate; so the grid has both, and the
 prompt of `fast`.
 
-Difference: lambda minimises the squared leave-one-out error, in closed form, summed over the tasks when they are
-learned. The authors' code splits each task's images 80 to 20 and regards the current task alone.
+Differences: lambda minimises the squared leave-one-out error, in closed form, summed over the tasks when they are
+learned. The authors' code splits each task's images 80 to 20 and regards the current task alone. Adapters have no dropout;
+SSF, which the authors use for ImageNet-R, ImageNet-A and VTAB, is not implemented.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class RanPAC(Ridge):
     }
     older_settings = {"first_session": "none"}
     published_source = (
-        "args/*_publish.csv of the authors' code; ImageNet-R, where they use SSF: LAMDA-PILOT, ranpac_inr.json"
+        "args/*_publish.csv of the authors' code; ImageNet-R, where they use SSF: LAMDA-PILOT, exps/ranpac_inr.json"
     )
     state_fields = {**Ridge.state_fields, "errors": "once"}
     test_settings = {"features": 50, **Ridge.test_settings}

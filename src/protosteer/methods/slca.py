@@ -13,8 +13,8 @@ as in the authors' code (in the paper, n is the norm of all logits). Before draw
 scaled by 0.9 + 0.1 t / tasks, likewise from the code. The next task continues with the head before alignment, so both
 are stored.
 
-As there, rates fall to a tenth at a milestone: epoch 18 of 20. Differences: gradients are clipped as for
-every other method here, and new rows of the head are initialised as torch's linear layers.
+As there, rates fall to a tenth at a milestone: epoch 18 of 20. Difference: new rows of the head are initialised as
+torch's linear layers.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class SLCA(Network):
         "split-cifar100": {},
         "imagenet-r": {"epochs": 50, "milestone": 0.8},
         "cub200": {"epochs": 50, "milestone": 0.8},
+        "cars": {"epochs": 50, "milestone": 0.8, "temperature": 0.05},
     }
     published_source = "exps/slca/*.json of the authors' code (GengDavid/SLCA)"
     grid = {"learning_rate": (1e-2, 3e-3, 3e-2)}
