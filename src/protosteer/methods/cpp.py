@@ -4,10 +4,11 @@ Each task trains a prompt by a contrastive loss, under a neck that is discarded.
 (embeddings without a prompt) and value prototypes (under its task's prompt). The nearest keys of an image name the
 prompts to try, and the nearest value predicts the class. The method itself is in `protosteer/paper/`.
 
-The paper's text and the authors' code differ. The presets `paper-text` and `authors` are either of them, the default
-`paper` is between: the authors' noise on prototypes, the text's rows of the loss. Differences from both: class means
-(`centroids=1`) are matched with those of all classes, and the outputs of prompts are not averaged with mean pooling, as
-the text has it but not the code. docs/explanation/cpp.md lists every choice.
+The paper's text and the authors' code differ. The presets `paper-text` and `authors` are either of them as far as
+settings go, the default `paper` is between: the authors' noise on prototypes, the text's rows of the loss. No setting
+follows the code in two points, where it differs from the text: it matches class means (`centroids=1`) with those
+retrieved alone, and with mean pooling it averages the outputs of prompts too. docs/explanation/cpp.md lists every choice.
+A class of at most `centroids` images is stored image by image, as a feature vector each.
 """
 
 from __future__ import annotations
