@@ -6,9 +6,13 @@ from typing import Any
 import pytest
 import torch
 
+from expect import expect_error
 from protosteer.backbones import Backbone
 from protosteer.data.transforms import Preprocessing
+from protosteer.errors import WeightsError
 from protosteer.export.onnx import slots
+from protosteer.methods.adapters import AdaptedBlock, Adapter
+from protosteer.methods.inflora import LowRankQKV
 from protosteer.paper.vit import ViT, ViTConfig
 
 pytest.importorskip("onnx", reason="onnx is not installed (extra `onnx`)")
@@ -24,6 +28,30 @@ def other_architecture(**changes: Any) -> Backbone:
         for parameter in vit.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
     return Backbone("other", vit, Preprocessing(16, (0.5,) * 3, (0.5,) * 3))
+
+
+def add_lora(vit: ViT) -> None:
+    vit.blocks[1].attn.qkv = LowRankQKV(vit.blocks[1].attn.qkv, torch.randn(2, 24))
+
+
+def add_adapter(vit: ViT) -> None:
+    vit.blocks[2] = AdaptedBlock(vit.blocks[2], Adapter(24, 4), 0.1)
+
+
+def add_hook(vit: ViT) -> None:
+    vit.blocks[0].mlp.fc1.register_forward_hook(lambda _module, _inputs, out: out * 1.0001)
+
+
+@pytest.mark.parametrize(
+    ("change", "layer"),
+    [(add_lora, "blocks.1.attn.qkv"), (add_adapter, "blocks.2"), (add_hook, "blocks.0.mlp.fc1")],
+)
+def test_a_backbone_that_computes_more_than_its_weights_is_rejected(change: Any, layer: str) -> None:
+    """However little it changes: the graph has the plain layers alone."""
+    backbone = other_architecture()
+    change(backbone.vit)
+    with expect_error("changed-backbone", WeightsError, layer=layer):
+        network(backbone)
 
 
 @pytest.mark.parametrize(

@@ -284,6 +284,13 @@ def hooked(linear: nn.Linear) -> None:
     linear.register_forward_hook(lambda _module, inputs, out: out + inputs[0].flip(-1).repeat(1, 1, 3))
 
 
+def test_hooks_on_gradients_are_called() -> None:
+    vit, seen = random_vit(), []
+    vit.blocks[-1].attn.qkv.register_full_backward_pre_hook(lambda _module, gradients: seen.append(gradients))
+    vit(torch.randn(2, 3, 16, 16).requires_grad_()).sum().backward()
+    assert len(seen) == 1
+
+
 @pytest.mark.parametrize("prompted", [False, True])
 @pytest.mark.parametrize("change", [subclassed, patched, hooked])
 def test_a_changed_projection_is_never_bypassed(change: Any, prompted: bool) -> None:

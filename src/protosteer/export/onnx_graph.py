@@ -21,16 +21,21 @@ from typing import Any
 import numpy as np
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from torch import Tensor
+from torch import Tensor, nn
 
 import protosteer
 from protosteer.backbones import Backbone
 from protosteer.backbones.layer_features import FeatureSpace, feature_spaces
 from protosteer.errors import WeightsError
-from protosteer.paper.vit import Block, ViT
+from protosteer.paper.vit import Attention, Block, LayerScale, Mlp, PatchEmbed, ViT, is_changed
 
 _OPSET, _IR = 17, 8  # the oldest that have layer normalisation: runtimes since 2022 read the file
 _MOST_BYTES = 2**31 - 2**20  # a protobuf message has less than 2 GiB
+# The layers whose weights are written; of another kind, what they compute is unknown.
+_WRITTEN = (
+    ViT, PatchEmbed, Block, Attention, Mlp, LayerScale,
+    nn.Conv2d, nn.Identity, nn.LayerNorm, nn.Linear, nn.ModuleList,
+)  # fmt: skip
 
 
 def network(backbone: Backbone, compact: bool = False) -> bytes:
@@ -45,6 +50,14 @@ def network(backbone: Backbone, compact: bool = False) -> bytes:
             "can hold; export a model with a smaller backbone",
             code="weights-too-large",
         )
+    for name, module in backbone.vit.named_modules():
+        if type(module) not in _WRITTEN or is_changed(module):
+            raise WeightsError(
+                f"{backbone.name}: {name} is not the ViT's own layer (LoRA, adapter or hook); merge what it does into the "
+                "weights, then export",
+                code="changed-backbone",
+                layer=name,
+            )
     graph, config = _Graph(compact), backbone.vit.config
     _forward(graph, backbone.vit, backbone.layers)
     size = config.image_size

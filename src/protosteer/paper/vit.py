@@ -88,14 +88,18 @@ class Attention(nn.Module):
 
     def _sliceable(self) -> bool:
         """Whether rows of `qkv.weight` are all that `qkv` computes: no subclass such as LoRA's, no hook, no patch."""
-        own = vars(self.qkv)
-        return type(self.qkv) is nn.Linear and not (
-            "forward" in own or own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"]
-        )
+        return type(self.qkv) is nn.Linear and not is_changed(self.qkv)
 
     def _split_heads(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
         """[B, N, parts * D] -> `parts` tensors [B, heads, N, D / heads]."""
         return x.unflatten(2, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def is_changed(module: nn.Module) -> bool:
+    """Whether a module does something else than its class: it has a hook, or a `forward` of its own."""
+    own = vars(module)
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return "forward" in own or any(own[name] for name in hooks)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
