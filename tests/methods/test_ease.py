@@ -87,6 +87,31 @@ def test_scores_are_those_of_a_loop():
             assert math.isclose(float(found[b, k]), expected, abs_tol=1e-5)
 
 
+def test_the_plain_space_adds_its_cosine():
+    make = Maker(EASE, {"plain_weight": 0.7}, EmbeddingCache)
+    method, without = make.after(2), MAKE.after(2)
+    assert torch.equal(method.prototypes, without.prototypes)
+    pixels, names = (
+        torch.cat([toy_images(g)[0] for g in GROUPS[:2]]),
+        [n for g in GROUPS[:2] for n in toy_images(g)[1]],
+    )
+    embeddings = toy_backbone().embed_pixels(pixels)
+    for k, name in enumerate(method.classes):
+        own = embeddings[[label == name for label in names]]
+        torch.testing.assert_close(method.plain[k], own.mean(dim=0), rtol=1e-4, atol=1e-5)
+    images = make.images(method, GROUPS[1])
+    found, before = method.answer(images), without.answer(images)
+    queries = toy_backbone().embed_pixels(images.pixels(torch.arange(len(images))))
+    added = [[0.7 * cosine(query, mean) for mean in method.plain] for query in queries]
+    torch.testing.assert_close(found.scores, before.scores + torch.tensor(added), rtol=1e-4, atol=1e-5)
+    assert torch.equal(found.prompts, before.prompts + 1)
+    more = [a - b for a, b in zip(method.bytes_per_task(), without.bytes_per_task(), strict=True)]
+    assert more == [4 * 24 * 2, 4 * 24 * 3]
+    other = make()
+    other.restore(method.state())
+    assert torch.equal(other.plain, method.plain)
+
+
 def test_prototypes_are_means_in_every_space_that_was_there():
     """Those of each task, in its own space and in those before it."""
     method, start = MAKE.after(), 0

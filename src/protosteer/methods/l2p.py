@@ -10,7 +10,8 @@ with the second term averaged over the batch. All tasks train the same pool.
 
 As in the paper, and unlike the official code (github.com/google-research/l2p), every image selects for itself. In the
 code, the prompts selected most often in a batch serve all of it, so test images would influence each other. The paper's
-optional penalty on prompts that earlier tasks selected often is omitted, as in the code. The query comes from the same
+optional penalty on prompts that earlier tasks selected often is omitted, as in the code. For 5-datasets, the code gives
+each task four prompts of its own in training; here all tasks train all. The query comes from the same
 augmented view as the prompted pass.
 """
 
