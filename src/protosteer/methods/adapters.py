@@ -1,7 +1,7 @@
 """Bottleneck adapters beside the MLPs of a frozen ViT, after AdaptFormer (Chen et al., NeurIPS 2022).
 
 As in the code of APER, EASE and RanPAC, an adapter reads the residual stream before the MLP's norm. Their dropout of
-0.1 inside the adapter is omitted.
+0.1 inside the adapter is omitted: under torchrun every process embeds its own rows, and would draw other numbers than one.
 """
 
 from __future__ import annotations
