@@ -15,7 +15,8 @@ The temperature is voted on. Each task but the first searches the tau at which m
 under its own classifier. Every tau that was found votes for the task of least energy. The task with most votes, the
 earliest of equals, predicts the class.
 
-Difference: classifiers read tokens after the last norm.
+Differences: classifiers read tokens after the last norm, and their weights start as torch's linear layers do; there, as
+normal numbers of 0.02.
 """
 
 from __future__ import annotations
