@@ -9,9 +9,8 @@ import torch
 from PIL import Image
 
 from expect import expect_error
-from protosteer.data import class_folders
 from protosteer.data.class_folders import Files, name_classes, read_folder, read_list, readable, stratified_split
-from protosteer.data.image_files import tree_checksum
+from protosteer.data.image_files import in_threads, tree_checksum
 from protosteer.data.images import FileImages
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError
@@ -108,30 +107,22 @@ def test_unreadable_files_are_found_by_decoding(tmp_path):
     paths[2].write_bytes(paths[2].read_bytes()[:2000])  # the heading is fine, the pixels end early
     good, bad = readable(Files(paths, ["a", "b", "c", "d"]))
     assert good == Files([paths[0], paths[3]], ["a", "d"]) and bad == Files(paths[1:3], ["b", "c"])
+    assert readable(Files([], [])) == (Files([], []), Files([], []))
     with expect_error("unreadable-image", DataError):
         FileImages(paths, SMALL).pixels([0, 1])
 
 
-def test_progress_is_told_file_by_file_and_an_interruption_ends_it(tmp_path, monkeypatch):
-    paths = [save(tmp_path / f"{i:02}.png") for i in range(40)]
-    paths[7].write_bytes(b"")
-    files, none, callbacks = Files(paths, ["a"] * 40), Files([], []), []
-    assert readable(files, callbacks.append) == (files.rows([*range(7), *range(8, 40)]), files.rows([7]))
-    assert callbacks == list(range(1, 41)) and readable(none, callbacks.append) == (none, none) and len(callbacks) == 40
+def test_what_was_not_begun_when_reading_stops_is_not_read_any_more():
     begun = []
 
-    def slow(path):
-        begun.append(path)
+    def slow(item):
+        begun.append(item)
         time.sleep(0.02)
-        return True
 
-    def interrupt(done):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(class_folders, "_decodes", slow)
-    with pytest.raises(KeyboardInterrupt):
-        readable(files, interrupt)
-    assert len(begun) < 40  # what was not begun is not read any more
+    results = in_threads(slow, range(40))
+    next(results)
+    results.close()
+    assert len(begun) < 40
 
 
 def test_a_tree_is_known_by_names_and_sizes(tmp_path):

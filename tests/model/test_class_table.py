@@ -100,7 +100,7 @@ def test_nothing_that_works_on_all_classes_makes_records(thousands, monkeypatch,
     learner = Learner(tiny_backbone(), Settings(rule="paper"))
     learner.memory = thousands
     files = Files([tmp_path / "a", tmp_path / "b"], ["class-3-7", "class-0-0"])
-    known = known_files.KnownFiles.find(thousands.tasks, files, [3007, 19_999])
+    known = known_files.KnownFiles.find(thousands.tasks, files, dict(zip(files.paths, [3007, 19_999], strict=True)))
     assert known.same_class == [0] and known.other_class == {1: "class-19-999"}
     learner.save(tmp_path / "many.protosteer")
     read = model_file.read(tmp_path / "many.protosteer")

@@ -73,7 +73,7 @@ def test_without_put_or_after_an_error_nothing_is_written(path):
 def test_a_file_need_not_be_there(path, tmp_path):
     new = tmp_path / "sub" / "new.protosteer"
     with transaction(new) as change:
-        assert change.identity.content is None
+        assert change.identity is None
         with expect_error("missing-model", ModelFileError, path=new):
             change.read()
         change.put(model_file.read(path))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,15 @@ class Files:
 
     paths: list[Path]
     labels: list[str]
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[Path, str]]) -> Files:
+        """Collect pairs of a path and a label."""
+        paths, labels = [], []
+        for path, label in pairs:
+            paths.append(path)
+            labels.append(label)
+        return cls(paths, labels)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -63,15 +72,14 @@ def read_folder(folder: Path, wanted: Sequence[str] | None = None) -> Files:
             message = f"{folder} has no class folder {missing}; put its images there"
             raise DataError(message, code="missing-class", name=missing)
         classes = [folder / name for name in wanted]
-    files = Files([], [])
+    pairs: list[tuple[Path, str]] = []
     for entry in classes:
         paths = images_below(entry)
         if not paths:
             message = f"class folder {entry} holds no image files; add images or remove the folder"
             raise DataError(message, code="empty-class-folder", path=entry)
-        files.paths.extend(paths)
-        files.labels.extend([entry.name] * len(paths))
-    return files
+        pairs += ((path, entry.name) for path in paths)
+    return Files.of(pairs)
 
 
 def nested_folders(folder: Path) -> list[Path]:
@@ -86,12 +94,10 @@ def nested_folders(folder: Path) -> list[Path]:
     def has_images(place: Path) -> bool:
         return any(map(is_image, visible(place)))
 
-    inside = [entry for entry in visible(folder) if entry.is_dir()] if folder.is_dir() else []
-    return [
-        entry
-        for entry in inside
-        if not has_images(entry) and any(below.is_dir() and has_images(below) for below in visible(entry))
-    ]
+    def is_group(place: Path) -> bool:
+        return not has_images(place) and any(below.is_dir() and has_images(below) for below in visible(place))
+
+    return [entry for entry in visible(folder) if entry.is_dir() and is_group(entry)] if folder.is_dir() else []
 
 
 def read_lists(*paths: Path) -> tuple[list[str], list[Files]]:
@@ -105,23 +111,22 @@ def read_list(path: Path) -> Files:
     Paths are relative to the list's own folder, or to its parent if the first image is there. Blank lines and
     lines that begin with # are skipped.
     """
-    files = Files([], [])
+    pairs: list[tuple[Path, str]] = []
     base = path.parent
     for number, line in text_lines(path):
         words = line.rsplit(maxsplit=1)
         if len(words) != 2:
             message = f'{path}, line {number}: {line!r} is not "relative/path label"'
             raise DataError(message, code="bad-list", path=path, line=number)
-        if not files.paths and not (base / words[0]).is_file():
+        if not pairs and not (base / words[0]).is_file():
             base = base.parent
         if not (base / words[0]).is_file():
             message = f"{path}, line {number}: {base / words[0]} is not there; unpack the images beside the list"
             raise DataError(message, code="missing-file", path=base / words[0])
-        files.paths.append(base / words[0])
-        files.labels.append(words[1])
-    if not files.paths:
+        pairs.append((base / words[0], words[1]))
+    if not pairs:
         raise DataError(f"{path} lists no images", code="no-images", path=path)
-    return files
+    return Files.of(pairs)
 
 
 def name_classes(*lists: Files) -> tuple[list[str], list[Files]]:
@@ -158,14 +163,10 @@ def stratified_split(labels: Sequence[str], test_share: float, seed: int = SPLIT
     return sorted(train.tolist()), sorted(test.tolist())
 
 
-def readable(files: Files, on_file: Callable[[int], None] = lambda done: None) -> tuple[Files, Files]:
+def readable(files: Files) -> tuple[Files, Files]:
     """Decode all files; return those that decode and those that do not."""
-    good: list[int] = []
-    bad: list[int] = []
-    for row, decodes in enumerate(in_threads(_decodes, files.paths)):
-        (good if decodes else bad).append(row)
-        on_file(row + 1)
-    return files.rows(good), files.rows(bad)
+    decodes = np.fromiter(in_threads(_decodes, files.paths), bool, len(files))
+    return files.rows(decodes.nonzero()[0]), files.rows((~decodes).nonzero()[0])
 
 
 def _decodes(path: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 
 from protosteer.data.class_folders import Files, read_folder
@@ -35,12 +36,11 @@ def read_labelled(source: Path, wanted: Sequence[str] | None = None) -> Files:
 
 def _set_files(folder: Path) -> Files:
     """Read a saved set, sorted by class as a folder would be."""
-    files = Files([], [])
+    pairs = []
     for path, cell in read_set(folder):
         label = label_of(cell)
         if label is None:
             message = f"{path} has no label; {folder} needs a column label: classes, words or numbers"
             raise DataError(message, code="missing-label", path=path)
-        files.paths.append(path)
-        files.labels.append(label)
-    return files.rows(sorted(range(len(files)), key=files.labels.__getitem__))
+        pairs.append((path, label))
+    return Files.of(sorted(pairs, key=itemgetter(1)))

@@ -19,7 +19,7 @@ from protosteer.model.file import Model
 from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord
 from protosteer.model.validation import check_model
-from protosteer.util.files import STALE, Identity, real, remove_leftovers, replacing
+from protosteer.util.files import STALE, identity, real, remove_leftovers, replacing
 
 
 class Transaction:
@@ -40,7 +40,7 @@ class Transaction:
         self.before: tuple[TaskRecord, ...] = ()
         self.forgotten: tuple[list[str], str | None] = [], None
         self.cleaned = 0
-        self.identity = Identity.of(path)  # which version is there; its `content` is None if there is no file
+        self.identity = identity(path)  # which version is there; None if there is no file
         self._read: Model | None = None
         self._new: Model | None = None
 
@@ -68,7 +68,7 @@ class Transaction:
         except TypeError as error:
             message = f"the model for {self.path} is not valid ({error}); the file stays as it is"
             raise ModelFileError(message, code="invalid-model", path=self.path) from error
-        if Identity.of(self.path) != self.identity:  # by a program that takes no lock
+        if identity(self.path) != self.identity:  # by a program that takes no lock
             message = f"{self.path} was changed by another process meanwhile; run the same command again"
             raise ModelFileError(message, code="changed-meanwhile", path=self.path)
         after = self._new.memory.tasks
@@ -84,7 +84,7 @@ class Transaction:
         except BaseException:
             history.drop_version(self.path, version)  # of a change that was not made
             raise
-        self.identity = Identity.of(self.path)
+        self.identity = identity(self.path)
         history.log(self.path, self.command, self.before, after, self.renamed, version, {*lost})
 
 

@@ -26,7 +26,7 @@ from protosteer.rules import Reader, reader_of
 from protosteer.serve.limits import RequestError, stopping_error
 from protosteer.serve.schemas import Corrected
 from protosteer.serve.served_model import Snapshot
-from protosteer.util.files import Identity, real
+from protosteer.util.files import identity, real
 from protosteer.workflows.model_summary import correction
 
 LAST = "last"  # id of the last correction
@@ -42,7 +42,7 @@ class Store:
 
     def __init__(self, learner: Learner, path: Path, writable: bool, thumbnails: bool = False):
         self.path = real(path)
-        self._identity = Identity.of(self.path)
+        self._identity = identity(self.path)
         if writable:
             _check_same(learner.memory, self.path)
         self._thumbnails = thumbnails

@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import protosteer
@@ -59,8 +60,6 @@ class ProcessGroup:
         """Call `find` on rank 0 and return its result on every rank."""
         if self.size == 1:
             return find()
-        import torch.distributed as dist
-
         found = [find() if self.is_rank0 else None]
         with _connected():
             dist.broadcast_object_list(found, src=0)
@@ -68,8 +67,6 @@ class ProcessGroup:
 
     def reduce_sum(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all ranks."""
-        import torch.distributed as dist
-
         total = _sendable(tensor).clone()
         with _connected():
             dist.all_reduce(total)
@@ -79,8 +76,6 @@ class ProcessGroup:
         """Concatenate the first counts[rank] rows of every rank's `part`: [sum(counts), ...] on all ranks."""
         if self.size == 1:
             return part
-        import torch.distributed as dist
-
         own = counts[self.rank]
         padded = _sendable(part).new_zeros(max(counts), *part.shape[1:])  # a collective wants equal shapes
         padded[:own] = part[:own]
@@ -106,8 +101,6 @@ class ProcessGroup:
 
     def leave(self) -> None:
         """Wait until all ranks are done, and disconnect."""
-        import torch.distributed as dist
-
         with _connected():
             dist.barrier()
             dist.destroy_process_group()
@@ -124,7 +117,6 @@ def process_group() -> ProcessGroup:
 def join() -> ProcessGroup:
     """Meet the processes that torchrun has started, by the environment variables that it sets."""
     global _group
-    import torch.distributed as dist
     from torch.distributed.rendezvous import rendezvous
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

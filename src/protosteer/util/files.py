@@ -15,7 +15,6 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
@@ -46,43 +45,41 @@ def write_atomically(path: Path, data: bytes, like: Path | None = None) -> None:
 
 def write_and_hold(path: Path, data: bytes, like: Path | None = None) -> FileIO:
     """Replace the file at `path` with `data`, and hold a lock on it until the returned file is closed."""
-    file, temporary = _begin(path)
-    try:
-        _write_all(file.fileno(), data)
-        _put_in_place(file, temporary, path, like)
-    except BaseException:
-        _give_up(file, temporary)
-        raise
+    with _replacement(path, like) as file:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(file.fileno(), rest) :]
     return file
 
 
 @contextlib.contextmanager
 def growing(path: Path) -> Iterator[FileIO]:
     """Yield a temporary file that replaces `path` when the block ends, and is removed if the block fails."""
-    file, temporary = _begin(path)
-    try:
+    with _replacement(path) as file:
         yield file
-        _put_in_place(file, temporary, path)
-    except BaseException:
-        _give_up(file, temporary)
-        raise
     file.close()
 
 
-def _begin(path: Path) -> tuple[FileIO, str]:
+@contextlib.contextmanager
+def _replacement(path: Path, like: Path | None = None) -> Iterator[FileIO]:
+    """Do as `growing`, but leave the file open: it is locked."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for leftover in _temporaries(path.parent, path.name):
         _remove_dead(leftover)
-    return _new_temporary(path)
-
-
-def _put_in_place(file: FileIO, temporary: str, path: Path, like: Path | None = None) -> None:
-    os.fsync(file.fileno())
-    _set_access(temporary, path, like)
-    if sys.platform == "win32":  # which renames no open file
+    file, temporary = _new_temporary(path)
+    try:
+        yield file
+        os.fsync(file.fileno())
+        _set_access(temporary, path, like)
+        if sys.platform == "win32":  # which renames no open file
+            file.close()
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except BaseException:
         file.close()
-    os.replace(temporary, path)
-    sync_folder(path.parent)
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 def copy_synced(source: Path, target: Path) -> None:
@@ -116,12 +113,6 @@ def sync_folder(path: Path) -> None:
             os.fsync(folder)
 
 
-def _give_up(file: FileIO, temporary: str) -> None:
-    file.close()
-    with contextlib.suppress(OSError):
-        os.unlink(temporary)
-
-
 def _new_temporary(path: Path) -> tuple[FileIO, str]:
     """Create a locked file beside `path`; retry if another process removed it before the lock was taken."""
     while True:
@@ -130,12 +121,6 @@ def _new_temporary(path: Path) -> tuple[FileIO, str]:
         if _try_lock(handle) is not False and os.fstat(handle).st_nlink:
             return FileIO(handle, "wb"), name
         os.close(handle)
-
-
-def _write_all(handle: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(handle, rest) :]
 
 
 @contextlib.contextmanager
@@ -307,20 +292,13 @@ def real(path: Path) -> Path:
     return path.resolve()
 
 
-@dataclass(frozen=True)
-class Identity:
-    """Identify a version of a file, to tell whether it is still the one that was read."""
-
-    content: tuple[int, ...] | None
-
-    @classmethod
-    def of(cls, path: Path) -> Identity:
-        """Return the identity of the file at `path` now; of an absent file too."""
-        try:
-            status = path.stat()
-        except OSError:  # it is not there, or out of reach
-            return cls(None)
-        return cls((status.st_ino, status.st_size, status.st_mtime_ns))
+def identity(path: Path) -> tuple[int, ...] | None:
+    """Return what tells the versions of a file apart; None if there is no file, or it is out of reach."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _set_access(new: str | Path, *models: Path | None) -> None:

@@ -8,14 +8,12 @@ from functools import cached_property
 from pathlib import Path
 
 from protosteer.data.class_folders import Files
-from protosteer.data.image_files import image_bytes, in_threads
 from protosteer.data.images import ForgivingFiles
 from protosteer.learner import Learner
 from protosteer.runtime.progress import OnStage, counting
-from protosteer.util.files import digest
 from protosteer.util.statistics import Accuracy
 from protosteer.workflows.holdout_eval import most_confused
-from protosteer.workflows.known_files import KnownFiles
+from protosteer.workflows.known_files import KnownFiles, digests_of
 
 
 @dataclass(frozen=True)
@@ -132,8 +130,7 @@ def evaluate_folder(learner: Learner, files: Files, on_stage: OnStage | None = N
         report(len(answers))
     rows = images.readable_rows()
     read = files.rows(rows)
-    digests = list(in_threads(lambda path: digest(image_bytes(path)), read.paths))
-    found = KnownFiles.find(learner.memory.tasks, read, digests)
+    found = KnownFiles.find(learner.memory.tasks, read, digests_of(read.paths))
     learned = {*found.same_class, *found.other_class}
     return Evaluation(
         [

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,12 +41,11 @@ class FolderScan:
     Attributes:
         folder: The folder or list.
         files: Readable files that are new, class by class.
-        digests: Digests of their contents.
+        digests: Digests of the contents of all readable files.
         unreadable: Files that do not decode.
         reasons: Why each of them does not.
         other_files: Files that are no images, by what they are.
         copies: Files that show the same picture as another one; they are not learned.
-        copy_digests: Digests of their contents.
         originals: The file that each of them copies.
         known: Classes that the model has already, and their tasks.
         already_learned: Files that their class was learned from, or evaluated with, before.
@@ -57,12 +56,11 @@ class FolderScan:
 
     folder: Path
     files: Files
-    digests: list[int]
+    digests: dict[Path, int]
     unreadable: Files
     reasons: dict[Path, str]
     other_files: dict[str, list[Path]]
     copies: Files
-    copy_digests: list[int]
     originals: Files
     known: dict[str, list[str]]
     already_learned: list[Path]
@@ -88,11 +86,10 @@ class FolderScan:
         return found | self.other_files
 
     @property
-    def met(self) -> tuple[Files, list[int]]:
-        """New files and copies of them, with their digests: a later scan must not take a copy for a new image."""
+    def met(self) -> Files:
+        """New files and copies of them: a later scan must not take a copy for a new image."""
         files, copies = self.files, self.copies
-        every = Files([*files.paths, *copies.paths], [*files.labels, *copies.labels])
-        return every, [*self.digests, *self.copy_digests]
+        return Files([*files.paths, *copies.paths], [*files.labels, *copies.labels])
 
     def images(self, files: Files, preprocessing: Preprocessing) -> ImageSet:
         """Return some of the files as images; what the scan has decoded is not decoded again."""
@@ -104,24 +101,21 @@ class FolderScan:
 
     def without_known(self) -> FolderScan:
         """Return the scan without classes that the model knows already."""
-        rows, bad, copies = (
-            [i for i, label in enumerate(files.labels) if label not in self.known]
-            for files in (self.files, self.unreadable, self.copies)
-        )
-        files = self.files.rows(rows)
+
+        def rows(files: Files) -> list[int]:
+            return [i for i, label in enumerate(files.labels) if label not in self.known]
+
+        files, copies = self.files.rows(rows(self.files)), rows(self.copies)
+        elsewhere = self.learned_as_other_class
         return dataclasses.replace(
             self,
             files=files,
-            digests=[self.digests[i] for i in rows],
-            unreadable=self.unreadable.rows(bad),
+            unreadable=self.unreadable.rows(rows(self.unreadable)),
             copies=self.copies.rows(copies),
-            copy_digests=[self.copy_digests[i] for i in copies],
             originals=self.originals.rows(copies),
             known={},
             already_learned=[],
-            learned_as_other_class={
-                path: name for path, name in self.learned_as_other_class.items() if path in {*files.paths}
-            },
+            learned_as_other_class={path: elsewhere[path] for path in files.paths if path in elsewhere},
         )
 
     def check_new(self) -> None:
@@ -162,7 +156,9 @@ def scan_folder(
     if name is not None:
         check_name(name, "the task")
     read = _ReadFiles.of(files, preprocessing, on_file)
-    readable, unreadable = files.rows(read.digests), files.rows(i for i in range(len(files)) if i not in read.digests)
+    readable, unreadable = (
+        files.rows(i for i, path in enumerate(files.paths) if path in found) for found in (read.digests, read.reasons)
+    )
     empty = set(files.labels) - set(readable.labels)
     if empty:
         worst = min(empty)
@@ -171,24 +167,25 @@ def scan_folder(
         raise DataError(message, code="unreadable-class", name=worst)
     begun = unfinished_task(memory, folder, files.labels, name) if memory else None
     others = Memory(task for task in memory.tasks if task is not begun) if memory else Memory()
-    digests = list(read.digests.values())
-    known = KnownFiles.find(others.tasks, readable, digests)
-    new = sorted({*range(len(readable))} - {*known.same_class})
-    copies = _copies(readable.rows(new), [digests[i] for i in new], [read.thumbnails[i] for i in new])
-    originals, copied = [i for row, i in enumerate(new) if row not in copies], [new[row] for row in copies]
+    known = KnownFiles.find(others.tasks, readable, read.digests)
+    rows = sorted({*range(len(readable))} - {*known.same_class})
+    new = readable.rows(rows)
+    copies = _copies(new, read.digests, [read.thumbnails[i] for i in rows])
+    originals = [i for i in range(len(new)) if i not in copies]
     return FolderScan(
         folder,
-        readable.rows(originals),
-        [digests[i] for i in originals],
+        new.rows(originals),
+        read.digests,
         unreadable,
         read.reasons,
         skipped_files(folder) if folder.is_dir() and not is_set(folder) else {},
-        readable.rows(copied),
-        [digests[i] for i in copied],
-        readable.rows(new[row] for row in copies.values()),
+        new.rows(copies),
+        new.rows(copies.values()),
         known={label: others.owners[label] for label in dict.fromkeys(files.labels) if label in others.owners},
         already_learned=[readable.paths[i] for i in known.same_class],
-        learned_as_other_class={readable.paths[i]: known.other_class[i] for i in originals if i in known.other_class},
+        learned_as_other_class={
+            new.paths[i]: known.other_class[rows[i]] for i in originals if rows[i] in known.other_class
+        },
         preprocessing=preprocessing,
         canvases=read.canvases,
     )
@@ -199,13 +196,13 @@ class _ReadFiles:
     """What one pass over all files gave.
 
     Attributes:
-        digests: Digests of the contents of readable files, by row.
+        digests: Digests of the contents of readable files.
         thumbnails: Their thumbnails, in the same order.
         canvases: Decoded images, as far as they fit into the decode cache.
         reasons: Why the other files cannot be read.
     """
 
-    digests: dict[int, int] = field(default_factory=dict)
+    digests: dict[Path, int] = field(default_factory=dict)
     thumbnails: list[Tensor] = field(default_factory=list)
     canvases: dict[Path, Tensor] = field(default_factory=dict)
     reasons: dict[Path, str] = field(default_factory=dict)
@@ -214,22 +211,23 @@ class _ReadFiles:
     def of(cls, files: Files, preprocessing: Preprocessing | None, on_file: Callable[[int, int], None]) -> _ReadFiles:
         """Read every file once; with a backbone's preprocessing, decode it for learning already."""
         found, kept_bytes = cls(), 0
-        for row, read in enumerate(in_threads(lambda path: _read(path, preprocessing or _COMPARED), files.paths)):
+        results = in_threads(lambda path: _read(path, preprocessing or _COMPARED), files.paths)
+        for done, (path, read) in enumerate(zip(files.paths, results, strict=True), 1):
             if isinstance(read, str):
-                found.reasons[files.paths[row]] = read
+                found.reasons[path] = read
             else:
-                found.digests[row], canvas = read
+                found.digests[path], canvas = read
                 found.thumbnails.append(thumbnails(canvas[None])[0])
                 if preprocessing is not None and kept_bytes + canvas.nbytes <= decode_cache.BUDGET:
-                    found.canvases[files.paths[row]] = canvas
+                    found.canvases[path] = canvas
                     kept_bytes += canvas.nbytes
-            on_file(row + 1, len(files))
+            on_file(done, len(files))
         return found
 
 
-def _copies(files: Files, digests: list[int], small: list[Tensor]) -> dict[int, int]:
+def _copies(files: Files, digests: Mapping[Path, int], small: list[Tensor]) -> dict[int, int]:
     """Map rows to the row that they copy; a class keeps its images if all of them are copies of another class's."""
-    copies = duplicates(digests, torch.stack(small)) if small else {}
+    copies = duplicates([digests[path] for path in files.paths], torch.stack(small)) if small else {}
     left = {label for row, label in enumerate(files.labels) if row not in copies}
     return {row: of for row, of in copies.items() if files.labels[row] in left}
 

@@ -6,14 +6,16 @@ Each class keeps a digest of every file that was learned or held out: eight byte
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from protosteer.data.class_folders import Files
+from protosteer.data.image_files import image_bytes, in_threads
 from protosteer.model.records import TaskRecord
+from protosteer.util.files import digest
 
 
 @dataclass(frozen=True)
@@ -29,24 +31,25 @@ class KnownFiles:
     other_class: dict[int, str]
 
     @classmethod
-    def find(cls, tasks: Sequence[TaskRecord], files: Files, digests: Sequence[int]) -> KnownFiles:
-        """Look files up by their digests."""
+    def find(cls, tasks: Sequence[TaskRecord], files: Files, digests: Mapping[Path, int]) -> KnownFiles:
+        """Look files up by the digests of their contents."""
         owners: dict[int, list[str]] = {}
-        for number, name in (found for task in tasks for found in task.classes.find_digests(digests)):
+        for number, name in (found for task in tasks for found in task.classes.find_digests(digests.values())):
             owners.setdefault(number, []).append(name)
-        same = [i for i, label in enumerate(files.labels) if label in owners.get(digests[i], ())]
-        left = sorted({*range(len(files))} - {*same})
-        return cls(same, {i: owners[digests[i]][0] for i in left if digests[i] in owners})
+        learned_as = [owners.get(digests[path], []) for path in files.paths]
+        same = [i for i, label in enumerate(files.labels) if label in learned_as[i]]
+        return cls(same, {i: names[0] for i, names in enumerate(learned_as) if names and files.labels[i] not in names})
 
 
-def with_file_digests(record: TaskRecord, files: Files, digests: Sequence[int]) -> TaskRecord:
+def digests_of(paths: Sequence[Path]) -> dict[Path, int]:
+    """Read image files and digest their contents."""
+    return dict(zip(paths, in_threads(lambda path: digest(image_bytes(path)), paths), strict=True))
+
+
+def with_file_digests(record: TaskRecord, files: Files, digests: Mapping[Path, int]) -> TaskRecord:
     """Return a task whose classes keep the digests of their files, in ascending order."""
     by_class: dict[str, set[int]] = {}
-    for label, number in zip(files.labels, digests, strict=True):
-        by_class.setdefault(label, set()).add(number)
-
-    def own(name: str) -> Tensor | None:
-        return torch.tensor(sorted(by_class[name]), dtype=torch.int64) if name in by_class else None
-
-    parts = [own(name) for name in record.class_names]
+    for path, label in zip(files.paths, files.labels, strict=True):
+        by_class.setdefault(label, set()).add(digests[path])
+    parts = [torch.tensor(sorted(by_class.get(name, ())), dtype=torch.int64) for name in record.class_names]
     return dataclasses.replace(record, classes=record.classes.with_rows("seen", parts))

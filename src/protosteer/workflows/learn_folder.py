@@ -242,7 +242,7 @@ class TaskSlot:
         size = sum(self.file_versions[path][0] for path in learned.paths)
         held, today = len(self.found.files) - len(learned), datetime.date.today().isoformat()
         metadata = dataclasses.replace(record.metadata, learned=today, image_bytes=size, held_out=held)
-        return with_file_digests(dataclasses.replace(record, metadata=metadata), *self.found.met)
+        return with_file_digests(dataclasses.replace(record, metadata=metadata), self.found.met, self.found.digests)
 
     def _checked(self, record: TaskRecord, on_stage: OnStage | None) -> tuple[Learner, LearnResult]:
         """Return a learner with the record, and what held-out images and leave-one-out say of it."""

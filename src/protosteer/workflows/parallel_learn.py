@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protosteer.data.class_folders import Files
-from protosteer.data.image_files import image_bytes, in_threads
 from protosteer.data.sources import read_labelled
 from protosteer.errors import LearnerError, ModelFileError
 from protosteer.learner import Learner
@@ -22,9 +21,9 @@ from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord
 from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.executor import Executor, Job
-from protosteer.util.files import digest, write_atomically
+from protosteer.util.files import write_atomically
 from protosteer.workflows.folder_scan import FolderScan, names_folder, own_name, scan_folder, unfinished_task
-from protosteer.workflows.known_files import KnownFiles
+from protosteer.workflows.known_files import KnownFiles, digests_of
 from protosteer.workflows.learn_folder import LearnResult, TaskSlot, files_checksum, part_path
 from protosteer.workflows.learner_spec import LearnerSpec
 
@@ -84,8 +83,7 @@ def _is_learned(memory: Memory, folder: Path, files: Files) -> bool:
     tasks = [task for task in memory.tasks if names_folder(task, folder) and not task.metadata.unfinished]
     if not any(set(task.class_names) == set(files.labels) for task in tasks):
         return False
-    digests = list(in_threads(lambda path: digest(image_bytes(path)), files.paths))
-    return len(KnownFiles.find(tasks, files, digests).same_class) == len(files)
+    return len(KnownFiles.find(tasks, files, digests_of(files.paths)).same_class) == len(files)
 
 
 def learn_in_parallel(

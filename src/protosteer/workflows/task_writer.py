@@ -12,7 +12,7 @@ from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord
 from protosteer.model.transaction import Transaction, transaction
 from protosteer.model.unlearning import lost_influence
-from protosteer.util.files import Identity
+from protosteer.util.files import identity
 from protosteer.workflows.learn_folder import LearnResult
 
 
@@ -48,7 +48,7 @@ class TaskWriter:
         """
         self.path, self.name, self.say = path, name, say
         self.unfinished: str | None = None
-        self._identity = Identity.of(path)
+        self._identity = identity(path)
 
     def put(self, learner: Learner, result: LearnResult) -> LearnResult:
         """Write the learner's model; if there is a file, its tasks of now and the new one.
@@ -109,13 +109,13 @@ class TaskWriter:
 
 def _refresh(learner: Learner, change: Transaction) -> bool:
     """Give the learner the tasks of the file, if there is one; another backbone's file is rejected."""
-    if change.identity.content is None:
+    if change.identity is None:
         return False
     learner.memory = Learner.of_model(change.read(), learner.backbone).memory
     return True
 
 
-def _what_happened(now: Identity) -> str:
-    if now.content is None:
+def _what_happened(now: tuple[int, ...] | None) -> str:
+    if now is None:
         return "was deleted meanwhile; it is written again, with all that it held when learning began"
     return "was changed by someone else meanwhile; the task goes into what is there now"

@@ -35,7 +35,6 @@ def keep_thumbnails(path: Path, slot: TaskSlot) -> int:
         How many thumbnails were added.
     """
     found = slot.found
-    digests = dict(zip(found.files.paths, found.digests, strict=True))
     seed = task_seed(slot.before.settings.seed, list(found.counts))
     with transaction(path) as change:  # what was forgotten meanwhile must not come back
         memory = change.read().memory
@@ -43,7 +42,10 @@ def keep_thumbnails(path: Path, slot: TaskSlot) -> int:
         learned = slot.learned if kept_out else found.files
         rows = [row for name in found.counts for row in _chosen(learned.labels, name, seed)]
         images = found.images(learned, slot.before.backbone.preprocessing)
-        new = [Thumb(learned.labels[row], digests[learned.paths[row]], _jpeg(images.pixels([row])[0])) for row in rows]
+        new = [
+            Thumb(learned.labels[row], found.digests[learned.paths[row]], _jpeg(images.pixels([row])[0]))
+            for row in rows
+        ]
         thumbnails.write(path, [*thumbnails.read(path, memory), *new])
         thumbnails.follow(path, memory)
     return len(new)

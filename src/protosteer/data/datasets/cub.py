@@ -22,19 +22,17 @@ def _find(folder: Path) -> Sequence[Path] | None:
 def _read(files: Sequence[Path], reading: Reading) -> Contents:
     """Read the official split: 5,994 training and 5,794 test images."""
     *tables, folder = files
-    parts = {"1": Files([], []), "0": Files([], [])}
     try:
         images, labels, split, names = (
             dict(line.split(maxsplit=1) for _, line in text_lines(table)) for table in tables
         )
+        halves: dict[str, list[tuple[Path, str]]] = {"1": [], "0": []}
         for number, image in images.items():
-            part = parts[split[number]]
-            part.paths.append(folder / image)
-            part.labels.append(names[labels[number]])
+            halves[split[number]].append((folder / image, names[labels[number]]))
     except (KeyError, ValueError) as error:
         message = f"{folder.parent}: the tables of CUB-200-2011 do not fit together ({error}); unpack them again"
         raise DataError(message, code="damaged-file", path=folder.parent) from error
-    return lazy(list(names.values()), parts["1"], parts["0"], folder.parent, reading)
+    return lazy(list(names.values()), Files.of(halves["1"]), Files.of(halves["0"]), folder.parent, reading)
 
 
 CUB200 = DatasetInfo(

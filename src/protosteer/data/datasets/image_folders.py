@@ -6,7 +6,7 @@ and of the names by which the folder is recognised.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,50 +74,48 @@ def tiny_imagenet(folder: Path) -> Split:
     rows = [line.split("\t") for _, line in text_lines(table)]
     if any(len(row) < 2 for row in rows):
         raise damaged_file(table, "has lines without a class")
-    test = Files([folder / "val" / "images" / row[0] for row in rows], [row[1] for row in rows])
+    test = Files.of((folder / "val" / "images" / name, label) for name, label, *_ in rows)
     return sorted(set(train.labels)), train, test
 
 
 def food101(folder: Path) -> Split:
     """Read images/CLASS/ID.jpg by meta/train.txt and meta/test.txt, whose lines are CLASS/ID."""
-    halves_ = []
-    for half in LISTS:
-        names = [line for _, line in text_lines(folder / "meta" / half)]
-        paths = [folder / "images" / f"{name}.jpg" for name in names]
-        halves_.append(Files(paths, [name.partition("/")[0] for name in names]))
-    return sorted({label for half in halves_ for label in half.labels}), halves_[0], halves_[1]
+    train, test = (
+        Files.of((folder / "images" / f"{name}.jpg", name.partition("/")[0]) for _, name in text_lines(table))
+        for table in (folder / "meta" / half for half in LISTS)
+    )
+    return sorted({*train.labels, *test.labels}), train, test
 
 
 def pets(folder: Path) -> Split:
     """Read images/NAME.jpg by annotations/trainval.txt and test.txt; lines begin with BREED_NUMBER and a class number."""
     breeds: dict[int, str] = {}
-    halves_ = []
-    for half in ("trainval.txt", "test.txt"):
-        table = folder / "annotations" / half
-        files = Files([], [])
+
+    def rows(table: Path) -> Iterator[tuple[Path, str]]:
         for _, line in text_lines(table):
             name, number, *_ = [*line.split(), ""]
             breed = name.rpartition("_")[0]
             if not number.isdecimal() or breeds.setdefault(int(number), breed) != breed:
                 raise damaged_file(table, f"has the line {line!r}")
-            files.paths.append(folder / "images" / f"{name}.jpg")
-            files.labels.append(breed)
-        halves_.append(files)
-    return [breeds[number] for number in sorted(breeds)], halves_[0], halves_[1]
+            yield folder / "images" / f"{name}.jpg", breed
+
+    train, test = (Files.of(rows(folder / "annotations" / half)) for half in ("trainval.txt", "test.txt"))
+    return [breeds[number] for number in sorted(breeds)], train, test
 
 
 def cars(folder: Path) -> Split:
     """Read cars_train/ and cars_test/ by the tables of the devkit, which are Matlab files."""
     names = [str(name) for name in _matlab(folder / "devkit" / "cars_meta.mat", "class_names")]
-    halves_ = []
-    for half, table in (("train", folder / "devkit" / "cars_train_annos.mat"), ("test", folder / CARS_TEST)):
+
+    def half(images: Path, table: Path) -> Files:
         rows = _matlab(table, "annotations")
         try:
-            paths = [folder / f"cars_{half}" / str(row["fname"]) for row in rows]
-            halves_.append(Files(paths, [names[int(row["class"]) - 1] for row in rows]))
+            return Files.of((images / str(row["fname"]), names[int(row["class"]) - 1]) for row in rows)
         except (IndexError, KeyError, ValueError) as error:
             raise damaged_file(table, f"is not a table of the devkit ({error})") from error
-    return names, halves_[0], halves_[1]
+
+    train = half(folder / "cars_train", folder / "devkit" / "cars_train_annos.mat")
+    return names, train, half(folder / "cars_test", folder / CARS_TEST)
 
 
 CARS_TEST = "cars_test_annos_withlabels.mat"
