@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from protosteer.backbones.batch_embed import embed_batches, group_for, one_each
 from protosteer.backbones.build_vit import fingerprint as weights_fingerprint
 from protosteer.backbones.build_vit import load_vit
 from protosteer.backbones.checkpoint_io import read_checkpoint
@@ -22,7 +21,7 @@ from protosteer.backbones.layer_features import feature_spaces, layer_features, 
 from protosteer.backbones.precision import AUTO_PRECISION, FP32, auto_precision, check_precision
 from protosteer.backbones.prompting import Prompt, all_tokens, run_rest
 from protosteer.backbones.registry import AUTO, EARLIER, full_name, known_weights, preprocessing
-from protosteer.backbones.row_sharing import share_rows
+from protosteer.backbones.row_sharing import embed_batches, group_for, one_each, share_rows
 from protosteer.data.images import ArrayImages, ImageSet
 from protosteer.data.transforms import Preprocessing
 from protosteer.errors import DataError, SettingsError, WeightsError
@@ -131,12 +130,6 @@ class Backbone:
         """Return this backbone with embeddings of the "last" layer, or of "several" side by side; weights are shared.
 
         Those of several layers are [B, S * D]; the first D numbers are the embedding of the last layer.
-
-        Args:
-            layers: "last" or "several".
-
-        Returns:
-            The backbone.
         """
         if layers == self.layers:
             return self
@@ -180,14 +173,7 @@ class Backbone:
         return max(1, min(most, _CPU_ACTIVATION // widest))
 
     def to(self, device: str | torch.device) -> Backbone:
-        """Move the weights to a device.
-
-        Args:
-            device: The device.
-
-        Returns:
-            This backbone.
-        """
+        """Move the weights to a device, and return this backbone."""
         self.vit.to(device)
         return self
 
@@ -219,13 +205,7 @@ class Backbone:
         return auto_precision(self.device) if self._precision == AUTO_PRECISION else self._precision
 
     def in_precision(self, precision: str) -> Backbone:
-        """Return a backbone that shares these weights and computes in another precision.
-
-        Args:
-            precision: "fp32", "bf16" or "auto".
-
-        Returns:
-            The backbone.
+        """Return a backbone that shares these weights and computes in another precision: "fp32", "bf16" or "auto".
 
         Raises:
             SettingsError: There is no such precision.
@@ -296,16 +276,7 @@ class Backbone:
         return images.to(self.vit.cls_token, non_blocking=True)
 
     def embed_pixels(self, pixels: Tensor, prompt: Prompt | None = None, batch_size: int = 64) -> Tensor:
-        """Embed pixels as `embed_set` does.
-
-        Args:
-            pixels: uint8 [N, 3, h, w].
-            prompt: A prompt, or None.
-            batch_size: Maximum images per forward pass.
-
-        Returns:
-            Embeddings [N, D].
-        """
+        """Embed pixels uint8 [N, 3, h, w] as `embed_set` does."""
         return self.embed_set(ArrayImages(pixels.cpu()), prompt, batch_size)
 
     @torch.no_grad()
@@ -358,14 +329,7 @@ class Backbone:
         return embeddings
 
     def transform(self, image: Image.Image) -> Tensor:
-        """Preprocess an image as for evaluation.
-
-        Args:
-            image: A PIL image.
-
-        Returns:
-            Normalised pixels [3, H, W].
-        """
+        """Preprocess a PIL image as for evaluation: normalised pixels [3, H, W]."""
         return self.preprocessing(self.preprocessing.to_canvas(image).unsqueeze(0))[0]
 
     def describe(self) -> dict[str, Any]:

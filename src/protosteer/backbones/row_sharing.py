@@ -1,21 +1,28 @@
-"""Share the rows of a batch among ranks within a training: each rank computes its own rows of `Backbone.embed`.
+"""Share images among ranks: the rows of each batch within a training, whole batches where a set is embedded.
 
-Every rank runs the same program on the same batch, and gets the embeddings of all rows. Whatever a loss does with them
-is computed by every rank as by a single process, so any loss is exact. Backwards, each rank propagates the gradient of
-its own rows; those of weights and prompts are summed where they enter `embed`.
+In a training each rank computes its own rows of `Backbone.embed`. Every rank runs the same program on the same batch,
+and gets the embeddings of all rows. Whatever a loss does with them is computed by every rank as by a single process, so
+any loss is exact. Backwards, each rank propagates the gradient of its own rows; those of weights and prompts are summed
+where they enter `embed`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from protosteer.backbones.prompting import Prompt, TrainablePrompt
-from protosteer.util.distributed import GatherRows, ProcessGroup, SumGradients
+from protosteer.data.images import ImageSet
+from protosteer.data.prefetch import prefetched
+from protosteer.util.distributed import GatherRows, ProcessGroup, SumGradients, process_group
+
+if TYPE_CHECKING:
+    from protosteer.backbones.backbone import Backbone
 
 _group = ProcessGroup()
 
@@ -64,3 +71,38 @@ class _Computed(nn.Module):
 
     def forward(self, images: Tensor, prompt: Prompt | None) -> Tensor:
         return self.compute(images, prompt)
+
+
+def one_each(prompt: Prompt | None) -> TypeGuard[Prompt]:
+    """Return True if every image has a prompt of its own."""
+    return prompt is not None and prompt.ndim == 4
+
+
+def group_for(prompt: Prompt | None) -> ProcessGroup:
+    """Return all ranks, or this one alone if images have prompts of their own."""
+    shared = prompt is None or (isinstance(prompt, Tensor) and prompt.ndim == 3)
+    return process_group() if shared else ProcessGroup()
+
+
+@torch.no_grad()
+def embed_batches(
+    backbone: Backbone,
+    images: ImageSet,
+    prompt: Prompt | None,
+    batches: Sequence[Sequence[int]],
+    whole: bool,
+    group: ProcessGroup,
+) -> Iterator[Tensor]:
+    """Embed batches of rows, one on each rank at a time; yield float32 [n, D] on the CPU, in order."""
+    compute: Callable[[Tensor, Any], Tensor] = backbone.tokens if whole else backbone.embed
+    done = 0
+    rounds = [batches[start : start + group.size] for start in range(0, len(batches), group.size)]
+    # A rank without a batch in the last round embeds the round's first one; `gather` ignores that.
+    rows = [batch[group.rank if group.rank < len(batch) else 0] for batch in rounds]
+    for batch, pixels in zip(rounds, prefetched(images, rows, device=backbone.device), strict=True):
+        prompts = prompt[done : done + len(pixels)] if one_each(prompt) else prompt
+        with sharing_rows(ProcessGroup()):  # ranks have a batch each
+            part = compute(backbone.preprocessing(pixels, backbone.device), prompts).float()
+        counts = [len(share) for share in batch]
+        yield group.gather(part, counts + [0] * (group.size - len(batch))).cpu()
+        done += len(pixels)

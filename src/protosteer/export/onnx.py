@@ -33,6 +33,7 @@ FORMATS = {"paper": "protosteer-onnx-3", "evidence": "protosteer-onnx-5"}
 FRACTIONS = (0.01, 0.02, 0.05, 0.1, 0.2)  # of known images that are rejected; a threshold is written for each
 FILES = ("embedding.onnx", "prototypes.npz", "model.json", "predict.py", "README.md")
 _TOLERANCE = 1e-3
+_CHECKED_PROMPTS = 8  # at most
 
 _README = """\
 # {classes} classes, exported by protosteer {version}
@@ -135,16 +136,14 @@ def learned_arrays(learner: Learner) -> dict[str, np.ndarray]:
 def _prompt_rows(learner: Learner) -> tuple[list[int], list[Tensor]]:
     """Of each prompt of the index, its row in the export; and the prompts from row 1 on."""
     places: dict[tuple[torch.Size, bytes], int] = {}
-    rows: list[int] = []
-    distinct: list[Tensor] = []
+    rows, distinct = list[int](), list[Tensor]()
     for prompt in learner.reader.index.prompts:
-        if prompt is None:
-            rows.append(0)
-            continue
-        row = places.setdefault((prompt.shape, prompt.contiguous().numpy().tobytes()), 1 + len(places))
+        row = 0
+        if prompt is not None:
+            row = places.setdefault((prompt.shape, prompt.contiguous().numpy().tobytes()), 1 + len(places))
+            if row > len(distinct):
+                distinct.append(prompt)
         rows.append(row)
-        if row > len(distinct):
-            distinct.append(prompt)
     return rows, distinct
 
 
@@ -183,12 +182,12 @@ def describe_model(learner: Learner) -> dict[str, Any]:
     }
 
 
-def _check(graph: bytes, backbone: Backbone, arrays: dict[str, np.ndarray], most: int = 8) -> float:
+def _check(graph: bytes, backbone: Backbone, arrays: dict[str, np.ndarray]) -> float:
     """Greatest difference between normalised embeddings of graph and ViT, on noise, prompt by prompt."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
-    rows = np.unique(np.linspace(0, len(arrays["prompts"]) - 1, most).round().astype(int))
+    rows = np.unique(np.linspace(0, len(arrays["prompts"]) - 1, _CHECKED_PROMPTS).round().astype(int))
     size, generator = backbone.image_size, torch.Generator().manual_seed(0)
     images = torch.randn(len(rows), 3, size, size, generator=generator)
     prompts, enters = arrays["prompts"][rows], arrays["enters"][rows]
@@ -214,22 +213,18 @@ def _check(graph: bytes, backbone: Backbone, arrays: dict[str, np.ndarray], most
 def export_folder(folder: Path, names: Collection[str]) -> Path:
     """Return a folder's real path; refuse to replace what is not an earlier export, or holds more than its files."""
     folder = Path(os.path.realpath(folder))
-    if not folder.exists():
-        return folder
-    if not folder.is_dir():
-        raise ProtosteerError(
-            f"{folder} is a file; name a folder that does not exist yet", code="cannot-write", path=folder
-        )
-    if folder == Path.cwd():
-        message = f"{folder} is the folder you are in; name one inside it, such as exported"
-        raise ProtosteerError(message, code="cannot-write", path=folder)
-    found = {path.name for path in folder.iterdir()}
-    if found and not _is_export(folder):
-        message = f"{folder} is not empty and not an earlier export; name another folder"
-        raise ProtosteerError(message, code="cannot-write", path=folder)
-    if more := found - {*names, "__pycache__"}:
-        message = f"{folder} is an earlier export but holds {min(more)} too; move that away, or name another folder"
-        raise ProtosteerError(message, code="cannot-write", path=folder)
+    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    fault = None
+    if folder.exists() and not folder.is_dir():
+        fault = "is a file; name a folder that does not exist yet"
+    elif folder == Path.cwd():
+        fault = "is the folder you are in; name one inside it, such as exported"
+    elif found and not _is_export(folder):
+        fault = "is not empty and not an earlier export; name another folder"
+    elif more := found - {*names, "__pycache__"}:
+        fault = f"is an earlier export but holds {min(more)} too; move that away, or name another folder"
+    if fault:
+        raise ProtosteerError(f"{folder} {fault}", code="cannot-write", path=folder)
     return folder
 
 

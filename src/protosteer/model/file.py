@@ -34,7 +34,7 @@ from protosteer.model.class_table import ClassTable
 from protosteer.model.memory import Memory
 from protosteer.model.merging import Renames, concatenate
 from protosteer.model.records import TaskMetadata, TaskRecord
-from protosteer.model.schema import check_model_header
+from protosteer.model.schema import MODEL, check
 from protosteer.model.validation import check_columns, check_fits, check_memory
 from protosteer.settings import Settings
 from protosteer.util.files import read_regular, real, write_atomically
@@ -256,7 +256,7 @@ def unpack(data: bytes, path: Path) -> Model:
         )
         raise ModelFileError(message, code="unknown-format", path=path, format=header.get("format"))
     try:
-        check_model_header(header)
+        check(header, MODEL, "the header's")
         if header["format"] != FORMAT:
             tensors = legacy.upgrade(header, tensors)
         memory = Memory(_tasks(header, tensors))

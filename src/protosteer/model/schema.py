@@ -26,18 +26,6 @@ _MAX_PATH = 4096  # characters
 _LINE = 100  # characters of the name or value of a setting
 
 
-def check_model_header(header: Any) -> None:
-    """Check the header of a model file."""
-    check(header, MODEL, "the header's")
-    Preprocessing.from_dict(header["backbone"]["preprocessing"])
-
-
-def check_adapted_header(header: Any) -> None:
-    """Check the header of a shared prompt's file."""
-    check(header, ADAPTED, "the header's")
-    Preprocessing.from_dict(header["backbone"]["preprocessing"])
-
-
 def check(value: Any, spec: Any, where: str) -> None:
     """Raise a `TypeError` unless a value is as specified; `where` is what to call it."""
     if isinstance(spec, dict):
@@ -106,19 +94,25 @@ def _settings(value: Any, where: str) -> None:
         _require(plain and _encodable(f"{key}{one}"), one, f"{where}, {reprlib.repr(key)}")
 
 
+def _preprocessing(value: Any, where: str) -> None:
+    check(value, _PREPROCESSING, where)
+    Preprocessing.from_dict(value)
+
+
 _COUNT, _FINITE = (0, MAX_COUNT), (-float(MAX_COUNT), float(MAX_COUNT))
+_PREPROCESSING = {
+    "image_size": (1, MAX_CANVAS),
+    "mean": [(-1e3, 1e3), 3, 3],
+    "std": [(1e-6, 1e3), 3, 3],
+    "crop": (0.0, 1.0),
+    "interpolation": 20,
+}
 _BACKBONE = {
     "name": _name,
     "fingerprint": 128,
     "image_size": (1, MAX_CANVAS),
     "heads": (1, 2**10),
-    "preprocessing": {
-        "image_size": (1, MAX_CANVAS),
-        "mean": [(-1e3, 1e3), 3, 3],
-        "std": [(1e-6, 1e3), 3, 3],
-        "crop": (0.0, 1.0),
-        "interpolation": 20,
-    },
+    "preprocessing": _preprocessing,
     "dim?": (1, 2**16),
     "depth?": (1, MAX_DEPTH),
     "weights?": _path,

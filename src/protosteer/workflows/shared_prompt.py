@@ -18,9 +18,9 @@ import protosteer
 from protosteer.backbones import Backbone
 from protosteer.errors import LearnerError, ModelFileError, ProtosteerError, SettingsError
 from protosteer.learner import Learner
+from protosteer.model import schema
 from protosteer.model.file import ADAPTED, Model, backbone_header
 from protosteer.model.memory import Memory
-from protosteer.model.schema import check_adapted_header
 from protosteer.model.validation import check_prompt
 from protosteer.rules import RULES
 from protosteer.runtime.checkpoint import CheckpointFile
@@ -147,7 +147,7 @@ def read(path: str | Path) -> Adapted:
         message = f"{path} is not a shared prompt that this version knows; create one with protosteer adapt"
         raise ModelFileError(message, code="not-adapted-backbone", path=path)
     try:
-        check_adapted_header(header)
+        schema.check(header, schema.ADAPTED, "the header's")
         backbone, prompt, settings = (header["backbone"], tensors["prompt"], Settings.from_file(header["settings"]))
         check_prompt(prompt, backbone.get("dim"), backbone.get("depth"), "the prompt")
         adapted = Adapted(path, backbone, settings, header["classes"], header["images"], prompt)
