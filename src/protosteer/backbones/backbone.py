@@ -114,28 +114,25 @@ class Backbone:
 
     def trainable_copy(self) -> Backbone:
         """Return an independent backbone whose ViT can be trained."""
-        copied = copy.copy(self)
-        copied.vit = copy.deepcopy(self.vit).requires_grad_()
-        copied.source, copied.trainable = None, True
-        return copied
+        return self._with(vit=copy.deepcopy(self.vit).requires_grad_(), source=None, trainable=True)
 
     def frozen_copy(self) -> Backbone:
         """Return an independent, frozen backbone with the present weights."""
-        copied = self.trainable_copy()
-        copied.vit.requires_grad_(False)
-        copied._fingerprint, copied.trainable = self.fingerprint, False
-        return copied
+        vit = copy.deepcopy(self.vit).requires_grad_(False)
+        return self._with(vit=vit, source=None, trainable=False, _fingerprint=self.fingerprint)
+
+    def _with(self, **attributes: Any) -> Backbone:
+        """Return a backbone that has these attributes, and shares the others."""
+        changed = copy.copy(self)
+        vars(changed).update(attributes)
+        return changed
 
     def reading(self, layers: str) -> Backbone:
         """Return this backbone with embeddings of the "last" layer, or of "several" side by side; weights are shared.
 
         Those of several layers are [B, S * D]; the first D numbers are the embedding of the last layer.
         """
-        if layers == self.layers:
-            return self
-        copied = copy.copy(self)
-        copied.layers = layers
-        return copied
+        return self if layers == self.layers else self._with(layers=layers)
 
     @property
     def width(self) -> int:
@@ -210,11 +207,7 @@ class Backbone:
         Raises:
             SettingsError: There is no such precision.
         """
-        if self._precision == precision:
-            return self
-        copied = copy.copy(self)
-        copied._precision = check_precision(precision)
-        return copied
+        return self if precision == self._precision else self._with(_precision=check_precision(precision))
 
     def with_auto_as_fp32(self) -> Backbone:
         """Return this backbone in fp32 if its precision was left to the hardware, else as it is."""

@@ -12,7 +12,6 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -39,16 +38,16 @@ def load_vit(
     path, tensors, about = checkpoint.path, checkpoint.tensors, checkpoint.about
     heads = about.get("heads") if heads is None else heads
     image_size = about.get("image_size") if image_size is None else image_size
-    config = derive_config(path, tensors, heads)
-    _check_tensors(path, tensors, config)
-    if about.get("pool") not in (None, config.pool):
-        raise _misfit(
-            f"{path}: its config says {about['pool']} pooling, but its norm layer means {config.pool}; "
-            "give the weights that belong to the config",
-            path,
-        )
-    tensors, config = _fold_register_positions(tensors, config)
-    config = _at_size(path, config, image_size)
+    try:
+        config = derive_config(tensors, heads)
+        _check_tensors(tensors, config)
+        if about.get("pool") not in (None, config.pool):
+            message = f"its config says {about['pool']} pooling, but its norm layer means {config.pool}"
+            raise _MisfitError(f"{message}; give the weights that belong to the config")
+        tensors, config = _fold_register_positions(tensors, config)
+        config = _at_size(config, image_size)
+    except _MisfitError as error:
+        raise WeightsError(f"{path}: {error}", code=error.code, path=path) from error
     digest = fingerprint(tensors, config)
     if expected not in (None, digest):
         message = f"{path} has fingerprint {digest[:12]} at images of {config.image_size} pixels"
@@ -60,7 +59,7 @@ def load_vit(
     return vit.requires_grad_(False).eval(), digest
 
 
-def derive_config(path: Path, tensors: Mapping[str, Tensor], heads: int | None = None) -> ViTConfig:
+def derive_config(tensors: Mapping[str, Tensor], heads: int | None = None) -> ViTConfig:
     """Derive the architecture from shapes, at the image size of the position embeddings; see `load_vit`."""
     missing = [name for name in _ANCHORS if name not in tensors]
     unexpected = [name for name in tensors if not _VIT_NAME.fullmatch(name)]
@@ -68,17 +67,17 @@ def derive_config(path: Path, tensors: Mapping[str, Tensor], heads: int | None =
     if kernel is not None and (kernel.ndim != 4 or kernel.shape[1] != 3 or len(set(kernel.shape[2:])) > 1):
         unexpected.append(f"patch_embed.proj.weight {list(kernel.shape)}, not [D, 3, p, p]")
     if kernel is None or missing or unexpected:
-        raise _not_a_vit(path, missing=missing, unexpected=unexpected)
+        raise _not_a_vit(missing=missing, unexpected=unexpected)
     dim, patch = kernel.shape[0], kernel.shape[2]
-    registers = _registers(path, tensors)
-    grid, positions = _grid(path, tensors["pos_embed"], registers)
+    registers = _registers(tensors)
+    grid, positions = _grid(tensors["pos_embed"], registers)
     hidden = tensors.get("blocks.0.mlp.fc1.bias")
     return ViTConfig(
         image_size=grid * patch,
         patch_size=patch,
         dim=dim,
-        depth=_depth(path, tensors),
-        heads=_heads(path, dim, heads),
+        depth=_depth(tensors),
+        heads=_heads(dim, heads),
         mlp_dim=4 * dim if hidden is None else hidden.numel(),
         registers=registers,
         layer_scale="blocks.0.ls1.gamma" in tensors,
@@ -103,68 +102,56 @@ def fingerprint(tensors: Mapping[str, Tensor], config: ViTConfig) -> str:
     return digest.hexdigest()
 
 
-def _depth(path: Path, tensors: Mapping[str, Tensor]) -> int:
+def _depth(tensors: Mapping[str, Tensor]) -> int:
     """Return the number of blocks, whose numbers must have no gap."""
     numbers = {name.split(".")[1] for name in tensors if name.startswith("blocks.")}
     expected = {str(number) for number in range(min(len(numbers), MAX_BLOCKS))}
     if numbers != expected:
-        raise _misfit(
-            f"{path}: blocks must be numbered from 0 on without a gap, {MAX_BLOCKS} at most; "
-            f"of {len(numbers)} blocks, unexpected: {names(sorted(numbers - expected))}",
-            path,
+        raise _MisfitError(
+            f"blocks must be numbered from 0 on without a gap, {MAX_BLOCKS} at most; of {len(numbers)} blocks, "
+            f"unexpected: {names(sorted(numbers - expected))}"
         )
     return len(numbers)
 
 
-def _registers(path: Path, tensors: Mapping[str, Tensor]) -> int:
+def _registers(tensors: Mapping[str, Tensor]) -> int:
     if "reg_token" not in tensors:
         return 0
     if (token := tensors["reg_token"]).ndim != 3:
-        raise _not_a_vit(path, wrong_shape=[f"reg_token {list(token.shape)}, not [1, R, D]"])
+        raise _not_a_vit(wrong_shape=[f"reg_token {list(token.shape)}, not [1, R, D]"])
     return token.shape[1]
 
 
-def _grid(path: Path, pos_embed: Tensor, registers: int) -> tuple[int, int]:
+def _grid(pos_embed: Tensor, registers: int) -> tuple[int, int]:
     """Return the number of patches along a side, and of all positions."""
     if pos_embed.ndim == 3:
         count = pos_embed.shape[1]
         for extra in (1, 0, 1 + registers):  # with the class token; patches alone; with registers too
             if count > extra and math.isqrt(count - extra) ** 2 == count - extra:
                 return math.isqrt(count - extra), count
-    raise _misfit(f"{path}: pos_embed {list(pos_embed.shape)} is not that of a square grid of patches", path)
+    raise _MisfitError(f"pos_embed {list(pos_embed.shape)} is not that of a square grid of patches")
 
 
-def _heads(path: Path, dim: int, heads: int | None) -> int:
+def _heads(dim: int, heads: int | None) -> int:
     if heads is None and dim % 64 == 0:
         heads = _WIDE_HEADS.get(dim, dim // 64)
     if heads is None:
-        raise _misfit(
-            f"{path}: the number of attention heads of width {dim} is unknown; pass heads=", path, "unknown-heads"
-        )
+        raise _MisfitError(f"the number of attention heads of width {dim} is unknown; pass heads=", "unknown-heads")
     if heads < 1 or dim % heads:
-        raise _misfit(
-            f"{path}: {heads} attention heads do not divide width {dim}; pass another heads=", path, "unknown-heads"
-        )
+        raise _MisfitError(f"{heads} attention heads do not divide width {dim}; pass another heads=", "unknown-heads")
     return heads
 
 
-def _at_size(path: Path, config: ViTConfig, image_size: int | None) -> ViTConfig:
+def _at_size(config: ViTConfig, image_size: int | None) -> ViTConfig:
     size = config.image_size if image_size is None else image_size
     if size < config.patch_size or size % config.patch_size:
-        raise _misfit(
-            f"{path}: image size {size} is not a multiple of the patch size {config.patch_size}; "
-            f"pass image_size={max(1, round(size / config.patch_size)) * config.patch_size}",
-            path,
-            "bad-image-size",
-        )
+        nearest = max(1, round(size / config.patch_size)) * config.patch_size
+        message = f"image size {size} is not a multiple of the patch size {config.patch_size}"
+        raise _MisfitError(f"{message}; pass image_size={nearest}", "bad-image-size")
     sized = replace(config, image_size=size)
     if sized.grid > max(_MAX_GRID, config.grid):
-        raise _misfit(
-            f"{path}: images of {size} pixels make {sized.grid} x {sized.grid} patches, more than "
-            f"{_MAX_GRID} x {_MAX_GRID}; pass a smaller image_size=",
-            path,
-            "bad-image-size",
-        )
+        patches = f"{sized.grid} x {sized.grid} patches, more than {_MAX_GRID} x {_MAX_GRID}"
+        raise _MisfitError(f"images of {size} pixels make {patches}; pass a smaller image_size=", "bad-image-size")
     return sized
 
 
@@ -182,7 +169,7 @@ def _fold_register_positions(tensors: dict[str, Tensor], config: ViTConfig) -> t
     return tensors | folded, replace(config, position_for_class=False)
 
 
-def _check_tensors(path: Path, tensors: Mapping[str, Tensor], config: ViTConfig) -> None:
+def _check_tensors(tensors: Mapping[str, Tensor], config: ViTConfig) -> None:
     """Check that the tensors are exactly this ViT's parameters: names, shapes, finite values."""
     with torch.device("meta"):
         wanted = {name: tensor.shape for name, tensor in ViT(config).state_dict().items()}
@@ -196,19 +183,23 @@ def _check_tensors(path: Path, tensors: Mapping[str, Tensor], config: ViTConfig)
         if name in tensors and tensors[name].shape != shape
     ]
     if missing or unexpected or misshapen:
-        raise _not_a_vit(path, missing=missing, unexpected=unexpected, wrong_shape=misshapen)
+        raise _not_a_vit(missing=missing, unexpected=unexpected, wrong_shape=misshapen)
     broken = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
     if broken:
-        raise _misfit(f"{path}: NaN or infinite values in {names(broken)}; fetch it again", path, "damaged-weights")
+        raise _MisfitError(f"NaN or infinite values in {names(broken)}; fetch it again", "damaged-weights")
 
 
-def _not_a_vit(path: Path, **groups: list[str]) -> WeightsError:
+def _not_a_vit(**groups: list[str]) -> _MisfitError:
     faults = [f"{kind.replace('_', ' ')}: {names(listed)}" for kind, listed in groups.items() if listed]
-    return _misfit(f"{path} does not hold a plain ViT with a class token; " + "; ".join(faults), path)
+    return _MisfitError("it does not hold a plain ViT with a class token; " + "; ".join(faults))
 
 
-def _misfit(message: str, path: Path, code: str = "other-architecture") -> WeightsError:
-    return WeightsError(message, code=code, path=path)
+class _MisfitError(Exception):
+    """Why tensors are not those of a ViT that can be used; `load_vit` adds the file's path."""
+
+    def __init__(self, message: str, code: str = "other-architecture"):
+        super().__init__(message)
+        self.code = code
 
 
 def resample_positions(pos_embed: Tensor, grid: int, has_class: bool) -> Tensor:

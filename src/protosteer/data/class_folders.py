@@ -51,6 +51,14 @@ class Files:
         return torch.tensor([index[label] for label in self.labels], dtype=torch.long)
 
 
+def rows_by_label(labels: Sequence[str]) -> dict[str, list[int]]:
+    """Map each label to its rows; both are in the order in which they occur."""
+    found: dict[str, list[int]] = {}
+    for row, label in enumerate(labels):
+        found.setdefault(label, []).append(row)
+    return found
+
+
 def read_folder(folder: Path, wanted: Sequence[str] | None = None) -> Files:
     """List every image of a folder of class folders: of the `wanted` classes in that order, or of all, by alphabet."""
     if not folder.is_dir():

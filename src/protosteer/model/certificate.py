@@ -43,16 +43,7 @@ def make(
     forgotten: Sequence[Forgotten],
     version: str,
 ) -> dict[str, Any]:
-    """Return the certificate of a model file that has just forgotten something.
-
-    Args:
-        model: The file.
-        before: Its tasks before.
-        sha256_before: Of the file before.
-        after: Its tasks now.
-        forgotten: What was removed.
-        version: Of protosteer.
-    """
+    """Return the certificate of a model file that has just forgotten something, given its tasks before and after."""
     left = {(task.name, name) for task in after for name in task.class_names}
     lost = [(task, name) for task in before for name in task.class_names if (task.name, name) not in left]
     contents = {

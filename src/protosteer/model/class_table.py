@@ -126,6 +126,10 @@ class ClassTable(Sequence[ClassRecord]):
         gone = set(names)
         return self.take([row for row, name in enumerate(self.names) if name not in gone])
 
+    def renamed(self, names: Mapping[str, str]) -> ClassTable:
+        """Return the same classes under new names, by old names."""
+        return replace(self, names=tuple(names.get(name, name) for name in self.names))
+
     def with_rows(self, group: str, parts: Sequence[Tensor | None]) -> ClassTable:
         """Replace "held_out" or "seen" of all classes; one part per class, None for none."""
         present = [part for part in parts if part is not None]

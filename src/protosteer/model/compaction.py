@@ -27,7 +27,7 @@ from protosteer.evidence.prototype_summary import (
 from protosteer.evidence.summary_table import SummaryTable
 from protosteer.model.class_table import ClassTable
 from protosteer.model.memory import Memory
-from protosteer.model.records import ClassRecord, TaskMetadata, TaskRecord
+from protosteer.model.records import ClassRecord, TaskMetadata, TaskRecord, equal_prompts
 from protosteer.paper.prototypes import Centroids
 
 MIN_SINGLE, MAX_SINGLE = 64, 128  # corrections that are tasks of their own
@@ -44,9 +44,8 @@ def compact(memory: Memory) -> Memory:
         return memory
     gone = single[:-MIN_SINGLE]
     for confirmed, name in NAMES.items():
-        old = [
-            task for task in memory.tasks if task.compacted and task.confirmed == confirmed and _can_join(task, memory)
-        ]
+        same = [task for task in memory.tasks if task.confirmed == confirmed]
+        old = [task for task in same if task.compacted and _can_join(task, memory)]
         new = [task for task in gone if task.confirmed == confirmed]
         if new:
             parts = {*old, *new}
@@ -59,7 +58,7 @@ def compact(memory: Memory) -> Memory:
 def _can_join(task: TaskRecord, memory: Memory) -> bool:
     """Whether a task has nothing but class summaries, made as those of all other tasks are."""
     shared, first = task.shared_prompt, memory.tasks[0].shared_prompt
-    same = shared is first or (shared is not None and first is not None and torch.equal(shared, first))
+    same = shared is first or equal_prompts(shared, first)
     return task.prompt is None and task.classes.summarised and same
 
 

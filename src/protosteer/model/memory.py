@@ -10,7 +10,7 @@ from torch import Tensor
 
 from protosteer.errors import LearnerError
 from protosteer.model.class_table import ClassTable
-from protosteer.model.records import ClassRecord, TaskRecord
+from protosteer.model.records import ClassRecord, TaskRecord, equal_prompts
 from protosteer.paper.prototypes import Anchors, Centroids
 from protosteer.util.text import listed
 
@@ -85,10 +85,8 @@ class Memory:
     def shared_prompt(self) -> Tensor | None:
         """The shared prompt [S, L, D] if all tasks have the same one."""
         first = self.tasks[0].shared_prompt if self.tasks else None
-        if first is None:
-            return None
         others = (task.shared_prompt for task in self.tasks if task.shared_prompt is not first)
-        return first if all(other is not None and torch.equal(other, first) for other in others) else None
+        return first if all(equal_prompts(other, first) for other in others) else None
 
     @property
     def owners(self) -> dict[str, list[str]]:

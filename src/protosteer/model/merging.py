@@ -25,19 +25,14 @@ def concatenate(
     _check_renames(memories[1:], renames, task_renames)
     merged = Memory(memories[0].tasks)
     for task in (task for memory in memories[1:] for task in memory.tasks):
-        new = _renamed(task, renames, task_renames)
+        name = task_renames.get(task.name, task.name)
+        new = dataclasses.replace(task, name=name, classes=task.classes.renamed(renames))
         if new.compacted:
             new = dataclasses.replace(new, name=merged.free_name(new.name))
         if new.corrected_from is None or new.name not in merged.task_names:
             _check_new(merged, new)
             merged.add(new)
     return merged
-
-
-def _renamed(task: TaskRecord, renames: Renames, task_renames: Renames) -> TaskRecord:
-    names = tuple(renames.get(name, name) for name in task.classes.names)
-    classes = dataclasses.replace(task.classes, names=names)
-    return dataclasses.replace(task, name=task_renames.get(task.name, task.name), classes=classes)
 
 
 def _check_new(merged: Memory, task: TaskRecord) -> None:

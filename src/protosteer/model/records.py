@@ -109,8 +109,7 @@ class TaskRecord:
     @property
     def prompt_is_shared(self) -> bool:
         """Return whether its prompt serves all classes of the model."""
-        own, shared = self.prompt, self.shared_prompt
-        return own is not None and shared is not None and torch.equal(own, shared)
+        return equal_prompts(self.prompt, self.shared_prompt)
 
     def computed_in(self, precision: str) -> TaskRecord:
         """Return a copy that states the precision of its features."""
@@ -128,6 +127,11 @@ class TaskRecord:
     def bytes(self) -> int:
         """Return how much a file keeps of it."""
         return sum(t.numel() * t.element_size() for _, t in self.tensors())
+
+
+def equal_prompts(a: Tensor | None, b: Tensor | None) -> bool:
+    """Return whether there are two prompts, and both are the same."""
+    return a is not None and b is not None and torch.equal(a, b)
 
 
 def correction_name(digest: int) -> str:

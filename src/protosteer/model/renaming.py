@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 
 from protosteer.errors import LearnerError
-from protosteer.model.class_table import ClassTable
 from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord
 from protosteer.util.text import check_name
@@ -42,19 +41,14 @@ def join(memory: Memory, names: Sequence[str], new: str) -> None:
     if new in memory.classes and new not in names:
         message = f"a class named '{new}' exists already; name it among those to join, or choose another name"
         raise LearnerError(message, code="class-exists", name=new)
-    joined = {*names}
+    renames = dict.fromkeys(names, new)
     tasks: list[TaskRecord] = []
     taken: list[str] = []
     for task in memory.tasks:
-        own = [name for name in task.class_names if name in joined]
-        tasks.append(_named(task, task.classes.without(own[1:]), joined, new) if own else task)
+        own = [name for name in task.class_names if name in renames]
+        tasks.append(dataclasses.replace(task, classes=task.classes.without(own[1:]).renamed(renames)) if own else task)
         for name in own[1:]:
             taken.append(memory.free_name(task.name, taken))
-            alone = _named(task, task.classes.take([task.class_names.index(name)]), joined, new)
-            tasks.append(dataclasses.replace(alone, name=taken[-1]))
+            alone = task.classes.take([task.class_names.index(name)]).renamed(renames)
+            tasks.append(dataclasses.replace(task, name=taken[-1], classes=alone))
     memory.tasks = Memory(tasks).tasks
-
-
-def _named(task: TaskRecord, classes: ClassTable, joined: set[str], new: str) -> TaskRecord:
-    names = tuple(new if name in joined else name for name in classes.names)
-    return dataclasses.replace(task, classes=dataclasses.replace(classes, names=names))

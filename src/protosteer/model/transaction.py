@@ -93,8 +93,8 @@ def transaction(path: str | Path, command: str = "change", keep: int | None = 0)
     """Lock a model file, give it to be read and changed, and write the change when the block ends.
 
     The change is logged as `command`. `keep` is how many versions it keeps at least, see `history`; None: none, also
-    if the user wants versions. If the block raises, the file stays as it is. It need not exist yet. A `ModelFileError` says that the new model is
-    not valid, or that a program without locks has changed the file meanwhile.
+    if the user wants versions. If the block raises, the file stays as it is. It need not exist yet. A `ModelFileError`
+    says that the new model is not valid, or that a program without locks has changed the file meanwhile.
     """
     path = Path(path)
     with replacing(real(path)):

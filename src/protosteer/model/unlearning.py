@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from protosteer.errors import LearnerError
 from protosteer.model.memory import Memory
-from protosteer.model.records import TaskRecord
+from protosteer.model.records import TaskRecord, equal_prompts
 from protosteer.util.text import listed
 
 # Influence of the task whose prompt became the shared one; a prompt from `adapt` is no task's influence.
@@ -108,27 +105,18 @@ def _influence(
     earlier = [task for task in tasks[:place] if task in stay]
     later = [task for task in tasks[place + 1 :] if task in stay]
     if owner.prompt is not None and not owner.few_shot:
-        if any(_serves(owner.prompt, t) for t in (*earlier, *later, *([owner] if stays else []))):
+        if any(equal_prompts(owner.prompt, t.shared_prompt) for t in (*earlier, *later, *([owner] if stays else []))):
             remains.append(SHARED)
         elif stays:
             remains.append(f"the prompt of task '{owner.name}' was trained with its images")
-        copies = [t.name for t in (*earlier, *later) if t.few_shot and _same_prompt(t, owner)]
+        copies = [t.name for t in (*earlier, *later) if t.few_shot and equal_prompts(t.prompt, owner.prompt)]
         if copies:
             remains.append(f"task '{copies[0]}' uses a copy of the prompt that was trained with its images")
     # A copied prompt was trained when its original was, which may stand before the owner.
     dependent = [t for t in later if t.prompt is not None and not t.independent]
-    if any(not any(_same_prompt(t, e) for e in (*earlier, owner)) for t in dependent):
+    if any(not any(equal_prompts(t.prompt, e.prompt) for e in (*earlier, owner)) for t in dependent):
         remains.append("prompts of later tasks were trained against its prototypes and may start from its prompt")
     return remains
-
-
-def _same_prompt(a: TaskRecord, b: TaskRecord) -> bool:
-    return a.prompt is not None and b.prompt is not None and torch.equal(a.prompt, b.prompt)
-
-
-def _serves(prompt: Tensor, task: TaskRecord) -> bool:
-    """Whether a prompt is the task's shared prompt."""
-    return task.shared_prompt is not None and torch.equal(task.shared_prompt, prompt)
 
 
 def _guarantee(remains: list[str]) -> str:

@@ -33,20 +33,22 @@ def keep_freed_memory() -> bool:
 
 def processor_name() -> str:
     """Return the processor's model name, or the machine type if the system does not report it."""
-    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
-        for line in file:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
 @functools.cache
 def cpu_has_bf16() -> bool:
     """Return True if the processor has AVX512-BF16 or AMX-BF16; False if the system does not report it."""
+    return not {"avx512_bf16", "amx_bf16"}.isdisjoint(_cpuinfo("flags").split())
+
+
+def _cpuinfo(field: str) -> str:
+    """Return what Linux says of the first processor; an empty text if the system does not report it."""
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
-        flags = next((line.split() for line in file if line.startswith("flags")), [])
-        return "avx512_bf16" in flags or "amx_bf16" in flags
-    return False
+        for line in file:
+            if line.startswith(field):
+                return line.partition(":")[2].strip()
+    return ""
 
 
 def most_open_files() -> float:

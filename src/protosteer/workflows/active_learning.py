@@ -168,12 +168,7 @@ def select_informative(embeddings: Tensor, uncertainty: Tensor, count: int) -> T
     """Return the rows [count] of the images whose labels tell most about all, in the order they are chosen.
 
     Once the label of image i is known, the variance of image j falls by K_ij² / (K_ii + noise); the noise is that
-    of the default classifier's kernel ridge.
-
-    Args:
-        embeddings: [N, D].
-        uncertainty: [N], from 0 to 1.
-        count: How many rows.
+    of the default classifier's kernel ridge. Embeddings are [N, D], uncertainty is [N], from 0 to 1.
     """
     rows = uncertainty.argsort(descending=True, stable=True)[:MAX_CANDIDATES].sort().values
     units = F.normalize(embeddings[rows].double(), dim=1)

@@ -28,6 +28,7 @@ from protosteer.backbones.build_vit import multiply_adds
 from protosteer.backbones.hub import fetch_weights, may_fetch
 from protosteer.backbones.precision import AUTO_PRECISION
 from protosteer.backbones.registry import BackboneInfo
+from protosteer.data.class_folders import rows_by_label
 from protosteer.data.images import as_images, as_labelled
 from protosteer.data.sources import read_labelled
 from protosteer.data.transforms import Preprocessing
@@ -174,9 +175,7 @@ def most_images(tried: Sequence[BackboneInfo], speed: float) -> int:
 
 def sample(labels: Sequence[str], most: int, seed: int = 0) -> list[int]:
     """Rows of at most so many images, the same number of each class as far as it has them."""
-    rows: dict[str, list[int]] = {}
-    for row, label in enumerate(labels):
-        rows.setdefault(label, []).append(row)
+    rows = rows_by_label(labels)
     names = sorted(rows)
     classes = min(len(names), most // PER_CLASS)
     chosen = [names[i] for i in _order(len(names), task_seed(seed, names))[:classes]]

@@ -114,11 +114,6 @@ class Evaluation:
 def evaluate_folder(learner: Learner, files: Files, on_stage: OnStage | None = None) -> Evaluation:
     """Predict labelled files and compare.
 
-    Args:
-        learner: The model.
-        files: Files and their classes.
-        on_stage: Is given the progress.
-
     Raises:
         DataError: No file can be read.
     """
@@ -132,11 +127,7 @@ def evaluate_folder(learner: Learner, files: Files, on_stage: OnStage | None = N
     read = files.rows(rows)
     found = KnownFiles.find(learner.memory.tasks, read, digests_of(read.paths))
     learned = {*found.same_class, *found.other_class}
-    return Evaluation(
-        [
-            EvaluatedImage(files.paths[row], files.labels[row], *answers[row], i in learned)
-            for i, row in enumerate(rows)
-        ],
-        images.errors_by_path(),
-        learner.classes,
-    )
+    evaluated = [
+        EvaluatedImage(files.paths[row], files.labels[row], *answers[row], i in learned) for i, row in enumerate(rows)
+    ]
+    return Evaluation(evaluated, images.errors_by_path(), learner.classes)

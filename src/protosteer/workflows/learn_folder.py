@@ -2,8 +2,9 @@
 
 The accuracy over all classes is estimated by leave-one-out, which needs no held-out images. They judge training: a
 trained prompt is kept unless the model does worse with it on images that it was not trained with. A task-specific
-prompt must do better, since it costs another forward pass. Then held-out images are learned, too. CPP inference has no leave-one-out predictions: there, held-out images estimate the accuracy, give the
-similarities from which `ood` takes its threshold, and are never learned.
+prompt must do better, since it costs another forward pass. Then held-out images are learned, too. CPP inference has no
+leave-one-out predictions: there, held-out images estimate the accuracy, give the similarities from which `ood` takes
+its threshold, and are never learned.
 
 If a prompt is trained, the task exists twice: usable after one pass over its images, and finished. An unfinished
 task that a model was left with is learned again in its own place, from where its training was.
@@ -25,7 +26,7 @@ from typing import Any
 
 import torch
 
-from protosteer.data.class_folders import Files
+from protosteer.data.class_folders import Files, rows_by_label
 from protosteer.data.image_files import image_version
 from protosteer.data.images import Chosen, ImageSet
 from protosteer.errors import DataError, SettingsError
@@ -66,12 +67,6 @@ class LearnResult:
     check: Check | None
     before_training: Check | None = None
     training: str | None = None
-
-
-def _gained(result: LearnResult) -> int:
-    """Return how many more held-out images are classified correctly after training than before."""
-    assert result.check and result.before_training
-    return result.check.accuracy.right - result.before_training.accuracy.right
 
 
 class _SkipTrainingError(Exception):
@@ -163,6 +158,11 @@ class TaskSlot:
         """Size and time of each file; an error if one has gone since the scan."""
         return {path: _file_version(path) for path in self.found.files.paths}
 
+    @property
+    def trains_prompt(self) -> bool:
+        """Whether learning the task trains a prompt."""
+        return self.before.trains_prompt(sorted(set(self.found.files.labels)))
+
     def learner_with(self, record: TaskRecord) -> Learner:
         """Return a learner that knows all tasks, this one among them."""
         learner = self.before.copy()
@@ -178,7 +178,7 @@ class TaskSlot:
     ) -> tuple[Learner, LearnResult]:
         """Learn the task; see `learn_folder`. Returns a learner that knows it."""
         _ = self.file_versions  # complains before anything is spent on a file that has gone
-        if not self.before.trains_prompt(sorted(set(self.found.files.labels))):
+        if not self.trains_prompt:
             every = self.found.files
             record = self.before.copy().learn((self._images(every), every.labels), self.name, on_stage)
             record = self._with_provenance(record, every)
@@ -209,9 +209,10 @@ class TaskSlot:
         if after.reader.needs_heldout:
             return after, result
         result = dataclasses.replace(result, accuracy=early.accuracy)
-        if result.check and early.check and _gained(result) < (0 if record.prompt_is_shared else 1):
-            result = dataclasses.replace(result, record=early.record)
-            return self._with_heldout(result, "dropped", on_stage)
+        if result.check and early.check:
+            gained = result.check.accuracy.right - early.check.accuracy.right
+            if gained < (0 if record.prompt_is_shared else 1):
+                return self._with_heldout(dataclasses.replace(result, record=early.record), "dropped", on_stage)
         return self._with_heldout(result, "kept", on_stage)
 
     @cached_property
@@ -228,9 +229,8 @@ class TaskSlot:
 
     def training_seconds(self, seconds_per_image: float) -> float:
         """Estimate the time of training from that of a forward pass; 0 if nothing is trained."""
-        if not self.before.trains_prompt(sorted(set(self.found.files.labels))):
-            return 0.0
-        return TRAINING_COST * seconds_per_image * self.before.settings.epochs * len(self.learned)
+        epochs = self.before.settings.epochs if self.trains_prompt else 0
+        return TRAINING_COST * seconds_per_image * epochs * len(self.learned)
 
     def _images(self, files: Files) -> ImageSet:
         """Some of the files; whatever part an image is in, it is decoded once."""
@@ -311,10 +311,7 @@ def held_count(images: int, holdout: float) -> int:
 def split(files: Files, holdout: float, seed: int) -> tuple[Files, Files]:
     """Split files into those to learn and those held out, the same ones for the same class, names and seed."""
     held: set[int] = set()
-    by_class: dict[str, list[int]] = {}
-    for i, label in enumerate(files.labels):
-        by_class.setdefault(label, []).append(i)
-    for name, rows in by_class.items():
+    for name, rows in rows_by_label(files.labels).items():
         draw = torch.Generator().manual_seed(task_seed(seed, [name]))
         order = torch.randperm(len(rows), generator=draw).tolist()
         held |= {rows[i] for i in order[: held_count(len(rows), holdout)]}

@@ -50,6 +50,7 @@ def describe(model: Model, reader: Reader) -> dict[str, Any]:
     ]
     known = len(reader.known_similarities())
     held_out = sum(record["held_out"] for task in tasks for record in task["classes"])
+    pairs = [pair._asdict() for pair in closest(memory)] if len(memory.classes) <= PAIRED else None
     return {
         "file": {"path": str(model.path), "bytes": file_bytes},
         "backbone": {name: model.backbone.get(name) for name in names},
@@ -60,7 +61,7 @@ def describe(model: Model, reader: Reader) -> dict[str, Any]:
         "rejection": {"calibrated": known > 0, "images": known, "held_out": held_out},
         "notes": notes(memory, reader),
         "tasks": tasks,
-        "confusable": _confusable(memory),
+        "confusable": pairs,
     }
 
 
@@ -69,13 +70,6 @@ def notes(memory: Memory, reader: Reader) -> list[str]:
     unfinished = [task.name for task in memory.tasks if task.metadata.unfinished]
     how = "the same learn command resumes it, or with the preset instant finishes without"
     return reader.advice() + [f"training of '{name}' was interrupted; {how}" for name in unfinished]
-
-
-def _confusable(memory: Memory) -> list[dict[str, Any]] | None:
-    """None where classes are too many to compare."""
-    if len(memory.classes) > PAIRED:
-        return None
-    return [pair._asdict() for pair in closest(memory)]
 
 
 def _task(task: TaskRecord) -> dict[str, Any]:
@@ -89,7 +83,7 @@ def _task(task: TaskRecord) -> dict[str, Any]:
         # What was written when the task was learned holds no longer once one of its classes was forgotten.
         "image_bytes": about.image_bytes if about.images == images else None,
         "bytes": sum(record["bytes"] for record in classes) + (0 if prompt is None else prompt.nbytes),
-        "prompt": prompt if prompt is None else _prompt(prompt),
+        "prompt": None if prompt is None else describe_prompt(prompt),
         "trained": prompt is not None and not task.few_shot,
         "few_shot": task.few_shot,
         "corrected": task.corrected_from,
@@ -118,8 +112,10 @@ def correction(task: TaskRecord) -> dict[str, Any]:
     }
 
 
-def _prompt(prompt: Tensor) -> dict[str, int]:
-    return {"layers": prompt.shape[0], "length": prompt.shape[1], "bytes": prompt.nbytes}
+def describe_prompt(prompt: Tensor) -> dict[str, int]:
+    """Return the size of a prompt [S, L, D]."""
+    layers, length, _ = prompt.shape
+    return {"layers": layers, "length": length, "bytes": prompt.nbytes}
 
 
 def _classes(task: TaskRecord) -> list[dict[str, Any]]:

@@ -29,6 +29,7 @@ from protosteer.settings import Settings
 from protosteer.util.files import read_regular, real, write_atomically
 from protosteer.util.tensor_file import pack_tensors, unpack_tensors
 from protosteer.workflows.folder_scan import FolderScan
+from protosteer.workflows.model_summary import describe_prompt
 
 FORMAT = 1
 
@@ -79,12 +80,11 @@ class Adapted:
 
     def describe(self) -> dict[str, Any]:
         """Plain data, what `protosteer inspect` shows."""
-        layers, length, _ = self.prompt.shape
         return {
             "path": str(self.path),
             "fingerprint": self.fingerprint,
             "backbone": {name: self.backbone[name] for name in ("name", "fingerprint", "image_size")},
-            "prompt": {"layers": layers, "length": length, "bytes": self.prompt.nbytes},
+            "prompt": describe_prompt(self.prompt),
             "classes": self.classes,
             "images": self.images,
         }

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from protosteer.data.class_folders import rows_by_label
 from protosteer.evidence.prototype_summary import EXACT_PROTOTYPES, exact_rows
 from protosteer.model import thumbnails
 from protosteer.model.thumbnails import Thumb
@@ -23,16 +24,9 @@ _JPEG_QUALITY = 80
 
 
 def keep_thumbnails(path: Path, slot: TaskSlot) -> int:
-    """Add thumbnails of a task that was just learned to the file beside its model.
+    """Add thumbnails of a task that was just learned to the file beside its model; return how many.
 
     Of each class they are images that the model keeps as prototypes.
-
-    Args:
-        path: The model file, which has the task.
-        slot: The task as it was learned.
-
-    Returns:
-        How many thumbnails were added.
     """
     found = slot.found
     seed = task_seed(slot.before.settings.seed, list(found.counts))
@@ -40,7 +34,8 @@ def keep_thumbnails(path: Path, slot: TaskSlot) -> int:
         memory = change.read().memory
         kept_out = any(task.name == slot.name and task.metadata.held_out for task in memory.tasks)
         learned = slot.learned if kept_out else found.files
-        rows = [row for name in found.counts for row in _chosen(learned.labels, name, seed)]
+        of_class = rows_by_label(learned.labels)
+        rows = [row for name in found.counts for row in _chosen(of_class.get(name, []), seed)]
         images = found.images(learned, slot.before.backbone.preprocessing)
         new = [
             Thumb(learned.labels[row], found.digests[learned.paths[row]], _jpeg(images.pixels([row])[0]))
@@ -51,9 +46,8 @@ def keep_thumbnails(path: Path, slot: TaskSlot) -> int:
     return len(new)
 
 
-def _chosen(labels: Sequence[str], name: str, seed: int) -> list[int]:
-    """Return rows of a class's images that are prototypes as they are; of many, evenly spaced ones."""
-    rows = [row for row, label in enumerate(labels) if label == name]
+def _chosen(rows: Sequence[int], seed: int) -> list[int]:
+    """Return those of a class's rows whose images are prototypes as they are; of many, evenly spaced ones."""
     single = exact_rows(len(rows), seed)
     even = torch.linspace(0, len(single) - 1, min(MAX_THUMBNAILS, len(single))).round().long()
     return [rows[row] for row in single[even].tolist()]

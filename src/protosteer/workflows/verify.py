@@ -8,7 +8,6 @@ from pathlib import Path
 from protosteer.data.sources import read_labelled
 from protosteer.learner import Learner
 from protosteer.model.certificate import record_hash
-from protosteer.model.records import TaskRecord
 from protosteer.runtime.progress import OnStage
 from protosteer.settings import Settings
 from protosteer.workflows.folder_scan import names_folder, scan_folder
@@ -23,33 +22,22 @@ def relearn(
     A task that was learned independently depends on its own images alone. If learning just the classes that are left
     gives the same bits, nothing of a forgotten class is in it.
 
-    Args:
-        learner: The model.
-        folders: Folders of class folders.
-        on_stage: Is given the progress.
-
     Returns:
         For each folder whether the bits are the same, None if that cannot be checked, and a sentence.
     """
-    found: list[tuple[bool | None, str]] = []
-    for folder in folders:
-        task = next((task for task in learner.memory.tasks if names_folder(task, folder)), None)
-        if task is None:
-            found.append((None, f"{folder}: no task is named after it"))
-        elif not task.independent or task.metadata.settings is None:
-            found.append(
-                (None, f"{folder}: task {task.name} depends on other tasks; only independent ones can be checked")
-            )
-        else:
-            same = record_hash(_learned_again(learner, task, folder, on_stage)) == record_hash(task)
-            what = "learned again, the same bits" if same else "learned again, other bits"
-            found.append((same, f"{folder}: task {task.name} {what}"))
-    return found
+    return [_compared(learner, folder, on_stage) for folder in folders]
 
 
-def _learned_again(learner: Learner, task: TaskRecord, folder: Path, on_stage: OnStage | None) -> TaskRecord:
-    settings = Settings.from_file(dict(task.metadata.settings or {})).replace(prompts=task.prompt is not None)
+def _compared(learner: Learner, folder: Path, on_stage: OnStage | None) -> tuple[bool | None, str]:
+    task = next((task for task in learner.memory.tasks if names_folder(task, folder)), None)
+    if task is None:
+        return None, f"{folder}: no task is named after it"
+    if not task.independent or task.metadata.settings is None:
+        return None, f"{folder}: task {task.name} depends on other tasks; only independent ones can be checked"
+    settings = Settings.from_file(dict(task.metadata.settings)).replace(prompts=task.prompt is not None)
     alone = Learner(learner.backbone, settings, task.shared_prompt)
     files = read_labelled(folder, task.class_names)
     scan = scan_folder(folder, files=files, name=task.name, preprocessing=learner.backbone.preprocessing)
-    return learn_folder(alone, scan, task.name, on_stage=on_stage).record
+    record = learn_folder(alone, scan, task.name, on_stage=on_stage).record
+    same = record_hash(record) == record_hash(task)
+    return same, f"{folder}: task {task.name} learned again, {'the same' if same else 'other'} bits"

@@ -6,11 +6,11 @@ frames are chosen together, such that the sum is greatest when every change of c
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from protosteer.data.video import frames
@@ -62,23 +62,14 @@ def predict_video(
         raise SettingsError(message, code="bad-frame-rate", value=per_second)
     times: list[float] = []
     parts: list[Tensor] = []
-    chunk: list[Image.Image] = []
-
-    def predict() -> None:
-        prediction = learner.predict(chunk)
+    found = frames(path, per_second)
+    while chunk := list(itertools.islice(found, _CHUNK)):
+        prediction = learner.predict([image for _, image in chunk])
         dense = torch.zeros(len(chunk), len(prediction.classes), dtype=torch.double)
         parts.append(dense.scatter_(1, prediction.class_ids, prediction.probabilities.double()))
-        chunk.clear()
+        times += [seconds for seconds, _ in chunk]
         if on_stage:
             on_stage(Stage("", "frames", len(times), len(times)))
-
-    for seconds, image in frames(path, per_second):
-        times.append(seconds)
-        chunk.append(image)
-        if len(chunk) == _CHUNK:
-            predict()
-    if chunk:
-        predict()
     return segments(times, torch.cat(parts), learner.classes)
 
 
