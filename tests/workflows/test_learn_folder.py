@@ -32,7 +32,7 @@ from protosteer.workflows import folder_scan
 from protosteer.workflows import learn_folder as learn_folder_module
 from protosteer.workflows.folder_scan import scan_folder, unfinished_task
 from protosteer.workflows.holdout_eval import Check
-from protosteer.workflows.learn_folder import TaskSlot, held_count, learn_folder, split
+from protosteer.workflows.learn_folder import LearnResult, TaskSlot, held_count, learn_folder, split
 
 CHECK = ["calibrating", "checking"]
 STAGES = ["keys", *CHECK, "training", "values", *CHECK]
@@ -421,7 +421,7 @@ def kept_usable(learner: Learner, folder: Path, **more) -> Learner:
 @pytest.mark.parametrize("settings", [EVIDENCE, QUICK], ids=["evidence", "paper"])
 def test_a_task_can_be_used_before_its_prompt_is_trained(spring, summer, settings, monkeypatch):
     learner = taught(spring, settings=settings)
-    monkeypatch.setattr(learn_folder_module, "_gained", lambda result: 1)
+    monkeypatch.setattr(LearnResult, "gained", 1)
     tasks, callbacks = learner.memory.tasks, []
 
     def on_usable(usable, early):

@@ -14,10 +14,9 @@ from expect import expect_cli_error, expect_error
 from photo_toys import photos
 from protosteer.cli import main
 from protosteer.data.image_files import images_below
-from protosteer.data.video import frames
 from protosteer.errors import DataError, SettingsError
 from protosteer.learner import Learner
-from protosteer.workflows.video_segments import predict_video, segments, smoothed
+from protosteer.workflows.video_segments import frames, predict_video, segments, smoothed
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -62,10 +61,10 @@ def place(tmp_path_factory) -> Path:
 def test_frames_are_sampled(place: Path) -> None:
     times = [seconds for seconds, _ in frames(place / "clip.mp4", 2.0)]
     assert len(times) == 12 and times == sorted(times) and times[0] == 0.0
-    assert next(frames(place / "clip.mp4"))[1].size == (64, 64)
+    assert next(frames(place / "clip.mp4", 1.0))[1].size == (64, 64)
     (place / "text.mp4").write_text("no film")
     with expect_error("unreadable-video", DataError, path=place / "text.mp4"):
-        list(frames(place / "text.mp4"))
+        list(frames(place / "text.mp4", 1.0))
     with expect_error("bad-frame-rate", SettingsError):
         predict_video(Learner(tiny_backbone()), place / "clip.mp4", 0.0)
 

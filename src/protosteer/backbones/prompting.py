@@ -48,7 +48,7 @@ def run_rest(vit: ViT, x: Tensor, done: int, prompt: Prompt | None) -> Tensor:
 
 
 def all_tokens(vit: ViT, images: Tensor, prompt: Tensor | None = None) -> Tensor:
-    """All tokens [B, N, D] after the last layer and the norm: class, prompt (L), registers, patches."""
+    """Return all tokens [B, N, D] after the last layer and the norm: class, prompt (L), registers, patches."""
     x, prompts = vit.enter_prompt(vit.embed_patches(images), 0, prompt)
     for block, tokens in zip(vit.blocks[:-1], prompts, strict=False):
         x = block(x, tokens)

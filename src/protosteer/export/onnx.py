@@ -115,7 +115,7 @@ def checked_network(
 
 
 def learned_arrays(learner: Learner) -> dict[str, np.ndarray]:
-    """All that `predict.py` matches with; row 0 of the prompts is no prompt, equal prompts are one row."""
+    """Return what `predict.py` matches with; row 0 of the prompts is no prompt, equal prompts share a row."""
     if not learner.classes:
         raise LearnerError("nothing has been learned yet; there is nothing to export", code="nothing-learned")
     index = learner.reader.index
@@ -134,7 +134,7 @@ def learned_arrays(learner: Learner) -> dict[str, np.ndarray]:
 
 
 def _prompt_rows(learner: Learner) -> tuple[list[int], list[Tensor]]:
-    """Of each prompt of the index, its row in the export; and the prompts from row 1 on."""
+    """Return the row in the export of each prompt of the index, and the prompts from row 1 on."""
     places: dict[tuple[torch.Size, bytes], int] = {}
     rows, distinct = list[int](), list[Tensor]()
     for prompt in learner.reader.index.prompts:
@@ -148,7 +148,7 @@ def _prompt_rows(learner: Learner) -> tuple[list[int], list[Tensor]]:
 
 
 def slots(prompts: list[Tensor], depth: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
-    """Prompts [S, L, D] of any shapes -> `prompts` [1 + P, depth, L, D] and `enters`; row 0 is for none."""
+    """Lay prompts [S, L, D] of any shapes into `prompts` [1 + P, depth, L, D] and `enters`; row 0 is for none."""
     longest = max((prompt.shape[1] for prompt in prompts), default=0)
     tokens = np.zeros((1 + len(prompts), depth, longest, dim), dtype=np.float32)
     enters = np.zeros(tokens.shape[:3], dtype=bool)
@@ -183,7 +183,7 @@ def describe_model(learner: Learner) -> dict[str, Any]:
 
 
 def _check(graph: bytes, backbone: Backbone, arrays: dict[str, np.ndarray]) -> float:
-    """Greatest difference between normalised embeddings of graph and ViT, on noise, prompt by prompt."""
+    """Return the greatest difference between normalised embeddings of graph and ViT, on noise, prompt by prompt."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])

@@ -88,7 +88,7 @@ class _Graph:
         self.constants: dict[str, Any] = {}
 
     def constant(self, value: Tensor | np.ndarray | list[int] | float, name: str | None = None) -> str:
-        """A number that is part of the file; integers are shapes and places, 64 bits wide."""
+        """Add numbers to the file; integers are shapes and places, 64 bits wide."""
         array = value.detach().float().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
         array = array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
         name = name or f"constant.{array.dtype}.{array.tolist()}"
@@ -116,16 +116,16 @@ class _Graph:
         return self.op("LayerNormalization", x, scale, bias, output=output, axis=-1, epsilon=norm.eps)
 
     def cut(self, x: str, start: int, end: int | None, axis: int = 1) -> str:
-        """x[start:end] along an axis."""
+        """Return x[start:end] along an axis."""
         last = np.iinfo(np.int64).max if end is None else end
         return self.op("Slice", x, *(self.constant([number]) for number in (start, last, axis)))
 
     def take(self, x: str, place: int, axis: int) -> str:
-        """x[place] along an axis, which goes away."""
+        """Return x[place] along an axis, which goes away."""
         return self.op("Gather", x, self.constant(np.array(place)), axis=axis)
 
     def reshape(self, x: str, *shape: int) -> str:
-        """0 keeps a length, -1 stands for what is left."""
+        """Reshape x; 0 keeps a length, -1 stands for what is left."""
         return self.op("Reshape", x, self.constant(list(shape)))
 
     def unsqueeze(self, x: str, *axes: int) -> str:
@@ -133,7 +133,7 @@ class _Graph:
 
 
 def _forward(graph: _Graph, vit: ViT, layers: str) -> None:
-    """What `ViT.forward` computes, or `layer_features` if layers are "several", with slots for prompts."""
+    """Add what `ViT.forward` computes, or `layer_features` if layers are "several", with slots for prompts."""
     config = vit.config
     others = feature_spaces(config)[1:] if layers == "several" else ()
     pooled: dict[FeatureSpace, str] = {}
@@ -164,14 +164,14 @@ def _forward(graph: _Graph, vit: ViT, layers: str) -> None:
 
 
 def _pooled(graph: _Graph, tokens: str, patches: int, pool: str) -> str:
-    """[B, D]: the class token, or the mean of the tokens from `patches` on."""
+    """Add the class token, or the mean of the tokens from `patches` on: [B, D]."""
     if pool == "token":
         return graph.take(tokens, 0, 1)
     return graph.op("ReduceMean", graph.cut(tokens, patches, None), axes=[1], keepdims=0)
 
 
 def _embed_patches(graph: _Graph, vit: ViT) -> str:
-    """As `ViT.embed_patches`: class token, registers and patches, [B, N, D]."""
+    """Add `ViT.embed_patches`: class token, registers and patches, [B, N, D]."""
     config, conv = vit.config, vit.patch_embed.proj
     first: Tensor = vit.cls_token
     positions: Tensor = vit.pos_embed
@@ -190,7 +190,7 @@ def _embed_patches(graph: _Graph, vit: ViT) -> str:
 
 
 def _block(graph: _Graph, block: Block, name: str, x: str, bias: str, queries: int | None) -> str:
-    """As `Block.forward`, for x [B, N, D] whose prompts are already among the tokens."""
+    """Add `Block.forward`, for x [B, N, D] whose prompts are already among the tokens."""
     attention = block.attn
     dim = attention.proj.in_features
     joint = graph.norm(x, block.norm1, f"{name}.norm1")

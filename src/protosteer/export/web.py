@@ -154,7 +154,7 @@ def pack(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], bytes]:
 
 
 def _padded(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Prompts of at least one slot, which nothing enters if there are none: WebGPU has no empty tensors."""
+    """Give prompts at least one slot, which nothing enters if there are none: WebGPU has no empty tensors."""
     if arrays["prompts"].shape[2]:
         return arrays
     widths = ((0, 0), (0, 0), (0, 1))

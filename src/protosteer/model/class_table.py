@@ -144,7 +144,7 @@ class ClassTable(Sequence[ClassRecord]):
         return replace(self, columns=columns)
 
     def lengths(self, group: str) -> Tensor:
-        """[C]: how many rows each class has in a group."""
+        """Return how many rows each class has in a group: [C]."""
         rows = self.starts.get(group)
         return torch.zeros(len(self), dtype=torch.int64) if rows is None else rows.diff()
 
@@ -218,7 +218,7 @@ class ClassTable(Sequence[ClassRecord]):
         return columns
 
     def bytes_per_class(self) -> Tensor:
-        """int64 [C]: how much a file keeps of each class."""
+        """Return how many bytes a file keeps of each class: int64 [C]."""
         sizes = torch.zeros(len(self), dtype=torch.int64)
         for field, column in self.packed().items():
             row = column.shape[1:].numel() * column.element_size()
@@ -240,7 +240,7 @@ class ClassTable(Sequence[ClassRecord]):
         return self.starts[group]
 
     def _bounds(self, field: str, first: int, last: int) -> slice:
-        """Rows of classes `first` to `last` - 1 in one column; cheap, since a file has thousands of tasks."""
+        """Return the rows of classes `first` to `last` - 1 in a column; cheap, since a file has thousands of tasks."""
         group, _, column = field.partition(".")
         if group in SUMMARIES and column == "deviations" and len(self.columns[field]) == len(self):
             return slice(first, last)
@@ -267,7 +267,7 @@ class ClassTable(Sequence[ClassRecord]):
 
 
 def _fields(group: str, part: Centroids | ClassSummary | LayerCodes | Tensor | None) -> Mapping[str, Tensor] | None:
-    """Columns of one class, with a first axis of rows."""
+    """Return the columns of one class, with a first axis of rows."""
     if part is None or isinstance(part, Tensor):
         return None if part is None else {group: part}
     fields = {f"{group}.{name}": tensor for name, tensor in vars(part).items() if isinstance(tensor, Tensor)}

@@ -56,14 +56,14 @@ def compact(memory: Memory) -> Memory:
 
 
 def _can_join(task: TaskRecord, memory: Memory) -> bool:
-    """Whether a task has nothing but class summaries, made as those of all other tasks are."""
+    """Return whether a task has nothing but class summaries, made as those of all other tasks are."""
     shared, first = task.shared_prompt, memory.tasks[0].shared_prompt
     same = shared is first or equal_prompts(shared, first)
     return task.prompt is None and task.classes.summarised and same
 
 
 def _place(memory: Memory) -> int:
-    """Before the first correction that is a task of its own, so that the last task is the last correction."""
+    """Return the place before the first single correction, so that the last task stays the last correction."""
     return next((i for i, task in enumerate(memory.tasks) if task.corrected_from is not None), len(memory))
 
 
@@ -84,7 +84,7 @@ def _join(tasks: Sequence[TaskRecord], name: str, confirmed: bool) -> TaskRecord
 
 
 def _join_records(parts: Sequence[ClassRecord]) -> ClassRecord:
-    """One record of several of the same class, the oldest first."""
+    """Join several records of one class, the oldest first."""
     plain = [part.plain for part in parts if part.plain is not None]
     shared = [part.shared for part in parts if part.shared is not None]
     joined = join_summaries([plain, shared] if shared else [plain])

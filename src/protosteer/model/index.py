@@ -95,12 +95,12 @@ class Index:
         return self.record_tasks[self.value_records]
 
     def shared_layers(self, depth: int) -> int:
-        """How many first layers no prompt enters."""
+        """Return how many first layers no prompt enters."""
         return trunk_layers(self.prompts, depth)
 
 
 def _prompt_owners(tasks: Sequence[TaskRecord]) -> Tensor:
-    """[T]: for each task the first that has the very same prompt, so that copies are not run twice."""
+    """Return for each task the first one with an equal prompt, [T], so that no copy runs twice."""
     owners = list(range(len(tasks)))
     if any(task.few_shot for task in tasks):
         first: dict[bytes, int] = {}

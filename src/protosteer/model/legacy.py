@@ -43,7 +43,7 @@ def upgrade(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[st
 
 
 def _class(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The columns of one class, each with an axis of rows; prototypes in single precision."""
+    """Return the columns of one class, each with an axis of rows; prototypes in single precision."""
     columns = {field: tensors[prefix + field] for field in GROUPS["values"]}
     columns |= {name: tensors[prefix + name] for name in ("held_out", "seen") if prefix + name in tensors}
     early = tensors.get(f"{prefix}plain.points", torch.empty(0)).dtype == torch.float16
@@ -65,7 +65,7 @@ def _class(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _early(columns: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Files from before prototypes had eight bits keep `EARLY_EXACT` images of a large class, and then groups.
+    """Yield the prototypes of a large class in the order of today: `EARLY_EXACT` images, then groups by size.
 
     Where groups of one image follow in one of the two spaces, they would be taken for images that the other space
     lacks: they move to the end.

@@ -65,7 +65,7 @@ def _encodable(text: str, errors: str = "strict") -> bool:
 
 
 def _path(value: Any, where: str) -> None:
-    """A file's name need not be UTF-8: bytes that are none are there as `os.fsdecode` has them."""
+    """Check a file's name, which need not be UTF-8: other bytes are there as `os.fsdecode` has them."""
     _require(type(value) is str and len(value) <= _MAX_PATH and _encodable(value, "surrogateescape"), value, where)
 
 
@@ -87,7 +87,7 @@ def _classes(value: Any, where: str) -> None:
 
 
 def _settings(value: Any, where: str) -> None:
-    """Short names and plain values; `Settings` knows which."""
+    """Check for short names and plain values; `Settings` knows which there are."""
     _require(type(value) is dict, value, where)
     for key, one in value.items():
         plain = not isinstance(one, (dict, list)) and len(key) <= _LINE and len(str(one)) <= _LINE

@@ -122,7 +122,7 @@ def check_coding(points: Tensor, steps: Tensor | None, what: str) -> None:
 
 
 def _check_starts(starts: Tensor, classes: int, rows: Tensor, what: str) -> None:
-    """From 0 to the number of rows, never down."""
+    """Check that starts ascend from 0 to the number of rows."""
     if starts.dtype != torch.int64 or starts.shape != (classes + 1,) or not rows.ndim:
         raise TypeError(f"starts of {what} are not one more than classes")
     if int(starts[0]) != 0 or int(starts[-1]) != len(rows) or bool((starts.diff() < 0).any()):

@@ -34,7 +34,7 @@ class CheckpointFile:
         self._lock: FileIO | None = None  # the file as it was written last: open and locked while it is in use
 
     def due(self) -> bool:
-        """Whether it is time to save."""
+        """Return whether it is time to save."""
         return process_group().is_rank0 and time.monotonic() - self._last >= self.seconds
 
     def save(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:

@@ -140,7 +140,7 @@ def check_versions(expected: dict[str, str], found: dict[str, str]) -> None:
 
 
 def _job_error(job: Job, error: Any) -> ExecutorError:
-    """A job's own error in one line; the worker's traceback is in its cause."""
+    """Return a job's own error in one line; the worker's traceback is in its cause."""
     cause = getattr(error, "cause", None) or error
     if isinstance(cause, ProtosteerError):
         return ExecutorError(f"{job.name}: {cause}", code=cause.code, **{"job": job.name, **cause.details})
@@ -149,7 +149,7 @@ def _job_error(job: Job, error: Any) -> ExecutorError:
 
 
 def _last_line(error: BaseException) -> str:
-    """Of a message that may be a whole traceback."""
+    """Return the last line of a message, which may be a whole traceback."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return one_line(lines[-1])[:200] if lines else type(error).__name__
 

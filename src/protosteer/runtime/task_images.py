@@ -52,11 +52,11 @@ class TaskImages:
         return self.parallel or self.backbone
 
     def embed(self, prompt: Tensor | None) -> Tensor:
-        """All images under a prompt [S, L, D], or without one -> [n, D]."""
+        """Embed all images under a prompt [S, L, D], or without one: [n, D]."""
         return self.features(prompt)[:, 0]
 
     def features(self, prompt: Tensor | None) -> Tensor:
-        """All images under a prompt [S, L, D], or without one -> [n, S, D]; computed once."""
+        """Embed all images in S feature spaces under a prompt, or without one: [n, S, D]; computed once."""
         key = None if prompt is None else prompt.detach().cpu().contiguous().numpy().tobytes()
         if key not in self._features:
             backbone, doing = self.backbone.reading(self.layers), "keys" if prompt is None else "values"
@@ -92,7 +92,7 @@ class DataParallelEncoder:
         return self.backbone.device
 
     def rest(self, tokens: Tensor, layers: int, prompt: Tensor | None = None) -> Tensor:
-        """Tokens [n, T, D] of this rank and the prompt [S, L, D] -> embeddings [N, D] of the batch."""
+        """Finish tokens [n, T, D] of this rank under a prompt [S, L, D]; return embeddings [N, D] of the batch."""
         prompt = SumGradients.apply(prompt, self.group)  # type: ignore[no-untyped-call]
         own = self.backbone.rest(tokens, layers, prompt)
         return GatherRows.apply(own, self.group.shares(self.batch_size), self.group)  # type: ignore[no-untyped-call]

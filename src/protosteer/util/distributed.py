@@ -52,7 +52,7 @@ class ProcessGroup:
         return [slice(start, end) for start, end in zip(ends, ends[1:], strict=False)]
 
     def share(self, count: int) -> slice:
-        """This rank's slice of `count` rows. If it were empty: the first row, which `gather` ignores."""
+        """Return this rank's slice of `count` rows; the first row if it were empty, which `gather` ignores."""
         own = self.shares(count)[self.rank]
         return own if own.stop > own.start else slice(0, 1)
 

@@ -52,7 +52,7 @@ def factored_labels(points: Floats, count: int, assign: str, seed: int) -> Label
 
 
 def _factor(units: Floats) -> tuple[Floats, Floats, Floats]:
-    """B [n,k] with affinity BBᵀ, that affinity's diagonal [n], and its row sums without it: the degrees [n].
+    """Return B [n,k] with affinity BBᵀ, that affinity's diagonal [n], and its row sums without it: the degrees [n].
 
     A degree must be positive. Where a point is on average unlike the others (possible only without
     clipping), all similarities s are replaced by (1 + s) / 2, never negative and one column wider.
@@ -68,7 +68,7 @@ def _factor(units: Floats) -> tuple[Floats, Floats, Floats]:
 
 
 def _leading_vectors(factor: Floats, diagonal: Floats, degrees: Floats, count: int, start: Floats) -> Floats:
-    """Generalised eigenvectors [n,count] of the normalised graph Laplacian, smallest eigenvalues.
+    """Compute the generalised eigenvectors [n,count] of the normalised graph Laplacian with the smallest eigenvalues.
 
     They are the largest of D^-1/2 (BBᵀ - diagonal) D^-1/2. Without the diagonal term an eigenproblem of
     size k x k would do, but points on the border of two groups would move. Lanczos keeps the term and
@@ -95,7 +95,7 @@ def _leading_vectors(factor: Floats, diagonal: Floats, degrees: Floats, count: i
 
 
 def _discretize(vectors: Floats, first: int) -> Labels:
-    """The partition nearest to a rotation of the eigenvectors [n,c] (Yu & Shi, 2003).
+    """Find the partition nearest to a rotation of the eigenvectors [n,c] (Yu & Shi, 2003).
 
     Eigenvectors are determined up to a rotation R. For given R each row of VR joins the axis on which it
     is longest; for given groups the best R is a Procrustes problem: with the sums M = LᵀV [c,c] of the
@@ -115,7 +115,7 @@ def _discretize(vectors: Floats, first: int) -> Labels:
 
 
 def _spread_rows(rows: Floats, first: int) -> Floats:
-    """As columns, `first` and c - 1 more rows, each as orthogonal as can be to those already taken."""
+    """Return as columns `first` and c - 1 more rows, each as orthogonal as can be to those already taken."""
     taken = [rows[first]]
     overlap = np.zeros(len(rows))
     while len(taken) < rows.shape[1]:

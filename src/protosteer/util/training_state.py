@@ -18,10 +18,10 @@ class Callback(Protocol):
     """Follows a training; may save its state and, when it begins, restore one."""
 
     def on_train_begin(self, state: TrainingState) -> None:
-        """Before the first step."""
+        """Called before the first step."""
 
     def on_step_end(self, state: TrainingState) -> None:
-        """After each step."""
+        """Called after each step."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class TrainingState:
         return self.epoch * self.steps_per_epoch + len(self.losses)
 
     def remaining_batches(self) -> list[Tensor]:
-        """Batches of the current epoch that are left; a new epoch is shuffled."""
+        """Return the batches of the current epoch that are left; shuffle a new epoch."""
         self.batches = self.batches or epoch_batches(len(self.labels), self.batch_size, self.generator)
         return self.batches[len(self.losses) :]
 
@@ -103,7 +103,7 @@ class TrainingState:
         self.batches, self.losses, self.embeddings = [], [], []
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and plain data for `load_state_dict`, beside parameters, optimiser and random state."""
+        """Return tensors and plain data for `load_state_dict`, without parameters, optimiser and random state."""
         tensors = {"order": torch.stack(self.batches), "seen": torch.cat(self.embeddings)}
         if self.companion is not None:
             tensors |= {f"companion/{name}": tensor for name, tensor in self.companion.state_dict().items()}
@@ -121,6 +121,6 @@ class TrainingState:
 
 
 def epoch_batches(count: int, batch_size: int, generator: torch.Generator | None = None) -> list[Tensor]:
-    """Rows of one epoch in random order; a short last batch is dropped, unless it is the only one."""
+    """Draw the rows of one epoch in random order; drop a short last batch, unless it is the only one."""
     batches = list(torch.randperm(count, generator=generator).split(batch_size))
     return batches[:-1] if len(batches) > 1 and len(batches[-1]) < batch_size else batches

@@ -1,4 +1,4 @@
-"""The backbone that suits a user's own images: every one at hand is tried, none is trained.
+"""Choose the backbone that suits a user's own images: try every one on this disk, train none.
 
 A sample of the images is embedded by each, and each image is predicted as if it had not been learned: by the
 evidence that predictions are made of, in closed form. Of those within one standard error of the best, the one
@@ -53,12 +53,12 @@ LARGEST = "the largest on this disk, since nothing can be compared without two c
 
 @dataclass(frozen=True)
 class Trial:
-    """How one backbone did."""
+    """The result of one backbone."""
 
     info: BackboneInfo
-    right: int  # of so many images, leave-one-out
+    right: int  # correct predictions of `images`, by leave-one-out
     images: int
-    images_per_second: float  # with their decoding; told, but decides nothing
+    images_per_second: float  # decoding included; for information, no choice depends on it
 
     @property
     def accuracy(self) -> float:
@@ -67,18 +67,18 @@ class Trial:
 
     @property
     def standard_error(self) -> float:
-        """Of the accuracy, in points; never 0, since that all of a few were right does not mean that all are."""
+        """Of the accuracy, in percentage points; never 0, since a few correct predictions do not mean that all are."""
         share = (self.right + 1) / (self.images + 2)
         return 100 * math.sqrt(share * (1 - share) / (self.images + 3))
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The backbone that was chosen, and what speaks for it."""
+    """The chosen backbone, why it was chosen, and all trials."""
 
     info: BackboneInfo
     why: str
-    trials: tuple[Trial, ...] = ()  # none where there was nothing to choose from, or by
+    trials: tuple[Trial, ...] = ()  # empty if there was one backbone, or nothing to compare by
     left_out: dict[str, str] = field(default_factory=dict)  # what was not tried, and why
 
     def load(self, device: str | torch.device = "cpu", precision: str = AUTO_PRECISION) -> Backbone:
@@ -127,7 +127,8 @@ def choose_backbone(
         return Choice(tried[0], ONLY_TRIED if left_out else ALONE, (), left_out)
     if not comparable:
         return Choice(max(tried, key=_cost), LARGEST, (), left_out)
-    rows = sample(labels, most_images(tried, speed), seed)
+    in_time = int(SECONDS * speed / sum(map(_cost, tried)))  # images that all of them can embed
+    rows = sample(labels, max(LEAST, min(MOST, in_time)), seed)
     trials: list[Trial] = []
     for info in sorted(tried, key=_cost):
         try:
@@ -138,14 +139,14 @@ def choose_backbone(
 
 
 def best(trials: Sequence[Trial]) -> Trial:
-    """The rule of choice."""
+    """Return the cheapest trial within one standard error of the most accurate one."""
     leader = max(trials, key=lambda trial: trial.right)
     enough = [trial for trial in trials if trial.accuracy >= leader.accuracy - leader.standard_error]
     return min(enough, key=lambda trial: (_cost(trial.info), -trial.right))
 
 
 def nominal_speed(device: str | torch.device) -> float:
-    """Multiplications a second that are reckoned with, whatever else the machine does just now."""
+    """Return the multiplications per second to plan with, however busy the machine is."""
     return GPU_SPEED if torch.device(device).type != "cpu" else CPU_SPEED * torch.get_num_threads()
 
 
@@ -156,7 +157,7 @@ def affordable(
     left_out: dict[str, str],
     before: Sequence[BackboneInfo] = (),
 ) -> list[BackboneInfo]:
-    """Those `before`, and what time and memory allow of others, the smallest first; `left_out` gets the rest."""
+    """Return `before` and the candidates that time and memory allow, the smallest first; add the rest to `left_out`."""
     taken = list(before)
     for info in sorted(candidates, key=_cost):
         if 4 * COPIES * info.parameters > memory_size():
@@ -168,18 +169,13 @@ def affordable(
     return taken
 
 
-def most_images(tried: Sequence[BackboneInfo], speed: float) -> int:
-    """How many images all of them together can embed in the time."""
-    return max(LEAST, min(MOST, int(SECONDS * speed / sum(map(_cost, tried)))))
-
-
 def sample(labels: Sequence[str], most: int, seed: int = 0) -> list[int]:
-    """Rows of at most so many images, the same number of each class as far as it has them."""
+    """Draw at most `most` rows, equally many of each class as far as it has them."""
     rows = rows_by_label(labels)
     names = sorted(rows)
     classes = min(len(names), most // PER_CLASS)
     chosen = [names[i] for i in _order(len(names), task_seed(seed, names))[:classes]]
-    each = min(MAX_PROTOTYPES, most // classes)  # no more than a class is sketched by, image for image
+    each = min(MAX_PROTOTYPES, most // classes)  # no more than a class summary keeps as single images
     drawn: list[int] = []
     for name in chosen:
         own = rows[name]
@@ -188,7 +184,7 @@ def sample(labels: Sequence[str], most: int, seed: int = 0) -> list[int]:
 
 
 def left_out_right(embeddings: Tensor, labels: Sequence[str]) -> tuple[int, int]:
-    """Of embeddings [n, D] or [n, S, D], how many are predicted right without themselves, and of how many."""
+    """Count the embeddings [n, D] or [n, S, D] that leave-one-out predicts correctly, and all that it predicts."""
     names = sorted(set(labels))
     owners = torch.tensor([names.index(label) for label in labels])
     scorer = CoarseScorer([summarise_class(embeddings[owners == i]) for i in range(len(names))])
@@ -198,7 +194,7 @@ def left_out_right(embeddings: Tensor, labels: Sequence[str]) -> tuple[int, int]
 
 
 def _parted(data: Any) -> tuple[Any, list[str]]:
-    """Images as they were given, for any backbone to read, and their labels."""
+    """Return the images as they were given, for any backbone to read, and their labels."""
     if isinstance(data, (str, os.PathLike)):
         files = read_labelled(Path(data))
         return files.paths, files.labels
@@ -229,7 +225,7 @@ def _try(
 def _with_fetched(
     tried: list[BackboneInfo], images: int, speed: float, left_out: dict[str, str], say: Callable[[str], None]
 ) -> list[BackboneInfo]:
-    """And those of the short list that this machine is fast enough for and that could be fetched."""
+    """Return `tried` and the small backbones that this machine is fast enough for and that could be downloaded."""
     for info in affordable(worth_fetching(), images, speed, left_out, tried)[len(tried) :]:
         about = f"{info.name}, {4 * info.parameters / 1e6:.0f} MB, {info.licence}"
         say(f"fetching {info.alias} ({about}) to try it; HF_HUB_OFFLINE=1 fetches nothing")

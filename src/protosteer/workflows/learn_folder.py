@@ -68,6 +68,13 @@ class LearnResult:
     before_training: Check | None = None
     training: str | None = None
 
+    @property
+    def gained(self) -> int | None:
+        """How many more held-out images are classified correctly after training; None if none were held out."""
+        if self.check is None or self.before_training is None:
+            return None
+        return self.check.accuracy.right - self.before_training.accuracy.right
+
 
 class _SkipTrainingError(Exception):
     """Leaves learning when the untrained task is good enough."""
@@ -209,10 +216,8 @@ class TaskSlot:
         if after.reader.needs_heldout:
             return after, result
         result = dataclasses.replace(result, accuracy=early.accuracy)
-        if result.check and early.check:
-            gained = result.check.accuracy.right - early.check.accuracy.right
-            if gained < (0 if record.prompt_is_shared else 1):
-                return self._with_heldout(dataclasses.replace(result, record=early.record), "dropped", on_stage)
+        if result.gained is not None and result.gained < (0 if record.prompt_is_shared else 1):
+            return self._with_heldout(dataclasses.replace(result, record=early.record), "dropped", on_stage)
         return self._with_heldout(result, "kept", on_stage)
 
     @cached_property
@@ -233,7 +238,7 @@ class TaskSlot:
         return TRAINING_COST * seconds_per_image * epochs * len(self.learned)
 
     def _images(self, files: Files) -> ImageSet:
-        """Some of the files; whatever part an image is in, it is decoded once."""
+        """Return the images of some of the files; each image is decoded once, whatever part it is in."""
         rows = {path: row for row, path in enumerate(self.found.files.paths)}
         return Chosen(self._decoded, [rows[path] for path in files.paths])
 

@@ -34,7 +34,7 @@ class Pair(NamedTuple):
 
 
 def describe(model: Model, reader: Reader) -> dict[str, Any]:
-    """All that `protosteer inspect` shows, as plain data. A figure that the model does not know is None.
+    """Return what `protosteer inspect` shows, as plain data. Unknown numbers are None.
 
     reader: of its records, `reader_of(model.memory, model.settings)`.
     """
@@ -99,7 +99,7 @@ def _task(task: TaskRecord) -> dict[str, Any]:
 
 
 def correction(task: TaskRecord) -> dict[str, Any]:
-    """What a log says of a task that is a correction."""
+    """Describe a task that is a correction, for a log."""
     (name,) = task.class_names
     file = task.metadata.file
     return {
@@ -133,7 +133,7 @@ def _classes(task: TaskRecord) -> list[dict[str, Any]]:
 
 
 def _totals(tasks: Sequence[dict[str, Any]], file_bytes: int | None) -> dict[str, Any]:
-    """Sums over tasks; `bytes` of the tensors alone, so that they are comparable with what `run` measures."""
+    """Sum up all tasks; `bytes` counts tensors alone, as `run` does."""
     records = [record for task in tasks for record in task["classes"]]
     classes = {record["name"] for record in records}
     days = sorted(task["learned"] for task in tasks if task["learned"]) or [None]
@@ -157,7 +157,7 @@ def _totals(tasks: Sequence[dict[str, Any]], file_bytes: int | None) -> dict[str
 
 
 def similarity(memory: Memory) -> tuple[list[str], Tensor]:
-    """Names of all classes, and how alike each two of them are [C, C]: symmetric, 1 on the diagonal."""
+    """Return the names of all classes, and their similarities [C, C]: symmetric, 1 on the diagonal."""
     names = memory.classes
     matrix = torch.empty(len(names), len(names))
     for first, block in _blocks(memory):
@@ -168,7 +168,7 @@ def similarity(memory: Memory) -> tuple[list[str], Tensor]:
 
 
 def closest(memory: Memory, most: int = 10) -> list[Pair]:
-    """The pairs of classes that are most alike, the closest first, of equal ones that of the earlier classes.
+    """Return the most similar pairs of classes, the closest first; of equal pairs, that of the earlier classes.
 
     Nothing of size C x C is in memory.
     """
@@ -184,7 +184,7 @@ def closest(memory: Memory, most: int = 10) -> list[Pair]:
 
 
 def _blocks(memory: Memory) -> Iterator[tuple[int, Tensor]]:
-    """Some rows of the matrix at a time, from the diagonal on: first row, and [rows, C - first]."""
+    """Yield the matrix in blocks of rows, from the diagonal on: the first row's number, and [rows, C - first]."""
     if not len(memory):
         return
     owners = memory.record_classes.repeat_interleave(memory.table.lengths("values"))
@@ -203,6 +203,6 @@ def _blocks(memory: Memory) -> Iterator[tuple[int, Tensor]]:
 
 
 def _greatest(rows: Tensor, owners: Tensor, count: int) -> Tensor:
-    """[count, n]: of rows [m, n] that belong to owners [m], the greatest numbers of each owner."""
+    """Return the greatest numbers [count, n] of each owner, of rows [m, n] that belong to owners [m]."""
     empty = rows.new_full((count, rows.shape[1]), -torch.inf)
     return empty.scatter_reduce_(0, owners[:, None].expand_as(rows), rows, "amax")

@@ -79,7 +79,7 @@ def plan_tasks(memory: Memory, folders: Sequence[Path], skip_known: bool = False
 
 
 def _is_learned(memory: Memory, folder: Path, files: Files) -> bool:
-    """Whether finished tasks named after the folder have just these classes and images."""
+    """Return whether finished tasks named after the folder have exactly these classes and images."""
     tasks = [task for task in memory.tasks if names_folder(task, folder) and not task.metadata.unfinished]
     if not any(set(task.class_names) == set(files.labels) for task in tasks):
         return False
@@ -196,7 +196,7 @@ def _worker(
 
 
 def _part_path(model: Path, base_learner: Learner, plan: TaskPlan, how: tuple[float, bool]) -> Path:
-    """Where the record of just these files and circumstances waits, beside the model."""
+    """Return where the record waits beside the model; the name depends on all that the record depends on."""
     backbone, memory, prompt = base_learner.backbone, base_learner.memory, base_learner.shared_prompt
     key = [plan.name, plan.classes, how, base_learner.settings, backbone.fingerprint]
     key += [backbone.precision, backbone.preprocessing, len(memory) > 0, memory.evidence]

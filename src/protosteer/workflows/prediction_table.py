@@ -180,7 +180,7 @@ class Embeddings:
 
 
 def _checksum(name: str) -> str | None:
-    """None for a file that cannot be opened, whose row has an error."""
+    """Return the sha256 of a file's content; None if it cannot be opened, as its row says."""
     try:
         return hashlib.sha256(image_bytes(Path(name))).hexdigest()
     except OSError:
@@ -310,7 +310,7 @@ def write_parquet(file: IO[bytes], maker: Kind, rows: Iterable[Row]) -> None:
 
 
 def _schema(pa: Any, maker: Kind) -> Any:
-    """The same for every file of one kind, also if all of its rows are errors."""
+    """Return the schema of a kind of table: the same for each file, even if all rows are errors."""
     text, number = pa.string(), pa.float64()
     if maker.kind == "embeddings":
         own = {"path": text, "sha256": text, "embedding": pa.list_(pa.float32(), maker.width)}

@@ -109,7 +109,7 @@ def _shard_writer(make: Callable[[], RowMaker], out: str) -> Callable[[str, list
 
 
 def _shards(names: Sequence[str], size: int, about: Sequence[Any]) -> dict[str, list[str]]:
-    """The names of each shard, by the name of its file."""
+    """Map the file name of each shard to the image files that it covers."""
     found = {}
     for number, start in enumerate(range(0, len(names), size)):
         some = list(names[start : start + size])
@@ -121,7 +121,7 @@ def _shards(names: Sequence[str], size: int, about: Sequence[Any]) -> dict[str, 
 
 
 def _version(name: str) -> tuple[int, ...]:
-    """Changes when a file does; empty of one that is not there."""
+    """Return a value that changes when the file changes; an empty one if there is no file."""
     try:
         return image_version(Path(name))
     except OSError:

@@ -36,7 +36,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, eq=False)
 class Adapted:
-    """Contents of the file; the backbone's weights are not among them."""
+    """Contents of the file, without the backbone's weights."""
 
     path: Path
     backbone: dict[str, Any]
@@ -58,12 +58,12 @@ class Adapted:
         return Model(self.path, self.backbone, self.settings, Memory())
 
     def prompt_for(self, backbone: Backbone) -> Tensor:
-        """The prompt, for `Learner(backbone, shared_prompt=...)`; another backbone is an error."""
+        """Return the prompt for `Learner(backbone, shared_prompt=...)`; raise if the backbone is another one."""
         self.model.backbone_for(backbone)
         return self.prompt
 
     def check_used(self, learner: Learner) -> None:
-        """Refuse a learner whose next task would not be seen under this prompt."""
+        """Raise if the learner's next task would not use this prompt."""
         self.prompt_for(learner.backbone)
         if not RULES[learner.settings.rule].uses_shared_prompt:
             raise SettingsError(
@@ -79,7 +79,7 @@ class Adapted:
             )
 
     def describe(self) -> dict[str, Any]:
-        """Plain data, what `protosteer inspect` shows."""
+        """Return what `protosteer inspect` shows, as plain data."""
         return {
             "path": str(self.path),
             "fingerprint": self.fingerprint,
@@ -90,7 +90,7 @@ class Adapted:
         }
 
     def write(self, path: str | Path) -> None:
-        """Whole or not at all."""
+        """Write the file atomically."""
         header = {
             ADAPTED: FORMAT,
             "protosteer": protosteer.__version__,
@@ -128,7 +128,7 @@ def adapt(
 
 
 def is_adapted(path: Path) -> bool:
-    """Whether it is such a file, whole and unaltered."""
+    """Return whether a file is an intact shared prompt."""
     try:
         return ADAPTED in unpack_tensors(read_regular(path), str(path))[0]
     except (OSError, ModelFileError):

@@ -54,7 +54,7 @@ def _chosen(rows: Sequence[int], seed: int) -> list[int]:
 
 
 def _jpeg(pixels: Tensor) -> bytes:
-    """pixels: uint8 [3, h, w]."""
+    """Return a small JPEG file of pixels uint8 [3, h, w]."""
     image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
     image.thumbnail((SIDE, SIDE))
     stream = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Predict a video: its frames, and segments of one class each.
+"""Predict a video, which PyAV reads (the extra `video`): its frames, and segments of one class each.
 
 Frames of a segment are independent observations of one class, so their log-probabilities are summed. The classes of all
 frames are chosen together, such that the sum is greatest when every change of class costs `CHANGE_COST` (Viterbi).
@@ -7,16 +7,18 @@ frames are chosen together, such that the sum is greatest when every change of c
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from PIL import Image
 from torch import Tensor
 
-from protosteer.data.video import frames
-from protosteer.errors import SettingsError
+from protosteer.errors import DataError, SettingsError
 from protosteer.learner import Learner
 from protosteer.runtime.progress import OnStage, Stage
+from protosteer.util.text import one_line
 
 CHANGE_COST = 3.0  # nats: frames must favour another class 20 to 1 before it begins
 MIN_PROBABILITY = 1e-4  # of a class in one frame, so that a single frame cannot rule it out
@@ -62,8 +64,8 @@ def predict_video(
         raise SettingsError(message, code="bad-frame-rate", value=per_second)
     times: list[float] = []
     parts: list[Tensor] = []
-    found = frames(path, per_second)
-    while chunk := list(itertools.islice(found, _CHUNK)):
+    remaining = frames(path, per_second)
+    while chunk := list(itertools.islice(remaining, _CHUNK)):
         prediction = learner.predict([image for _, image in chunk])
         dense = torch.zeros(len(chunk), len(prediction.classes), dtype=torch.double)
         parts.append(dense.scatter_(1, prediction.class_ids, prediction.probabilities.double()))
@@ -98,3 +100,33 @@ def smoothed(log_probabilities: Tensor, cost: float) -> list[int]:
     for previous in reversed(came_from):
         labels.append(int(previous[labels[-1]]))
     return labels[::-1]
+
+
+def frames(path: Path, per_second: float) -> Iterator[tuple[float, Image.Image]]:
+    """Yield times in seconds and upright RGB frames, at most so many per second.
+
+    Raises:
+        DataError: The file is no video, or PyAV is not installed.
+    """
+    try:
+        import av
+    except ImportError as error:
+        message = f"{path} is a video; to read it: pip install 'protosteer[video]'"
+        raise DataError(message, code="missing-extra", name="video") from error
+    following, found = 0.0, False
+    try:
+        with av.open(str(path)) as container:
+            stream = container.streams.video[0]
+            stream.thread_type = "AUTO"
+            for frame in container.decode(stream):
+                seconds = float(frame.time or 0.0)
+                if seconds + 1e-6 >= following:
+                    found, following = True, (int(seconds * per_second + 1e-6) + 1) / per_second
+                    image = frame.to_image()
+                    yield seconds, image.rotate(frame.rotation, expand=True) if frame.rotation else image
+    except (av.FFmpegError, IndexError, OSError) as error:
+        if not found:
+            message = f"{path} cannot be read as a video; replace or remove it ({one_line(str(error))})"
+            raise DataError(message, code="unreadable-video", path=path) from error
+    if not found:
+        raise DataError(f"{path} has no frames; replace or remove it", code="unreadable-video", path=path)
