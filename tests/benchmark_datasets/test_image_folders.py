@@ -1,6 +1,7 @@
 """Data sets of image files, each from small files in its official layout."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,19 +70,14 @@ def caltech101(root: Path) -> None:
             save(root / name / f"image_{i:04}.jpg")
 
 
-def halves(root: Path) -> None:
+def halves(root: Path, names: tuple[str, ...] = ("10", "2")) -> None:
     for half, count in (("train", 2), ("test", 1)):
-        for name in ("10", "2"):
+        for name in names:
             for i in range(count):
                 save(root / half / name / f"{i}.jpg")
 
 
-def wnid_halves(root: Path) -> None:
-    for half, count in (("train", 2), ("test", 1)):
-        for name in ("n01498041", "n01531178"):
-            for i in range(count):
-                save(root / half / name / f"{i}.jpg")
-
+wnid_halves = partial(halves, names=("n01498041", "n01531178"))
 
 # How to write it, the folder's name, classes, and labels of training and test images.
 FORMS = {

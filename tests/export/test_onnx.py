@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -121,12 +122,16 @@ def evidence_learner(root: Path) -> Learner:
     return learner
 
 
+def exported(make: Callable[[Path], Learner], root: Path) -> Mixed:
+    """Export a learner, and write 200 images."""
+    export_onnx(learner := make(root), root / "exported")
+    return learner, root / "exported", pictures(digit_files(root / "test", list(range(10)), 100, 20))
+
+
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Mixed:
     """A model by CPP inference, exported; and 200 images."""
-    learner = mixed_learner(root := tmp_path_factory.mktemp("mixed"))
-    export_onnx(learner, root / "exported")
-    return learner, root / "exported", pictures(digit_files(root / "test", list(range(10)), 100, 20))
+    return exported(mixed_learner, tmp_path_factory.mktemp("mixed"))
 
 
 def test_another_process_predicts_the_same_without_protosteer_and_torch(mixed: Mixed) -> None:
@@ -181,9 +186,7 @@ def test_weights_are_in_the_network_file_and_once(mixed: Mixed) -> None:
 @pytest.fixture(scope="module")
 def by_evidence(tmp_path_factory: pytest.TempPathFactory) -> Mixed:
     """A model of the default classifier, exported; and 200 images."""
-    learner = evidence_learner(root := tmp_path_factory.mktemp("evidence"))
-    export_onnx(learner, root / "exported")
-    return learner, root / "exported", pictures(digit_files(root / "test", list(range(10)), 100, 20))
+    return exported(evidence_learner, tmp_path_factory.mktemp("evidence"))
 
 
 def test_by_evidence_another_process_predicts_the_same(by_evidence: Mixed) -> None:

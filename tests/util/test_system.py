@@ -21,15 +21,13 @@ def test_a_refusal_is_told(monkeypatch):
         assert system.keep_freed_memory() is False
 
 
-def test_other_systems_are_left_alone(monkeypatch):
-    monkeypatch.setattr(system.sys, "platform", "darwin")
-    monkeypatch.setattr(system.ctypes, "CDLL", lambda name: pytest.fail("not to be called"))
-    assert system.keep_freed_memory() is False
-
-
-def test_a_system_without_mallopt_is_left_alone(monkeypatch):
-    monkeypatch.setattr(system.sys, "platform", "linux")
-    monkeypatch.setattr(system.ctypes, "CDLL", lambda name: object())
+@pytest.mark.parametrize(
+    ("platform", "library"),
+    [("darwin", lambda name: pytest.fail("not to be called")), ("linux", lambda name: object())],
+)
+def test_systems_without_mallopt_are_left_alone(monkeypatch, platform, library):
+    monkeypatch.setattr(system.sys, "platform", platform)
+    monkeypatch.setattr(system.ctypes, "CDLL", library)
     assert system.keep_freed_memory() is False
 
 

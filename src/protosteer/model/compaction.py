@@ -72,14 +72,18 @@ def _join(tasks: Sequence[TaskRecord], name: str, confirmed: bool) -> TaskRecord
     for record in (record for task in tasks for record in task.classes):
         by_class.setdefault(record.name, []).append(record)
     classes, last = ClassTable.of(_join_records(parts) for parts in by_class.values()), tasks[-1]
-    metadata = TaskMetadata(
-        last.metadata.settings,
-        sum(task.images for task in tasks),
-        learned=last.metadata.learned,
-        precision=last.metadata.precision,
-    )
+    about, images = last.metadata, sum(task.images for task in tasks)
+    metadata = TaskMetadata(about.settings, images, learned=about.learned, precision=about.precision)
     return TaskRecord(
-        name, classes, None, True, metadata, True, last.shared_prompt, confirmed=confirmed, compacted=True
+        name=name,
+        classes=classes,
+        prompt=None,
+        independent=True,
+        metadata=metadata,
+        few_shot=True,
+        shared_prompt=last.shared_prompt,
+        confirmed=confirmed,
+        compacted=True,
     )
 
 

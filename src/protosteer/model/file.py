@@ -279,16 +279,16 @@ def _tasks(header: dict[str, Any], tensors: dict[str, Tensor]) -> Iterator[TaskR
     for t, task in enumerate(header["tasks"]):
         last = first + len(task["classes"])
         yield TaskRecord(
-            task["name"],
-            table[first:last],
-            tensors[f"tasks.{t}.prompt"] if task["prompt"] else None,
-            task["independent"],
-            TaskMetadata.from_dict(task["about"]),
-            task.get("few_shot") or False,
-            None if task.get("domain") is None else tensors[f"domains.{task['domain']}"],
-            task.get("corrected"),
-            task.get("confirmed") or False,
-            task.get("compacted") or False,
+            name=task["name"],
+            classes=table[first:last],
+            prompt=tensors[f"tasks.{t}.prompt"] if task["prompt"] else None,
+            independent=task["independent"],
+            metadata=TaskMetadata.from_dict(task["about"]),
+            few_shot=task.get("few_shot") or False,
+            shared_prompt=None if task.get("domain") is None else tensors[f"domains.{task['domain']}"],
+            corrected_from=task.get("corrected"),
+            confirmed=task.get("confirmed") or False,
+            compacted=task.get("compacted") or False,
         )
         first = last
 

@@ -1,1 +1,1 @@
-"""What every room may use: files, text, the system."""
+"""Files, text, process groups and the machine: what every package may use."""

@@ -1,1 +1,1 @@
-"""A user's own images: teaching, rejection, inspection, export."""
+"""A user's own images: learn a folder, evaluate, reject unknown images, find label issues, choose a backbone."""

@@ -173,14 +173,14 @@ def scan_folder(
     copies = _copies(new, read.digests, [read.thumbnails[i] for i in rows])
     originals = [i for i in range(len(new)) if i not in copies]
     return FolderScan(
-        folder,
-        new.rows(originals),
-        read.digests,
-        unreadable,
-        read.reasons,
-        skipped_files(folder) if folder.is_dir() and not is_set(folder) else {},
-        new.rows(copies),
-        new.rows(copies.values()),
+        folder=folder,
+        files=new.rows(originals),
+        digests=read.digests,
+        unreadable=unreadable,
+        reasons=read.reasons,
+        other_files=skipped_files(folder) if folder.is_dir() and not is_set(folder) else {},
+        copies=new.rows(copies),
+        originals=new.rows(copies.values()),
         known={label: others.owners[label] for label in dict.fromkeys(files.labels) if label in others.owners},
         already_learned=[readable.paths[i] for i in known.same_class],
         learned_as_other_class={
