@@ -421,7 +421,7 @@ def kept_usable(learner: Learner, folder: Path, **more) -> Learner:
 @pytest.mark.parametrize("settings", [EVIDENCE, QUICK], ids=["evidence", "paper"])
 def test_a_task_can_be_used_before_its_prompt_is_trained(spring, summer, settings, monkeypatch):
     learner = taught(spring, settings=settings)
-    monkeypatch.setattr(LearnResult, "gained", 1)
+    monkeypatch.setattr(LearnResult, "improvement", 1)
     tasks, callbacks = learner.memory.tasks, []
 
     def on_usable(usable, early):

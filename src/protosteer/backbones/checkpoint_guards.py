@@ -50,9 +50,9 @@ def check_zip(path: Path) -> None:
     """Raise `WeightsError` if a zip file has unusual entries, or claims more bytes than it can hold."""
     with open_regular(path) as file, zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
-    odd = [e.filename for e in entries if e.flag_bits & 1 or e.compress_type not in (0, zipfile.ZIP_DEFLATED)]
-    if odd:
-        raise _damaged(path, f"encrypted, or packed in an unknown way: {names(odd)}; pack it again")
+    unusual = [e.filename for e in entries if e.flag_bits & 1 or e.compress_type not in (0, zipfile.ZIP_DEFLATED)]
+    if unusual:
+        raise _damaged(path, f"encrypted, or packed in an unknown way: {names(unusual)}; pack it again")
     _check_bytes(path, sum(entry.file_size for entry in entries))
 
 
@@ -95,8 +95,8 @@ def _check_one_directory(path: Path) -> None:
         if tail[: -_END.size][-_LOCATOR.size :].startswith(b"PK\x06\x07"):
             stop -= _END64.size + _LOCATOR.size
             _, size, start = _END64.unpack(tail[: _END64.size])
-            _, there = _LOCATOR.unpack(tail[_END64.size : -_END.size])
-            comment += there != stop
+            _, position = _LOCATOR.unpack(tail[_END64.size : -_END.size])
+            comment += position != stop
         if mark != b"PK\x05\x06" or comment or start + size != stop or start != archive.start_dir:
             raise ValueError("its directory is not where its end says")
         if any(_has_field(entry.extra, 1) for entry in archive.infolist()):

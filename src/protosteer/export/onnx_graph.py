@@ -142,8 +142,8 @@ def _forward(graph: _Graph, vit: ViT, layers: str) -> None:
     # Added to the similarities of a layer's queries and keys: 0 for tokens, which are first, and used slots.
     entering = graph.op("Cast", "enters", to=TensorProto.FLOAT)
     entered = graph.op("CumSum", entering, graph.constant(np.array(1)))
-    seen = graph.op("Greater", entered, graph.constant(0.0))
-    hidden = graph.op("Where", seen, graph.constant(0.0), graph.constant(-math.inf))
+    visible = graph.op("Greater", entered, graph.constant(0.0))
+    hidden = graph.op("Where", visible, graph.constant(0.0), graph.constant(-math.inf))
     biases = graph.op("Pad", hidden, graph.constant([0, 0, count, 0, 0, 0]))  # [B, S, count + L]
     slots = graph.constant(0.0)
     for i, block in enumerate(vit.blocks):

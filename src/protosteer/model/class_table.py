@@ -201,8 +201,8 @@ class ClassTable(Sequence[ClassRecord]):
 
     def find_digests(self, digests: Iterable[int]) -> Iterator[tuple[int, str]]:
         """Yield (digest, class) for those of these digests that classes have, class by class."""
-        asked = torch.tensor(sorted(set(digests)), dtype=torch.int64)
-        rows = torch.isin(self.file_digests, asked).nonzero()[:, 0]
+        numbers = torch.tensor(sorted(set(digests)), dtype=torch.int64)
+        rows = torch.isin(self.file_digests, numbers).nonzero()[:, 0]
         owners = torch.arange(len(self)).repeat_interleave(self.lengths("seen"))[rows]
         for digest, owner in zip(self.file_digests[rows].tolist(), owners.tolist(), strict=True):
             yield digest, self.names[owner]
@@ -256,8 +256,8 @@ class ClassTable(Sequence[ClassRecord]):
         """Return the only class."""
         plain, shared = (self._summary(part) for part in SUMMARIES)
         keys = self.columns["keys"] if plain is None else plain.points
-        held_out, seen = self.columns.get("held_out"), self.columns.get("seen")
-        return ClassRecord(self.names[0], keys, self.values, held_out, plain, shared, seen)
+        held_out, digests = self.columns.get("held_out"), self.columns.get("seen")
+        return ClassRecord(self.names[0], keys, self.values, held_out, plain, shared, digests)
 
     def _summary(self, part: str) -> ClassSummary | None:
         if part not in self.starts:

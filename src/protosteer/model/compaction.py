@@ -171,9 +171,9 @@ def _merge(vectors: Tensor, counts: Tensor, most: int) -> list[Tensor]:
         loss = torch.cdist(means, means).square() * (sizes[:, None] * sizes / (sizes[:, None] + sizes))
         loss.fill_diagonal_(torch.inf)
         first, second = sorted(divmod(int(loss.argmin()), len(groups)))
-        together = sizes[first] + sizes[second]
-        means[first] = (sizes[first] * means[first] + sizes[second] * means[second]) / together
-        sizes[first] = together
+        size = sizes[first] + sizes[second]
+        means[first] = (sizes[first] * means[first] + sizes[second] * means[second]) / size
+        sizes[first] = size
         groups[first] = torch.cat([groups[first], groups[second]])
         keep = torch.arange(len(groups)) != second
         means, sizes = means[keep], sizes[keep]

@@ -223,9 +223,9 @@ def _check_alike(first: Model, other: Model) -> None:
             code="other-preprocessing",
         )
     for setting in ("rule", "neighbours", "temperature", "feature_layers"):
-        here, there = getattr(first.settings, setting), getattr(other.settings, setting)
-        if here != there:
-            message = f"models predict differently: {setting} is {here} and {there}; make them equal"
+        own, theirs = getattr(first.settings, setting), getattr(other.settings, setting)
+        if own != theirs:
+            message = f"models predict differently: {setting} is {own} and {theirs}; make them equal"
             raise LearnerError(message, code="other-settings", name=setting)
 
 

@@ -171,10 +171,10 @@ def log(
     """Add a change to the log, without the names in `hidden`; a warning says if that fails, since the model is written."""
     names, same = dict(renamed or {}), {*before} & {*after}
     old, new = ([task for task in tasks if task not in same] for tasks in (before, after))
-    lost, gained = _images(old, names), _images(new, {})
+    losses, gains = _images(old, names), _images(new, {})
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     classes = len({name for task in after for name in task.classes.names})
-    entry = Entry(now, command, _first(gained - lost), _first(lost - gained), names, classes, version)
+    entry = Entry(now, command, _first(gains - losses), _first(losses - gains), names, classes, version)
     try:
         _append(model, _without(entry, hidden or set()))
     except OSError as error:
@@ -218,20 +218,20 @@ def undo(model: Path) -> Path:
     Raises:
         ModelFileError: No version is kept.
     """
-    kept, logged = versions(model), {entry.version for entry in read(model)[0]}
-    while kept and kept[-1].name not in logged and kept[-1].read_bytes() == real(model).read_bytes():
-        kept.pop().unlink()  # its change was killed before it was made
-    if not kept:
+    stored, logged = versions(model), {entry.version for entry in read(model)[0]}
+    while stored and stored[-1].name not in logged and stored[-1].read_bytes() == real(model).read_bytes():
+        stored.pop().unlink()  # its change was killed before it was made
+    if not stored:
         message = (
             f"no earlier version of {model} is kept, so nothing can be undone; to keep some from now on: "
             "history with keep_versions=5"
         )
         raise ModelFileError(message, code="no-version", path=model)
-    before, after = (model_file.read(path).memory.tasks if path.exists() else () for path in (model, kept[-1]))
-    move_synced(kept[-1], real(model))
-    _prune(model, max(read(model)[1], len(kept)))
+    before, after = (model_file.read(path).memory.tasks if path.exists() else () for path in (model, stored[-1]))
+    move_synced(stored[-1], real(model))
+    _prune(model, max(read(model)[1], len(stored)))
     log(model, "undo", before, after)
-    return kept[-1]
+    return stored[-1]
 
 
 def forget_in_versions(model: Path, names: Iterable[str], left: Iterable[str], task: str | None = None) -> int:
@@ -246,17 +246,17 @@ def forget_in_versions(model: Path, names: Iterable[str], left: Iterable[str], t
         task: If a whole task was forgotten, its name.
     """
     entries, keep = read(model)
-    gone, everywhere, changed = set(names), set(names), 0
+    gone, all_names, changed = set(names), set(names), 0
     orphans = {*versions(model)} - {versions_folder(model) / entry.version for entry in entries if entry.version}
     for orphan in orphans:  # of which no one knows under which names it has the classes
         orphan.unlink()
     for entry in reversed(entries):
         gone = {old for old, new in entry.renamed.items() if new in gone} | (gone - {*entry.renamed.values()})
-        everywhere |= gone
+        all_names |= gone
         place = versions_folder(model) / entry.version if entry.version else None
         if place is not None and place.exists():
             changed += _clean(place, gone, task)
-    hidden = everywhere - {*left}
+    hidden = all_names - {*left}
     lines: list[Mapping[str, Any]] = [{"keep_versions": keep}, *(_without(entry, hidden) for entry in entries)]
     if entries:
         write_atomically(beside(model), "".join(json.dumps(line) + "\n" for line in lines).encode())

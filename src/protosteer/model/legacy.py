@@ -29,8 +29,8 @@ def upgrade(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[st
     """
     if header["format"] in (3, 4):
         return dict(tensors)
-    apart = ((t, c) for t, task in enumerate(header["tasks"]) for c in range(len(task["classes"])))
-    classes = [_class(tensors, f"tasks.{t}.classes.{c}.") for t, c in apart]
+    places = ((t, c) for t, task in enumerate(header["tasks"]) for c in range(len(task["classes"])))
+    classes = [_class(tensors, f"tasks.{t}.classes.{c}.") for t, c in places]
     rest = {name: tensor for name, tensor in tensors.items() if ".classes." not in name}
     for group, fields in GROUPS.items():
         owners = [one for one in classes if fields[0] in one]

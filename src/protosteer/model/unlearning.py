@@ -41,8 +41,8 @@ def _remove(memory: Memory, owners: Sequence[TaskRecord], classes: list[str]) ->
     before = memory.tasks
     for owner in owners:
         memory.remove(owner, classes)
-    gone, put = {*before} - {*memory.tasks}, {*memory.tasks} - {*before}  # of many tasks only what changed
-    removed = sum(t.bytes for t in gone) - sum(t.bytes for t in put)
+    old, new = {*before} - {*memory.tasks}, {*memory.tasks} - {*before}  # of many tasks only what changed
+    removed = sum(t.bytes for t in old) - sum(t.bytes for t in new)
     influence = [sentence for owner in owners for sentence in _influence(owner, owners, classes, before)]
     remains = list(dict.fromkeys(influence))
     return Forgotten(classes, [owner.name for owner in owners], removed, not remains, _guarantee(remains))
@@ -59,9 +59,9 @@ def forget_all(memory: Memory, names: Sequence[str]) -> list[Forgotten]:
         memory.tasks_of(name)  # raises if there is none
     outcome = []
     for task in reversed(memory.tasks):
-        here = [name for name in task.class_names if name in wanted]
-        together = [here] if len(here) == len(task.classes) else [[name] for name in reversed(here)]
-        outcome += [_remove(after, [after.task(task.name)], classes) for classes in together]
+        own = [name for name in task.class_names if name in wanted]
+        groups = [own] if len(own) == len(task.classes) else [[name] for name in reversed(own)]
+        outcome += [_remove(after, [after.task(task.name)], classes) for classes in groups]
     memory.tasks = after.tasks
     return outcome[::-1]
 
@@ -81,13 +81,13 @@ def lost_influence(record: TaskRecord, before: Sequence[TaskRecord], memory: Mem
 
 def undo(memory: Memory, task: str | None = None) -> TaskRecord:
     """Remove the last correction, or the one of that name, as if it had never been made, and return its record."""
-    made = {record.name: record for record in memory.corrections}
-    if not made:
+    corrections = {record.name: record for record in memory.corrections}
+    if not corrections:
         raise LearnerError("nothing has been corrected; there is nothing to undo", code="nothing-corrected")
-    if task is not None and task not in made:
-        message = f"no correction is named '{task}'; there are: {listed(list(made))}"
+    if task is not None and task not in corrections:
+        message = f"no correction is named '{task}'; there are: {listed(list(corrections))}"
         raise LearnerError(message, code="unknown-correction", name=task)
-    record = made[task] if task is not None else memory.corrections[-1]
+    record = corrections[task] if task is not None else memory.corrections[-1]
     memory.remove(record)
     return record
 
@@ -101,15 +101,15 @@ def _influence(
     """
     remains = []
     stay = [task for task in tasks if task not in owners or not {*task.class_names} <= {*classes}]
-    place, stays = tasks.index(owner), owner in stay
+    place = tasks.index(owner)
     earlier = [task for task in tasks[:place] if task in stay]
     later = [task for task in tasks[place + 1 :] if task in stay]
     if owner.prompt is not None and not owner.few_shot:
-        if any(equal_prompts(owner.prompt, t.shared_prompt) for t in (*earlier, *later, *([owner] if stays else []))):
+        if any(equal_prompts(owner.prompt, t.shared_prompt) for t in stay):
             remains.append(SHARED)
-        elif stays:
+        elif owner in stay:
             remains.append(f"the prompt of task '{owner.name}' was trained with its images")
-        copies = [t.name for t in (*earlier, *later) if t.few_shot and equal_prompts(t.prompt, owner.prompt)]
+        copies = [t.name for t in stay if t.few_shot and equal_prompts(t.prompt, owner.prompt)]
         if copies:
             remains.append(f"task '{copies[0]}' uses a copy of the prompt that was trained with its images")
     # A copied prompt was trained when its original was, which may stand before the owner.
@@ -122,9 +122,9 @@ def _influence(
 def _guarantee(remains: list[str]) -> str:
     if not remains:
         return "exact: the model is as if this had never been learned"
-    again = "what remains again, in a new model" if SHARED in remains else "those tasks again without it"
+    remedy = "what remains again, in a new model" if SHARED in remains else "those tasks again without it"
     return (
         "its prototypes are gone and it can no longer be predicted, but influence remains: "
         + " and ".join(remains)
-        + f"; to remove that too, learn {again}"
+        + f"; to remove that too, learn {remedy}"
     )

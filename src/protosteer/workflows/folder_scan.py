@@ -86,7 +86,7 @@ class FolderScan:
         return found | self.other_files
 
     @property
-    def met(self) -> Files:
+    def files_and_copies(self) -> Files:
         """New files and copies of them: a later scan must not take a copy for a new image."""
         files, copies = self.files, self.copies
         return Files([*files.paths, *copies.paths], [*files.labels, *copies.labels])
@@ -106,7 +106,7 @@ class FolderScan:
             return [i for i, label in enumerate(files.labels) if label not in self.known]
 
         files, copies = self.files.rows(rows(self.files)), rows(self.copies)
-        elsewhere = self.learned_as_other_class
+        other_classes = self.learned_as_other_class
         return dataclasses.replace(
             self,
             files=files,
@@ -115,7 +115,7 @@ class FolderScan:
             originals=self.originals.rows(copies),
             known={},
             already_learned=[],
-            learned_as_other_class={path: elsewhere[path] for path in files.paths if path in elsewhere},
+            learned_as_other_class={path: other_classes[path] for path in files.paths if path in other_classes},
         )
 
     def check_new(self) -> None:
@@ -165,8 +165,8 @@ def scan_folder(
         why = read.reasons[files.paths[files.labels.index(worst)]]
         message = f"class '{worst}' of {folder} has no image that can be read ({why}); replace its files or remove it"
         raise DataError(message, code="unreadable-class", name=worst)
-    begun = unfinished_task(memory, folder, files.labels, name) if memory else None
-    others = Memory(task for task in memory.tasks if task is not begun) if memory else Memory()
+    unfinished = unfinished_task(memory, folder, files.labels, name) if memory else None
+    others = Memory(task for task in memory.tasks if task is not unfinished) if memory else Memory()
     known = KnownFiles.find(others.tasks, readable, read.digests)
     rows = sorted({*range(len(readable))} - {*known.same_class})
     new = readable.rows(rows)
@@ -228,8 +228,8 @@ class _ReadFiles:
 def _copies(files: Files, digests: Mapping[Path, int], small: list[Tensor]) -> dict[int, int]:
     """Map rows to the row that they copy; a class keeps its images if all of them are copies of another class's."""
     copies = duplicates([digests[path] for path in files.paths], torch.stack(small)) if small else {}
-    left = {label for row, label in enumerate(files.labels) if row not in copies}
-    return {row: of for row, of in copies.items() if files.labels[row] in left}
+    originals = {label for row, label in enumerate(files.labels) if row not in copies}
+    return {row: of for row, of in copies.items() if files.labels[row] in originals}
 
 
 def _read(path: Path, preprocessing: Preprocessing) -> tuple[int, Tensor] | str:

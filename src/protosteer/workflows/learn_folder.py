@@ -69,7 +69,7 @@ class LearnResult:
     training: str | None = None
 
     @property
-    def gained(self) -> int | None:
+    def improvement(self) -> int | None:
         """How many more held-out images are classified correctly after training; None if none were held out."""
         if self.check is None or self.before_training is None:
             return None
@@ -151,14 +151,14 @@ class TaskSlot:
         found.check_new()
         memory = learner.memory
         split_files = split(found.files, holdout, learner.settings.seed)
-        begun = unfinished_task(memory, found.folder, found.files.labels, name)
-        if begun is None:
+        unfinished = unfinished_task(memory, found.folder, found.files.labels, name)
+        if unfinished is None:
             own = name or memory.free_name(own_name(found.folder))
             return cls(found, own, name, holdout, *split_files, learner.copy())
-        place = memory.tasks.index(begun)
-        before = Learner(learner.backbone, learner.settings, begun.shared_prompt)
+        place = memory.tasks.index(unfinished)
+        before = Learner(learner.backbone, learner.settings, unfinished.shared_prompt)
         before.memory = Memory(memory.tasks[:place])
-        return cls(found, begun.name, name, holdout, *split_files, before, begun, memory.tasks[place + 1 :])
+        return cls(found, unfinished.name, name, holdout, *split_files, before, unfinished, memory.tasks[place + 1 :])
 
     @cached_property
     def file_versions(self) -> dict[Path, tuple[int, int]]:
@@ -186,9 +186,9 @@ class TaskSlot:
         """Learn the task; see `learn_folder`. Returns a learner that knows it."""
         _ = self.file_versions  # complains before anything is spent on a file that has gone
         if not self.trains_prompt:
-            every = self.found.files
-            record = self.before.copy().learn((self._images(every), every.labels), self.name, on_stage)
-            record = self._with_provenance(record, every)
+            all_files = self.found.files
+            record = self.before.copy().learn((self._images(all_files), all_files.labels), self.name, on_stage)
+            record = self._with_provenance(record, all_files)
             after = self.learner_with(record)
             if not after.reader.needs_heldout:
                 return after, LearnResult(record, loo_accuracy(after), None)
@@ -216,7 +216,7 @@ class TaskSlot:
         if after.reader.needs_heldout:
             return after, result
         result = dataclasses.replace(result, accuracy=early.accuracy)
-        if result.gained is not None and result.gained < (0 if record.prompt_is_shared else 1):
+        if result.improvement is not None and result.improvement < (0 if record.prompt_is_shared else 1):
             return self._with_heldout(dataclasses.replace(result, record=early.record), "dropped", on_stage)
         return self._with_heldout(result, "kept", on_stage)
 
@@ -247,7 +247,9 @@ class TaskSlot:
         size = sum(self.file_versions[path][0] for path in learned.paths)
         held, today = len(self.found.files) - len(learned), datetime.date.today().isoformat()
         metadata = dataclasses.replace(record.metadata, learned=today, image_bytes=size, held_out=held)
-        return with_file_digests(dataclasses.replace(record, metadata=metadata), self.found.met, self.found.digests)
+        return with_file_digests(
+            dataclasses.replace(record, metadata=metadata), self.found.files_and_copies, self.found.digests
+        )
 
     def _checked(self, record: TaskRecord, on_stage: OnStage | None) -> tuple[Learner, LearnResult]:
         """Return a learner with the record, and what held-out images and leave-one-out say of it."""
@@ -266,10 +268,10 @@ class TaskSlot:
         self, result: LearnResult, training: str, on_stage: OnStage | None
     ) -> tuple[Learner, LearnResult]:
         """Learn held-out images too, now that they have judged training."""
-        record, every = result.record, self.found.files
+        record, all_files = result.record, self.found.files
         if len(self.held_out):
-            record = refit(self.before, record, self._images(every), every.labels, on_stage)
-        record = self._with_provenance(record, every)
+            record = refit(self.before, record, self._images(all_files), all_files.labels, on_stage)
+        record = self._with_provenance(record, all_files)
         record = dataclasses.replace(record, metadata=dataclasses.replace(record.metadata, unfinished=None))
         after = self.learner_with(record)
         accuracy = result.accuracy if training == "kept" else loo_accuracy(after)

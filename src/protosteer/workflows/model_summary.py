@@ -161,9 +161,9 @@ def similarity(memory: Memory) -> tuple[list[str], Tensor]:
     names = memory.classes
     matrix = torch.empty(len(names), len(names))
     for first, block in _blocks(memory):
-        some = slice(first, first + len(block))
-        matrix[some, first:] = block
-        matrix[first:, some] = block.T
+        rows = slice(first, first + len(block))
+        matrix[rows, first:] = block
+        matrix[first:, rows] = block.T
     return names, matrix.fill_diagonal_(1.0)
 
 
@@ -196,10 +196,10 @@ def _blocks(memory: Memory) -> Iterator[tuple[int, Tensor]]:
     step = max(1, _CELLS * classes // len(units) ** 2)
     for first in range(0, classes, step):
         last = min(first + step, classes)
-        some, others = slice(starts[first], starts[last]), slice(starts[first], None)
-        cosines = units[some] @ units[others].T
+        own, others = slice(starts[first], starts[last]), slice(starts[first], None)
+        cosines = units[own] @ units[others].T
         rows = _greatest(cosines.T, owners[others] - first, classes - first).T
-        yield first, _greatest(rows, owners[some] - first, last - first).clamp(-1, 1)
+        yield first, _greatest(rows, owners[own] - first, last - first).clamp(-1, 1)
 
 
 def _greatest(rows: Tensor, owners: Tensor, count: int) -> Tensor:

@@ -6,6 +6,7 @@ not on what was learned before. So its record is bit-identical wherever and when
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ from protosteer.data.class_folders import Files
 from protosteer.data.sources import read_labelled
 from protosteer.errors import LearnerError, ModelFileError
 from protosteer.learner import Learner
-from protosteer.model.file import Model, read
+from protosteer.model.file import read
 from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord
 from protosteer.runtime.checkpoint import CheckpointFile
@@ -65,14 +66,14 @@ def plan_tasks(memory: Memory, folders: Sequence[Path], skip_known: bool = False
         if _is_learned(memory, folder, files):
             already_done.append(folder)
             continue
-        begun = unfinished_task(memory, folder, classes, None)
+        unfinished = unfinished_task(memory, folder, classes, None)
         own = classes
         if skip_known:
-            own = begun.class_names if begun else [c for c in classes if c not in owners]
+            own = unfinished.class_names if unfinished else [c for c in classes if c not in owners]
         if not own:
             already_done.append(folder)
             continue
-        name = begun.name if begun else memory.free_name(own_name(folder), [plan.name for plan in plans])
+        name = unfinished.name if unfinished else memory.free_name(own_name(folder), [plan.name for plan in plans])
         owners |= {*own}
         plans.append(TaskPlan(folder, name, tuple(own)))
     return plans, already_done
@@ -117,15 +118,16 @@ def learn_in_parallel(
     refuse_dependent(learner, plans)
     records: dict[TaskPlan, TaskRecord] = {}
     parts: list[Path] = []
+    options = holdout, may_skip
     # With one prompt for all tasks, whether a task trains it depends on whether it is the first.
     first_alone = learner.settings.prompt_tasks == "first" and not len(learner.memory)
     for group in [plans[:1], plans[1:]] if first_alone else [plans]:
         base_learner = learner.copy()
         for record in records.values():
             base_learner.memory.add(record)
-        places = {plan: _part_path(model, base_learner, plan, (holdout, may_skip)) for plan in group}
+        places = {plan: _part_path(model, base_learner, plan, options) for plan in group}
         parts += places.values()
-        records |= _learn_group(engine, base_learner, places, model, (holdout, may_skip), device, on_learned)
+        records |= _learn_group(engine, base_learner, places, model, options, device, on_learned)
     return [records[plan] for plan in plans], parts
 
 
@@ -148,7 +150,7 @@ def _learn_group(
     base_learner: Learner,
     places: dict[TaskPlan, Path],
     model: Path,
-    how: tuple[float, bool],
+    options: tuple[float, bool],
     device: str,
     on_learned: OnLearned,
 ) -> dict[TaskPlan, TaskRecord]:
@@ -160,14 +162,13 @@ def _learn_group(
 
     def on_done(job: Job, outcome: tuple[FolderScan, LearnResult]) -> None:
         (plan,) = job.arguments
-        whole = base_learner.model
-        part = Model(places[plan], whole.backbone, whole.settings, Memory([outcome[1].record]))
+        part = dataclasses.replace(base_learner.model, memory=Memory([outcome[1].record]))
         write_atomically(places[plan], part.pack())
         records[plan] = read(places[plan]).memory.tasks[0]
         on_learned(plan, outcome)
 
     jobs = [Job(f"folder {plan.folder}", (plan,)) for plan in places if plan not in records]
-    engine.run(functools.partial(_worker, LearnerSpec.of(base_learner, device), model, *how), jobs, on_done)
+    engine.run(functools.partial(_worker, LearnerSpec.of(base_learner, device), model, *options), jobs, on_done)
     return records
 
 
@@ -195,10 +196,10 @@ def _worker(
     return work
 
 
-def _part_path(model: Path, base_learner: Learner, plan: TaskPlan, how: tuple[float, bool]) -> Path:
+def _part_path(model: Path, base_learner: Learner, plan: TaskPlan, options: tuple[float, bool]) -> Path:
     """Return where the record waits beside the model; the name depends on all that the record depends on."""
     backbone, memory, prompt = base_learner.backbone, base_learner.memory, base_learner.shared_prompt
-    key = [plan.name, plan.classes, how, base_learner.settings, backbone.fingerprint]
+    key = [plan.name, plan.classes, options, base_learner.settings, backbone.fingerprint]
     key += [backbone.precision, backbone.preprocessing, len(memory) > 0, memory.evidence]
     key.append(None if prompt is None else prompt.numpy().tobytes())
     return part_path(model, files_checksum(key, plan.files()).hexdigest())

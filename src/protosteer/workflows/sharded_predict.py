@@ -112,11 +112,11 @@ def _shards(names: Sequence[str], size: int, about: Sequence[Any]) -> dict[str, 
     """Map the file name of each shard to the image files that it covers."""
     found = {}
     for number, start in enumerate(range(0, len(names), size)):
-        some = list(names[start : start + size])
+        part = list(names[start : start + size])
         digest = hashlib.sha256(repr([*about, number, size]).encode())
-        for name in some:
+        for name in part:
             digest.update(repr((os.fsencode(name), *_version(name))).encode())
-        found[f"part-{number:05}-{digest.hexdigest()[:16]}.parquet"] = some
+        found[f"part-{number:05}-{digest.hexdigest()[:16]}.parquet"] = part
     return found
 
 
