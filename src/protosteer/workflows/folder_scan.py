@@ -6,7 +6,7 @@ import dataclasses
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -159,12 +159,7 @@ def scan_folder(
     readable, unreadable = (
         files.rows(i for i, path in enumerate(files.paths) if path in found) for found in (read.digests, read.reasons)
     )
-    empty = set(files.labels) - set(readable.labels)
-    if empty:
-        worst = min(empty)
-        why = read.reasons[files.paths[files.labels.index(worst)]]
-        message = f"class '{worst}' of {folder} has no image that can be read ({why}); replace its files or remove it"
-        raise DataError(message, code="unreadable-class", name=worst)
+    _reject_unreadable_class(folder, readable.labels, unreadable, read.reasons)
     unfinished = unfinished_task(memory, folder, files.labels, name) if memory else None
     others = Memory(task for task in memory.tasks if task is not unfinished) if memory else Memory()
     known = KnownFiles.find(others.tasks, readable, read.digests)
@@ -172,6 +167,7 @@ def scan_folder(
     new = readable.rows(rows)
     copies = _copies(new, read.digests, [read.thumbnails[i] for i in rows])
     originals = [i for i in range(len(new)) if i not in copies]
+    owners = others.owners
     return FolderScan(
         folder=folder,
         files=new.rows(originals),
@@ -181,7 +177,7 @@ def scan_folder(
         other_files=skipped_files(folder) if folder.is_dir() and not is_set(folder) else {},
         copies=new.rows(copies),
         originals=new.rows(copies.values()),
-        known={label: others.owners[label] for label in dict.fromkeys(files.labels) if label in others.owners},
+        known={label: owners[label] for label in dict.fromkeys(files.labels) if label in owners},
         already_learned=[readable.paths[i] for i in known.same_class],
         learned_as_other_class={
             new.paths[i]: known.other_class[rows[i]] for i in originals if rows[i] in known.other_class
@@ -189,6 +185,18 @@ def scan_folder(
         preprocessing=preprocessing,
         canvases=read.canvases,
     )
+
+
+def _reject_unreadable_class(
+    folder: Path, classes: Sequence[str], unreadable: Files, reasons: Mapping[Path, str]
+) -> None:
+    """Raise if a class is not among the `classes` of readable images."""
+    empty = set(unreadable.labels) - set(classes)
+    if empty:
+        name = min(empty)
+        why = reasons[unreadable.paths[unreadable.labels.index(name)]]
+        message = f"class '{name}' of {folder} has no image that can be read ({why}); replace its files or remove it"
+        raise DataError(message, code="unreadable-class", name=name)
 
 
 @dataclass

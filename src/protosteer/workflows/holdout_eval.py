@@ -1,9 +1,10 @@
-"""Estimate a model's accuracy by leave-one-out, and evaluate a task on its held-out images."""
+"""Estimate a model's accuracy by leave-one-out; evaluate a task on its held-out images, and learn these afterwards."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +12,12 @@ from torch import Tensor
 
 from protosteer.data.images import ImageSet
 from protosteer.learner import Learner
+from protosteer.model.class_table import ClassTable
 from protosteer.model.memory import Memory
 from protosteer.model.records import TaskRecord
+from protosteer.paper import diagnostics
+from protosteer.paper.task import task_seed
+from protosteer.rules import RULES, Embeddings
 from protosteer.runtime.progress import OnStage, counting
 from protosteer.util.statistics import Accuracy
 
@@ -86,3 +91,31 @@ def _answers(
         similarities.append(part.similarities.amax(dim=1))
         report(len(labels))
     return labels, torch.cat(similarities)
+
+
+def refit(
+    learner: Learner, record: TaskRecord, images: ImageSet, labels: Sequence[str], on_stage: OnStage | None = None
+) -> TaskRecord:
+    """Return a task with its prompts as they are, whose classes are summarised from all its images.
+
+    Without a prompt, this is the record that learning the images would give. The learner has the backbone, and the
+    settings that the task was learned by.
+    """
+    settings, rule = learner.settings, RULES[learner.settings.rule]
+    task_images, prompt = learner.task_images(images, record.name, on_stage), record.prompt
+    plain, values = task_images.features(None), task_images.embed(prompt)
+    shared = None if record.shared_prompt is None else task_images.features(record.shared_prompt)
+    embeddings, seed = Embeddings(plain, values, shared), task_seed(settings.seed, record.class_names)
+    place = {name: i for i, name in enumerate(record.class_names)}
+    numbers = torch.tensor([place[label] for label in labels])
+    classes = ClassTable.of(
+        rule.summarise(name, embeddings.of_class(numbers == i), settings, seed, prompted=prompt is not None)
+        for i, name in enumerate(record.class_names)
+    )
+    metadata = dataclasses.replace(
+        record.metadata,
+        images=len(labels),
+        key_spread=round(diagnostics.spread(plain[:, 0]), 6),
+        value_spread=round(diagnostics.spread(values), 6),
+    )
+    return dataclasses.replace(record, classes=classes, metadata=metadata)

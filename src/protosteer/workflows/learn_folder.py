@@ -38,9 +38,8 @@ from protosteer.runtime.checkpoint import CheckpointFile
 from protosteer.runtime.progress import OnStage
 from protosteer.util.statistics import Accuracy
 from protosteer.workflows.folder_scan import FolderScan, own_name, unfinished_task
-from protosteer.workflows.holdout_eval import Check, loo_accuracy, with_heldout_similarities
+from protosteer.workflows.holdout_eval import Check, loo_accuracy, refit, with_heldout_similarities
 from protosteer.workflows.known_files import with_file_digests
-from protosteer.workflows.refit import refit
 
 HOLDOUT = 0.1
 MIN_ERRORS = 3.0  # percent; training removes a third of all errors at best, so of fewer less than one point
