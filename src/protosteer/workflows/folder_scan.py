@@ -165,7 +165,7 @@ def scan_folder(
     known = KnownFiles.find(others.tasks, readable, read.digests)
     rows = sorted({*range(len(readable))} - {*known.same_class})
     new = readable.rows(rows)
-    copies = _copies(new, read.digests, [read.thumbnails[i] for i in rows])
+    copies = _copies(new, read)
     originals = [i for i in range(len(new)) if i not in copies]
     owners = others.owners
     return FolderScan(
@@ -205,13 +205,13 @@ class _ReadFiles:
 
     Attributes:
         digests: Digests of the contents of readable files.
-        thumbnails: Their thumbnails, in the same order.
+        thumbnails: Their thumbnails.
         canvases: Decoded images, as far as they fit into the decode cache.
         reasons: Why the other files cannot be read.
     """
 
     digests: dict[Path, int] = field(default_factory=dict)
-    thumbnails: list[Tensor] = field(default_factory=list)
+    thumbnails: dict[Path, Tensor] = field(default_factory=dict)
     canvases: dict[Path, Tensor] = field(default_factory=dict)
     reasons: dict[Path, str] = field(default_factory=dict)
 
@@ -225,7 +225,7 @@ class _ReadFiles:
                 found.reasons[path] = read
             else:
                 found.digests[path], canvas = read
-                found.thumbnails.append(thumbnails(canvas[None])[0])
+                found.thumbnails[path] = thumbnails(canvas[None])[0]
                 if preprocessing is not None and kept_bytes + canvas.nbytes <= decode_cache.BUDGET:
                     found.canvases[path] = canvas
                     kept_bytes += canvas.nbytes
@@ -233,9 +233,12 @@ class _ReadFiles:
         return found
 
 
-def _copies(files: Files, digests: Mapping[Path, int], small: list[Tensor]) -> dict[int, int]:
+def _copies(files: Files, read: _ReadFiles) -> dict[int, int]:
     """Map rows to the row that they copy; a class keeps its images if all of them are copies of another class's."""
-    copies = duplicates([digests[path] for path in files.paths], torch.stack(small)) if small else {}
+    if not len(files):
+        return {}
+    small = torch.stack([read.thumbnails[path] for path in files.paths])
+    copies = duplicates([read.digests[path] for path in files.paths], small)
     originals = {label for row, label in enumerate(files.labels) if row not in copies}
     return {row: of for row, of in copies.items() if files.labels[row] in originals}
 
