@@ -139,7 +139,7 @@ def augmented(
     group: ProcessGroup | None = None,
     generator: torch.Generator | None = None,
 ) -> Iterator[Tensor]:
-    """Yield normalised [B, 3, H, W] for every batch of row numbers [B], decoded ahead, augmented anew each time.
+    """Yield normalised [B, 3, H, W] for every batch of row numbers [B], decoded ahead, newly augmented each time.
 
     group: of several ranks, each of which gets its own rows [b, 3, H, W] of every batch. Every rank draws the
     choices for the whole batch, so that its rows are those of a single process.
