@@ -13,8 +13,8 @@ from PIL import Image
 from rich.console import Console
 
 from conftest import easy_task, tiny_backbone
-from expect import expect_error
-from protosteer.cli import demo, main
+from expect import expect_error, run_cli
+from protosteer.cli import demo
 from protosteer.cli.demo import DEMO, VARIANTS, Outcome, run_demo, sentence, show, tell_files
 from protosteer.data.images import ArrayImages
 from protosteer.learner import Learner
@@ -224,12 +224,11 @@ def test_without_a_word_digits_and_photographs_are_learned_and_shown_on_one_page
     monkeypatch.setattr(demo, "open_stream", lambda *words, **how: small_stream())
     monkeypatch.setattr(demo, "DEMO", QUICK)
     monkeypatch.setattr(demo, "PHOTOS", QUICK)
-    assert main(["demo", "--json", "--out", str(tmp_path)]) == 0
-    printed = capsys.readouterr()
+    printed = run_cli(capsys, "demo", "--json", "--out", tmp_path)
     figures = json.loads(printed.out)
     assert list(figures["variants"]) == list(VARIANTS) and list(figures["photos"]["variants"]) == list(demo.SHOWN)
     text = (tmp_path / demo.PAGE).read_text(encoding="utf-8")
-    assert text.count("<figure>") == 8 and text.count("class=plot") == 8 and "[d]og" in text and "http" not in text
+    assert text.count("<figure>") == 8 and text.count('class="plot"') == 8 and "[d]og" in text and "://" not in text
     said = printed.err.splitlines()
     assert said[-1].endswith(str(tmp_path / demo.PAGE)) and all(escape(line) in text for line in said[-4:-1])
 

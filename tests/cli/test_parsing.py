@@ -18,9 +18,8 @@ from protosteer.cli.options import FLAGS, in_flags, parse_settings
 from protosteer.errors import DataError, ProtosteerWarning, SettingsError
 
 ROOT = Path(protosteer.__file__).parent
-# The command line itself, a program that stands on its own, beside an exported model, a style sheet, and a model card
-# that shows commands.
-OUTSIDE = (ROOT / "cli", ROOT / "assets", ROOT / "report" / "html.py", ROOT / "sharing.py")
+# The command line itself, a program that stands on its own, beside an exported model, and a card that shows commands.
+OUTSIDE = (ROOT / "cli", ROOT / "assets", ROOT / "sharing.py")
 FLAG = re.compile(r"(?<![-\w])--(?!help\b)[a-z]")  # every program has --help
 
 

@@ -14,7 +14,7 @@ from protosteer.backbones.precision import AUTO_PRECISION
 from protosteer.bench.harness import Ratio
 from protosteer.errors import SettingsError
 from protosteer.evaluation.manifest import circumstances
-from protosteer.report.tables import plain_table
+from protosteer.report.tables import labels, numbers, plain_table
 
 SUBJECTS = ("prediction", "training", "bf16", "scaling")  # modules, imported when measured
 
@@ -58,13 +58,11 @@ def as_json(ratios: Sequence[Ratio], skipped: Mapping[str, str] | None = None) -
 
 def table(ratios: Sequence[Ratio]) -> list[RenderableType]:
     """Return a table of ratios, and below it what each one compares, with absolute figures."""
-    overview = plain_table("Reference time / our time: larger is better")
-    overview.add_column("what", style="bold", no_wrap=True)
-    for heading in ("reference / ours", "target", "spread", "met"):
-        overview.add_column(heading, justify="right", no_wrap=True)
+    columns = numbers(["reference / ours", "target", "spread", "met"], no_wrap=True)
+    overview = plain_table("Reference time / our time: larger is better", labels("what"), *columns)
     for r in ratios:
-        numbers = (f"{number:.2f}" for number in (r.value, r.target, r.spread))
-        overview.add_row(Text(r.name), *numbers, "yes" if r.value >= r.target else "no")
+        cells = (f"{number:.2f}" for number in (r.value, r.target, r.spread))
+        overview.add_row(r.name, *cells, "yes" if r.value >= r.target else "no")
     details = [
         Text.assemble((r.name, "bold"), f": {r.about}", *((f"\n  - {note}", "dim") for note in r.notes)) for r in ratios
     ]

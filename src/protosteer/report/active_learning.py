@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from protosteer.report.tables import numbers, plain_table
-from protosteer.util.text import counted, printable
+from protosteer.util.text import counted
 from protosteer.workflows.active_learning import Suggestion, Suggestions
 
 _REASONS = {
@@ -36,8 +36,7 @@ def _table(result: Suggestions) -> Table:
     table = plain_table(None, "File", "Why", *numbers(["Probability"]), "Nearest class")
     for suggestion in result.chosen:
         probability = f"{100 * suggestion.probability:.1f} %"
-        cells = (str(suggestion.path), _why(suggestion), probability, suggestion.guess)
-        table.add_row(*(Text(printable(cell)) for cell in cells))
+        table.add_row(str(suggestion.path), _why(suggestion), probability, suggestion.guess)
     return table
 
 

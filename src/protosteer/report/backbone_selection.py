@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from rich.table import Table
-from rich.text import Text
 
 from protosteer.backbones.build_vit import multiply_adds
 from protosteer.report.tables import numbers, plain_table
-from protosteer.util.text import printable
 from protosteer.workflows.backbone_selection import Choice
 
 
@@ -20,12 +18,12 @@ def choice_table(choice: Choice) -> Table:
     for trial in choice.trials:
         info = trial.info
         table.add_row(
-            Text(printable(info.alias)),
+            info.alias,
             f"{trial.accuracy:.1f} ± {trial.standard_error:.1f} %",
             f"{info.parameters / 1e6:.1f} M",
             f"{multiply_adds(info.config) / 1e9:.2f} G",
             f"{trial.images_per_second:,.0f}" if trial.images_per_second >= 10 else f"{trial.images_per_second:.1f}",
-            printable(info.licence),
+            info.licence,
             "chosen" if info == choice.info else "",
         )
     return table

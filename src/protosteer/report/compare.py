@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from textwrap import fill
 from typing import Any
@@ -76,8 +76,8 @@ def comparison_tables(rows: Rows) -> list[Table]:
     title = f"Accuracy (%) and forgetting (points){spread}"
     return [
         spread_table(title, QUALITY, flat, count_runs=len(repeats) > 1),
-        *_blurry(flat),
-        *_transfer(flat),
+        *_optional("Blurry task boundaries", BLURRY, BLURRY[:1], flat),
+        *_optional("Forgetting and transfer (points), task-incremental accuracy", TRANSFER, TRANSFER[1:], flat),
         spread_table("Decisions after the last task", _narrow(METRICS, DECIDING), flat),
         spread_table("Cost", _narrow(METRICS, (*COSTS, *PAPER_BYTES)), flat),
         *(table for title, names in KINDS for table in _causes(title, names, flat)),
@@ -92,17 +92,10 @@ def _repeats(runs: Sequence[Mapping[str, Any]]) -> str:
     return f"{len(runs)} runs ({orders} class orders, {counted(seeds, 'seed')})"
 
 
-def _blurry(rows: Sequence[Row]) -> list[Table]:
-    """Show metrics of blurry task boundaries, if a row has them."""
-    metrics = _narrow(METRICS, BLURRY)
-    return [spread_table("Blurry task boundaries", metrics, rows)] if BLURRY[0] in present(metrics, rows) else []
-
-
-def _transfer(rows: Sequence[Row]) -> list[Table]:
-    """Show forgetting by other definitions, transfer and task-incremental accuracy, if a row has them."""
-    metrics = _narrow(METRICS, TRANSFER)
-    known = present({name: metrics[name] for name in TRANSFER[1:]}, rows)
-    return [spread_table("Forgetting and transfer (points), task-incremental accuracy", metrics, rows)] if known else []
+def _optional(title: str, names: Sequence[str], decisive: Sequence[str], rows: Sequence[Row]) -> list[Table]:
+    """Show metrics if a row has one of the decisive ones."""
+    known = present(_chosen(decisive), rows)
+    return [spread_table(title, _narrow(METRICS, names), rows)] if known else []
 
 
 def _causes(title: str, names: Sequence[str], rows: Sequence[Row]) -> list[Table]:
@@ -113,6 +106,10 @@ def _causes(title: str, names: Sequence[str], rows: Sequence[Row]) -> list[Table
     return [spread_table(title, metrics, matching)] if matching else []
 
 
+def _chosen(names: Iterable[str]) -> dict[str, Metric]:
+    return {name: METRICS[name] for name in names}
+
+
 def _narrow(metrics: Mapping[str, Metric], names: Sequence[str]) -> dict[str, Metric]:
     return {name: replace(metrics[name], heading=fill(metrics[name].title, 12)) for name in names}
 
@@ -120,10 +117,10 @@ def _narrow(metrics: Mapping[str, Metric], names: Sequence[str]) -> dict[str, Me
 def comparison_markdown(rows: Rows, tests: Tests | None = None) -> str:
     """Make two GitHub tables of the same metrics, and one of the tests."""
     flat = _flat(rows)
-    blurry = present({name: METRICS[name] for name in BLURRY[:2]}, flat.items())
-    transfer = present({name: METRICS[name] for name in TRANSFER[1:]}, flat.items())
-    paper_bytes = present({name: METRICS[name] for name in PAPER_BYTES}, flat.items())
-    metrics = {name: METRICS[name] for name in (*QUALITY, *transfer, *blurry, *DECIDING, *COSTS, *paper_bytes)}
+    transfer, blurry, paper = (
+        present(_chosen(names), flat.items()) for names in (TRANSFER[1:], BLURRY[:2], PAPER_BYTES)
+    )
+    metrics = _chosen((*QUALITY, *transfer, *blurry, *DECIDING, *COSTS, *paper))
     parts = [
         _cells(flat, metrics),
         _cells(flat, present(CAUSES, flat.items())),
@@ -135,8 +132,7 @@ def comparison_markdown(rows: Rows, tests: Tests | None = None) -> str:
 def comparison_latex(rows: Rows, tests: Tests | None = None) -> str:
     """Make a LaTeX table (package booktabs) of quality, decisions and costs, and one of the tests."""
     flat = _flat(rows)
-    names = (*QUALITY, *TRANSFER, *DECIDING, *COSTS, *PAPER_BYTES)
-    metrics = present({name: METRICS[name] for name in names}, flat.items())
+    metrics = present(_chosen((*QUALITY, *TRANSFER, *DECIDING, *COSTS, *PAPER_BYTES)), flat.items())
     return tabular(_cells(flat, metrics)) + (f"\n{tabular(test_cells(tests))}" if tests else "")
 
 
@@ -190,7 +186,7 @@ def _span(found: Mapping[str, Any], name: str) -> str:
 
 def comparison_csv(rows: Rows, tests: Tests | None = None) -> str:
     """Make a CSV table of mean and deviation of every metric, and of the tests; cells without a value are empty."""
-    spreads = {name: spread_over_seeds(seeds) for name, seeds in _flat(rows).items()}
+    tests, spreads = tests or {}, {name: spread_over_seeds(seeds) for name, seeds in _flat(rows).items()}
     names = {name for mean, _ in spreads.values() for name in mean}
     known = [name for name in METRICS if name in names]
     causes = [name for name in CAUSES if name in names]
@@ -199,14 +195,14 @@ def comparison_csv(rows: Rows, tests: Tests | None = None) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     repeats = ["n", "class_orders", "seeds"]
-    tested = list(dict.fromkeys(name for found in (tests or {}).values() for name in found))
+    tested = list(dict.fromkeys(name for found in tests.values() for name in found))
     means = (f"{name}_{kind}" for name in columns for kind in ("mean", "std"))
     writer.writerow(["run", *repeats, *means, *(f"test_{name}" for name in tested)])
     for label, spread in spreads.items():
         cells = (format(kind[name], ".12g") if name in kind else "" for name in columns for kind in spread)
         runs = rows[label]
         distinct = [len({run.get(name) for run in runs}) for name in ("class_order", "seed")]
-        values = [(tests or {}).get(label, {}).get(name) for name in tested]
+        values = [tests.get(label, {}).get(name) for name in tested]
         outcomes = ("" if value is None else format(value, ".12g") for value in values)
         writer.writerow([without_control(label), len(runs), *distinct, *cells, *outcomes])
     return file.getvalue()

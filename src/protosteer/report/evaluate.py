@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from protosteer.data.image_files import in_threads, opened
 from protosteer.data.transforms import to_rgb
 from protosteer.errors import DataError
 from protosteer.report import html, svg
-from protosteer.report.plots import short_name
+from protosteer.report.plots import most_errors, short_name
 from protosteer.report.tables import numbers, plain_table
 from protosteer.util.statistics import Bins, calibration_error, reliability
 from protosteer.util.text import counted, listed, printable, without_control
@@ -89,9 +89,8 @@ def summary(evaluation: Evaluation) -> list[str]:
 def overview(evaluation: Evaluation) -> list[RenderableType]:
     """Show the accuracy, every class, what is confused most, and the most confident mistakes."""
     table = plain_table(None, "Class", *numbers(["Images", "Found", "Correct when named", "F1"]))
-    for name, one in evaluation.per_class().items():
-        shares = [_percent(value) for value in (one.recall, one.precision, one.f1)]
-        table.add_row(Text(printable(name)), f"{one.support:,}", *shares)
+    for row in _class_rows(evaluation):
+        table.add_row(*row)
     parts: list[RenderableType] = [*map(Text, summary(evaluation)), table]
     confused = [f"  {a} predicted as {b}: {counted(n, 'image')}" for a, b, n in evaluation.most_confused(5)]
     if confused:
@@ -116,6 +115,12 @@ def warnings(evaluation: Evaluation) -> list[str]:
     return lines
 
 
+def _class_rows(evaluation: Evaluation) -> Iterator[list[str]]:
+    """Yield name, number of images, recall, precision and F1 of each class."""
+    for name, one in evaluation.per_class().items():
+        yield [name, f"{one.support:,}", *map(_percent, (one.recall, one.precision, one.f1))]
+
+
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.0f} %"
 
@@ -124,10 +129,7 @@ def as_html(evaluation: Evaluation, title: str) -> str:
     """Return a page without other files: metrics, plots, and thumbnails of mistakes and of the least certain images."""
     mistakes, uncertain = evaluation.mistakes, evaluation.least_certain[:MAX_UNCERTAIN]
     headings = ("Class", "Images", "Found (recall)", "Correct when named (precision)", "F1")
-    lines = (
-        [html.text(name), f"{one.support:,}", *map(_percent, (one.recall, one.precision, one.f1))]
-        for name, one in evaluation.per_class().items()
-    )
+    lines = (list(map(html.text, row)) for row in _class_rows(evaluation))
     first, *others = summary(evaluation)
     more = f" (the {MAX_MISTAKES:,} most confident)" if len(mistakes) > MAX_MISTAKES else ""
     confused = ([html.text(a), html.text(b), f"{n:,}"] for a, b, n in evaluation.most_confused(MAX_CONFUSED))
@@ -147,8 +149,7 @@ def as_html(evaluation: Evaluation, title: str) -> str:
 def _confusion(evaluation: Evaluation) -> str:
     """Draw shares of each class's images, for the classes with the most errors."""
     counts = evaluation.confusion()
-    errors = [sum(line) + sum(other[k] for other in counts) - 2 * line[k] for k, line in enumerate(counts)]
-    chosen = sorted(sorted(range(len(counts)), key=lambda k: -errors[k])[:MAX_DRAWN])
+    chosen = most_errors(counts, MAX_DRAWN).tolist()
     names = [short_name(evaluation.labels[k]) for k in chosen]
     cells = [[100.0 * counts[a][b] / sum(counts[a]) if counts[a][b] else None for b in chosen] for a in chosen]
     some = f" The {MAX_DRAWN} classes with the most errors are shown." if len(chosen) < len(counts) else ""
@@ -169,10 +170,8 @@ def _caption(image: EvaluatedImage) -> str:
 
 
 def _thumbnail(path: Path) -> str:
-    out = io.BytesIO()
     try:
         with opened(path) as image, DECODING.taken(decoded_bytes(image)):
-            ImageOps.fit(to_rgb(image), (SIDE, SIDE)).save(out, "JPEG", quality=80)
+            return html.jpeg_uri(ImageOps.fit(to_rgb(image), (SIDE, SIDE)))
     except (DataError, OSError):  # gone since it was predicted
         return ""
-    return html.data_uri(out.getvalue(), "jpeg")

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from protosteer.model.history import Entry
 from protosteer.report.tables import numbers, plain_table
-from protosteer.util.text import listed, printable
+from protosteer.util.text import listed
 
 MAX_NAMED = 4  # classes of a change
 
@@ -20,16 +20,13 @@ def overview(entries: Sequence[Entry], kept: Sequence[str]) -> list[RenderableTy
     for entry in entries:
         version = " *" if entry.version in kept else ""
         when = entry.date[:16].replace("T", " ")
-        change = Text(printable(_change(entry) + version))
-        table.add_row(when, Text(printable(entry.command)), f"{entry.classes:,}", change)
+        table.add_row(when, entry.command, f"{entry.classes:,}", _change(entry) + version)
     return [table, *([Text("* the model before this change is kept; undo restores the latest")] if kept else [])]
 
 
 def _change(entry: Entry) -> str:
     parts = [f"{old} is {new}" for old, new in list(entry.renamed.items())[:MAX_NAMED]]
-    for sign, counts in (("+", entry.added), ("-", entry.removed)):
-        if counts:
-            parts.append(_counts(sign, counts))
+    parts += [_counts(sign, counts) for sign, counts in (("+", entry.added), ("-", entry.removed)) if counts]
     return "; ".join(parts) or "no image more or less"
 
 

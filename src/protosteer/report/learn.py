@@ -6,12 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.table import Table
-from rich.text import Text
 
 from protosteer.model.records import TaskRecord
 from protosteer.report.tables import numbers, plain_table
 from protosteer.util.statistics import MIN_PERCENT_IMAGES, Accuracy
-from protosteer.util.text import counted, listed, printable, similar_names
+from protosteer.util.text import counted, listed, similar_names
 from protosteer.workflows.folder_scan import FolderScan
 from protosteer.workflows.holdout_eval import Check
 from protosteer.workflows.learn_folder import LearnResult
@@ -25,8 +24,8 @@ def found_table(scan: FolderScan) -> Table:
     known = ["Known, from task"] if scan.known else []
     table = plain_table(None, "Class", *numbers(["Images"]), *known)
     for name, count in scan.counts.items():
-        task = Text(printable(", ".join(scan.known.get(name, ["new"]))))
-        table.add_row(Text(printable(name)), f"{count:,}", *([task] if known else []))
+        task = ", ".join(scan.known.get(name, ["new"]))
+        table.add_row(name, f"{count:,}", *([task] if known else []))
     return table
 
 

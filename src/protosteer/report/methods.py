@@ -6,17 +6,17 @@ import json
 from collections.abc import Iterable, Mapping
 
 from rich.console import RenderableType
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from protosteer.evaluation.method_info import MethodInfo
-from protosteer.report.tables import NOTHING, numbers, plain_table
+from protosteer.report.tables import NOTHING, labels, numbers, plain_table
 
 
 def methods_table(methods: Iterable[MethodInfo], parameters: Mapping[str, int | None]) -> Table:
     """Show all methods; `parameters` is the number that each trains, by name."""
-    name, parameter_count = Column("Name", style="bold", no_wrap=True), numbers(["Parameters"], no_wrap=True)
-    table = plain_table(None, name, "Paper", "Stores", "Trains", *parameter_count)
+    parameter_count = numbers(["Parameters"], no_wrap=True)
+    table = plain_table(None, labels("Name"), "Paper", "Stores", "Trains", *parameter_count)
     able = []
     for method in methods:
         s = method.source
@@ -31,7 +31,7 @@ def methods_table(methods: Iterable[MethodInfo], parameters: Mapping[str, int | 
 def method_report(method: MethodInfo, parameters: int | None) -> list[RenderableType]:
     """Show one method: its paper, description, and every setting with its default."""
     s = method.source
-    facts = plain_table(None, Column(style="bold", no_wrap=True), "")
+    facts = plain_table(None, labels(), "")
     facts.show_header = False
     for name, value in (
         ("name", method.name),
@@ -42,7 +42,7 @@ def method_report(method: MethodInfo, parameters: int | None) -> list[Renderable
         ("repeated classes", "yes" if method.supports_repeated_classes else "no"),
         ("parameters", _count(parameters)),
     ):
-        facts.add_row(name, Text(value))
+        facts.add_row(name, value)
     return [facts, *_paragraphs(method.about), _settings(method), *_published(method)]
 
 
@@ -50,7 +50,7 @@ def _published(method: MethodInfo) -> list[RenderableType]:
     """Show the published settings of each benchmark, if any are known, and where they come from."""
     if not method.published:
         return []
-    table = plain_table(None, Column("Benchmark", style="bold", no_wrap=True), "Published settings")
+    table = plain_table(None, labels("Benchmark"), "Published settings")
     for benchmark, values in method.published.items():
         table.add_row(benchmark, ", ".join(f"{n}={json.dumps(v)}" for n, v in values.items()) or "the defaults")
     return [table, Text(f"Source: {method.published_source}\n")]
@@ -78,7 +78,7 @@ def _paragraphs(text: str) -> list[Text]:
 
 
 def _settings(method: MethodInfo) -> Table:
-    table = plain_table(None, Column("Setting", style="bold", no_wrap=True), "Default")
+    table = plain_table(None, labels("Setting"), "Default")
     if method.choices:
         table.add_column("One of")
     for name, value in method.settings.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -10,8 +10,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from protosteer.report.tables import NOTHING, numbers, plain_table
-from protosteer.util.text import counted, printable
+from protosteer.report.tables import NOTHING, numbers, plain, plain_table
+from protosteer.util.text import counted
 
 MAX_ROWS = 60  # unless all are requested
 NAME_WIDTH = 28  # characters of a class or a task; longer ones wrap
@@ -64,9 +64,9 @@ def _header(description: Description) -> Table:
     }
     table = Table.grid(Column(style="bold", no_wrap=True), Column(overflow="fold"), padding=(0, 2, 0, 0))
     for heading, line in lines.items():
-        table.add_row(heading, _name(line))
+        table.add_row(heading, plain(line))
     for i, note in enumerate(description["notes"]):
-        table.add_row("" if i else "Note", _name(note))
+        table.add_row("" if i else "Note", plain(note))
     table.add_row()
     return table
 
@@ -139,8 +139,8 @@ def _tasks(tasks: Sequence[Description]) -> Table:
     for task in tasks:
         prompt = task["prompt"]
         table.add_row(
-            _name(task["name"]),
-            _name(task["learned"] or NOTHING),
+            task["name"],
+            task["learned"] or NOTHING,
             f"{len(task['classes']):,}",
             f"{task['images']:,}",
             human_bytes(task["bytes"]),
@@ -160,9 +160,8 @@ def _how(task: Description) -> str:
     return "trained alone" if task["independent"] else "trained"
 
 
-def _classes(rows: Iterable[tuple[int, str, Description]]) -> Table:
+def _classes(rows: Sequence[tuple[int, str, Description]]) -> Table:
     """Show classes; each row has the class's number in its task, the task's name and the class."""
-    rows = list(rows)
     if any(record["points"] for *_, record in rows):
         figures = {"Images": "images", "Prototypes": "points"}
     else:
@@ -170,9 +169,8 @@ def _classes(rows: Iterable[tuple[int, str, Description]]) -> Table:
     table = plain_table("Classes", *_names("Class", "Task"), *numbers([*figures, "Size"], no_wrap=True))
     for i, task_name, record in rows:
         counts = {**record, "centroids": record["keys"] + record["values"]}
-        names = _name(record["name"]), Text("") if i else _name(task_name)
         cells = (f"{counts[figure] or 0:,}" for figure in figures.values())
-        table.add_row(*names, *cells, human_bytes(record["bytes"]))
+        table.add_row(record["name"], "" if i else task_name, *cells, human_bytes(record["bytes"]))
     return table
 
 
@@ -183,16 +181,12 @@ def _most_similar(pairs: Sequence[Description]) -> Table:
     table = plain_table(title, *_names("Class", "and class"), cosine, bar)
     for pair in pairs:
         length = ProgressBar(total=1.0, completed=max(0.0, pair["similarity"]), width=BAR_WIDTH)
-        table.add_row(_name(pair["a"]), _name(pair["b"]), f"{pair['similarity']:.3f}", length)
+        table.add_row(pair["a"], pair["b"], f"{pair['similarity']:.3f}", length)
     return table
 
 
 def _names(*headings: str) -> list[Column]:
     return [Column(name, style="bold", overflow="fold", max_width=NAME_WIDTH) for name in headings]
-
-
-def _name(name: str) -> Text:
-    return Text(printable(name))  # an untrusted file may hold any text: never parse it as markup
 
 
 def human_bytes(size: float) -> str:

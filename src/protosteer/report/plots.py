@@ -246,8 +246,7 @@ def confusion_matrix(names: Sequence[str], counts: npt.ArrayLike, most: int = 60
     cells, title = np.asarray(counts, dtype=float), "Actual and predicted classes"
     if len(names) > most:
         title += f"\n{most:,} of {len(names):,} classes: those with the most errors"
-        wrong = cells.sum(axis=0) + cells.sum(axis=1) - 2 * np.diagonal(cells)
-        chosen = np.sort(np.argsort(-wrong, kind="stable")[:most])
+        chosen = most_errors(cells, most)
         names, cells = [names[i] for i in chosen], cells[np.ix_(chosen, chosen)]
     shares = 100.0 * cells / np.maximum(cells.sum(axis=1, keepdims=True), 1.0)
     figure, axes, size = _map_figure(names, title)
@@ -259,6 +258,13 @@ def confusion_matrix(names: Sequence[str], counts: npt.ArrayLike, most: int = 60
     axes.set(xlabel="predicted", ylabel="actual")
     figure.colorbar(image, ax=axes, label="share of the class's images (%)", shrink=0.8)
     return png(figure)
+
+
+def most_errors(counts: npt.ArrayLike, most: int) -> npt.NDArray[np.intp]:
+    """Return the numbers of the classes with the most errors in a confusion matrix [C, C], in ascending order."""
+    cells = np.asarray(counts)
+    errors = cells.sum(axis=0) + cells.sum(axis=1) - 2 * np.diagonal(cells)
+    return np.sort(np.argsort(-errors, kind="stable")[:most])
 
 
 def _similarity_figure(names: Sequence[str], cells: Floats, title: str) -> Figure:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import io
+import functools
 import json
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,8 +37,8 @@ MAX_EXAMPLES = 4  # pictures of a confused pair
 MAX_LOSS_LINES = 12
 SIDE = 72
 
-# Test images by task and position in it, as uint8 [3, h, w]; None if the data is not at hand.
-Pictures = Callable[[str, Sequence[tuple[int, int]]], list[bytes] | None]
+# Addresses, for `src`, of a row's test images by task and position in it; none if the data is not at hand.
+Pictures = Callable[[str, Sequence[tuple[int, int]]], list[str]]
 # By title: places on a map, and the label of each.
 Maps = Mapping[str, tuple[Sequence[tuple[float, float]], Sequence[str]]]
 
@@ -68,11 +70,6 @@ class ReportRow:
         found: Mapping[str, Any] = self.manifest["configuration"]
         return found
 
-    def moments(self, value: Callable[[Mapping[str, Any]], float | None]) -> svg.Series:
-        """Return mean and deviation over runs of a value after each task."""
-        lines = [[value(moment) for moment in seed.get("after_each_task", [])] for seed in self.seeds]
-        return _series(self.label, lines)
-
 
 @dataclass(frozen=True)
 class Report:
@@ -87,12 +84,10 @@ class Report:
 def read_report(rows: Rows) -> Report:
     """Read manifests and stored predictions of rows, as `comparison.gather` returns them, and test differences."""
     found = [_read_row(label, seeds) for label, seeds in rows.items()]
-    tests = {}
+    tests: Mapping[str, Mapping[str, Any]] = {}
     if all(row.predictions for row in found):
-        try:
+        with suppress(RunError):  # runs of other images: nothing to test
             tests = compare_with_first(rows)
-        except RunError:  # runs of other images: nothing to test
-            tests = {}
     return Report(found, tests)
 
 
@@ -129,7 +124,8 @@ def as_html(report: Report, title: str) -> str:
 
 def summary(report: Report) -> str:
     """Say in a sentence or two what was reached."""
-    best = max(report.rows, key=lambda row: spread_over_seeds(row.seeds)[0]["last_accuracy"])
+    ranked = sorted(report.rows, key=lambda row: -spread_over_seeds(row.seeds)[0]["last_accuracy"])
+    best, first = ranked[0], report.rows[0]
     mean, std = spread_over_seeds(best.seeds)
     stream = best.configuration["stream"]
     spread = f" ± {std['last_accuracy']:.1f}" if std else ""
@@ -141,12 +137,11 @@ def summary(report: Report) -> str:
     )
     if len(report.rows) > 1:
         words = f"Of {len(report.rows)} configurations, {words}"
-    others = sorted(report.rows[1:], key=lambda row: -spread_over_seeds(row.seeds)[0]["last_accuracy"])
-    compared = best if best is not report.rows[0] else next(iter(others), best)
+    compared = next((row for row in ranked if row is not first), best)
     test = report.tests.get(compared.label, {})
     if test.get("difference") is not None:
         words += (
-            f" {compared.label} has {test['difference']:+.1f} points against {report.rows[0].label} "
+            f" {compared.label} has {test['difference']:+.1f} points against {first.label} "
             f"(95 % interval {test['difference_low']:+.1f} to {test['difference_high']:+.1f}, "
             f"McNemar p = {test['mcnemar_holm_p']:.2g} after Holm's correction)."
         )
@@ -215,7 +210,7 @@ def _matrices(rows: Sequence[ReportRow]) -> str:
         ]
         names = [str(i + 1) for i in range(tasks)]
         picture = svg.heat_map(cells, names, names, ("after task", "on task"), min(90.0, lowest), 100.0)
-        parts.append(f"<h3>{html.text(row.label)}</h3>{picture}")
+        parts.append(html.subsection(row.label, picture))
     return _side_by_side(parts)
 
 
@@ -258,18 +253,16 @@ def _confused(row: ReportRow, pictures: Pictures | None) -> str:
     """List the pairs of classes that were confused most, with pictures of the first run."""
     if not row.predictions:
         return ""
-    counts: dict[tuple[str, str], int] = {}
-    for predictions in row.predictions:
-        names = predictions.classes
-        for a, p in zip(predictions.actual[~predictions.right], predictions.predicted[~predictions.right], strict=True):
-            pair = (str(names[a]), str(names[p]))
-            counts[pair] = counts.get(pair, 0) + 1
-    most = sorted(counts.items(), key=lambda item: -item[1])[:MAX_PAIRS]
-    lines = [[html.text(a), html.text(p), _examples(row, a, p, pictures), str(n)] for (a, p), n in most]
-    if not lines:
-        return f"<h3>{html.text(row.label)}</h3>" + html.paragraph("No mistakes.")
+    counts: Counter[tuple[str, str]] = Counter()
+    for found in row.predictions:
+        actual, predicted = (found.classes[numbers[~found.right]] for numbers in (found.actual, found.predicted))
+        counts.update(zip(actual.tolist(), predicted.tolist(), strict=True))
+    lines = [
+        [html.text(actual), html.text(predicted), _examples(row, actual, predicted, pictures), str(count)]
+        for (actual, predicted), count in counts.most_common(MAX_PAIRS)
+    ]
     headings = ["actual", "predicted", "examples", "images, all runs"]
-    return f"<h3>{html.text(row.label)}</h3>" + html.table(headings, lines, words=3)
+    return html.subsection(row.label, html.table(headings, lines, words=3) if lines else html.paragraph("No mistakes."))
 
 
 def _examples(row: ReportRow, actual: str, predicted: str, pictures: Pictures | None) -> str:
@@ -278,11 +271,8 @@ def _examples(row: ReportRow, actual: str, predicted: str, pictures: Pictures | 
     names = first.classes
     wrong = np.flatnonzero((names[first.actual] == actual) & (names[first.predicted] == predicted))[:MAX_EXAMPLES]
     places = [(int(first.task[i]), int((first.task[:i] == first.task[i]).sum())) for i in wrong]
-    shots = pictures(row.label, places) if pictures and places else None
-    return "".join(
-        f'<img class="shot" alt="" width="{SIDE}" height="{SIDE}" src="{html.data_uri(shot, "jpeg")}"> '
-        for shot in shots or ()
-    )
+    shots = pictures(row.label, places) if pictures and places else []
+    return "".join(f'<img class="shot" alt="" width="{SIDE}" height="{SIDE}" src="{shot}"> ' for shot in shots)
 
 
 def _reliability(rows: Sequence[ReportRow]) -> str:
@@ -296,13 +286,8 @@ def _reliability(rows: Sequence[ReportRow]) -> str:
 
 
 def _growth(rows: Sequence[ReportRow]) -> str:
-    passes = [row.moments(lambda moment: moment.get("passes_per_image")) for row in rows]
-    stored = [row.moments(lambda moment: moment.get("bytes")) for row in rows]
-    charts = (
-        svg.line_chart(passes, "tasks learned", "forward passes per image", zero=True),
-        svg.line_chart(stored, "tasks learned", "bytes of the state", zero=True),
-    )
-    return _side_by_side(charts)
+    charts = {"passes_per_image": "forward passes per image", "bytes": "bytes of the state"}
+    return _side_by_side(_moments(rows, name, "tasks learned", title) for name, title in charts.items())
 
 
 def _losses(row: ReportRow) -> str:
@@ -310,23 +295,22 @@ def _losses(row: ReportRow) -> str:
     moments = row.seeds[0].get("after_each_task", [])
     trainings = [(i, losses) for i, moment in enumerate(moments, 1) for losses in moment.get("losses") or [] if losses]
     series = [svg.Series(f"task {i}", losses) for i, losses in trainings[:MAX_LOSS_LINES]]
-    chart = svg.line_chart(series, "epoch", "loss")
-    return f"<h3>{html.text(row.label)}</h3>{chart}" if chart else ""
+    return html.subsection(row.label, svg.line_chart(series, "epoch", "loss"))
 
 
 def _times(rows: Sequence[ReportRow]) -> str:
-    charts = (
-        svg.line_chart([row.moments(lambda moment: moment.get("train_seconds")) for row in rows], "task", "seconds of learning", zero=True),
-        svg.line_chart([row.moments(lambda moment: moment.get("eval_seconds")) for row in rows], "task", "seconds of testing", zero=True),
-    )  # fmt: skip
-    return _side_by_side(charts)
+    charts = {"train_seconds": "seconds of learning", "eval_seconds": "seconds of testing"}
+    return _side_by_side(_moments(rows, name, "task", title) for name, title in charts.items())
+
+
+def _moments(rows: Sequence[ReportRow], name: str, x_title: str, y_title: str) -> str:
+    """Draw a value that is measured after each task: mean and deviation over the runs of each row."""
+    lines = {row.label: [[m.get(name) for m in seed.get("after_each_task", [])] for seed in row.seeds] for row in rows}
+    return svg.line_chart([_series(*line) for line in lines.items()], x_title, y_title, zero=True)
 
 
 def _maps(report: Report) -> str:
-    parts = []
-    for title, (points, labels) in report.maps.items():
-        parts.append(f"<h3>{html.text(title)}</h3>{svg.scatter(points, labels, title)}")
-    return _side_by_side(parts)
+    return _side_by_side(html.subsection(title, svg.scatter(*places, title)) for title, places in report.maps.items())
 
 
 def _manifest(row: ReportRow) -> str:
@@ -340,8 +324,8 @@ def _manifest(row: ReportRow) -> str:
         f"{now.get('versions', {}).get('protosteer', '?')}{state}, {machine.get('processor', '?')}, "
         f"{machine.get('device', '?')}, {counted(now.get('threads', 1), 'thread')}."
     )
-    content = html.text_block(json.dumps(row.manifest, indent=1))
-    return html.paragraph(words) + f"<details><summary>Manifest</summary>{content}</details>"
+    manifest = "\n".join(map(html.text, json.dumps(row.manifest, indent=1).splitlines()))
+    return html.paragraph(words) + f"<details><summary>Manifest</summary><pre>{manifest}</pre></details>"
 
 
 def _side_by_side(parts: Iterable[str]) -> str:
@@ -352,33 +336,24 @@ def _side_by_side(parts: Iterable[str]) -> str:
 
 def _series(label: str, lines: Sequence[Sequence[float | None]]) -> svg.Series:
     """Return mean and sample standard deviation over runs at each place that all runs have."""
-    columns = list(zip(*lines, strict=False))
-    means = [statistics.fmean(c) if None not in c else None for c in map(_floats, columns)]
-    spread = [statistics.stdev(c) if len(c) > 1 and None not in c else 0.0 for c in map(_floats, columns)]
-    return svg.Series(label, means, spread)
-
-
-def _floats(column: Sequence[float | None]) -> Any:
-    return list(column)
+    columns = [[value for value in column if value is not None] for column in zip(*lines, strict=False)]
+    whole = [column if len(column) == len(lines) else [] for column in columns]
+    means = [statistics.fmean(column) if column else None for column in whole]
+    return svg.Series(label, means, [statistics.stdev(column) if len(column) > 1 else 0.0 for column in whole])
 
 
 def pictures_of(rows: Sequence[ReportRow], open_test: Callable[[ReportRow], Stream | None]) -> Pictures:
-    """Return a function that fetches test images of rows as JPEG; a stream is opened when the first is needed."""
-    known: dict[str, Stream | None] = {}
+    """Return a function that fetches test images of rows; a stream is opened when the first is needed."""
     by_label = {row.label: row for row in rows}
+    open_once = functools.cache(lambda label: open_test(by_label[label]))
 
-    def fetch(label: str, places: Sequence[tuple[int, int]]) -> list[bytes] | None:
-        if label not in known:
-            known[label] = open_test(by_label[label])
-        stream = known[label]
-        return None if stream is None else list(_jpegs(stream, places))
+    def fetch(label: str, places: Sequence[tuple[int, int]]) -> list[str]:
+        stream = open_once(label)
+        return [] if stream is None else [_shot(stream, *place) for place in places]
 
     return fetch
 
 
-def _jpegs(stream: Stream, places: Sequence[tuple[int, int]]) -> Iterator[bytes]:
-    for task, position in places:
-        pixels = stream[task].test.pixels([position])[0].permute(1, 2, 0).contiguous().numpy()
-        file = io.BytesIO()
-        Image.fromarray(pixels).resize((2 * SIDE, 2 * SIDE), Image.Resampling.BICUBIC).save(file, "JPEG", quality=85)
-        yield file.getvalue()
+def _shot(stream: Stream, task: int, position: int) -> str:
+    pixels = stream[task].test.pixels([position])[0].permute(1, 2, 0).contiguous().numpy()
+    return html.jpeg_uri(Image.fromarray(pixels).resize((2 * SIDE, 2 * SIDE), Image.Resampling.BICUBIC))

@@ -1,6 +1,6 @@
 """Charts as plain SVG for HTML pages: lines with bands, heat maps, bars, reliability, scatter.
 
-Colours are CSS variables of `html.STYLE`, so that a chart follows light and dark mode. Elements with `data-tip` show
+Colours are CSS variables of `page.css`, so that a chart follows light and dark mode. Elements with `data-tip` show
 their value on hover.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -30,23 +30,19 @@ class Series:
     values: Sequence[float | None]
     spread: Sequence[float] | None = None
 
+    def places(self) -> list[tuple[int, float, float]]:
+        """Return number, height and spread of each value."""
+        spread = self.spread or [0.0] * len(self.values)
+        return [(i, value, spread[i]) for i, value in enumerate(self.values) if value is not None]
 
-def line_chart(
-    series: Sequence[Series], x_title: str, y_title: str, ticks: Sequence[str] | None = None, zero: bool = False
-) -> str:
-    """Draw lines over 1, 2, 3 ..., or over the ticks given, with bands; nothing if there is no value."""
-    known = [
-        value + sign * (one.spread[i] if one.spread else 0.0)
-        for one in series
-        for i, value in enumerate(one.values)
-        if value is not None
-        for sign in (-1, 1)
-    ]
+
+def line_chart(series: Sequence[Series], x_title: str, y_title: str, zero: bool = False) -> str:
+    """Draw lines over 1, 2, 3 ..., with bands; nothing if there is no value."""
+    known = [place for one in series for place in one.places()]
     if not known:
         return ""
-    low, high, step = nice_range(min(known), max(known), zero)
+    low, high, step = nice_range(min(v - s for _, v, s in known), max(v + s for _, v, s in known), zero)
     count = max(len(one.values) for one in series)
-    names = list(ticks or map(str, range(1, count + 1)))
 
     def x(i: float) -> float:
         return LEFT + (WIDTH - LEFT - RIGHT) * (i + 0.5) / count
@@ -54,22 +50,18 @@ def line_chart(
     def y(value: float) -> float:
         return TOP + (HEIGHT - TOP - BOTTOM) * (high - value) / (high - low)
 
-    parts = [_grid_lines(low, high, step, y), _x_axis(names, x, x_title), _y_title(y_title)]
+    marks = [low + k * step for k in range(round((high - low) / step) + 1)]
+    parts = [_grid_lines(marks, y, WIDTH), _x_axis(count, x, x_title), _y_title(y_title)]
     for number, one in enumerate(series):
-        style = f"s{number % SERIES}" + (" dashed" if number >= SERIES else "")
-        places = [(x(i), y(v), v) for i, v in enumerate(one.values) if v is not None]
-        if one.spread and any(one.spread):
-            edges = [(i, v, one.spread[i]) for i, v in enumerate(one.values) if v is not None]
-            above = [f"{x(i):.1f},{y(v + s):.1f}" for i, v, s in edges]
-            below = [f"{x(i):.1f},{y(v - s):.1f}" for i, v, s in reversed(edges)]
-            parts.append(f'<polygon class="band {style}" points="{" ".join(above + below)}"/>')
-        line = " ".join(f"{a:.1f},{b:.1f}" for a, b, _ in places)
+        style, places = _style(number), one.places()
+        if any(spread for *_, spread in places):
+            edges = [(x(i), y(v + s)) for i, v, s in places] + [(x(i), y(v - s)) for i, v, s in reversed(places)]
+            parts.append(f'<polygon class="band {style}" points="{_points(edges)}"/>')
+        line = _points([(x(i), y(value)) for i, value, _ in places])
         parts.append(f'<polyline class="line {style}" points="{line}"/>')
-        for i, value in enumerate(one.values):
-            if value is not None:
-                spread = f" ± {one.spread[i]:.2f}" if one.spread and one.spread[i] else ""
-                tip = _tip(f"{one.name}, {x_title} {names[i]}: {value:,.2f}{spread}")
-                parts.append(f'<circle class="dot {style}" cx="{x(i):.1f}" cy="{y(value):.1f}" r="4" {tip}/>')
+        for i, value, spread in places:
+            more = f" ± {spread:.2f}" if spread else ""
+            parts.append(_dot(x(i), y(value), 4, style, f"{one.name}, {x_title} {i + 1}: {value:,.2f}{more}"))
     chart = _svg(WIDTH, HEIGHT, "".join(parts), y_title, "wide")
     return chart + (legend([one.name for one in series]) if len(series) > 1 else "")
 
@@ -90,9 +82,7 @@ def heat_map(
     parts = []
     for i, line in enumerate(cells):
         top = 6 + i * side
-        parts.append(
-            f'<text class="tick" x="{margin - 6:.1f}" y="{top + side / 2 + 4:.1f}" text-anchor="end">{escape(rows[i])}</text>'
-        )
+        parts.append(_text(margin - 6, top + side / 2 + 4, rows[i], "end"))
         for j, value in enumerate(line):
             if value is None:
                 continue
@@ -103,17 +93,12 @@ def heat_map(
                 f'<rect class="h{step}" x="{left:.1f}" y="{top:.1f}" width="{side - 1:.1f}" height="{side - 1:.1f}" {tip}/>'
             )
             if side >= 30:
-                middle = f'x="{left + side / 2 - 0.5:.1f}" y="{top + side / 2 + 4:.1f}"'
-                parts.append(f'<text class="cell t{step}" {middle} text-anchor="middle">{value:.{decimals}f}</text>')
+                number = f"{value:.{decimals}f}"
+                parts.append(_text(left + side / 2 - 0.5, top + side / 2 + 4, number, kind=f"cell t{step}"))
     every = math.ceil(len(columns) / max(1, int(560 / (7.0 * max(map(len, columns), default=1) + 6))))
     base = 6 + side * len(rows) + 14
-    for j in range(0, len(columns), every):
-        parts.append(
-            f'<text class="tick" x="{margin + (j + 0.5) * side:.1f}" y="{base:.1f}" text-anchor="middle">{escape(columns[j])}</text>'
-        )
-    parts.append(
-        f'<text class="tick" x="{margin:.1f}" y="{base + 20:.1f}">{escape(titles[1])} (columns), {escape(titles[0])} (rows)</text>'
-    )
+    parts += (_text(margin + (j + 0.5) * side, base, columns[j]) for j in range(0, len(columns), every))
+    parts.append(_text(margin, base + 20, f"{titles[1]} (columns), {titles[0]} (rows)", "start"))
     return _svg(max(width, margin + 240), height, "".join(parts), f"{titles[0]} and {titles[1]}")
 
 
@@ -127,26 +112,22 @@ def reliability_chart(rows: Mapping[str, Bins]) -> str:
     def y(value: float) -> float:
         return TOP + (size - TOP - BOTTOM) * (100.0 - value) / 100.0
 
-    parts = [f'<line class="diagonal" x1="{place(0)}" y1="{y(0):.1f}" x2="{place(100):.1f}" y2="{y(100)}"/>']
-    for mark in range(0, 101, 20):
-        parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y(mark) + 4:.1f}" text-anchor="end">{mark}</text>')
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{size - RIGHT}" y1="{y(mark):.1f}" y2="{y(mark):.1f}"/>')
-        parts.append(
-            f'<text class="tick" x="{place(mark):.1f}" y="{size - BOTTOM + 18}" text-anchor="middle">{mark}</text>'
-        )
+    marks = range(0, 101, 20)
+    parts = [
+        f'<line class="diagonal" x1="{place(0)}" y1="{y(0):.1f}" x2="{place(100):.1f}" y2="{y(100)}"/>',
+        _grid_lines(marks, y, size),
+        *(_text(place(mark), size - BOTTOM + 18, str(mark)) for mark in marks),
+    ]
     for number, (name, bins) in enumerate(rows.items()):
         total = sum(b["images"] for b in bins)
         filled = [b for b in bins if b["images"]]
-        points = " ".join(f"{place(b['confidence']):.1f},{y(b['accuracy']):.1f}" for b in filled)
-        parts.append(f'<polyline class="line s{number % SERIES}" points="{points}"/>')
-        for b in filled:
-            share = b["images"] / total
-            tip = _tip(
-                f"{name or 'all'}: confidence {b['confidence']:.1f} %, accuracy {b['accuracy']:.1f} %, {b['images']:,} images"
-            )
-            at = f'cx="{place(b["confidence"]):.1f}" cy="{y(b["accuracy"]):.1f}" r="{3 + 9 * math.sqrt(share):.1f}"'
-            parts.append(f'<circle class="dot s{number % SERIES}" {at} {tip}/>')
-    parts.append(f'<text class="tick" x="{size / 2}" y="{size - 6}" text-anchor="middle">confidence (%)</text>')
+        points = [(place(b["confidence"]), y(b["accuracy"])) for b in filled]
+        parts.append(f'<polyline class="line {_style(number)}" points="{_points(points)}"/>')
+        for b, point in zip(filled, points, strict=True):
+            told = f"confidence {b['confidence']:.1f} %, accuracy {b['accuracy']:.1f} %, {b['images']:,} images"
+            radius = 3 + 9 * math.sqrt(b["images"] / total)
+            parts.append(_dot(*point, radius, _style(number), f"{name or 'all'}: {told}"))
+    parts.append(_text(size / 2, size - 6, "confidence (%)"))
     chart = _svg(size, size, "".join(parts) + _y_title("accuracy (%)", size), "Reliability")
     return chart + (legend(list(rows)) if len(rows) > 1 else "")
 
@@ -157,15 +138,13 @@ def scatter(points: Sequence[tuple[float, float]], labels: Sequence[str], title:
     names = list(dict.fromkeys(labels))
     xs, ys = _scaled([p[0] for p in points], size), _scaled([p[1] for p in points], size)
     parts = [
-        f'<circle class="dot small s{names.index(label) % SERIES}" cx="{a:.1f}" cy="{b:.1f}" r="3" {_tip(label)}/>'
+        _dot(a, b, 3, f"small s{names.index(label) % SERIES}", label)
         for a, b, label in zip(xs, ys, labels, strict=True)
     ]
     for name in names if len(names) <= MAX_NAMED else ():
         own = [i for i, label in enumerate(labels) if label == name]
-        at = (statistics.median(xs[i] for i in own), statistics.median(ys[i] for i in own))
-        parts.append(
-            f'<text class="name" x="{at[0]:.1f}" y="{at[1] + 5:.1f}" text-anchor="middle">{escape(name)}</text>'
-        )
+        x, y = (statistics.median(places[i] for i in own) for places in (xs, ys))
+        parts.append(_text(x, y + 5, name, kind="name"))
     return _svg(size, size, "".join(parts), title)
 
 
@@ -176,10 +155,7 @@ def _scaled(values: Sequence[float], size: float) -> list[float]:
 
 def legend(names: Sequence[str]) -> str:
     """Return the names of lines with their colours."""
-    items = (
-        f'<span class="key"><i class="s{i % SERIES}{" dashed" if i >= SERIES else ""}"></i>{escape(name)}</span>'
-        for i, name in enumerate(names)
-    )
+    items = (f'<span class="key"><i class="{_style(i)}"></i>{escape(name)}</span>' for i, name in enumerate(names))
     return f'<p class="legend">{"".join(items)}</p>'
 
 
@@ -195,27 +171,20 @@ def nice_range(low: float, high: float, zero: bool = False) -> tuple[float, floa
     return first, last if last > first else first + step, step
 
 
-def _grid_lines(low: float, high: float, step: float, y: Callable[[float], float]) -> str:
-    parts = []
-    for k in range(round((high - low) / step) + 1):
-        value = low + k * step
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>')
-        parts.append(
-            f'<text class="tick" x="{LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{_short(value)}</text>'
-        )
-    return "".join(parts)
+def _grid_lines(marks: Sequence[float], y: Callable[[float], float], width: float) -> str:
+    """Draw a horizontal line with its number at each mark."""
+    return "".join(
+        f'<line class="grid" x1="{LEFT}" x2="{width - RIGHT}" y1="{y(mark):.1f}" y2="{y(mark):.1f}"/>'
+        + _text(LEFT - 6, y(mark) + 4, _short(mark), "end")
+        for mark in marks
+    )
 
 
-def _x_axis(names: Sequence[str], x: Callable[[float], float], title: str) -> str:
-    every = math.ceil(len(names) / MAX_TICKS)
-    ticks = (
-        f'<text class="tick" x="{x(i):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{escape(names[i])}</text>'
-        for i in range(0, len(names), every)
-    )
-    return (
-        "".join(ticks)
-        + f'<text class="tick" x="{WIDTH / 2}" y="{HEIGHT - 4}" text-anchor="middle">{escape(title)}</text>'
-    )
+def _x_axis(count: int, x: Callable[[float], float], title: str) -> str:
+    """Number the places 1, 2, 3 ..., at most MAX_TICKS of them."""
+    shown = range(0, count, math.ceil(count / MAX_TICKS))
+    ticks = (_text(x(i), HEIGHT - BOTTOM + 18, str(i + 1)) for i in shown)
+    return "".join(ticks) + _text(WIDTH / 2, HEIGHT - 4, title)
 
 
 def _y_title(text: str, height: float = HEIGHT) -> str:
@@ -228,6 +197,23 @@ def _short(value: float) -> str:
             scale = 1e3 if unit == "k" else size
             return f"{value / scale:g}{unit}"
     return f"{round(value, 6):g}"
+
+
+def _text(x: float, y: float, words: str, anchor: str = "middle", kind: str = "tick") -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def _dot(x: float, y: float, radius: float, style: str, tip: str) -> str:
+    return f'<circle class="dot {style}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" {_tip(tip)}/>'
+
+
+def _points(places: Iterable[tuple[float, float]]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+
+
+def _style(number: int) -> str:
+    """Return the classes of line number i: a colour, and dashes once colours repeat."""
+    return f"s{number % SERIES}" + (" dashed" if number >= SERIES else "")
 
 
 def _tip(text: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -244,7 +245,7 @@ def trials_table(trials: Sequence[Any]) -> Table:
     names = list(trials[0].settings)
     table = plain_table("Accuracy (%) on validation images of the first task", *numbers([*names, "accuracy"]))
     for trial in trials:
-        table.add_row(*(printable(str(trial.settings[name])) for name in names), f"{trial.accuracy:.2f}")
+        table.add_row(*(str(trial.settings[name]) for name in names), f"{trial.accuracy:.2f}")
     return table
 
 
@@ -252,12 +253,24 @@ def plain_table(title: str | None = None, *columns: Column | str) -> Table:
     """Make a table in the common style: one line below the headings, no other."""
     heading = None if title is None else Text(title, style="bold")  # never markup
     style: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0)}
-    return Table(*columns, title=heading, title_justify="left", **style)
+    return _TextTable(*columns, title=heading, title_justify="left", **style)
 
 
-def labels() -> Column:
+class _TextTable(Table):
+    """A table that never parses its texts as markup, since they may be names from a file."""
+
+    def add_row(self, *cells: RenderableType | None, **how: Any) -> None:
+        super().add_row(*(plain(cell) if isinstance(cell, str) else cell for cell in cells), **how)
+
+
+def plain(words: str) -> Text:
+    """Return text as it is, without control characters."""
+    return Text(printable(words))
+
+
+def labels(heading: str = "") -> Column:
     """Make the first column, whose names do not wrap for the sake of other columns."""
-    return Column(style="bold", no_wrap=True)
+    return Column(heading, style="bold", no_wrap=True)
 
 
 def numbers(headings: Iterable[str], no_wrap: bool = False) -> list[Column]:
