@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from protosteer.backbones import Backbone
+from protosteer.corrections import ImageFile
 from protosteer.evaluation.manifest import circumstances
 from protosteer.evidence.prototype_summary import round_to_half, summarise_class
 from protosteer.learner import Learner
@@ -82,7 +83,7 @@ def measure(backbone: Backbone, classes: int, images: int, stops: Sequence[int])
             pixels = torch.randint(0, 256, (3, side, side), generator=draw, dtype=torch.uint8)
             name = f"class {int(torch.randint(0, min(20, classes), (1,), generator=draw)):05}"
             began = time.thread_time()
-            store.correct(name, pixels, pixels.numpy().tobytes(), f"{number}.png")
+            store.correct(name, pixels, ImageFile(pixels.numpy().tobytes(), f"{number}.png"))
             seconds.append(time.thread_time() - began)
             if number in stops:
                 row: dict[str, Any] = {"classes": classes, "images": images, "corrections": number}

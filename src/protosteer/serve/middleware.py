@@ -20,6 +20,7 @@ from protosteer.serve.metrics import Metrics
 
 logger = logging.getLogger("protosteer.serve")
 
+NAMED_MODEL = "/models/{model}"  # prefix of the routes of a model that is named
 _METHODS = frozenset(["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
 # For answers without a policy of their own: a browser that shows one as a page runs nothing.
 _HEADERS = {
@@ -141,7 +142,9 @@ class Observer:
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         method = scope["method"] if scope["method"] in _METHODS else "other"
         route = getattr(scope.get("route"), "path_format", "none")
-        model = scope.get("state", {}).get("model", "")  # set by the route
-        self.metrics.request(model, method, route, status, seconds)
+        if "model" in scope.get("path_params", {}):  # newer versions of FastAPI name the route without its prefix
+            route = NAMED_MODEL + route.removeprefix(NAMED_MODEL)
+        service = scope.get("state", {}).get("service")  # set by the route
+        self.metrics.request(service.name if service else "", method, route, status, seconds)
         if logger.isEnabledFor(logging.INFO):
             logger.info("%s %s %d %.1f ms", method, quote(scope["path"]), status, 1000 * seconds)

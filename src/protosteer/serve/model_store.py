@@ -89,12 +89,12 @@ class Store:
             self._change(Memory([*self.current.memory.tasks, record]))
             return record
 
-    def correct(self, name: str, pixels: Tensor, content: bytes, file: str) -> Corrected:
-        """Correct the label of one image [3, h, w], whose file has this name and these bytes, to a known or new class."""
+    def correct(self, name: str, pixels: Tensor, file: ImageFile) -> Corrected:
+        """Correct the label of one image [3, h, w] to a known or new class."""
         with self._turn():
             learner = self.current.learner.copy()
             new = name not in learner.classes
-            made = correct(learner, pixels[None], name, ImageFile(content, file))
+            made = correct(learner, pixels[None], name, file)
             self._change(learner.memory, made.reader)
             best = int(made.probabilities.argmax())
             now = {"answer": made.reader.index.classes[best], "probability": float(made.probabilities[best])}

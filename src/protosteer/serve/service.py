@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from starlette.datastructures import UploadFile
 from starlette.requests import ClientDisconnect, Request
 
 from protosteer.corrections import ImageFile
@@ -107,17 +108,13 @@ class Service:
             if len(files) != 1:
                 raise RequestError(422, f"{len(files)} images cannot be one correction; send them one by one")
             (pixels,) = await self.uploads.decode(files)
-            await files[0].seek(0)
-            content, file = await files[0].read(), shown(files[0].filename or "")
-        return await asyncio.to_thread(self.store.correct, name, pixels, content, file)
+            image = await _image_file(files[0])
+        return await asyncio.to_thread(self.store.correct, name, pixels, image)
 
     async def confirm(self, request: Request) -> list[TaskRecord]:
         """Learn the images of a request, each as the class that is predicted for it."""
         async with self.uploads.received(request) as files:
-            pixels, images = await self.uploads.decode(files), list[ImageFile]()
-            for file in files:
-                await file.seek(0)
-                images.append(ImageFile(await file.read(), shown(file.filename or "")))
+            pixels, images = await self.uploads.decode(files), [await _image_file(file) for file in files]
         return await asyncio.to_thread(self.store.confirm, pixels, images)
 
     def authorise(self, token: str | None) -> None:
@@ -151,6 +148,11 @@ def _check_class(name: str) -> None:
         check_name(name, "the class")
     except DataError as error:
         raise RequestError(422, str(error)) from error
+
+
+async def _image_file(file: UploadFile) -> ImageFile:
+    await file.seek(0)  # it has been decoded
+    return ImageFile(await file.read(), shown(file.filename or ""))
 
 
 async def _unless_gone(request: Request, answer: asyncio.Future[list[Row]]) -> list[Row]:
