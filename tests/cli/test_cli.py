@@ -14,7 +14,7 @@ import pytest
 
 import protosteer
 import protosteer.cli.demo
-from expect import expect_cli_error
+from expect import expect_cli_error, run_cli
 from protosteer.cli import main
 from protosteer.cli.common import sigterm_as_ctrl_c
 from protosteer.errors import DataError, ProtosteerWarning
@@ -52,8 +52,7 @@ def test_help_does_not_wait_for_torch(words: str) -> None:
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"protosteer {protosteer.__version__}\n"
+    assert run_cli(capsys, "--version").out == f"protosteer {protosteer.__version__}\n"
 
 
 @pytest.mark.parametrize("words", [["--debug", "demo"], ["demo", "--debug"]])
@@ -102,8 +101,7 @@ def test_backbones_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     weights.parent.mkdir()
     weights.write_bytes(b"")
     weights.with_name("mine.safetensors").write_bytes(b"")
-    assert main(["backbones", "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
+    printed = json.loads(run_cli(capsys, "backbones", "--json").out)
     rows = {row["alias"]: row for row in printed["backbones"]}
     assert {"mini", "nano", "vit-tiny", "vit-small", "dinov2-small", "vit", "deit", "dino", "mae"} == set(rows)
     assert rows["dino"]["on_disk"] and rows["dino"]["path"] == str(weights)
@@ -117,8 +115,7 @@ def test_backbones_as_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PROTOSTEER_CACHE", str(tmp_path))
-    assert main(["backbones"]) == 0
-    said = capsys.readouterr()
+    said = run_cli(capsys, "backbones")
     line = next(line for line in said.out.splitlines() if line.split()[:1] == ["vit"])
     shown = ("vit_base_patch16_224.augreg_in21k_ft_in1k", "85.8 M", "224 px", "class token", "Apache-2.0", "no")
     assert all(part in line for part in shown)
@@ -164,7 +161,6 @@ def test_a_mistake_names_what_was_meant_and_the_help(words: str, hints: list[str
 
 
 def test_help_lists_commands_in_the_order_of_use(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
-    shown = re.findall(r"^│ ([a-z]+) ", capsys.readouterr().out, flags=re.MULTILINE)
+    shown = re.findall(r"^│ ([a-z]+) ", run_cli(capsys, "--help").out, flags=re.MULTILINE)
     wanted = ["learn", "predict", "correct", "suggest", "forget", "serve", "demo", "run", "methods"]
     assert [name for name in shown if name in wanted] == wanted

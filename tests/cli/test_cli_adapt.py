@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from expect import expect_cli_error
+from expect import expect_cli_error, run_cli
 from photo_toys import photos
 from protosteer.cli import main
 from protosteer.model import file as model_file
@@ -36,8 +36,7 @@ def learn(path: Path, folder: Path, *words: object) -> int:
 
 def test_adapt_says_what_it_wrote(place, tmp_path, capsys):
     out = tmp_path / "other.backbone"
-    assert main(["adapt", str(place / "domain"), "-o", str(out), *QUICK, "--json"]) == 0
-    shown = capsys.readouterr()
+    shown = run_cli(capsys, "adapt", place / "domain", "-o", out, *QUICK, "--json")
     figures = json.loads(shown.out)
     assert figures["classes"] == ["fly", "gnat", "moth"] and figures["images"] == 24
     assert figures["path"] == str(out) and figures["prompt"]["layers"] == 3
@@ -64,11 +63,9 @@ def test_adapt_goes_on_after_ctrl_c(place, tmp_path, monkeypatch):
 
 def test_inspect_tells_an_adapted_backbone_in_a_few_lines(place, tmp_path, capsys):
     file = str(place / "my.backbone")
-    assert main(["inspect", file]) == 0
-    shown = capsys.readouterr().out
+    shown = run_cli(capsys, "inspect", file).out
     assert shown.startswith(f"{file}: a shared prompt")
-    assert main(["inspect", file, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["images"] == 24
+    assert json.loads(run_cli(capsys, "inspect", file, "--json").out)["images"] == 24
     expect_cli_error(None, "inspect", file, "--plot", tmp_path / "x.png")
     expect_cli_error(None, "predict", file, place / "spring")
 
@@ -100,8 +97,7 @@ def test_merge_says_if_the_models_have_no_prompt_for_all_classes_in_common(place
     assert learn(paths[0], place / "spring", *adapted) == learn(paths[1], place / "summer", *adapted) == 0
     assert learn(paths[2], place / "summer", "--preset", "instant") == 0
     capsys.readouterr()
-    assert main(["merge", str(paths[0]), str(paths[1]), "-o", str(tmp_path / "a")]) == 0
-    assert "prompt" not in capsys.readouterr().err
+    assert "prompt" not in run_cli(capsys, "merge", paths[0], paths[1], "-o", tmp_path / "a").err
     assert model_file.read(tmp_path / "a").memory.shared_prompt is not None
     assert main(["merge", str(paths[0]), str(paths[2]), "-o", str(tmp_path / "b")]) == 0
     assert "prompt" in capsys.readouterr().err and model_file.read(tmp_path / "b").memory.shared_prompt is None

@@ -2,14 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from expect import expect_cli_error
+from expect import expect_cli_error, run_cli
 from photo_toys import photos
 from protosteer.backbones import NANO, auto_candidates
-from protosteer.cli import main
 from protosteer.model.file import read
 from protosteer.util.files import cache_dir
 from weight_toys import OWN, tiny_weights
@@ -23,12 +21,6 @@ def folder(tmp_path: Path) -> Path:
     return photos(tmp_path / "spring", ["ant", "bee", "cat"])
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: Any) -> tuple[str, str]:
-    assert main([str(word) for word in words]) == 0
-    printed = capsys.readouterr()
-    return printed.out, printed.err
-
-
 def by_hand() -> Path:
     return tiny_weights(cache_dir() / "weights" / "mine.safetensors", OWN)
 
@@ -37,7 +29,7 @@ def test_with_mini_alone_one_line_says_what_to_expect_and_which_file_to_put_wher
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(auto_candidates, "TOO_SMALL", NANO)  # as it is outside of tests
-    out, err = run(capsys, "learn", tmp_path / "m.protosteer", folder, *INSTANT)
+    out, err = run_cli(capsys, "learn", tmp_path / "m.protosteer", folder, *INSTANT)
     (line,) = (line for line in err.splitlines() if line.startswith("backbone"))
     place = cache_dir() / "weights" / "vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors"
     assert line.startswith("backbone mini") and str(place) in line and "--backbone vit-tiny" in line and "22 MB" in line
@@ -48,20 +40,20 @@ def test_learn_and_try_choose_the_same_and_the_model_keeps_it(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     by_hand()
-    out, err = run(capsys, "backbones", "--try", folder)
+    out, err = run_cli(capsys, "backbones", "--try", folder)
     assert [line.split()[0] for line in out.splitlines()[1:] if line.split()][2:] == ["mine", "nano"]
     (chosen,) = (line.split()[0] for line in out.splitlines() if line.split()[-1:] == ["chosen"])
-    figures = json.loads(run(capsys, "backbones", "--try", folder, "--json")[0])
+    figures = json.loads(run_cli(capsys, "backbones", "--try", folder, "--json")[0])
     assert figures["chosen"] == chosen == "mine" and figures["images"] == 24
     assert {trial["licence"] for trial in figures["trials"]} == {"Apache-2.0"}
     model = tmp_path / "m.protosteer"
-    taught, err = run(capsys, "learn", model, folder, *INSTANT, "--json")
+    taught, err = run_cli(capsys, "learn", model, folder, *INSTANT, "--json")
     assert json.loads(taught)["backbone"]["chosen"] == read(model).backbone["name"] == "mine"
     assert json.loads(taught)["backbone"]["images"] == 21  # what checks the model does not choose its backbone
     by_hand().rename(tmp_path / "moved.safetensors")
     summer = photos(tmp_path / "summer", ["dog", "elk"])
     (tmp_path / "moved.safetensors").rename(cache_dir() / "weights" / "mine.safetensors")
-    taught, err = run(capsys, "learn", model, summer, "--backbone", "auto", "--json")
+    taught, err = run_cli(capsys, "learn", model, summer, "--backbone", "auto", "--json")
     assert "backbone" not in json.loads(taught) and "\nbackbone " not in err  # it has one
     assert read(model).backbone["name"] == "mine"
 
@@ -72,7 +64,7 @@ def test_a_named_backbone_is_not_chosen(folder: Path, tmp_path: Path, capsys: py
         [(("--backbone", "nano"), "nano"), (("--weights", path), "mine"), (("--backbone", "mine"), "mine")]
     ):
         model = tmp_path / f"{i}.protosteer"
-        out, err = run(capsys, "learn", model, folder, *INSTANT, *words)
+        out, err = run_cli(capsys, "learn", model, folder, *INSTANT, *words)
         assert read(model).backbone["name"] == name and "Licence" not in out and "\nbackbone " not in err
 
 
@@ -87,6 +79,6 @@ def test_a_wrong_setting_is_told_before_anything_is_tried(
 
 def test_a_file_that_is_no_backbone_is_told_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     by_hand().with_name("shop.safetensors").write_bytes(b"no weights")
-    out, err = run(capsys, "backbones", "--try", folder)
+    out, err = run_cli(capsys, "backbones", "--try", folder)
     (line,) = (line for line in err.splitlines() if "shop" in line)
     assert line.startswith("backbone shop ") and "nano" in out

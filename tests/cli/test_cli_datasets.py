@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from expect import expect_cli_error
+from expect import expect_cli_error, run_cli
 from protosteer.cli import main
 from protosteer.data.datasets import prepare
 from protosteer.data.datasets.registry import DATASETS
@@ -27,8 +27,7 @@ def root(tmp_path, monkeypatch):
 
 
 def test_the_list_names_all_and_says_where(root, capsys):
-    assert main(["datasets", "--data-dir", str(root)]) == 0
-    out, errors = capsys.readouterr()
+    out, errors = run_cli(capsys, "datasets", "--data-dir", root)
     rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}
     assert set(DATASETS) <= set(rows)
     assert "169 MB" in rows["cifar100"] and rows["cifar100"].rstrip().endswith("cifar-100-python")
@@ -41,8 +40,7 @@ def test_the_list_is_readable_in_100_columns(root, capsys, monkeypatch):
     from rich.console import Console
 
     monkeypatch.setattr("protosteer.cli.catalogue.make_console", lambda stderr=False: Console(width=100))
-    assert main(["datasets", "--data-dir", str(root)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = run_cli(capsys, "datasets", "--data-dir", root).out.splitlines()
     assert max(map(len, lines)) <= 100 and not any("…" in line for line in lines)
     for info in DATASETS.values():
         row = next(line for line in lines if line.split()[:1] == [info.name])
@@ -52,8 +50,7 @@ def test_the_list_is_readable_in_100_columns(root, capsys, monkeypatch):
 
 def test_the_list_as_json(root, capsys, monkeypatch):
     monkeypatch.setenv("PROTOSTEER_DATA", str(root))
-    assert main(["datasets", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(run_cli(capsys, "datasets", "--json").out)
     rows = {row["name"]: row for row in told["datasets"]}
     assert told["folder"] == str(root) and list(rows) == list(DATASETS)
     assert rows["cifar100"]["present"] and rows["cifar100"]["path"] == str(root / "cifar-100-python")

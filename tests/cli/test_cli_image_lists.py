@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from expect import expect_cli_error
+from expect import expect_cli_error, run_cli
 from photo_toys import photos
 from protosteer.cli import main
 from protosteer.data.class_folders import read_folder
@@ -36,8 +36,7 @@ def write_list(path: Path, folder: Path) -> Path:
 def test_a_list_is_learned_and_a_list_is_predicted(folder, capsys):
     write_list(Path("spring.csv"), folder)
     write_list(Path("lists/here.csv"), folder)  # its paths are those of the current folder
-    assert main(["learn", "x.protosteer", "spring.csv", *QUICK, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(run_cli(capsys, "learn", "x.protosteer", "spring.csv", *QUICK, "--json").out)
     assert told["task"]["name"] == "spring" and told["found"]["classes"] == {"ant": 6, "bee": 6}
     assert read(Path("x.protosteer")).memory.classes == ["ant", "bee"]
     for name in ("spring.csv", "lists/here.csv"):
@@ -60,10 +59,8 @@ def test_a_saved_set_is_learned_and_one_of_its_images_predicted(folder, capsys):
     files = read_folder(folder)
     images = [{"bytes": path.read_bytes(), "path": path.name} for path in files.paths]
     save_set(Path("pets"), images, files.labels)
-    assert main(["learn", "x.protosteer", "pets", *QUICK]) == 0
-    capsys.readouterr()
-    assert main(["predict", "x.protosteer", "pets/data-00000-of-00001.arrow/7", "--json"]) == 0
-    row = json.loads(capsys.readouterr().out)
+    run_cli(capsys, "learn", "x.protosteer", "pets", *QUICK)
+    row = json.loads(run_cli(capsys, "predict", "x.protosteer", "pets/data-00000-of-00001.arrow/7", "--json").out)
     assert row["label"] == "bee" and row["path"] == "pets/data-00000-of-00001.arrow/7"
     assert main(["embed", "x.protosteer", "pets", "photos", "--out", "out.csv"]) == 0
     with Path("out.csv").open(newline="") as file:

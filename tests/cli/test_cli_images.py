@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from expect import expect_cli_error
+from expect import expect_cli_error, run_cli
 from photo_toys import digit_photos
 from protosteer.cli import main
 from protosteer.learner import Learner
@@ -75,8 +75,7 @@ def model(taught: Path, tmp_path: Path) -> Path:
 
 def test_learn_says_what_it_found_checks_itself_and_writes_the_model(photos, tmp_path, capsys):
     path = tmp_path / "new.protosteer"
-    assert main(["learn", str(path), str(photos / "spring"), *TRAINED]) == 0
-    shown = capsys.readouterr()
+    shown = run_cli(capsys, "learn", path, photos / "spring", *TRAINED)
     assert "Self-check" in shown.out and str(path) in shown.err
     learner = Learner.load(path)
     assert learner.tasks == ["spring"] and sorted(learner.classes) == ["one", "two", "zero"]
@@ -89,8 +88,7 @@ def test_learn_says_what_it_found_checks_itself_and_writes_the_model(photos, tmp
 
 def test_learn_extends_a_model_and_json_has_the_figures(photos, model, capsys):
     more = digit_photos(model.parent / "autumn", [5, 6], count=6)
-    assert main(["learn", str(more), "--model", str(model), "--name", "fall", "--json"]) == 0
-    figures = json.loads(capsys.readouterr().out)
+    figures = json.loads(run_cli(capsys, "learn", more, "--model", model, "--name", "fall", "--json").out)
     assert figures["task"]["name"] == "fall" and figures["task"]["trained"] is False
     assert figures["found"]["classes"] == {"five": 6, "six": 6}
     assert figures["check"] is None and figures["self_check"]["images"] >= 12
@@ -111,8 +109,7 @@ def test_thumbnails_are_kept_if_asked_for_and_are_as_private_as_the_model(photos
 
 
 def test_dry_run_learns_nothing(photos, tmp_path, capsys):
-    assert main(["learn", str(tmp_path / "x.protosteer"), str(photos / "spring"), "--dry-run"]) == 0
-    shown = capsys.readouterr()
+    shown = run_cli(capsys, "learn", tmp_path / "x.protosteer", photos / "spring", "--dry-run")
     assert shown.out and "of training" in shown.err and not list(tmp_path.iterdir())
     assert main(["learn", str(tmp_path / "x.protosteer"), str(photos / "spring"), "--dry-run", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["found"]["classes"]["one"] == 10
@@ -126,8 +123,7 @@ def test_known_classes_grow_or_are_left_out(photos, model, tmp_path, capsys):
     assert main(["learn", str(model), str(mixed), "--skip-known"]) == 0 and model.read_bytes() == before
     more = digit_photos(tmp_path / "more", [1, 7], count=5, skip=60)
     shutil.copy(next((mixed / "seven").iterdir()), more / "seven" / "again.png")
-    assert main(["learn", str(model), str(more), "--preset", "instant"]) == 0
-    told = capsys.readouterr()
+    told = run_cli(capsys, "learn", model, more, "--preset", "instant")
     assert "again.png" in told.err
     assert re.search(r"one +5 +spring", told.out) and re.search(r"seven +5 +mixed", told.out)
     known = model_file.read(model).memory
@@ -136,8 +132,7 @@ def test_known_classes_grow_or_are_left_out(photos, model, tmp_path, capsys):
     assert main(["learn", str(model), str(more)]) == 0 and model.read_bytes() == before
     latest = digit_photos(tmp_path / "latest", [7], count=2, skip=80)
     for form in ([], ["--json"]):  # a dry run only says so
-        assert main(["learn", str(model), str(latest), "--dry-run", *form]) == 0
-        shown = capsys.readouterr().out
+        shown = run_cli(capsys, "learn", model, latest, "--dry-run", *form).out
         assert "seven" in shown and "mixed" in shown
 
 
@@ -193,15 +188,7 @@ def test_a_model_that_changed_meanwhile_loses_nothing(photos, model, monkeypatch
         other.memory.replace(last, dataclasses.replace(last, name="autumn"))
         other.save(model)
 
-    words = [
-        *TRAINED,
-        "--set",
-        "prompts=true",
-        "--set",
-        "prompt_tasks=all",
-        "--holdout",
-        "0",
-    ]  # nothing drops the prompt
+    words = [*TRAINED, "--set", "prompts=true", "--set", "prompt_tasks=all", "--holdout", "0"]  # drops no prompt
     found = learn_while(change, photos, model, monkeypatch, *words)
     assert found.task_names == ["spring", "summer", "autumn", "autumn-2"]
     assert sorted(found.classes) == ["five", "four", "nine", "one", "six", "three", "two"]
@@ -252,8 +239,7 @@ def test_a_killed_learning_leaves_a_model_that_can_be_used(model, tmp_path, how)
 
 def test_predict_prints_a_line_per_image_with_probabilities(photos, taught, capsys):
     new = photos / "new"
-    assert main(["predict", str(taught), str(new / "one"), str(new / "four" / "01.png")]) == 0
-    shown = capsys.readouterr()
+    shown = run_cli(capsys, "predict", taught, new / "one", new / "four" / "01.png")
     lines = shown.out.splitlines()
     assert len(lines) == 6 and lines[0].startswith(str(new / "one" / "01.png")) and shown.err == ""
     assert all(re.search(r": \w+ \d+\.\d %  \(\w+ \d+\.\d %, \w+ \d+\.\d %\)$", line) for line in lines)
@@ -262,12 +248,10 @@ def test_predict_prints_a_line_per_image_with_probabilities(photos, taught, caps
 
 def test_cpp_inference_prints_similarities_and_a_note(photos, by_paper, capsys):
     image = str(photos / "new" / "one" / "01.png")
-    assert main(["predict", str(by_paper), image]) == 0
-    shown = capsys.readouterr()
+    shown = run_cli(capsys, "predict", by_paper, image)
     assert ": one 0." in shown.out and shown.err.startswith("note: ")
     for kind in ("--json", "--csv"):
-        assert main(["predict", str(by_paper), image, kind]) == 0
-        assert capsys.readouterr().err == ""
+        assert run_cli(capsys, "predict", by_paper, image, kind).err == ""
 
 
 def test_a_task_whose_prompt_was_not_trained_yet_is_named(photos, model, capsys):
@@ -275,11 +259,9 @@ def test_a_task_whose_prompt_was_not_trained_yet_is_named(photos, model, capsys)
     first, second = read.memory.tasks
     unfinished = dataclasses.replace(second, metadata=dataclasses.replace(second.metadata, unfinished=True))
     dataclasses.replace(read, memory=Memory([first, unfinished])).write(model)
-    assert main(["predict", str(model), str(photos / "new" / "one" / "01.png")]) == 0
-    (note,) = capsys.readouterr().err.splitlines()
+    (note,) = run_cli(capsys, "predict", model, photos / "new" / "one" / "01.png").err.splitlines()
     assert note.startswith("note: ") and "summer" in note
-    assert main(["inspect", str(model)]) == 0
-    assert note.removeprefix("note: ") in capsys.readouterr().out
+    assert note.removeprefix("note: ") in run_cli(capsys, "inspect", model).out
 
 
 @pytest.mark.parametrize("rule", ["evidence", "paper"])
@@ -298,15 +280,13 @@ def test_predict_json_agrees_with_the_learner(photos, taught, by_paper, capsys, 
 
 
 def test_predict_csv_can_be_read_back(photos, taught, capsys):
-    assert main(["predict", str(taught), str(photos / "new" / "two"), "--csv"]) == 0
-    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    rows = list(csv.DictReader(io.StringIO(run_cli(capsys, "predict", taught, photos / "new" / "two", "--csv").out)))
     assert len(rows) == 5 and rows[0]["label"] == "two" and rows[0]["unknown"] == ""
     assert rows[0]["label_3"] and float(rows[0]["probability"]) >= float(rows[0]["probability_2"])
 
 
 def test_patterns_and_lists_of_which_some_cannot_be_read(photos, taught, tmp_path, capsys, monkeypatch):
-    assert main(["predict", str(taught), str(photos / "new" / "*" / "01.png")]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 6
+    assert len(run_cli(capsys, "predict", taught, photos / "new" / "*" / "01.png").out.splitlines()) == 6
     good, bad = photos / "new" / "one" / "01.png", tmp_path / "bad.png"
     bad.write_bytes(b"no picture")
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{tmp_path / 'none.png'}\n\n{good}\n"))
@@ -394,8 +374,7 @@ def test_names_that_are_no_text_or_move_the_cursor(photos, taught, tmp_path):
 
 
 def test_forget_removes_says_before_and_after_and_keeps_no_backup(model, capsys):
-    assert main(["forget", str(model), "one", "four"]) == 0
-    shown = capsys.readouterr()
+    shown = run_cli(capsys, "forget", model, "one", "four")
     assert "5 classes, 2 tasks" in shown.out and "3 classes, 2 tasks" in shown.out
     assert sorted(model_file.read(model).memory.classes) == ["three", "two", "zero"]
     assert {*model.parent.iterdir()} == {model, beside(model)}
@@ -417,8 +396,7 @@ def test_forget_a_task_with_a_backup(model, capsys):
     before = model.read_bytes()
     backup = model.parent / "old.protosteer"
     model.chmod(0o600)
-    assert main(["forget", str(model), "--task", "spring", "--backup", str(backup), "--json"]) == 0
-    figures = json.loads(capsys.readouterr().out)
+    figures = json.loads(run_cli(capsys, "forget", model, "--task", "spring", "--backup", backup, "--json").out)
     assert figures["before"]["tasks"] == 2 and figures["after"]["tasks"] == 1
     assert figures["forgotten"][0]["exact"] is True and backup.read_bytes() == before
     assert backup.stat().st_mode & 0o777 == model.stat().st_mode & 0o777 == 0o600
@@ -465,12 +443,10 @@ def test_a_class_whose_name_has_an_equals_sign_can_be_renamed(taught, tmp_path):
 
 def test_inspect_shows_tasks_classes_and_a_picture(taught, tmp_path, capsys):
     picture = tmp_path / "alike.png"
-    assert main(["inspect", str(taught), "--plot", str(picture)]) == 0
-    shown = capsys.readouterr().out
+    shown = run_cli(capsys, "inspect", taught, "--plot", picture).out
     assert "spring" in shown and "three" in shown
     assert Image.open(picture).format == "PNG"
-    assert main(["inspect", str(taught), "--json"]) == 0
-    figures = json.loads(capsys.readouterr().out)
+    figures = json.loads(run_cli(capsys, "inspect", taught, "--json").out)
     assert [task["name"] for task in figures["tasks"]] == ["spring", "summer"]
 
 
@@ -492,8 +468,7 @@ def test_commands_on_files_alone_need_no_backbone(taught, tmp_path, command):
 
 def test_export_writes_the_files(taught, tmp_path, capsys):
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    assert main(["export", str(taught), "--onnx", str(tmp_path / "exported"), "--json"]) == 0
-    files = json.loads(capsys.readouterr().out)["files"]
+    files = json.loads(run_cli(capsys, "export", taught, "--onnx", tmp_path / "exported", "--json").out)["files"]
     assert {Path(name).name for name in files} >= {"embedding.onnx", "predict.py", "model.json"}
     assert all(Path(name).stat().st_size == size for name, size in files.items())
 

@@ -5,8 +5,7 @@ import json
 import pytest
 from rich.console import Console
 
-from expect import expect_cli_error
-from protosteer.cli import main
+from expect import expect_cli_error, run_cli
 from protosteer.evaluation import method_info
 from protosteer.evaluation.method_info import describe, first_task_parameters
 from protosteer.evidence.prototype_summary import MAX_PAIRED_PROTOTYPES, MAX_PROTOTYPES
@@ -27,8 +26,7 @@ def few(monkeypatch):
 
 def test_the_list_names_all_in_80_columns(few, capsys, monkeypatch):
     monkeypatch.setattr("protosteer.cli.catalogue.make_console", lambda stderr=False: Console(width=80))
-    assert main(["methods"]) == 0
-    out, errors = capsys.readouterr()
+    out, errors = run_cli(capsys, "methods")
     lines = out.splitlines()
     assert max(map(len, lines)) <= 80 and "…" not in out
     rows = {line.split()[0]: line for line in lines if line.strip()}
@@ -40,8 +38,7 @@ def test_the_list_names_all_in_80_columns(few, capsys, monkeypatch):
 
 
 def test_one_is_shown_in_full(capsys):
-    assert main(["methods", "ncm"]) == 0
-    out = capsys.readouterr().out
+    out = run_cli(capsys, "methods", "ncm").out
     assert NCM.source.title in out and "Nothing is trained. A class is the mean" in out
     words = [line.split() for line in out.splitlines()]
     assert ["centroids", "1"] in words and ["clustering", "spectral", "spectral,", "kmeans"] in words
@@ -49,16 +46,14 @@ def test_one_is_shown_in_full(capsys):
 
 
 def test_json_has_the_same(few, capsys):
-    assert main(["methods", "--json"]) == 0
-    told = {row["name"]: row for row in json.loads(capsys.readouterr().out)["methods"]}
+    told = {row["name"]: row for row in json.loads(run_cli(capsys, "methods", "--json").out)["methods"]}
     assert set(told) == set(FEW) and told["finetune"]["trained_parameters"] == 623370
     assert (
         told["ncm"]["supports_repeated_classes"] is True
         and told["ncm"]["source"]["year"] == 2013
         and told["ncm"]["settings"]["centroids"] == 1
     )
-    assert main(["methods", "ncm", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == told["ncm"]
+    assert json.loads(run_cli(capsys, "methods", "ncm", "--json").out) == told["ncm"]
 
 
 def test_an_unknown_name_is_one_line_with_the_nearest():
@@ -79,13 +74,11 @@ def test_rehearsal_is_told_by_what_a_method_declares():
 
 
 def test_published_settings_are_shown_with_their_source(capsys):
-    assert main(["methods", "dualprompt"]) == 0
-    out = capsys.readouterr().out
+    out = run_cli(capsys, "methods", "dualprompt").out
     assert "dualprompt-pytorch" in out and "expert_length=5" in out and "imagenet-r" in out
     told = describe(METHODS["dualprompt"]).to_dict()
     assert told["published"]["imagenet-subset"] == {"epochs": 50} and told["grid"]["learning_rate"][0] == 5e-3
-    assert main(["methods", "slda"]) == 0
-    assert "Published" not in capsys.readouterr().out
+    assert "Published" not in run_cli(capsys, "methods", "slda").out
 
 
 def test_what_all_trained_methods_do_alike_is_on_each_page():

@@ -17,7 +17,7 @@ import pytest
 from tests.evaluation.killed_run import VALUES
 from tests.evaluation.test_killed_runs import results
 
-from expect import expect_error
+from expect import expect_error, run_cli
 from photo_toys import digit_photos
 from protosteer.cli import main
 from protosteer.errors import DataError, ExecutorError, ProtosteerWarning
@@ -139,8 +139,7 @@ def test_shards_are_those_of_one_process_and_rows_those_of_predict(model, photos
     command = ["predict", str(model), str(photos / "new"), "--reject", "0.05", *CPU]
     shards = ["--shard", "32", "--out"]
     assert main([*command, *shards, str(tmp_path / "here")]) == 0
-    assert main([*command, *shards, str(tmp_path / "there"), *RAY]) == 0
-    assert "4 shards made" in capsys.readouterr().err
+    assert "4 shards made" in run_cli(capsys, *command, *shards, tmp_path / "there", *RAY).err
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
     assert main([*command, "--json"]) == 2  # one file cannot be read
     printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -204,13 +203,11 @@ def test_a_driver_that_dies_loses_nothing_and_doubles_nothing(model, photos, tmp
 def test_folders_learned_at_once_are_the_same_model_to_the_bit(model, photos, tmp_path, capsys):
     path = tmp_path / "m.protosteer"
     folders = [str(photos / name) for name in ("spring", "summer", "autumn")]
-    assert main(["learn", str(path), *folders, *TRAINED, *CPU, *RAY, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(run_cli(capsys, "learn", path, *folders, *TRAINED, *CPU, *RAY, "--json").out)
     assert [one["task"]["name"] for one in told] == ["spring", "summer", "autumn"]
     assert path.read_bytes() == model.read_bytes()
     assert {*tmp_path.iterdir()} == {path, beside(path)}
-    assert main(["learn", str(path), *folders, *TRAINED, *CPU, *RAY]) == 0
-    assert capsys.readouterr().err.count("is a task already") == 3
+    assert run_cli(capsys, "learn", path, *folders, *TRAINED, *CPU, *RAY).err.count("is a task already") == 3
     assert path.read_bytes() == model.read_bytes()
 
 

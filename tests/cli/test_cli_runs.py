@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from expect import expect_cli_error
+from expect import expect_cli_error, run_cli
 from protosteer.cli import main
 from protosteer.errors import RunError
 from protosteer.methods.ncm import NCM as NCMMethod
@@ -34,16 +34,14 @@ def run(*words: object) -> int:
 
 
 def test_json_has_the_contract_s_names(tmp_path, capsys):
-    assert run(*NCM, "--seeds", "0,1", "--out", tmp_path / "r", "--json") == 0
-    figures = json.loads(capsys.readouterr().out)
+    figures = json.loads(run_cli(capsys, "run", *NCM, "--seeds", "0,1", "--out", tmp_path / "r", "--json").out)
     assert set(figures) == {"mean", "std", "seeds"} and set(figures["mean"]) >= FIGURES
     assert [seed["seed"] for seed in figures["seeds"]] == [0, 1]
     assert all(len(row) == i + 1 for i, row in enumerate(figures["seeds"][0]["matrix"]))
 
 
 def test_the_report_is_for_people_and_progress_goes_elsewhere(tmp_path, capsys):
-    assert run(*NCM, "--out", tmp_path / "r") == 0
-    callbacks = capsys.readouterr()
+    callbacks = run_cli(capsys, "run", *NCM, "--out", tmp_path / "r")
     assert "after task 3" in callbacks.out
     assert "task 1 of 3" in callbacks.err and f"Written: {tmp_path / 'r'}" in callbacks.err
     log = (tmp_path / "r" / "log.txt").read_text()
@@ -75,13 +73,10 @@ def test_compare_prints_tables_and_draws(tmp_path, capsys):
     capsys.readouterr()
     assert main(["compare", *folders, "--plot", str(tmp_path / "p.png")]) == 0
     assert "two" in capsys.readouterr().out and (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"
-    assert main(["compare", *folders, "--markdown"]) == 0
-    assert "| two |" in capsys.readouterr().out
-    assert main(["compare", *folders, "--csv"]) == 0
-    table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert "| two |" in run_cli(capsys, "compare", *folders, "--markdown").out
+    table = list(csv.DictReader(io.StringIO(run_cli(capsys, "compare", *folders, "--csv").out)))
     assert len(table) == 2 and float(table[0]["last_accuracy_mean"]) > 0
-    assert main(["compare", *folders, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = json.loads(run_cli(capsys, "compare", *folders, "--json").out)
     assert list(rows) == ["ncm", "two"] and set(rows["two"]) == {"mean", "std", "n", "seeds"}
     for option in ("--plot", "--reliability"):
         place = tmp_path / "p.png" / "q.png"
@@ -91,10 +86,8 @@ def test_compare_prints_tables_and_draws(tmp_path, capsys):
 
 
 def test_reliability_is_drawn_of_the_runs_that_have_it(tmp_path, capsys):
-    assert run(*NCM, "--out", tmp_path / "ncm") == 0
-    assert "Calibration" not in capsys.readouterr().out
-    assert run("split-digits", *SMALL, "--preset", "instant", "--out", tmp_path / "instant") == 0
-    told = capsys.readouterr().out
+    assert "Calibration" not in run_cli(capsys, "run", *NCM, "--out", tmp_path / "ncm").out
+    told = run_cli(capsys, "run", "split-digits", *SMALL, "--preset", "instant", "--out", tmp_path / "instant").out
     assert "Calibration error (%)" in told and "score" in told and "Task retrieved" not in told
     folders = [str(tmp_path / "ncm"), str(tmp_path / "instant")]
     assert main(["compare", *folders, "--reliability", str(tmp_path / "r.png")]) == 0
@@ -143,14 +136,11 @@ SEVERAL = ["split-digits", "--method", "ncm,ranpac", "--set", "features=20", "--
 
 
 def test_several_methods_end_in_the_table_that_compares_them(tmp_path, capsys):
-    assert run(*SEVERAL, "--out", tmp_path) == 0
-    told = capsys.readouterr()
+    told = run_cli(capsys, "run", *SEVERAL, "--out", tmp_path)
     assert str(tmp_path) in told.err
-    assert main(["compare", str(tmp_path / "ncm"), str(tmp_path / "ranpac")]) == 0
-    assert capsys.readouterr().out == told.out
+    assert run_cli(capsys, "compare", tmp_path / "ncm", tmp_path / "ranpac").out == told.out
     assert "--resume" in expect_cli_error(None, "run", *SEVERAL, "--out", tmp_path)
-    assert run(*SEVERAL, "--out", tmp_path, "--resume", "--json") == 0
-    figures = json.loads(capsys.readouterr().out)
+    figures = json.loads(run_cli(capsys, "run", *SEVERAL, "--out", tmp_path, "--resume", "--json").out)
     assert list(figures) == ["ncm", "ranpac"] and set(figures["ncm"]) == {"mean", "std", "seeds"}
     picture = tmp_path / "pareto.png"
     assert main(["compare", str(tmp_path / "ncm"), str(tmp_path / "ranpac"), "--pareto", str(picture)]) == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from expect import expect_cli_error
+from expect import expect_cli_error, run_cli
 from photo_toys import photos
 from protosteer.cli import main
 from protosteer.model import file as model_file
@@ -49,8 +49,7 @@ def test_similar_names_are_asked_about(shop, tmp_path, capsys):
     more = photos(tmp_path / "more", ["Tiger Lily"], per_class=4, seed=5)
     assert run("learn", shop, more) == 0
     assert "class 'Tiger Lily': did you mean 'tiger lily'?" in capsys.readouterr().err
-    assert run("correct", shop, more / "Tiger Lily" / "00.png", "tiger-lilly", "--json") == 0
-    shown = capsys.readouterr()
+    shown = run_cli(capsys, "correct", shop, more / "Tiger Lily" / "00.png", "tiger-lilly", "--json")
     assert json.loads(shown.out)["similar_class"] == "tiger lily" and "--undo" in shown.err
     said = expect_cli_error("unknown-class", "forget", shop, "tiger lilly", name="tiger lilly")
     assert "did you mean 'tiger lily'?" in said
@@ -61,12 +60,10 @@ def test_predict_names_what_it_skips(shop, years, tmp_path, capsys):
     shutil.copytree(years / "february", folder)
     for name in ("clip.mp4", "notes.txt"):
         (folder / name).write_bytes(b"x")
-    assert run("predict", shop, folder) == 0
-    said = capsys.readouterr().err
+    said = run_cli(capsys, "predict", shop, folder).err
     assert "skipped 1 file (video)" in said and "skipped 1 file (not an image)" in said
 
 
 def test_too_few_images_for_a_rejection_are_said(shop, years, capsys):
-    assert run("predict", shop, years / "february", "--reject", "0.05", "--json") == 0
-    shown = capsys.readouterr()
+    shown = run_cli(capsys, "predict", shop, years / "february", "--reject", "0.05", "--json")
     assert "no image will be called unknown" in shown.err and '"unknown": false' in shown.out

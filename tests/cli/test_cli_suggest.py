@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from expect import run_cli
 from photo_toys import photos
 from protosteer.cli import main
 
@@ -25,8 +26,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_table_and_what_to_do_next(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (place / "m.protosteer").read_bytes()
-    assert main(["suggest", str(place / "m.protosteer"), str(place / "new"), "--count", "3"]) == 0
-    out, err = capsys.readouterr()
+    out, err = run_cli(capsys, "suggest", place / "m.protosteer", place / "new", "--count", "3")
     assert out.startswith("13 images: 3 ") and f"copy of {place / 'new' / 'ant' / '00.png'}" in out
     assert "warning: " in err and "broken.png" in err
     assert "protosteer learn" in err.splitlines()[-1] and (place / "m.protosteer").read_bytes() == before
@@ -34,8 +34,7 @@ def test_a_table_and_what_to_do_next(place: Path, capsys: pytest.CaptureFixture[
 
 def test_json_and_a_file_hold_the_same_rows(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["suggest", str(place / "m.protosteer"), str(place / "new"), "--count", "3"]
-    assert main([*words, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(run_cli(capsys, *words, "--json").out)
     assert told["images"] == 13 and told["found"]["label"] == 3 and told["found"]["duplicate"] == 1
     out = place / "rows.csv"
     assert main([*words, "--out", str(out)]) == 0
@@ -57,6 +56,5 @@ def test_parquet_has_the_same_columns(place: Path) -> None:
 def test_labels_that_may_be_wrong(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = photos(place / "again", ["ant", "bee"], 10)
     (folder / "ant" / "03.png").rename(folder / "bee" / "stray.png")
-    assert main(["suggest", str(place / "m.protosteer"), "--check", str(folder), "--count", "1"]) == 0
-    out, err = capsys.readouterr()
+    out, err = run_cli(capsys, "suggest", place / "m.protosteer", "--check", folder, "--count", "1")
     assert out.startswith("20 images: ") and "stray.png" in out and err

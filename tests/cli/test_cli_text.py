@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from expect import run_cli
 from photo_toys import photos
 from protosteer.cli import commands, main
 from protosteer.cli.help_text import EXAMPLES
@@ -129,7 +130,6 @@ def test_every_command_has_examples_that_parse_and_no_python_types(capsys):
     assert EXAMPLES.keys() == COMMANDS.keys() - {"", "datasets get"}
     for line in (shlex.split(line) for lines in EXAMPLES.values() for line in lines):
         COMMANDS[line[0]].make_context(line[0], line[1:])
-    assert main(["learn", "--help"]) == 0
-    text = capsys.readouterr().out
+    text = run_cli(capsys, "learn", "--help").out
     assert "MODEL FOLDER... [OPTIONS]" in text and "Backbone and device" in text and "photos/january" in text
     assert not re.search(r"<(bool|list|str|path|int)|\{MODEL", text, re.IGNORECASE)

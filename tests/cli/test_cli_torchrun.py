@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from expect import run_cli
 from photo_toys import photos
 from protosteer.cli import main
 from protosteer.model.history import beside
@@ -93,8 +94,7 @@ def test_a_killed_run_resumes_with_any_number_of_processes(
         for code, _, messages in two_ranks("none", *again):
             assert code == 0, messages
     else:
-        assert main(again) == 0
-        assert "processes: 2 -> 1" in capsys.readouterr().err
+        assert "processes: 2 -> 1" in run_cli(capsys, *again).err
     same_runs(one, tmp_path / "two")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from expect import expect_error
+from expect import expect_error, run_cli
 
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 
@@ -211,8 +211,7 @@ def files(tmp_path, monkeypatch) -> Path:
 
 def test_the_command_names_its_models_and_loads_their_backbone_once(files, started, capsys):
     words = ["serve", "tools=shop.protosteer", "birds.protosteer", "a=b.protosteer", "--allow-teach"]
-    assert main([*words, "--token", TOKEN]) == 0
-    said = capsys.readouterr().err.splitlines()
+    said = run_cli(capsys, *words, "--token", TOKEN).err.splitlines()
     assert said[0] == "serving 3 models at http://127.0.0.1:8000/ (Ctrl-C stops)"
     assert [line for line in said if re.match(r"(?!note)\S+: ", line)] == [
         "tools: shop.protosteer, 2 classes",

@@ -21,11 +21,11 @@ from typer import Option
 
 from protosteer import __version__
 
-# The order of --help.
+# Each adds its commands; the order is that of --help.
 # isort: off
-from protosteer.cli import learn, predict, correct, evaluate, sort, suggest
-from protosteer.cli import rename, model_commands, verify, history, adapt, serve, sharing
-from protosteer.cli import benchmarks, experiments, reproduce, report, catalogue
+from protosteer.cli import learn, predict, correct, evaluate, sort, suggest  # noqa: F401
+from protosteer.cli import rename, model_commands, verify, history, adapt, serve, sharing  # noqa: F401
+from protosteer.cli import benchmarks, experiments, reproduce, report, catalogue  # noqa: F401
 
 # isort: on
 from protosteer.cli.common import app, say
@@ -35,27 +35,7 @@ from protosteer.errors import ProtosteerError, ProtosteerWarning
 from protosteer.util.system import keep_freed_memory
 from protosteer.util.text import one_line
 
-__all__ = [
-    "adapt",
-    "benchmarks",
-    "catalogue",
-    "correct",
-    "evaluate",
-    "experiments",
-    "history",
-    "learn",
-    "main",
-    "model_commands",
-    "predict",
-    "rename",
-    "report",
-    "reproduce",
-    "serve",
-    "sharing",
-    "sort",
-    "suggest",
-    "verify",
-]
+__all__ = ["main"]
 
 # typer has a click of its own, or in older versions uses the one installed; this name is right for both.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]

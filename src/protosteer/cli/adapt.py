@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from protosteer.cli.common import command, make_console, say, sigterm_as_ctrl_c
+from protosteer.cli.common import command, print_json, progress, say
 from protosteer.cli.learn import resumes
-from protosteer.cli.loading import PANEL, BackboneChoice, check_place, prepare, refuse_existing
-from protosteer.cli.options import (
-    Device,
-    Json,
-    NewBackbone,
-    Precision,
-    Settings,
-    Threads,
-    Weights,
-    parse_settings,
-    path_of,
-)
+from protosteer.cli.loading import PANEL, BackboneChoice, check_place, refuse_existing
+from protosteer.cli.options import Json, NewLoading, Settings, parse_settings, path_of
 from protosteer.cli.scanning import scan, warn_of_files
 from protosteer.cli.torchrun import output_path
+from protosteer.util.files import real, replacing, writing
+from protosteer.util.text import counted, listed, printable
 
 if TYPE_CHECKING:
     from protosteer.learner import Learner
@@ -39,16 +30,12 @@ def adapt(
             metavar="FOLDER",
             parser=path_of,
             help="Folder with one sub-folder of images per class, or a list with columns path and label.",
-            show_default=False,
         ),
     ],
-    out: Annotated[Path, Option("-o", "--out", help="Output file for the shared prompt.", show_default=False)],
-    backbone: NewBackbone = None,
-    weights: Weights = None,
+    out: Annotated[Path, Option("-o", "--out", help="Output file for the shared prompt.")],
+    *,
+    loading: NewLoading,
     set_: Settings = None,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    threads: Threads = None,
     as_json: Json = False,
 ) -> None:
     """Train a shared prompt from images that are typical of what you will classify.
@@ -59,7 +46,6 @@ def adapt(
     from protosteer.data.sources import read_labelled
     from protosteer.learner import Learner
     from protosteer.settings import DEFAULT_PRESET, Settings
-    from protosteer.util.text import counted
 
     out = output_path(out)
     refuse_existing(out)
@@ -69,26 +55,22 @@ def adapt(
     classes, images = counted(len(found.counts), "class"), counted(len(found.files), "image")
     say(f"{folder}: {classes}, {images}")
     warn_of_files(found)
-    choice = BackboneChoice(backbone, weights, precision, as_json)
-    learner = Learner(choice.load(prepare(device, threads), lambda: found.files), settings)
+    learner = Learner(BackboneChoice(loading, as_json).load(lambda: found.files), settings)
     adapted = _adapt(learner, found, out)
     if as_json:
-        print(json.dumps({**adapted.describe(), "path": str(out)}, indent=1))
+        print_json({**adapted.describe(), "path": str(out)})
     say(f"Written: {out}, {out.stat().st_size:,} bytes; protosteer learn --adapted {out} begins a model with it")
 
 
 def _adapt(learner: Learner, found: FolderScan, out: Path) -> Adapted:
     from protosteer.runtime.checkpoint import CheckpointFile
-    from protosteer.runtime.progress_bar import LearnProgress
-    from protosteer.util.files import real, replacing, writing
     from protosteer.workflows.learn_folder import TaskSlot
     from protosteer.workflows.shared_prompt import adapt
 
     checkpoint = CheckpointFile(TaskSlot.prepare(learner, found, None, 0.0).checkpoint_path(real(out)))
-    console = make_console(stderr=True)
     try:
-        with sigterm_as_ctrl_c(), writing(checkpoint.path, "--out"), LearnProgress(console) as progress:
-            adapted = adapt(learner.backbone, found, learner.settings, progress.on_stage, checkpoint)
+        with progress() as on_stage, writing(checkpoint.path, "--out"):
+            adapted = adapt(learner.backbone, found, learner.settings, on_stage, checkpoint)
             with replacing(real(out)):
                 refuse_existing(out)  # again: others may have written it meanwhile
                 adapted.write(out)
@@ -103,14 +85,13 @@ def _adapt(learner: Learner, found: FolderScan, out: Path) -> Adapted:
 
 def tell(path: Path, as_json: bool) -> bool:
     """Print what `inspect` says about a shared prompt; return False if the file is none."""
-    from protosteer.util.text import counted, listed, printable
     from protosteer.workflows.shared_prompt import is_adapted, read
 
     if not is_adapted(path):
         return False
     about = read(path).describe()
     if as_json:
-        print(json.dumps(about, indent=1))
+        print_json(about)
         return True
     backbone, prompt = about["backbone"], about["prompt"]
     sizes = f"{counted(prompt['layers'], 'layer')}, {counted(prompt['length'], 'token')} each"

@@ -15,6 +15,13 @@ STREAMS = (
     "split-cifar100, five-datasets, split-digits and others (`protosteer datasets` lists their data), folder:PATH, "
     "domains:PATH, or path/to/file.py:NAME."
 )
+RunBackbone = Annotated[
+    str | None, Option(autocompletion=completion.backbone_names, help="Short name or timm name (default: nano).")
+]
+Base = Annotated[int | None, Option(help="Classes of the first task, with --increment.")]
+Increment = Annotated[int | None, Option(help="Classes of every further task.")]
+TrainPerClass = Annotated[int | None, Option(help="Maximum training images per class, in file order.")]
+DataDir = Annotated[Path | None, Option(help="Where data sets are, or are downloaded to.")]
 Sweep = Annotated[
     list[str] | None,
     Option("--sweep", metavar="NAME=VALUE,...", help="A run for each value of a setting; repeatable, for a grid."),
@@ -34,9 +41,7 @@ class ExperimentOptions:
             help="A method, several separated by commas, or all: see `protosteer methods` (default: protosteer).",
         ),
     ] = None
-    backbone: Annotated[
-        str | None, Option(autocompletion=completion.backbone_names, help="Short name or timm name (default: nano).")
-    ] = None
+    backbone: RunBackbone = None
     weights: Weights = None
     image_size: Annotated[int | None, Option(help="Image size to run the backbone at.")] = None
     crop: Annotated[float | None, Option(help="Fraction kept by the centre crop (default: the benchmark's).")] = None
@@ -56,10 +61,10 @@ class SplitOptions:
         str | None, Option(metavar="natural|seed:N|FILE", help="Order in which classes are learned.")
     ] = None
     tasks: Annotated[int | None, Option(help="Number of tasks, as equal in size as possible.")] = None
-    base: Annotated[int | None, Option(help="Classes of the first task, with --increment.")] = None
-    increment: Annotated[int | None, Option(help="Classes of every further task.")] = None
+    base: Base = None
+    increment: Increment = None
     task_file: Annotated[Path | None, Option(help="Text file with the classes of each task.")] = None
-    train_per_class: Annotated[int | None, Option(help="Maximum training images per class, in file order.")] = None
+    train_per_class: TrainPerClass = None
     shots: Annotated[
         int | None, Option(help="Training images per class after the first task: few-shot class-incremental learning.")
     ] = None
@@ -76,7 +81,7 @@ class SplitOptions:
     disjoint: Annotated[
         float | None, Option(help="With --blurry: this share of the classes stays in one task each.")
     ] = None
-    data_dir: Annotated[Path | None, Option(help="Where data sets are, or are downloaded to.")] = None
+    data_dir: DataDir = None
     skip_unreadable: Annotated[bool | None, Option("--skip-unreadable", help="Skip images that cannot be read.")] = None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import shlex
 from collections.abc import Iterator, Mapping
@@ -21,25 +20,26 @@ from protosteer.cli.common import (
     check_plot,
     command,
     make_console,
+    print_json,
     say,
     show,
     sigterm_as_ctrl_c,
-    write_plot,
+    write_output,
 )
 from protosteer.cli.loading import make_executor
 from protosteer.cli.options import (
-    Address,
-    Executor,
     Json,
     PrecisionName,
     Settings,
     Threads,
     Weights,
+    Workers,
     command_line,
     in_flags,
     parse_settings,
 )
 from protosteer.cli.torchrun import output_path
+from protosteer.util.text import counted, one_line
 
 if TYPE_CHECKING:
     from protosteer.evaluation.experiment import Experiment
@@ -81,7 +81,7 @@ def demo(
         outcomes = [demo.run_photos(out, seed, log, folder, backbone, weights)]
     if as_json:
         first, *others = (outcome.figures for outcome in outcomes)
-        print(json.dumps(first | ({"photos": others[0]} if others else {}), indent=2))
+        print_json(first | ({"photos": others[0]} if others else {}))
     for outcome in outcomes:
         if not as_json:
             demo.show(outcome, console)
@@ -102,8 +102,7 @@ def run(
     config: Annotated[Path | None, Option(help="TOML file with any of these options and settings.")] = None,
     split: SplitOptions,
     computing: ComputeOptions,
-    engine: Executor = "local",
-    address: Address = None,
+    workers: Workers,
     logger: Annotated[
         Literal["tensorboard", "wandb", "mlflow"] | None, Option(help="Also log losses and metrics to this tracker.")
     ] = None,
@@ -125,18 +124,18 @@ def run(
     options = {**vars(experiment), **vars(split), **vars(computing), "out": out, "published": settings and True}
     given = {name: value for name, value in options.items() if value is not None}
     values = overridden(read_toml(config) if config else {}, given | parse_settings(set_ or []))
-    how = {**run_options(engine, address, values.get("device", "auto"), resume, overwrite), "logger": logger}
+    how = {**run_options(workers, values.get("device", "auto"), resume, overwrite), "logger": logger}
     if names_several(values):
         report_plan(plan_experiments(values), how, as_json)
     else:
         _run_one(values, how, as_json)
 
 
-def run_options(engine: str, address: str | None, device: str, resume: bool, overwrite: bool) -> dict[str, Any]:
+def run_options(workers: Workers, device: str, resume: bool, overwrite: bool) -> dict[str, Any]:
     """Return the arguments of `run_experiment` that do not change results: where it runs, and what reports its progress."""
     from protosteer.report.progress import RunProgress, SweepProgress
 
-    log, executor = make_console(stderr=True), make_executor(engine, address, device)
+    log, executor = make_console(stderr=True), make_executor(workers, device)
 
     def reporter(stream: Any, runs: Any, note: Any) -> Any:
         return SweepProgress(log, note) if executor.is_remote else RunProgress(log, stream, runs, note)
@@ -159,7 +158,7 @@ def _run_one(values: Mapping[str, Any], how: Mapping[str, Any], as_json: bool) -
     with _interruptible(experiment.folder):
         figures = run_experiment(experiment, **how)
     if as_json:
-        print(json.dumps(figures, indent=1))
+        print_json(figures)
     else:
         show(run_report(figures))
     say(f"Written: {experiment.folder}")
@@ -176,7 +175,6 @@ def report_plan(plan: Plan, how: Mapping[str, Any], as_json: bool) -> None:
     """Run planned experiments and print the table that compares them, or JSON."""
     from protosteer.evaluation.sweep import run_several
     from protosteer.report.compare import comparison_tables
-    from protosteer.util.text import counted, one_line
 
     plan = {label: [_on_this_rank(one) for one in row] for label, row in plan.items()}
     folders = [one.folder for row in plan.values() for one in row]
@@ -185,7 +183,7 @@ def report_plan(plan: Plan, how: Mapping[str, Any], as_json: bool) -> None:
         outcome = run_several(plan, **how)
     if as_json:
         # One row has the form of one run: its class orders are beside its seeds.
-        print(json.dumps(outcome.figures if len(plan) > 1 else next(iter(outcome.figures.values()), {}), indent=1))
+        print_json(outcome.figures if len(plan) > 1 else next(iter(outcome.figures.values()), {}))
     elif outcome.figures:
         show(comparison_tables({name: figures["seeds"] for name, figures in outcome.figures.items()}))
     if outcome.figures:
@@ -199,8 +197,7 @@ def report_plan(plan: Plan, how: Mapping[str, Any], as_json: bool) -> None:
 @command(PANEL)
 def bench(
     subjects: Annotated[
-        list[str] | None,
-        Argument(metavar="SUBJECT", help="prediction, training, bf16 or scaling (default: all).", show_default=False),
+        list[str] | None, Argument(metavar="SUBJECT", help="prediction, training, bf16 or scaling (default: all).")
     ] = None,
     repeats: Annotated[int, Option(min=1, help="Interleaved repeats; medians are reported.")] = 5,
     precision: Annotated[
@@ -220,7 +217,7 @@ def bench(
         torch.set_num_threads(threads)
     ratios, skipped = run_all(subjects or None, repeats, say, precision)
     if as_json:
-        print(json.dumps(figures(ratios, skipped), indent=1))
+        print_json(figures(ratios, skipped))
     else:
         show(table(ratios))
 
@@ -273,7 +270,7 @@ def compare(
     if as_json:
         spreads = {label: over_seeds(seeds) for label, seeds in rows.items()}
         whole = {k: {"mean": m, "std": s, "n": len(rows[k]), "seeds": rows[k]} for k, (m, s) in spreads.items()}
-        print(json.dumps({k: {**row, "test": tests[k]} if test else row for k, row in whole.items()}, indent=1))
+        print_json({k: {**row, "test": tests[k]} if test else row for k, row in whole.items()})
     elif as_csv:
         print(report.comparison_csv(rows, tests), end="")
     elif markdown:
@@ -284,8 +281,8 @@ def compare(
         show([*report.comparison_tables(rows), *([report.comparison_tests(tests)] if test else [])])
     if plot:
         matrices = {label: [seed["matrix"] for seed in seeds] for label, seeds in rows.items()}
-        write_plot(plot, accuracy_bands(matrices))
+        write_output(plot, accuracy_bands(matrices), "--plot")
     if reliability:
-        write_plot(reliability, reliability_plot(bins_of(rows)), "--reliability")
+        write_output(reliability, reliability_plot(bins_of(rows)), "--reliability")
     if pareto:
-        write_plot(pareto, pareto_plot(rows), "--pareto")
+        write_output(pareto, pareto_plot(rows), "--pareto")

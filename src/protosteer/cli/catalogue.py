@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,10 +10,11 @@ import typer
 from typer import Argument, Option
 
 from protosteer.cli import completion
-from protosteer.cli.common import app, command, make_console, say, show
+from protosteer.cli.common import app, command, make_console, print_json, say, show
 from protosteer.cli.loading import choose_backbone, prepare
-from protosteer.cli.options import Device, Json, Precision, Threads
+from protosteer.cli.options import Device, Json, Loading, Precision, Threads
 from protosteer.cli.scanning import scan, warn_of_files
+from protosteer.util.files import cache_dir
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,11 +29,7 @@ PANEL = "Lists"
 def methods(
     name: Annotated[
         str | None,
-        Argument(
-            autocompletion=completion.method_names,
-            help="Show only this method: what it does, and its settings.",
-            show_default=False,
-        ),
+        Argument(autocompletion=completion.method_names, help="Show only this method: what it does, and its settings."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -54,7 +50,7 @@ def methods(
     about = [describe(method) for method in chosen]
     if as_json:
         told = [{**one.to_dict(), "trained_parameters": parameters[one.name]} for one in about]
-        print(json.dumps(told[0] if name is not None else {"methods": told}, indent=2))
+        print_json(told[0] if name is not None else {"methods": told})
     elif name is not None:
         show(method_report(about[0], parameters[chosen[0].name]), console)
     else:
@@ -73,7 +69,6 @@ def backbones(
             metavar="FOLDER",
             help="Try all on this disk, and a few small ones that are downloaded, on the images of a folder with one "
             "sub-folder per class.",
-            show_default=False,
         ),
     ] = None,
     device: Device = "auto",
@@ -84,17 +79,16 @@ def backbones(
     """List the backbones that have a short name, and whether their weights are on this disk."""
     from protosteer.backbones import list_backbones
     from protosteer.backbones.hub import names_on_disk
-    from protosteer.util.files import cache_dir
 
     if try_ is not None:
-        _try(try_, prepare(device, threads), precision, as_json)
+        _try(try_, Loading(None, None, device, precision, threads), as_json)
         return
     folder = cache_dir() / "weights"
     rows = list_backbones()
     others = [name for name in names_on_disk() if name not in {row.name for row in rows}]
     if as_json:
         told = {"backbones": [_backbone(row) for row in rows], "others": others, "folder": str(folder)}
-        print(json.dumps(told, indent=2))
+        print_json(told)
         return
     show([_backbones_table(rows)])
     if others:
@@ -105,16 +99,17 @@ def backbones(
     )
 
 
-def _try(folder: Path, device: str, precision: str, as_json: bool) -> None:
+def _try(folder: Path, loading: Loading, as_json: bool) -> None:
     """Choose a backbone for a folder as `learn` would."""
     from protosteer.data.sources import read_labelled
     from protosteer.report.backbone_selection import as_json as figures
 
+    prepare(loading)  # a wrong device is reported before any file is read
     found = scan(folder, read_labelled(folder))
     warn_of_files(found)
-    choice = choose_backbone(found.files, device, precision, as_json)
+    choice = choose_backbone(found.files, loading, as_json)
     if as_json:
-        print(json.dumps(figures(choice), indent=1))
+        print_json(figures(choice))
 
 
 def _backbone(row: BackboneInfo) -> dict[str, Any]:
@@ -173,7 +168,7 @@ def datasets(context: typer.Context, data_dir: DataDir = None, as_json: Json = F
 
     root, rows = data_root(data_dir), list_datasets(data_dir)
     if as_json:
-        print(json.dumps({"datasets": [_dataset(row) for row in rows], "folder": str(root)}, indent=2))
+        print_json({"datasets": [_dataset(row) for row in rows], "folder": str(root)})
         return
     console = make_console()
     show([_datasets_table(rows, root, short=console.width < 120)], console)
@@ -187,13 +182,7 @@ def datasets(context: typer.Context, data_dir: DataDir = None, as_json: Json = F
 def get_datasets(
     context: typer.Context,
     names: Annotated[
-        list[str],
-        Argument(
-            metavar="NAME...",
-            autocompletion=completion.dataset_names,
-            help="Data sets to download.",
-            show_default=False,
-        ),
+        list[str], Argument(metavar="NAME...", autocompletion=completion.dataset_names, help="Data sets to download.")
     ],
     data_dir: DataDir = None,
 ) -> None:

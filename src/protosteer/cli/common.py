@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import json
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from protosteer.util.files import write_atomically, writing
 from protosteer.util.text import without_control
 
 if TYPE_CHECKING:
@@ -71,11 +73,6 @@ class CommandLineError(typer.BadParameter):
         self.code, self.details = code, details
 
 
-def error_code(error: Exception) -> str:
-    """Return the stable identifier of an error that a command ended with."""
-    return getattr(error, "code", "cannot-write" if isinstance(error, OSError) else "usage")
-
-
 def make_console(stderr: bool = False) -> Console:
     """Return a console; in a file or pipe, which has no width, tables are not squeezed into 80 columns."""
     from rich.console import Console
@@ -91,6 +88,11 @@ def show(parts: Iterable[RenderableType], console: Console | None = None) -> Non
     console = console or make_console()
     for part in parts:
         console.print(part)
+
+
+def print_json(results: Any) -> None:
+    """Print results as every `--json` does."""
+    print(json.dumps(results, indent=1))
 
 
 def say(text: str) -> None:
@@ -113,13 +115,11 @@ def check_plot(plot: Path | None) -> None:
         raise CommandLineError(f"{plot} is not a .png file; plots are PNG files", code="not-a-png", path=plot)
 
 
-def write_plot(plot: Path, picture: bytes, option: str = "--plot") -> None:
-    """Write a PNG file that an option asked for."""
-    from protosteer.util.files import write_atomically, writing
-
-    with writing(plot, option):
-        write_atomically(plot, picture)
-    say(f"Written: {plot}")
+def write_output(path: Path, content: bytes, option: str) -> None:
+    """Write a file that an option asked for."""
+    with writing(path, option):
+        write_atomically(path, content)
+    say(f"Written: {path}")
 
 
 @contextmanager

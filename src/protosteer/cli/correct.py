@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from protosteer.cli import completion
-from protosteer.cli.common import CommandLineError, command, say, show
-from protosteer.cli.loading import PANEL, clear_up, learner_of
+from protosteer.cli.common import CommandLineError, command, print_json, say, show
+from protosteer.cli.loading import PANEL, learner_of
 from protosteer.cli.options import Json, Loading, ModelFile
 from protosteer.errors import ProtosteerError
+from protosteer.util.files import digest, writing
 from protosteer.util.text import printable, similar_names
 
 if TYPE_CHECKING:
@@ -23,21 +23,14 @@ if TYPE_CHECKING:
 def correct(
     model: ModelFile,
     image: Annotated[
-        Path | None,
-        Argument(metavar="[IMAGE]", show_default=False, help="Image file; with --confirm also a folder of images."),
+        Path | None, Argument(metavar="[IMAGE]", help="Image file; with --confirm also a folder of images.")
     ] = None,
     name: Annotated[
         str | None,
-        Argument(
-            metavar="[CLASS]",
-            autocompletion=completion.class_names,
-            show_default=False,
-            help="Its class, which may be new.",
-        ),
+        Argument(metavar="[CLASS]", autocompletion=completion.class_names, help="Its class, which may be new."),
     ] = None,
     confirm: Annotated[
-        bool,
-        Option("--confirm", help="Learn IMAGE as the class that is predicted for it, unless you corrected it."),
+        bool, Option("--confirm", help="Learn IMAGE as the class that is predicted for it, unless you corrected it.")
     ] = False,
     undo: Annotated[bool, Option("--undo", help="Undo the last correction, or that of IMAGE, instead.")] = False,
     log: Annotated[bool, Option("--log", help="List all corrections and change nothing.")] = False,
@@ -68,7 +61,6 @@ def correct(
             learner = learner_of(change.read(), loading)
             outcome = _confirm(learner, image) if name is None else _correct(learner, image, name)
             change.put(learner.model)
-        clear_up(model)
         if name is None:
             _show_confirmed(outcome, as_json)
         else:
@@ -96,7 +88,7 @@ def _confirm(learner: Learner, images: Path) -> dict[str, Any]:
 
 def _show_confirmed(outcome: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(outcome, indent=1))
+        print_json(outcome)
         return
     for row in outcome["confirmed"]:
         print(printable(f"{row['image']}: {row['class']}, confirmed"))
@@ -104,7 +96,7 @@ def _show_confirmed(outcome: dict[str, Any], as_json: bool) -> None:
 
 def _show_outcome(outcome: dict[str, Any], image: Path, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(outcome, indent=1))
+        print_json(outcome)
         return
     name, before, now = (outcome[key] for key in ("class", "taken_for", "answer"))
     words = f"{image}: predicted {before}"
@@ -124,7 +116,6 @@ def _undo(path: Path, image: Path | None, as_json: bool) -> None:
     from protosteer.model.records import correction_name
     from protosteer.model.transaction import transaction
     from protosteer.model.unlearning import undo
-    from protosteer.util.files import digest, writing
     from protosteer.workflows.model_summary import correction
 
     task = None
@@ -139,9 +130,8 @@ def _undo(path: Path, image: Path | None, as_json: bool) -> None:
             raise ProtosteerError(message, code="not-corrected", path=image)
         record = undo(model.memory, task)
         change.put(model)
-    clear_up(path)
     if as_json:
-        print(json.dumps({"taken_back": correction(record)}, indent=1))
+        print_json({"taken_back": correction(record)})
     else:
         (name,) = record.class_names
         print(printable(f"undone: {record.metadata.file or 'an image'} as {name} ({record.metadata.learned})"))
@@ -149,20 +139,18 @@ def _undo(path: Path, image: Path | None, as_json: bool) -> None:
 
 
 def _show_log(path: Path, as_json: bool) -> None:
-    from rich.text import Text
-
     from protosteer.model import file as model_file
     from protosteer.report.tables import plain_table
     from protosteer.workflows.model_summary import correction
 
     made = [correction(record) for record in model_file.read(path).memory.corrections]
     if as_json:
-        print(json.dumps({"corrections": made}, indent=1))
+        print_json({"corrections": made})
         return
     if not made:
         print(f"{path}: no corrections")
         return
     table = plain_table(None, "Date", "Image", "Predicted", "Actual")
     for one in made:
-        table.add_row(*(Text(printable(one[key] or "-")) for key in ("date", "image", "taken_for", "class")))
+        table.add_row(*(one[key] or "-" for key in ("date", "image", "taken_for", "class")))
     show([table])

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import platform
-import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import protosteer
 from protosteer.backbones import MINI, NANO, Backbone
 from protosteer.backbones.precision import FP32
 from protosteer.cli.common import say
+from protosteer.cli.loading import check_writable
 from protosteer.evaluation.protocol import Run, run_stream
 from protosteer.evaluation.stored_runs import test_embeddings
 from protosteer.learner import Learner
@@ -64,8 +64,8 @@ class Outcome:
     figures: dict[str, Any]
     reloaded: str
     files: list[Path]
-    samples: list[Sample] = field(default_factory=list)
-    pictures: dict[str, bytes] = field(default_factory=dict)
+    samples: list[Sample]
+    pictures: dict[str, bytes]
 
 
 def run_demo(
@@ -83,9 +83,7 @@ def run_demo(
     A backbone loaded here computes in fp32, so that results are the same on every machine.
     """
     began = time.perf_counter()
-    with writing(out, "--out"):
-        out.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=out).close()  # better now than after a minute's work
+    check_writable(out / model, "--out")  # better now than after a minute's work
     backbone = backbone or Backbone.load(NANO, precision=FP32)
     stream = stream or split_digits()
     settings = settings.replace(seed=seed)
@@ -125,16 +123,12 @@ def run_demo(
 def run_both(out: Path, seed: int, log: Console) -> list[Outcome]:
     """Run the digits and then photographs, in three variants, and write one page about both."""
     digits = run_demo(out, seed, log, settings=DEMO)
-    photos = run_photos(out / "photos", seed, log, None, None, None, SHOWN)
-    parts = [
-        Part("Ten handwritten digits, two at a time", digits.figures["variants"], digits.samples, digits.pictures),
-        Part(
-            "Nine details of two photographs, three at a time",
-            photos.figures["variants"],
-            photos.samples,
-            photos.pictures,
-        ),
-    ]
+    photos = run_photos(out / "photos", seed, log, shown=SHOWN)
+    titles = {
+        "Ten handwritten digits, two at a time": digits,
+        "Nine details of two photographs, three at a time": photos,
+    }
+    parts = [Part(title, one.figures["variants"], one.samples, one.pictures) for title, one in titles.items()]
     with writing(out, "--out"):
         write_atomically(out / PAGE, page(plain_words(digits, photos), parts, OURS).encode())
     return [digits, photos]
@@ -163,9 +157,9 @@ def run_photos(
     out: Path,
     seed: int,
     log: Console,
-    folder: Path | None,
-    name: str | None,
-    weights: Path | None,
+    folder: Path | None = None,
+    name: str | None = None,
+    weights: Path | None = None,
     shown: Sequence[str] = tuple(VARIANTS),
 ) -> Outcome:
     """Run the demo on class folders of the user; without any, on details of photographs that are always there."""
@@ -215,7 +209,7 @@ def _save_and_reload(learner: Learner, stream: Stream, path: Path) -> tuple[str,
 
 
 def _pictures(variants: dict[str, dict[str, Any]], learner: Learner, stream: Stream) -> dict[str, bytes]:
-    """PNG files by name; the t-SNE has all test images, or evenly chosen ones where there are many.
+    """Return PNG files by name; the t-SNE has all test images, or evenly chosen ones where there are many.
 
     learner: of the paper's rule, by which an image is seen under the prompt that matches best.
     """
@@ -236,7 +230,7 @@ def _pictures(variants: dict[str, dict[str, Any]], learner: Learner, stream: Str
 
 
 def show(outcome: Outcome, console: Console) -> None:
-    """Figures for people: the table, what was forgotten and where, and the result in one sentence."""
+    """Print the table, what was forgotten and where, and the result in one sentence."""
     variants = outcome.figures["variants"]
     title = f"{outcome.figures['stream']}, seed {outcome.figures['seed']}"
     console.print(tables.metrics_table(variants, title))
@@ -247,7 +241,7 @@ def show(outcome: Outcome, console: Console) -> None:
 
 
 def sentence(variants: dict[str, dict[str, Any]]) -> str:
-    """The result in plain words, whatever it is."""
+    """Return the result in plain words, whatever it is."""
     base, paper, ours = (variants[name] for name in SHOWN)
 
     def against(other: dict[str, Any]) -> str:
@@ -265,7 +259,7 @@ def sentence(variants: dict[str, dict[str, Any]]) -> str:
 
 
 def tell_files(outcome: Outcome, log: Console) -> None:
-    """What was saved, whether it came back the same, and which files there are."""
+    """Print what was saved, whether it came back the same, and which files there are."""
     written = "Written: " + ", ".join(str(path) for path in outcome.files)
     for line in (outcome.reloaded, written, f"{outcome.figures['seconds']:.0f} seconds in all."):
         log.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from protosteer.cli.common import CommandLineError, check_plot, command, progress, say, show, write_plot
+from protosteer.cli.common import CommandLineError, check_plot, command, print_json, progress, say, show, write_output
 from protosteer.cli.loading import PANEL, open_learner
 from protosteer.cli.options import Json, Loading, ModelFile, path_of
 
@@ -24,7 +23,6 @@ def evaluate(
         Argument(
             metavar="FOLDER",
             parser=path_of,
-            show_default=False,
             help="Images that were not learned, in one sub-folder per class; or a list with columns path and label.",
         ),
     ],
@@ -50,30 +48,21 @@ def evaluate(
     check_plot(plot)
     found = evaluate_model(model, folder, loading)
     if as_json:
-        print(json.dumps(report.as_json(found), indent=1))
+        print_json(report.as_json(found))
     elif as_csv:
         print(report.as_csv(found))
     else:
         show(report.overview(found))
     if plot:
-        write_plot(plot, confusion_matrix(found.labels, found.confusion()))
+        write_output(plot, confusion_matrix(found.labels, found.confusion()), "--plot")
     if html:
-        write_page(html, report.as_html(found, f"{model.name} on {folder}"), "--html")
+        write_output(html, report.as_html(found, f"{model.name} on {folder}").encode(), "--html")
 
 
 def check_page(page: Path | None) -> None:
     """Reject a page that is not an HTML file, before any work is done for it."""
     if page is not None and page.suffix.lower() not in (".html", ".htm"):
         raise CommandLineError(f"{page} is not an .html file", code="bad-suffix", path=page)
-
-
-def write_page(page: Path, content: str, option: str = "--out") -> None:
-    """Write an HTML file that an option asked for."""
-    from protosteer.util.files import write_atomically, writing
-
-    with writing(page, option):
-        write_atomically(page, content.encode())
-    say(f"Written: {page}")
 
 
 def evaluate_model(model: Path, folder: Path, loading: Loading) -> Evaluation:

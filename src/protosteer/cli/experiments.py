@@ -9,10 +9,10 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from protosteer.cli import completion
-from protosteer.cli.benchmark_options import STREAMS, Sweep
+from protosteer.cli.benchmark_options import STREAMS, Base, DataDir, Increment, RunBackbone, Sweep, TrainPerClass
 from protosteer.cli.benchmarks import PANEL, report_plan, run_options
-from protosteer.cli.common import command, say, show
-from protosteer.cli.options import Address, Device, Executor, Json, Settings, Threads, Weights, parse_settings
+from protosteer.cli.common import command, print_json, say, show, write_output
+from protosteer.cli.options import Device, Json, Settings, Threads, Weights, Workers, parse_settings
 
 
 @command(PANEL, "evaluate-run")
@@ -28,8 +28,8 @@ def evaluate_run(
     data_dir: Annotated[Path | None, Option(help="Where data sets are.")] = None,
     device: Device = "auto",
     threads: Threads = None,
-    engine: Executor = "local",
-    address: Address = None,
+    *,
+    workers: Workers,
     out: Annotated[Path | None, Option(help="New run folder (default: beside RUN, named by the settings).")] = None,
     resume: Annotated[bool, Option("--resume", help="Resume the run in the new folder.")] = False,
     overwrite: Annotated[bool, Option("--overwrite", help="Remove the run in the new folder first.")] = False,
@@ -49,16 +49,14 @@ def evaluate_run(
     from protosteer.evaluation.reevaluation import plan_reevaluation
 
     plan = plan_reevaluation(run, {**values, "device": device, **parse_settings(set_ or [])})
-    report_plan(plan, run_options(engine, address, device, resume, overwrite), as_json)
+    report_plan(plan, run_options(workers, device, resume, overwrite), as_json)
 
 
 @command(PANEL)
 def tune(
     method: Annotated[str, Argument(autocompletion=completion.method_names, help="The method.")],
     stream: Annotated[str, Argument(help=STREAMS, autocompletion=completion.stream_names)],
-    backbone: Annotated[
-        str | None, Option(autocompletion=completion.backbone_names, help="Short name or timm name (default: nano).")
-    ] = None,
+    backbone: RunBackbone = None,
     weights: Weights = None,
     grid: Annotated[
         list[str] | None,
@@ -68,11 +66,11 @@ def tune(
     seeds: Annotated[str | None, Option(help="Seeds to average over, such as 0,1 (default: 0).")] = None,
     validation: Annotated[float, Option(help="Share of the first task's training images to validate on.")] = 0.2,
     tasks: Annotated[int | None, Option(help="Number of tasks of the benchmark.")] = None,
-    base: Annotated[int | None, Option(help="Classes of the first task, with --increment.")] = None,
-    increment: Annotated[int | None, Option(help="Classes of every further task.")] = None,
+    base: Base = None,
+    increment: Increment = None,
     class_order: Annotated[str | None, Option(metavar="natural|seed:N|FILE", help="Order of the classes.")] = None,
-    train_per_class: Annotated[int | None, Option(help="Maximum training images per class, in file order.")] = None,
-    data_dir: Annotated[Path | None, Option(help="Where data sets are, or are downloaded to.")] = None,
+    train_per_class: TrainPerClass = None,
+    data_dir: DataDir = None,
     device: Device = "auto",
     threads: Threads = None,
     out: Annotated[Path | None, Option(help="TOML file for the best settings, for run --config.")] = None,
@@ -87,7 +85,6 @@ def tune(
     from protosteer.evaluation.sweep import parse_sweep
     from protosteer.evaluation.tuning import tune as search
     from protosteer.report.tables import trials_table
-    from protosteer.util.files import write_atomically, writing
 
     def on_trial(i: int, trials: int, trial: Any) -> None:
         say(f"trial {i} of {trials}: {trial.accuracy:.2f} %")
@@ -96,12 +93,10 @@ def tune(
     trials = search(experiment, parse_sweep(grid) if grid else None, on_trial)
     best = dict(trials[0].settings)
     if out:
-        with writing(out, "--out"):
-            write_atomically(out, "".join(f"{name} = {json.dumps(v)}\n" for name, v in best.items()).encode())
-        say(f"Written: {out}")
+        write_output(out, "".join(f"{name} = {json.dumps(v)}\n" for name, v in best.items()).encode(), "--out")
     if as_json:
         found = [{"settings": dict(trial.settings), "accuracy": trial.accuracy} for trial in trials]
-        print(json.dumps({"method": method, "stream": stream, "best": best, "trials": found}, indent=1))
+        print_json({"method": method, "stream": stream, "best": best, "trials": found})
     else:
         show([trials_table(trials)])
     say("To use the best: " + " ".join(f"--set {name}={value}" for name, value in best.items()))

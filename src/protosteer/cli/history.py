@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 from typer import Option
 
-from protosteer.cli.common import command, say, show
+from protosteer.cli.common import command, print_json, say, show
 from protosteer.cli.loading import PANEL
 from protosteer.cli.options import Json, ModelFile
+from protosteer.util.files import real, replacing, writing
+from protosteer.util.text import counted
 
 
 @command(PANEL)
@@ -17,12 +18,7 @@ def history(
     model: ModelFile,
     keep_versions: Annotated[
         int | None,
-        Option(
-            min=0,
-            max=1000,
-            help="Keep the last N versions for undo from now on; 0 removes all kept versions.",
-            show_default=False,
-        ),
+        Option(min=0, max=1000, help="Keep the last N versions for undo from now on; 0 removes all kept versions."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -30,7 +26,6 @@ def history(
     from protosteer.model import file as model_file
     from protosteer.model import history as log
     from protosteer.report.history import overview
-    from protosteer.util.files import real, replacing, writing
 
     model_file.read(model)  # complains if there is none
     if keep_versions is not None:
@@ -41,7 +36,7 @@ def history(
     entries, keep = log.read(model)
     kept = [path.name for path in log.versions(model)]
     if as_json:
-        print(json.dumps({"keep_versions": keep, "versions": kept, "changes": [*map(vars, entries)]}, indent=1))
+        print_json({"keep_versions": keep, "versions": kept, "changes": [*map(vars, entries)]})
     elif entries:
         show(overview(entries, kept))
     else:
@@ -57,13 +52,11 @@ def undo(model: ModelFile, as_json: Json = False) -> None:
     """
     from protosteer.model import file as model_file
     from protosteer.model import history as log
-    from protosteer.util.files import real, replacing, writing
-    from protosteer.util.text import counted
 
     model_file.read(model)  # complains if there is none
     with writing(model, None), replacing(real(model)):
         log.undo(model)
     memory = model_file.read(model).memory
     if as_json:
-        print(json.dumps({"path": str(model), "classes": memory.classes}, indent=1))
+        print_json({"path": str(model), "classes": memory.classes})
     say(f"Written: {model}: {counted(len(memory.classes), 'class')} in {counted(len(memory), 'task')}, as before")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from protosteer.cli.common import CommandLineError, command, make_console, say, sigterm_as_ctrl_c
+from protosteer.cli.common import CommandLineError, command, print_json, progress, say
 from protosteer.cli.learn_parallel import ANOTHER, learn_folders_in_parallel, plan_folders
 from protosteer.cli.loading import (
     PANEL,
@@ -20,23 +19,10 @@ from protosteer.cli.loading import (
     prepare,
     read_model,
 )
-from protosteer.cli.options import (
-    Address,
-    Device,
-    Executor,
-    Json,
-    NewBackbone,
-    Precision,
-    Preset,
-    Settings,
-    Threads,
-    Thumbnails,
-    Weights,
-    parse_settings,
-    path_of,
-)
+from protosteer.cli.options import Json, NewLoading, Preset, Settings, Thumbnails, Workers, parse_settings, path_of
 from protosteer.cli.scanning import check_nested, model_size, scan, show_scan, warn_of_files
 from protosteer.cli.torchrun import output_path
+from protosteer.util.files import real, writing
 from protosteer.util.text import printable
 
 if TYPE_CHECKING:
@@ -80,18 +66,15 @@ def learn(
             metavar="MODEL FOLDER...",
             parser=path_of,
             help="Model file to create or extend, then the data: folders with one subfolder per class, lists (.csv, .parquet, .jsonl) with path and label columns, or saved Hugging Face datasets. Each becomes one task.",
-            show_default=False,
         ),
     ],
     model: Annotated[Path | None, Option("--model", help="Model file (alternative to the first argument).")] = None,
     name: Annotated[str | None, Option(help="Name of the task (default: the name of the folder or list).")] = None,
-    engine: Executor = "local",
-    address: Address = None,
-    backbone: NewBackbone = None,
-    weights: Weights = None,
+    *,
+    workers: Workers,
+    loading: NewLoading,
     adapted: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="Shared prompt for a new model, written by protosteer adapt."),
+        Path | None, Option(metavar="FILE", help="Shared prompt for a new model, written by protosteer adapt.")
     ] = None,
     preset: Preset = None,
     independent: Annotated[
@@ -99,15 +82,10 @@ def learn(
         Option(
             "--independent/--dependent",
             help="Train this task without using other tasks, so that it can later be forgotten or merged exactly.",
-            show_default=False,
         ),
     ] = None,
     set_: Settings = None,
-    *,
     folder_options: FolderOptions,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    threads: Threads = None,
     as_json: Json = False,
 ) -> None:
     """Learn the classes of a folder: create a model, or add classes and images to one.
@@ -115,16 +93,9 @@ def learn(
     The model is usable after one pass over the images; training follows if it may help. You can stop at any time:
     the same command resumes.
     """
-    given = [*([model] if model else []), *paths]
-    if len(given) < 2:
-        message = "give a model file and a folder, such as: protosteer learn shop.protosteer photos/"
-        raise CommandLineError(message, code="missing-argument")
-    path, *folders = given
-    if misplaced := [folder for folder in folders if folder.suffix == ".protosteer" and not folder.is_dir()]:
-        message = f"{misplaced[0]} is a model file; the model file comes first, then the folders of images"
-        raise CommandLineError(message, code="model-not-first", path=misplaced[0])
-    path = output_path(path)
-    who = make_executor(engine, address, device)
+    named, *folders = _named([*([model] if model else []), *paths])
+    path, single = output_path(named), len(folders) == 1
+    who = make_executor(workers, loading.device)
     if name is not None and (len(folders) > 1 or who.is_remote):
         message = "--name is for one folder with --engine local; other tasks are named after theirs"
         raise CommandLineError(message, code="conflicting-options")
@@ -132,32 +103,33 @@ def learn(
         raise CommandLineError("--thumbnails needs --engine local", code="conflicting-options")
     changes = parse_settings(set_ or []) | ({} if independent is None else {"independent": independent})
     check_settings(preset, changes)
-    if device != "auto" and not who.is_remote:
-        prepare(device, threads)
+    if loading.device != "auto" and not who.is_remote:
+        prepare(loading)
     for folder in folders:
         check_nested(folder, path, folder_options.yes, folder_options.dry_run)
-    may_skip, holdout, skip_known = preset is None and not set_, folder_options.holdout, folder_options.skip_known
-    choice = BackboneChoice(backbone, weights, precision, as_json)
-    learners = LearnerFactory(choice, adapted, preset, changes, holdout, lambda: prepare(device, threads))
+    choice, skip_known = BackboneChoice(loading, as_json), folder_options.skip_known
+    may_skip = preset is None and not set_
+    learners = LearnerFactory(choice, adapted, preset, changes, folder_options.holdout, may_skip)
     if who.is_remote and not folder_options.dry_run:
-        results = learn_folders_in_parallel(who, path, folders, holdout, skip_known, device, learners.make, may_skip)
+        results = learn_folders_in_parallel(who, path, folders, skip_known, learners)
     else:
         if len(folders) > 1:
             folders = [plan.folder for plan in plan_folders(read_model(path), folders, skip_known)]
-        request = _Request(path, name, folder_options, as_json, may_skip)
-        results = [_learn_folder(folder, request, learners) for folder in folders]
+        results = [_learn_folder(folder, path, name, folder_options, learners) for folder in folders]
     if as_json:
         choice.add_to(results)
-        print(json.dumps(results[0] if len(given) == 2 and results else results, indent=1))
+        print_json(results[0] if single and results else results)
 
 
-@dataclass(frozen=True)
-class _Request:
-    path: Path
-    name: str | None
-    options: FolderOptions
-    as_json: bool
-    may_skip: bool
+def _named(given: list[Path]) -> list[Path]:
+    """Check that a model file and folders are given, in this order."""
+    if len(given) < 2:
+        message = "give a model file and a folder, such as: protosteer learn shop.protosteer photos/"
+        raise CommandLineError(message, code="missing-argument")
+    if misplaced := [folder for folder in given[1:] if folder.suffix == ".protosteer" and not folder.is_dir()]:
+        message = f"{misplaced[0]} is a model file; the model file comes first, then the folders of images"
+        raise CommandLineError(message, code="model-not-first", path=misplaced[0])
+    return given
 
 
 def check_settings(preset: str | None, changes: dict[str, Any]) -> None:
@@ -167,53 +139,54 @@ def check_settings(preset: str | None, changes: dict[str, Any]) -> None:
     Settings.preset(preset or "best", **changes)
 
 
-def _learn_folder(folder: Path, request: _Request, learners: LearnerFactory) -> dict[str, Any]:
+def _learn_folder(
+    folder: Path, path: Path, name: str | None, options: FolderOptions, learners: LearnerFactory
+) -> dict[str, Any]:
     """Scan a folder and learn it, unless it is a dry run; returns the results for JSON."""
     from protosteer.data.sources import read_labelled
     from protosteer.report.learn import as_json
     from protosteer.workflows.learn_folder import TaskSlot
     from protosteer.workflows.task_writer import TaskWriter
 
-    path, name = output_path(request.path), request.name  # a copy as the file is after the last folder
+    path, silent = output_path(path), learners.choice.as_json  # a copy as the file is after the last folder
     files = read_labelled(folder)  # complains before anything is loaded
     writer = TaskWriter(path, name, say)
     old = read_model(path)
     found = scan(folder, files, old, name)
-    found = found.without_known() if request.options.skip_known and found.known else found
-    if not request.as_json:
+    found = found.without_known() if options.skip_known and found.known else found
+    if not silent:
         show_scan(found, path, old)
     warn_of_files(found, old)
     if not len(found.files):
         say(f"nothing new in {folder}; {path} stays as it is")
         return as_json(found, None)
-    if request.options.dry_run:
-        _say_estimate(learners, old, found, request)
+    if options.dry_run:
+        _say_estimate(learners, old, found, name)
         return as_json(found, None)
     check_place(path, ANOTHER)
     learner = learners.make(old, lambda: found.files)
-    slot = TaskSlot.prepare(learner, found, name, request.options.holdout)
+    slot = TaskSlot.prepare(learner, found, name, options.holdout)
     writer.unfinished = slot.unfinished.name if slot.unfinished else None
     _say_unfinished(learner, slot)
-    result = _learn(learner, slot, writer, request.may_skip)
-    _show_result(result, found, learner, path, request.as_json)
-    if request.options.thumbnails:
+    result = _learn(learner, slot, writer, learners.may_skip)
+    _show_result(result, found, learner, path, silent)
+    if options.thumbnails:
         _keep_thumbnails(path, slot)
     return as_json(found, result)
 
 
-def _say_estimate(learners: LearnerFactory, old: Model | None, found: FolderScan, request: _Request) -> None:
+def _say_estimate(learners: LearnerFactory, old: Model | None, found: FolderScan, name: str | None) -> None:
     """Say how long learning would take, from the time that a few images take; of a new model with a small backbone."""
     from protosteer.runtime.progress_bar import duration
     from protosteer.workflows.learn_folder import TaskSlot
 
-    choice = learners.choice
-    named = old is not None or choice.name is not None or choice.weights is not None
+    named = old is not None or learners.choice.is_named
     learner = (learners if named else learners.with_backbone(QUICK_BACKBONE)).make(old, lambda: found.files)
-    slot = TaskSlot.prepare(learner, found, request.name, request.options.holdout)
+    slot = TaskSlot.prepare(learner, found, name, learners.holdout)
     each = slot.seconds_per_image()
     words = f"Time: about {duration(each * len(found.files))} until usable"
     if training := slot.training_seconds(each):
-        maybe = ", if it is needed" if request.may_skip else ""
+        maybe = ", if it is needed" if learners.may_skip else ""
         words += f", then about {duration(training)} of training{maybe}"
     say(words if named else f"{words} (backbone {QUICK_BACKBONE})")
 
@@ -241,8 +214,7 @@ def _say_unfinished(learner: Learner, slot: TaskSlot) -> None:
 def _learn(learner: Learner, slot: TaskSlot, writer: TaskWriter, may_skip: bool) -> LearnResult:
     """Learn the task and write it, twice if a prompt is trained."""
     from protosteer.runtime.checkpoint import CheckpointFile
-    from protosteer.runtime.progress_bar import LearnProgress, duration
-    from protosteer.util.files import real, writing
+    from protosteer.runtime.progress_bar import duration
 
     path, existed = writer.path, writer.path.exists()
     checkpoint = CheckpointFile(slot.checkpoint_path(real(path)))
@@ -259,12 +231,8 @@ def _learn(learner: Learner, slot: TaskSlot, writer: TaskWriter, may_skip: bool)
         say(f"Usable now: {path}{checked}; training takes about {time_left}{needed}")
 
     try:
-        with (
-            sigterm_as_ctrl_c(),
-            writing(checkpoint.path, ANOTHER),
-            LearnProgress(make_console(stderr=True)) as progress,
-        ):
-            after, result = slot.learn(progress.on_stage, checkpoint, on_usable, may_skip)
+        with progress() as on_stage, writing(checkpoint.path, ANOTHER):
+            after, result = slot.learn(on_stage, checkpoint, on_usable, may_skip)
             learner.memory = after.memory
             result = put(learner, result)
     except KeyboardInterrupt:
@@ -300,7 +268,6 @@ def _show_result(result: LearnResult, found: FolderScan, learner: Learner, path:
 
 def _keep_thumbnails(path: Path, slot: TaskSlot) -> None:
     from protosteer.model.thumbnails import beside
-    from protosteer.util.files import writing
     from protosteer.workflows.thumbnails import keep_thumbnails
 
     with writing(path, ANOTHER):

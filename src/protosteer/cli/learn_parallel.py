@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protosteer.cli.common import progress, say
-from protosteer.cli.loading import check_writable, read_model
+from protosteer.cli.loading import LearnerFactory, check_writable, read_model
 from protosteer.cli.scanning import model_size
+from protosteer.util.files import real, writing
+from protosteer.util.text import counted
 
 if TYPE_CHECKING:
-    from protosteer.data.class_folders import Files
-    from protosteer.learner import Learner
     from protosteer.model.file import Model
     from protosteer.runtime.executor import Executor
     from protosteer.workflows.folder_scan import FolderScan
@@ -35,32 +35,23 @@ def plan_folders(old: Model | None, folders: Sequence[Path], skip_known: bool) -
 
 
 def learn_folders_in_parallel(
-    engine: Executor,
-    path: Path,
-    folders: Sequence[Path],
-    holdout: float,
-    skip_known: bool,
-    device: str,
-    make_learner: Callable[[Model | None, Callable[[], Files]], Learner],
-    may_skip: bool,
+    engine: Executor, path: Path, folders: Sequence[Path], skip_known: bool, learners: LearnerFactory
 ) -> list[dict[str, Any]]:
     """Learn each folder on a worker, then write all tasks at once, in the order of the folders."""
     from protosteer.data.class_folders import readable
     from protosteer.report.learn import as_json
     from protosteer.runtime.progress import Stage
-    from protosteer.util.files import real, writing
-    from protosteer.util.text import counted
     from protosteer.workflows.learn_folder import held_count
     from protosteer.workflows.parallel_learn import learn_in_parallel, refuse_dependent
     from protosteer.workflows.task_writer import put_tasks
 
-    held_count(0, holdout)  # complains before anything is started
+    held_count(0, learners.holdout)  # complains before anything is started
     old = read_model(path)
     plans = plan_folders(old, folders, skip_known)
     if not plans:
         say(f"{path}: nothing is left to learn")
         return []
-    learner = make_learner(old, lambda: readable(plans[0].files())[0])
+    learner = learners.make(old, lambda: readable(plans[0].files())[0])
     refuse_dependent(learner, plans)
     check_writable(path, ANOTHER)  # an earlier command's files there are still needed
     results: dict[Path, dict[str, Any]] = {}
@@ -76,8 +67,9 @@ def learn_folders_in_parallel(
 
         try:
             with writing(path, ANOTHER):
+                device = learners.choice.loading.device
                 records, parts = learn_in_parallel(
-                    engine, learner, plans, real(path), holdout, device, on_learned, may_skip
+                    engine, learner, plans, real(path), learners.holdout, device, on_learned, learners.may_skip
                 )
                 put_tasks(path, learner, records)
         except KeyboardInterrupt:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protosteer.cli.common import CommandLineError, progress, say, show
-from protosteer.cli.options import Loading, in_flags
+from protosteer.cli.options import Loading, Workers, in_flags
+from protosteer.errors import LearnerError, ModelFileError, ProtosteerError, WeightsError
+from protosteer.util.files import STALE, real, remove_leftovers, writing
 from protosteer.util.text import counted, one_line, printable, suggestion
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ PANEL = "Your own images"
 
 def read_model(path: Path) -> Model | None:
     """Return the model in a file; None if there is no file."""
-    from protosteer.errors import ModelFileError
     from protosteer.model import file as model_file
 
     if path.is_dir():
@@ -46,7 +46,7 @@ def open_learners(paths: Sequence[Path], loading: Loading) -> list[Learner]:
     from protosteer.learner import Learner
     from protosteer.model import file as model_file
 
-    prepare(loading.device, loading.threads)  # a wrong device is reported before any file is read
+    prepare(loading)  # a wrong device is reported before any file is read
     loaded: dict[str, Learner] = {}
     learners = []
     for model in [model_file.read(path) for path in paths]:
@@ -63,8 +63,7 @@ def learner_of(model: Model, loading: Loading) -> Learner:
     """Return the learner of a model that was read; its backbone is loaded."""
     from protosteer.learner import Learner
 
-    device = prepare(loading.device, loading.threads)
-    return Learner.of_model(model, backbone_of(model, loading.backbone, loading.weights, device, loading.precision))
+    return Learner.of_model(model, backbone_of(model, loading))
 
 
 def say_notes(learner: Learner) -> None:
@@ -75,16 +74,15 @@ def say_notes(learner: Learner) -> None:
         say(printable(f"note: {note}"))
 
 
-def backbone_of(model: Model, name: str | None, weights: Path | None, device: str, precision: str) -> Backbone:
+def backbone_of(model: Model, loading: Loading) -> Backbone:
     """Load the backbone of a model: the named one, or the one it knows by name, fingerprint and place."""
-    from protosteer.errors import ModelFileError, WeightsError
-
-    known = model.backbone["name"]
+    known, given = model.backbone["name"], loading.weights or loading.backbone
+    device = prepare(loading)
     try:
-        return model.load_backbone(name, weights, device, precision)
+        return model.load_backbone(loading.backbone, loading.weights, device, loading.precision)
     except WeightsError as error:
-        if name or weights:
-            message = f"{model.path} uses backbone '{known}' and cannot be opened with '{weights or name}' ({error})"
+        if given:
+            message = f"{model.path} uses backbone '{known}' and cannot be opened with '{given}' ({error})"
             raise ModelFileError(message, code="other-backbone", path=model.path, name=known) from error
         message = (
             f"{model.path} needs backbone '{known}', which cannot be loaded ({error}); say where its weights "
@@ -93,23 +91,24 @@ def backbone_of(model: Model, name: str | None, weights: Path | None, device: st
         raise ModelFileError(message, code="backbone-not-found", path=model.path, name=known) from error
 
 
-def prepare(device: str, threads: int | None) -> str:
+def prepare(loading: Loading) -> str:
     """Set the number of threads and return the device, checked."""
     import torch
 
     from protosteer.runtime.device import choose_device
 
-    if threads is not None:
-        torch.set_num_threads(threads)
-    return str(choose_device(device))
+    if loading.threads is not None:
+        torch.set_num_threads(loading.threads)
+    return str(choose_device(loading.device))
 
 
-def make_executor(name: str, address: str | None, device: str = "auto") -> Executor:
+def make_executor(workers: Workers, device: str) -> Executor:
     """Return the executor that `--engine` names."""
     from protosteer.runtime.executor import LocalExecutor
 
+    name = workers.engine
     if name == "local":
-        if address is not None:
+        if workers.address is not None:
             raise CommandLineError("--address is that of a Ray cluster; add --engine ray", code="address-without-ray")
         return LocalExecutor()
     if name != "ray":
@@ -119,30 +118,18 @@ def make_executor(name: str, address: str | None, device: str = "auto") -> Execu
         raise CommandLineError(message, code="ray-under-torchrun")
     from protosteer.runtime.ray_executor import RayExecutor
 
-    return RayExecutor(address, device)
-
-
-def clear_up(path: Path, checkpoints: bool = False) -> list[Path]:
-    """Remove what killed processes left beside a file, and return what could not be removed.
-
-    It may hold classes that have been forgotten since. With `checkpoints`, unfinished training goes too.
-    """
-    from protosteer.util.files import STALE, real, remove_leftovers
-
-    place = real(path)
-    return remove_leftovers(place.parent, place.name, older_than=0.0 if checkpoints else STALE)
+    return RayExecutor(workers.address, device)
 
 
 def check_place(path: Path, option: str) -> None:
-    """Fail now, not after learning, if a file cannot be written; clear up beside it."""
+    """Fail now, not after learning, if a file cannot be written; remove what killed processes left beside it."""
     check_writable(path, option)
-    clear_up(path)
+    place = real(path)
+    remove_leftovers(place.parent, place.name, older_than=STALE)
 
 
 def check_writable(path: Path, option: str) -> None:
     """Fail if a file cannot be written."""
-    from protosteer.util.files import real, writing
-
     folder = real(path).parent
     with writing(path, option):
         folder.mkdir(parents=True, exist_ok=True)
@@ -151,8 +138,6 @@ def check_writable(path: Path, option: str) -> None:
 
 def check_classes(names: Sequence[str], known: Sequence[str]) -> None:
     """Reject a class that a model does not have, and suggest the one that was meant."""
-    from protosteer.errors import LearnerError
-
     for name in names:
         if name not in known:
             message = f"no class named '{name}'; {suggestion(name, known)}"
@@ -161,38 +146,49 @@ def check_classes(names: Sequence[str], known: Sequence[str]) -> None:
 
 def refuse_existing(out: Path, option: str = "--out") -> None:
     """Raise an error if a file that an option names is there already."""
-    from protosteer.errors import ProtosteerError
-
     if out.exists():
         raise ProtosteerError(f"{out} exists already; choose another file with {option}", code="file-exists", path=out)
+
+
+def write_new(path: Path, model: Model, command: str, option: str | None = None) -> None:
+    """Write a model to a file that must not exist yet."""
+    from protosteer.model.transaction import transaction
+
+    with writing(path, option), transaction(path, command) as change:
+        refuse_existing(path)  # others may have written it meanwhile
+        change.put(model)
 
 
 class BackboneChoice:
     """What a user said about the backbone: where an old model's is, or which one a new model gets."""
 
-    def __init__(self, name: str | None, weights: Path | None, precision: str, as_json: bool = False):
+    def __init__(self, loading: Loading, as_json: bool = False):
         from protosteer.backbones import AUTO
 
-        if name == AUTO and weights is not None:
+        if loading.backbone == AUTO and loading.weights is not None:
             message = f"--backbone {AUTO} finds weights by itself; leave --weights out"
             raise CommandLineError(message, code="conflicting-options")
-        self.name = None if name == AUTO else name
-        self.weights = weights
-        self.precision = precision
+        self.loading = replace(loading, backbone=None) if loading.backbone == AUTO else loading
         self.as_json = as_json
         self.choice: Choice | None = None  # once it is made
 
-    def load(self, device: str, files: Callable[[], Files]) -> Backbone:
+    @property
+    def is_named(self) -> bool:
+        """Return True if there is nothing to choose."""
+        return self.loading.backbone is not None or self.loading.weights is not None
+
+    def load(self, files: Callable[[], Files]) -> Backbone:
         """Load the backbone of a new model; one that was not named is chosen to suit `files()`."""
         from protosteer.backbones import Backbone
 
-        name = self.name
-        if name is None and self.weights is not None:
-            name = self.weights.stem  # what it is called may tell what is not in the file
+        device, precision = prepare(self.loading), self.loading.precision
+        name, weights = self.loading.backbone, self.loading.weights
+        if name is None and weights is not None:
+            name = weights.stem  # what it is called may tell what is not in the file
         if name is not None:
-            return Backbone.load(name, weights=self.weights, device=device, precision=self.precision)
-        self.choice = choose_backbone(files(), device, self.precision, self.as_json)
-        return self.choice.load(device, self.precision)
+            return Backbone.load(name, weights=weights, device=device, precision=precision)
+        self.choice = choose_backbone(files(), self.loading, self.as_json)
+        return self.choice.load(device, precision)
 
     def add_to(self, figures: list[dict[str, Any]]) -> None:
         """Add the choice to the results of the first folder, which it was chosen by."""
@@ -214,12 +210,12 @@ class LearnerFactory:
     preset: str | None
     changes: dict[str, Any]
     holdout: float
-    prepare: Callable[[], str]  # gives the device
-    loaded: list[Backbone] = field(default_factory=list)
+    may_skip: bool  # training, where hardly an error is left
+    loaded: Backbone | None = None
 
     def with_backbone(self, name: str) -> LearnerFactory:
         """Return the same with a backbone of that name for a new model."""
-        return dataclasses.replace(self, choice=BackboneChoice(name, None, self.choice.precision), loaded=[])
+        return replace(self, choice=BackboneChoice(replace(self.choice.loading, backbone=name)), loaded=None)
 
     def make(self, old: Model | None, files: Callable[[], Files]) -> Learner:
         """Return a learner. A new backbone is chosen to suit the files that are learned first."""
@@ -227,21 +223,18 @@ class LearnerFactory:
         from protosteer.workflows import shared_prompt
 
         prompt = shared_prompt.read(self.adapted) if self.adapted else None
-        device = self.prepare()
-        given = self.choice.name, self.choice.weights, device, self.choice.precision
         if old:
-            backbone = self.loaded[0] if self.loaded else backbone_of(old, *given)
-            learner = Learner.of_model(old, backbone)
+            learner = Learner.of_model(old, self.loaded or backbone_of(old, self.choice.loading))
         elif prompt:
-            backbone = backbone_of(prompt.model, *given)
+            backbone = backbone_of(prompt.model, self.choice.loading)
             learner = Learner(backbone, shared_prompt=prompt.prompt_for(backbone))
         else:
-            learner = Learner(self.choice.load(device, lambda: self._learned(files())))
+            learner = Learner(self.choice.load(lambda: self._learned(files())))
         settings = learner.settings.with_preset(self.preset) if self.preset else learner.settings
         learner.settings = settings.replace(**self.changes)
         if prompt:
             prompt.check_used(learner)
-        self.loaded[:] = [learner.backbone]
+        self.loaded = learner.backbone
         return learner
 
     def _learned(self, files: Files) -> Files:
@@ -253,7 +246,7 @@ class LearnerFactory:
         return split(files, self.holdout, settings.seed)[0]
 
 
-def choose_backbone(files: Files, device: str, precision: str, as_json: bool = False) -> Choice:
+def choose_backbone(files: Files, loading: Loading, as_json: bool = False) -> Choice:
     """Try the available backbones on labelled files, and show how they did."""
     from protosteer.report.backbone_selection import choice_table
     from protosteer.workflows import backbone_selection
@@ -261,10 +254,10 @@ def choose_backbone(files: Files, device: str, precision: str, as_json: bool = F
     def tell(line: str) -> None:
         say(in_flags(one_line(line)))
 
+    data, device = (files.paths, files.labels), prepare(loading)
     with progress() as on_stage:
-        data = files.paths, files.labels
         choice = backbone_selection.choose_backbone(
-            data, device, True, say=tell, on_stage=on_stage, precision=precision
+            data, device, True, say=tell, on_stage=on_stage, precision=loading.precision
         )
     for name, why in choice.left_out.items():
         tell(printable(f"backbone {name} was not tried: {why}"))

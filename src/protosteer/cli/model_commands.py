@@ -12,13 +12,18 @@ from typer import Argument, Option
 from protosteer import __version__
 from protosteer.cli import completion
 from protosteer.cli.adapt import tell as tell_adapted
-from protosteer.cli.common import CommandLineError, check_plot, command, say, show, write_plot
-from protosteer.cli.loading import PANEL, check_classes, clear_up, open_learner, refuse_existing
+from protosteer.cli.common import CommandLineError, check_plot, command, print_json, say, show, write_output
+from protosteer.cli.loading import PANEL, check_classes, open_learner, refuse_existing, write_new
 from protosteer.cli.options import Json, Loading, ModelBackbone, ModelFile, ModelWeights, parse_pairs
 from protosteer.errors import ModelFileError
+from protosteer.util.files import file_hash, read_regular, real, remove_leftovers, write_atomically, writing
+from protosteer.util.text import counted, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from protosteer.model.file import Model
+    from protosteer.model.unlearning import Forgotten
 
 
 @command(PANEL)
@@ -27,10 +32,7 @@ def forget(
     names: Annotated[
         list[str] | None,
         Argument(
-            metavar="NAME",
-            autocompletion=completion.class_names,
-            help="Classes; after -- if one begins with a dash.",
-            show_default=False,
+            metavar="NAME", autocompletion=completion.class_names, help="Classes; after -- if one begins with a dash."
         ),
     ] = None,
     task: Annotated[
@@ -47,8 +49,6 @@ def forget(
     from protosteer.model.transaction import transaction
     from protosteer.model.unlearning import forget as forget_one
     from protosteer.model.unlearning import forget_all
-    from protosteer.util.files import file_hash, read_regular, write_atomically, writing
-    from protosteer.util.text import counted, printable
 
     if bool(names) == (task is not None):
         raise CommandLineError("name the classes to forget, or one task with --task", code="conflicting-options")
@@ -71,17 +71,14 @@ def forget(
         with writing(certificate, "--certificate"):
             write_atomically(certificate, f"{json.dumps(proof, indent=1)}\n".encode())
         say(f"Written: {certificate}; to check it: protosteer verify {certificate} {model}")
-    left = clear_up(model, checkpoints=True)
+    left = remove_leftovers(real(model).parent, real(model).name, older_than=0.0)  # unfinished training, too
     after = _size(held)
     if as_json:
         removed = [dataclasses.asdict(one) for one in outcome]
         kept = str(backup) if backup else None
-        print(json.dumps({"forgotten": removed, "before": before, "after": after, "backup": kept}, indent=1))
+        print_json({"forgotten": removed, "before": before, "after": after, "backup": kept})
     else:
-        for one in outcome:
-            tasks = f"{'task' if len(one.tasks) == 1 else 'tasks'} {', '.join(one.tasks)}"
-            print(printable(f"forgotten: {', '.join(one.classes)} ({tasks}), {one.bytes:,} bytes of state"))
-            print(printable(f"  {one.guarantee}"))
+        _show_forgotten(outcome)
         print(f"before: {_counted(before)}\nafter: {_counted(after)}")
     if change.cleaned:
         say(f"removed from {counted(change.cleaned, 'kept version')}, too")
@@ -91,21 +88,28 @@ def forget(
     say(f"Written: {model}{kept}")
 
 
+def _show_forgotten(outcome: Sequence[Forgotten]) -> None:
+
+    for one in outcome:
+        tasks = f"{'task' if len(one.tasks) == 1 else 'tasks'} {', '.join(one.tasks)}"
+        print(printable(f"forgotten: {', '.join(one.classes)} ({tasks}), {one.bytes:,} bytes of state"))
+        print(printable(f"  {one.guarantee}"))
+
+
 def _size(model: Model) -> dict[str, int]:
     memory = model.memory
     return {"classes": len(memory.classes), "tasks": len(memory), "bytes": sum(t.bytes for t in memory.tasks)}
 
 
 def _counted(size: dict[str, int]) -> str:
-    from protosteer.util.text import counted
 
     return f"{counted(size['classes'], 'class')}, {counted(size['tasks'], 'task')}, {size['bytes']:,} bytes of state"
 
 
 @command(PANEL)
 def merge(
-    models: Annotated[list[Path], Argument(metavar="MODEL MODEL...", help="Model files.", show_default=False)],
-    out: Annotated[Path, Option("-o", "--out", help="File for the merged model.", show_default=False)],
+    models: Annotated[list[Path], Argument(metavar="MODEL MODEL...", help="Model files.")],
+    out: Annotated[Path, Option("-o", "--out", help="File for the merged model.")],
     rename: Annotated[
         list[str] | None, Option("--rename", metavar="OLD=NEW", help="Rename a class of the second and later models.")
     ] = None,
@@ -117,8 +121,6 @@ def merge(
 ) -> None:
     """Merge the tasks of several models of one backbone into one file. Needs no backbone."""
     from protosteer.model import file as model_file
-    from protosteer.model.transaction import transaction
-    from protosteer.util.files import writing
 
     if len(models) < 2:
         raise CommandLineError("give at least two model files", code="missing-argument")
@@ -128,14 +130,12 @@ def merge(
     tasks = {name for part in parts[1:] for name in part.memory.task_names}
     renames = parse_pairs(rename or [], "--rename", classes)
     merged = model_file.merge(parts, renames, parse_pairs(rename_task or [], "--rename-task", tasks))
-    with writing(out, "--out"), transaction(out, "merge") as change:
-        refuse_existing(out)  # again: others may have written it meanwhile
-        change.put(merged)
+    write_new(out, merged, "merge", "--out")
     if merged.memory.shared_prompt is None and any(part.memory.shared_prompt is not None for part in parts):
         say("the models have no shared prompt in common: the merged model has none")
     size = _size(merged)
     if as_json:
-        print(json.dumps({**size, "path": str(out), "names": merged.memory.classes}, indent=1))
+        print_json({**size, "path": str(out), "names": merged.memory.classes})
     else:
         print(f"{out}: {_counted(size)}")
 
@@ -161,7 +161,7 @@ def inspect(
         return
     about = describe(read, reader_of(read.memory, read.settings))
     if as_json:
-        print(json.dumps(about, indent=1))
+        print_json(about)
     else:
         from protosteer.report.model_summary import overview
 
@@ -169,7 +169,7 @@ def inspect(
     if plot:
         from protosteer.report.plots import class_similarity
 
-        write_plot(plot, class_similarity(*similarity(read.memory)))
+        write_output(plot, class_similarity(*similarity(read.memory)), "--plot")
 
 
 @command(PANEL)
@@ -198,7 +198,7 @@ def export(
         paths += export_web(learner, web, model.stem, link, say, option="--web")
     files = {str(path): path.stat().st_size for path in paths}
     if as_json:
-        print(json.dumps({"files": files}, indent=1))
+        print_json({"files": files})
     else:
         print("\n".join(f"{path}  {size:,} bytes" for path, size in files.items()))
         if web:

@@ -53,8 +53,7 @@ def check_reject(fraction: float | None) -> float | None:
 
 
 Threads = Annotated[
-    int | None,
-    Option("--threads", min=1, callback=_bounded, help="Number of CPU threads (default: all cores)."),
+    int | None, Option("--threads", min=1, callback=_bounded, help="Number of CPU threads (default: all cores).")
 ]
 NewBackbone = Annotated[
     str | None,
@@ -65,8 +64,7 @@ NewBackbone = Annotated[
     ),
 ]
 Thumbnails = Annotated[
-    bool,
-    Option("--thumbnails", help="Keep thumbnails of some images in MODEL.thumbs, for the web UI."),
+    bool, Option("--thumbnails", help="Keep thumbnails of some images in MODEL.thumbs, for the web UI.")
 ]
 Weights = Annotated[Path | None, Option("--weights", help="Path to the backbone weights.")]
 Preset = Annotated[
@@ -82,24 +80,7 @@ Settings = Annotated[
     list[str] | None, Option("--set", metavar="NAME=VALUE", help="Change a setting, such as epochs=20; repeatable.")
 ]
 
-Executor = Annotated[
-    str,
-    Option(
-        "--engine",
-        metavar="local|ray",
-        autocompletion=completion.engine_names,
-        help="Where to run: local (this process) or ray (parallel workers with --threads CPUs or one GPU each).",
-    ),
-]
-Address = Annotated[
-    str | None,
-    Option(
-        metavar="HOST:PORT|auto",
-        help="Address of a running Ray cluster (default: start a temporary one).",
-    ),
-]
-
-ModelFile = Annotated[Path, Argument(metavar="MODEL", parser=path_of, help="Model file.", show_default=False)]
+ModelFile = Annotated[Path, Argument(metavar="MODEL", parser=path_of, help="Model file.")]
 ModelBackbone = Annotated[
     str | None,
     Option(
@@ -120,6 +101,32 @@ class Loading:
     device: Device = "auto"
     precision: Precision = "auto"
     threads: Threads = None
+
+
+@dataclass(frozen=True)
+class NewLoading(Loading):
+    """The same of commands that begin a model, too."""
+
+    backbone: NewBackbone = None
+    weights: Weights = None
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Options that say where parallel work is done."""
+
+    engine: Annotated[
+        str,
+        Option(
+            metavar="local|ray",
+            autocompletion=completion.engine_names,
+            help="Where to run: local (this process) or ray (parallel workers with --threads CPUs or one GPU each).",
+        ),
+    ] = "local"
+    address: Annotated[
+        str | None,
+        Option(metavar="HOST:PORT|auto", help="Address of a running Ray cluster (default: start a temporary one)."),
+    ] = None
 
 
 # How messages of the library name a parameter, and the flag for it. A value may follow the sign.

@@ -17,18 +17,18 @@ from typer import Argument, Option
 from protosteer.cli.common import CommandLineError, command, progress, say, sigterm_as_ctrl_c
 from protosteer.cli.loading import PANEL, make_executor, open_learner, prepare, refuse_existing, say_notes
 from protosteer.cli.options import (
-    Address,
     Device,
-    Executor,
     Loading,
     ModelFile,
     Precision,
     Threads,
     Weights,
+    Workers,
     check_reject,
     path_of,
 )
 from protosteer.errors import DataError
+from protosteer.util.files import writing
 from protosteer.util.text import counted, listed, printable
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ Paths = Annotated[
     Argument(
         metavar="PATH",
         help="Image files, folders, patterns such as 'new/*.jpg', lists (.csv, .parquet, .jsonl) with a path column, saved Hugging Face datasets, or - to read paths from standard input.",
-        show_default=False,
     ),
 ]
 OUT_HELP = "Output file (.parquet, .csv, .jsonl), or a folder (also s3://...) for one Parquet file per shard; existing shards are skipped."
@@ -71,10 +70,9 @@ def predict(
         float, Option(metavar="FRAMES", min=0.001, max=100.0, help="Frames per second of video to classify.")
     ] = 1.0,
     out: Annotated[str | None, Option(metavar="FILE|FOLDER", help=OUT_HELP)] = None,
-    engine: Executor = "local",
-    address: Address = None,
-    shard: Shard = 1024,
     *,
+    workers: Workers,
+    shard: Shard = 1024,
     loading: Loading,
 ) -> None:
     """Classify images. Unreadable files are reported and skipped.
@@ -87,7 +85,7 @@ def predict(
 
     if as_json + as_csv + (out is not None) > 1:
         raise CommandLineError("choose one of --json, --csv and --out", code="conflicting-options")
-    if out is None and (engine != "local" or address):
+    if out is None and workers != Workers():
         raise CommandLineError("workers write into a folder; name it with --out", code="engine-without-out")
     if out is not None and explain:
         message = "--explain is not for tables; leave out --explain or --out"
@@ -96,8 +94,7 @@ def predict(
         if out is not None or explain or reject is not None or len(videos) < len(paths):
             message = "videos are predicted by themselves, with --json or --csv alone"
             raise CommandLineError(message, code="conflicting-options")
-        learner = open_learner(model, loading)
-        _print_segments(learner, videos, per_second, as_json, as_csv)
+        _print_segments(open_learner(model, loading), videos, per_second, as_json, as_csv)
         return
     files = find_files(paths)
     if out is None:
@@ -105,8 +102,8 @@ def predict(
         _say_rejection(learner, reject)
         _print_predictions(Predictions(learner, top, reject, explain), files, as_json, as_csv)
         return
-    _check_out(out, engine)
-    who = make_executor(engine, address, loading.device)
+    _check_out(out, workers.engine)
+    who = make_executor(workers, loading.device)
     learner = open_learner(model, loading)
     _say_rejection(learner, reject)
     make_remote = functools.partial(predictions_from_spec, LearnerSpec.of(learner, loading.device), top, reject)
@@ -185,17 +182,15 @@ def _print_predictions(maker: Predictions, files: list[Path], as_json: bool, as_
 
 @command(PANEL)
 def embed(
-    model: Annotated[
-        str, Argument(metavar="MODEL", help="Model file, or name of a backbone such as mini.", show_default=False)
-    ],
+    model: Annotated[str, Argument(metavar="MODEL", help="Model file, or name of a backbone such as mini.")],
     paths: Paths,
-    out: Annotated[str, Option(metavar="FILE|FOLDER", help=OUT_HELP, show_default=False)],
+    out: Annotated[str, Option(metavar="FILE|FOLDER", help=OUT_HELP)],
     layers: Annotated[
         Literal["last", "several"],
         Option(help="Embed by the last layer, or by all that the default classifier reads, side by side."),
     ] = "last",
-    engine: Executor = "local",
-    address: Address = None,
+    *,
+    workers: Workers,
     shard: Shard = 1024,
     weights: Weights = None,
     device: Device = "auto",
@@ -208,8 +203,8 @@ def embed(
     from protosteer.workflows.sharded_predict import embeddings_from_spec
 
     files = find_files(paths)
-    _check_out(out, engine)
-    who = make_executor(engine, address, device)
+    _check_out(out, workers.engine)
+    who = make_executor(workers, device)
     learner = _embedder(model, Loading(None, weights, device, precision, threads))
     backbone = learner.backbone.reading(layers)
     make_remote = functools.partial(embeddings_from_spec, LearnerSpec.of(learner, device), layers)
@@ -225,8 +220,7 @@ def _embedder(model: str, loading: Loading) -> Learner:
     place = path_of(model)
     if place.exists() or place.suffix == ".protosteer":
         return Learner(open_learner(place, loading).backbone)
-    device = prepare(loading.device, loading.threads)
-    return Learner(Backbone.load(model, loading.weights, device=device, precision=loading.precision))
+    return Learner(Backbone.load(model, loading.weights, device=prepare(loading), precision=loading.precision))
 
 
 def _check_out(out: str, engine: str) -> None:
@@ -262,7 +256,6 @@ def _write_rows(
 ) -> None:
     """Write the rows of all files into one file, or into a folder with a file per shard."""
     from protosteer.runtime.progress import Stage
-    from protosteer.util.files import writing
     from protosteer.workflows.prediction_table import is_table, write_table
     from protosteer.workflows.sharded_predict import write_shards
 

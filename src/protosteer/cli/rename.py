@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from protosteer.cli import completion
-from protosteer.cli.common import CommandLineError, command, say
-from protosteer.cli.loading import PANEL, check_classes, clear_up
+from protosteer.cli.common import CommandLineError, command, print_json, say
+from protosteer.cli.loading import PANEL, check_classes
 from protosteer.cli.options import Json, ModelFile
+from protosteer.util.files import writing
 from protosteer.util.text import counted, printable, similar_names
 
 if TYPE_CHECKING:
@@ -19,16 +19,14 @@ if TYPE_CHECKING:
 
     from protosteer.model.memory import Memory
 
-ClassName = Annotated[
-    str, Argument(autocompletion=completion.class_names, show_default=False, help="A class of the model.")
-]
+ClassName = Annotated[str, Argument(autocompletion=completion.class_names, help="A class of the model.")]
 
 
 @command(PANEL)
 def rename(
     model: ModelFile,
     old: ClassName,
-    new: Annotated[str, Argument(show_default=False, help="Its new name.")],
+    new: Annotated[str, Argument(help="Its new name.")],
     as_json: Json = False,
 ) -> None:
     """Rename a class. What was learned of it stays as it is."""
@@ -43,16 +41,9 @@ def join(
     model: ModelFile,
     names: Annotated[
         list[str],
-        Argument(
-            metavar="CLASS CLASS...",
-            autocompletion=completion.class_names,
-            show_default=False,
-            help="Classes of the model.",
-        ),
+        Argument(metavar="CLASS CLASS...", autocompletion=completion.class_names, help="Classes of the model."),
     ],
-    name: Annotated[
-        str, Option("--as", metavar="NAME", show_default=False, help="Name of the class that they become.")
-    ],
+    name: Annotated[str, Option("--as", metavar="NAME", help="Name of the class that they become.")],
     as_json: Json = False,
 ) -> None:
     """Make one class of several."""
@@ -67,7 +58,6 @@ def join(
 def _change(path: Path, command: str, names: Sequence[str], new: str, work: Callable[[Memory], None]) -> list[str]:
     """Change the names of classes, keep the model as it was for `undo`, and return all classes of now."""
     from protosteer.model.transaction import transaction
-    from protosteer.util.files import writing
 
     with writing(path, None), transaction(path, command, keep=1) as change:
         held = change.read()
@@ -77,13 +67,12 @@ def _change(path: Path, command: str, names: Sequence[str], new: str, work: Call
         work(held.memory)
         change.renamed = {name: new for name in names if name != new}
         change.put(held)
-    clear_up(path)
     return held.memory.classes
 
 
 def _tell(path: Path, old: Sequence[str], new: str, classes: list[str], as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"path": str(path), "renamed": list(old), "name": new, "classes": len(classes)}, indent=1))
+        print_json({"path": str(path), "renamed": list(old), "name": new, "classes": len(classes)})
     else:
         print(printable(f"{' + '.join(old)} -> {new}"))
     say(f"Written: {path}: {counted(len(classes), 'class')}; to undo: protosteer undo {path}")

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from protosteer.cli.benchmarks import PANEL
-from protosteer.cli.common import CommandLineError, command, say
-from protosteer.cli.evaluate import check_page, evaluate_model, write_page
+from protosteer.cli.common import CommandLineError, command, say, write_output
+from protosteer.cli.evaluate import check_page, evaluate_model
 from protosteer.cli.options import Loading, path_of
+from protosteer.errors import ProtosteerError
 
 if TYPE_CHECKING:
     from protosteer.report.run_page import ReportRow
@@ -50,7 +51,7 @@ def report(
         from protosteer.report.evaluate import as_html
 
         found = evaluate_model(Path(runs[0]), test, loading)
-        write_page(out, as_html(found, f"{Path(runs[0]).name} on {test}"))
+        write_output(out, as_html(found, f"{Path(runs[0]).name} on {test}").encode(), "--out")
         return
     from protosteer.evaluation.comparison import gather
     from protosteer.evaluation.stored_runs import open_run_stream
@@ -63,14 +64,11 @@ def report(
     made = replace(made, pictures=pictures, maps=maps)
     streams = dict.fromkeys(row.configuration["stream"]["name"] for row in made.rows)
     what = made.rows[0].label if len(made.rows) == 1 else f"{len(made.rows)} configurations"
-    write_page(out, runs_page(made, f"{what} on {', '.join(streams)}"))
+    write_output(out, runs_page(made, f"{what} on {', '.join(streams)}").encode(), "--out")
 
 
 def _maps(row: ReportRow, data_dir: Path | None, loading: Loading) -> Mapping[str, Any]:
     """Embed the test images of a row's first run, before and after prompts; nothing if that is not possible."""
-    from dataclasses import replace
-
-    from protosteer.errors import ProtosteerError
     from protosteer.evaluation.experiment import Experiment
     from protosteer.evaluation.reevaluation import run_values
     from protosteer.evaluation.stored_runs import load_learner, open_run_stream, test_embeddings

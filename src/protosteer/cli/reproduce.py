@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
 from protosteer.cli import completion
+from protosteer.cli.benchmark_options import DataDir
 from protosteer.cli.benchmarks import PANEL, run_options
-from protosteer.cli.common import app, say, show, sigterm_as_ctrl_c
-from protosteer.cli.options import Address, Device, Executor, Json, Threads, command_line, in_flags
+from protosteer.cli.common import command, print_json, say, show, sigterm_as_ctrl_c
+from protosteer.cli.options import Device, Json, Threads, Workers, command_line, in_flags
 
 if TYPE_CHECKING:
     from protosteer.evaluation.experiment import Experiment
+    from protosteer.reproduction.results import Result
 
 
-@app.command(rich_help_panel=PANEL)
+@command(PANEL)
 def reproduce(
     name: Annotated[
         str | None,
@@ -41,11 +43,11 @@ def reproduce(
         str | None, Option(metavar="ROW,...", help="Keys of the rows to run, such as cpp,joint (default: all).")
     ] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="List the runs and estimate their time; run nothing.")] = False,
-    data_dir: Annotated[Path | None, Option(help="Where data sets are, or are downloaded to.")] = None,
+    data_dir: DataDir = None,
     device: Device = "auto",
     threads: Threads = None,
-    engine: Executor = "local",
-    address: Address = None,
+    *,
+    workers: Workers,
     out: Annotated[Path, Option(help="Folder for runs and results; each scale has its own folder in it.")] = Path(
         "runs/paper"
     ),
@@ -75,30 +77,34 @@ def reproduce(
         runs = unique_runs([cell for part in parts for cell in expand(part, chosen_scale, place)])
         _show_costs(runs, f"Scale {scale}: {chosen_scale.title}", as_json)
         return
-    how = run_options(engine, address, device, resume=True, overwrite=False)
-    told = how.pop("on_message")
+    how = run_options(workers, device, resume=True, overwrite=False)
+    del how["on_message"]  # `_tell` takes its place
     try:
         with sigterm_as_ctrl_c():
-            results = driver.reproduce(definitions, chosen_scale, place, lambda line: _tell(line, told), how, wanted)
+            results = driver.reproduce(definitions, chosen_scale, place, _tell, how, wanted)
     except KeyboardInterrupt:
         say(f"stopped; {place.out} keeps what was done. To resume: {shlex.join(command_line())}")
         raise
     if as_json:
         texts = {one.definition.name: (place.out / f"{one.definition.name}.json").read_text() for one in results}
-        print(json.dumps({key: json.loads(text) for key, text in texts.items()}, indent=1))
+        print_json({key: json.loads(text) for key, text in texts.items()})
     else:
         show([table for result in results for table in result_tables(result)])
-    failed = {cell: why for result in results for cell, why in result.missing.items()}
-    for cell, why in failed.items():
+    _report_missing(results)
+
+
+def _report_missing(results: Sequence[Result]) -> None:
+    """Name the runs that failed; the exit code is 1 if there is no number at all."""
+    for cell, why in {cell: why for result in results for cell, why in result.missing.items()}.items():
         say(f"not run: {cell}: {in_flags(why)}")
     if not any(number.mean is not None for result in results for number in result.numbers.values()):
         raise Exit(1)
 
 
-def _tell(line: str, tell: Callable[[str], None]) -> None:
+def _tell(line: str) -> None:
     """Pass a message on; every run is resumed, so that a new one is not news."""
     if not line.endswith("starting a new one"):
-        tell(line)
+        say(in_flags(line))
 
 
 def _show_costs(runs: list[Experiment], title: str, as_json: bool) -> None:
@@ -110,7 +116,7 @@ def _show_costs(runs: list[Experiment], title: str, as_json: bool) -> None:
     total = sum(cost.seconds for cost in costs)
     if as_json:
         lines = [{**vars(cost), "run": cost.run.folder.name, "seeds": list(cost.run.seeds or ())} for cost in costs]
-        print(json.dumps({"seconds": total, "runs": lines}, indent=1))
+        print_json({"seconds": total, "runs": lines})
         return
     show([cost_table(costs, title)])
     say(f"about {duration(total)} on this machine, in one process; timed on a few images per backbone")

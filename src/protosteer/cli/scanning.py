@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from protosteer.cli.common import make_console, say
+from protosteer.errors import DataError
 from protosteer.util.text import counted, listed
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ MAX_NAMED_FILES = 5  # in a line
 def check_nested(folder: Path, path: Path, yes: bool, dry_run: bool) -> None:
     """Ask before folders of class folders, such as months, are learned as classes."""
     from protosteer.data.class_folders import nested_folders
-    from protosteer.errors import DataError
 
     nested = [] if yes else nested_folders(folder)
     if not nested:

@@ -22,21 +22,15 @@ if TYPE_CHECKING:
 def serve(
     models: Annotated[
         list[str],
-        Argument(
-            metavar="[NAME=]MODEL",
-            help="Model files, each with the name to serve it by (default: the file's).",
-            show_default=False,
-        ),
+        Argument(metavar="[NAME=]MODEL", help="Model files, each with the name to serve it by (default: the file's)."),
     ],
     host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 is every address.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
     host_name: Annotated[
-        list[str] | None,
-        Option(help="Extra host name to accept in the Host header (repeatable).", show_default=False),
+        list[str] | None, Option(help="Extra host name to accept in the Host header (repeatable).")
     ] = None,
     reject: Annotated[
-        float,
-        Option(callback=check_reject, help="Share of known images that may be rejected as unknown by mistake."),
+        float, Option(callback=check_reject, help="Share of known images that may be rejected as unknown by mistake.")
     ] = 0.05,
     allow_teach: Annotated[
         bool, Option("--allow-teach", help="Allow clients with the token to add and forget classes.")

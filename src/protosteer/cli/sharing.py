@@ -8,13 +8,12 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from protosteer.cli.common import command, say
-from protosteer.cli.loading import PANEL, refuse_existing
+from protosteer.cli.common import command, print_json, say
+from protosteer.cli.loading import PANEL, refuse_existing, write_new
 from protosteer.cli.options import Json, ModelFile, path_of
+from protosteer.util.text import counted
 
-Repository = Annotated[
-    str, Argument(metavar="USER/NAME", help="Repository on the Hugging Face Hub.", show_default=False)
-]
+Repository = Annotated[str, Argument(metavar="USER/NAME", help="Repository on the Hugging Face Hub.")]
 
 
 @command(PANEL)
@@ -46,28 +45,20 @@ def push(
 def pull(
     repo: Repository,
     model: Annotated[
-        Path | None,
-        Argument(
-            metavar="[MODEL]", parser=path_of, help="File to write (default: NAME.protosteer).", show_default=False
-        ),
+        Path | None, Argument(metavar="[MODEL]", parser=path_of, help="File to write (default: NAME.protosteer).")
     ] = None,
-    revision: Annotated[str | None, Option(help="Branch, tag or commit.", show_default=False)] = None,
+    revision: Annotated[str | None, Option(help="Branch, tag or commit.")] = None,
     as_json: Json = False,
 ) -> None:
     """Download a model from the Hugging Face Hub, and check it as a file from an untrusted source."""
     from protosteer import sharing
-    from protosteer.model.transaction import transaction
-    from protosteer.util.files import writing
-    from protosteer.util.text import counted
 
     out = model or Path(f"{repo.rpartition('/')[2]}.protosteer")
     refuse_existing(out)
     pulled = sharing.pull(repo, revision)
-    with writing(out, None), transaction(out, "pull") as change:
-        refuse_existing(out)  # again: others may have written it meanwhile
-        change.put(pulled)
+    write_new(out, pulled, "pull")
     if as_json:
-        print(json.dumps({"path": str(out), "classes": pulled.memory.classes}, indent=1))
+        print_json({"path": str(out), "classes": pulled.memory.classes})
     else:
         print(f"{out}: {counted(len(pulled.memory.classes), 'class')}, backbone {pulled.backbone['name']}")
         say(f"next: protosteer predict {out} IMAGE")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from protosteer.cli.common import CommandLineError, command, progress, say, show, sigterm_as_ctrl_c
+from protosteer.cli.common import CommandLineError, command, print_json, progress, say, show, sigterm_as_ctrl_c
 from protosteer.cli.loading import PANEL, open_learner
 from protosteer.cli.options import Json, Loading, check_reject, path_of
+from protosteer.util.files import writing
+from protosteer.util.text import counted, listed
 
 if TYPE_CHECKING:
     from protosteer.workflows.sort_files import SortCounts, Sorter
@@ -23,7 +24,6 @@ def sort(
         Argument(
             metavar="MODEL IN [OUT]",
             parser=path_of,
-            show_default=False,
             help="Model file, folder of images, and folder for the class folders. Without OUT, with --xmp, images stay "
             "where they are and are tagged.",
         ),
@@ -56,7 +56,6 @@ def sort(
 ) -> None:
     """Sort images into class folders by what the model sees. Nothing is overwritten, and --undo takes all back."""
     from protosteer.data.image_files import image_files, images_below
-    from protosteer.util.files import writing
     from protosteer.workflows.sort_files import Sorter, SortOptions
 
     if undo:
@@ -65,8 +64,8 @@ def sort(
     if len(paths) not in (2, 3):
         message = "give a model file, a folder of images and a folder to sort into, such as: protosteer sort shop.protosteer camera sorted"
         raise CommandLineError(message, code="missing-argument")
-    model, source, out = (*paths, None)[:3]
-    assert model is not None and source is not None
+    model, source = paths[:2]
+    out = paths[2] if len(paths) == 3 else None
     options = SortOptions(out, mode, at_least, reject or None, xmp)
     files = images_below(source) if watch else image_files(source)  # a watched folder may be empty yet
     sorter = Sorter(open_learner(model, loading), source, options)
@@ -85,7 +84,6 @@ def _sort(sorter: Sorter, files: list[Path]) -> None:
 
 
 def _watch(sorter: Sorter, source: Path) -> None:
-    from protosteer.util.text import counted
     from protosteer.workflows.sort_files import watch
 
     say(f"watching {source}; Ctrl-C stops")
@@ -100,19 +98,16 @@ def _watch(sorter: Sorter, source: Path) -> None:
 
 
 def _tell(counts: SortCounts, root: Path, sorted_away: bool, as_json: bool) -> None:
-    from rich.text import Text
-
     from protosteer.report.tables import numbers, plain_table
-    from protosteer.util.text import counted, printable
 
     for error in counts.errors.values():
         say(f"warning: {error}")
     if as_json:
-        print(json.dumps(vars(counts) | {"folders": dict(counts.folders)}, indent=1))
+        print_json(vars(counts) | {"folders": dict(counts.folders)})
     elif counts.folders:
         table = plain_table(None, "Folder" if sorted_away else "Class", *numbers(["Images"]))
         for name, number in sorted(counts.folders.items()):
-            table.add_row(Text(printable(name)), f"{number:,}")
+            table.add_row(name, f"{number:,}")
         show([table])
     if counts.side_files:
         say(f"{counted(counts.side_files, 'XMP file')} written")
@@ -127,15 +122,13 @@ def _tell(counts: SortCounts, root: Path, sorted_away: bool, as_json: bool) -> N
 
 
 def _undo(paths: list[Path], as_json: bool) -> None:
-    from protosteer.util.files import writing
-    from protosteer.util.text import counted, listed
     from protosteer.workflows.sort_files import undo_sort
 
     root = paths[-1]
     with writing(root, None):
         count, stay = undo_sort(root)
     if as_json:
-        print(json.dumps({"taken_back": count, "left": stay}, indent=1))
+        print_json({"taken_back": count, "left": stay})
     if stay:
         say(f"warning: {counted(len(stay), 'file')} changed since, or without a place to go back to: {listed(stay, 3)}")
     say(f"{root}: {counted(count, 'file')} taken back")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from protosteer.cli.common import CommandLineError, command, progress, say, show
+from protosteer.cli.common import CommandLineError, command, print_json, progress, say, show
 from protosteer.cli.loading import PANEL, open_learner, refuse_existing
 from protosteer.cli.options import Json, Loading, ModelFile, check_reject, path_of
 from protosteer.cli.predict import find_files
+from protosteer.util.files import writing
+from protosteer.util.text import counted
 
 if TYPE_CHECKING:
     from protosteer.data.class_folders import Files
@@ -25,28 +26,16 @@ def suggest(
     model: ModelFile,
     paths: Annotated[
         list[str] | None,
-        Argument(
-            metavar="PATH",
-            help="Images without labels: files, folders, patterns, lists, as for predict.",
-            show_default=False,
-        ),
+        Argument(metavar="PATH", help="Images without labels: files, folders, patterns, lists, as for predict."),
     ] = None,
     check: Annotated[
         Path | None,
-        Option(
-            metavar="FOLDER",
-            parser=path_of,
-            help="Check a labelled folder for mislabelled images instead.",
-        ),
+        Option(metavar="FOLDER", parser=path_of, help="Check a labelled folder for mislabelled images instead."),
     ] = None,
     count: Annotated[int, Option(min=1, help="Maximum number of images per reason.")] = 50,
     reject: Annotated[
         float,
-        Option(
-            metavar="FRACTION",
-            callback=check_reject,
-            help="Threshold for unknown images, as in predict --reject.",
-        ),
+        Option(metavar="FRACTION", callback=check_reject, help="Threshold for unknown images, as in predict --reject."),
     ] = 0.05,
     out: Annotated[
         Path | None, Option(metavar="FILE", help="File of rows (.parquet, .csv, .jsonl) instead of a table.")
@@ -103,12 +92,10 @@ def _found(learner: Learner, labelled: Files | None, files: list[Path], count: i
 
 def _tell(found: Suggestions, out: Path | None, as_json: bool) -> None:
     from protosteer.report.active_learning import overview
-    from protosteer.util.files import writing
-    from protosteer.util.text import counted
     from protosteer.workflows.prediction_table import write_table
 
     if as_json:
-        print(json.dumps({"images": found.images, "found": found.found, "rows": list(found.rows())}, indent=1))
+        print_json({"images": found.images, "found": found.found, "rows": list(found.rows())})
     elif out is None:
         show(overview(found))
     else:

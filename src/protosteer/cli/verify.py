@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument
 
-from protosteer.cli.common import command, progress
+from protosteer.cli.common import command, print_json, progress
 from protosteer.cli.loading import PANEL, learner_of
 from protosteer.cli.options import Json, Loading, ModelFile, path_of
 from protosteer.errors import ProtosteerError
+from protosteer.util.text import printable
 
 
 @command(PANEL)
 def verify(
     certificate: Annotated[
-        Path,
-        Argument(metavar="CERTIFICATE", parser=path_of, show_default=False, help="What forget --certificate wrote."),
+        Path, Argument(metavar="CERTIFICATE", parser=path_of, help="What forget --certificate wrote.")
     ],
     model: ModelFile,
     folders: Annotated[
         list[Path] | None,
-        Argument(
-            metavar="[FOLDER...]",
-            show_default=False,
-            help="Folders of independent tasks, to relearn and compare bit by bit.",
-        ),
+        Argument(metavar="[FOLDER...]", help="Folders of independent tasks, to relearn and compare bit by bit."),
     ] = None,
     *,
     loading: Loading,
@@ -36,7 +31,6 @@ def verify(
     """Check that a model has forgotten what a certificate says. Without folders, this needs no backbone."""
     from protosteer.model import certificate as certificates
     from protosteer.model import file as model_file
-    from protosteer.util.text import printable
     from protosteer.workflows.verify import relearn
 
     contents = certificates.read(certificate)
@@ -50,7 +44,7 @@ def verify(
             found += relearn(learner_of(held, loading), folders, on_stage)
     words = {True: "checked", False: "FAILED", None: "not checked"}
     if as_json:
-        print(json.dumps({"checks": [{"passed": passed, "check": line} for passed, line in found]}, indent=1))
+        print_json({"checks": [{"passed": passed, "check": line} for passed, line in found]})
     else:
         print("\n".join(printable(f"{words[passed]}: {line}") for passed, line in found))
     failed = [line for passed, line in found if passed is False]
