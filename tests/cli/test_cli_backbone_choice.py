@@ -25,7 +25,7 @@ def by_hand() -> Path:
     return tiny_weights(cache_dir() / "weights" / "mine.safetensors", OWN)
 
 
-def test_with_mini_alone_one_line_says_what_to_expect_and_which_file_to_put_where(
+def test_with_mini_alone_one_line_says_what_to_download_and_which_file_to_put_where(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(auto_candidates, "TOO_SMALL", NANO)  # as it is outside of tests
@@ -82,3 +82,14 @@ def test_a_file_that_is_no_backbone_is_told_in_one_line(folder: Path, capsys: py
     out, err = run_cli(capsys, "backbones", "--try", folder)
     (line,) = (line for line in err.splitlines() if "shop" in line)
     assert line.startswith("backbone shop ") and "nano" in out
+
+
+@pytest.mark.parametrize("option", [(), ("--backbone", "mini")])
+def test_a_model_of_an_earlier_mini_names_the_missing_file_in_one_line(
+    option: tuple[str, ...], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.resources.files", lambda package: tmp_path)  # as in a wheel, which has them not
+    model = Path(__file__).parents[1] / "model" / "golden" / "mini-v1.protosteer"
+    said = expect_cli_error("backbone-not-found", "predict", model, folder, *option)
+    place = cache_dir() / "weights" / "mini-v1.safetensors"
+    assert str(place) in said and said.count("--weights FILE") == 1

@@ -40,8 +40,8 @@ def fetch_weights(name: str) -> Path:
     if name in EARLIER.values():
         place = _folder() / f"{name}.safetensors"
         message = (
-            f"{name} is no longer part of the package: copy src/protosteer/assets/{place.name} of the source repository "
-            f"to {place}, or pass weights=FILE"
+            f"{name}, an earlier mini, is not in the package: copy src/protosteer/assets/{place.name} of the source "
+            f"repository to {place}, or pass weights=FILE"
         )
         raise WeightsError(message, code="replaced-weights", name=name)
     known = known_weights(name)

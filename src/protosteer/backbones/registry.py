@@ -40,7 +40,6 @@ class BackboneInfo:
     config: ViTConfig
     shipped: bool = False  # as NAME.safetensors among the package's assets
     worth_fetching: bool = False  # small enough to download for a trial on a user's images
-    expect: str = ""  # its accuracy, for users who have no other
     url: str | None = None  # None: timm's hub has it
     md5: str = ""  # the first digits, which its authors publish
     path: Path | None = None  # of the weights on this disk
@@ -93,14 +92,7 @@ def _parameters(config: ViTConfig) -> int:
 # A new checkpoint needs one entry here; a shipped one also its file among the assets. The first that is worth fetching
 # is what messages recommend.
 KNOWN = (
-    BackboneInfo(
-        MINI,
-        MINI,
-        "Apache-2.0",
-        replace(TINY, image_size=160),
-        shipped=True,
-        expect="expect 95 % on ten kinds of small photographs, as with vit-tiny",
-    ),
+    BackboneInfo(MINI, MINI, "Apache-2.0", replace(TINY, image_size=160), shipped=True),
     BackboneInfo(
         NANO,
         NANO,

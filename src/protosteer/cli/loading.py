@@ -81,13 +81,11 @@ def backbone_of(model: Model, loading: Loading) -> Backbone:
     try:
         return model.load_backbone(loading.backbone, loading.weights, device, loading.precision)
     except WeightsError as error:
-        if given:
+        if loading.weights or loading.backbone not in (None, known):
             message = f"{model.path} uses backbone '{known}' and cannot be opened with '{given}' ({error})"
             raise ModelFileError(message, code="other-backbone", path=model.path, name=known) from error
-        message = (
-            f"{model.path} needs backbone '{known}', which cannot be loaded ({error}); say where its weights "
-            "are with --weights FILE"
-        )
+        where = "" if error.code == "replaced-weights" else "; say where its weights are with --weights FILE"
+        message = f"{model.path} needs backbone '{known}', which cannot be loaded ({error}){where}"
         raise ModelFileError(message, code="backbone-not-found", path=model.path, name=known) from error
 
 

@@ -75,7 +75,7 @@ class Model:
             raise self._error(
                 "other-backbone",
                 f"was learned with backbone '{about['name']}' ({about['fingerprint'][:12]}), not with "
-                f"'{given.name}' ({given.fingerprint[:12]}); predictions would be meaningless",
+                f"'{given.name}' ({given.fingerprint[:12]}); a model keeps its backbone: pass that one, or none",
             )
         if given.preprocessing.to_dict() != about["preprocessing"]:
             raise self._error(
@@ -144,8 +144,8 @@ class Model:
         except FingerprintMismatchError as error:
             raise self._error(
                 "other-backbone",
-                f"was learned with backbone '{about['name']}' ({about['fingerprint'][:12]}), and {error}; predictions "
-                "would be meaningless",
+                f"was learned with backbone '{about['name']}' ({about['fingerprint'][:12]}), and {error}; a model keeps "
+                "its backbone: pass its own weights, or none",
             ) from error
 
     def _error(self, code: str, words: str) -> ModelFileError:

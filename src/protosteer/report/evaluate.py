@@ -99,7 +99,7 @@ def overview(evaluation: Evaluation) -> list[RenderableType]:
     lines = [f"  {i.path}: {i.predicted} {100 * i.probability:.0f} %, not {i.label}" for i in mistakes[:MAX_LISTED]]
     if mistakes:
         more = f", the {MAX_LISTED} most confident" if len(mistakes) > MAX_LISTED else ""
-        parts.append(Text("\n".join([f"Mistakes: {len(mistakes):,}{more}:", *map(printable, lines)])))
+        parts.append(Text("\n".join([f"{counted(len(mistakes), 'mistake')}{more}:", *map(printable, lines)])))
     return parts
 
 

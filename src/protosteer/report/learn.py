@@ -78,7 +78,9 @@ def result_lines(result: LearnResult, classes: int) -> list[str]:
         how = "never learned" if result.record.metadata.held_out else "leave-one-out"
         lines.append(f"Self-check: {estimate} right, {images}{counted(classes, 'class')}, {how}")
     if result.training == "skipped":
-        lines.append("Training skipped: hardly an error is left; to train nevertheless, choose a preset, such as fast")
+        lines.append(
+            "Training skipped: the self-check found hardly any error; to train in any case, use the preset fast"
+        )
     check, before = result.check, result.before_training
     if check and before:
         right = f"{check.accuracy.right} of {counted(check.accuracy.images, 'test image')} right with it"
@@ -94,12 +96,12 @@ def why_no_prompt(record: TaskRecord, scan: FolderScan) -> str:
     if scan.known.keys() >= {*record.class_names}:
         return "nothing was trained: more images of known classes need no training"
     if record.shared_prompt is not None:
-        return "nothing was trained: what was trained before serves these classes, too"
+        return "nothing was trained: the shared prompt serves these classes, too"
     if len(record.classes) == 1:
-        return "nothing was trained: one class alone has none to be told from"
+        return "nothing was trained: training needs two classes or more"
     if record.independent:
         return "nothing was trained: independent folders share no prompt; the preset best trains one for each"
-    return "nothing was trained: by these settings only the first folder is trained"
+    return "nothing was trained: with these settings, only a model's first folder is trained"
 
 
 def as_json(scan: FolderScan, taught: LearnResult | None) -> dict[str, Any]:
