@@ -47,10 +47,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def features(
     backbone: str, data: str, out: Path, weights: Path | None = None, crop: float | None = None,
-    data_dir: Path | None = None, split: str = "train", first: int = 0, last: int | None = None,
+    data_dir: Path | None = None, split: str = "train", first: int = 0, last: int | None = None, precision: str = "fp32",
 ) -> None:  # fmt: skip
     """Cache class tokens and patch means of every layer; DATA is a data set's name or a folder of class folders."""
-    model = Backbone.load(backbone, weights=weights, crop=crop)
+    model = Backbone.load(backbone, weights=weights, crop=crop, precision=precision)
     if data in DATASETS:
         part = getattr(open_dataset(data, data_dir, Reading(model.preprocessing)), split)
         generator = torch.Generator().manual_seed(0)
@@ -62,7 +62,7 @@ def features(
         pixels, labels = read_folder_images(Path(data), first, last)
     cache = compute_features(model, pixels)
     cache |= {"labels": labels, "pooled": torch.full_like(labels, int(model.vit.config.pool == "mean"))}
-    origin = f"{model.name} {model.fingerprint}, {Path(data).name} {split} {first}:{last}"
+    origin = f"{model.name} {model.fingerprint}, {precision}, {Path(data).name} {split} {first}:{last}"
     save_file(cache, out, {"origin": origin})
     print(f"{out}: {len(labels)} images, {origin}")
 
@@ -94,12 +94,13 @@ def compute_features(model: Backbone, pixels: Tensor) -> Features:
     """Compute the "tokens" and "embedding" of pixels [N, 3, h, w] with one forward pass each."""
     vit, tokens, embedding = model.vit, [], []
     for batch in pixels.split(model.batch_size(64)):
-        x, layers = vit.embed_patches(model.preprocessing(batch)), []
-        for block in vit.blocks:
-            x = block(x)
-            layers.append(torch.stack([x[:, 0], x[:, -vit.config.patches :].mean(dim=1)], dim=1))
-        tokens.append(torch.stack(layers, dim=1).half())
-        embedding.append(vit.pool(x))
+        with torch.autocast("cpu", torch.bfloat16, enabled=model.precision == "bf16"):
+            x, layers = vit.embed_patches(model.preprocessing(batch)), []
+            for block in vit.blocks:
+                x = block(x)
+                layers.append(torch.stack([x[:, 0], x[:, -vit.config.patches :].mean(dim=1)], dim=1))
+            tokens.append(torch.stack(layers, dim=1).half())
+            embedding.append(vit.pool(x).float())
     return {"tokens": torch.cat(tokens), "embedding": torch.cat(embedding)}
 
 
@@ -216,13 +217,16 @@ def slda(x: Tensor, y: Tensor, query: Tensor) -> Tensor:
 def ridge(x: Tensor, y: Tensor, query: Tensor) -> Tensor:
     """Score by ridge regression of one-hot labels; a random fifth of the images selects lambda."""
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
-    x, targets, fifth = x[order].double(), F.one_hot(y[order]).double(), len(y) // 5
+    x, query, targets, fifth = x[order].double(), query.double(), F.one_hot(y[order]).double(), len(y) // 5
+    if len(x) < x.shape[1]:  # the regression lies in the span of the images
+        span = torch.linalg.qr(x.T).Q
+        x, query = x @ span, query @ span
     gram, cross = x[fifth:].T @ x[fifth:], x[fifth:].T @ targets[fifth:]
     values, vectors = torch.linalg.eigh(gram)
     turned, held = vectors.T @ cross, x[:fifth] @ vectors
     errors = [(held @ (turned / (values + a)[:, None]) - targets[:fifth]).square().mean() for a in LAMBDAS]
     strength = LAMBDAS[int(torch.stack(errors).argmin())]
-    return query.double() @ torch.linalg.solve(x.T @ x + strength * torch.eye(len(gram)), x.T @ targets)
+    return query @ torch.linalg.solve(x.T @ x + strength * torch.eye(len(gram)), x.T @ targets)
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
