@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -216,23 +217,29 @@ def check_damaged_state_is_rejected(make: Maker) -> None:
 
 def check_interrupted_training_resumes(make: Maker) -> None:
     """Training that is interrupted and resumed ends bit-identically."""
-    with TemporaryDirectory() as folder:
-        learner, checkpoint = make.after(1), CheckpointFile(Path(folder) / "checkpoint", seconds=0)
-        try:
-            learn_task(learner, GROUPS[1], on_stage=_stop, checkpoint=checkpoint)
-        except _InterruptedError:
-            learner = make.after(1)
-            learn_task(learner, GROUPS[1], checkpoint=checkpoint)
-    assert learner.state() == make.after(2).state()
+    assert _learn_interrupted(make, make.after(1).state(), toy_task(GROUPS[1])).state() == make.after(2).state()
 
 
 class _InterruptedError(Exception):
     pass
 
 
-def _stop(stage: Stage) -> None:
-    if stage.training and stage.training.step == 3:
-        raise _InterruptedError
+def _learn_interrupted(make: Maker, state: bytes, data: TrainingTask) -> Method:
+    """Learn one task more than a state has, interrupted after three steps and resumed by a restored method."""
+
+    def stop(stage: Stage) -> None:
+        if stage.training and stage.training.step == 3:
+            raise _InterruptedError
+
+    with TemporaryDirectory() as folder:
+        checkpoint = CheckpointFile(Path(folder) / "checkpoint", seconds=0)
+        for on_stage in (stop, None):
+            method = make()
+            method.restore(state)
+            with suppress(_InterruptedError), training_view(data, on_stage, checkpoint) as task:
+                method.learn(task)
+                break
+    return method
 
 
 def check_given_backbone_is_unchanged(make: Maker) -> None:
@@ -269,37 +276,18 @@ def check_repeated_classes(make: Maker) -> None:
     """Known classes may come with new ones, or alone; interruptions change nothing."""
     tasks = [["ant", "bee"], ["bee", "cat", "dog"], ["ant", "cat"]]
 
-    def learn(
-        method: Method,
-        numbers: Sequence[int],
-        on_stage: OnStage | None = None,
-        checkpoint: CheckpointFile | None = None,
-    ) -> Method:
-        for i in numbers:
-            images, labels = toy_images(tasks[i], seed=10 * i)
-            data = TrainingTask(f"task-{i}", tasks[i], ArrayImages(images), labels)
-            with training_view(data, on_stage, checkpoint) as task:
-                method.learn(task)
-            answers = method.predict(make.images(method, tasks[i]))
-            truth = torch.tensor([method.classes.index(name) for name in tasks[i] for _ in range(5)])
-            assert (answers == truth).float().mean() > 0.8, (tasks[i], answers)
-        return method
-
-    whole, other = learn(make(), [0, 1]), make()
-    assert whole.classes == ["ant", "bee", "cat", "dog"]
-    before = whole.state()
-    other.restore(before)
-    learn(whole, [2])
-    assert whole.classes == other.classes and len(whole.bytes_per_task()) == 3
-    with TemporaryDirectory() as folder:
-        checkpoint = CheckpointFile(Path(folder) / "checkpoint", seconds=0)
-        try:
-            learn(other, [2], _stop, checkpoint)
-        except _InterruptedError:
-            other = make()
-            other.restore(before)
-            learn(other, [2], checkpoint=checkpoint)
-    assert other.state() == whole.state() != before
+    method, states = make(), []
+    for i, classes in enumerate(tasks):
+        images, labels = toy_images(classes, seed=10 * i)
+        data = TrainingTask(f"task-{i}", classes, ArrayImages(images), labels)
+        with training_view(data) as task:
+            method.learn(task)
+        answers = method.predict(make.images(method, classes))
+        truth = torch.tensor([method.classes.index(name) for name in classes for _ in range(5)])
+        assert (answers == truth).float().mean() > 0.8, (classes, answers)
+        states.append(method.state())
+    assert method.classes == ["ant", "bee", "cat", "dog"] and len(method.bytes_per_task()) == 3
+    assert _learn_interrupted(make, states[1], data).state() == states[2] != states[1]
 
 
 def check_predictions_do_not_depend_on_task_order(make: Maker) -> None:
