@@ -90,31 +90,21 @@ class EASE(Method):
 
     def learn(self, task: TrainingTask) -> None:
         """Train the task's adapters, then update the prototypes in all spaces."""
-        s, classes = self.settings, number_labels(task, [])[0]
+        s, (classes, labels) = self.settings, number_labels(task, [])
         self.add_space(tune_adapters(task, self.backbone, s, s.adapter_width, s.adapter_scale))
         self.tasks.append(classes)
-        self.update_prototypes(task)
-
-    def add_space(self, adapters: nn.ModuleList) -> None:
-        """Add the feature space of a task's adapters."""
-        self.adapters.append(adapters)
-        adapted = with_adapters(self.backbone, adapters, self.settings.adapter_scale, trainable=False)
-        self.adapted.append(adapted)
-
-    def update_prototypes(self, task: TrainingTask) -> None:
-        """Compute prototypes of the newest task's classes in all spaces, and of earlier classes in its space."""
-        labels = number_labels(task, [])[1]
-        new = torch.stack(
-            [
-                class_means(embed_task(task, space, self.embed_batch_size, "prototypes"), labels)
-                for space in self.adapted
-            ]
-        )
-        if self.settings.plain_weight:
+        embeddings = (embed_task(task, space, self.embed_batch_size, "prototypes") for space in self.adapted)
+        new = torch.stack([class_means(own, labels) for own in embeddings])
+        if s.plain_weight:
             plain = embed_task(task, self.backbone, self.embed_batch_size, "prototypes")
             self.plain = torch.cat([self.plain, class_means(plain, labels)])
         old = F.pad(self.prototypes, (0, 0, 0, 0, 0, 1))  # one more space, which `synthesise` fills
         self.prototypes = synthesise(torch.cat([old, new], dim=1), [len(names) for names in self.tasks])
+
+    def add_space(self, adapters: nn.ModuleList) -> None:
+        """Add the feature space of a task's adapters."""
+        self.adapters.append(adapters)
+        self.adapted.append(with_adapters(self.backbone, adapters, self.settings.adapter_scale, trainable=False))
 
     def answer(self, images: Images) -> Answer:
         """Predict the class with the largest score over all spaces."""
@@ -130,14 +120,10 @@ class EASE(Method):
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore prototypes and adapters; see `Method.load_state_dict`."""
-        width = self.settings.adapter_width
-        made = [new_adapters(self.backbone, width, self.generator) for _ in self.tasks]
-        self.adapters, self.adapted = nn.ModuleList(made), []
+        self.adapters, self.adapted = nn.ModuleList(), []
+        for _ in self.tasks:
+            self.add_space(new_adapters(self.backbone, self.settings.adapter_width, self.generator))
         super().load_state_dict(tensors)
-        loaded, self.adapters = list(self.adapters), nn.ModuleList()
-        for adapters in loaded:
-            assert isinstance(adapters, nn.ModuleList)
-            self.add_space(adapters)
 
     def bytes_per_task(self) -> list[int]:
         """Return the bytes of a task's adapters, its classes in all spaces so far, and earlier classes in its own."""
