@@ -39,7 +39,7 @@ def test_what_is_kept_is_of_each_task_and_the_radius_of_the_first():
     torch.testing.assert_close(one.prototypes, embeddings.mean(dim=1))
     assert float(one.radius) == pytest.approx(float(radius(list(embeddings))), rel=1e-5)
     assert two.radius == one.radius and torch.equal(two.prototypes[:2], one.prototypes)
-    assert two.head.weight.shape == (4 * 5, 24) and two.before is None
+    assert two.head.weight.shape == (4 * 5, 24) and two.teacher is None
 
 
 def test_drawn_prototypes_lie_around_those_kept():
@@ -76,7 +76,7 @@ def test_losses_are_those_of_loops():
     for image, label in zip(images, labels.tolist(), strict=True):
         for turn in range(4):
             view = torch.rot90(image, turn, (1, 2))[None]
-            now, then = method.backbone.embed(view), method.before.embed(view)
+            now, then = method.backbone.embed(view), method.teacher.backbone.embed(view)
             surprises.append(cross_entropy((method.head(now)[0] / 0.7).tolist(), 4 * label + turn))
             squares += float((now - then).detach().square().sum())
     method.generator.manual_seed(1)

@@ -28,7 +28,7 @@ from protosteer.backbones import Backbone
 from protosteer.data.images import Chosen, ImageSet
 from protosteer.methods.base import Answer, Images, Source, TrainingTask, register_method
 from protosteer.methods.buffer import balanced
-from protosteer.methods.finetune_base import Network, Rehearsal, RehearsalSettings, Teacher, distillation
+from protosteer.methods.finetune_base import Network, Rehearsal, RehearsalSettings, distillation
 from protosteer.methods.training_utils import answer_by, minimise
 from protosteer.settings import setting
 
@@ -58,6 +58,7 @@ class BiC(Rehearsal):
     )
     state_fields = {**Rehearsal.state_fields, "correction": "once"}
     test_settings = {**Network.test_settings, "buffer_size": 24}
+    distils = True
     settings: BiCSettings
 
     def __init__(self, backbone: Backbone, settings: BiCSettings):
@@ -65,11 +66,10 @@ class BiC(Rehearsal):
         self.correction = torch.tensor(IDENTITY)  # alpha and beta of the latest task's classes
         # Which images of the current task are held out, bool [n].
         self.held = torch.empty(0, dtype=torch.bool)
-        self.teacher: Teacher | None = None  # the network before the current task; None in the first
 
     def begin_task(self, task: TrainingTask, labels: Tensor) -> None:
-        """Copy the teacher and draw the held-out images."""
-        self.teacher = Teacher(self.backbone, self.head) if self.tasks else None
+        """Draw the held-out images."""
+        super().begin_task(task, labels)
         classes = len(self.classes) + len(labels.unique())
         s = self.settings
         self.held = draw_held_out(labels, s.held_out, s.buffer_size // classes, self.generator)
@@ -101,11 +101,10 @@ class BiC(Rehearsal):
         """Fit the correction and update the buffer."""
         both, targets = self.buffer.joined_with(task.train, labels)
         held, new = self.all_held(), len(self.tasks[-1])
-        if self.teacher:
+        if len(self.tasks) > 1:
             self.correction = self.fit_correction(both, targets, held.nonzero()[:, 0], new)
         rows = rows_to_keep(targets, held, self.settings.held_out, self.settings.buffer_size, self.generator)
         self.buffer.offer(task.train, labels, rows, held=self.held)
-        self.teacher = None
 
     def fit_correction(self, images: ImageSet, labels: Tensor, rows: Tensor, new: int) -> Tensor:
         """Fit alpha and beta, [2], on these held-out rows of buffer and task, equally many of each class."""
@@ -118,7 +117,7 @@ class BiC(Rehearsal):
 
     def answer(self, images: Images) -> Answer:
         """Predict the class of the largest corrected logit."""
-        logits = self.head(images.embed(torch.arange(len(images))))
+        logits = self.logits(images.embed(torch.arange(len(images))))
         return answer_by(correct(logits, self.correction, len(self.tasks[-1])))
 
 

@@ -47,13 +47,13 @@ class DERpp(OnlineRehearsal):
 
     def __init__(self, backbone: Backbone, settings: DERppSettings):
         super().__init__(backbone, settings)
-        self.logits = torch.empty(0, 0)  # of the last step's batch, [B, K]
+        self.batch_logits = torch.empty(0, 0)  # of the last step's batch, [B, K]
 
     def loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Add the drift of logits and the loss of replayed images; see `Network.loss`."""
         embeddings = self.backbone.embed(images)
         logits = self.head(embeddings)
-        value, self.logits = F.cross_entropy(logits, labels), logits.detach().cpu()
+        value, self.batch_logits = F.cross_entropy(logits, labels), logits.detach().cpu()
         if len(self.buffer):
             views, rows = self.replay(len(labels))
             drift = self.drift(self.head(self.backbone.embed(views)), rows)
@@ -64,7 +64,7 @@ class DERpp(OnlineRehearsal):
 
     def notes(self) -> dict[str, Tensor]:
         """Store the logits of the last step's batch."""
-        return {"logits": self.logits}
+        return {"logits": self.batch_logits}
 
     def drift(self, logits: Tensor, rows: Tensor) -> Tensor:
         """Compute the mean squared difference of logits [b, K] to those stored in rows [b]."""

@@ -32,7 +32,7 @@ class Network(Method):
     """A trainable copy of the backbone and a head that grows, trained task after task.
 
     As it stands, this is sequential fine-tuning. A method overrides some of the hooks `begin_task`, `training_set`,
-    `loss` and `end_task`. The backbone that is given stays as it is.
+    `loss` or its `criterion`, and `end_task`. The backbone that is given stays as it is.
     """
 
     trains = "backbone, head"
@@ -42,11 +42,15 @@ class Network(Method):
     test_settings = {"epochs": 6, "batch_size": 8, "learning_rate": 5e-3, "augmentation": "crop"}
     settings: TrainingSettings
     views: ClassVar[int] = 1  # augmentations of each image of a batch
+    optimiser_class: ClassVar[type[torch.optim.Adam]] = torch.optim.AdamW
+    distils: ClassVar[bool] = False  # from the network before the task: the `teacher`
+    restarts: ClassVar[bool] = False  # every task from the pre-trained weights
 
     def __init__(self, backbone: Backbone, settings: TrainingSettings):
         super().__init__(backbone.trainable_copy(), settings)
         self.pretrained = backbone
         self.head = Head(backbone.dim, backbone.device)
+        self.teacher: Teacher | None = None  # while a task is trained, but the first
 
     @property
     def vit(self) -> nn.Module:
@@ -65,11 +69,18 @@ class Network(Method):
         s, loss, drawn = self.settings, self.loss, self.generator
         job = TrainingJob(task, images, targets, self.backbone, parameters, optimiser, loss, s, drawn, self.views)
         fit(self.training_job(job))
+        self.teacher = None
         self.tasks.append(classes)
         self.end_task(task, labels)
 
     def begin_task(self, task: TrainingTask, labels: Tensor) -> None:
         """Prepare for a task; the head has no rows for its new classes yet."""
+        if self.distils and self.tasks:
+            self.teacher = Teacher(self.backbone, self.head)
+        if self.restarts and self.tasks:
+            self.backbone = self.pretrained.trainable_copy()
+            self.head = Head(self.backbone.dim, self.backbone.device)
+            self.head.grow(len(self.classes), self.generator)
 
     def training_set(self, images: ImageSet, labels: Tensor) -> tuple[ImageSet, Tensor]:
         """Return the images and labels to train on, given the task's."""
@@ -82,7 +93,7 @@ class Network(Method):
     def optimiser(self) -> torch.optim.Optimizer:
         """Create the optimiser of a task."""
         s = self.settings
-        return torch.optim.AdamW(self.parameters().values(), s.learning_rate, weight_decay=s.weight_decay)
+        return self.optimiser_class(self.parameters().values(), s.learning_rate, weight_decay=s.weight_decay)
 
     def loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the loss of a batch.
@@ -95,7 +106,15 @@ class Network(Method):
             The loss, and embeddings [B, D] of the images.
         """
         embeddings = self.backbone.embed(images)
-        return F.cross_entropy(self.head(embeddings), labels), embeddings
+        return self.criterion(self.logits(embeddings), labels), embeddings
+
+    def logits(self, embeddings: Tensor) -> Tensor:
+        """Compute the logits [B, K] of embeddings [B, D]."""
+        return self.head(embeddings)
+
+    def criterion(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Compute the loss of logits [B, K] and labels [B]."""
+        return F.cross_entropy(logits, labels)
 
     def end_task(self, task: TrainingTask, labels: Tensor) -> None:
         """Finish a task after training; `tasks` contains its classes already."""
@@ -104,15 +123,9 @@ class Network(Method):
         """Return the parameters to train, by name."""
         return dict([*self.vit.named_parameters("vit"), *self.head.named_parameters("head")])
 
-    def reset_network(self) -> None:
-        """Return to the pre-trained weights, with a new head for all classes so far."""
-        self.backbone = self.pretrained.trainable_copy()
-        self.head = Head(self.backbone.dim, self.backbone.device)
-        self.head.grow(len(self.classes), self.generator)
-
     def answer(self, images: Images) -> Answer:
         """Predict the class of the largest logit."""
-        return answer_by(self.head(images.embed(torch.arange(len(images)))))
+        return answer_by(self.logits(images.embed(torch.arange(len(images)))))
 
     def trained_parameters(self) -> int:
         """Return the number of parameters of backbone and head."""

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protosteer.data.images import ImageSet
-from protosteer.methods.base import Source, TrainingTask, register_method
+from protosteer.methods.base import Source, register_method
 from protosteer.methods.finetune_base import Rehearsal, RehearsalSettings
 from protosteer.settings import setting
 
@@ -53,12 +53,8 @@ class GDumb(Rehearsal):
     )
     supports_repeated_classes = True
     test_settings = {**Rehearsal.test_settings, "epochs": 12}
+    restarts = True
     settings: GDumbSettings
-
-    def begin_task(self, task: TrainingTask, labels: Tensor) -> None:
-        """Restart from the given weights."""
-        if self.tasks:
-            self.reset_network()
 
     def training_set(self, images: ImageSet, labels: Tensor) -> tuple[ImageSet, Tensor]:
         """Update the buffer and return it."""
@@ -74,9 +70,6 @@ class GDumb(Rehearsal):
         logits = self.head(embeddings)
         own, other = F.cross_entropy(logits, labels), F.cross_entropy(logits, labels[partners])
         return (1 - share) * own + share * other, embeddings
-
-    def end_task(self, task: TrainingTask, labels: Tensor) -> None:
-        """Leave the buffer as it was trained on."""
 
 
 def cutmix(images: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor, float]:

@@ -29,7 +29,7 @@ from protosteer.backbones import Backbone
 from protosteer.data.images import ImageSet
 from protosteer.errors import SettingsError
 from protosteer.methods.base import Answer, Images, Source, TrainingTask, register_method
-from protosteer.methods.finetune_base import Rehearsal, RehearsalSettings, Teacher
+from protosteer.methods.finetune_base import Rehearsal, RehearsalSettings
 from protosteer.methods.training_utils import embed_task
 
 
@@ -56,21 +56,20 @@ class ICaRL(Rehearsal):
         "CPP's appendix (buffer, learning rate); the authors' code (epochs: 70 for CIFAR-100, 60 for ImageNet)"
     )
     state_fields = {**Rehearsal.state_fields, "means": "once"}
+    distils = True
     settings: ICaRLSettings
 
     def __init__(self, backbone: Backbone, settings: ICaRLSettings):
         super().__init__(backbone, settings)
         self.means = torch.empty(0, backbone.dim)  # unit-length means of exemplars, [K, D]
-        self.teacher: Teacher | None = None  # the network before the current task; None in the first
 
     def begin_task(self, task: TrainingTask, labels: Tensor) -> None:
-        """Check that the buffer can hold an exemplar of each class, and copy the teacher."""
+        """Check that the buffer can hold an exemplar of each class."""
         classes, size = int(labels.max()) + 1, self.settings.buffer_size
         if size < classes:
             message = f"buffer_size = {size}: {classes} classes need an exemplar each; set at least {classes}"
             raise SettingsError(message, code="buffer-too-small", name="buffer_size")
-        if self.tasks:
-            self.teacher = Teacher(self.backbone, self.head)
+        super().begin_task(task, labels)
 
     def training_set(self, images: ImageSet, labels: Tensor) -> tuple[ImageSet, Tensor]:
         """Return buffer and task together."""
@@ -88,7 +87,6 @@ class ICaRL(Rehearsal):
 
     def end_task(self, task: TrainingTask, labels: Tensor) -> None:
         """Choose the exemplars and compute their means."""
-        self.teacher = None
         each = self.settings.buffer_size // len(self.classes)
         features = F.normalize(embed_task(task, self.backbone, self.embed_batch_size, "exemplars"), dim=1)
         rows = [(self.buffer.labels == label).nonzero()[:each, 0] for label in self.buffer.labels.unique()]

@@ -20,7 +20,7 @@ images, and the rate falls to zero by half a cosine at every step; there, by a q
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from protosteer.backbones import Backbone
 from protosteer.methods.base import Source, TrainingTask, register_method
 from protosteer.methods.finetune_base import Network
-from protosteer.methods.training_utils import TrainingSettings, embed_task
+from protosteer.methods.training_utils import TrainingSettings, embed_task, task_cross_entropy
 from protosteer.paper.vit import Attention
 from protosteer.settings import setting
 
@@ -87,6 +87,7 @@ class InfLoRA(Network):
     grid = {"learning_rate": (5e-4, 1.5e-4, 1.5e-3)}
     state_fields = {"projections": "once", "attention": "once", "head": "per class"}
     test_settings = {**Network.test_settings, "epochs": 10, "learning_rate": 0.03, "rank": 6, "energy": 0.6}
+    optimiser_class = torch.optim.Adam
     settings: InfLoRASettings
 
     def __init__(self, backbone: Backbone, settings: InfLoRASettings):
@@ -137,17 +138,9 @@ class InfLoRA(Network):
         ups = {f"up.{i}": qkv.up for i, qkv in enumerate(self.attention) if isinstance(qkv, LowRankQKV)}
         return {**ups, **dict(self.head.named_parameters("head"))}
 
-    def optimiser(self) -> torch.optim.Optimizer:
-        """Create the optimiser of a task."""
-        s = self.settings
-        return torch.optim.Adam(self.parameters().values(), s.learning_rate, weight_decay=s.weight_decay)
-
-    def loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the cross-entropy over the task's classes; see `Network.loss`."""
-        embeddings, known = self.backbone.embed(images), len(self.classes)
-        logits = self.head(embeddings)
-        first = known if logits.shape[1] > known + 1 else 0
-        return F.cross_entropy(logits[:, first:], labels - first), embeddings
+    def criterion(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Compute the cross-entropy over the task's classes."""
+        return task_cross_entropy(logits, labels, len(self.classes))
 
     def end_task(self, task: TrainingTask, labels: Tensor) -> None:
         """Add the updates to the weights, and protect the directions that the task needs."""
@@ -160,11 +153,6 @@ class InfLoRA(Network):
         self.projections = torch.stack(
             [protect(gram, old, share) for gram, old in zip(grams, self.projections, strict=True)]
         )
-
-    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore the weights and what is protected; see `Method.load_state_dict`."""
-        super().load_state_dict(tensors)
-        self.vit.requires_grad_(False)
 
     def trained_parameters(self) -> int:
         """Return the size of all tasks' updates and of the head."""

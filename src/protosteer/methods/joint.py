@@ -42,12 +42,8 @@ class Joint(Rehearsal):
     supports_repeated_classes = True
     state_grows = True
     test_settings = Network.test_settings
+    restarts = True
     settings: JointSettings
-
-    def begin_task(self, task: TrainingTask, labels: Tensor) -> None:
-        """Restart from the given weights."""
-        if self.tasks:
-            self.reset_network()
 
     def training_set(self, images: ImageSet, labels: Tensor) -> tuple[ImageSet, Tensor]:
         """Return the images of all tasks so far."""

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from protosteer.methods.base import Source, TrainingTask, register_method
-from protosteer.methods.finetune_base import Network, Teacher, distillation
+from protosteer.methods.base import Source, register_method
+from protosteer.methods.finetune_base import Network, distillation
 from protosteer.methods.training_utils import TrainingSettings
 from protosteer.settings import setting
 
@@ -40,12 +40,8 @@ class LwF(Network):
     source = Source("Li and Hoiem", "Learning without forgetting", "ECCV", 2016)
     settings_class = LwFSettings
     supports_repeated_classes = True
+    distils = True
     settings: LwFSettings
-    teacher: Teacher | None = None  # none in the first task
-
-    def begin_task(self, task: TrainingTask, labels: Tensor) -> None:
-        """Copy the teacher."""
-        self.teacher = Teacher(self.backbone, self.head) if self.tasks else None
 
     def loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Compute cross-entropy and distillation; see `Network.loss`."""
@@ -56,7 +52,3 @@ class LwF(Network):
             old = self.teacher(images)
             loss = loss + s.distillation_weight * distillation(logits[:, : old.shape[1]], old, s.temperature)
         return loss, embeddings
-
-    def end_task(self, task: TrainingTask, labels: Tensor) -> None:
-        """Discard the teacher."""
-        self.teacher = None

@@ -63,24 +63,20 @@ class PASS(Network):
     )
     state_fields = {**Network.state_fields, "prototypes": "per class", "radius": "once"}
     test_settings = {**Network.test_settings, "learning_rate": 1e-2, "distill_weight": 0.1, "prototype_weight": 1.0}
+    optimiser_class = torch.optim.Adam
+    distils = True
     settings: PASSSettings
 
     def __init__(self, backbone: Backbone, settings: PASSSettings):
         super().__init__(backbone, settings)
         self.prototypes = torch.empty(0, backbone.dim)  # [K, D]
         self.radius = torch.tensor(0.0)  # the scale of the noise
-        self.before: Backbone | None = None  # the backbone before the current task; None in the first
 
     def begin_task(self, task: TrainingTask, labels: Tensor) -> None:
-        """Copy the backbone and add the head's rows of rotated classes."""
-        self.before = self.backbone.frozen_copy() if self.tasks else None
+        """Add the head's rows of rotated classes."""
+        super().begin_task(task, labels)
         # With the row per class that `Network` adds, there is one for each class and rotation.
         self.head.grow((ROTATIONS - 1) * len(labels.unique()), self.generator)
-
-    def optimiser(self) -> torch.optim.Optimizer:
-        """Create the optimiser of a task."""
-        s = self.settings
-        return torch.optim.Adam(self.parameters().values(), s.learning_rate, weight_decay=s.weight_decay)
 
     def loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the three losses; see `Network.loss`."""
@@ -88,9 +84,9 @@ class PASS(Network):
         views, targets = rotated(images, labels)
         features = self.backbone.embed(views)
         value = F.cross_entropy(self.head(features) / s.temperature, targets)
-        if self.before is not None:
+        if self.teacher:
             moved, owners = self.draw(s.batch_size)
-            distance = (features - self.before.embed(views)).norm()
+            distance = (features - self.teacher.backbone.embed(views)).norm()
             replayed = F.cross_entropy(self.head(moved) / s.temperature, ROTATIONS * owners.to(labels.device))
             value = value + s.distill_weight * distance + s.prototype_weight * replayed
         return value, features[: len(images)]
@@ -103,7 +99,6 @@ class PASS(Network):
 
     def end_task(self, task: TrainingTask, labels: Tensor) -> None:
         """Compute the prototypes of the task's classes; on the first task, the radius too."""
-        self.before = None
         features = embed_task(task, self.backbone, self.embed_batch_size, "prototypes")
         by_class = [features[labels == number] for number in labels.unique()]
         if len(self.tasks) == 1:

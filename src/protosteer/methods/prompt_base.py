@@ -3,7 +3,7 @@
 An image passes the backbone twice: without a prompt, which gives its query, and with the prompt that its query
 selects. The cross-entropy runs over the classes of the current task only, so the head's rows of earlier classes get no
 gradient. (The papers set all other scores to minus infinity, which is the same.) A prediction is the largest of all
-scores. A task of one class would learn nothing this way, so there, all classes count.
+scores.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from protosteer.methods.training_utils import (
     answer_by,
     fit,
     number_labels,
+    task_cross_entropy,
     task_seed,
 )
 
@@ -101,13 +102,7 @@ class Prompted(Method):
         """Compute the loss of normalised images [B, 3, H, W] with labels [B], and their features [B, D]."""
         prompt, penalty = self.training_prompt(self.backbone.embed(images))
         features = self.features(self.backbone, images, prompt)
-        return self.cross_entropy(self.head(features), labels) + penalty, features
-
-    def cross_entropy(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """Compute the cross-entropy of scores [B, K] over the task's classes; over all if it has only one."""
-        known = len(self.classes)
-        first = known if scores.shape[1] > known + 1 else 0
-        return F.cross_entropy(scores[:, first:], labels - first)
+        return task_cross_entropy(self.head(features), labels, len(self.classes)) + penalty, features
 
     @torch.no_grad()
     def answer(self, images: Images) -> Answer:

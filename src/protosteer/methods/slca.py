@@ -89,16 +89,17 @@ class SLCA(Network):
         self.head.assign(*self._rows(self.trained))
 
     def optimiser(self) -> torch.optim.Optimizer:
-        """Create the optimiser, with a smaller rate for the backbone."""
-        s = self.settings
-        slow = {"params": list(self.vit.parameters()), "lr": s.learning_rate * s.backbone_rate}
-        head = {"params": list(self.head.parameters()), "lr": s.learning_rate}
-        return torch.optim.SGD([slow, head], s.learning_rate, momentum=s.momentum, weight_decay=s.weight_decay)
+        """Create the optimiser, with a smaller rate for all but the head."""
+        s, named = self.settings, self.parameters()
+        head = [p for name, p in named.items() if name.startswith("head.")]
+        slow = [p for name, p in named.items() if not name.startswith("head.")]
+        groups = [{"params": slow, "lr": s.learning_rate * s.backbone_rate}, {"params": head, "lr": s.learning_rate}]
+        return torch.optim.SGD(groups, s.learning_rate, momentum=s.momentum, weight_decay=s.weight_decay)
 
-    def loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the cross-entropy over the task's classes; see `Network.loss`."""
-        embeddings, known = self.backbone.embed(images), len(self.trained.bias)
-        return F.cross_entropy(self.head(embeddings)[:, known:], labels - known), embeddings
+    def criterion(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Compute the cross-entropy over the task's classes."""
+        known = len(self.classes)
+        return F.cross_entropy(logits[:, known:], labels - known)
 
     def end_task(self, task: TrainingTask, labels: Tensor) -> None:
         """Store the task's Gaussians and align the head."""
@@ -110,7 +111,6 @@ class SLCA(Network):
         self.add_gaussians(embeddings, labels, RIDGE)
         self.head.assign(*self._rows(self.trained))
         if known:
-            self.generator.manual_seed(task_seed(self.settings.seed, self.tasks[-1]))
             self.align()
 
     def add_gaussians(self, embeddings: Tensor, labels: Tensor, ridge: float) -> None:
@@ -128,6 +128,7 @@ class SLCA(Network):
     def align(self) -> None:
         """Train the head on features drawn from all classes."""
         s, device = self.settings, self.head.weight.device
+        self.generator.manual_seed(task_seed(s.seed, self.tasks[-1]))
         labels = torch.arange(len(self.means)).repeat_interleave(s.align_draws)
         optimiser = torch.optim.SGD(
             self.head.parameters(), s.learning_rate, momentum=s.momentum, weight_decay=s.weight_decay

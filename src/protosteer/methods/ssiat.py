@@ -20,7 +20,6 @@ the logits of all.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -29,9 +28,9 @@ from torch import Tensor, nn
 
 from protosteer.backbones import Backbone
 from protosteer.methods.adapters import new_adapters, with_adapters
-from protosteer.methods.base import Answer, Images, Source, TrainingTask, register_method
+from protosteer.methods.base import Source, TrainingTask, register_method
 from protosteer.methods.slca import SLCA, SLCASettings
-from protosteer.methods.training_utils import TrainingJob, answer_by, embed_task, task_seed
+from protosteer.methods.training_utils import TrainingJob, embed_task, task_cross_entropy, task_seed
 from protosteer.settings import setting
 
 SIGMA = 4.0
@@ -94,31 +93,21 @@ class SSIAT(SLCA):
         """Return the adapters and the head's rows, by name; a cosine has no bias."""
         return {**dict(self.adapters.named_parameters("adapters")), "head.weight": self.head.weight}
 
-    def optimiser(self) -> torch.optim.Optimizer:
-        """Create the optimiser of a task."""
-        s = self.settings
-        slow = {"params": list(self.adapters.parameters()), "lr": s.learning_rate * s.backbone_rate}
-        rows = {"params": [self.head.weight], "lr": s.learning_rate}
-        return torch.optim.SGD([slow, rows], s.learning_rate, momentum=s.momentum, weight_decay=s.weight_decay)
-
-    def logits(self, features: Tensor) -> Tensor:
-        """Compute cosines of features [B, D] and the head's rows over the temperature, [B, K]."""
+    def logits(self, embeddings: Tensor) -> Tensor:
+        """Compute cosines of embeddings [B, D] and the head's rows over the temperature, [B, K]."""
         weight = self.head.weight
-        cosines = F.linear(F.normalize(features.to(weight.device), dim=1), F.normalize(weight, dim=1))
+        cosines = F.linear(F.normalize(embeddings.to(weight.device), dim=1), F.normalize(weight, dim=1))
         return cosines / self.settings.temperature
 
     def alignment_logits(self, features: Tensor) -> Tensor:
         """Align on the logits that decide."""
         return self.logits(features)
 
-    def loss(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the cross-entropy over the task's classes; see `Network.loss`."""
-        embeddings, known = self.backbone.embed(images), len(self.classes)
-        logits = self.logits(embeddings)
+    def criterion(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Compute the cross-entropy over the task's classes, with a margin on the true class."""
         own = F.one_hot(labels, logits.shape[1])
         logits = logits - own * self.settings.margin / self.settings.temperature
-        first = known if logits.shape[1] > known + 1 else 0
-        return F.cross_entropy(logits[:, first:], labels - first), embeddings
+        return task_cross_entropy(logits, labels, len(self.classes))
 
     def end_task(self, task: TrainingTask, labels: Tensor) -> None:
         """Shift earlier means, store the task's Gaussians and align the head."""
@@ -128,22 +117,7 @@ class SSIAT(SLCA):
             self.means = shift_means(self.means, self.before, after)
         self.add_gaussians(after.double(), labels, RIDGE)
         if earlier:
-            self.generator.manual_seed(task_seed(self.settings.seed, self.tasks[-1]))
             self.align()
-
-    def answer(self, images: Images) -> Answer:
-        """Predict the class with the largest cosine."""
-        with torch.no_grad():
-            return answer_by(self.logits(images.embed(torch.arange(len(images)))))
-
-    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore adapters, head and Gaussians; see `Method.load_state_dict`."""
-        super().load_state_dict(tensors)
-        self.adapters.requires_grad_()
-
-    def trained_parameters(self) -> int:
-        """Return the size of the adapters and of the head's rows."""
-        return sum(p.numel() for p in self.adapters.parameters()) + self.head.weight.numel()
 
 
 def shift_means(means: Tensor, before: Tensor, after: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from protosteer.util.training_state import Stateful, TrainingState
 
 __all__ = [
     "Head", "TrainingJob", "TrainingSettings", "answer_by", "class_means", "embed_task", "fit", "minimise",
-    "number_labels", "scheduled_rate", "task_seed", "update_means",
+    "number_labels", "scheduled_rate", "task_cross_entropy", "task_seed", "update_means",
 ]  # fmt: skip
 
 
@@ -134,6 +134,15 @@ class Head(nn.Module):
     def forward(self, embeddings: Tensor) -> Tensor:
         """Compute logits [B, K] of embeddings [B, D]."""
         return F.linear(embeddings.to(self.weight.device), self.weight, self.bias)
+
+
+def task_cross_entropy(logits: Tensor, labels: Tensor, known: int) -> Tensor:
+    """Compute the cross-entropy over a task's own classes, those of logits [B, K] after the first `known`.
+
+    A task of one class would learn nothing this way, so there, all classes count.
+    """
+    first = known if logits.shape[1] > known + 1 else 0
+    return F.cross_entropy(logits[:, first:], labels - first)
 
 
 def answer_by(logits: Tensor, **more: Tensor) -> Answer:
