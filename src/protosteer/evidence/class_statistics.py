@@ -73,8 +73,7 @@ class ClassStatistics:
             scatter += residuals.T @ residuals
         dof = float(((sizes - 1) * sampled).sum())
         if loo_rows is None:
-            within = torch.arange(len(owners)) - (table.lengths.cumsum(0) - table.lengths)[owner_summaries]
-            exact = (within < table.num_exact[owner_summaries]) & (sizes[owners] > 1)
+            exact = ~table.grouped & (sizes[owners] > 1)
             loo_rows = _evenly_spaced(exact.nonzero()[:, 0], max_loo_images(classes))
         return cls(table, space, counts, owners, owner_summaries, loo_rows, sizes, means, scatter, dof)
 

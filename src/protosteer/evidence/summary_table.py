@@ -88,13 +88,13 @@ class SummaryTable:
         """float32 [r, D]: prototypes in one of the earlier layers."""
         assert self.layers is not None
         vectors = decode_layers(self.layers[rows, layer : layer + 1], self.deviations.shape[1])[:, 0]
-        grouped = self._grouped[rows].nonzero()[:, 0]
+        grouped = self.grouped[rows].nonzero()[:, 0]
         if len(grouped):
             vectors[grouped] += self._group_origins[self.owners[rows][grouped], layer]
         return vectors
 
     @cached_property
-    def _grouped(self) -> Tensor:
+    def grouped(self) -> Tensor:
         """Tell, bool [P], which prototypes are groups of images."""
         within = torch.arange(len(self.counts)) - (self.lengths.cumsum(0) - self.lengths)[self.owners]
         return within >= self.num_exact[self.owners]
@@ -103,7 +103,7 @@ class SummaryTable:
     def _group_origins(self) -> Tensor:
         """float32 [R, S - 1, D]: the mean of each summary's single images in earlier layers; 0 without any."""
         assert self.layers is not None
-        single = (~self._grouped).nonzero()[:, 0]
+        single = (~self.grouped).nonzero()[:, 0]
         vectors, owners = decode_layers(self.layers[single], self.deviations.shape[1]), self.owners[single]
         sums = torch.zeros(len(self.lengths), *vectors.shape[1:]).index_add_(0, owners, vectors)
         return sums / self.num_exact.clamp(min=1)[:, None, None]

@@ -75,6 +75,7 @@ class Reader(Protocol):
 
     def class_thresholds(self) -> dict[str, float]:
         """Return the similarity below which images of a class may be unknown, for classes with one of their own."""
+        return {}
 
     def class_directions(self) -> Tensor:
         """[C, D]: one unit vector per class, in the space of `Matches.embeddings`."""
@@ -97,12 +98,14 @@ class Reader(Protocol):
 
     def loo_predictions(self) -> LooPredictions | None:
         """Return leave-one-out predictions of stored images; None if the rule has none."""
+        return None
 
     def describe(self) -> dict[str, Any]:
         """Return what `inspect` reports about the rule: "rule", and "evidence" with its feature spaces or None."""
 
     def advice(self) -> list[str]:
         """Return sentences on what the user could do for better predictions."""
+        return []
 
     def export(self) -> Exported:
         """Return what a program without torch needs to predict by this rule."""
@@ -134,6 +137,7 @@ class Rule(Protocol):
 
     def layers(self, settings: Settings) -> str:
         """Return what new images are embedded by: the "last" layer, or "several"."""
+        return "last"
 
     def summarise(
         self, name: str, embeddings: Embeddings, settings: Settings, seed: int, prompted: bool
@@ -150,6 +154,7 @@ class Rule(Protocol):
 
     def summarise_few_shot(self, name: str, embeddings: Embeddings, settings: Settings, seed: int) -> ClassRecord:
         """Make what is stored of a class of a few images, none of which is held out."""
+        return self.summarise(name, embeddings, settings, seed, prompted=False)
 
     def stored(self, classes: ClassTable) -> bool:
         """Return whether all these classes were stored by this rule."""

@@ -24,13 +24,13 @@ from protosteer.paper.prompts import Embed
 from protosteer.paper.prototypes import Centroids
 from protosteer.paper.task import class_prototypes
 from protosteer.prediction import Prediction
-from protosteer.rules.base import Embeddings, Exported, Reader, percent
+from protosteer.rules.base import Embeddings, Exported, Reader, Rule, percent
 from protosteer.rules.paper import PaperReader
 from protosteer.search.candidates import CandidateOptions
 from protosteer.settings import Settings
 
 
-class EvidenceReader:
+class EvidenceReader(Reader):
     """Classifies by class summaries, with calibrated probabilities."""
 
     rule = "evidence"
@@ -76,10 +76,6 @@ class EvidenceReader:
     def known_similarities(self) -> Tensor:
         """See `Reader.known_similarities`: by leave-one-out."""
         return self.classifier.passes[0].loo_max_similarity
-
-    def class_thresholds(self) -> dict[str, float]:
-        """See `Reader.class_thresholds`: few-shot classes are classes like any other."""
-        return {}
 
     def class_directions(self) -> Tensor:
         """See `Reader.class_directions`: class means in the first feature space."""
@@ -142,10 +138,6 @@ class EvidenceReader:
         }
         return {"rule": self.rule, "evidence": about}
 
-    def advice(self) -> list[str]:
-        """See `Reader.advice`."""
-        return []
-
     def export(self) -> Exported:
         """See `Reader.export`: in double precision, as scores are computed."""
         passes, order = self.classifier.passes, self.classifier.sorted_position
@@ -176,7 +168,7 @@ class EvidenceReader:
 
 
 @dataclass(frozen=True)
-class EvidenceRule:
+class EvidenceRule(Rule):
     """Stores class summaries; predicts by the evidence classifier.
 
     A memory with a class that has no summary is read by CPP inference.
@@ -208,10 +200,6 @@ class EvidenceRule:
     def layers(self, settings: Settings) -> str:
         """See `Rule.layers`."""
         return settings.feature_layers
-
-    def summarise_few_shot(self, name: str, embeddings: Embeddings, settings: Settings, seed: int) -> ClassRecord:
-        """See `Rule.summarise_few_shot`."""
-        return self.summarise(name, embeddings, settings, seed, prompted=False)
 
     def stored(self, classes: ClassTable) -> bool:
         """See `Rule.stored`."""

@@ -20,14 +20,14 @@ from protosteer.paper import inference
 from protosteer.paper.prompts import Embed
 from protosteer.paper.task import class_prototypes
 from protosteer.prediction import Prediction
-from protosteer.rules.base import Embeddings, Exported, percent
+from protosteer.rules.base import Embeddings, Exported, Reader, Rule, percent
 from protosteer.settings import Settings
 
 # A few-shot class gets one prototype per so many images: fewer make none that is better than their mean.
 _IMAGES_PER_PROTOTYPE = 5
 
 
-class PaperReader:
+class PaperReader(Reader):
     """Retrieves tasks by key prototypes and classifies by value prototypes."""
 
     rule = "paper"
@@ -147,9 +147,6 @@ class PaperReader:
             "value_spread": math.nan if spreads[1] is None else spreads[1],
         }
 
-    def loo_predictions(self) -> None:
-        """See `Reader.loo_predictions`: CPP inference has none."""
-
     def describe(self) -> dict[str, Any]:
         """See `Reader.describe`."""
         return {"rule": self.rule, "evidence": None}
@@ -166,16 +163,12 @@ class PaperReader:
         return Exported(arrays, {"neighbours": self.neighbours, "temperature": self.temperature})
 
 
-class PaperRule:
+class PaperRule(Rule):
     """Stores key and value prototypes per class; predicts by CPP inference."""
 
     uses_shared_prompt = False
     trains_known_classes = True
     copies_nearest_prompt = True
-
-    def layers(self, settings: Settings) -> str:
-        """See `Rule.layers`: the paper reads the last one."""
-        return "last"
 
     def summarise(
         self, name: str, embeddings: Embeddings, settings: Settings, seed: int, prompted: bool
